@@ -1,0 +1,56 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both need Python 3.11+ and make.
+# The environment is .venv; it is made once and again when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+
+# Tests build their models from configs. One thread for each of the two pytest workers.
+export HF_HUB_OFFLINE ?= 1
+TEST_ENV := OMP_NUM_THREADS=1
+WORKERS ?= 2
+
+.PHONY: help demo test lint pytest slow docs format install clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(STAMP)  ## what the filters do to a spectrum, then a small training comparison
+	$(BIN)/mesotron spectrum
+	$(BIN)/mesotron bench train --quick
+
+test: lint pytest  ## lint, types and every test that is not slow
+
+lint: $(STAMP)  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+pytest: $(STAMP)
+	$(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS)
+
+slow: $(STAMP)  ## every test, the slow ones too
+	$(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) -m "slow or not slow"
+
+docs: $(STAMP)  ## the documentation as a site, in site/
+	$(BIN)/mkdocs build --strict
+
+format: $(STAMP)  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: $(STAMP)  ## only make .venv
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit("mesotron needs Python 3.11 or newer, \
+	and $(PYTHON) is older: try make PYTHON=python3.12") if sys.version_info < (3, 11) else 0'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV); torch is large, the first time takes some minutes"
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[dev]'
+	@touch $(STAMP)
+
+clean:  ## remove the environment, caches and builds
+	rm -rf $(VENV) site dist .pytest_cache .ruff_cache
