@@ -1,0 +1,133 @@
+"""The `mesotron` command: parse, then import, then run.
+
+A command is one line in COMMANDS. Nothing heavy (torch, jax, numpy, matplotlib) is imported before
+the words are understood, so help and mistakes answer at once.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from mesotron import __version__, config
+from mesotron.arguments import UsageError, hint, parse
+
+
+class Command(NamedTuple):
+    """A config and the `module:function` that turns it into an exit code, imported when run."""
+
+    config_type: type
+    target: str
+
+    @property
+    def summary(self) -> str:
+        return (self.config_type.__doc__ or "").splitlines()[0]
+
+
+COMMANDS = {
+    "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),
+    "route": Command(config.RouteConfig, "mesotron.optim.route_command:run"),
+    "bench optim": Command(config.BenchOptimConfig, "mesotron.bench.optim_step:run"),
+    "bench train": Command(config.BenchTrainConfig, "mesotron.bench.training:run"),
+}
+
+# Failures whose own text tells the user what to do. Any other exception keeps its traceback.
+FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        words: the command line without the program's name; `sys.argv[1:]` if None.
+
+    Returns:
+        The exit code: 0; 1 if the reader closed the pipe; 2 for input that cannot be used;
+        130 after Ctrl-C.
+    """
+    try:
+        code = dispatch(sys.argv[1:] if words is None else words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return complain("interrupted", code=130)
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more at exit; give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except FILE_ERRORS as error:
+        return complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ValueError as error:
+        if not raised_by_us(error):
+            raise
+        return complain(str(error))
+
+
+def dispatch(words: list[str]) -> int:
+    """Find the command that the first words name, read the rest, run it."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if words[0] == "--version":
+        print(f"mesotron {__version__}")
+        return 0
+    name, rest = split_name(words)
+    if name in COMMANDS:
+        settings = parse(COMMANDS[name].config_type, rest, prog=f"mesotron {name}")
+        return load(COMMANDS[name].target)(settings)
+    print(overview(group=name))
+    return 0
+
+
+def split_name(words: list[str]) -> tuple[str, list[str]]:
+    """Split `bench optim --repeats 3` into a command or group name and the rest."""
+    first, rest = words[0], words[1:]
+    if first in COMMANDS:
+        return first, rest
+    members = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
+    if not members:
+        heads = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
+        kind = "flag" if first.startswith("-") else "command"
+        raise UsageError(
+            f"unknown {kind} {first!r}{hint(first, heads)}; commands: {', '.join(heads)}"
+        )
+    if not rest or rest[0] in ("-h", "--help"):
+        return first, []
+    if rest[0] not in members:
+        close = hint(rest[0], members)
+        raise UsageError(
+            f"unknown command '{first} {rest[0]}'{close}; {first} has: {', '.join(members)}"
+        )
+    return f"{first} {rest[0]}", rest[1:]
+
+
+def load(target: str) -> Callable[[Any], int]:
+    """Import `module:function`."""
+    module, function = target.split(":")
+    return getattr(import_module(module), function)
+
+
+def overview(group: str = "") -> str:
+    """The list of commands, or of one group's commands."""
+    shown = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
+    width = max(map(len, shown))
+    lines = [f"  mesotron {name:<{width}}  {command.summary}" for name, command in shown.items()]
+    if not group:
+        lines.append(f"  mesotron {'--version':<{width}}  Print the version.")
+    title = "usage: mesotron COMMAND [OPTIONS]   (mesotron COMMAND --help tells more)"
+    return "\n".join([title, "", *lines])
+
+
+def raised_by_us(error: BaseException) -> bool:
+    """Whether this package raised it: then its text is a sentence meant for the user."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    return bool(trace) and trace.tb_frame.f_globals.get("__name__", "").startswith("mesotron.")
+
+
+def complain(sentence: str, code: int = 2) -> int:
+    """Print one line on stderr and return the exit code."""
+    print(f"mesotron: {' '.join(sentence.split())}", file=sys.stderr)
+    return code

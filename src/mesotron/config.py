@@ -1,0 +1,122 @@
+"""Every config of the command line, as frozen dataclasses; the standard library only.
+
+The string under a field is its help text. A field marked POSITIONAL may be given without its flag.
+Names that live in a registry (filters, models) are checked by the registry's owner, not here.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+OptimizerName = Literal["muon", "pion", "muon_sgd", "adamw"]
+
+POSITIONAL = {"positional": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpectrumConfig:
+    """Show what a filter does to singular values in [0, 1]."""
+
+    filters: tuple[str, ...] = field(
+        default=("muon", "cubic", "polar_express", "pion"), metadata=POSITIONAL
+    )
+    """Filters to show, by name."""
+
+    promote: tuple[int, ...] = ()
+    """Pion's promotion steps k_p, one curve for each; Pion's default if not given."""
+
+    cutoff: tuple[float | Literal["noise"], ...] = ()
+    """Continuous strengths, one more curve for each: a fraction of the largest singular value, or
+    noise for the edge that pure noise of --shape would reach."""
+
+    shape: tuple[int, int] = (1024, 4096)
+    """Rows and columns of the matrix, for the noise edge and the FLOPs."""
+
+    steps: int | None = None
+    """Iterations of each filter; each filter's own number if not given."""
+
+    axis: Literal["linear", "log"] = "linear"
+    """Axis of sigma in the plots."""
+
+    plot: Path | None = None
+    """Also draw the curves into this file (.png, .svg or .pdf)."""
+
+    json: Path | None = None
+    """Also write the numbers to this file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteConfig:
+    """Show which rule each parameter of a model gets, without loading weights."""
+
+    model: str = field(metadata=POSITIONAL)
+    """A model folder, a config.json, or a name on the hub."""
+
+    optim: OptimizerName = "muon"
+    """The optimizer that routes."""
+
+    per_head: bool = False
+    """Filter attention projections head by head."""
+
+    override: tuple[str, ...] = ()
+    """PATTERN=RULE pairs that win over the roles found, such as 'action_head.*=pion'."""
+
+    lora: int | None = None
+    """Route the model as it is under LoRA of this rank, on all linear layers."""
+
+    json: Path | None = None
+    """Also write the table to this file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptimConfig:
+    """Time the optimizer's whole step against its peers, as ratios in one run."""
+
+    models: tuple[str, ...] = field(default=("gpt2_124m",), metadata=POSITIONAL)
+    """Models whose matrix shapes are stepped, by name; weights are never loaded."""
+
+    optimizers: tuple[str, ...] = ()
+    """Optimizers to time; every one that is installed if not given."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run; auto takes CUDA if there is one."""
+
+    repeats: int = 5
+    """Timed steps of each optimizer; the median is reported."""
+
+    threads: int | None = None
+    """CPU threads; torch's own choice if not given."""
+
+    out: Path | None = None
+    """Also write the result to this JSON file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTrainConfig:
+    """Train a small language model with each optimizer, over learning rates and seeds."""
+
+    optimizers: tuple[OptimizerName, ...] = field(
+        default=("adamw", "muon", "muon_sgd", "pion"), metadata=POSITIONAL
+    )
+    """Optimizers to compare."""
+
+    lrs: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2)
+    """Learning rates to sweep for each optimizer."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of each run."""
+
+    steps: int = 300
+    """Optimizer steps of each run."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run; auto takes CUDA if there is one."""
+
+    threads: int | None = None
+    """CPU threads; torch's own choice if not given."""
+
+    quick: bool = False
+    """A minute's run to look at, not to cite: fewer steps, rates and seeds."""
+
+    out: Path | None = None
+    """Also write the result to this JSON file."""
