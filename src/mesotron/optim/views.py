@@ -1,0 +1,173 @@
+"""Views: which matrices a parameter really holds.
+
+A weight tensor can be one matrix, one matrix per attention head, several fused projections, a stack of experts or a
+convolution kernel, and may be stored transposed. A `View` says which; `View.windows` returns the matrices as strided
+windows of the tensor itself, without a copy, so that whatever is written through a window lands in the tensor.
+A view is written as a short string ("whole", "rows:16", "stack/rows:2") so that it can live in an optimizer's
+`param_groups` and in a checkpoint.
+
+Legend: rows = outputs, cols = inputs of the logical matrix, whatever the storage order.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Window(NamedTuple):
+    """Equal-shaped matrices inside a tensor: `strided` is [stack, cut, r1, r2, c1, c2], rows r1*r2, cols c1*c2."""
+
+    strided: Tensor
+    num: int
+    rows: int
+    cols: int
+
+    @property
+    def wide(self) -> Tensor:
+        """The window with its short side first, since f(X^T) = f(X)^T for every odd spectral filter."""
+        if self.rows <= self.cols:
+            return self.strided
+        return self.strided.permute(0, 1, 4, 5, 2, 3)
+
+    @property
+    def block_shape(self) -> tuple[int, int]:
+        """(short side, long side) of one matrix."""
+        return min(self.rows, self.cols), max(self.rows, self.cols)
+
+
+_CUT = re.compile(r"(rows|cols):(?:(\d+)%(\d+)|(\d+(?:\+\d+)+)|(\d+))")
+
+
+@dataclass(frozen=True)
+class View:
+    """How to read a parameter as matrices.
+
+    Args:
+        layout: "matrix" (2-D), "conv" (out, in, *kernel) or "stack" (any leading dims hold separate matrices).
+        transposed: the storage is (in, out), as in GPT-2's Conv1D.
+        axis: the logical axis that `sizes` or `groups` cut, "rows" or "cols"; None leaves the matrix whole.
+        num: that many equal contiguous blocks (attention heads, equal fused parts).
+        sizes: uneven contiguous blocks (fused QKV under grouped-query attention).
+        groups, parts: `groups` repetitions of `parts` adjacent sub-blocks; each part is gathered over all the groups
+            into one matrix (per-head interleaved QKV, interleaved gate and up).
+
+    Example:
+        >>> View.parse("rows:16")
+        View(layout='matrix', transposed=False, axis='rows', num=16, sizes=(), groups=0, parts=0)
+        >>> str(View.parse("stack/T/rows:2"))
+        'stack/T/rows:2'
+    """
+
+    layout: str = "matrix"
+    transposed: bool = False
+    axis: str | None = None
+    num: int = 1
+    sizes: tuple[int, ...] = ()
+    groups: int = 0
+    parts: int = 0
+
+    def __str__(self) -> str:
+        words = [] if self.layout == "matrix" else [self.layout]
+        if self.transposed:
+            words.append("T")
+        if self.axis is not None:
+            if self.parts:
+                cut = f"{self.groups}%{self.parts}"
+            else:
+                cut = "+".join(map(str, self.sizes)) if self.sizes else str(self.num)
+            words.append(f"{self.axis}:{cut}")
+        return "/".join(words) or "whole"
+
+    @staticmethod
+    @lru_cache(maxsize=None)
+    def parse(text: str) -> View:
+        """Read a view from its string form; the inverse of `str`."""
+        fields: dict = {}
+        for word in text.split("/"):
+            match = _CUT.fullmatch(word)
+            if word in ("conv", "stack"):
+                fields["layout"] = word
+            elif word == "T":
+                fields["transposed"] = True
+            elif match:
+                axis, groups, parts, sizes, num = match.groups()
+                fields["axis"] = axis
+                if sizes:
+                    fields["sizes"] = tuple(map(int, sizes.split("+")))
+                elif parts:
+                    fields |= {"groups": int(groups), "parts": int(parts)}
+                else:
+                    fields["num"] = int(num)
+            elif word != "whole":
+                raise ValueError(
+                    f"unknown view {text!r}: use 'whole', 'rows:16', 'cols:16', 'rows:896+128+128', "
+                    "'rows:32%3', with 'conv/', 'stack/' or 'T/' in front where they apply"
+                )
+        return View(**fields)
+
+    def windows(self, tensor: Tensor) -> list[Window]:
+        """The matrices of `tensor` as strided windows, grouped by shape; no copy is made.
+
+        Example:
+            >>> import torch
+            >>> [w.num for w in View.parse("rows:4+2+2").windows(torch.zeros(8, 5))]
+            [1, 1, 1]
+        """
+        base = self._matrices(tensor)
+        if self.axis is None:
+            return [_window(base)]
+        rows = self.axis == "rows"
+        length = base.shape[3] if rows else base.shape[5]
+        self._check(length, tuple(tensor.shape))
+        if self.sizes:
+            starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
+            dim = 3 if rows else 5
+            return [_window(base.narrow(dim, at, s)) for at, s in zip(starts, self.sizes, strict=True)]
+        groups, parts = (self.groups, self.parts) if self.parts else (1, self.num)
+        fields = (groups, parts, length // (groups * parts))
+        matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
+        if rows:
+            cut = matrices.unflatten(1, fields)  # [stack, groups, parts, inner, cols]
+            return [_window(cut.permute(0, 2, 1, 3, 4).unsqueeze(4))]
+        cut = matrices.unflatten(2, fields)  # [stack, rows, groups, parts, inner]
+        return [_window(cut.permute(0, 3, 1, 2, 4).unsqueeze(2))]
+
+    def _matrices(self, tensor: Tensor) -> Tensor:
+        """[stack, 1, 1, rows, c1, c2] before any cut."""
+        if self.layout == "conv":
+            # (in, kernel) stay two dims, so that channels_last weights are windows too.
+            out, inputs = tensor.shape[:2]
+            return tensor.view(out, inputs, -1)[None, None, None]
+        if self.layout == "matrix" and tensor.ndim != 2:
+            raise ValueError(
+                f"a view of one matrix was given a tensor of shape {tuple(tensor.shape)}: "
+                "use 'conv' for a convolution or 'stack' for stacked matrices"
+            )
+        stacked = tensor.view(-1, *tensor.shape[-2:])
+        if self.transposed:
+            stacked = stacked.transpose(1, 2)
+        return stacked[:, None, None, :, None, :]
+
+    def _check(self, length: int, shape: tuple[int, ...]) -> None:
+        if self.layout == "conv":
+            raise ValueError(f"view '{self}': a convolution cannot be cut into {self.axis}")
+        whole = sum(self.sizes) if self.sizes else (self.groups or 1) * (self.parts or self.num)
+        fits = whole == length if self.sizes else length % whole == 0
+        if not fits:
+            raise ValueError(
+                f"view '{self}' does not fit a tensor of shape {shape}: its {self.axis} number {length}, "
+                f"the view needs {'exactly' if self.sizes else 'a multiple of'} {whole}"
+            )
+
+
+def _window(strided: Tensor) -> Window:
+    b, k, r1, r2, c1, c2 = strided.shape
+    return Window(strided, b * k, r1 * r2, c1 * c2)
+
+
+WHOLE = View()

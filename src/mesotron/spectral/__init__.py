@@ -1,0 +1,57 @@
+"""Spectral filters as data, without a framework: what the torch and the JAX optimizers both apply.
+
+A filter maps the singular values of a matrix and keeps its singular vectors. `filters` holds the coefficient
+schedules, `response` their scalar map and cutoffs, `flops` what they cost and which form of the iteration is cheaper.
+"""
+
+from mesotron.spectral.filters import (
+    FILTERS,
+    Filter,
+    Triple,
+    cubic,
+    high_pass,
+    low_rank,
+    make_filter,
+    muon,
+    pion,
+    polar_express,
+)
+from mesotron.spectral.flops import (
+    PLAIN,
+    SYMMETRIC,
+    SYRK,
+    Cost,
+    Segment,
+    cheapest_plan,
+    gram_plan,
+    plan_flops,
+    standard_flops,
+)
+from mesotron.spectral.response import limit_cutoff, noise_edge, response, slope_at_zero, threshold
+
+__all__ = [
+    "FILTERS",
+    "PLAIN",
+    "SYMMETRIC",
+    "SYRK",
+    "Cost",
+    "Filter",
+    "Segment",
+    "Triple",
+    "cheapest_plan",
+    "cubic",
+    "gram_plan",
+    "high_pass",
+    "limit_cutoff",
+    "low_rank",
+    "make_filter",
+    "muon",
+    "noise_edge",
+    "pion",
+    "plan_flops",
+    "polar_express",
+    "response",
+    "slope_at_zero",
+    "standard_flops",
+    "threshold",
+]
