@@ -222,7 +222,7 @@ def accepts(flag: Flag, values: list[str]) -> bool:
     """Whether the values alone fit the flag's type."""
     if flag.num_values == 0:
         return values in (["true"], ["false"])
-    if flag.num_values is not None and len(values) != flag.num_values:
+    if not values or len(values) != (flag.num_values or len(values)):
         return False
     try:
         run_tyro(flag.type, values)

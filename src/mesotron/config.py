@@ -23,19 +23,20 @@ class SpectrumConfig:
     """Filters to show, by name."""
 
     promote: tuple[int, ...] = ()
-    """Pion's promotion steps k_p, one curve for each; Pion's default if not given."""
+    """Pion's promotion steps k_p, one curve for each."""
 
     cutoff: tuple[float | Literal["noise"], ...] = ()
-    """Continuous strengths, one more curve for each: a fraction of the largest singular value, or
-    noise for the edge that pure noise of --shape would reach."""
+    """Pion's continuous strengths, one curve for each: a fraction of the largest singular value, or
+    noise for the edge that pure noise of --shape would reach. Without --promote and --cutoff
+    Pion is shown with promote 0 and 2 and with the noise cutoff."""
 
     shape: tuple[int, int] = (1024, 4096)
     """Rows and columns of the matrix, for the noise edge and the FLOPs."""
 
     steps: int | None = None
-    """Iterations of each filter; each filter's own number if not given."""
+    """Steps of each filter (of a cutoff: its suppression steps); each filter's own if not given."""
 
-    axis: Literal["linear", "log"] = "linear"
+    axis: Literal["log", "linear"] = "log"
     """Axis of sigma in the plots."""
 
     plot: Path | None = None
