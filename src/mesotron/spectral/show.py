@@ -87,18 +87,17 @@ def run(config: SpectrumConfig) -> int:
         0, the exit code.
     """
     curves = make_curves(config)
-    console = Console(highlight=False)
-    console.print(response_table(curves))
-    console.print(property_table(curves))
-    console.print(terminal_plot(curves, config.axis))
+    # Files first: a bad file name then fails before anything is printed.
     if config.json:
         config.json.write_text(json.dumps(as_record(curves), indent=2) + "\n")
-        console.print(f"numbers: {config.json}")
     if config.plot:
         from mesotron.spectral.plot import draw
 
         draw(curves, config.plot, config.axis)
-        console.print(f"picture: {config.plot}")
+    console = Console(highlight=False)
+    console.print(response_table(curves))
+    console.print(property_table(curves))
+    console.print(terminal_plot(curves, config.axis))
     return 0
 
 

@@ -1,0 +1,105 @@
+"""The house rules that can be read from the source: who imports whom, and how files open."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "mesotron"
+FILES = sorted(SOURCE.rglob("*.py"))
+# From the ground up: a room imports itself and the rooms before it.
+ROOMS = ["spectral", "optim", "jax", "probes", "watch", "rlvr", "ppo", "vla"]
+ROOMS += ["report", "recipes", "bench"]
+FRAMEWORKS = {"torch", "jax", "flax", "optax", "transformers", "trl"}
+
+
+def room_of(path: Path) -> str:
+    """The first part below the package: a sub-package or a top-level file's name."""
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path, tree: ast.AST | None = None) -> list[str]:
+    """Every module that a file imports, at any depth, with dotted absolute names."""
+    package = ["mesotron", *path.relative_to(SOURCE).parts[:-1]]
+    found = []
+    for node in ast.walk(tree or ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, node.module] if node.module else above)
+            # `from mesotron import optim` imports a room too.
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return found
+
+
+def rooms_imported(path: Path) -> set[str]:
+    """The rooms and top-level files of this package that a file imports."""
+    parts = [name.split(".") for name in imports(path)]
+    known = {room_of(file) for file in FILES}
+    return {name[1] for name in parts if name[0] == "mesotron" and len(name) > 1} & known
+
+
+def files_of(*rooms: str) -> list[Path]:
+    return [path for path in FILES if room_of(path) in rooms]
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def test_every_folder_is_a_known_room():
+    folders = {room_of(path) for path in FILES if path.parent != SOURCE}
+    assert folders <= set(ROOMS), "give a new room its place in ROOMS and in the design"
+
+
+@pytest.mark.parametrize("path", files_of(*ROOMS), ids=ids)
+def test_imports_run_downward(path):
+    allowed = {"config", *ROOMS[: ROOMS.index(room_of(path)) + 1]}
+    assert rooms_imported(path) <= allowed
+
+
+@pytest.mark.parametrize("path", files_of("config"), ids=ids)
+def test_config_imports_the_standard_library_alone(path):
+    assert {name.split(".")[0] for name in imports(path)} <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("path", files_of("spectral"), ids=ids)
+def test_filters_know_no_framework(path):
+    assert not FRAMEWORKS & {name.split(".")[0] for name in imports(path)}
+
+
+@pytest.mark.parametrize("path", files_of("optim"), ids=ids)
+def test_torch_optimizers_know_no_jax(path):
+    assert not {"jax", "optax", "flax"} & {name.split(".")[0] for name in imports(path)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_a_file_opens_by_saying_what_it_is(path):
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    assert text, (
+        "open the file with one to five lines: what it is, which paper, what it does not do"
+    )
+    assert text[0].isupper() or not text[0].isalpha()
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids)
+def test_nothing_is_probed_or_swallowed(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id != "hasattr", f"line {node.lineno}: no hasattr probing"
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"line {node.lineno}: a bare except hides bugs"
+            swallowed = all(isinstance(line, ast.Pass) for line in node.body)
+            assert not swallowed, f"line {node.lineno}: no swallowed exceptions"
+
+
+def test_the_reader_of_imports_sees_every_form():
+    text = (
+        "import a.b\nfrom c import d\nfrom mesotron import optim\nfrom . import x\n"
+        "from ..spectral import filters\ndef f():\n    import e\n"
+    )
+    found = imports(SOURCE / "optim" / "muon.py", ast.parse(text))
+    expected = {"a.b", "c", "e", "mesotron.optim", "mesotron.optim.x", "mesotron.spectral"}
+    assert expected | {"mesotron.spectral.filters"} <= set(found)
