@@ -1,7 +1,8 @@
 """Spectral filters as data, without a framework: what the torch and the JAX optimizers both apply.
 
-A filter maps the singular values of a matrix and keeps its singular vectors. `filters` holds the coefficient
-schedules, `response` their scalar map and cutoffs, `flops` what they cost and which form of the iteration is cheaper.
+A filter maps the singular values of a matrix and keeps its singular vectors. `filters` holds the
+coefficient schedules, `response` their scalar map and cutoffs, `flops` what they cost and which
+form of the iteration is cheaper.
 """
 
 from mesotron.spectral.filters import (

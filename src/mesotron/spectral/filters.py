@@ -1,8 +1,10 @@
-"""The filters: each is a list of odd quintics p(s) = a s + b s^3 + c s^5, applied one after the other.
+"""The filters: each is a list of odd quintics p(s) = a s + b s^3 + c s^5, applied one after the
+other.
 
-Muon (Jordan et al. 2024) and Pion (Fan et al. 2026, arXiv 2605.19282) differ by this list and by nothing else. The
-values assume singular values in [0, 1], so a matrix is first divided by a norm that bounds its largest one. What a
-list does to a matrix is the business of `mesotron.optim` and `mesotron.jax`.
+Muon (Jordan et al. 2024) and Pion (Fan et al. 2026, arXiv 2605.19282) differ by this list and by
+nothing else. The values assume singular values in [0, 1], so a matrix is first divided by a norm
+that bounds its largest one. What a list does to a matrix is the business of `mesotron.optim` and
+`mesotron.jax`.
 """
 
 from __future__ import annotations
@@ -11,21 +13,23 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 Triple = tuple[float, float, float]
 Cutoff = float | Literal["noise"]
 
-# Jordan's coefficients: the largest slope at zero that still keeps sigma in about [0.7, 1.2] after five steps.
+# Jordan's coefficients: the largest slope at zero that still keeps sigma in about [0.7, 1.2] after
+# five steps.
 QUINTIC: Triple = (3.4445, -4.7750, 2.0315)
 CUBIC: Triple = (1.5, -0.5, 0.0)
 PROMOTE: Triple = (1.875, -1.25, 0.375)
 SUPPRESS: Triple = (0.0, 2.5, -1.5)
 # Where suppression neither grows nor shrinks a singular value: s = 2.5 s^3 - 1.5 s^5 at s^2 = 2/3.
 FIXED_POINT = math.sqrt(2 / 3)
-# A cutoff filter cannot be aimed lower than this; it is far below the noise edge of any weight matrix in use.
+# A cutoff filter cannot be aimed lower than this; it is far below the noise edge of any weight
+# matrix in use.
 SMALLEST_AIM = 1e-4
 
 
@@ -36,7 +40,8 @@ class Filter:
     Args:
         name: what a user types.
         steps: the (a, b, c) of each step. Empty for the two kinds below.
-        cutoff: a continuous high-pass strength; the triples then follow from each matrix (see `high_pass`).
+        cutoff: a continuous high-pass strength; the triples then follow from each matrix (see
+            `high_pass`).
         suppress: with `cutoff`, how many suppression steps sharpen the edge.
         rank: keep exactly this many directions by an exact SVD (LRMuon): a reference, slow.
     """
@@ -50,9 +55,10 @@ class Filter:
     def num_steps(self, m: int, n: int) -> int:
         """How many steps an m x n matrix takes; only a cutoff filter's number depends on the shape.
 
-        A cutoff filter promotes until its threshold stands at the fixed point, then suppresses. The lowest place the
-        threshold can start from is known from the shape: the Schatten-8 norm exceeds the largest singular value by
-        at most min(m, n)^(1/8), and the Frobenius norm exceeds the Schatten-8 norm.
+        A cutoff filter promotes until its threshold stands at the fixed point, then suppresses. The
+        lowest place the threshold can start from is known from the shape: the Schatten-8 norm
+        exceeds the largest singular value by at most min(m, n)^(1/8), and the Frobenius norm
+        exceeds the Schatten-8 norm.
         """
         if self.cutoff is None:
             return len(self.steps)
@@ -78,28 +84,32 @@ def muon(steps: int = 5) -> Filter:
 def cubic(steps: int = 12) -> Filter:
     """The cubic Newton-Schulz step s <- 1.5 s - 0.5 s^3: two products a step instead of three.
 
-    Each step multiplies a small singular value by 1.5, then converges quadratically to exactly 1; sigma = 0.01 needs
-    about 12 steps, which is why that is the default.
+    Each step multiplies a small singular value by 1.5, then converges quadratically to exactly 1;
+    sigma = 0.01 needs about 12 steps, which is why that is the default.
 
-    References: Bjorck and Bowie, "An iterative algorithm for computing the best estimate of an orthogonal matrix", 1971.
+    References: Bjorck and Bowie, "An iterative algorithm for computing the best estimate of an
+        orthogonal matrix", 1971.
     """
     return Filter("cubic", (CUBIC,) * _positive(steps))
 
 
 @lru_cache(maxsize=64)
 def polar_express(steps: int = 5, lower: float = 1e-3, safety: float = 1.02) -> Filter:
-    """Polar Express: each step is the best odd quintic for the interval that the steps before it leave.
+    """Polar Express: each step is the best odd quintic for the interval that the steps before it
+    leave.
 
     Args:
         steps: number of steps.
         lower: singular values in [lower, 1] are brought to 1 as fast as any quintics can.
-        safety: each step but the last is composed with s / safety, so that rounding above 1 does not diverge.
+        safety: each step but the last is composed with s / safety, so that rounding above 1 does
+            not diverge.
 
     References: Amsel, Persson, Musco, Gower, "The Polar Express", 2025, arXiv 2505.16932.
     """
     low, high, triples = lower, 1.0, []
     for k in range(_positive(steps)):
-        # An interval much longer than this makes the best quintic so steep that it slows the later steps down.
+        # An interval much longer than this makes the best quintic so steep that it slows the later
+        # steps down.
         a, b, c = _best_quintic(max(low, 0.0240732743 * high), high)
         at_low, at_high = _quintic((a, b, c), low), _quintic((a, b, c), high)
         centre = 2 / (at_low + at_high)
@@ -110,10 +120,11 @@ def polar_express(steps: int = 5, lower: float = 1e-3, safety: float = 1.02) -> 
 
 
 def pion(promote: int = 0, steps: int = 5) -> Filter:
-    """Pion: `promote` steps that raise all singular values, then `steps - promote` that suppress the small ones.
+    """Pion: `promote` steps that raise all singular values, then `steps - promote` that suppress
+    the small ones.
 
-    The limit cutoff, as a fraction of the Frobenius norm, is 0.8165, 0.5230, 0.2957, 0.1605, 0.0860 for
-    promote = 0..4 of 5. With promote = 0 at most one direction can pass.
+    The limit cutoff, as a fraction of the Frobenius norm, is 0.8165, 0.5230, 0.2957, 0.1605, 0.0860
+    for promote = 0..4 of 5. With promote = 0 at most one direction can pass.
 
     References: Fan et al., "Pion", 2026, arXiv 2605.19282.
     """
@@ -125,13 +136,14 @@ def pion(promote: int = 0, steps: int = 5) -> Filter:
 def high_pass(cutoff: Cutoff, suppress: int = 3) -> Filter:
     """Pion with a continuous cutoff: directions above it go to 1, those below to 0.
 
-    Promotion and suppression are the two ends of one family of monotone quintics with p(1) = 1 and p'(1) = 0,
-    c in [-1.5, 0.375] (`aim`). Each step takes the member that moves the threshold to the fixed point
-    of suppression, so any threshold is met exactly; nothing is ever amplified above 1.
+    Promotion and suppression are the two ends of one family of monotone quintics with p(1) = 1 and
+    p'(1) = 0, c in [-1.5, 0.375] (`aim`). Each step takes the member that moves the threshold to
+    the fixed point of suppression, so any threshold is met exactly; nothing is ever amplified above
+    1.
 
     Args:
-        cutoff: a fraction of the largest singular value, or "noise": the edge that pure noise of this shape reaches,
-            (1/sqrt(m) + 1/sqrt(n)) of the Frobenius norm.
+        cutoff: a fraction of the largest singular value, or "noise": the edge that pure noise of
+            this shape reaches, (1/sqrt(m) + 1/sqrt(n)) of the Frobenius norm.
         suppress: suppression steps after the threshold is in place; each one sharpens the edge.
     """
     if cutoff != "noise" and not (isinstance(cutoff, int | float) and 0 < cutoff < 1):
@@ -140,7 +152,8 @@ def high_pass(cutoff: Cutoff, suppress: int = 3) -> Filter:
 
 
 def low_rank(rank: int = 128) -> Filter:
-    """LRMuon: the polar factor of the top `rank` directions by an exact SVD. The slow reference of Fan et al."""
+    """LRMuon: the polar factor of the top `rank` directions by an exact SVD. The slow reference of
+    Fan et al."""
     return Filter("low_rank", rank=_positive(rank))
 
 
@@ -184,14 +197,16 @@ def make_filter(
     return FILTERS[name](**options)
 
 
-def aim(t):
-    """The triple that moves a threshold t one step toward the fixed point of suppression, and where t then stands.
+def aim(t: Any) -> tuple[tuple[Any, Any, Any], Any]:
+    """The triple that moves a threshold t one step toward the fixed point of suppression, and where
+    t then stands.
 
-    With f_0 the cubic step, the family is f_c(s) = f_0(s) + c s (1 - s^2)^2, linear in c, so the member with
-    f_c(t) = sqrt(2/3) is found in closed form and clipped to the monotone range.
+    With f_0 the cubic step, the family is f_c(s) = f_0(s) + c s (1 - s^2)^2, linear in c, so the
+    member with f_c(t) = sqrt(2/3) is found in closed form and clipped to the monotone range.
 
     Args:
-        t: the threshold in [0, 1]: a numpy scalar, or an array or tensor with one threshold per matrix.
+        t: the threshold in [0, 1]: a numpy scalar, or an array or tensor with one threshold per
+            matrix.
 
     Returns:
         ((a, b, c), new t), of the type of `t`.
@@ -231,8 +246,8 @@ def _quintic(triple: Triple, s: float) -> float:
 def _best_quintic(low: float, high: float) -> Triple:
     """The odd quintic nearest to 1 on [low, high] in the maximum norm, by the Remez exchange.
 
-    The error of the best one takes its extreme value with alternating signs at four points: both ends and the two
-    stationary points between them.
+    The error of the best one takes its extreme value with alternating signs at four points: both
+    ends and the two stationary points between them.
     """
     if high - low < 1e-6 * high:  # one point: p(s) = s (15 - 10 s^2 + 3 s^4) / 8 about the middle
         s = (low + high) / 2

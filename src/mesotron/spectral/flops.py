@@ -1,9 +1,9 @@
 """What a filter costs, and in which form it is cheapest.
 
-Standard form: X <- (a I + b A + c A A) X with A = X X^T, three products a step, two of them of size m x m x n.
-Gram form (Gram Newton-Schulz, 2026): only the m x m matrices R = X X^T and Q are iterated and X is multiplied once, at
-the end. Rounding in R grows with the squared slopes of the steps, so in low precision the steps are cut into
-segments, each of which forms R from X anew.
+Standard form: X <- (a I + b A + c A A) X with A = X X^T, three products a step, two of them of size
+m x m x n. Gram form (Gram Newton-Schulz, 2026): only the m x m matrices R = X X^T and Q are
+iterated and X is multiplied once, at the end. Rounding in R grows with the squared slopes of the
+steps, so in low precision the steps are cut into segments, each of which forms R from X anew.
 
 Legend: m <= n.
 """
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from mesotron.spectral.filters import Triple
 
-# The largest rounding error that a Gram segment may make of R's, as a share of the largest singular value. In float32
-# Muon's five steps stay below it in one segment and Polar Express takes two.
+# The largest rounding error that a Gram segment may make of R's, as a share of the largest singular
+# value. In float32 # Muon's five steps stay below it in one segment and Polar Express takes two.
 GRAM_TOLERANCE = 2e-3
 
 
@@ -58,7 +58,9 @@ def standard_flops(m: int, n: int, steps: tuple[Triple, ...], cost: Cost = PLAIN
 def gram_flops(m: int, n: int, steps: tuple[Triple, ...], cost: Cost = PLAIN) -> int:
     """FLOPs of one Gram segment: the Gram matrix, m x m products, one product with X."""
     squares = sum(_square_flops(m, triple, cost) for triple in steps)
-    chain = 3 * cost.commuting * m**3 * (len(steps) - 1)  # Q Z and the two of R Z Z, for every step but one
+    chain = (
+        3 * cost.commuting * m**3 * (len(steps) - 1)
+    )  # Q Z and the two of R Z Z, for every step but one
     return cost.square * m * m * n + squares + chain + 2 * m * m * n
 
 
@@ -73,8 +75,8 @@ def gram_plan(
 ) -> tuple[Segment, ...]:
     """Cut the steps into Gram segments that stay accurate with this unit roundoff of R.
 
-    Inside a segment an error e in R becomes a^2 e after each step but the last, a being the slope at zero; a
-    segment ends before that passes `tolerance`.
+    Inside a segment an error e in R becomes a^2 e after each step but the last, a being the slope
+    at zero; a segment ends before that passes `tolerance`.
 
     Example:
         >>> from mesotron.spectral import muon, polar_express

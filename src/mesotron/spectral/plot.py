@@ -22,6 +22,7 @@ WARM = ("#b3402a", "#d9822b", "#a8a032", "#8a4f7d", "#5f7a3a", "#c05a7a", "#6d5a
 INK, FAINT = "#33373d", "#9aa0a8"
 # Left end of a log axis: where Muon's rise is in sight and Pion's labels still have room.
 SMALLEST = 5e-4
+DATELESS = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 class Drawable(Protocol):
@@ -43,7 +44,7 @@ def draw(curves: Sequence[Drawable], path: Path, axis: str) -> None:
         path: its suffix names the format: .png, .svg or .pdf.
         axis: "log" or "linear" sigma.
     """
-    if path.suffix not in (".png", ".svg", ".pdf"):
+    if path.suffix not in DATELESS:
         raise ValueError(f"cannot draw into {path}: end the name in .png, .svg or .pdf")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -55,7 +56,8 @@ def draw(curves: Sequence[Drawable], path: Path, axis: str) -> None:
     axes = figure.add_subplot()
     draw_axes(axes, axis, curves[0].shape)
     draw_curves(axes, curves, axis)
-    figure.savefig(path)
+    # Without the date, the same curves give the same file.
+    figure.savefig(path, metadata=DATELESS[path.suffix])
 
 
 def draw_axes(axes: Axes, axis: str, shape: tuple[int, int]) -> None:

@@ -1,7 +1,9 @@
-"""The scalar map of a filter: what it does to one singular value, where it cuts, where noise would end.
+"""The scalar map of a filter: what it does to one singular value, where it cuts, where noise would
+end.
 
-An odd polynomial in X acts on the singular values alone, X (X^T X)^j = U S^(2j+1) V^T, so everything about a filter
-can be read from this map. A filter with `rank` has none: it looks at the whole spectrum.
+An odd polynomial in X acts on the singular values alone, X (X^T X)^j = U S^(2j+1) V^T, so
+everything about a filter can be read from this map. A filter with `rank` has none: it looks at the
+whole spectrum.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from mesotron.spectral.filters import FIXED_POINT, PROMOTE, SUPPRESS, Filter, Triple, _quintic, aim
 
@@ -21,12 +24,16 @@ def steps_at(filter: Filter, shape: tuple[int, int] | None = None) -> tuple[Trip
         shape: (m, n), needed by cutoff="noise" alone.
     """
     if filter.rank is not None:
-        raise ValueError(f"the {filter.name} filter keeps directions by rank and has no scalar response")
+        raise ValueError(
+            f"the {filter.name} filter keeps directions by rank and has no scalar response"
+        )
     if filter.cutoff is None:
         return filter.steps
     if filter.cutoff == "noise":
         if shape is None:
-            raise ValueError("cutoff='noise' depends on the matrix: give its shape, for example (128, 2048)")
+            raise ValueError(
+                "cutoff='noise' depends on the matrix: give its shape, for example (128, 2048)"
+            )
         t = np.float64(noise_edge(*shape))
     else:
         t = np.float64(filter.cutoff)
@@ -37,7 +44,7 @@ def steps_at(filter: Filter, shape: tuple[int, int] | None = None) -> tuple[Trip
     return tuple(triples)
 
 
-def response(filter: Filter, sigma, shape: tuple[int, int] | None = None) -> np.ndarray:
+def response(filter: Filter, sigma: ArrayLike, shape: tuple[int, int] | None = None) -> np.ndarray:
     """f(sigma) for singular values of a normalised matrix.
 
     Args:
@@ -62,7 +69,8 @@ def slope_at_zero(filter: Filter, shape: tuple[int, int] | None = None) -> float
 
 
 def limit_cutoff(filter: Filter, shape: tuple[int, int] | None = None) -> float | None:
-    """The singular value below which more suppression goes to 0 and above which to 1; None without suppression.
+    """The singular value below which more suppression goes to 0 and above which to 1; None without
+    suppression.
 
     Example:
         >>> from mesotron.spectral import pion
@@ -72,7 +80,9 @@ def limit_cutoff(filter: Filter, shape: tuple[int, int] | None = None) -> float 
     if filter.cutoff is not None:
         edge = noise_edge(*shape) if filter.cutoff == "noise" and shape else filter.cutoff
         if edge == "noise":
-            raise ValueError("cutoff='noise' depends on the matrix: give its shape, for example (128, 2048)")
+            raise ValueError(
+                "cutoff='noise' depends on the matrix: give its shape, for example (128, 2048)"
+            )
         return min(float(edge), FIXED_POINT)
     if SUPPRESS not in filter.steps:
         return None
@@ -104,7 +114,8 @@ def threshold(filter: Filter, level: float, shape: tuple[int, int] | None = None
 
 
 def noise_edge(m: int, n: int) -> float:
-    """The largest singular value of an m x n matrix of independent noise, as a fraction of its Frobenius norm.
+    """The largest singular value of an m x n matrix of independent noise, as a fraction of its
+    Frobenius norm.
 
     References: Marchenko and Pastur, 1967: sigma_max -> sqrt(m) + sqrt(n), ||.||_F -> sqrt(m n).
 
