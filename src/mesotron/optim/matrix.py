@@ -1,7 +1,8 @@
 """Apply a spectral filter to a batch of matrices with matrix products alone.
 
-f(X) = U f(S) V^T for X = U S V^T, by the odd quintics of `mesotron.spectral`; the low-rank reference by an SVD. Matrices
-of one shape go through together. Which form of the iteration runs (standard or Gram) is decided by shape.
+f(X) = U f(S) V^T for X = U S V^T, by the odd quintics of `mesotron.spectral`; the low-rank
+reference by an SVD. Matrices of one shape go through together. Which form of the iteration runs
+(standard or Gram) is decided by shape.
 
 Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-matrix numbers are [B].
 """
@@ -17,7 +18,8 @@ from torch import Tensor
 from mesotron.spectral import SYRK, Filter, Segment, cheapest_plan, noise_edge
 from mesotron.spectral.filters import FIXED_POINT, PROMOTE, aim
 
-# Below this size a batched product is quicker than the BLAS routine for S S^T (measured on two CPU families).
+# Below this size a batched product is quicker than the BLAS routine for S S^T (measured on two CPU
+# families).
 _SYRK_FROM = 128
 _POWER_STEPS = 6
 
@@ -28,7 +30,8 @@ class Filtered(NamedTuple):
     Args:
         X: the filtered matrices, [B, m, n].
         norm: Frobenius norm of each input, [B].
-        concentration: sum sigma^4 / (sum sigma^2)^2 of each input, in [1/m, 1]; 1 is rank one, 0 the zero matrix.
+        concentration: sum sigma^4 / (sum sigma^2)^2 of each input, in [1/m, 1]; 1 is rank one, 0
+            the zero matrix.
         passed: sum f(sigma)^2, the number of directions that passed, [B].
     """
 
@@ -49,7 +52,8 @@ class _Steps:
 def apply_filter(X: Tensor, filter: Filter) -> Filtered:
     """Filter each matrix of a batch.
 
-    The result does not depend on the scale of a matrix (1e-30 to 1e30), and a zero matrix stays zero.
+    The result does not depend on the scale of a matrix (1e-30 to 1e30), and a zero matrix stays
+    zero.
 
     Args:
         X: [B, m, n] with m <= n, float32, float64 or a 16-bit dtype; overwritten as work space.
@@ -75,13 +79,19 @@ def apply_filter(X: Tensor, filter: Filter) -> Filtered:
 
 
 def normalise(X: Tensor) -> Tensor:
-    """Divide each matrix by its Frobenius norm in place; zero stays zero. Returns the norms, [B] in float64.
+    """Divide each matrix by its Frobenius norm in place; zero stays zero. Returns the norms, [B] in
+    float64.
 
-    The sum of squares is taken in float64, where the squares of 1e-30 and of 1e30 are ordinary numbers.
+    The sum of squares is taken in float64, where the squares of 1e-30 and of 1e30 are ordinary
+    numbers.
     """
     norm = torch.linalg.vector_norm(X, dim=(1, 2), dtype=torch.float64)
-    largest = torch.finfo(torch.float32).max  # the reciprocal of a norm below 3e-39 must stay finite
-    X.mul_(norm.reciprocal().clamp(max=largest).masked_fill(norm == 0, 0.0).to(X.dtype)[:, None, None])
+    largest = torch.finfo(
+        torch.float32
+    ).max  # the reciprocal of a norm below 3e-39 must stay finite
+    X.mul_(
+        norm.reciprocal().clamp(max=largest).masked_fill(norm == 0, 0.0).to(X.dtype)[:, None, None]
+    )
     return norm
 
 
@@ -96,11 +106,13 @@ def _square(S: Tensor) -> Tensor:
 
 
 def _plan(X: Tensor, A: Tensor, filter: Filter) -> list[_Steps]:
-    """Choose the form by shape and fill in the coefficients; a cutoff filter rescales X and A on the way."""
+    """Choose the form by shape and fill in the coefficients; a cutoff filter rescales X and A on
+    the way."""
     m, n = X.shape[1:]
     steps = filter.steps
     if filter.cutoff is not None:
-        # Every member of the family has a slope of at most that of promotion: the safe choice for planning.
+        # Every member of the family has a slope of at most that of promotion: the safe choice for
+        # planning.
         steps = (PROMOTE,) * filter.num_steps(m, n)
     plan = cheapest_plan(m, n, steps, torch.finfo(X.dtype).eps / 2, SYRK)
     if filter.cutoff is None:
@@ -122,9 +134,10 @@ def _aim_plan(plan: tuple[Segment, ...], t: Tensor) -> list[_Steps]:
 def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
     """Divide X (of Frobenius norm 1) by its Schatten-8 norm; returns the cutoff on that scale, [B].
 
-    (sum sigma^8)^(1/8) = ||A A||_F^(1/4) is never below the largest singular value, so nothing leaves [0, 1]. Where the
-    largest one lies under that bound is then estimated by power iteration, which can only err low: it may
-    shift the cutoff slightly but can never make the iteration diverge.
+    (sum sigma^8)^(1/8) = ||A A||_F^(1/4) is never below the largest singular value, so nothing
+    leaves [0, 1]. Where the largest one lies under that bound is then estimated by power iteration,
+    which can only err low: it may shift the cutoff slightly but can never make the iteration
+    diverge.
     """
     S = _square(A).float()
     bound = _sum_of_squares(S).pow(0.125)
@@ -175,7 +188,7 @@ def _gram_segment(X: Tensor, A: Tensor | None, triples: tuple[tuple, ...]) -> Te
     return torch.bmm(Q, X)
 
 
-def _combine(A: Tensor, b, c) -> Tensor:
+def _combine(A: Tensor, b: float | Tensor, c: float | Tensor) -> Tensor:
     """b A + c A A."""
     if isinstance(c, float) and c == 0:
         return A * b
@@ -187,7 +200,7 @@ def _combine(A: Tensor, b, c) -> Tensor:
 
 def _keep_rank(X: Tensor, rank: int, norm: Tensor) -> Filtered:
     U, S, Vh = torch.linalg.svd(X.float() if X.element_size() < 4 else X, full_matrices=False)
-    keep = (torch.arange(S.shape[1], device=S.device) < rank) & (S > torch.finfo(S.dtype).eps)
+    keep = (torch.arange(S.shape[1], device=S.device) < rank) & (torch.finfo(S.dtype).eps < S)
     kept = torch.bmm(U * keep[:, None, :], Vh)
     return Filtered(kept.to(X.dtype), norm, S.pow(4).sum(1), keep.sum(1).float())
 

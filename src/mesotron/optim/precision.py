@@ -1,13 +1,14 @@
-"""Precision: which dtype the filter multiplies in, and rounding into bfloat16 weights without a bias.
+"""Precision: which dtype the filter multiplies in, and rounding into bfloat16 weights without a
+bias.
 
-bfloat16 products are twice as fast as tf32 ones on a recent GPU, and 200 times slower than float32 ones on a CPU without
-bfloat16 units, so the choice is measured once per device and not assumed.
+bfloat16 products are twice as fast as tf32 ones on a recent GPU, and 200 times slower than float32
+ones on a CPU without bfloat16 units, so the choice is measured once per device and not assumed.
 """
 
 from __future__ import annotations
 
 import time
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ _PROBE_SIZE = 96  # 1.8 MFLOP: 40 ms where bfloat16 is emulated, microseconds el
 _PROBE_MARGIN = 1.3  # bfloat16 must win clearly before accuracy is given up for it
 
 
-@lru_cache(maxsize=None)
+@cache
 def filter_dtype(device: torch.device) -> torch.dtype:
     """The fastest dtype for matrix products on `device` that a spectral filter tolerates.
 
@@ -36,7 +37,9 @@ def filter_dtype(device: torch.device) -> torch.dtype:
     if device.type != "cpu":
         return torch.float32
     fast = _product_seconds(torch.float32)
-    return torch.bfloat16 if _product_seconds(torch.bfloat16) * _PROBE_MARGIN < fast else torch.float32
+    return (
+        torch.bfloat16 if _product_seconds(torch.bfloat16) * _PROBE_MARGIN < fast else torch.float32
+    )
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
@@ -51,12 +54,14 @@ def _product_seconds(dtype: torch.dtype) -> float:
     return best
 
 
-def round_stochastically(values: Tensor, out: Tensor, generator: torch.Generator | None = None) -> None:
+def round_stochastically(
+    values: Tensor, out: Tensor, generator: torch.Generator | None = None
+) -> None:
     """Round float32 `values` into bfloat16 `out`, up or down at random so that the mean is kept.
 
-    A weight of 1 moves in bfloat16 by steps of 1/128: an update of 1e-5 rounded to nearest is lost at every step,
-    rounded at random it arrives on average. Works on the bits: add 16 random low bits, then cut them off.
-    Values that are not finite are passed through.
+    A weight of 1 moves in bfloat16 by steps of 1/128: an update of 1e-5 rounded to nearest is lost
+    at every step, rounded at random it arrives on average. Works on the bits: add 16 random low
+    bits, then cut them off. Values that are not finite are passed through.
 
     Args:
         values: float32, any shape.

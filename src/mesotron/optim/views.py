@@ -1,10 +1,11 @@
 """Views: which matrices a parameter really holds.
 
-A weight tensor can be one matrix, one matrix per attention head, several fused projections, a stack of experts or a
-convolution kernel, and may be stored transposed. A `View` says which; `View.windows` returns the matrices as strided
-windows of the tensor itself, without a copy, so that whatever is written through a window lands in the tensor.
-A view is written as a short string ("whole", "rows:16", "stack/rows:2") so that it can live in an optimizer's
-`param_groups` and in a checkpoint.
+A weight tensor can be one matrix, one matrix per attention head, several fused projections, a stack
+of experts or a convolution kernel, and may be stored transposed. A `View` says which;
+`View.windows` returns the matrices as strided windows of the tensor itself, without a copy, so that
+whatever is written through a window lands in the tensor. A view is written as a short string
+("whole", "rows:16", "stack/rows:2") so that it can live in an optimizer's `param_groups` and in a
+checkpoint.
 
 Legend: rows = outputs, cols = inputs of the logical matrix, whatever the storage order.
 """
@@ -13,14 +14,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from torch import Tensor
 
 
 class Window(NamedTuple):
-    """Equal-shaped matrices inside a tensor: `strided` is [stack, cut, r1, r2, c1, c2], rows r1*r2, cols c1*c2."""
+    """Equal-shaped matrices inside a tensor: `strided` is [stack, cut, r1, r2, c1, c2], rows r1*r2,
+    cols c1*c2."""
 
     strided: Tensor
     num: int
@@ -29,7 +31,8 @@ class Window(NamedTuple):
 
     @property
     def wide(self) -> Tensor:
-        """The window with its short side first, since f(X^T) = f(X)^T for every odd spectral filter."""
+        """The window with its short side first, since f(X^T) = f(X)^T for every odd spectral
+        filter."""
         if self.rows <= self.cols:
             return self.strided
         return self.strided.permute(0, 1, 4, 5, 2, 3)
@@ -48,13 +51,15 @@ class View:
     """How to read a parameter as matrices.
 
     Args:
-        layout: "matrix" (2-D), "conv" (out, in, *kernel) or "stack" (any leading dims hold separate matrices).
+        layout: "matrix" (2-D), "conv" (out, in, *kernel) or "stack" (any leading dims hold separate
+            matrices).
         transposed: the storage is (in, out), as in GPT-2's Conv1D.
-        axis: the logical axis that `sizes` or `groups` cut, "rows" or "cols"; None leaves the matrix whole.
+        axis: the logical axis that `sizes` or `groups` cut, "rows" or "cols"; None leaves the
+            matrix whole.
         num: that many equal contiguous blocks (attention heads, equal fused parts).
         sizes: uneven contiguous blocks (fused QKV under grouped-query attention).
-        groups, parts: `groups` repetitions of `parts` adjacent sub-blocks; each part is gathered over all the groups
-            into one matrix (per-head interleaved QKV, interleaved gate and up).
+        groups, parts: `groups` repetitions of `parts` adjacent sub-blocks; each part is gathered
+            over all the groups into one matrix (per-head interleaved QKV, interleaved gate and up).
 
     Example:
         >>> View.parse("rows:16")
@@ -84,7 +89,7 @@ class View:
         return "/".join(words) or "whole"
 
     @staticmethod
-    @lru_cache(maxsize=None)
+    @cache
     def parse(text: str) -> View:
         """Read a view from its string form; the inverse of `str`."""
         fields: dict = {}
@@ -105,8 +110,8 @@ class View:
                     fields["num"] = int(num)
             elif word != "whole":
                 raise ValueError(
-                    f"unknown view {text!r}: use 'whole', 'rows:16', 'cols:16', 'rows:896+128+128', "
-                    "'rows:32%3', with 'conv/', 'stack/' or 'T/' in front where they apply"
+                    f"unknown view {text!r}: use 'whole', 'rows:16', 'cols:16', "
+                    "'rows:896+128+128', 'rows:32%3', with 'conv/', 'stack/' or 'T/' in front where they apply"
                 )
         return View(**fields)
 
@@ -127,7 +132,9 @@ class View:
         if self.sizes:
             starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
             dim = 3 if rows else 5
-            return [_window(base.narrow(dim, at, s)) for at, s in zip(starts, self.sizes, strict=True)]
+            return [
+                _window(base.narrow(dim, at, s)) for at, s in zip(starts, self.sizes, strict=True)
+            ]
         groups, parts = (self.groups, self.parts) if self.parts else (1, self.num)
         fields = (groups, parts, length // (groups * parts))
         matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
@@ -160,8 +167,8 @@ class View:
         fits = whole == length if self.sizes else length % whole == 0
         if not fits:
             raise ValueError(
-                f"view '{self}' does not fit a tensor of shape {shape}: its {self.axis} number {length}, "
-                f"the view needs {'exactly' if self.sizes else 'a multiple of'} {whole}"
+                f"view '{self}' does not fit a tensor of shape {shape}: its {self.axis} number "
+                f"{length}, the view needs {'exactly' if self.sizes else 'a multiple of'} {whole}"
             )
 
 

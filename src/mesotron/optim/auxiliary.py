@@ -1,0 +1,123 @@
+"""The auxiliary rules, for everything that is not a hidden matrix: AdamW, and SGD with momentum.
+
+Both call PyTorch's own functional optimizers (fused where the device has them), so they are
+bit-equal to `torch.optim.AdamW` and `torch.optim.SGD`; weight decay is decoupled in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from mesotron.optim.stats import SAMPLE_ELEMENTS, SAMPLE_TENSORS, StepStats
+
+State = dict[str, Any]
+_FUSED_DEVICES = ("cpu", "cuda", "xpu", "mps")
+
+
+def adamw_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    states: list[State],
+    group: dict[str, Any],
+    found_inf: Tensor | None,
+    stats: StepStats,
+) -> None:
+    """One AdamW step. `found_inf` is a float tensor on the device; 1 leaves everything as it is."""
+    for p, state in zip(params, states, strict=True):
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+            state["exp_avg"] = torch.zeros_like(p)
+            state["exp_avg_sq"] = torch.zeros_like(p)
+    beta1, beta2 = group["betas"]
+    adamw(
+        params,
+        grads,
+        [s["exp_avg"] for s in states],
+        [s["exp_avg_sq"] for s in states],
+        [],
+        [s["step"] for s in states],
+        fused=_fused(params),
+        found_inf=found_inf,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )
+    _sample_adamw(grads, states, group, stats)
+
+
+def sgd_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    states: list[State],
+    group: dict[str, Any],
+    found_inf: Tensor | None,
+    stats: StepStats,
+) -> None:
+    """One step of SGD with momentum, M <- mu M + G, and decoupled weight decay."""
+    for p, state in zip(params, states, strict=True):
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(p)
+    keep = 1 - group["lr"] * group["weight_decay"]
+    if found_inf is not None:
+        keep = torch.where(found_inf > 0, 1.0, torch.as_tensor(keep, device=found_inf.device))
+    if isinstance(keep, Tensor) or keep != 1:
+        torch._foreach_mul_(params, keep)
+    momenta: list[Tensor | None] = [s["momentum_buffer"] for s in states]
+    sgd(
+        params,
+        grads,
+        momenta,
+        fused=_fused(params),
+        found_inf=found_inf,
+        weight_decay=0.0,
+        momentum=group["momentum"],
+        lr=group["lr"],
+        dampening=0.0,
+        nesterov=group["nesterov"],
+        maximize=False,
+    )
+    _sample_sgd(grads, states, group, stats)
+
+
+RULES = {"adamw": adamw_step, "sgd": sgd_step}
+
+
+def _fused(params: list[Tensor]) -> bool:
+    return all(p.device.type in _FUSED_DEVICES and p.is_floating_point() for p in params)
+
+
+def _sample(tensors: Sequence[Tensor]) -> Tensor:
+    """A few elements of the first few tensors, evenly spaced, in one flat float32 tensor."""
+    taken = []
+    for t in tensors[:SAMPLE_TENSORS]:
+        flat = t.flatten() if t.is_contiguous() else t.reshape(-1)
+        taken.append(flat[:: max(1, flat.numel() // SAMPLE_ELEMENTS)][:SAMPLE_ELEMENTS].float())
+    return torch.cat(taken)
+
+
+def _sample_adamw(grads: list[Tensor], states: list[State], group: dict, stats: StepStats) -> None:
+    beta1, beta2 = group["betas"]
+    step = states[0]["step"]
+    m = _sample([s["exp_avg"] for s in states]) / (1 - beta1**step)
+    v = _sample([s["exp_avg_sq"] for s in states]) / (1 - beta2**step)
+    update = m / (v.sqrt() + group["eps"])
+    stats.add_update(group["name"], update * group["lr"])
+    stats.add_sample(group["name"], update, _sample(grads))
+
+
+def _sample_sgd(grads: list[Tensor], states: list[State], group: dict, stats: StepStats) -> None:
+    update, G = _sample([s["momentum_buffer"] for s in states]), _sample(grads)
+    if group["nesterov"]:
+        update = G + group["momentum"] * update
+    stats.add_update(group["name"], update * group["lr"])
+    stats.add_sample(group["name"], update, G)

@@ -1,0 +1,129 @@
+"""Param groups: reading what a user passes, and refusing what could not work, before any state
+exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mesotron.optim.auxiliary import RULES as AUXILIARY_RULES
+from mesotron.optim.scale import check_scale
+from mesotron.optim.spectral_step import group_filter
+from mesotron.optim.views import View
+
+SPECTRAL_RULES = ("muon", "pion")
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[str, Any]]:
+    """Param groups from any form that PyTorch accepts; in groups without a rule, vectors go to
+    `aux`.
+
+    Args:
+        params: tensors, (name, tensor) pairs, or group dicts.
+        rule: the rule of matrices in groups without one.
+        aux: the rule of tensors with fewer than two dimensions there.
+    """
+    items = list(params)
+    if not items:
+        raise ValueError(
+            "the optimizer got an empty list of parameters: pass model.parameters() or groups"
+        )
+    groups = items if isinstance(items[0], dict) else [{"params": items}]
+    out: list[dict[str, Any]] = []
+    for group in groups:
+        members = group["params"]
+        members = [members] if isinstance(members, Tensor) else list(members)
+        if "rule" in group:
+            out.append({**group, "params": members})
+            continue
+        matrices = [x for x in members if _tensor(x).ndim >= 2]
+        vectors = [x for x in members if _tensor(x).ndim < 2]
+        if matrices:
+            out.append({**group, "params": matrices, "rule": rule})
+        if vectors:
+            out.append({**group, "params": vectors, "rule": aux, "view": None, "name": None})
+    return out
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """Refuse a group that would fail later or be silently wrong."""
+    rules = (*SPECTRAL_RULES, *AUXILIARY_RULES)
+    if group["rule"] not in rules:
+        raise ValueError(f"rule={group['rule']!r} must be one of {', '.join(rules)}")
+    for key, low, high in (
+        ("lr", 0, None),
+        ("momentum", 0, 1),
+        ("weight_decay", 0, None),
+        ("eps", 0, None),
+    ):
+        value = group[key]
+        if not isinstance(value, Tensor) and not (value >= low and (high is None or value < high)):
+            bound = f"at least {low}" + ("" if high is None else f" and below {high}")
+            raise ValueError(f"{key}={value!r} must be {bound}")
+    if not all(0 <= beta < 1 for beta in group["betas"]):
+        raise ValueError(f"betas={group['betas']!r} must each be at least 0 and below 1")
+    for p in group["params"]:
+        refuse_flat_shard(p)
+    if group["rule"] in SPECTRAL_RULES:
+        _check_spectral(group)
+
+
+def _check_spectral(group: dict[str, Any]) -> None:
+    if group["rule"] == "pion":
+        group["filter"] = "pion"
+    group_filter(group)
+    check_scale(group["scale"])
+    for key in ("dtype", "momentum_dtype"):
+        if group[key] is not None and group[key] not in _DTYPES:
+            raise ValueError(f"{key}={group[key]!r} must be None or one of {', '.join(_DTYPES)}")
+    view = group["view"]
+    for p in group["params"]:
+        if p.ndim < 2:
+            raise ValueError(
+                f"rule={group['rule']!r} needs matrices but got shape {tuple(p.shape)}: "
+                "put it into a group with rule='adamw'"
+            )
+        if view is not None:
+            View.parse(view).windows(torch.empty(p.shape, device="meta"))
+
+
+def default_view(group: dict[str, Any]) -> str:
+    """The view of a hand-made group: one matrix each, convolutions flattened; a stack must be
+    said."""
+    if group["rule"] not in SPECTRAL_RULES:
+        return "whole"
+    ndims = {p.ndim for p in group["params"]}
+    if ndims == {2}:
+        return "whole"
+    if min(ndims) >= 4:
+        return "conv"
+    shapes = sorted({tuple(p.shape) for p in group["params"] if p.ndim != 2})
+    raise ValueError(
+        f"how to read tensors of shape {shapes[0]} as matrices cannot be told: give them a "
+        "group of their own with view='stack' (leading dims hold separate matrices) or view='conv' "
+        "(out, in, kernel)"
+    )
+
+
+def refuse_flat_shard(p: Tensor) -> None:
+    """FSDP1 and ZeRO hand out flat pieces of weights, whose matrices cannot be filtered."""
+    flat = type(p).__name__ == "FlatParameter" or getattr(p, "_is_flat_param", False)
+    placeholder = getattr(p, "ds_id", None) is not None
+    if flat or placeholder:
+        raise ValueError(
+            f"a parameter of shape {tuple(p.shape)} is a flat shard (FSDP1 or ZeRO) and not a "
+            "matrix: use FSDP2 (fully_shard), whose DTensor parameters are stepped correctly"
+        )
+
+
+def _tensor(item: Any) -> Tensor:
+    tensor = item[1] if isinstance(item, tuple) else item
+    if not isinstance(tensor, Tensor):
+        raise ValueError(
+            f"the optimizer got {type(tensor).__name__} {tensor!r} where a parameter was expected"
+        )
+    return tensor

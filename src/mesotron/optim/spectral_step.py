@@ -1,0 +1,202 @@
+"""The spectral step: momentum, one batch per block shape, filter, write back.
+
+Matrices of one shape, transposes included, go through the filter together, whatever layer, head or
+group they come from. Momentum lives on the whole parameter; only the filter looks at the blocks of
+its view. Nothing here waits for the device, and `p.grad` is never written.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mesotron.optim.matrix import apply_filter
+from mesotron.optim.precision import filter_dtype, round_stochastically
+from mesotron.optim.scale import step_scale
+from mesotron.optim.stats import SAMPLE_ROWS, StepStats
+from mesotron.optim.views import View, Window
+from mesotron.spectral import Filter, make_filter
+
+Group = dict[str, Any]
+# A batch larger than this is filtered in parts: the products are long enough by then, and memory is
+# not free.
+_BATCH_BYTES = 256 * 2**20
+
+
+class Job(Protocol):
+    """One parameter's share of a step: a source of directions and a sink of filtered ones, window
+    by window."""
+
+    group: Group
+    windows: list[Window]
+
+    def pack(self, index: int, out: Tensor) -> None:
+        """Write the direction of window `index` into `out`, in the window's wide orientation."""
+        ...
+
+    def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
+        """Take the filtered window, [like pack], and step by `step_size` times it."""
+        ...
+
+    def sample(self, index: int, rows: slice) -> Tensor | None:
+        """Some rows of the gradient of window `index`, for the cosine; None where there is none to
+        compare."""
+        ...
+
+
+@dataclass
+class LocalJob:
+    """A parameter that lies whole on this device.
+
+    Args:
+        param: written by `apply`.
+        grad: read only.
+        momentum: already updated by `update_momentum`.
+        group: its param group.
+        finite: a 0-d bool tensor that masks the step, or None if the gradient is known to be
+            finite.
+    """
+
+    param: Tensor
+    grad: Tensor
+    momentum: Tensor
+    group: Group
+    finite: Tensor | None = None
+    windows: list[Window] = field(init=False)
+
+    def __post_init__(self) -> None:
+        view = View.parse(self.group["view"])
+        self.windows = view.windows(self.param)
+        self._grads = view.windows(self.grad)
+        self._momenta = view.windows(self.momentum)
+
+    def pack(self, index: int, out: Tensor) -> None:
+        M = self._momenta[index].wide
+        if self.group["nesterov"]:
+            G = self._grads[index].wide.to(M.dtype)
+            if self.finite is not None:
+                G = torch.where(self.finite, G, M)
+            M = G.lerp(M, self.group["momentum"])
+        out.copy_(M)
+
+    def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
+        W = self.windows[index].wide
+        decay = self.group["lr"] * self.group["weight_decay"]
+        if self.finite is not None:
+            step_size, decay = step_size * self.finite, decay * self.finite
+        if W.dtype == torch.bfloat16:
+            round_stochastically(W.float() * (1 - decay) - filtered.float() * step_size, W)
+            return
+        W.mul_(1 - decay)
+        if isinstance(step_size, float):
+            W.add_(filtered, alpha=-step_size)
+        else:
+            W.sub_(filtered * step_size)
+
+    def sample(self, index: int, rows: slice) -> Tensor | None:
+        G = self._grads[index].wide[:, :, :, rows]
+        return G if self.finite is None else torch.where(self.finite, G, 0.0)
+
+
+def update_momentum(
+    grad: Tensor, momentum: Tensor, mu: float | Tensor, finite: Tensor | None
+) -> None:
+    """M <- mu M + (1 - mu) G in place; M stays as it is where the gradient is not finite."""
+    G = grad.to(momentum.dtype)
+    if finite is not None:
+        G = torch.where(finite, G, momentum)
+    momentum.lerp_(G, 1 - mu)
+
+
+def gradients_finite(grads: Sequence[Tensor]) -> Tensor:
+    """One bool per gradient, on the device: no NaN and no infinity in it. Reads each gradient
+    once."""
+    largest = torch._foreach_norm(list(grads), float("inf"))
+    return torch.stack([x.float() for x in largest]).isfinite()
+
+
+def filter_and_apply(jobs: Iterable[Job], stats: StepStats) -> None:
+    """Filter all windows of all jobs, batched by shape, and let each job apply its own."""
+    buckets: dict[tuple, list[tuple[Job, int]]] = defaultdict(list)
+    for order, job in enumerate(jobs):
+        for index, window in enumerate(job.windows):
+            alone = order if not job.group["batched"] else None
+            key = (group_filter(job.group), *window.block_shape, _work_dtype(job, window), alone)
+            buckets[key, window.strided.device].append((job, index))
+    for ((filter, m, n, dtype, _), device), members in buckets.items():
+        for part in _parts(members, m * n * dtype.itemsize):
+            _run_batch(part, filter, (m, n), dtype, device, stats)
+
+
+def group_filter(group: Group) -> Filter:
+    """The filter that a param group's plain values describe."""
+    return make_filter(
+        group["filter"],
+        steps=group["steps"],
+        promote=group["promote"],
+        cutoff=group["cutoff"],
+        rank=group["rank"],
+    )
+
+
+def _work_dtype(job: Job, window: Window) -> torch.dtype:
+    if job.group["dtype"] is not None:
+        return getattr(torch, job.group["dtype"])
+    if window.strided.dtype == torch.float64:
+        return torch.float64
+    return filter_dtype(window.strided.device)
+
+
+def _parts(members: list[tuple[Job, int]], block_bytes: int) -> Iterable[list[tuple[Job, int]]]:
+    part, size = [], 0
+    for job, index in members:
+        added = job.windows[index].num * block_bytes
+        if part and size + added > _BATCH_BYTES:
+            yield part
+            part, size = [], 0
+        part.append((job, index))
+        size += added
+    yield part
+
+
+def _run_batch(
+    members: list[tuple[Job, int]],
+    filter: Filter,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    stats: StepStats,
+) -> None:
+    counts = [job.windows[index].num for job, index in members]
+    X = torch.empty(sum(counts), *shape, dtype=dtype, device=device)
+    for (job, index), block in zip(members, X.split(counts), strict=True):
+        job.pack(index, block.view(job.windows[index].wide.shape))
+    filtered = apply_filter(X, filter)
+    sizes = []
+    for (job, index), block in zip(members, filtered.X.split(counts), strict=True):
+        window = job.windows[index]
+        size = job.group["lr"] * step_scale(job.group["scale"], window.rows, window.cols)
+        wide = block.view(window.wide.shape)
+        job.apply(index, wide, size)
+        _sample_cosine(job, index, wide, stats)
+        sizes += [size] * window.num
+    names = [
+        job.group["name"]
+        for (job, _), count in zip(members, counts, strict=True)
+        for _ in range(count)
+    ]
+    step_size = torch.stack(sizes) if isinstance(sizes[0], Tensor) else torch.tensor(sizes)
+    stats.add_blocks(names, filtered, step_size, shape[0] * shape[1])
+
+
+def _sample_cosine(job: Job, index: int, filtered: Tensor, stats: StepStats) -> None:
+    stride = max(1, filtered.shape[3] // SAMPLE_ROWS)
+    rows = slice(None, None, stride)
+    gradient = job.sample(index, rows)
+    if gradient is not None:
+        stats.add_sample(job.group["name"], filtered[:, :, :, rows], gradient)
