@@ -43,7 +43,7 @@ class Window(NamedTuple):
         return min(self.rows, self.cols), max(self.rows, self.cols)
 
 
-_CUT = re.compile(r"(rows|cols):(?:(\d+)%(\d+)|(\d+(?:\+\d+)+)|(\d+))")
+_CUT = re.compile(r"(rows|cols):(?:([1-9]\d*)([%*]))?([1-9]\d*(?:\+[1-9]\d*)*)")
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,12 @@ class View:
         sizes: uneven contiguous blocks (fused QKV under grouped-query attention).
         groups, parts: `groups` repetitions of `parts` adjacent sub-blocks; each part is gathered
             over all the groups into one matrix (per-head interleaved QKV, interleaved gate and up).
+            With `sizes` instead of `parts` the sub-blocks are uneven: "rows:8%256+64+64".
+        apart: uneven sub-blocks stay separate matrices, one per group: "rows:8*192+128".
 
     Example:
-        >>> View.parse("rows:16")
-        View(layout='matrix', transposed=False, axis='rows', num=16, sizes=(), groups=0, parts=0)
+        >>> View.parse("rows:16") == View(axis="rows", num=16)
+        True
         >>> str(View.parse("stack/T/rows:2"))
         'stack/T/rows:2'
     """
@@ -75,17 +77,16 @@ class View:
     sizes: tuple[int, ...] = ()
     groups: int = 0
     parts: int = 0
+    apart: bool = False
 
     def __str__(self) -> str:
         words = [] if self.layout == "matrix" else [self.layout]
         if self.transposed:
             words.append("T")
         if self.axis is not None:
-            if self.parts:
-                cut = f"{self.groups}%{self.parts}"
-            else:
-                cut = "+".join(map(str, self.sizes)) if self.sizes else str(self.num)
-            words.append(f"{self.axis}:{cut}")
+            groups = f"{self.groups}{'*' if self.apart else '%'}" if self.groups else ""
+            cut = "+".join(map(str, self.sizes)) or str(self.parts or self.num)
+            words.append(f"{self.axis}:{groups}{cut}")
         return "/".join(words) or "whole"
 
     @staticmethod
@@ -100,18 +101,12 @@ class View:
             elif word == "T":
                 fields["transposed"] = True
             elif match:
-                axis, groups, parts, sizes, num = match.groups()
-                fields["axis"] = axis
-                if sizes:
-                    fields["sizes"] = tuple(map(int, sizes.split("+")))
-                elif parts:
-                    fields |= {"groups": int(groups), "parts": int(parts)}
-                else:
-                    fields["num"] = int(num)
+                fields |= _cut_fields(*match.groups())
             elif word != "whole":
                 raise ValueError(
                     f"unknown view {text!r}: use 'whole', 'rows:16', 'cols:16', "
-                    "'rows:896+128+128', 'rows:32%3', with 'conv/', 'stack/' or 'T/' in front where they apply"
+                    "'rows:896+128+128', 'rows:32%3', 'rows:8%256+64+64', with 'conv/', 'stack/' "
+                    "or 'T/' in front where they apply"
                 )
         return View(**fields)
 
@@ -130,11 +125,7 @@ class View:
         length = base.shape[3] if rows else base.shape[5]
         self._check(length, tuple(tensor.shape))
         if self.sizes:
-            starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
-            dim = 3 if rows else 5
-            return [
-                _window(base.narrow(dim, at, s)) for at, s in zip(starts, self.sizes, strict=True)
-            ]
+            return self._uneven(base, rows)
         groups, parts = (self.groups, self.parts) if self.parts else (1, self.num)
         fields = (groups, parts, length // (groups * parts))
         matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
@@ -143,6 +134,25 @@ class View:
             return [_window(cut.permute(0, 2, 1, 3, 4).unsqueeze(4))]
         cut = matrices.unflatten(2, fields)  # [stack, rows, groups, parts, inner]
         return [_window(cut.permute(0, 3, 1, 2, 4).unsqueeze(2))]
+
+    def _uneven(self, base: Tensor, rows: bool) -> list[Window]:
+        """One window per entry of `sizes`, over all the groups."""
+        matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
+        per_group = (self.groups or 1, sum(self.sizes))
+        cut = matrices.unflatten(1 if rows else 2, per_group)
+        found, start = [], 0
+        for size in self.sizes:
+            part = cut.narrow(2 if rows else 3, start, size)
+            start += size
+            if not rows:  # [stack, rows, groups, size]
+                found.append(
+                    part.transpose(1, 2)[:, :, None, :, None] if self.apart else part[:, None, None]
+                )
+            elif self.apart:  # [stack, groups, size, cols]
+                found.append(part[:, :, None, :, None])
+            else:
+                found.append(part[:, None, :, :, None])
+        return [_window(strided) for strided in found]
 
     def _matrices(self, tensor: Tensor) -> Tensor:
         """[stack, 1, 1, rows, c1, c2] before any cut."""
@@ -163,13 +173,23 @@ class View:
     def _check(self, length: int, shape: tuple[int, ...]) -> None:
         if self.layout == "conv":
             raise ValueError(f"view '{self}': a convolution cannot be cut into {self.axis}")
-        whole = sum(self.sizes) if self.sizes else (self.groups or 1) * (self.parts or self.num)
+        whole = (self.groups or 1) * (sum(self.sizes) or self.parts or self.num)
         fits = whole == length if self.sizes else length % whole == 0
         if not fits:
             raise ValueError(
                 f"view '{self}' does not fit a tensor of shape {shape}: its {self.axis} number "
                 f"{length}, the view needs {'exactly' if self.sizes else 'a multiple of'} {whole}"
             )
+
+
+def _cut_fields(axis: str, groups: str | None, sign: str | None, cut: str) -> dict[str, object]:
+    sizes = tuple(map(int, cut.split("+")))
+    fields: dict[str, object] = {"axis": axis}
+    if groups is not None:
+        fields |= {"groups": int(groups), "apart": sign == "*"}
+    if len(sizes) > 1 or sign == "*":
+        return fields | {"sizes": sizes}
+    return fields | {"parts" if groups else "num": sizes[0]}
 
 
 def _window(strided: Tensor) -> Window:
