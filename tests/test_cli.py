@@ -136,6 +136,23 @@ def test_other_exceptions_are_not_hidden(monkeypatch):
         cli.main(["spectrum"])
 
 
+def test_an_oserror_that_is_not_the_systems_is_not_hidden(monkeypatch):
+    def run(_):
+        raise OSError("a library's own use of the class")
+
+    monkeypatch.setattr(cli, "load", lambda target: run)
+    with pytest.raises(OSError, match="own use"):
+        cli.main(["spectrum"])
+
+
+def test_a_terminal_without_unicode_gets_question_marks():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "mesotron", "spectrum", "muon"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "response f(?)" in done.stdout
+
+
 def test_ctrl_c_is_one_line_and_130(monkeypatch, capsys):
     def run(_):
         raise KeyboardInterrupt

@@ -4,6 +4,7 @@ A command is one line in COMMANDS. Nothing heavy (torch, jax, numpy, matplotlib)
 the words are understood, so help and mistakes answer at once.
 """
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -32,9 +33,6 @@ COMMANDS = {
     "bench train": Command(config.BenchTrainConfig, "mesotron.bench.training:run"),
 }
 
-# Failures whose own text tells the user what to do. Any other exception keeps its traceback.
-FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-
 
 def main(words: list[str] | None = None) -> int:
     """Run one command.
@@ -46,6 +44,8 @@ def main(words: list[str] | None = None) -> int:
         The exit code: 0; 1 if the reader closed the pipe; 2 for input that cannot be used;
         130 after Ctrl-C.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without sigma shows a question mark
     try:
         code = dispatch(sys.argv[1:] if words is None else words)
         sys.stdout.flush()
@@ -56,8 +56,10 @@ def main(words: list[str] | None = None) -> int:
         # The interpreter flushes stdout once more at exit; give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except FILE_ERRORS as error:
-        return complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except OSError as error:
+        if error.errno is None:  # not the system's: libraries raise it for anything
+            raise
+        return complain(f"{error.filename or 'system'}: {error.strerror}")
     except ValueError as error:
         if not raised_by_us(error):
             raise
