@@ -71,7 +71,7 @@ def sgd_step(
     if found_inf is not None:
         keep = torch.where(found_inf > 0, 1.0, torch.as_tensor(keep, device=found_inf.device))
     if isinstance(keep, Tensor) or keep != 1:
-        torch._foreach_mul_(params, keep)
+        torch._foreach_mul_(params, keep)  # pyright: ignore
     momenta: list[Tensor | None] = [s["momentum_buffer"] for s in states]
     sgd(
         params,

@@ -144,6 +144,7 @@ def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
     inverse = bound.reciprocal().masked_fill(bound == 0, 0.0)[:, None, None]
     X.mul_(inverse.to(X.dtype))
     A.mul_(inverse.square().to(A.dtype))
+    assert filter.cutoff is not None
     if filter.cutoff == "noise":
         t = noise_edge(*X.shape[1:]) * inverse[:, 0, 0]
     else:
@@ -193,9 +194,9 @@ def _combine(A: Tensor, b: float | Tensor, c: float | Tensor) -> Tensor:
     if isinstance(c, float) and c == 0:
         return A * b
     S = _square(A)
-    if isinstance(c, float):
-        return S.mul_(c).add_(A, alpha=b)
-    return S.mul_(c.to(S.dtype)).addcmul_(A, b.to(S.dtype))
+    if isinstance(b, Tensor) and isinstance(c, Tensor):
+        return S.mul_(c.to(S.dtype)).addcmul_(A, b.to(S.dtype))
+    return S.mul_(c).add_(A, alpha=b)  # pyright: ignore[reportArgumentType]
 
 
 def _keep_rank(X: Tensor, rank: int, norm: Tensor) -> Filtered:

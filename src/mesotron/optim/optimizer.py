@@ -134,7 +134,9 @@ class RoutedOptimizer(torch.optim.Optimizer):
         stats.add_finite([group["name"]] * len(params), finite)
         if finite.device.type != "cpu":
             return list(zip(params, finite.unbind(), strict=True))
-        kept = [(p, None) for p, ok in zip(params, finite.tolist(), strict=True) if ok]
+        kept: list[tuple[Tensor, Tensor | None]] = [
+            (p, None) for p, ok in zip(params, finite.tolist(), strict=True) if ok
+        ]
         if len(kept) < len(params):
             _log.warning(
                 "%d of %d gradients in group %r are not finite: their parameters keep values and "

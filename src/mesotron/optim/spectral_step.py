@@ -116,7 +116,7 @@ def update_momentum(
 def gradients_finite(grads: Sequence[Tensor]) -> Tensor:
     """One bool per gradient, on the device: no NaN and no infinity in it. Reads each gradient
     once."""
-    largest = torch._foreach_norm(list(grads), float("inf"))
+    largest = torch._foreach_norm(list(grads), float("inf"))  # pyright: ignore
     return torch.stack([x.float() for x in largest]).isfinite()
 
 

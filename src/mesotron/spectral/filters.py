@@ -252,6 +252,7 @@ def _best_quintic(low: float, high: float) -> Triple:
     if high - low < 1e-6 * high:  # one point: p(s) = s (15 - 10 s^2 + 3 s^4) / 8 about the middle
         s = (low + high) / 2
         return 1.875 / s, -1.25 / s**3, 0.375 / s**5
+    a = b = c = 0.0
     points = low + (high - low) * np.array([0.0, 0.25, 0.75, 1.0])
     for _ in range(50):
         powers = points[:, None] ** np.array([1, 3, 5])

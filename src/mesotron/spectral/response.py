@@ -60,7 +60,7 @@ def response(filter: Filter, sigma: ArrayLike, shape: tuple[int, int] | None = N
     s = np.asarray(sigma, dtype=np.float64)
     for triple in steps_at(filter, shape):
         s = _quintic(triple, s)  # pyright: ignore[reportArgumentType]  # numpy broadcasts
-    return s
+    return np.asarray(s)
 
 
 def slope_at_zero(filter: Filter, shape: tuple[int, int] | None = None) -> float:

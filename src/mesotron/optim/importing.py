@@ -1,0 +1,107 @@
+"""Take over the state of another Muon in the middle of a run.
+
+`torch.optim.Muon`, KellerJordan's Muon, Moonlight's and dion's keep one momentum buffer per
+matrix, as a running mean (the first two) or as a sum (the others), and the usual two moments for
+AdamW parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mesotron.optim.groups import SPECTRAL_RULES
+from mesotron.optim.optimizer import RoutedOptimizer
+
+_MOMENTUM_KEYS = ("momentum_buffer", "momentum")
+
+
+def import_state(
+    optimizer: RoutedOptimizer,
+    source: torch.optim.Optimizer | Mapping[str, Any],
+    params: Sequence[Tensor] | None = None,
+    *,
+    form: str = "mean",
+) -> int:
+    """Copy momentum (and AdamW moments) from another optimizer into this one.
+
+    Args:
+        optimizer: one of ours; the parameters it shares with `source` get its state.
+        source: the other optimizer, or its state_dict.
+        params: with a state_dict, the parameters in the order the other optimizer held them.
+        form: "mean" if its momentum is mu M + (1 - mu) G (torch.optim.Muon, KellerJordan), "sum"
+            if it is mu M + G (Moonlight, dion): the sum is then multiplied by 1 - mu.
+
+    Returns:
+        The number of parameters whose state was taken over.
+
+    Example:
+        >>> layer = torch.nn.Linear(4, 4, bias=False)
+        >>> from mesotron.optim import Muon
+        >>> import_state(Muon(layer.parameters()), torch.optim.Muon(layer.parameters()))
+        0
+    """
+    if form not in ("mean", "sum"):
+        raise ValueError(f"form={form!r} must be 'mean' (mu M + (1 - mu) G) or 'sum' (mu M + G)")
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    taken = 0
+    for p, state in _states(source, params):
+        if p not in groups:
+            raise ValueError(
+                f"the source holds a parameter of shape {tuple(p.shape)} that this optimizer "
+                "does not: build both from the same model"
+            )
+        if state:
+            optimizer.state[p].update(_translate(p, state, groups[p], form))
+            taken += 1
+    return taken
+
+
+def _states(
+    source: torch.optim.Optimizer | Mapping[str, Any], params: Sequence[Tensor] | None
+) -> list[tuple[Tensor, Mapping[str, Any]]]:
+    if isinstance(source, torch.optim.Optimizer):
+        held = [p for group in source.param_groups for p in group["params"]]
+        return [(p, source.state.get(p, {})) for p in held]
+    indices = [i for group in source["param_groups"] for i in group["params"]]
+    if params is None or len(params) != len(indices):
+        raise ValueError(
+            f"the state_dict holds {len(indices)} parameters: pass params= with as many, in the "
+            "order the other optimizer held them"
+        )
+    return [(p, source["state"].get(i, {})) for p, i in zip(params, indices, strict=True)]
+
+
+def _translate(
+    p: Tensor, state: Mapping[str, Any], group: dict[str, Any], form: str
+) -> dict[str, Tensor]:
+    if group["rule"] == "adamw":
+        moments = {key: _like(p, state, key) for key in ("exp_avg", "exp_avg_sq")}
+        step = torch.as_tensor(state["step"], dtype=torch.float32, device=p.device)
+        return {"step": step.clone(), **moments}
+    key = next((k for k in _MOMENTUM_KEYS if k in state), "momentum_buffer")
+    momentum = _like(p, state, key)
+    if group["rule"] in SPECTRAL_RULES:
+        wide = torch.float64 if p.dtype == torch.float64 else torch.float32
+        momentum = momentum.to(
+            getattr(torch, group["momentum_dtype"]) if group["momentum_dtype"] else wide
+        )
+        if form == "sum":
+            momentum = momentum * (1 - group["momentum"])
+    return {"momentum_buffer": momentum}
+
+
+def _like(p: Tensor, state: Mapping[str, Any], key: str) -> Tensor:
+    if key not in state:
+        raise ValueError(
+            f"the source's state for a parameter of shape {tuple(p.shape)} has {sorted(state)} and "
+            f"no {key!r}: the two optimizers route it to different rules"
+        )
+    if state[key].numel() != p.numel():
+        raise ValueError(
+            f"{key} has shape {tuple(state[key].shape)}, the parameter has {tuple(p.shape)}"
+        )
+    return state[key].detach().to(device=p.device, copy=True).view(p.shape)
