@@ -60,7 +60,7 @@ class RouteConfig:
     """Filter attention projections head by head."""
 
     override: tuple[str, ...] = ()
-    """PATTERN=RULE pairs that win over the roles found, such as 'action_head.*=pion'."""
+    """PATTERN=RULE pairs that win over the roles found, such as '*.action_head.*=pion'."""
 
     lora: int | None = None
     """Route the model as it is under LoRA of this rank, on all linear layers."""
