@@ -52,7 +52,7 @@ def adamw_step(
         eps=group["eps"],
         maximize=False,
     )
-    _sample_adamw(grads, states, group, stats)
+    _sample_adamw(grads, states, group, found_inf, stats)
 
 
 def sgd_step(
@@ -86,7 +86,7 @@ def sgd_step(
         nesterov=group["nesterov"],
         maximize=False,
     )
-    _sample_sgd(grads, states, group, stats)
+    _sample_sgd(grads, states, group, found_inf, stats)
 
 
 RULES = {"adamw": adamw_step, "sgd": sgd_step}
@@ -105,19 +105,38 @@ def _sample(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(taken)
 
 
-def _sample_adamw(grads: list[Tensor], states: list[State], group: dict, stats: StepStats) -> None:
+def _sample_adamw(
+    grads: list[Tensor],
+    states: list[State],
+    group: dict,
+    found_inf: Tensor | None,
+    stats: StepStats,
+) -> None:
     beta1, beta2 = group["betas"]
-    step = states[0]["step"]
+    step = states[0]["step"].clamp_min(1)  # 0 after a skipped first step
     m = _sample([s["exp_avg"] for s in states]) / (1 - beta1**step)
     v = _sample([s["exp_avg_sq"] for s in states]) / (1 - beta2**step)
     update = m / (v.sqrt() + group["eps"])
-    stats.add_update(group["name"], update * group["lr"])
-    stats.add_sample(group["name"], update, _sample(grads))
+    _add(group, update, _sample(grads), found_inf, stats)
 
 
-def _sample_sgd(grads: list[Tensor], states: list[State], group: dict, stats: StepStats) -> None:
+def _sample_sgd(
+    grads: list[Tensor],
+    states: list[State],
+    group: dict,
+    found_inf: Tensor | None,
+    stats: StepStats,
+) -> None:
     update, G = _sample([s["momentum_buffer"] for s in states]), _sample(grads)
     if group["nesterov"]:
         update = G + group["momentum"] * update
+    _add(group, update, G, found_inf, stats)
+
+
+def _add(
+    group: dict, update: Tensor, G: Tensor, found_inf: Tensor | None, stats: StepStats
+) -> None:
+    if found_inf is not None:  # nothing moved, and G may hold what was not finite
+        update, G = (torch.where(found_inf > 0, 0.0, x) for x in (update, G))
     stats.add_update(group["name"], update * group["lr"])
     stats.add_sample(group["name"], update, G)

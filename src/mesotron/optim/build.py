@@ -92,7 +92,8 @@ def _build(
     table = route(model, matrix=matrix, aux=aux, **routing)
     groups = []
     for group in table.groups(model):
-        rate = lr if group["rule"] == matrix or aux_lr is None else aux_lr
+        # aux_lr is in the unit of the auxiliary rule; a matrix of another rule keeps lr.
+        rate = lr if group["rule"] != aux or aux_lr is None else aux_lr
         scale = group.pop("lr_scale")
         group["lr"] = rate if scale == 1 else rate * scale
         groups += _split_vectors(group)

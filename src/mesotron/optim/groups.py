@@ -15,7 +15,8 @@ from mesotron.optim.spectral_step import group_filter
 from mesotron.optim.views import View
 
 SPECTRAL_RULES = ("muon", "pion")
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
+# No float16: a gradient of 1e-9 or 1e6 is not a float16.
+_DTYPES = ("float32", "bfloat16", "float64")
 
 
 def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[str, Any]]:
@@ -49,6 +50,13 @@ def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[st
     return out
 
 
+def own_filter(group: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """A "muon" group inside `Pion` has Muon's filter, unless it names another one."""
+    if group.get("rule") == "muon" and defaults["rule"] == "pion" and "filter" not in group:
+        return {"promote": 0, "cutoff": None, **group, "filter": "muon"}
+    return group
+
+
 def check_group(group: dict[str, Any]) -> None:
     """Refuse a group that would fail later or be silently wrong."""
     rules = (*SPECTRAL_RULES, *AUXILIARY_RULES)
@@ -68,6 +76,17 @@ def check_group(group: dict[str, Any]) -> None:
         raise ValueError(f"betas={group['betas']!r} must each be at least 0 and below 1")
     for p in group["params"]:
         refuse_flat_shard(p)
+        if not p.is_floating_point():
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} is {p.dtype}, and every rule here needs "
+                "real floating-point numbers: hold a complex one as two real ones"
+            )
+    for key in ("lr", "weight_decay"):
+        if isinstance(group[key], Tensor) and group[key].ndim:
+            raise ValueError(
+                f"{key} is a tensor of shape {tuple(group[key].shape)}: give it without "
+                "dimensions, torch.tensor(1e-3)"
+            )
     if group["rule"] in SPECTRAL_RULES:
         _check_spectral(group)
 

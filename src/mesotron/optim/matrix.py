@@ -86,12 +86,9 @@ def normalise(X: Tensor) -> Tensor:
     numbers.
     """
     norm = torch.linalg.vector_norm(X, dim=(1, 2), dtype=torch.float64)
-    largest = torch.finfo(
-        torch.float32
-    ).max  # the reciprocal of a norm below 3e-39 must stay finite
-    X.mul_(
-        norm.reciprocal().clamp(max=largest).masked_fill(norm == 0, 0.0).to(X.dtype)[:, None, None]
-    )
+    largest = torch.finfo(X.dtype).max  # the reciprocal of a norm below 3e-39 must stay finite
+    inverse = norm.reciprocal().clamp(max=largest).masked_fill(norm == 0, 0.0)
+    X.mul_(inverse.to(X.dtype)[:, None, None])
     return norm
 
 
@@ -148,17 +145,30 @@ def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
     if filter.cutoff == "noise":
         t = noise_edge(*X.shape[1:]) * inverse[:, 0, 0]
     else:
-        t = filter.cutoff * _largest_eigenvalue(S).pow(0.25) * inverse[:, 0, 0]
+        t = filter.cutoff * largest_eigenvalue(S).pow(0.25) * inverse[:, 0, 0]
     return t.masked_fill(bound == 0, FIXED_POINT)
 
 
-def _largest_eigenvalue(S: Tensor) -> Tensor:
-    """Of positive semi-definite S, [B], from below: power iteration from the heaviest column."""
+def largest_eigenvalue(S: Tensor) -> Tensor:
+    """Of positive semi-definite S, [B], from below, by power iteration.
+
+    From two starts, since the heaviest column alone can lie in a block of its own beside a larger
+    direction that is spread over many rows.
+    """
+    B, m, _ = S.shape
     heaviest = S.diagonal(dim1=1, dim2=2).argmax(1)
-    v = S.gather(2, heaviest[:, None, None].expand(-1, S.shape[1], 1))
+    column = S.gather(2, heaviest[:, None, None].expand(-1, m, 1))
+    v = torch.cat([column, S @ _irregular(m, S.device).expand(B, m, 1)], dim=2)
     for _ in range(_POWER_STEPS):
         v = torch.bmm(S, v / v.norm(dim=1, keepdim=True).clamp_min(torch.finfo(S.dtype).tiny))
-    return v.norm(dim=(1, 2))
+    return v.norm(dim=1).amax(1)
+
+
+def _irregular(m: int, device: torch.device) -> Tensor:
+    """[m, 1] of numbers without a pattern that a singular vector could be orthogonal to."""
+    return (
+        torch.arange(1, m + 1, device=device, dtype=torch.float32).square().mul(0.7).sin()[:, None]
+    )
 
 
 def _standard_segment(X: Tensor, A: Tensor | None, triples: tuple[tuple, ...]) -> Tensor:
@@ -201,10 +211,12 @@ def _combine(A: Tensor, b: float | Tensor, c: float | Tensor) -> Tensor:
 
 def _keep_rank(X: Tensor, rank: int, norm: Tensor) -> Filtered:
     U, S, Vh = torch.linalg.svd(X.float() if X.element_size() < 4 else X, full_matrices=False)
-    keep = (torch.arange(S.shape[1], device=S.device) < rank) & (torch.finfo(S.dtype).eps < S)
+    rounding = torch.finfo(S.dtype).eps * X.shape[2]  # a direction below it is not in the data
+    keep = (torch.arange(S.shape[1], device=S.device) < rank) & (rounding < S)
     kept = torch.bmm(U * keep[:, None, :], Vh)
     return Filtered(kept.to(X.dtype), norm, S.pow(4).sum(1), keep.sum(1).float())
 
 
 def _sum_of_squares(X: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(X, dim=(1, 2), dtype=torch.float32).square()
+    dtype = torch.promote_types(X.dtype, torch.float32)
+    return torch.linalg.vector_norm(X, dim=(1, 2), dtype=dtype).square()

@@ -26,8 +26,8 @@ def step_scale(scale: Scale, rows: int, cols: int) -> float:
         cols: inputs of the logical matrix.
 
     Example:
-        >>> step_scale("rms", 1024, 256), step_scale("spectral", 1024, 256), step_scale(5.0, 1024,
-        256) (6.4, 2.0, 160.0)
+        >>> step_scale("rms", 1024, 256), step_scale("spectral", 1024, 256)
+        (6.4, 2.0)
     """
     if scale in ("rms", "moonlight"):
         return 0.2 * math.sqrt(max(rows, cols))

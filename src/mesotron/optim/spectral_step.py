@@ -117,7 +117,7 @@ def gradients_finite(grads: Sequence[Tensor]) -> Tensor:
     """One bool per gradient, on the device: no NaN and no infinity in it. Reads each gradient
     once."""
     largest = torch._foreach_norm(list(grads), float("inf"))  # pyright: ignore
-    return torch.stack([x.float() for x in largest]).isfinite()
+    return torch.stack(list(largest)).isfinite()  # a float64 beyond float32's range is finite
 
 
 def filter_and_apply(jobs: Iterable[Job], stats: StepStats) -> None:
@@ -190,7 +190,7 @@ def _run_batch(
         for (job, _), count in zip(members, counts, strict=True)
         for _ in range(count)
     ]
-    step_size = torch.stack(sizes) if isinstance(sizes[0], Tensor) else torch.tensor(sizes)
+    step_size = torch.stack([torch.as_tensor(size, device=device) for size in sizes])
     stats.add_blocks(names, filtered, step_size, shape[0] * shape[1])
 
 

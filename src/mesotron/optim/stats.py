@@ -39,8 +39,8 @@ class StepStats:
     """Collects the records of one step; `read` turns them into named floats."""
 
     blocks: list[_Blocks] = field(default_factory=list)
-    samples: list[tuple[str, Tensor]] = field(default_factory=list)
     finite: list[tuple[list[str], Tensor]] = field(default_factory=list)
+    cosines: list[tuple[list[str], Tensor]] = field(default_factory=list)
     updates: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def add_blocks(
@@ -56,15 +56,19 @@ class StepStats:
 
     def add_sample(self, group: str, update: Tensor, gradient: Tensor) -> None:
         """Record the cosine of update and gradient over equal-shaped samples of the two."""
-        x, g = update.flatten().float(), gradient.flatten().float()
-        g = g / g.abs().amax().clamp_min(
-            torch.finfo(torch.float32).tiny
-        )  # 1e30 squared is not a float32
-        self.samples.append((group, torch.stack([x.dot(g), x.dot(x), g.dot(g)])))
+        x, g = _largest_one(update.flatten().float()), _largest_one(gradient.flatten().float())
+        length = (x.dot(x) * g.dot(g)).sqrt()
+        self.add_cosines([group], torch.where(length > 0, x.dot(g) / length, 0.0)[None])
+
+    def add_cosines(self, groups: list[str], cosines: Tensor) -> None:
+        """Record the cosine of each block of a batch, [B]."""
+        self.cosines.append((groups, cosines))
 
     def add_update(self, group: str, update: Tensor) -> None:
         """Record a sample of an elementwise rule's update (the change of the weights)."""
-        self.updates.append((group, update.float().square().mean()))
+        largest = update.abs().amax().float()
+        rms = _largest_one(update.float()).square().mean().sqrt()
+        self.updates.append((group, rms * largest))
 
     def add_finite(self, groups: list[str], finite: Tensor) -> None:
         """Record which parameters had a finite gradient and were stepped."""
@@ -73,14 +77,9 @@ class StepStats:
     def read(self) -> dict[str, float]:
         """Named floats, "<group>/<statistic>"; this is the only call that waits for the device."""
         out = self._read_blocks()
-        for group, mean_square in self.updates:
-            out[f"{group}/update_rms"] = mean_square.sqrt().item()
-        cosines: dict[str, Tensor] = {}
-        for group, sums in self.samples:
-            cosines[group] = cosines.get(group, torch.zeros(3, device=sums.device)) + sums
-        for group, (xg, xx, gg) in ((g, s.tolist()) for g, s in cosines.items()):
-            # The step is minus the filtered direction: descent is a cosine of the two above zero.
-            out[f"{group}/cosine"] = xg / (xx * gg) ** 0.5 if xx * gg > 0 else 0.0
+        for group, rms in self.updates:
+            out[f"{group}/update_rms"] = rms.item()
+        out |= self._read_cosines()
         out |= self._read_skipped()
         return out
 
@@ -92,14 +91,24 @@ class StepStats:
                 rows.setdefault(group, []).append((*values, record.numel))
         out: dict[str, float] = {}
         for group, blocks in rows.items():
-            live = [b for b in blocks if b[0] > 0 and b[3] != 0] or [(0.0,) * 5]
+            # A block without a gradient (an expert without tokens) says nothing about the filter.
+            live = [b for b in blocks if b[0] > 0]
+            count = max(len(live), 1)
             moved = sum(passed * size * size for _, _, passed, size, _ in blocks)
             out[f"{group}/update_rms"] = (moved / sum(b[4] for b in blocks)) ** 0.5
-            out[f"{group}/concentration"] = sum(b[1] for b in live) / len(live)
-            out[f"{group}/passed_rank"] = sum(b[2] for b in live) / len(live)
-            out[f"{group}/dead_blocks"] = sum(b[2] < DEAD_NORM**2 for b in live) / len(live)
+            out[f"{group}/concentration"] = sum(b[1] for b in live) / count
+            out[f"{group}/passed_rank"] = sum(b[2] for b in live) / count
+            out[f"{group}/dead_blocks"] = sum(b[2] < DEAD_NORM**2 for b in live) / count
             out[f"{group}/blocks"] = float(len(blocks))
         return out
+
+    def _read_cosines(self) -> dict[str, float]:
+        """Mean over the group's blocks; the step is minus the update, so descent is above zero."""
+        found: dict[str, list[float]] = {}
+        for groups, cosines in self.cosines:
+            for group, cosine in zip(groups, cosines.tolist(), strict=True):
+                found.setdefault(group, []).append(cosine)
+        return {f"{group}/cosine": sum(all_) / len(all_) for group, all_ in found.items()}
 
     def _read_skipped(self) -> dict[str, float]:
         out: dict[str, float] = {"skipped": 0.0}
@@ -109,3 +118,8 @@ class StepStats:
                 out[key] = out.get(key, 0.0) + (not ok)
                 out["skipped"] += not ok
         return out
+
+
+def _largest_one(x: Tensor) -> Tensor:
+    """x over its largest magnitude, since the square of 1e30 is not a float32; zero stays zero."""
+    return x / x.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)

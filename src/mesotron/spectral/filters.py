@@ -146,8 +146,11 @@ def high_pass(cutoff: Cutoff, suppress: int = 3) -> Filter:
             this shape reaches, (1/sqrt(m) + 1/sqrt(n)) of the Frobenius norm.
         suppress: suppression steps after the threshold is in place; each one sharpens the edge.
     """
-    if cutoff != "noise" and not (isinstance(cutoff, int | float) and 0 < cutoff < 1):
-        raise ValueError(f"cutoff={cutoff!r} must be a fraction between 0 and 1, or 'noise'")
+    if cutoff != "noise" and not (isinstance(cutoff, int | float) and 0 < cutoff <= FIXED_POINT):
+        raise ValueError(
+            f"cutoff={cutoff!r} must be 'noise' or a fraction between 0 and {FIXED_POINT:.4f}, the "
+            "highest that suppression can aim at"
+        )
     return Filter("pion", cutoff=cutoff, suppress=_positive(suppress))
 
 
