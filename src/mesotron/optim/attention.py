@@ -1,10 +1,13 @@
-"""Attention weights: which projection a matrix is, how many heads it has, and how fused ones are laid out.
+"""Attention weights: which projection a matrix is, how many heads it has, and how fused ones are
+laid out.
 
-Query, key and value projections hold their heads in rows, the output projection in columns; under grouped-query
-attention keys and values have fewer heads. Fused weights come in sections (q | k | v) or interleaved head by head, and
-nothing in the shape tells which, so the layouts are listed by attention class, as read in each forward pass.
+Query, key and value projections hold their heads in rows, the output projection in columns; under
+grouped-query attention keys and values have fewer heads. Fused weights come in sections (q | k | v)
+or interleaved head by head, and nothing in the shape tells which, so the layouts are listed by
+attention class, as read in each forward pass.
 
-Legend: H query heads, G key-value heads, d rows of one head. It does not guess: a count that does not fit is a doubt.
+Legend: H query heads, G key-value heads, d rows of one head. It does not guess: a count that does
+not fit is a doubt.
 """
 
 from __future__ import annotations
@@ -15,64 +18,26 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from mesotron.optim.reading import Reading, doubt, matrix
-from mesotron.optim.sites import Site
+from mesotron.optim.sites import Site, words
 
 # What libraries call the projections. Short names count only next to their siblings.
 NAMES: dict[str, frozenset[str]] = {
-    "q": frozenset(
-        [
-            "q_proj",
-            "query",
-            "q",
-            "wq",
-            "w_q",
-            "q_lin",
-            "to_q",
-            "query_proj",
-            "linear_q",
-            "q_attn",
-            "q_b_proj",
-        ]
-    ),
-    "k": frozenset(["k_proj", "key", "k", "wk", "w_k", "k_lin", "to_k", "key_proj", "linear_k"]),
-    "v": frozenset(
-        ["v_proj", "value", "v", "wv", "w_v", "v_lin", "to_v", "value_proj", "linear_v"]
-    ),
-    "qkv": frozenset(
-        ["c_attn", "qkv", "qkv_proj", "Wqkv", "wqkv", "query_key_value", "att_proj", "to_qkv"]
-    ),
-    "kv": frozenset(["kv", "to_kv"]),
-    "o": frozenset(
-        [
-            "o_proj",
-            "out_proj",
-            "o",
-            "wo",
-            "w_o",
-            "out_lin",
-            "to_out",
-            "dense",
-            "c_proj",
-            "proj",
-            "linear_out",
-        ]
-    ),
+    "q": words("q_proj query q wq w_q q_lin to_q query_proj linear_q q_attn q_b_proj"),
+    "k": words("k_proj key k wk w_k k_lin to_k key_proj linear_k"),
+    "v": words("v_proj value v wv w_v v_lin to_v value_proj linear_v"),
+    "qkv": words("c_attn qkv qkv_proj Wqkv wqkv query_key_value att_proj to_qkv"),
+    "kv": words("kv to_kv"),
+    "o": words("o_proj out_proj o wo w_o Wo out_lin to_out dense c_proj proj linear_out"),
 }
-# BERT and its kin keep the output projection in a module of its own, beside the one with q, k and v.
+# BERT and its kin keep the output projection in a module of its own, beside the one with q, k and
+# v.
 _OUTPUT_MODULES = ("SelfOutput", "CrossOutput", "AttentionOutput")
 
-# Attention classes whose fused weight repeats (q, k, v) head by head; the others lay q, k and v in three sections.
-_INTERLEAVED = frozenset(
-    [
-        "GPTNeoXAttention",
-        "GPTNeoXJapaneseAttention",
-        "BloomAttention",
-        "PersimmonAttention",
-        "FalconAttention",
-        "GPTBigCodeAttention",
-        "MiniMaxLightningAttention",
-        "DisentangledSelfAttention",
-    ]
+# Attention classes whose fused weight repeats (q, k, v) head by head; the others lay q, k and v in
+# three sections.
+_INTERLEAVED = words(
+    "GPTNeoXAttention GPTNeoXJapaneseAttention BloomAttention PersimmonAttention FalconAttention "
+    "GPTBigCodeAttention MiniMaxLightningAttention DisentangledSelfAttention"
 )
 # Names that mean a fused QKV in one class only ("in_proj" is a Mamba mixer's elsewhere).
 _FUSED_BY_CLASS = {"DisentangledSelfAttention": "in_proj"}
@@ -103,7 +68,8 @@ class Heads:
 
 
 def find_heads(block: nn.Module, config: object | None) -> Heads:
-    """Head counts of an attention block: its own attributes, which its forward pass uses, then its config.
+    """Head counts of an attention block: its own attributes, which its forward pass uses, then its
+    config.
 
     Args:
         block: the module that holds the projections.
@@ -140,8 +106,8 @@ def find_projection(site: Site) -> tuple[str, nn.Module] | None:
     if called.isdigit() and len(site.path) > 1:  # `to_out.0`: a Sequential around the projection
         called, block = site.path[-2], site.modules[-3]
     if called in NAMES["o"] and type(site.parent).__name__.endswith(_OUTPUT_MODULES):
-        block = next((m for m in site.modules[-3].children() if _is_block(m)), block)
-    if not _is_block(block):
+        block = next((m for m in site.modules[-3].children() if is_block(m)), block)
+    if not is_block(block):
         return None
     if called in ("kv_a_proj_with_mqa", "kv_b_proj"):
         return "mla_" + called[:4], block
@@ -151,7 +117,10 @@ def find_projection(site: Site) -> tuple[str, nn.Module] | None:
     return (part, block) if part else None
 
 
-def _is_block(module: nn.Module) -> bool:
+def is_block(module: nn.Module) -> bool:
+    """Whether the module holds attention projections, by the names of its children."""
+    if isinstance(module, nn.MultiheadAttention):
+        return True
     names = set(module._modules)
     if type(module).__name__ in _FUSED_BY_CLASS:
         return True
@@ -172,7 +141,7 @@ def read_attention(
     """
     found = find_projection(site)
     if found is None:
-        return None
+        return _perhaps_output(site) if per_head else None
     part, block = found
     heads = find_heads(block, site.config)
     if part in ("qkv", "kv", "mla_kv_a", "mla_kv_b"):
@@ -185,6 +154,21 @@ def read_attention(
     if reading.doubt:
         return replace(reading, role=f"attention {part}", matrix=True)
     return reading
+
+
+def _perhaps_output(site: Site) -> Reading | None:
+    """An unknown layer in a block whose output projection was not found: leaving it whole would be
+    a silent exception to `per_head`."""
+    block, beside = site.parent, site.modules[-3].children() if len(site.modules) > 2 else ()
+    elsewhere = any(type(module).__name__.endswith(_OUTPUT_MODULES) for module in beside)
+    if not is_block(block) or set(block._modules) & NAMES["o"] or elsewhere:
+        return None
+    sentence = (
+        f"per_head=True: {site.name} lies in an attention block without a known output projection; "
+        f"if it is one, write overrides={{'{site.name}': {{'view': 'cols:NUM_HEADS'}}}}, else "
+        "{'view': 'whole'}"
+    )
+    return replace(doubt(sentence), role="linear", matrix=True)
 
 
 def _read_plain(
@@ -223,8 +207,10 @@ def _read_qkv(
             return _no_count(site)
         if rows != 3 * cols:
             return doubt(
-                f"{site.name} looks like a fused QKV of shape {rows}x{cols}, but neither its module nor a config "
-                f"says how many heads it has; write overrides={{'{site.name}': {{'view': 'rows:Q+K+V'}}}}"
+                f"{site.name} looks like a fused QKV of shape {rows}x{cols}, but neither its "
+                "module nor a config "
+                f"says how many heads it has; write "
+                f"overrides={{'{site.name}': {{'view': 'rows:Q+K+V'}}}}"
             )
         return matrix("attention qkv", "query | key | value in three sections", "rows:3")
     if "q_attn" in block._modules:
@@ -249,8 +235,10 @@ def _sections(site: Site, block: nn.Module, H: int, G: int, d: int) -> Reading:
         return matrix(role, f"{H // G} queries, key, value in each of {G} groups", cut)
     if "query_key_value" in block._modules and not classes & _INTERLEAVED:
         return doubt(
-            f"{site.name} is a fused query_key_value of an attention class ({type(block).__name__}) whose layout is not "
-            f"known here, sectioned or interleaved; write overrides={{'{site.name}': {{'view': 'rows:3'}}}} or "
+            f"{site.name} is a fused query_key_value of an attention class "
+            f"({type(block).__name__}) whose layout is not "
+            f"known here, sectioned or interleaved; write "
+            f"overrides={{'{site.name}': {{'view': 'rows:3'}}}} or "
             f"{{'view': 'rows:{H}%3'}}, or pass per_head=True"
         )
     if H == G:
@@ -280,7 +268,8 @@ def _read_mla_a(
     latent = getattr(block, "kv_lora_rank", None)
     if not isinstance(latent, int) or not 0 < latent < rows:
         return doubt(
-            f"{site.name}: its module does not say kv_lora_rank, so latent and rotary rows cannot be told apart; "
+            f"{site.name}: its module does not say kv_lora_rank, so latent and rotary rows cannot "
+            "be told apart; "
             f"write overrides={{'{site.name}': {{'view': 'rows:LATENT+ROTARY'}}}}"
         )
     return matrix("attention kv", "latent | rotary key", f"rows:{latent}+{rows - latent}")
@@ -293,7 +282,8 @@ def _read_mla_b(
     H, value = heads.num, getattr(block, "v_head_dim", None)
     if H is None or not isinstance(value, int) or rows % H or not 0 < value < rows // H:
         return doubt(
-            f"{site.name}: {rows} rows do not split into heads of key and value rows (num_heads {H}, v_head_dim "
+            f"{site.name}: {rows} rows do not split into heads of key and value rows (num_heads "
+            f"{H}, v_head_dim "
             f"{value}); write overrides={{'{site.name}': {{'view': 'whole'}}}}"
         )
     key = rows // H - value
@@ -314,6 +304,7 @@ def _no_count(site: Site) -> Reading:
 def _misfit(site: Site, num: int, axis: str, length: int, dim: int | None) -> Reading:
     known = f" of {dim}" if dim else ""
     return doubt(
-        f"{site.name}: {num} heads{known} do not fit its {length} {axis}; pass per_head={{'{site.name}': NUM_HEADS}} "
+        f"{site.name}: {num} heads{known} do not fit its {length} {axis}; pass "
+        f"per_head={{'{site.name}': NUM_HEADS}} "
         f"with the right count, or overrides={{'{site.name}': {{'view': 'whole'}}}}"
     )

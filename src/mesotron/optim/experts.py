@@ -1,4 +1,5 @@
-"""Stacked experts: one parameter that holds a matrix per expert, in the storage orders that Transformers uses."""
+"""Stacked experts: one parameter that holds a matrix per expert, in the storage orders that
+Transformers uses."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _FUSED_PAIRS = ("gate_up_proj", "gate_and_up_proj", "w13", "input_linear")
 
 
 def num_experts(site: Site) -> int | None:
-    """How many experts the owner, its parent, its config or the `experts` list beside it speaks of."""
+    """How many experts the owner, its parent, its config or the `experts` list beside it speaks
+    of."""
     for source in (site.owner, site.parent, site.config):
         for name in _COUNTS:
             value = getattr(source, name, None)
@@ -37,8 +39,10 @@ def read_experts(site: Site) -> Reading | None:
     transposed = _stored_transposed(site)
     if transposed is None:
         return doubt(
-            f"{site.name} is an expert stack of shape {tuple(site.param.shape)} that may be (experts, out, in) or "
-            f"(experts, in, out); write overrides={{'{site.name}': {{'view': 'stack'}}}} or {{'view': 'stack/T'}}"
+            f"{site.name} is an expert stack of shape {tuple(site.param.shape)} that may be "
+            "(experts, out, in) or "
+            f"(experts, in, out); write overrides={{'{site.name}': {{'view': 'stack'}}}} or "
+            f"{{'view': 'stack/T'}}"
         )
     view = "stack/T" if transposed else "stack"
     rows = site.param.shape[2 if transposed else 1]
@@ -51,7 +55,8 @@ def read_experts(site: Site) -> Reading | None:
 
 
 def _stored_transposed(site: Site) -> bool | None:
-    """Whether the stack is (experts, in, out): by Transformers' own mark, else by where the hidden width lies."""
+    """Whether the stack is (experts, in, out): by Transformers' own mark, else by where the hidden
+    width lies."""
     mark = getattr(site.owner, "is_transposed", None)
     if isinstance(mark, bool):
         return mark

@@ -1,8 +1,9 @@
 """Roles: what every parameter of a model is, told by module type, identity and config.
 
-`read` answers for one parameter: embedding, head, norm, bias, router, convolution, expert stack, attention projection or
-plain matrix, with the view that shows its matrices and the reason. Names decide only where a type cannot, from the
-small tables below. What cannot be told is a doubt, never a guess: routing then asks for an override.
+`read` answers for one parameter: embedding, head, norm, bias, router, convolution, expert stack,
+attention projection or plain matrix, with the view that shows its matrices and the reason. Names
+decide only where a type cannot, from the small tables below. What cannot be told is a doubt, never
+a guess: routing then asks for an override.
 """
 
 from __future__ import annotations
@@ -12,40 +13,24 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from mesotron.optim.attention import read_attention
+from mesotron.optim.attention import is_block, read_attention
 from mesotron.optim.experts import num_experts, read_experts
 from mesotron.optim.lora import find_lora_factor, read_lora
+from mesotron.optim.mixers import read_mixer
 from mesotron.optim.reading import Reading, doubt, matrix
-from mesotron.optim.sites import Site, is_a
+from mesotron.optim.sites import Site, is_a, words
 
 # Output layers of modules that declare none.
-_HEADS = frozenset(
-    [
-        "lm_head",
-        "head",
-        "heads",
-        "classifier",
-        "score",
-        "qa_outputs",
-        "embed_out",
-        "output_projection",
-        "action_net",
-        "value_net",
-        "policy_head",
-        "value_head",
-        "actor_head",
-        "critic_head",
-        "action_head_out",
-        "reward_head",
-        "v_head",
-        "mu",
-        "log_std",
-    ]
+_HEADS = words(
+    "lm_head head heads classifier score qa_outputs embed_out output_projection action_net "
+    "value_net policy_head value_head actor_head critic_head reward_head v_head mu log_std"
 )
 # Raw parameters that are tables or tokens, by a word of their name.
-_TABLE_WORDS = ("pos", "embed", "token", "quer", "latent", "codebook", "prompt", "register")
+_TABLE_WORDS = ("pos", "embed", "token", "quer", "latent", "code", "prompt", "register")
+# Raw parameters that are matrices, with the storage order read in their forward passes.
+_RAW_MATRICES = {"mm_input_projection_weight": "T"}
 # State-space parameters: matrices in shape only.
-_STATE_NAMES = frozenset(["A_log", "A", "D", "dt_bias", "time_decay", "time_first", "time_maa"])
+_STATE_NAMES = words("A_log A D dt_bias time_decay time_first time_maa")
 # Fused matrices outside attention, by what their module is called; the number of equal sections.
 _FUSED_SECTIONS = {"gate_up_proj": 2, "Wi": 2, "w12": 2, "w13": 2, "gate_and_up_proj": 2}
 # Raw channels of an image, a video or a depth map.
@@ -73,7 +58,8 @@ class Facts:
 
 
 def survey(model: nn.Module) -> Facts:
-    """Collect the embeddings and heads that the model declares, and the layers that structure alone makes so."""
+    """Collect the embeddings and heads that the model declares, and the layers that structure alone
+    makes so."""
     embeddings: set[int] = set()
     heads: set[int] = set()
     inputs: set[int] = set()
@@ -95,7 +81,8 @@ def survey(model: nn.Module) -> Facts:
 
 
 def _declared(model: nn.Module, method: str) -> nn.Module | None:
-    """A Transformers model's own word on its embeddings; models without any raise NotImplementedError."""
+    """A Transformers model's own word on its embeddings; models without any raise
+    NotImplementedError."""
     try:
         return getattr(model, method)()
     except NotImplementedError:
@@ -107,11 +94,12 @@ def _ids(module: nn.Module | None) -> set[int]:
 
 
 def _last_layer(model: nn.Module) -> nn.Module | None:
-    """The linear layer that a plain model registers last, under a Sequential or directly: its output layer."""
+    """The linear layer that a plain model registers last, under a Sequential or directly: its
+    output layer."""
     module = model
     while True:
         trained = [m for m in module.children() if next(m.parameters(), None) is not None]
-        if not trained:
+        if not trained or is_block(module):  # an attention block ends in its own projection
             return None
         module = trained[-1]
         if isinstance(module, nn.Linear):
@@ -144,9 +132,9 @@ def read(site: Site, facts: Facts, *, per_head: bool, num_heads: int | None) -> 
         if reading is not None:
             return reading
     if isinstance(site.owner, nn.MultiheadAttention):
-        return _read_multihead(site, per_head, num_heads)
+        return _read_multihead(site, num_heads or site.owner.num_heads, per_head)
     if isinstance(site.owner, (*_Conv, *_ConvTranspose)):
-        return _read_conv(site, facts)
+        return _read_conv(site, facts, site.owner.groups, site.owner.in_channels)
     if isinstance(site.owner, tuple(_GATES)):
         return _read_recurrent(site)
     if _is_linear(site) or is_a(site.owner, "transformers.pytorch_utils", "Conv1D"):
@@ -177,7 +165,10 @@ def _read_declared(site: Site, facts: Facts) -> Reading | None:
 
 
 def _is_vocabulary(site: Site) -> bool:
-    """Outputs equal the vocabulary, unless a hidden width happens to equal it too."""
+    """Outputs equal the vocabulary, outside the numbered layers, where equality is a
+    coincidence."""
+    if any(segment.isdigit() for segment in site.path):
+        return False
     vocab = getattr(site.config, "vocab_size", None)
     widths = {getattr(site.config, name, None) for name in ("hidden_size", "intermediate_size")}
     return vocab is not None and site.param.shape[0] == vocab and vocab not in widths
@@ -219,9 +210,8 @@ def _read_router(site: Site, facts: Facts) -> Reading | None:
     return None
 
 
-def _read_multihead(site: Site, per_head: bool, num: int | None) -> Reading:
+def _read_multihead(site: Site, heads: int, per_head: bool) -> Reading:
     """torch's own attention: a fused (3E, E) weight, or one per input when the widths differ."""
-    heads = num or site.owner.num_heads
     sections = 3 if site.leaf == "in_proj_weight" else 1
     cut = sections * heads if per_head else sections
     if site.param.shape[0] % cut:
@@ -234,15 +224,14 @@ def _read_multihead(site: Site, per_head: bool, num: int | None) -> Reading:
     return matrix(f"attention {part}", reason, f"rows:{cut}" if cut > 1 else "whole")
 
 
-def _read_conv(site: Site, facts: Facts) -> Reading:
-    """Convolutions: (out, in * kernel) is the matrix, except where each channel has its own or inputs are raw."""
-    conv = site.owner
-    if conv.groups > 1:
-        depthwise = conv.groups == conv.in_channels
-        kind = "depthwise" if depthwise else f"grouped ({conv.groups})"
+def _read_conv(site: Site, facts: Facts, groups: int, channels: int) -> Reading:
+    """Convolutions: (out, in * kernel) is the matrix, except where each channel has its own or
+    inputs are raw."""
+    if groups > 1:
+        kind = "depthwise" if groups == channels else f"grouped ({groups})"
         return Reading("conv", f"{kind} convolution: its groups are separate small maps")
-    if id(site.param) in facts.inputs or conv.in_channels <= _MAX_RAW_CHANNELS:
-        return Reading("conv", f"first layer: reads {conv.in_channels} raw channels", "conv")
+    if id(site.param) in facts.inputs or channels <= _MAX_RAW_CHANNELS:
+        return Reading("conv", f"first layer: reads {channels} raw channels", "conv")
     return matrix("conv", "outputs x (inputs * kernel)", "conv")
 
 
@@ -255,7 +244,8 @@ def _read_recurrent(site: Site) -> Reading:
 
 
 def _is_linear(site: Site) -> bool:
-    """nn.Linear and its kin; library linears that do not inherit from it carry the word at the end of their name."""
+    """nn.Linear and its kin; library linears that do not inherit from it carry the word at the end
+    of their name."""
     named = type(site.owner).__name__.endswith("Linear")
     return (
         site.leaf == "weight"
@@ -270,7 +260,7 @@ def _read_linear(site: Site, per_head: bool, num: int | None) -> Reading:
     rows, cols = reversed(site.param.shape) if stored_transposed else site.param.shape
     reading = _read_torch_output(site, per_head, num)
     reading = reading or read_attention(site, rows, cols, per_head=per_head, num=num)
-    reading = reading or _read_sections(site, rows)
+    reading = reading or read_mixer(site, rows) or _read_sections(site, rows)
     if not stored_transposed:
         return reading
     view = "T" if reading.view == "whole" else f"T/{reading.view}"
@@ -305,12 +295,16 @@ def _raw_view(site: Site) -> str:
 def _read_raw(site: Site) -> Reading:
     """A bare nn.Parameter with two or more real dims in a module that says nothing about it."""
     leaf = site.leaf.lower()
+    if site.leaf in _RAW_MATRICES:
+        return matrix("linear", "hidden matrix, kept as a bare parameter", _RAW_MATRICES[site.leaf])
     if site.leaf in _STATE_NAMES:
         return Reading("state", "state-space parameter, not a map between layers")
     if any(word in leaf for word in _TABLE_WORDS):
         return Reading("table", f"'{site.leaf}' holds learned rows, not a map")
     return doubt(
-        f"{site.name} is a bare parameter of shape {tuple(site.param.shape)} in a {type(site.owner).__name__}, and nothing "
-        f"tells whether it is a matrix, a stack or a table; write overrides={{'{site.name}': 'adamw'}} or "
+        f"{site.name} is a bare parameter of shape {tuple(site.param.shape)} in a "
+        f"{type(site.owner).__name__}, and nothing "
+        f"tells whether it is a matrix, a stack or a table; write "
+        f"overrides={{'{site.name}': 'adamw'}} or "
         f"{{'{site.name}': {{'rule': 'muon', 'view': 'whole'}}}}"
     )

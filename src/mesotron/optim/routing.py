@@ -1,7 +1,9 @@
-"""Routing: who gets which rule. `route(model)` returns a table that can be read, printed, tested and turned into groups.
+"""Routing: who gets which rule. `route(model)` returns a table that can be read, printed, tested
+and turned into groups.
 
-Hidden matrices go to the spectral rule (Muon or Pion), everything else to the auxiliary rule (AdamW or SGD). Nothing is
-guessed: a parameter that cannot be told, a pattern that matches nothing and a flat shard raise a sentence.
+Hidden matrices go to the spectral rule (Muon or Pion), everything else to the auxiliary rule (AdamW
+or SGD). Nothing is guessed: a parameter that cannot be told, a pattern that matches nothing and a
+flat shard raise a sentence.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor, nn
 
 from mesotron.optim.reading import Reading
@@ -36,12 +39,15 @@ def route(
 
     Args:
         model: any module; on the meta device as well.
-        matrix: rule of the hidden matrices, "muon" or "pion" ("adamw" or "sgd" to compare under the same table).
-        aux: rule of embeddings, heads, norms, biases, routers, tables and vectors, "adamw" or "sgd".
-        per_head: filter attention one head at a time (q, k, v by rows, o by columns), with the head counts of the model's
-            config; or a mapping from glob patterns to head counts, where the model does not say.
-        overrides: glob pattern over parameter names (`fnmatch`: `*` crosses dots) -> rule name, or a mapping with any of
-            "rule", "view", "lr_scale". The first matching pattern wins.
+        matrix: rule of the hidden matrices, "muon" or "pion" ("adamw" or "sgd" to compare under the
+            same table).
+        aux: rule of embeddings, heads, norms, biases, routers, tables and vectors, "adamw" or
+            "sgd".
+        per_head: filter attention one head at a time (q, k, v by rows, o by columns), with the head
+            counts of the model's config; or a mapping from glob patterns to head counts, where the
+            model does not say.
+        overrides: glob pattern over parameter names (`fnmatch`: `*` crosses dots) -> rule name, or
+            a mapping with any of "rule", "view", "lr_scale". The first matching pattern wins.
         modalities: module prefix -> rule of the hidden matrices below it; the longest prefix wins.
         lora: which LoRA factors are filtered: "B" (default), "A", "both" or "none".
 
@@ -49,7 +55,8 @@ def route(
         A `RoutingTable` with one row per trainable parameter.
 
     Raises:
-        ValueError: a parameter cannot be told, a pattern matches nothing, or parameters are flat shards.
+        ValueError: a parameter cannot be told, a pattern matches nothing, or parameters are flat
+            shards.
 
     Example:
         >>> table = route(nn.TransformerEncoderLayer(8, 2, 16), per_head=True)
@@ -109,7 +116,8 @@ def _check_rules(
 
 
 def _trainable_sites(model: nn.Module) -> dict[int, list[Site]]:
-    """Trainable parameters by identity, each with every place that stores it; flat shards are refused."""
+    """Trainable parameters by identity, each with every place that stores it; flat shards are
+    refused."""
     sites: dict[int, list[Site]] = {}
     for site in walk(model):
         if site.param.requires_grad:
@@ -117,13 +125,15 @@ def _trainable_sites(model: nn.Module) -> dict[int, list[Site]]:
             sites.setdefault(id(site.param), []).append(site)
     if not sites:
         raise ValueError(
-            "the model has no trainable parameter: every requires_grad is False, so there is nothing to route"
+            "the model has no trainable parameter: every requires_grad is False, so there is "
+            "nothing to route"
         )
     return sites
 
 
 def _refuse_flat_shard(site: Site) -> None:
-    """Spectral rules need whole matrices; FSDP1 and ZeRO-3 leave flat pieces or empty placeholders in their place."""
+    """Spectral rules need whole matrices; FSDP1 and ZeRO-3 leave flat pieces or empty placeholders
+    in their place."""
     placeholder = getattr(site.param, "ds_id", None) is not None
     flat = type(site.param).__name__ == "FlatParameter"
     fsdp1 = any(
@@ -141,8 +151,10 @@ def _refuse_flat_shard(site: Site) -> None:
             else "a sharding wrapper"
         )
         raise ValueError(
-            f"{site.name} (shape {tuple(site.param.shape)}) is a flat or empty shard of {owner}, not a whole tensor, and a "
-            "spectral filter on a shard is another optimizer: use FSDP2 (torch.distributed.fsdp.fully_shard), whose "
+            f"{site.name} (shape {tuple(site.param.shape)}) is a flat or empty shard of {owner}, "
+            "not a whole tensor, and a "
+            "spectral filter on a shard is another optimizer: use FSDP2 "
+            "(torch.distributed.fsdp.fully_shard), whose "
             "parameters keep their shape, or route before sharding"
         )
 
@@ -150,7 +162,8 @@ def _refuse_flat_shard(site: Site) -> None:
 def _read_all(
     places: list[Site], facts: Facts, per_head: bool, counts: Mapping[str, int]
 ) -> Reading:
-    """One reading for a parameter, tied or not: an embedding or a head wins over every other role."""
+    """One reading for a parameter, tied or not: an embedding or a head wins over every other
+    role."""
     readings = []
     for site in places:
         num = next((n for pattern, n in counts.items() if fnmatchcase(site.name, pattern)), None)
@@ -163,7 +176,8 @@ def _read_all(
     for site, other in zip(places, readings, strict=True):
         if (other.matrix, other.view) != (first.matrix, first.view):
             sentence = (
-                f"{places[0].name} and {site.name} are one tensor with two roles ({first.role}, {other.role}); "
+                f"{places[0].name} and {site.name} are one tensor with two roles ({first.role}, "
+                f"{other.role}); "
                 f"write overrides={{'{places[0].name}': 'adamw'}} or another rule"
             )
             return Reading("unknown", "set by override", doubt=sentence)
@@ -216,10 +230,11 @@ def _check_view(name: str, param: Tensor, rule: str, view: str) -> None:
     """A view must show matrices in this very tensor."""
     if param.ndim < 2:
         raise ValueError(
-            f"{name} has shape {tuple(param.shape)}: {rule} filters matrices, and this is none; use 'adamw' or 'sgd'"
+            f"{name} has shape {tuple(param.shape)}: {rule} filters matrices, and this is none; "
+            "use 'adamw' or 'sgd'"
         )
     try:
-        View.parse(view).windows(param.detach())
+        View.parse(view).windows(torch.empty(param.shape, device="meta"))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -236,7 +251,8 @@ class _Overrides:
         for pattern in self._values:
             if pattern not in winners:
                 raise ValueError(
-                    f"overrides[{pattern!r}] never applies: earlier patterns take every parameter it matches; "
+                    f"overrides[{pattern!r}] never applies: earlier patterns take every parameter "
+                    "it matches; "
                     "put the narrower pattern first"
                 )
 
@@ -245,7 +261,8 @@ class _Overrides:
         return next((p for p in self._values if any(fnmatchcase(n, p) for n in names)), None)
 
     def of(self, places: list[Site]) -> dict[str, object]:
-        """What the first matching pattern says of a parameter, with the pattern; empty if none matches."""
+        """What the first matching pattern says of a parameter, with the pattern; empty if none
+        matches."""
         pattern = self._winner(places)
         return {} if pattern is None else {**self._values[pattern], "pattern": pattern}
 
@@ -258,7 +275,8 @@ def _check_patterns_match(
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, n=3, cutoff=0.0)
             raise ValueError(
-                f"{argument}[{pattern!r}] matches no trainable parameter (globs match the whole name, so begin with '*'); "
+                f"{argument}[{pattern!r}] matches no trainable parameter (globs match the whole "
+                "name, so begin with '*'); "
                 f"the nearest names are {', '.join(near)}"
             )
 
@@ -273,7 +291,8 @@ def _check_prefixes(
             parents = sorted({name.rpartition(".")[0] for name in names})
             near = get_close_matches(prefix, parents, n=3, cutoff=0.0)
             raise ValueError(
-                f"modalities[{prefix!r}] is no module prefix of a trainable parameter; the nearest modules are "
+                f"modalities[{prefix!r}] is no module prefix of a trainable parameter; the nearest "
+                "modules are "
                 f"{', '.join(near)}"
             )
     return sorted(modalities.items(), key=lambda item: -len(item[0]))
@@ -291,10 +310,13 @@ def _raise_doubts(doubts: list[str]) -> None:
 
 def _check_heads_found(rows: list[Row], per_head: bool | Mapping[str, int]) -> None:
     spectral = [row for row in rows if row.rule in SPECTRAL_RULES]
-    if per_head and spectral and not any("rows:" in r.view or "cols:" in r.view for r in spectral):
+    heads = ("attention", "lora_")
+    if per_head and spectral and not any(row.role.startswith(heads) for row in spectral):
         raise ValueError(
-            "per_head was asked for, but no attention projection was recognised among the filtered matrices; pass "
-            "per_head=False, or write the views by hand: overrides={'*.my_query.weight': {'view': 'rows:NUM_HEADS'}}"
+            "per_head was asked for, but no attention projection was recognised among the filtered "
+            "matrices; pass "
+            "per_head=False, or write the views by hand: overrides={'*.my_query.weight': {'view': "
+            "'rows:NUM_HEADS'}}"
         )
 
 

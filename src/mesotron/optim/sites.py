@@ -1,9 +1,10 @@
 """Sites: every place of a model where a parameter is stored, with the modules around it.
 
-Routing asks questions that a bare `named_parameters()` cannot answer: which module type owns this tensor, which
-attention block encloses it, which config describes that block. A `Site` carries the answers. Wrappers that change
-names but not meaning (PEFT, torch.compile, checkpointing, parametrizations) are looked through. Optional libraries are
-recognised here and only if somebody has already imported them.
+Routing asks questions that a bare `named_parameters()` cannot answer: which module type owns this
+tensor, which attention block encloses it, which config describes that block. A `Site` carries the
+answers. Wrappers that change names but not meaning (PEFT, torch.compile, checkpointing,
+parametrizations) are looked through. Optional libraries are recognised here and only if somebody
+has already imported them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Site:
 
     @property
     def called(self) -> str:
-        """What the owner is called by its parent: "q_proj" in `layers.0.self_attn.q_proj.weight`."""
+        """What the owner is called by its parent: "q_proj" in
+        `layers.0.self_attn.q_proj.weight`."""
         return self.path[-1] if self.path else ""
 
     @property
@@ -54,7 +56,8 @@ class Site:
 
     @property
     def config(self) -> Any | None:
-        """The Transformers config of the nearest enclosing module, so that a vision tower answers for itself."""
+        """The Transformers config of the nearest enclosing module, so that a vision tower answers
+        for itself."""
         config_class = imported_class("transformers.configuration_utils", "PreTrainedConfig")
         if config_class is None:
             return None
@@ -65,10 +68,16 @@ class Site:
         return None
 
 
+def words(text: str) -> frozenset[str]:
+    """A set of names, written as one line."""
+    return frozenset(text.split())
+
+
 def imported_class(module: str, name: str) -> type | None:
     """A class of an optional library, or None when nobody imported that library.
 
-    An object of the class can only exist after its module was imported, so nothing is missed and nothing is loaded.
+    An object of the class can only exist after its module was imported, so nothing is missed and
+    nothing is loaded.
     """
     loaded = sys.modules.get(module)
     return getattr(loaded, name, None) if loaded is not None else None
@@ -81,7 +90,8 @@ def is_a(module: nn.Module, library: str, name: str) -> bool:
 
 
 def walk(model: nn.Module) -> Iterator[Site]:
-    """Every (module, parameter) pair of the model; tied parameters and shared modules once per name.
+    """Every (module, parameter) pair of the model; tied parameters and shared modules once per
+    name.
 
     Example:
         >>> [site.name for site in walk(nn.Sequential(nn.Linear(2, 3)))]
@@ -118,7 +128,8 @@ def _parametrized(
     path: tuple[str, ...],
     chain: tuple[nn.Module, ...],
 ) -> Iterator[Site]:
-    """`torch.nn.utils.parametrize` keeps `weight` as `parametrizations.weight.original`: still this module's weight."""
+    """`torch.nn.utils.parametrize` keeps `weight` as `parametrizations.weight.original`: still this
+    module's weight."""
     for leaf, originals in lists._modules.items():
         for part, param in originals._parameters.items() if originals is not None else ():
             if param is not None:

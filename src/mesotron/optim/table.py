@@ -1,4 +1,5 @@
-"""The routing table: every trainable parameter in exactly one row, as text, as JSON and as optimizer groups."""
+"""The routing table: every trainable parameter in exactly one row, as text, as JSON and as
+optimizer groups."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Row:
         shape: of the (global) tensor.
         role: what the parameter is.
         rule: "muon", "pion", "adamw" or "sgd".
-        view: the matrices a spectral rule filters, in `View`'s string form; "whole" under the other rules.
+        view: the matrices a spectral rule filters, in `View`'s string form; "whole" under the other
+            rules.
         lr_scale: factor on the learning rate.
         reason: why.
         aliases: other names of the same tensor (tied weights).
@@ -101,8 +103,9 @@ class RoutingTable:
             **common: keys to put into every group, e.g. `weight_decay=0.01`.
 
         Returns:
-            Groups with `params`, `param_names`, `rule`, `view`, `lr_scale` and `name`. Each trainable parameter of the
-            model is in exactly one; a model that changed since `route` is refused.
+            Groups with `params`, `param_names`, `rule`, `view`, `lr_scale` and `name`. Each
+            trainable parameter of the model is in exactly one; a model that changed since `route`
+            is refused.
         """
         named = dict(model.named_parameters(remove_duplicate=False))
         self._check_covers(named)
@@ -118,7 +121,7 @@ class RoutingTable:
 
     def _check_covers(self, named: dict[str, nn.Parameter]) -> None:
         """Every trainable parameter in exactly one row, by identity."""
-        advice = "the model changed since route() (LoRA wrapping, freezing, tying?): call route(model) again"
+        advice = "the model changed since route() (LoRA, freezing, tying?): call route(model) again"
         gone = next((row.name for row in self.rows if row.name not in named), None)
         if gone is not None:
             raise ValueError(f"the table has a row for {gone}, which the model has not: {advice}")
@@ -146,7 +149,8 @@ class RoutingTable:
         """The table as aligned plain text.
 
         Args:
-            full: one line per parameter; otherwise repeated layers share a line, `layers.{0..27}.mlp.up_proj.weight`.
+            full: one line per parameter; otherwise repeated layers share a line,
+                `layers.{0..27}.mlp.up_proj.weight`.
         """
         cells = [self._header(), *self._lines(full)]
         widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
@@ -160,7 +164,8 @@ class RoutingTable:
         """One line: how many tensors and parameters each rule has."""
         total = sum(row.numel for row in self.rows)
         parts = [
-            f"{rule}: {count.tensors} tensors, {count.parameters:,} parameters ({count.parameters / total:.1%})"
+            f"{rule}: {count.tensors} tensors, {count.parameters:,} parameters "
+            f"({count.parameters / total:.1%})"
             for rule, count in self.counts().items()
         ]
         return "; ".join(parts)

@@ -1,0 +1,334 @@
+"""Routing contracts: who gets which rule in plain modules, and which mistakes are refused with a
+sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from mesotron.optim.routing import route
+from mesotron.optim.views import View
+
+
+class ResNet(nn.Module):
+    """A small residual convolutional network with a depthwise and a 1x1 convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.block = nn.Sequential(nn.Conv2d(8, 16, 3), nn.Conv2d(16, 16, 3, groups=16))
+        self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+        self.fc = nn.Linear(8, 5)
+
+
+class Tokens(nn.Module):
+    """A transformer of plain torch modules with positional and class parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(32, 8)
+        self.pos_embed = nn.Parameter(torch.zeros(1, 16, 8))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.layer_scale = nn.Parameter(torch.ones(8))
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+        encoder_layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(encoder_layer, 2)
+        self.head = nn.Linear(8, 32, bias=False)
+
+
+class Policy(nn.Module):
+    """A vision-language-action policy in miniature."""
+
+    def __init__(self):
+        super().__init__()
+        self.vision = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8))
+        self.language = nn.Sequential(nn.Linear(8, 8))
+        self.action = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))
+        self.action_extra = nn.Sequential(nn.Linear(8, 8))
+        self.norm = nn.LayerNorm(8)
+
+
+class Mystery(nn.Module):
+    """A bare two-dimensional parameter that nothing explains."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.zeros(4, 6))
+        self.linear = nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+
+
+def rules(table) -> dict[str, str]:
+    return {row.name: row.rule for row in table}
+
+
+def test_convolutional_network():
+    table = route(ResNet())
+    spectral = {row.name: row.view for row in table if row.rule == "muon"}
+    assert spectral == {"block.0.weight": "conv", "up.weight": "conv"}
+    assert table.row("conv1.weight").reason == "first layer: reads 3 raw channels"
+    assert "depthwise" in table.row("block.1.weight").reason
+    assert table.row("fc.weight").role == "head"
+
+
+def test_plain_transformer():
+    table = route(Tokens())
+    roles = {row.name: row.role for row in table}
+    assert roles["embed.weight"] == "embedding"
+    assert roles["pos_embed"] == "table"
+    assert roles["cls_token"] == roles["layer_scale"] == "vector"
+    assert roles["temperature"] == "scalar"
+    assert roles["head.weight"] == "head"
+    assert table.row("encoder.layers.1.self_attn.in_proj_weight").view == "rows:3"
+    assert table.row("encoder.layers.1.linear1.weight").rule == "muon"
+
+
+def test_torch_attention_per_head():
+    table = route(Tokens(), per_head=True)
+    assert table.row("encoder.layers.0.self_attn.in_proj_weight").view == "rows:6"
+    assert table.row("encoder.layers.0.self_attn.out_proj.weight").view == "cols:2"
+    assert table.row("encoder.layers.0.linear1.weight").view == "whole"
+
+
+def test_multihead_attention_with_separate_inputs():
+    attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=4, add_bias_kv=True)
+    table = route(attention, per_head=True)
+    assert {row.name: row.view for row in table if row.rule == "muon"} == {
+        "q_proj_weight": "rows:2",
+        "k_proj_weight": "rows:2",
+        "v_proj_weight": "rows:2",
+        "out_proj.weight": "cols:2",
+    }
+    assert table.row("bias_k").rule == "adamw"
+
+
+@pytest.mark.parametrize(("cell", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.LSTMCell, 4)])
+def test_recurrent_gates_are_split(cell, gates):
+    table = route(cell(6, 8))
+    views = {row.view for row in table if row.rule == "muon"}
+    assert views == {f"rows:{gates}"}
+    assert sum(row.rule == "adamw" for row in table) == 2  # the biases
+
+
+def test_mixture_of_plain_experts():
+    class Mixture(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Linear(8, 3)
+            self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+            self.norm = nn.LayerNorm(8)
+
+    table = route(Mixture())
+    assert table.row("gate.weight").role == "router"
+    assert table.row("experts.2.weight").rule == "muon"
+    assert "experts.{0..2}.weight" in table.to_text()
+
+
+def test_parametrized_weight_keeps_its_role():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    nn.utils.parametrizations.orthogonal(model[0])
+    nn.utils.parametrizations.weight_norm(model[1])
+    table = route(model)
+    assert table.row("0.parametrizations.weight.original").rule == "muon"
+    assert table.row("1.parametrizations.weight.original1").rule == "adamw"
+
+
+def test_stable_baselines_policy():
+    spaces = pytest.importorskip("gymnasium").spaces
+    policies = pytest.importorskip("stable_baselines3.common.policies")
+    policy = policies.ActorCriticPolicy(
+        spaces.Box(-1, 1, (4,)), spaces.Box(-1, 1, (2,)), lr_schedule=lambda _: 1e-3
+    )
+    table = route(policy)
+    hidden = {row.name for row in table if row.rule == "muon"}
+    nets = ("policy_net", "value_net")
+    assert hidden == {f"mlp_extractor.{net}.{i}.weight" for net in nets for i in (0, 2)}
+    assert table.row("action_net.weight").role == table.row("value_net.weight").role == "head"
+    assert table.row("log_std").rule == "adamw"
+
+
+def test_tied_weights_are_one_row_and_the_embedding_wins():
+    model = Tokens()
+    model.head.weight = model.embed.weight
+    table = route(model)
+    row = table.row("head.weight")
+    assert (row.name, row.role, row.aliases) == ("embed.weight", "embedding", ("head.weight",))
+    grouped = [p for group in table.groups(model) for p in group["params"]]
+    assert sum(p is model.embed.weight for p in grouped) == 1
+
+
+def test_head_tied_into_a_hidden_layer_stays_a_head():
+    model = nn.ModuleDict({"inner": nn.Linear(8, 8), "lm_head": nn.Linear(8, 8)})
+    model["lm_head"].weight = model["inner"].weight
+    assert route(model).row("inner.weight").role == "head"
+
+
+def test_only_trainable_parameters_have_rows():
+    model = Tokens()
+    model.encoder.requires_grad_(False)
+    assert not any(row.name.startswith("encoder") for row in route(model))
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        route(model)
+
+
+def test_overrides_take_rule_view_and_scale():
+    overrides = {
+        "vision.0.weight": {"view": "rows:2", "lr_scale": 0.5},
+        "vision.*": "sgd",
+        "*.bias": {"lr_scale": 2.0},
+    }
+    table = route(Policy(), overrides=overrides)
+    first = table.row("vision.0.weight")
+    assert (first.rule, first.view, first.lr_scale) == ("muon", "rows:2", 0.5)
+    assert table.row("vision.0.bias").rule == "sgd"  # the first matching pattern wins
+    assert table.row("action.0.bias").lr_scale == 2.0
+    assert "override 'vision.*'" in table.row("vision.1.weight").reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"overrides": {"vison.*": "sgd"}}, r"matches no trainable parameter.*vision\."),
+        ({"overrides": {"norm.weight": "pion"}}, r"norm.weight has shape \(8,\)"),
+        ({"overrides": {"vision.0.weight": "adam"}}, "use one of muon, pion, adamw, sgd"),
+        ({"overrides": {"vision.0.weight": {"lr": 1.0}}}, "rule, view and lr_scale"),
+        ({"overrides": {"vision.0.weight": {"view": "rows:3"}}}, r"vision.0.weight: view 'rows:3'"),
+        ({"overrides": {"*": "sgd", "norm.*": "adamw"}}, "never applies"),
+        ({"modalities": {"actoin": "pion"}}, "no module prefix.*action"),
+        ({"modalities": {"action": "poin"}}, "use one of muon"),
+        ({"matrix": "shampoo"}, "use one of muon"),
+        ({"aux": "muon"}, "use one of adamw, sgd"),
+        ({"lora": "C"}, "use one of B, A, both, none"),
+        ({"per_head": True}, "no attention projection was recognised"),
+        ({"per_head": {"*.query.weight": 2}}, "matches no trainable parameter"),
+    ],
+)
+def test_mistakes_are_refused_with_a_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        route(Policy(), **arguments)
+
+
+def test_modalities_send_hidden_matrices_below_a_prefix():
+    table = route(Policy(), modalities={"action": "pion", "vision": "muon"}, aux="sgd")
+    assert table.row("action.0.weight").rule == "pion"
+    assert table.row("action_extra.0.weight").rule == "muon"  # a prefix ends at a dot
+    assert table.row("vision.0.weight").rule == "muon"
+    assert table.row("action.0.bias").rule == "sgd"
+
+
+def test_doubt_names_the_parameter_and_the_override_that_ends_it():
+    with pytest.raises(
+        ValueError, match=r"kernel is a bare parameter.*overrides=\{'kernel': 'adamw'\}"
+    ):
+        route(Mystery())
+    assert route(Mystery(), overrides={"kernel": "adamw"}).row("kernel").rule == "adamw"
+    filtered = route(Mystery(), overrides={"kernel": {"rule": "pion", "view": "T"}}).row("kernel")
+    assert (filtered.rule, filtered.view) == ("pion", "T")
+
+
+def test_nothing_is_in_doubt_when_no_rule_reads_views():
+    assert set(rules(route(Tokens(), matrix="adamw", per_head=True)).values()) == {"adamw"}
+
+
+def test_heads_told_by_pattern():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                self.add_module(name, nn.Linear(8, 8, bias=False))
+            self.norm = nn.LayerNorm(8)
+
+    with pytest.raises(ValueError, match=r"per_head=\{'0.q_proj.weight': NUM_HEADS\}"):
+        route(nn.Sequential(Block()), per_head=True)
+    table = route(nn.Sequential(Block()), per_head={"*_proj.weight": 4})
+    assert [row.view for row in table if row.rule == "muon"] == ["rows:4"] * 3 + ["cols:4"]
+    with pytest.raises(ValueError, match="3 heads do not fit its 8 rows"):
+        route(nn.Sequential(Block()), per_head={"*_proj.weight": 3})
+
+
+def test_zero_placeholders_and_flat_shards_are_refused():
+    class FlatParameter(nn.Parameter):
+        pass
+
+    placeholder = nn.Linear(4, 4)
+    placeholder.weight.ds_id = 7
+    with pytest.raises(ValueError, match=r"DeepSpeed ZeRO-3.*fully_shard"):
+        route(placeholder)
+    empty = nn.Linear(4, 4)
+    empty.weight = nn.Parameter(torch.empty(0))
+    with pytest.raises(ValueError, match=r"weight \(shape \(0,\)\) is a flat or empty shard"):
+        route(empty)
+    flat = nn.Linear(4, 4)
+    flat.weight = FlatParameter(torch.zeros(16))
+    with pytest.raises(ValueError, match="FSDP1"):
+        route(flat)
+
+
+def test_groups_hold_each_trainable_parameter_once():
+    model = Tokens()
+    groups = route(model, per_head=True).groups(model, weight_decay=0.1)
+    members = [p for group in groups for p in group["params"]]
+    assert {id(p) for p in members} == {id(p) for p in model.parameters()}
+    assert len(members) == len({id(p) for p in members})
+    keys = [(g["rule"], g["view"], g["lr_scale"]) for g in groups]
+    assert len(keys) == len(set(keys))
+    assert all(
+        g["weight_decay"] == 0.1 and len(g["params"]) == len(g["param_names"]) for g in groups
+    )
+    torch.optim.SGD(groups, lr=0.1)  # PyTorch accepts them as they are
+
+
+def test_groups_refuse_a_model_that_changed():
+    model = Tokens()
+    table = route(model)
+    model.cls_token.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"cls_token is frozen.*route\(model\) again"):
+        table.groups(model)
+    model.cls_token.requires_grad_(True)
+    model.extra = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"extra.weight is trainable and has no row"):
+        table.groups(model)
+
+
+def test_meta_and_real_models_route_alike():
+    with torch.device("meta"):
+        meta = Tokens()
+    assert route(meta, per_head=True).to_text() == route(Tokens(), per_head=True).to_text()
+
+
+def test_table_as_text_and_json():
+    table = route(Tokens(), overrides={"embed.weight": {"lr_scale": 0.1}})
+    text = table.to_text()
+    assert "encoder.layers.{0..1}.linear1.weight" in text
+    assert "encoder.layers.1.linear1.weight" in table.to_text(full=True)
+    assert [len(line) - len(line.rstrip()) for line in text.splitlines()] == [0] * len(
+        text.splitlines()
+    )
+    rows = json.loads(table.to_json())
+    assert [row["name"] for row in rows] == [row.name for row in table]
+    assert sum(c.parameters for c in table.counts().values()) == sum(
+        p.numel() for p in Tokens().parameters()
+    )
+    with pytest.raises(ValueError, match="no trainable parameter is called 'x'"):
+        table.row("x")
+
+
+@pytest.mark.parametrize("text", ["rows:2%3+1", "rows:2*3+1", "T/cols:2%3+1", "T/cols:2*3+1"])
+def test_uneven_parts_in_repeated_groups(text):
+    """`%` gathers a part over the groups, `*` keeps one matrix per group; both write into the
+    tensor."""
+    tensor = torch.arange(8 * 3.0).reshape(8, 3)
+    part = View.parse(text).windows(tensor)[0]
+    expected = tensor.reshape(2, 4, 3)[:, :3]
+    found = part.strided.reshape(part.num, part.rows, part.cols)
+    if text.startswith("T"):
+        found = found.transpose(1, 2)
+    assert torch.equal(found.reshape(2, 3, 3), expected)
+    assert str(View.parse(text)) == text
+    part.strided.zero_()
+    assert torch.equal(tensor.reshape(2, 4, 3)[:, :3], torch.zeros(2, 3, 3))
