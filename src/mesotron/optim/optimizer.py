@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from mesotron.optim.auxiliary import RULES as AUXILIARY_RULES
-from mesotron.optim.groups import check_group, default_view, split_by_rank
+from mesotron.optim.fused_step import FusedStep, Member, can_fuse
+from mesotron.optim.groups import check_group, default_view, own_filter, split_by_rank
 from mesotron.optim.spectral_step import (
     LocalJob,
     filter_and_apply,
@@ -40,21 +41,35 @@ class RoutedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"aux={aux!r} must be one of {', '.join(AUXILIARY_RULES)}")
         self._stats = StepStats()
         self._aux = aux
+        self._fused: FusedStep | None = None
         groups = split_by_rank(params, rule=rule, aux=aux)
         super().__init__(groups, {"rule": rule, "view": None, "name": None, **defaults})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its missing values come from the constructor, its name and view are filled
         in."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            check_group(group)
-            group["view"] = group["view"] or default_view(group)
-            group["name"] = self._unused_name(group)
-        except ValueError:
-            self.param_groups.pop()
-            raise
+        for part in split_by_rank([param_group], rule=self.defaults["rule"], aux=self._aux):
+            super().add_param_group(own_filter(part, self.defaults))
+            group = self.param_groups[-1]
+            try:
+                check_group(group)
+                group["view"] = group["view"] or default_view(group)
+                group["name"] = self._unused_name(group)
+            except ValueError:
+                self.param_groups.pop()
+                raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_aux": self._aux}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After a copy, an unpickling or a load: no step has been made yet."""
+        super().__setstate__(state)
+        for group in self.param_groups:  # a checkpoint may be older than an option
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+        self._stats = StepStats()
+        self._fused = None
 
     def _unused_name(self, group: dict[str, Any]) -> str:
         base = group["name"] or group["rule"]
@@ -74,28 +89,43 @@ class RoutedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         stats = StepStats()
-        local: list[LocalJob] = []
-        sharded: list[tuple[Tensor, dict]] = []
-        stepped = 0
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            stepped += len(params)
-            if not params:
-                continue
-            if group["rule"] in AUXILIARY_RULES:
-                self._auxiliary_step(group, params, stats)
-                continue
-            local += self._momentum_step(group, [p for p in params if not _is_sharded(p)], stats)
-            sharded += [(p, group) for p in params if _is_sharded(p)]
-        if not stepped:
-            self._refuse_frozen()
+        local, fused, sharded = self._sort_parameters(stats)
         filter_and_apply(local, stats)
+        if fused:
+            if self._fused is None or not self._fused.fits(fused):
+                self._fused = FusedStep(fused)
+            self._fused.run(fused, stats)
         if sharded:
             from mesotron.optim.sharded import sharded_step
 
             sharded_step(self, sharded, stats)
         self._stats = stats
         return loss
+
+    def _sort_parameters(
+        self, stats: StepStats
+    ) -> tuple[list[LocalJob], list[Member], list[tuple[Tensor, dict[str, Any]]]]:
+        """Step the auxiliary groups; sort the spectral parameters by who will filter them."""
+        local: list[LocalJob] = []
+        fused: list[Member] = []
+        sharded: list[tuple[Tensor, dict[str, Any]]] = []
+        stepped = 0
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None and p.numel()]
+            stepped += len(params)
+            if not params:
+                continue
+            if group["rule"] in AUXILIARY_RULES:
+                self._auxiliary_step(group, params, stats)
+                continue
+            sharded += [(p, group) for p in params if isinstance(p, DTensor)]
+            whole = [p for p in params if not isinstance(p, DTensor)]
+            members = [Member(p, dense_grad(p), self.momentum_of(p, group), group) for p in whole]
+            fused += [member for member in members if can_fuse(member)]
+            local += self._momentum_step(group, [m for m in members if not can_fuse(m)], stats)
+        if not stepped:
+            self._refuse_frozen()
+        return local, fused, sharded
 
     def stats(self) -> dict[str, float]:
         """What the last step did, as "<group>/<statistic>": update_rms, concentration, passed_rank,
@@ -113,30 +143,32 @@ class RoutedOptimizer(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(p, dtype=dtype)
         return state["momentum_buffer"]
 
-    def _momentum_step(self, group: dict, params: list[Tensor], stats: StepStats) -> list[LocalJob]:
+    def _momentum_step(
+        self, group: dict[str, Any], members: list[Member], stats: StepStats
+    ) -> list[LocalJob]:
         jobs = []
-        masks = self._finite_masks(group, params, stats)
-        for p, finite in masks:
-            grad = dense_grad(p)
-            momentum = self.momentum_of(p, group)
-            update_momentum(grad, momentum, group["momentum"], finite)
-            jobs.append(LocalJob(p, grad, momentum, group, finite))
+        masks = self._finite_masks(group, [m.param for m in members], stats)
+        for p, grad, momentum, _ in members:
+            if id(p) in masks:
+                finite = masks[id(p)]
+                update_momentum(grad, momentum, group["momentum"], finite)
+                jobs.append(LocalJob(p, grad, momentum, group, finite))
         return jobs
 
     def _finite_masks(
-        self, group: dict, params: list[Tensor], stats: StepStats
-    ) -> list[tuple[Tensor, Tensor | None]]:
-        """The parameters to step, each with a device mask, or None where the host knows that all is
-        finite."""
+        self, group: dict[str, Any], params: list[Tensor], stats: StepStats
+    ) -> dict[int, Tensor | None]:
+        """The parameters to step by id, each with a device mask, or None where the host knows that
+        all is finite."""
         if not params:
-            return []
+            return {}
         finite = gradients_finite([dense_grad(p) for p in params])
         stats.add_finite([group["name"]] * len(params), finite)
         if finite.device.type != "cpu":
-            return list(zip(params, finite.unbind(), strict=True))
-        kept: list[tuple[Tensor, Tensor | None]] = [
-            (p, None) for p, ok in zip(params, finite.tolist(), strict=True) if ok
-        ]
+            return {id(p): ok for p, ok in zip(params, finite.unbind(), strict=True)}
+        kept: dict[int, Tensor | None] = {
+            id(p): None for p, ok in zip(params, finite.tolist(), strict=True) if ok
+        }
         if len(kept) < len(params):
             _log.warning(
                 "%d of %d gradients in group %r are not finite: their parameters keep values and "
@@ -188,6 +220,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
         """As in PyTorch, but state keeps the dtype it was saved in (PyTorch would round fp32
         momentum to bf16)."""
         super().load_state_dict(state_dict)
+        self._fused = None  # its plan points at the buffers that were just replaced
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
         params = [p for g in self.param_groups for p in g["params"]]
         for index, p in zip(saved, params, strict=True):
@@ -223,14 +256,15 @@ class Muon(RoutedOptimizer):
         momentum_dtype: of the momentum buffer; None is float32.
         batched: filter equal shapes together. False makes a matrix's bits independent of its
             neighbours.
+        fused: None takes the Triton kernels on a CUDA GPU where they are available; False never.
 
     Example:
         >>> layer = torch.nn.Linear(8, 4)
         >>> optimizer = Muon(layer.parameters(), lr=0.01)
         >>> layer(torch.ones(1, 8)).sum().backward()
         >>> optimizer.step()
-        >>> round(optimizer.stats()["muon/update_rms"], 4)  # rank one of four: half of 0.2 * lr
-        0.001
+        >>> round(optimizer.stats()["muon/update_rms"], 4)  # one direction of four, brought to 0.7
+        0.0007
 
     References: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
     """
@@ -253,6 +287,7 @@ class Muon(RoutedOptimizer):
         dtype: str | None = None,
         momentum_dtype: str | None = None,
         batched: bool = True,
+        fused: bool | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -273,6 +308,7 @@ class Muon(RoutedOptimizer):
             dtype=dtype,
             momentum_dtype=momentum_dtype,
             batched=batched,
+            fused=fused,
         )
 
 
@@ -288,7 +324,7 @@ class Pion(RoutedOptimizer):
             value, or "noise" for the edge that pure noise of the block's shape would reach.
         steps: of the filter; with `cutoff`, the suppression steps.
         params, lr, momentum, nesterov, weight_decay, scale, betas, eps, aux, dtype, momentum_dtype,
-            batched: as in `Muon`.
+            batched, fused: as in `Muon`.
 
     Example:
         >>> layer = torch.nn.Linear(8, 4)
@@ -317,6 +353,7 @@ class Pion(RoutedOptimizer):
         dtype: str | None = None,
         momentum_dtype: str | None = None,
         batched: bool = True,
+        fused: bool | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -337,6 +374,7 @@ class Pion(RoutedOptimizer):
             dtype=dtype,
             momentum_dtype=momentum_dtype,
             batched=batched,
+            fused=fused,
         )
 
 
@@ -351,14 +389,5 @@ def dense_grad(p: Tensor) -> Tensor:
     return p.grad
 
 
-def _is_sharded(p: Tensor) -> bool:
-    return isinstance(p, DTensor)
-
-
 def _local(p: Tensor) -> Tensor:
     return p.to_local() if isinstance(p, DTensor) else p
-
-
-def named_groups(optimizer: RoutedOptimizer) -> Iterable[tuple[str, dict[str, Any]]]:
-    """(name, group) pairs, in order."""
-    return ((group["name"], group) for group in optimizer.param_groups)

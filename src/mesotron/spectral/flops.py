@@ -97,10 +97,15 @@ def gram_plan(
 
 
 def cheapest_plan(
-    m: int, n: int, steps: tuple[Triple, ...], roundoff: float, cost: Cost = PLAIN
+    m: int,
+    n: int,
+    steps: tuple[Triple, ...],
+    roundoff: float,
+    cost: Cost = PLAIN,
+    tolerance: float = GRAM_TOLERANCE,
 ) -> tuple[Segment, ...]:
     """The cheaper of the standard form and the Gram form for this shape, by FLOPs."""
-    standard, gram = (Segment("standard", steps),), gram_plan(steps, roundoff)
+    standard, gram = (Segment("standard", steps),), gram_plan(steps, roundoff, tolerance)
     return min(standard, gram, key=lambda plan: plan_flops(m, n, plan, cost))
 
 
