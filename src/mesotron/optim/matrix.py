@@ -136,7 +136,8 @@ def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
     which can only err low: it may shift the cutoff slightly but can never make the iteration
     diverge.
     """
-    S = _square(A).float()
+    S = _square(A)
+    S = S.to(torch.promote_types(S.dtype, torch.float32))
     bound = _sum_of_squares(S).pow(0.125)
     inverse = bound.reciprocal().masked_fill(bound == 0, 0.0)[:, None, None]
     X.mul_(inverse.to(X.dtype))
@@ -158,17 +159,16 @@ def largest_eigenvalue(S: Tensor) -> Tensor:
     B, m, _ = S.shape
     heaviest = S.diagonal(dim1=1, dim2=2).argmax(1)
     column = S.gather(2, heaviest[:, None, None].expand(-1, m, 1))
-    v = torch.cat([column, S @ _irregular(m, S.device).expand(B, m, 1)], dim=2)
+    v = torch.cat([column, S @ _irregular(m, S).expand(B, m, 1)], dim=2)
     for _ in range(_POWER_STEPS):
         v = torch.bmm(S, v / v.norm(dim=1, keepdim=True).clamp_min(torch.finfo(S.dtype).tiny))
     return v.norm(dim=1).amax(1)
 
 
-def _irregular(m: int, device: torch.device) -> Tensor:
+def _irregular(m: int, like: Tensor) -> Tensor:
     """[m, 1] of numbers without a pattern that a singular vector could be orthogonal to."""
-    return (
-        torch.arange(1, m + 1, device=device, dtype=torch.float32).square().mul(0.7).sin()[:, None]
-    )
+    k = torch.arange(1, m + 1, device=like.device, dtype=like.dtype)
+    return (0.7 * k * k).sin()[:, None]
 
 
 def _standard_segment(X: Tensor, A: Tensor | None, triples: tuple[tuple, ...]) -> Tensor:
