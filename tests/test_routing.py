@@ -251,6 +251,62 @@ def test_heads_told_by_pattern():
         route(nn.Sequential(Block()), per_head={"*_proj.weight": 3})
 
 
+def test_unknown_output_projection_is_not_left_whole_in_silence():
+    block = nn.ModuleDict(
+        {"qkv": nn.Linear(8, 24), "mix": nn.Linear(8, 8), "norm": nn.LayerNorm(8)}
+    )
+    with pytest.raises(ValueError, match=r"mix.weight lies in an attention block without a known"):
+        route(block, per_head={"qkv.weight": 2})
+    overrides = {"mix.weight": {"view": "cols:2"}}
+    table = route(block, per_head={"qkv.weight": 2}, overrides=overrides)
+    assert (table.row("qkv.weight").view, table.row("mix.weight").view) == ("rows:6", "cols:2")
+    with pytest.raises(ValueError, match=r"how many heads qkv.weight has"):
+        route(block, per_head=True, overrides=overrides)
+
+
+def test_lora_factors_by_choice():
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=16, n_head=4, n_layer=1, vocab_size=32)
+    lora = peft.LoraConfig(r=4, target_modules=["c_attn", "wte"], fan_in_fan_out=True)
+    model = peft.get_peft_model(transformers.GPT2LMHeadModel(config), lora)
+    stem = "base_model.model.transformer.h.0.attn.c_attn.lora_{}.default.weight"
+    for choice, filtered in {"B": "B", "A": "A", "both": "AB", "none": ""}.items():
+        table = route(model, lora=choice)
+        for factor in "AB":
+            assert (table.row(stem.format(factor)).rule == "muon") == (factor in filtered)
+        assert all(row.rule == "adamw" for row in table if "lora_embedding" in row.name)
+        assert not any("base_layer" in row.name for row in table)  # frozen
+    assert (
+        route(model).row(stem.format("B")).view == "rows:3"
+    )  # as its fused base weight, not stored transposed
+    assert route(model, per_head=True).row(stem.format("B")).view == "rows:12"
+
+
+def test_sharded_tensors_route_by_their_global_shape():
+    from torch.distributed.tensor import (
+        DeviceMesh,
+        Replicate,
+        Shard,
+        distribute_module,
+        distribute_tensor,
+    )
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def shard(name, module, mesh):
+        for key, param in module.named_parameters(recurse=False):
+            placement = [Shard(0)] if param.ndim else [Replicate()]
+            sharded = distribute_tensor(param, mesh, placement, src_data_rank=None)
+            module.register_parameter(key, nn.Parameter(sharded))
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        model = distribute_module(Tokens(), DeviceMesh("cpu", list(range(4))), shard)
+        assert route(model, per_head=True).to_text() == route(Tokens(), per_head=True).to_text()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_zero_placeholders_and_flat_shards_are_refused():
     class FlatParameter(nn.Parameter):
         pass

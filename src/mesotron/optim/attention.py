@@ -144,11 +144,15 @@ def read_attention(
         return _perhaps_output(site) if per_head else None
     part, block = found
     heads = find_heads(block, site.config)
+    if num is not None and part in (
+        "qkv",
+        "kv",
+        "mla_kv_b",
+    ):  # as many keys as queries, if not said
+        heads = replace(heads, num=num, num_kv=heads.num_kv or num)
     if part in ("qkv", "kv", "mla_kv_a", "mla_kv_b"):
         read = {"qkv": _read_qkv, "kv": _read_kv, "mla_kv_a": _read_mla_a, "mla_kv_b": _read_mla_b}
-        reading = read[part](
-            site, block, heads if num is None else replace(heads, num=num), rows, cols, per_head
-        )
+        reading = read[part](site, block, heads, rows, cols, per_head)
     else:
         reading = _read_plain(site, part, heads, rows, cols, per_head, num)
     if reading.doubt:
