@@ -1,0 +1,264 @@
+"""Matrix products whose result is known to be symmetric, at half the arithmetic: one Triton kernel.
+
+Computes alpha A B^T + beta C + diag I for the tiles on and below the diagonal only, and writes each
+twice, as it stands and transposed. `gram` is A = B = X; `symmetric_product` is A = S, B = T with S
+and T symmetric and commuting, so that S T^T = S T is symmetric too. Newton-Schulz is these two and
+a plain product. Does not choose for you: `prefers_symmetric` says where it was measured to win.
+"""
+
+# A kernel is subscripted by its grid; where Triton is absent pyright takes it for a function.
+# pyright: reportIndexIssue=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+# Legend: B blocks of m x n, m <= n. A tile of the result is TILE_M x TILE_N, TILE_N = RATIO TILE_M.
+
+
+@triton.jit
+def _lower_tile(index, tile_rows, RATIO: tl.constexpr):
+    """Turn a running number into (i, j) among the tiles that touch the lower triangle, by columns.
+
+    Column j holds the tiles i >= RATIO j, so the first j columns hold j tile_rows - RATIO j (j - 1)
+    / 2 of them. The square root inverts that; the two corrections undo its rounding. Neighbours in
+    this order share a panel of B and run together, so that it comes from L2.
+    """
+    height = tile_rows + 0.5 * RATIO
+    j = ((height - tl.sqrt(height * height - 2.0 * RATIO * index)) / RATIO).to(tl.int32)
+    j = tl.where(j * tile_rows - RATIO * (j * (j - 1) // 2) > index, j - 1, j)
+    j = tl.where((j + 1) * tile_rows - RATIO * ((j + 1) * j // 2) <= index, j + 1, j)
+    before = j * tile_rows - RATIO * (j * (j - 1) // 2)
+    return index - before + RATIO * j, j
+
+
+@triton.jit
+def _load_panel(
+    source, block, row, k, m, n, ROWS: tl.constexpr, DEPTH: tl.constexpr, TMA: tl.constexpr
+):
+    """Rows [row, row + ROWS) and columns [k, k + DEPTH) of one block of a [B m, n] operand.
+
+    Rows past m hold the next block's values or a repeated row: they only reach results that are
+    never stored. Columns past n are zero.
+    """
+    if TMA:
+        panel = source.load([block * m + row, k])
+    else:
+        rows = tl.minimum(row + tl.arange(0, ROWS), m - 1)
+        columns = k + tl.arange(0, DEPTH)
+        at = source + (block.to(tl.int64) * m + rows)[:, None] * n + columns[None, :]
+        panel = tl.load(at, mask=(columns < n)[None, :], other=0.0)
+    return panel
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def _symmetric_kernel(
+    A, B, C, out, scale, num_blocks, m, n, alpha, beta, diag,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    TMA: tl.constexpr, SCALED: tl.constexpr, ADD_C: tl.constexpr, PERSISTENT: tl.constexpr,
+):  # fmt: skip
+    RATIO: tl.constexpr = TILE_N // TILE_M
+    tile_rows, tile_columns = tl.cdiv(m, TILE_M), tl.cdiv(m, TILE_N)
+    tiles = tile_columns * tile_rows - RATIO * (tile_columns * (tile_columns - 1) // 2)
+    steps = tl.cdiv(n, TILE_K)
+    # A persistent program flattens both loops: it fetches the next tile while it stores this one.
+    for task in tl.range(
+        tl.program_id(0), num_blocks * tiles, tl.num_programs(0), flatten=PERSISTENT
+    ):
+        block = task // tiles
+        i, j = _lower_tile(task % tiles, tile_rows, RATIO)
+        sums = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
+        for step in range(steps):
+            a = _load_panel(A, block, i * TILE_M, step * TILE_K, m, n, TILE_M, TILE_K, TMA)
+            b = _load_panel(B, block, j * TILE_N, step * TILE_K, m, n, TILE_N, TILE_K, TMA)
+            sums = tl.dot(a, b.T, sums)
+
+        rows = i * TILE_M + tl.arange(0, TILE_M)
+        columns = j * TILE_N + tl.arange(0, TILE_N)
+        base = block.to(tl.int64) * m * m
+        # Masks cut whole squares of TILE_M, not single elements, so that stores stay 16 bytes wide:
+        # the tile writes up to and with the diagonal square, its transpose what lies beyond. Every
+        # element has one writer.
+        keep = (rows < m)[:, None] & (columns < tl.minimum((i + 1) * TILE_M, m))[None, :]
+        mirror = (columns < i * TILE_M)[:, None] & (rows < m)[None, :]
+        sums *= alpha
+        if SCALED:
+            sums *= tl.load(scale + block)
+        if ADD_C:
+            c = tl.load(C + base + rows[:, None] * m + columns[None, :], mask=keep, other=0.0)
+            sums += beta * c.to(tl.float32)
+        sums += tl.where(rows[:, None] == columns[None, :], diag, 0.0)
+        result = sums.to(out.dtype.element_ty)
+        tl.store(out + base + rows[:, None] * m + columns[None, :], result, mask=keep)
+        tl.store(out + base + columns[:, None] * m + rows[None, :], result.T, mask=mirror)
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """How the kernel is cut up: powers of two, tile_n = tile_m or 2 tile_m."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    num_warps: int
+    num_stages: int
+    """Panels in flight."""
+    persistent: int = 0
+    """Programs per multiprocessor that share all tiles; 0 starts one program for each tile."""
+
+    def num_tiles(self, m: int) -> int:
+        """Tiles that touch the lower triangle of an m x m result."""
+        rows, columns = triton.cdiv(m, self.tile_m), triton.cdiv(m, self.tile_n)
+        return columns * rows - self.tile_n // self.tile_m * (columns * (columns - 1) // 2)
+
+
+# Measured on an H200, fp16 (benchmarks/optim_step). Eight warps hide the stores of a short product,
+# four keep the tensor cores busier over a long one; small tiles fill the chip when there are few.
+_SMALL = TileConfig(64, 64, 64, num_warps=4, num_stages=4)
+_SHORT = TileConfig(128, 128, 64, num_warps=8, num_stages=5, persistent=1)
+_LONG = TileConfig(128, 128, 64, num_warps=4, num_stages=4, persistent=1)
+
+
+def _choose_tiles(num_blocks: int, m: int, n: int, adds: bool) -> TileConfig:
+    if m <= 64 or num_blocks * _LONG.num_tiles(m) <= 66:
+        return _SMALL
+    return _LONG if n >= 2048 and not adds else _SHORT
+
+
+def _launch(
+    A: Tensor,
+    B: Tensor,
+    C: Tensor | None,
+    out: Tensor,
+    alpha: float | Tensor,
+    beta: float,
+    diag: float,
+    config: TileConfig | None = None,
+) -> Tensor:
+    num_blocks, m, n = A.shape
+    config = config or _choose_tiles(num_blocks, m, n, C is not None)
+    programs = num_blocks * config.num_tiles(m)
+    if config.persistent and A.is_cuda:  # Triton's interpreter has no processors to count
+        processors = torch.cuda.get_device_properties(A.device).multi_processor_count
+        programs = min(programs, config.persistent * processors)
+    # The copy engine wants rows that start on 16 bytes; other shapes take ordinary loads.
+    tma = n % 8 == 0 and A.data_ptr() % 16 == 0 and B.data_ptr() % 16 == 0
+    first, second = A, B
+    if tma:
+        flat, strides = [num_blocks * m, n], [n, 1]
+        first = TensorDescriptor(A, flat, strides, [config.tile_m, config.tile_k])
+        second = TensorDescriptor(B, flat, strides, [config.tile_n, config.tile_k])
+    scale, alpha = (alpha, 1.0) if isinstance(alpha, Tensor) else (None, alpha)
+    _symmetric_kernel[(programs,)](
+        first, second, C, out, scale, num_blocks, m, n, alpha, beta, diag,
+        TILE_M=config.tile_m, TILE_N=config.tile_n, TILE_K=config.tile_k, TMA=tma,
+        SCALED=scale is not None, ADD_C=C is not None, PERSISTENT=config.persistent > 0,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    return out
+
+
+def gram(X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0) -> Tensor:
+    """scale * X X^T, computing half of it.
+
+    Args:
+        X: [B, m, n] contiguous, bf16 or fp16. Any m and n; fastest when n is a multiple of 8.
+        out: [B, m, m] contiguous; a new tensor of X's dtype by default. Its own dtype is kept.
+        scale: a number, or float32 [B] on the device, one for each block: 1 / (sum of X^2) gives
+            trace 1 without another pass over X. Applied to the float32 sums, before rounding.
+
+    Returns:
+        [B, m, m], symmetric.
+
+    Example:
+        >>> A = gram(X, scale=sumsq.reciprocal())  # doctest: +SKIP
+    """
+    _check("X", X)
+    num_blocks, m, _ = X.shape
+    out = X.new_empty(num_blocks, m, m) if out is None else out
+    return _launch(X, X, None, out, scale, 0.0, 0.0)
+
+
+def gram_reference(X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0) -> Tensor:
+    """`gram` in plain torch, summed in float32 or, for float64, in float64."""
+    wide = X.to(torch.promote_types(X.dtype, torch.float32))
+    factor = scale[:, None, None] if isinstance(scale, Tensor) else scale
+    result = factor * (wide @ wide.mT)
+    return result.to(X.dtype) if out is None else out.copy_(result)
+
+
+def symmetric_product(
+    S: Tensor,
+    T: Tensor,
+    out: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    C: Tensor | None = None,
+    beta: float = 0.0,
+    diag: float = 0.0,
+) -> Tensor:
+    """alpha S T + beta C + diag I for symmetric S, T, C with S T = T S, computing half of it.
+
+    One launch is one step's polynomial: S = T = C = R, alpha = c, beta = b, diag = a. S and T are
+    trusted to commute. The result is symmetric bit for bit where S is T, otherwise up to rounding.
+
+    Args:
+        S, T: [B, m, m] contiguous, symmetric, bf16 or fp16.
+        out: [B, m, m] contiguous, neither S nor T; a new tensor of S's dtype by default. Its own
+            dtype is kept.
+        alpha, beta, diag: factors of the three terms.
+        C: [B, m, m] contiguous, symmetric.
+
+    Returns:
+        [B, m, m], symmetric.
+
+    Example:
+        >>> Z = symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)  # doctest: +SKIP
+    """
+    _check("S", S)
+    _check("T", T)
+    if out is not None and out.data_ptr() in (S.data_ptr(), T.data_ptr()):
+        raise ValueError("out is S or T, which tiles still to come must read; pass another tensor")
+    return _launch(S, T, C, torch.empty_like(S) if out is None else out, alpha, beta, diag)
+
+
+def symmetric_product_reference(
+    S: Tensor,
+    T: Tensor,
+    out: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    C: Tensor | None = None,
+    beta: float = 0.0,
+    diag: float = 0.0,
+) -> Tensor:
+    """`symmetric_product` in plain torch, summed in float32 or, for float64, in float64."""
+    wide = torch.promote_types(S.dtype, torch.float32)
+    result = alpha * (S.to(wide) @ T.to(wide)) + diag * torch.eye(S.shape[-1], device=S.device)
+    if C is not None:
+        result = result + beta * C.to(wide)
+    return result.to(S.dtype) if out is None else out.copy_(result)
+
+
+def _check(name: str, X: Tensor) -> None:
+    if X.dtype not in (torch.bfloat16, torch.float16) or X.ndim != 3 or not X.is_contiguous():
+        raise ValueError(
+            f"{name} must be a contiguous [B, m, n] tensor of bfloat16 or float16, got "
+            f"{tuple(X.shape)} {X.dtype} with strides {X.stride()}; cast and pack it first"
+        )
+
+
+def prefers_symmetric(num_blocks: int, m: int, n: int, dtype: torch.dtype) -> bool:
+    """Whether `gram` (with n = m also `symmetric_product`) was measured to beat cuBLAS on an H200.
+
+    Example:
+        >>> prefers_symmetric(8, 2048, 2048, torch.float16)
+        True
+    """
+    return dtype in (torch.bfloat16, torch.float16) and m > 256 and n % 8 == 0
