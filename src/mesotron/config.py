@@ -96,18 +96,22 @@ class BenchOptimConfig:
 class BenchTrainConfig:
     """Train a small language model with each optimizer, over learning rates and seeds."""
 
-    optimizers: tuple[OptimizerName, ...] = field(
-        default=("adamw", "muon", "muon_sgd", "pion"), metadata=POSITIONAL
-    )
-    """Optimizers to compare."""
+    optimizers: tuple[str, ...] = field(default=(), metadata=POSITIONAL)
+    """Optimizers to compare, by name; all of them if not given."""
 
-    lrs: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2)
-    """Learning rates to sweep for each optimizer."""
+    lrs: tuple[float, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
+    """Learning rates to sweep for each optimizer; extended where the best one is at an edge."""
+
+    aux_lr: float = 4e-3
+    """AdamW's rate for embeddings, head and norms beside Muon and Pion."""
+
+    aux_sgd_lrs: tuple[float, ...] = (0.1, 0.3, 1.0)
+    """SGD's rates for the same parameters in muon_sgd, swept as well."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of each run."""
+    """Seeds; the first searches the rates, all of them judge the best one and its neighbours."""
 
-    steps: int = 300
+    steps: int = 120
     """Optimizer steps of each run."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -120,4 +124,8 @@ class BenchTrainConfig:
     """A minute's run to look at, not to cite: fewer steps, rates and seeds."""
 
     out: Path | None = None
-    """Also write the result to this JSON file."""
+    """Also write the result to this JSON file; a sweep that was stopped continues from the
+    .runs.jsonl beside it."""
+
+    plot: Path | None = None
+    """Also draw rates and curves into this file (.png, .svg or .pdf)."""

@@ -1,0 +1,48 @@
+"""The optimizers of this package that the benchmarks compare, by the names that both commands take.
+
+A name stands for a builder and its options; nothing here knows about peers or timing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from mesotron.optim import BUILDERS, RoutedOptimizer
+
+
+class Contender(NamedTuple):
+    """A builder of `mesotron.optim` and the options it gets, with a line about what it is."""
+
+    builder: str
+    options: dict[str, Any]
+    about: str
+
+    def build(self, model: nn.Module, **more: Any) -> RoutedOptimizer:
+        """The routed optimizer for a model."""
+        return BUILDERS[self.builder](model, **self.options, **more)
+
+
+CONTENDERS = {
+    "adamw": Contender("adamw", {}, "AdamW for everything"),
+    "muon": Contender("muon", {}, "Muon's quintic, five steps"),
+    "polar_express": Contender(
+        "muon", {"filter": "polar_express"}, "Muon with Polar Express's coefficients"
+    ),
+    "muon_sgd": Contender("muon_sgd", {}, "Muon, and SGD with momentum for the rest"),
+    "pion": Contender("pion", {"promote": 0}, "Pion as released: promote 0"),
+    "pion_promote2": Contender("pion", {"promote": 2}, "Pion with two promotion steps"),
+    "pion_noise": Contender("pion", {"cutoff": "noise"}, "Pion cut at the edge of pure noise"),
+    "pion_per_head": Contender(
+        "pion", {"promote": 0, "per_head": True}, "Pion, promote 0, attention head by head"
+    ),
+}
+
+
+def check_names(names: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    """All known names if none are given; unknown ones are refused with the choices."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"unknown optimizer {unknown[0]!r}: choose from {', '.join(known)}")
+    return names or known

@@ -1,0 +1,196 @@
+"""`mesotron bench train`: a small language model trained by each optimizer, compared fairly.
+
+Same text, same initial weights and same data order for each seed; every optimizer's rate is
+searched (see `sweep`); the verdict is held-out loss over seeds with an interval. It says who wins
+at this size and length, and nothing about larger ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from mesotron.bench.console import choose_device, describe, progress, show_table
+from mesotron.bench.contenders import CONTENDERS, check_names
+from mesotron.bench.corpus import Corpus, read_corpus
+from mesotron.bench.language_model import RunSettings, train
+from mesotron.bench.sweep import Ledger, Point, Search, interval
+from mesotron.config import BenchTrainConfig
+
+QUICK_OPTIMIZERS = ("adamw", "muon", "pion_noise")
+QUICK = {"lrs": (4e-3, 1.6e-2), "aux_sgd_lrs": (0.3,), "seeds": (0,), "steps": 50}
+
+
+def run(config: BenchTrainConfig) -> int:
+    """Run the sweep, print the table, write JSON and picture where asked."""
+    if config.quick:
+        names = config.optimizers or QUICK_OPTIMIZERS
+        config = replace(config, optimizers=names, **QUICK)
+    check_names(config.optimizers, tuple(CONTENDERS))
+    if config.steps < 1 or not config.seeds or not config.lrs or not config.aux_sgd_lrs:
+        raise ValueError("bench train needs at least one step, one seed and one rate of each kind")
+    result = compare(config)
+    rows = [table_row(entry) for entry in result["summary"]]
+    show_table(title(result), HEADINGS, rows)
+    if config.quick:
+        print("A quick look: one seed and two rates. The full page is benchmarks/training.")
+    if config.out is not None:
+        config.out.parent.mkdir(parents=True, exist_ok=True)
+        config.out.write_text(json.dumps(result, indent=1) + "\n")
+    if config.plot is not None:
+        from mesotron.bench.training_plot import draw
+
+        draw(result, config.plot)
+    return 0
+
+
+def compare(config: BenchTrainConfig) -> dict[str, Any]:
+    """Search the rates of each optimizer and sum up."""
+    device = choose_device(config.device, config.threads)
+    corpus = read_corpus()
+    about = describe(device)
+    fixed = {"corpus": corpus.sha256[:16], "device": about["device"]}
+    path = config.out.with_suffix(".runs.jsonl") if config.out else None
+    ledger = Ledger(path, fixed)
+    names = check_names(config.optimizers, tuple(CONTENDERS))
+    summary, used = [], []
+    with progress(estimate_runs(config, names)) as say:
+        for name in names:
+            search = search_rates(name, config, ledger, corpus, device, say)
+            best = search.run()
+            records = [
+                settings_for(name, p, s, config) for p in search.losses for s in search.losses[p]
+            ]
+            runs = [ledger.get_or_run(r.as_dict(), dict) for r in records]
+            summary.append(summarise(name, best, config.seeds, runs))
+            used += runs
+    add_differences(summary)
+    return {
+        **about,
+        "corpus": {
+            "text": "pydoc_data.topics",
+            "sha256": corpus.sha256,
+            "train": len(corpus.train),
+        },
+        "steps": config.steps,
+        "seeds": list(config.seeds),
+        "aux_lr": config.aux_lr,
+        "summary": sorted(summary, key=lambda entry: entry["mean"] or math.inf),
+        "runs": [{k: v for k, v in r.items() if k != "key"} for r in used],
+    }
+
+
+def search_rates(
+    name: str,
+    config: BenchTrainConfig,
+    ledger: Ledger,
+    corpus: Corpus,
+    device: torch.device,
+    say: Any,
+) -> Search:
+    """One optimizer's search, its runs taken from the ledger where they are done already."""
+
+    def measure(point: Point, seed: int) -> float:
+        settings = settings_for(name, point, seed, config)
+        aux = "" if point.aux_lr is None else f", aux {point.aux_lr:g}"
+        say(f"{name} lr {point.lr:g}{aux}, seed {seed}")
+        record = ledger.get_or_run(settings.as_dict(), lambda: train(settings, corpus, device))
+        return math.inf if record["loss"] is None else record["loss"]
+
+    return Search(measure, config.lrs, aux_grid(name, config), config.seeds, not config.quick)
+
+
+def aux_grid(name: str, config: BenchTrainConfig) -> tuple[float | None, ...]:
+    """AdamW has one rate for all; SGD's rate is swept; the others share AdamW's for the rest."""
+    if name == "adamw":
+        return (None,)
+    return config.aux_sgd_lrs if name == "muon_sgd" else (config.aux_lr,)
+
+
+def settings_for(name: str, point: Point, seed: int, config: BenchTrainConfig) -> RunSettings:
+    """The settings of one run."""
+    return RunSettings(
+        optimizer=name, lr=point.lr, aux_lr=point.aux_lr, seed=seed, steps=config.steps
+    )
+
+
+def estimate_runs(config: BenchTrainConfig, names: tuple[str, ...]) -> int:
+    """How many runs there will be if no search leaves its grid."""
+    first = sum(len(config.lrs) * len(aux_grid(name, config)) for name in names)
+    judged = 1 if config.quick else 3
+    return first + judged * (len(config.seeds) - 1) * len(names)
+
+
+def summarise(
+    name: str, best: Point, seeds: tuple[int, ...], runs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The verdict on one optimizer from its runs."""
+    at_best = {r["seed"]: r["loss"] for r in runs if (r["lr"], r["aux_lr"]) == best}
+    losses = [at_best[seed] for seed in seeds]
+    whole = [x for x in losses if x is not None]
+    return {
+        "optimizer": name,
+        "lr": best.lr,
+        "aux_lr": best.aux_lr,
+        "losses": losses,
+        "mean": fmean(whole) if len(whole) == len(losses) else None,
+        "interval": interval(whole) if len(whole) == len(losses) else None,
+        "steps_per_second": median(r["steps_per_second"] for r in runs),
+        "num_runs": len(runs),
+        "num_diverged": sum(r["loss"] is None for r in runs),
+    }
+
+
+def add_differences(summary: list[dict[str, Any]]) -> None:
+    """Against AdamW, seed by seed: the seeds share weights and data, so their noise cancels."""
+    base = next((e["losses"] for e in summary if e["optimizer"] == "adamw"), None)
+    for entry in summary:
+        entry["versus_adamw"] = entry["versus_adamw_interval"] = None
+        if base is not None and None not in (*base, *entry["losses"]):
+            pairs = [a - b for a, b in zip(entry["losses"], base, strict=True)]
+            entry["versus_adamw"], entry["versus_adamw_interval"] = fmean(pairs), interval(pairs)
+
+
+HEADINGS = ("optimizer", "lr", "aux lr", "held-out loss", "vs adamw", "steps/s", "runs", "diverged")
+
+
+def table_row(entry: dict[str, Any]) -> list[str]:
+    """One optimizer's line in the printed table and on the result page."""
+    aux = "= lr" if entry["aux_lr"] is None else f"{entry['aux_lr']:g}"
+    return [
+        entry["optimizer"],
+        f"{entry['lr']:g}",
+        aux,
+        with_interval(entry["mean"], entry["interval"], "{:.3f}"),
+        with_interval(entry["versus_adamw"], entry["versus_adamw_interval"], "{:+.3f}"),
+        f"{entry['steps_per_second']:.1f}",
+        str(entry["num_runs"]),
+        str(entry["num_diverged"]),
+    ]
+
+
+def with_interval(value: float | None, half_width: float | None, form: str) -> str:
+    """Such as "2.041 ± 0.013"."""
+    if value is None:
+        return "–"
+    return form.format(value) + ("" if half_width is None else f" ± {half_width:.3f}")
+
+
+def title(result: dict[str, Any]) -> str:
+    """What the table is about, in one line."""
+    seeds = len(result["seeds"])
+    return (
+        f"held-out nats per character after {result['steps']} steps, {seeds} seed"
+        f"{'s, mean and 95% interval' if seeds > 1 else ''}"
+    )
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result written by `--out`."""
+    return json.loads(path.read_text())
