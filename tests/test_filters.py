@@ -1,0 +1,231 @@
+"""The filters as numbers: published coefficients, invariants of the scalar map, costs, refusals."""
+
+import numpy as np
+import pytest
+
+from mesotron.spectral import (
+    FILTERS,
+    SYMMETRIC,
+    Segment,
+    cheapest_plan,
+    cubic,
+    gram_plan,
+    high_pass,
+    limit_cutoff,
+    low_rank,
+    make_filter,
+    muon,
+    noise_edge,
+    pion,
+    plan_flops,
+    polar_express,
+    response,
+    slope_at_zero,
+    standard_flops,
+    threshold,
+)
+from mesotron.spectral.filters import FIXED_POINT, PROMOTE, SUPPRESS, aim
+
+# Amsel et al., arXiv 2505.16932: five steps on [1e-3, 1], without the safety factor.
+PUBLISHED = [
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+]
+CUTOFFS = (0.01, 0.05, 0.3, 0.5, 0.7, 0.8)
+GRID = np.linspace(0, 1, 4001)
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_polar_express_is_the_published_one(row):
+    np.testing.assert_allclose(polar_express(5, safety=1.0).steps[row], PUBLISHED[row], atol=1e-3)
+
+
+def test_polar_express_divides_every_step_but_the_last_by_the_safety():
+    plain, safe = polar_express(5, safety=1.0).steps, polar_express(5, safety=1.02).steps
+    for p, s in zip(plain[:-1], safe[:-1], strict=True):
+        np.testing.assert_allclose(s, [p[0] / 1.02, p[1] / 1.02**3, p[2] / 1.02**5])
+    np.testing.assert_allclose(safe[-1], plain[-1])
+
+
+def test_polar_express_converges_to_one_on_its_interval():
+    errors = [
+        np.abs(response(polar_express(k, safety=1.0), np.geomspace(1e-3, 1, 999)) - 1).max()
+        for k in (2, 4, 6, 8)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-9
+
+
+def test_rounding_above_one_does_not_diverge():
+    for filter in (muon(), cubic(), polar_express(), polar_express(12), *map(pion, range(6))):
+        assert 0.6 < response(filter, 1.01) < 1.25
+
+
+def test_muon_brings_everything_above_its_floor_near_one():
+    out = response(muon(), np.linspace(0.02, 1, 999))
+    assert out.min() > 0.68
+    assert out.max() < 1.21
+
+
+def test_cubic_lands_on_one():
+    np.testing.assert_allclose(response(cubic(), [0.05, 0.3, 1.0]), 1, atol=1e-3)
+
+
+@pytest.mark.parametrize("promote", range(6))
+def test_pion_is_monotone_and_bounded_by_one(promote):
+    out = response(pion(promote), GRID)
+    assert (np.diff(out) >= -1e-15).all()
+    assert out[0] == 0
+    assert out[-1] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("promote", "sigma", "expected"),
+    [
+        (0, 0.8, 0.541898),
+        (0, 0.6, 1.9e-16),
+        (0, 0.5**0.5, 2.589e-5),
+        (1, 0.8, 1.000000),
+        (1, 0.6, 0.998620),
+        (1, 0.5**0.5, 1.000),
+        (1, 0.5, 0.591194),
+        (2, 0.3, 0.845303),
+        (2, 0.25, 0.349131),
+        (2, 0.2, 0.0274012),
+        (3, 0.15, 0.724600),
+        (3, 0.1, 0.154311),
+        (4, 0.05, 0.358247),
+    ],
+)
+def test_pion_unit_scalars(promote, sigma, expected):
+    digits = 0.03 if expected < 1e-10 else 2e-4 if expected < 1e-3 else 3e-6
+    assert response(pion(promote), sigma) == pytest.approx(expected, rel=digits, abs=0)
+
+
+# promote: limit cutoff; sigma giving 0.1, 0.5, 0.9.
+TABLE = {
+    0: (0.8165, 0.771, 0.798, 0.824),
+    1: (0.5230, 0.450, 0.492, 0.536),
+    2: (0.2957, 0.220, 0.263, 0.310),
+    3: (0.1605, 0.093, 0.131, 0.174),
+    4: (0.0860, 0.029, 0.060, 0.098),
+    5: (None, 0.004, 0.023, 0.057),
+}
+
+
+@pytest.mark.parametrize("promote", TABLE)
+def test_pion_cuts_where_the_specification_says(promote):
+    cutoff, *levels = TABLE[promote]
+    found = limit_cutoff(pion(promote))
+    assert found is None if cutoff is None else found == pytest.approx(cutoff, abs=6e-5)
+    for level, sigma in zip((0.1, 0.5, 0.9), levels, strict=True):
+        assert threshold(pion(promote), level) == pytest.approx(sigma, abs=6e-4)
+
+
+@pytest.mark.parametrize("cutoff", CUTOFFS)
+def test_cutoff_filter_is_a_sharp_monotone_edge(cutoff):
+    filter = high_pass(cutoff)
+    out = response(filter, GRID)
+    assert (np.diff(out) >= -1e-12).all()
+    assert out.max() <= 1 + 1e-12
+    assert response(filter, cutoff) == pytest.approx(FIXED_POINT)
+    assert response(filter, min(1.15 * cutoff, 1)) > 0.9
+    assert response(filter, 0.7 * cutoff) < 0.1
+
+
+@pytest.mark.parametrize("cutoff", CUTOFFS)
+def test_more_suppression_sharpens_the_edge(cutoff):
+    below = [response(high_pass(cutoff, suppress=k), 0.8 * cutoff) for k in range(1, 7)]
+    assert below == sorted(below, reverse=True)
+    assert below[-1] < 1e-6
+
+
+@pytest.mark.parametrize("t", [1e-3, 0.05, 0.3, 0.6, 0.8])
+def test_aim_moves_the_threshold_where_it_says(t):
+    (a, b, c), place = aim(np.float64(t))
+    assert a * t + b * t**3 + c * t**5 == pytest.approx(place)
+    assert a + b + c == pytest.approx(1)
+    assert a + 3 * b + 5 * c == pytest.approx(0, abs=1e-12)
+    assert -1.5 <= c <= 0.375
+
+
+def test_promotion_and_suppression_are_the_ends_of_one_family():
+    np.testing.assert_allclose(aim(np.float64(1e-3))[0], PROMOTE)
+    np.testing.assert_allclose(aim(np.float64(FIXED_POINT))[0], SUPPRESS, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 4), (64, 4096), (2048, 2048), (12288, 49152)])
+@pytest.mark.parametrize("cutoff", [0.001, 0.3, "noise"])
+def test_a_cutoff_filter_has_steps_enough_for_the_lowest_threshold(cutoff, shape):
+    m, n = shape
+    t = np.float64(noise_edge(m, n) if cutoff == "noise" else cutoff * min(m, n) ** -0.125)
+    filter = high_pass(cutoff)
+    for _ in range(filter.num_steps(m, n) - filter.suppress):
+        t = aim(t)[1]
+    assert t >= FIXED_POINT - 1e-6
+
+
+def test_noise_edge_is_where_noise_ends():
+    X = np.random.default_rng(0).normal(size=(128, 1024))
+    found = np.linalg.norm(X, 2) / np.linalg.norm(X)
+    assert found == pytest.approx(noise_edge(128, 1024), rel=0.02)
+
+
+def test_slope_is_the_derivative_at_zero():
+    for filter in (muon(), cubic(), polar_express(), pion(3), high_pass(0.3)):
+        assert response(filter, 1e-9) / 1e-9 == pytest.approx(slope_at_zero(filter), abs=1e-6)
+
+
+@pytest.mark.parametrize(("alpha", "units"), [(1, 30), (2, 50), (4, 90), (8, 170)])
+def test_flops_of_the_standard_form(alpha, units):
+    assert standard_flops(64, 64 * alpha, muon().steps) == units * 64**3
+
+
+def test_gram_form_wins_for_wide_matrices_and_loses_for_square_ones():
+    square = cheapest_plan(512, 512, muon().steps, 2**-24)
+    wide = cheapest_plan(512, 4096, muon().steps, 2**-24)
+    assert [s.form for s in square] == ["standard"]
+    assert [s.form for s in wide] == ["gram"]
+    standard = (Segment("standard", muon().steps),)
+    assert plan_flops(512, 4096, wide) < plan_flops(512, 4096, standard)
+    assert plan_flops(512, 4096, wide, SYMMETRIC) < plan_flops(512, 4096, wide)
+
+
+@pytest.mark.parametrize("roundoff", [2**-8, 2**-11, 2**-24, 2**-53])
+def test_gram_segments_hold_every_step_once(roundoff):
+    for filter in (muon(), polar_express(), cubic(), pion(5)):
+        plan = gram_plan(filter.steps, roundoff)
+        assert tuple(t for segment in plan for t in segment.steps) == filter.steps
+    assert len(gram_plan(muon().steps, 2**-8)) > len(gram_plan(muon().steps, 2**-53)) == 1
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_filter_can_be_made_by_name(name):
+    assert make_filter(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: make_filter("muno"), "muno"),
+        (lambda: make_filter("muon", promote=1), "promote=1"),
+        (lambda: make_filter("muon", cutoff=0.3), "cutoff=0.3"),
+        (lambda: make_filter("pion", cutoff=0.3, promote=1), "cutoff=0.3"),
+        (lambda: make_filter("muon", steps=0), "0 is not"),
+        (lambda: pion(6), "promote=6"),
+        (lambda: pion(-1), "promote=-1"),
+        (lambda: high_pass(0.0), "cutoff=0.0"),
+        (lambda: high_pass(0.9), "0.8165"),
+        (lambda: high_pass("edge"), "'noise'"),
+        (lambda: low_rank(0), "0 is not"),
+        (lambda: response(low_rank(), 0.5), "low_rank"),
+        (lambda: response(high_pass("noise"), 0.5), "shape"),
+        (lambda: threshold(pion(), 1.5), "never reaches"),
+    ],
+)
+def test_refusals_name_the_value(call, word):
+    with pytest.raises(ValueError, match=word):
+        call()
