@@ -12,22 +12,24 @@ not fit is a doubt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from torch import nn
 
 from mesotron.optim.reading import Reading, doubt, matrix
-from mesotron.optim.sites import Site, words
+from mesotron.optim.sites import Site, find_int, words
 
 # What libraries call the projections. Short names count only next to their siblings.
 NAMES: dict[str, frozenset[str]] = {
-    "q": words("q_proj query q wq w_q q_lin to_q query_proj linear_q q_attn q_b_proj"),
-    "k": words("k_proj key k wk w_k k_lin to_k key_proj linear_k"),
-    "v": words("v_proj value v wv w_v v_lin to_v value_proj linear_v"),
+    "q": words("q_proj query q wq w_q q_lin to_q query_proj linear_q q_attn q_b_proj project_q"),
+    "k": words("k_proj key k wk w_k k_lin to_k key_proj linear_k project_k"),
+    "v": words("v_proj value v wv w_v v_lin to_v value_proj linear_v project_v"),
     "qkv": words("c_attn qkv qkv_proj Wqkv wqkv query_key_value att_proj to_qkv"),
     "kv": words("kv to_kv"),
-    "o": words("o_proj out_proj o wo w_o Wo out_lin to_out dense c_proj proj linear_out"),
+    "o": words(
+        "o_proj out_proj o wo w_o Wo out_lin to_out dense c_proj proj projection linear_out "
+        "attention_out"
+    ),
 }
 # BERT and its kin keep the output projection in a module of its own, beside the one with q, k and
 # v.
@@ -78,22 +80,13 @@ def find_heads(block: nn.Module, config: object | None) -> Heads:
     Returns:
         `Heads`; `num_kv` equals `num` when nothing says otherwise.
     """
-    num = _first_int((block, config), _NUM_HEADS)
-    num_kv = _first_int((block, config), _NUM_KV_HEADS)
+    num = find_int((block, config), _NUM_HEADS)
+    num_kv = find_int((block, config), _NUM_KV_HEADS)
     if getattr(block, "multi_query", False) and not getattr(
         block, "new_decoder_architecture", False
     ):
         num_kv = 1
-    return Heads(num, num_kv or num, _first_int((block, config), _HEAD_DIM))
-
-
-def _first_int(sources: Iterable[object | None], names: Iterable[str]) -> int | None:
-    for source in sources:
-        for name in names:
-            value = getattr(source, name, None)
-            if isinstance(value, int) and value > 0:
-                return value
-    return None
+    return Heads(num, num_kv or num, find_int((block, config), _HEAD_DIM))
 
 
 def find_projection(site: Site) -> tuple[str, nn.Module] | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import nn
 
 from mesotron.optim.reading import Reading, doubt, matrix
-from mesotron.optim.sites import Site
+from mesotron.optim.sites import Site, find_int
 
 _COUNTS = (
     "num_experts",
@@ -21,11 +21,9 @@ _FUSED_PAIRS = ("gate_up_proj", "gate_and_up_proj", "w13", "input_linear")
 def num_experts(site: Site) -> int | None:
     """How many experts the owner, its parent, its config or the `experts` list beside it speaks
     of."""
-    for source in (site.owner, site.parent, site.config):
-        for name in _COUNTS:
-            value = getattr(source, name, None)
-            if isinstance(value, int) and value > 0:
-                return value
+    told = find_int((site.owner, site.parent, site.config), _COUNTS)
+    if told is not None:
+        return told
     beside = site.parent._modules.get("experts")
     return len(beside) if isinstance(beside, nn.ModuleList) else None
 
@@ -63,7 +61,7 @@ def _stored_transposed(site: Site) -> bool | None:
     _, second, third = site.param.shape
     if "Parallel" in type(site.owner).__name__:  # JetMoe: documented as (experts, out, in)
         return False
-    width = getattr(site.config, "hidden_size", None)
+    width = find_int((site.config,), ("hidden_size",))
     if second == third or width not in (second, third):
         return None
     reads_hidden = "down" not in site.leaf and site.leaf != "w2"

@@ -26,7 +26,7 @@ def read_mixer(site: Site, rows: int) -> Reading | None:
         return None
     if not cut:
         return matrix("mixer", f"{site.called} of {kind}")
-    if _total(cut) != rows and not cut.isdigit():
+    if not cut.isdigit() and (_total(cut) != rows or "+0" in cut):
         return matrix("mixer", f"fused inputs of {kind}, of unknown layout: filtered whole")
     return matrix("mixer", f"fused inputs of {kind}, cut by part", f"rows:{cut}")
 

@@ -18,7 +18,7 @@ from mesotron.optim.experts import num_experts, read_experts
 from mesotron.optim.lora import find_lora_factor, read_lora
 from mesotron.optim.mixers import read_mixer
 from mesotron.optim.reading import Reading, doubt, matrix
-from mesotron.optim.sites import Site, is_a, words
+from mesotron.optim.sites import Site, find_int, is_a, words
 
 # Output layers of modules that declare none.
 _HEADS = words(
@@ -169,8 +169,8 @@ def _is_vocabulary(site: Site) -> bool:
     coincidence."""
     if any(segment.isdigit() for segment in site.path):
         return False
-    vocab = getattr(site.config, "vocab_size", None)
-    widths = {getattr(site.config, name, None) for name in ("hidden_size", "intermediate_size")}
+    vocab = find_int((site.config,), ("vocab_size",))
+    widths = {find_int((site.config,), (name,)) for name in ("hidden_size", "intermediate_size")}
     return vocab is not None and site.param.shape[0] == vocab and vocab not in widths
 
 

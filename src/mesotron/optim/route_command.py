@@ -163,7 +163,7 @@ def _model_class(config: Any) -> type[nn.Module]:
         if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found
     for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
-        found = mapping.get(type(config), None)
+        found: Any = mapping.get(type(config), None)
         if isinstance(found, type):
             return found
     raise ValueError(

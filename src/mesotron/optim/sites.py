@@ -10,7 +10,7 @@ has already imported them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +64,30 @@ class Site:
         for module in reversed(self.modules):
             config = getattr(module, "config", None)
             if isinstance(config, config_class):
-                return config
+                return self._layer_config(config)
         return None
+
+    def _layer_config(self, config: Any) -> Any:
+        """Configs whose layers differ (Gemma 4) answer per layer; others for all layers."""
+        if not getattr(config, "is_heterogeneous", False):
+            return config
+        marks = [getattr(module, "layer_idx", None) for module in reversed(self.modules)]
+        layer = next((mark for mark in marks if isinstance(mark, int)), None)
+        return config if layer is None else config.per_layer_config[layer]
+
+
+def find_int(sources: Iterable[object], names: Iterable[str]) -> int | None:
+    """The first positive integer that one of `sources`, modules or configs, keeps under one of
+    `names`."""
+    for source in sources:
+        for name in names:
+            try:
+                value = getattr(source, name, None)
+            except RuntimeError:  # a config whose layers differ has no answer for the whole model
+                value = None
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
 
 
 def words(text: str) -> frozenset[str]:
