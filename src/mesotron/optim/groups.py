@@ -20,8 +20,8 @@ _DTYPES = ("float32", "bfloat16", "float64")
 
 
 def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[str, Any]]:
-    """Param groups from any form that PyTorch accepts; in groups without a rule, vectors go to
-    `aux`.
+    """Param groups from any form that PyTorch accepts; groups without a rule are parted by the
+    number of dimensions: vectors go to `aux`, convolutions get a group of their own.
 
     Args:
         params: tensors, (name, tensor) pairs, or group dicts.
@@ -41,8 +41,12 @@ def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[st
         if "rule" in group:
             out.append({**group, "params": members})
             continue
-        matrices = [x for x in members if _tensor(x).ndim >= 2]
         vectors = [x for x in members if _tensor(x).ndim < 2]
+        matrices = [x for x in members if _tensor(x).ndim >= 2]
+        convolutions = [x for x in matrices if _tensor(x).ndim >= 4]
+        if convolutions and group.get("view") is None:
+            matrices = [x for x in matrices if _tensor(x).ndim < 4]
+            out.append({**group, "params": convolutions, "rule": rule})
         if matrices:
             out.append({**group, "params": matrices, "rule": rule})
         if vectors:

@@ -1,0 +1,560 @@
+"""One table of all optimizers times one list of promises: a new optimizer gets its tests by adding
+a row to `OPTIMIZERS`.
+
+The model is small and has what optimizers meet: wide, tall and square matrices, a convolution, a
+vector, a scalar. The independent references of whole steps are in test_reference_steps.
+"""
+
+import copy
+import io
+import logging
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mesotron.optim.optimizer import Muon, Pion, RoutedOptimizer
+
+
+@dataclass(frozen=True)
+class Row:
+    """An optimizer and the promises that it does not make.
+
+    Args:
+        make: parameters and options in, optimizer out.
+        scale_free: the step of a matrix does not depend on the scale of the gradients.
+        matrix_rule: the rule of its matrices.
+    """
+
+    make: Callable[..., RoutedOptimizer]
+    scale_free: bool = True
+    matrix_rule: str = "muon"
+
+
+def _adamw(params, **options) -> Muon:
+    return Muon([{"params": list(params), "rule": "adamw"}], **options)
+
+
+def _with(cls: type[RoutedOptimizer], **fixed) -> Callable[..., RoutedOptimizer]:
+    return lambda params, **options: cls(params, **{**fixed, **options})
+
+
+OPTIMIZERS = {
+    "muon": Row(_with(Muon)),
+    "muon_plain_momentum": Row(_with(Muon, nesterov=False)),
+    "polar_express": Row(_with(Muon, filter="polar_express")),
+    "cubic": Row(_with(Muon, filter="cubic")),
+    "low_rank": Row(_with(Muon, filter="low_rank", rank=3)),
+    "muon_sgd": Row(_with(Muon, aux="sgd")),
+    "pion_promote": Row(_with(Pion, promote=2), matrix_rule="pion"),
+    "pion_cutoff": Row(_with(Pion, cutoff=0.3), matrix_rule="pion"),
+    "pion_noise": Row(_with(Pion, cutoff="noise"), matrix_rule="pion"),
+    "adamw": Row(_adamw, scale_free=False, matrix_rule="adamw"),
+}
+SPECTRAL = [name for name, row in OPTIMIZERS.items() if row.scale_free]
+every = pytest.mark.parametrize("name", OPTIMIZERS)
+spectral = pytest.mark.parametrize("name", SPECTRAL)
+
+
+class Tiny(nn.Module):
+    """A wide, a tall and a square matrix, two equal ones, a convolution, biases and a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 6, 3)
+        self.wide = nn.Linear(24, 8)
+        self.square = nn.Linear(8, 8)
+        self.twin = nn.Linear(8, 8, bias=False)
+        self.tall = nn.Linear(8, 20)
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.wide(self.conv(x).flatten(1))
+        return self.tall(self.twin(self.square(x).tanh())) * self.gain
+
+
+def build(name: str, seed: int = 0, dtype=torch.float32, **options):
+    torch.manual_seed(seed)
+    model = Tiny().to(dtype)
+    return model, OPTIMIZERS[name].make(model.parameters(), **{"lr": 0.01, **options})
+
+
+def data(seed: int, rows: int = 16, dtype=torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 2, 4, 4, generator=generator)
+    return x.to(dtype), torch.randn(rows, 20, generator=generator).to(dtype)
+
+
+def loss_of(model: nn.Module, seed: int) -> Tensor:
+    x, y = data(seed, dtype=next(model.parameters()).dtype)
+    return (model(x) - y).square().mean()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> float:
+    loss = torch.zeros(())
+    for seed in seeds:
+        optimizer.zero_grad()
+        loss = loss_of(model, seed)
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def states(optimizer: torch.optim.Optimizer) -> list[dict[str, Tensor]]:
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    return [{k: v.clone() for k, v in optimizer.state[p].items()} for p in held]
+
+
+def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def assert_close(found: list[Tensor], expected: list[Tensor], atol: float = 1e-5) -> None:
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def set_gradients(model: nn.Module, scale: float = 1.0, seed: int = 7) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.grad = (torch.randn(p.shape, generator=generator) * scale).to(p.dtype)
+
+
+@every
+def test_it_learns(name):
+    model, optimizer = build(name, lr=0.02)
+    before = loss_of(model, 0).item()
+    for _ in range(40):
+        train(model, optimizer, range(1))
+    assert loss_of(model, 0).item() < 0.9 * before
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_parameters_and_states_keep_their_dtype(name, dtype):
+    model, optimizer = build(name, dtype=dtype)
+    set_gradients(model)
+    optimizer.step()
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    assert all(p.isfinite().all() for p in model.parameters())
+    wide = torch.promote_types(dtype, torch.float32)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            kept = {k: v.dtype for k, v in optimizer.state[p].items()}
+            expected = wide if group["rule"] in ("muon", "pion") else dtype
+            assert kept.pop("step", torch.float32) == torch.float32
+            assert set(kept.values()) == {expected}
+
+
+@every
+def test_float64_agrees_with_float32(name):
+    ends = []
+    for dtype in (torch.float32, torch.float64):
+        model, optimizer = build(name, dtype=dtype)
+        train(model, optimizer, range(3))
+        ends.append([w.double() for w in weights(model)])
+    # Adam divides a gradient near zero by itself, and a direction at a cutoff may tip either way.
+    assert_close(ends[0], ends[1], atol=2e-4)
+
+
+@every
+def test_a_resumed_run_equals_one_left_alone(name):
+    model, optimizer = build(name)
+    train(model, optimizer, range(3))
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    train(model, optimizer, range(3, 6))
+
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    again, resumed = build(name, seed=1, lr=0.5)
+    again.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    assert resumed.param_groups[0]["lr"] == 0.01
+    train(again, resumed, range(3, 6))
+    assert_equal(weights(again), weights(model))
+
+
+@every
+def test_bfloat16_weights_do_not_round_the_loaded_state(name):
+    model, optimizer = build(name, dtype=torch.bfloat16)
+    set_gradients(model)
+    optimizer.step()
+    _, resumed = build(name, dtype=torch.bfloat16)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for a, b in zip(states(resumed), states(optimizer), strict=True):
+        assert {k: v.dtype for k, v in a.items()} == {k: v.dtype for k, v in b.items()}
+        assert_equal(list(a.values()), list(b.values()))
+
+
+@every
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_go_on_alike_and_apart(name, copier):
+    model, optimizer = build(name)
+    train(model, optimizer, range(2))
+    twin, other = copier((model, optimizer))
+    assert other.stats() == {"skipped": 0.0}
+    train(model, optimizer, range(2, 4))
+    train(twin, other, range(2, 4))
+    assert_equal(weights(twin), weights(model))
+    assert other.stats() == optimizer.stats()
+    train(model, optimizer, range(4, 5))
+    assert not torch.equal(weights(twin)[0], weights(model)[0])
+
+
+@every
+def test_eight_small_batches_equal_one_large(name):
+    ends = []
+    for parts in (1, 8):
+        model, optimizer = build(name)
+        for seed in range(3):
+            optimizer.zero_grad()
+            x, y = data(seed)
+            for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True):
+                ((model(a) - b).square().mean() / parts).backward()
+            optimizer.step()
+        ends.append(weights(model))
+    assert_close(ends[0], ends[1], atol=2e-4)
+
+
+@every
+def test_runs_are_deterministic(name):
+    ends = []
+    for _ in range(2):
+        model, optimizer = build(name)
+        train(model, optimizer, range(3))
+        ends.append(weights(model))
+    assert_equal(*ends)
+
+
+@every
+def test_a_schedule_equals_setting_the_rate_by_hand(name):
+    scheduled, by_hand = build(name), build(name)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(scheduled[1], lambda k: 1 / (1 + k))
+    for k in range(4):
+        train(*scheduled, range(k, k + 1))
+        scheduler.step()
+        for group in by_hand[1].param_groups:
+            group["lr"] = 0.01 / (1 + k)
+        train(*by_hand, range(k, k + 1))
+    assert_close(weights(scheduled[0]), weights(by_hand[0]), atol=1e-7)
+
+
+@every
+def test_one_cycle_and_cosine_schedules_run(name):
+    model, optimizer = build(name)
+    total = 6
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=total)
+    rates = []
+    for seed in range(total - 1):
+        train(model, optimizer, range(seed, seed + 1))
+        rates.append(optimizer.param_groups[0]["lr"])
+        cycle.step()
+    assert max(rates) > 2 * rates[0]
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3)
+    train(model, optimizer, range(1))
+    cosine.step()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@every
+def test_a_rate_in_a_tensor_gives_the_same_step(name):
+    plain, with_tensor = build(name), build(name, lr=torch.tensor(0.01))
+    train(*plain, range(3))
+    train(*with_tensor, range(3))
+    assert_close(weights(with_tensor[0]), weights(plain[0]), atol=1e-5)
+    assert with_tensor[1].stats().keys() == plain[1].stats().keys()
+
+
+@every
+def test_closure_is_evaluated_once_with_gradients(name):
+    by_closure, plain = build(name), build(name)
+    model, optimizer = by_closure
+    calls = []
+
+    def closure() -> float:
+        calls.append(torch.is_grad_enabled())
+        optimizer.zero_grad()
+        loss = loss_of(model, 0)
+        loss.backward()
+        return loss.item()
+
+    found = optimizer.step(closure)
+    expected = train(*plain, range(1))
+    assert calls == [True]
+    assert found == expected
+    assert_equal(weights(model), weights(plain[0]))
+
+
+@every
+def test_gradients_are_read_and_never_written(name):
+    model, optimizer = build(name)
+    for scale in (1.0, 1e-30, 1e30):
+        set_gradients(model, scale)
+        before = [p.grad.clone() for p in model.parameters()]
+        places = [p.grad.data_ptr() for p in model.parameters()]
+        optimizer.step()
+        assert_equal([p.grad for p in model.parameters()], before)
+        assert [p.grad.data_ptr() for p in model.parameters()] == places
+
+
+@every
+def test_zero_gradients_without_decay_change_nothing(name):
+    model, optimizer = build(name, weight_decay=0.0)
+    before = weights(model)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert_equal(weights(model), before)
+    assert all(value == value for value in optimizer.stats().values()), "no NaN in stats"
+
+
+@every
+def test_weight_decay_is_decoupled(name):
+    model, optimizer = build(name, lr=0.1, weight_decay=0.5)
+    before = weights(model)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert_close(weights(model), [0.95 * w for w in before], atol=1e-7)
+
+
+@every
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 1e37])
+def test_extreme_gradients_leave_everything_finite(name, scale):
+    model, optimizer = build(name)
+    set_gradients(model, scale)
+    optimizer.step()
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    assert all(p.isfinite().all() for p in matrices)
+    assert all(value == value for value in optimizer.stats().values()), "no NaN in stats"
+
+
+@spectral
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
+def test_the_scale_of_gradients_does_not_matter_to_matrices(name, scale):
+    ends = []
+    for factor in (1.0, scale):
+        model, optimizer = build(name)
+        for seed in range(3):
+            set_gradients(model, factor, seed)
+            optimizer.step()
+        ends.append([w for w in weights(model) if w.ndim >= 2])
+    assert_close(ends[1], ends[0], atol=1e-4)
+
+
+@every
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_skips_its_parameter_alone(name, bad, caplog):
+    model, optimizer = build(name)
+    clean, reference = build(name)
+    train(model, optimizer, range(1))
+    train(clean, reference, range(1))
+    before, state = weights(model), copy.deepcopy(optimizer.state[model.square.weight])
+    for m in (model, clean):
+        set_gradients(m)
+    model.square.weight.grad[2, 3] = bad
+    model.square.bias.grad[1] = bad
+    with caplog.at_level(logging.WARNING, "mesotron"):
+        optimizer.step()
+    reference.step()
+    names = [key for key, _ in model.named_parameters()]
+    for key, old, new, expected in zip(names, before, weights(model), weights(clean), strict=True):
+        if key.startswith("square"):
+            assert torch.equal(new, old)
+        else:
+            torch.testing.assert_close(new, expected, rtol=0, atol=1e-5)
+    assert_equal(list(optimizer.state[model.square.weight].values()), list(state.values()))
+    assert optimizer.stats()["skipped"] == 2
+    if OPTIMIZERS[name].scale_free:
+        assert "not finite" in caplog.text
+
+    set_gradients(model)  # and a clean gradient recovers
+    optimizer.step()
+    assert optimizer.stats()["skipped"] == 0
+    assert model.square.weight.isfinite().all()
+    assert not torch.equal(model.square.weight, before[names.index("square.weight")])
+
+
+@every
+def test_a_parameter_without_gradient_is_left_alone(name):
+    model, optimizer = build(name, lr=0.1, weight_decay=0.5)
+    before = copy.deepcopy(model)
+    set_gradients(model)
+    model.square.weight.grad = None
+    model.square.bias.grad = None
+    optimizer.step()
+    assert torch.equal(model.square.weight, before.square.weight)
+    assert torch.equal(model.square.bias, before.square.bias)
+    assert not optimizer.state[model.square.weight]
+    assert not torch.equal(model.wide.weight, before.wide.weight)
+
+
+@every
+def test_kept_zero_gradients_are_gradients(name):
+    model, optimizer = build(name)
+    train(model, optimizer, range(2))
+    optimizer.zero_grad(set_to_none=False)
+    before = model.wide.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(model.wide.weight, before), "momentum goes on"
+
+
+@every
+def test_layout_does_not_matter(name):
+    ends = []
+    for odd in (False, True):
+        model, optimizer = build(name)
+        for seed in range(3):
+            set_gradients(model, seed=seed)
+            if odd:
+                model.to(memory_format=torch.channels_last)
+                grad = model.conv.weight.grad.contiguous(memory_format=torch.channels_last)
+                model.conv.weight.grad = grad
+                model.wide.weight.grad = model.wide.weight.grad.t().contiguous().t()
+            optimizer.step()
+        ends.append(weights(model))
+    assert_close(ends[1], ends[0], atol=1e-6)
+
+
+@every
+def test_a_group_may_be_added_later(name):
+    model, optimizer = build(name)
+    train(model, optimizer, range(1))
+    late = nn.Linear(8, 8)
+    optimizer.add_param_group({"params": list(late.parameters()), "lr": 0.1})
+    before = weights(late)
+    set_gradients(model)
+    set_gradients(late)
+    optimizer.step()
+    assert not torch.equal(late.weight, before[0])
+    assert not torch.equal(late.bias, before[1])
+    assert len({group["name"] for group in optimizer.param_groups}) == len(optimizer.param_groups)
+    copy.deepcopy(optimizer).add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+
+
+@every
+def test_named_parameters_give_the_same_steps(name):
+    model, optimizer = build(name)
+    torch.manual_seed(0)
+    twin = Tiny()
+    if name == "adamw":
+        named = Muon([{"params": list(twin.named_parameters()), "rule": "adamw"}], lr=0.01)
+    else:
+        named = OPTIMIZERS[name].make(twin.named_parameters(), lr=0.01)
+    train(model, optimizer, range(2))
+    train(twin, named, range(2))
+    assert_equal(weights(twin), weights(model))
+    names = sorted(n for group in named.param_groups for n in group["param_names"])
+    assert names == sorted(n for n, _ in twin.named_parameters())
+
+
+@every
+@pytest.mark.parametrize("enabled", [False, True])
+def test_grad_scaler_scales_and_skips(name, enabled):
+    model, optimizer = build(name)
+    plain, reference = build(name)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
+    for seed in range(2):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, seed)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    train(plain, reference, range(2))
+    assert_close(weights(model), weights(plain), atol=1e-5)
+    if enabled:
+        before = weights(model)
+        set_gradients(model, float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 512.0
+        assert_equal(weights(model), before)
+
+
+@every
+def test_empty_tensors_are_no_trouble(name):
+    empty, full = nn.Parameter(torch.zeros(0, 5)), nn.Parameter(torch.ones(4, 5))
+    hollow = nn.Parameter(torch.zeros(0))
+    optimizer = OPTIMIZERS[name].make([empty, full, hollow], lr=0.1)
+    for p in (empty, full, hollow):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert not torch.equal(full, torch.ones(4, 5))
+
+
+@every
+def test_mixed_dtypes_in_one_group(name):
+    torch.manual_seed(0)
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    params = [nn.Parameter(torch.randn(*s, dtype=d)) for d in dtypes for s in ((4, 6), (5,))]
+    before = [p.detach().clone() for p in params]
+    optimizer = OPTIMIZERS[name].make(params, lr=0.1)
+    for p in params:
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    for p, old in zip(params, before, strict=True):
+        assert p.isfinite().all()
+        assert not torch.equal(p, old)
+
+
+@every
+def test_complex_parameters_are_refused(name):
+    with pytest.raises(ValueError, match="complex64"):
+        OPTIMIZERS[name].make([nn.Parameter(torch.zeros(4, 4, dtype=torch.complex64))])
+
+
+@every
+def test_no_step_before_any_gradient(name):
+    model, optimizer = build(name)
+    before = weights(model)
+    assert optimizer.step() is None
+    assert_equal(weights(model), before)
+
+
+@every
+def test_a_frozen_model_is_named(name):
+    model, optimizer = build(name)
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="LoRA"):
+        optimizer.step()
+
+
+@every
+def test_step_hooks_run(name):
+    model, optimizer = build(name)
+    seen = []
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    train(model, optimizer, range(2))
+    assert seen == ["after", "after"]
+
+
+@spectral
+def test_batching_changes_rounding_alone(name):
+    ends = []
+    for batched in (True, False):
+        model, optimizer = build(name, batched=batched)
+        train(model, optimizer, range(3))
+        ends.append(weights(model))
+    assert_close(ends[0], ends[1], atol=1e-4)
+
+
+@spectral
+def test_unbatched_bits_do_not_depend_on_neighbours(name):
+    ends = []
+    for alone in (True, False):
+        torch.manual_seed(0)
+        model = Tiny()
+        params = [model.square.weight] if alone else list(model.parameters())
+        optimizer = OPTIMIZERS[name].make(params, batched=False)
+        set_gradients(model)
+        optimizer.step()
+        ends.append(model.square.weight.detach().clone())
+    assert torch.equal(*ends)
