@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib.util import find_spec
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mesotron.optim import kernels
 from mesotron.optim.fused_filter import WORK_DTYPE, filter_blocks
 from mesotron.optim.matrix import Filtered
 from mesotron.optim.scale import step_scale
@@ -28,12 +28,6 @@ from mesotron.spectral import Filter
 
 _BATCH_BYTES = 512 * 2**20
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@cache
-def kernels_available() -> bool:
-    """Triton is installed and a CUDA device is there to run it."""
-    return find_spec("triton") is not None and torch.cuda.is_available() and not torch.version.hip
 
 
 class Member(NamedTuple):
@@ -48,7 +42,7 @@ class Member(NamedTuple):
 def can_fuse(member: Member) -> bool:
     """Whether this parameter takes the kernels; the plain step is always correct instead."""
     p, group = member.param, member.group
-    if group["fused"] is False or not p.is_cuda or not kernels_available():
+    if group["fused"] is False or not kernels.available(p.device):
         return False
     if p.dtype not in _WEIGHT_DTYPES or group["rank"] is not None or group["dtype"] is not None:
         return False
@@ -71,8 +65,9 @@ class Layout(NamedTuple):
     column_stride: int
 
 
-def block_layout(wide: Tensor) -> Layout | None:
-    """The layout of a window [stack, cut, r1, r2, c1, c2]; None if its blocks are not plain."""
+def block_layout(wide: Tensor, first: int = 0) -> Layout | None:
+    """The layout of a window [stack, cut, r1, r2, c1, c2] of a tensor that starts at `first` in its
+    storage; None if a block is not a plain strided matrix with a unit stride."""
     stack, cut, r1, r2, c1, c2 = wide.shape
     s = wide.stride()
     if (r1 > 1 and s[2] != r2 * s[3]) or (c1 > 1 and s[4] != c2 * s[5]):
@@ -81,7 +76,8 @@ def block_layout(wide: Tensor) -> Layout | None:
     column = s[5] if c2 > 1 else s[4]
     if 1 not in (row, column):
         return None
-    offsets = tuple(i * s[0] + j * s[1] for i in range(stack) for j in range(cut))
+    start = int(wide.storage_offset()) - first
+    offsets = tuple(start + i * s[0] + j * s[1] for i in range(stack) for j in range(cut))
     return Layout(offsets, row, column)
 
 
@@ -129,10 +125,8 @@ class FusedStep:
         self._buckets = _plan(members, self._groups)
         self._grad_bases = [m.grad.data_ptr() for m in members]
         self._values: tuple | None = None
+        self._captured: list[Tensor] = []
         self._table = torch.empty(0)
-        self._uploads: list[
-            Tensor
-        ] = []  # pinned sources stay alive: a captured copy reads them again
         self._tie = _Tie(self._buckets, len(members), members[0].param.device)
 
     def fits(self, members: list[Member]) -> bool:
@@ -157,8 +151,13 @@ class FusedStep:
             return
         for bucket in self._buckets:
             pairs = zip(bucket.members, bucket.grad_offsets, strict=True)
-            bucket.grads.rebase([bases[i] + offset for i, offset in pairs])
+            self._keep(bucket.grads.rebase([bases[i] + offset for i, offset in pairs]))
         self._grad_bases = bases
+
+    def _keep(self, source: Tensor) -> None:
+        """Keep a pinned source alive where a captured copy will read it again."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self._captured.append(source)
 
     def _group_values(self) -> Tensor:
         """[groups, 3] on the device: lr, weight decay, momentum."""
@@ -169,8 +168,9 @@ class FusedStep:
             parts = [torch.as_tensor(x, dtype=torch.float32).to(device).reshape(()) for x in flat]
             return torch.stack(parts).view(len(rows), 3)
         if self._values != tuple(flat):
-            host = torch.tensor(flat, dtype=torch.float32).view(len(rows), 3).pin_memory()
-            self._uploads = [*self._uploads[-7:], host]
+            host = torch.tensor(flat, dtype=torch.float32).view(len(rows), 3)
+            host = host.pin_memory() if device.type == "cuda" else host
+            self._keep(host)
             self._table, self._values = host.to(device, non_blocking=True), tuple(flat)
         return self._table
 
@@ -209,7 +209,7 @@ def _run_bucket(
     bucket: _Bucket, peak: Tensor, values: Tensor, seed: Tensor, stats: StepStats
 ) -> None:
     from mesotron.optim.kernels.pack import update_momentum
-    from mesotron.optim.kernels.writeback import sample_alignment, write_back
+    from mesotron.optim.kernels.writeback import alignment_cosine, sample_alignment, write_back
 
     m, n = bucket.shape
     per_block = values[bucket.group_index]  # [B, 3]
@@ -232,7 +232,8 @@ def _run_bucket(
     )
     record = Filtered(filtered, sumsq.sqrt(), concentration, energy / gain**2)
     stats.add_blocks(bucket.names, record, lr * bucket.block_scale, m * n)
-    stats.add_cosines(bucket.names, sample_alignment(bucket.grads, filtered, peak))
+    cosines = alignment_cosine(sample_alignment(bucket.grads, filtered, peak))
+    stats.add_cosines(bucket.names, cosines)
 
 
 def _signature(members: list[Member]) -> tuple:
@@ -267,7 +268,8 @@ def _plan(members: list[Member], groups: list[dict[str, Any]]) -> list[_Bucket]:
         view = View.parse(group["view"])
         tensors = (member.param, member.grad, member.momentum)
         for windows in zip(*(view.windows(t) for t in tensors), strict=True):
-            layouts = [x for w in windows if (x := block_layout(w.wide))]
+            placed = zip(windows, tensors, strict=True)
+            layouts = [x for w, t in placed if (x := block_layout(w.wide, int(t.storage_offset())))]
             first = windows[0]
             mu = group["momentum"]
             key = (
@@ -300,14 +302,12 @@ def _make_bucket(
     number: dict[int, int],
 ) -> _Bucket:
     from mesotron.optim.kernels.pack import inspect
-    from mesotron.optim.kernels.windows import WindowTable
+    from mesotron.optim.kernels.windows import WindowTable, tabulate
 
     device = members[0].param.device
 
     def table(which: int) -> WindowTable:
-        placed = [block.layouts[which] for block in blocks]
-        tensors = [members[block.member][which] for block in blocks]
-        return _window_table(tensors, placed, shape)  # pyright: ignore[reportArgumentType]
+        return tabulate([_view(members[b.member], which, b.layouts[which], shape) for b in blocks])
 
     owners = [members[block.member].group for block in blocks]
     scales = [step_scale(g["scale"], b.rows, b.cols) for g, b in zip(owners, blocks, strict=True)]
@@ -331,16 +331,9 @@ def _make_bucket(
     )
 
 
-def _window_table(
-    tensors: list[Tensor], placed: list[tuple[int, int, int]], shape: tuple[int, int]
-) -> Any:
-    from mesotron.optim.kernels.windows import WindowTable
-
-    itemsize = tensors[0].element_size()
-    addresses = [t.data_ptr() + p[0] * itemsize for t, p in zip(tensors, placed, strict=True)]
-    rows, columns = [p[1] for p in placed], [p[2] for p in placed]
-    unit = 16 // itemsize
-    aligned = all(x % 16 == 0 for x in addresses)
-    aligned &= all(max(r, c) % unit == 0 for r, c in zip(rows, columns, strict=True))
-    packed = torch.tensor([addresses, rows, columns], dtype=torch.int64).to(tensors[0].device)
-    return WindowTable(*packed, shape=shape, dtype=tensors[0].dtype, aligned=aligned)
+def _view(
+    member: Member, which: int, placed: tuple[int, int, int], shape: tuple[int, int]
+) -> Tensor:
+    tensor = (member.param, member.grad, member.momentum)[which]
+    offset, row, column = placed
+    return tensor.as_strided(shape, (row, column), tensor.storage_offset() + offset)

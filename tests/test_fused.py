@@ -1,0 +1,170 @@
+"""The CUDA step against the plain one.
+
+On a GPU it runs as users run it. Without one, where Triton is installed, TRITON_INTERPRET=1 runs the same kernels
+on the CPU, on small matrices; without Triton these tests are skipped.
+"""
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETED and not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU or TRITON_INTERPRET=1", allow_module_level=True)
+
+from mesotron.optim import Muon, Pion  # noqa: E402
+from mesotron.optim import fused_step as module  # noqa: E402
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+@pytest.fixture(autouse=True)
+def _kernels_on_any_device(monkeypatch):
+    if INTERPRETED:
+        monkeypatch.setattr(module.kernels, "available", lambda device: True)
+
+
+def make_groups(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+
+    def p(*shape):
+        return torch.nn.Parameter(torch.randn(*shape, generator=generator).to(DEVICE, dtype))
+
+    return [
+        {"params": [p(48, 80), p(80, 48), p(144, 160)], "rule": "muon", "name": "whole"},
+        {"params": [p(64, 48)], "rule": "muon", "view": "rows:4", "name": "rows"},
+        {"params": [p(48, 64)], "rule": "muon", "view": "cols:4", "name": "cols"},
+        {"params": [p(40, 48)], "rule": "muon", "view": "rows:16+16+8", "name": "fused"},
+        {"params": [p(3, 32, 48)], "rule": "muon", "view": "stack", "name": "stack"},
+        {"params": [p(24, 48)], "rule": "muon", "view": "rows:4%2", "name": "interleaved"},
+        {"params": [p(16, 4, 3, 3)], "rule": "muon", "view": "conv", "name": "conv"},
+        {"params": [p(48)], "rule": "adamw", "name": "vectors"},
+    ]
+
+
+def run(fused, cls=Muon, steps=3, grad_scale=1.0, poison=None, dtype=torch.float32, **options):
+    optimizer = cls(make_groups(dtype), lr=0.02, weight_decay=0.1, fused=fused, **options)
+    generator = torch.Generator().manual_seed(1)
+    params = [p for g in optimizer.param_groups for p in g["params"]]
+    for step in range(steps):
+        for p in params:
+            p.grad = (torch.randn(p.shape, generator=generator) * grad_scale).to(DEVICE, dtype)
+        if poison is not None and step == 1:
+            params[poison].grad.view(-1)[3] = float("nan")
+        optimizer.step()
+    return params, optimizer
+
+
+def distance(ours, theirs, start):
+    """Relative to how far the weights moved."""
+    moved = (theirs.double() - start.double()).norm()
+    return ((ours.double() - theirs.double()).norm() / moved).item()
+
+
+SETTINGS = [
+    (Muon, {}),
+    (Muon, {"nesterov": False}),
+    (Muon, {"filter": "polar_express"}),
+    (Muon, {"momentum_dtype": "bfloat16"}),
+    (Pion, {"promote": 2}),
+    (Pion, {"promote": 4}),
+    (Pion, {"cutoff": 0.3}),
+    (Pion, {"cutoff": "noise"}),
+]
+
+
+@pytest.mark.parametrize(("cls", "options"), SETTINGS)
+def test_the_fused_step_is_the_plain_step(cls, options):
+    starts = [p.detach().clone() for g in make_groups() for p in g["params"]]
+    plain, _ = run(False, cls, dtype=torch.float32, **options)
+    fused, optimizer = run(None, cls, dtype=torch.float32, **options)
+    for a, b, start in zip(fused, plain, starts, strict=True):
+        assert distance(a, b, start) < 0.02  # float16 products against float32 ones
+    stats = optimizer.stats()
+    assert stats["whole/blocks"] == 3
+    assert stats["rows/blocks"] == 4
+
+
+def test_the_fused_step_is_taken(monkeypatch):
+    calls = []
+    original = module.FusedStep.run
+    monkeypatch.setattr(
+        module.FusedStep, "run", lambda self, m, s: (calls.append(len(m)), original(self, m, s))
+    )
+    run(None, steps=1)
+    assert calls == [8]  # all but the interleaved view, whose blocks are no plain matrices
+
+
+def test_the_statistics_agree_with_the_plain_step():
+    _, plain = run(False)
+    _, fused = run(None)
+    expected, found = plain.stats(), fused.stats()
+    assert expected.keys() == found.keys()
+    for key, value in expected.items():
+        loose = 0.15 if key.endswith("cosine") else 0.02  # the cosine is sampled
+        assert found[key] == pytest.approx(value, abs=loose, rel=0.02), key
+
+
+@pytest.mark.parametrize("grad_scale", [1e-30, 1e30])
+def test_the_scale_of_the_gradient_does_not_matter(grad_scale):
+    starts = [p.detach().clone() for g in make_groups() for p in g["params"]]
+    expected, _ = run(None)
+    found, _ = run(None, grad_scale=grad_scale)
+    for a, b, start in list(zip(found, expected, starts, strict=True))[:-1]:
+        assert distance(a, b, start) < 1e-2
+
+
+def test_a_nan_in_one_head_skips_its_parameter_and_no_other():
+    clean, _ = run(None, steps=1)
+    poisoned, optimizer = run(None, steps=2, poison=3)
+    other, _ = run(None, steps=2)
+    assert torch.equal(poisoned[3], clean[3])
+    assert torch.equal(poisoned[0], other[0])
+    assert optimizer.stats()["rows/skipped"] == 1
+
+
+def test_bfloat16_weights_are_rounded_without_a_bias():
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.ones(64, 64, device=DEVICE, dtype=torch.bfloat16))
+    optimizer = Muon([{"params": [p], "rule": "muon"}], lr=1e-4, weight_decay=0.0)
+    p.grad = torch.eye(64, device=DEVICE, dtype=torch.bfloat16)
+    for _ in range(50):
+        optimizer.step()
+    moved = 1 - p.float().diagonal().mean()  # rounding to nearest would not move at all
+    rate = optimizer.stats()["muon/passed_rank"] ** 0.5 / 8
+    assert moved == pytest.approx(50 * 1e-4 * 1.6 * rate, rel=0.5)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="CUDA graphs need a GPU")
+def test_a_captured_graph_follows_the_learning_rate():
+    starts = [p.detach().clone() for g in make_groups() for p in g["params"]]
+
+    def train(captured):
+        lr = torch.tensor(0.02, device=DEVICE)
+        optimizer = Muon(make_groups()[:7], lr=lr)
+        params = [p for g in optimizer.param_groups for p in g["params"]]
+        for p, seed in zip(params, range(99), strict=False):
+            generator = torch.Generator().manual_seed(seed)
+            p.grad = torch.randn(p.shape, generator=generator).to(DEVICE)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                optimizer.step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                optimizer.step()
+        for value in (0.02, 0.005):
+            lr.fill_(value)
+            graph.replay() if captured else optimizer.step()
+        torch.cuda.synchronize()
+        return [p.detach().clone() for p in params], optimizer.stats()
+
+    expected, stats = train(False)
+    found, captured_stats = train(True)
+    for a, b, start in zip(found, expected, starts, strict=False):
+        assert distance(a, b, start) < 1e-3
+    assert captured_stats["whole/update_rms"] == pytest.approx(stats["whole/update_rms"], rel=1e-3)
