@@ -27,8 +27,8 @@ NAMES: dict[str, frozenset[str]] = {
     "qkv": words("c_attn qkv qkv_proj Wqkv wqkv query_key_value att_proj to_qkv"),
     "kv": words("kv to_kv"),
     "o": words(
-        "o_proj out_proj o wo w_o Wo out_lin to_out dense c_proj proj projection linear_out "
-        "attention_out"
+        "o_proj out_proj o wo w_o Wo out_lin to_out dense c_proj proj projection "
+        "projection_layer linear_out attention_out output"
     ),
 }
 # BERT and its kin keep the output projection in a module of its own, beside the one with q, k and
@@ -53,8 +53,8 @@ _NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head
 _HEAD_DIM = (
     "qk_head_dim",
     "head_dim",
-    "head_size",
     "attention_head_size",
+    "head_size",
     "key_value_proj_dim",
     "dim_head",
 )
@@ -202,11 +202,10 @@ def _read_qkv(
     if H is None or G is None:
         if per_head:
             return _no_count(site)
-        if rows != 3 * cols:
+        if rows != 3 * cols or "query_key_value" in block._modules:
             return doubt(
                 f"{site.name} looks like a fused QKV of shape {rows}x{cols}, but neither its "
-                "module nor a config "
-                f"says how many heads it has; write "
+                "module nor a config says how many heads it has and how they lie; write "
                 f"overrides={{'{site.name}': {{'view': 'rows:Q+K+V'}}}}"
             )
         return matrix("attention qkv", "query | key | value in three sections", "rows:3")
@@ -233,9 +232,8 @@ def _sections(site: Site, block: nn.Module, H: int, G: int, d: int) -> Reading:
     if "query_key_value" in block._modules and not classes & _INTERLEAVED:
         return doubt(
             f"{site.name} is a fused query_key_value of an attention class "
-            f"({type(block).__name__}) whose layout is not "
-            f"known here, sectioned or interleaved; write "
-            f"overrides={{'{site.name}': {{'view': 'rows:3'}}}} or "
+            f"({type(block).__name__}) whose layout, sectioned or interleaved, is not known here; "
+            f"write overrides={{'{site.name}': {{'view': 'rows:3'}}}} or "
             f"{{'view': 'rows:{H}%3'}}, or pass per_head=True"
         )
     if H == G:
@@ -266,8 +264,7 @@ def _read_mla_a(
     if not isinstance(latent, int) or not 0 < latent < rows:
         return doubt(
             f"{site.name}: its module does not say kv_lora_rank, so latent and rotary rows cannot "
-            "be told apart; "
-            f"write overrides={{'{site.name}': {{'view': 'rows:LATENT+ROTARY'}}}}"
+            f"be told apart; write overrides={{'{site.name}': {{'view': 'rows:LATENT+ROTARY'}}}}"
         )
     return matrix("attention kv", "latent | rotary key", f"rows:{latent}+{rows - latent}")
 
@@ -280,8 +277,7 @@ def _read_mla_b(
     if H is None or not isinstance(value, int) or rows % H or not 0 < value < rows // H:
         return doubt(
             f"{site.name}: {rows} rows do not split into heads of key and value rows (num_heads "
-            f"{H}, v_head_dim "
-            f"{value}); write overrides={{'{site.name}': {{'view': 'whole'}}}}"
+            f"{H}, v_head_dim {value}); write overrides={{'{site.name}': {{'view': 'whole'}}}}"
         )
     key = rows // H - value
     if per_head:

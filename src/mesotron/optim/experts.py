@@ -38,8 +38,8 @@ def read_experts(site: Site) -> Reading | None:
     if transposed is None:
         return doubt(
             f"{site.name} is an expert stack of shape {tuple(site.param.shape)} that may be "
-            "(experts, out, in) or "
-            f"(experts, in, out); write overrides={{'{site.name}': {{'view': 'stack'}}}} or "
+            "(experts, out, in) or (experts, in, out); write "
+            f"overrides={{'{site.name}': {{'view': 'stack'}}}} or "
             f"{{'view': 'stack/T'}}"
         )
     view = "stack/T" if transposed else "stack"

@@ -26,7 +26,7 @@ _HEADS = words(
     "value_net policy_head value_head actor_head critic_head reward_head v_head mu log_std"
 )
 # Raw parameters that are tables or tokens, by a word of their name.
-_TABLE_WORDS = ("pos", "embed", "token", "quer", "latent", "code", "prompt", "register")
+_TABLE_WORDS = ("pos", "emb", "token", "queries", "latent", "codebook", "codevector", "prompt")
 # Raw parameters that are matrices, with the storage order read in their forward passes.
 _RAW_MATRICES = {"mm_input_projection_weight": "T"}
 # State-space parameters: matrices in shape only.
@@ -80,17 +80,21 @@ def survey(model: nn.Module) -> Facts:
     return Facts(frozenset(embeddings), frozenset(heads), frozenset(inputs))
 
 
-def _declared(model: nn.Module, method: str) -> nn.Module | None:
-    """A Transformers model's own word on its embeddings; models without any raise
-    NotImplementedError."""
+def _declared(model: nn.Module, method: str) -> nn.Module | nn.Parameter | None:
+    """A Transformers model's own word on its embeddings, a module or a bare table.
+
+    Models without any raise NotImplementedError, or AttributeError where that part is switched off.
+    """
     try:
         return getattr(model, method)()
-    except NotImplementedError:
+    except (NotImplementedError, AttributeError):
         return None
 
 
-def _ids(module: nn.Module | None) -> set[int]:
-    return {id(p) for p in module.parameters()} if module is not None else set()
+def _ids(found: nn.Module | nn.Parameter | None) -> set[int]:
+    if isinstance(found, nn.Module):
+        return {id(param) for param in found.parameters()}
+    return set() if found is None else {id(found)}
 
 
 def _last_layer(model: nn.Module) -> nn.Module | None:
@@ -180,10 +184,12 @@ def _read_small(site: Site, facts: Facts) -> Reading | None:
     words = site.leaf.lower()
     if isinstance(site.owner, _Norms) or "Norm" in kind:
         return Reading("norm", f"{kind} {site.leaf}")
-    if words.endswith(("bias", "bias_table")) or words.startswith("bias"):
+    if words.endswith(("bias", "biases", "bias_table")) or words.startswith("bias"):
         return Reading("bias", "added, not multiplied")
     if len(shape) == 0:
         return Reading("scalar", "one number")
+    if 0 in shape:
+        return Reading("vector", "empty: nothing to train")
     if sum(size > 1 for size in shape) < 2 or _one_sided(site):
         return Reading("vector", "a vector: a filter would only normalise it")
     if len(site.leaf.split(".")) > 1:
@@ -299,12 +305,14 @@ def _read_raw(site: Site) -> Reading:
         return matrix("linear", "hidden matrix, kept as a bare parameter", _RAW_MATRICES[site.leaf])
     if site.leaf in _STATE_NAMES:
         return Reading("state", "state-space parameter, not a map between layers")
-    if any(word in leaf for word in _TABLE_WORDS):
+    kind, shape = type(site.owner).__name__, tuple(site.param.shape)
+    if any(word in leaf for word in _TABLE_WORDS) or "Embed" in kind:
         return Reading("table", f"'{site.leaf}' holds learned rows, not a map")
+    if len(shape) > 2 and shape[0] == 1:
+        return Reading("table", "a leading 1 is spread over the batch: learned rows, not a map")
     return doubt(
-        f"{site.name} is a bare parameter of shape {tuple(site.param.shape)} in a "
-        f"{type(site.owner).__name__}, and nothing "
-        f"tells whether it is a matrix, a stack or a table; write "
+        f"{site.name} is a bare parameter of shape {shape} in a {kind}, and nothing tells whether "
+        "it is a matrix, a stack or a table; write "
         f"overrides={{'{site.name}': 'adamw'}} or "
         f"{{'{site.name}': {{'rule': 'muon', 'view': 'whole'}}}}"
     )

@@ -134,8 +134,7 @@ def _load_config(source: str) -> Any:
     except OSError as error:
         raise ValueError(
             f"{source} is no local folder or file and could not be read from the hub (offline, or "
-            "no such name): download "
-            "its config.json and give that path"
+            "no such name): download its config.json and give that path"
         ) from error
     except (AttributeError, LookupError, StrictDataclassError, TypeError, ValueError) as error:
         sentence = " ".join(str(error).split()) or type(error).__name__

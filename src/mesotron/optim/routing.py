@@ -134,28 +134,20 @@ def _trainable_sites(model: nn.Module) -> dict[int, list[Site]]:
 def _refuse_flat_shard(site: Site) -> None:
     """Spectral rules need whole matrices; FSDP1 and ZeRO-3 leave flat pieces or empty placeholders
     in their place."""
-    placeholder = getattr(site.param, "ds_id", None) is not None
+    library = "torch.distributed.fsdp.fully_sharded_data_parallel"
+    wrapped = any(is_a(module, library, "FullyShardedDataParallel") for module in site.modules)
     flat = type(site.param).__name__ == "FlatParameter"
-    fsdp1 = any(
-        is_a(
-            module, "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"
-        )
-        for module in site.modules
-    )
-    if placeholder or flat or fsdp1 or site.param.numel() == 0:
-        owner = (
-            "DeepSpeed ZeRO-3"
-            if placeholder
-            else "FSDP1"
-            if flat or fsdp1
-            else "a sharding wrapper"
-        )
+    owners = {
+        "DeepSpeed ZeRO-3": getattr(site.param, "ds_id", None) is not None,
+        "FSDP1": wrapped or flat,
+        "a sharding wrapper": site.param.ndim == 1 and site.param.numel() == 0,
+    }
+    owner = next((name for name, found in owners.items() if found), None)
+    if owner is not None:
         raise ValueError(
             f"{site.name} (shape {tuple(site.param.shape)}) is a flat or empty shard of {owner}, "
-            "not a whole tensor, and a "
-            "spectral filter on a shard is another optimizer: use FSDP2 "
-            "(torch.distributed.fsdp.fully_shard), whose "
-            "parameters keep their shape, or route before sharding"
+            "not a whole tensor, and a spectral filter on a shard is another optimizer: use FSDP2 "
+            "(torch.distributed.fsdp.fully_shard), whose parameters keep their shape"
         )
 
 
@@ -177,8 +169,7 @@ def _read_all(
         if (other.matrix, other.view) != (first.matrix, first.view):
             sentence = (
                 f"{places[0].name} and {site.name} are one tensor with two roles ({first.role}, "
-                f"{other.role}); "
-                f"write overrides={{'{places[0].name}': 'adamw'}} or another rule"
+                f"{other.role}); write overrides={{'{places[0].name}': 'adamw'}} or another rule"
             )
             return Reading("unknown", "set by override", doubt=sentence)
     return first
@@ -252,8 +243,7 @@ class _Overrides:
             if pattern not in winners:
                 raise ValueError(
                     f"overrides[{pattern!r}] never applies: earlier patterns take every parameter "
-                    "it matches; "
-                    "put the narrower pattern first"
+                    "it matches; put the narrower pattern first"
                 )
 
     def _winner(self, places: list[Site]) -> str | None:
@@ -276,8 +266,7 @@ def _check_patterns_match(
             near = get_close_matches(pattern, names, n=3, cutoff=0.0)
             raise ValueError(
                 f"{argument}[{pattern!r}] matches no trainable parameter (globs match the whole "
-                "name, so begin with '*'); "
-                f"the nearest names are {', '.join(near)}"
+                f"name, so begin with '*'); the nearest names are {', '.join(near)}"
             )
 
 
@@ -292,8 +281,7 @@ def _check_prefixes(
             near = get_close_matches(prefix, parents, n=3, cutoff=0.0)
             raise ValueError(
                 f"modalities[{prefix!r}] is no module prefix of a trainable parameter; the nearest "
-                "modules are "
-                f"{', '.join(near)}"
+                f"modules are {', '.join(near)}"
             )
     return sorted(modalities.items(), key=lambda item: -len(item[0]))
 
@@ -314,8 +302,8 @@ def _check_heads_found(rows: list[Row], per_head: bool | Mapping[str, int]) -> N
     if per_head and spectral and not any(row.role.startswith(heads) for row in spectral):
         raise ValueError(
             "per_head was asked for, but no attention projection was recognised among the filtered "
-            "matrices; pass "
-            "per_head=False, or write the views by hand: overrides={'*.my_query.weight': {'view': "
+            "matrices; pass per_head=False, or write the views by hand: "
+            "overrides={'*.my_query.weight': {'view': "
             "'rows:NUM_HEADS'}}"
         )
 
