@@ -138,6 +138,18 @@ def test_one_launch_is_one_newton_schulz_polynomial(m, dtype):
     assert torch.equal(Z, Z.mT)
 
 
+def test_coefficients_may_differ_by_block():
+    R = symmetric.gram(randn(3, 40, 64, dtype=torch.float16), scale=1 / 160)
+    a, b, c = randn(3, 3)
+    Z = symmetric.symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)
+    W = R.double()
+    want = symmetric.symmetric_product_reference(W, W, alpha=c, C=W, beta=b, diag=a)
+    assert relative_error(Z, want) < EPSILON[torch.float16]
+    mixed = symmetric.symmetric_product(R, R, alpha=c, diag=2.0)
+    want = symmetric.symmetric_product_reference(W, W, alpha=c, diag=2.0)
+    assert relative_error(mixed, want) < EPSILON[torch.float16]
+
+
 def test_a_product_of_two_commuting_matrices():
     R = symmetric.gram(randn(2, 80, 96, dtype=torch.float16), scale=1 / 400)
     S = symmetric.symmetric_product(R, R, alpha=0.5, diag=1.0)
@@ -152,7 +164,7 @@ def test_a_product_of_two_commuting_matrices():
 def test_the_tiles_cover_the_result_whatever_their_shape(m, ratio):
     config = symmetric.TileConfig(16, 16 * ratio, 32, num_warps=4, num_stages=2)
     X = randn(2, m, 40, dtype=torch.float16)
-    out = symmetric._launch(X, X, None, poisoned(2, m, m, dtype=X.dtype), 1.0, 0.0, 0.0, config)
+    out = symmetric._launch(X, X, None, poisoned(2, m, m, dtype=X.dtype), (1.0, 0.0, 0.0), config)
     assert relative_error(out, symmetric.gram_reference(X.double())) < EPSILON[torch.float16]
     rows, columns = range(0, m, 16), range(0, m, 16 * ratio)
     assert config.num_tiles(m) == sum(row + 15 >= column for row in rows for column in columns)

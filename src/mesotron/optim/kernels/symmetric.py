@@ -12,6 +12,7 @@ a plain product. Does not choose for you: `prefers_symmetric` says where it was 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -57,11 +58,21 @@ def _load_panel(
     return panel
 
 
+@triton.jit
+def _factor(value, block, TABLE: tl.constexpr):
+    """A factor that is one number, or the block's entry of a table."""
+    if TABLE:
+        factor = tl.load(value + block)
+    else:
+        factor = value
+    return factor
+
+
 @triton.jit(do_not_specialize=["num_blocks"])
 def _symmetric_kernel(
-    A, B, C, out, scale, num_blocks, m, n, alpha, beta, diag,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
-    TMA: tl.constexpr, SCALED: tl.constexpr, ADD_C: tl.constexpr, PERSISTENT: tl.constexpr,
+    A, B, C, out, alpha, beta, diag, num_blocks, m, n,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, TMA: tl.constexpr,
+    ALPHAS: tl.constexpr, BETAS: tl.constexpr, DIAGS: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     RATIO: tl.constexpr = TILE_N // TILE_M
     tile_rows, tile_columns = tl.cdiv(m, TILE_M), tl.cdiv(m, TILE_N)
@@ -87,13 +98,12 @@ def _symmetric_kernel(
         # element has one writer.
         keep = (rows < m)[:, None] & (columns < tl.minimum((i + 1) * TILE_M, m))[None, :]
         mirror = (columns < i * TILE_M)[:, None] & (rows < m)[None, :]
-        sums *= alpha
-        if SCALED:
-            sums *= tl.load(scale + block)
-        if ADD_C:
+        sums *= _factor(alpha, block, ALPHAS)
+        if C is not None:
             c = tl.load(C + base + rows[:, None] * m + columns[None, :], mask=keep, other=0.0)
-            sums += beta * c.to(tl.float32)
-        sums += tl.where(rows[:, None] == columns[None, :], diag, 0.0)
+            sums += _factor(beta, block, BETAS) * c.to(tl.float32)
+        on_diagonal = rows[:, None] == columns[None, :]
+        sums += tl.where(on_diagonal, _factor(diag, block, DIAGS), 0.0)
         result = sums.to(out.dtype.element_ty)
         tl.store(out + base + rows[:, None] * m + columns[None, :], result, mask=keep)
         tl.store(out + base + columns[:, None] * m + rows[None, :], result.T, mask=mirror)
@@ -118,17 +128,24 @@ class TileConfig:
         return columns * rows - self.tile_n // self.tile_m * (columns * (columns - 1) // 2)
 
 
-# Measured on an H200, fp16 (benchmarks/optim_step). Eight warps hide the stores of a short product,
-# four keep the tensor cores busier over a long one; small tiles fill the chip when there are few.
+# Measured on an H200 in fp16 (benchmarks/optim_step). Two programs on a multiprocessor hide each
+# other's stores, one with a deeper pipeline keeps the tensor cores busier over a long sum, and
+# small tiles fill the chip when there are few.
 _SMALL = TileConfig(64, 64, 64, num_warps=4, num_stages=4)
-_SHORT = TileConfig(128, 128, 64, num_warps=8, num_stages=5, persistent=1)
+_SHORT = TileConfig(128, 128, 64, num_warps=4, num_stages=3, persistent=2)
 _LONG = TileConfig(128, 128, 64, num_warps=4, num_stages=4, persistent=1)
+_FULL_CHIP = 132  # multiprocessors of an H200
 
 
-def _choose_tiles(num_blocks: int, m: int, n: int, adds: bool) -> TileConfig:
-    if m <= 64 or num_blocks * _LONG.num_tiles(m) <= 66:
+def _choose_tiles(num_blocks: int, m: int, n: int) -> TileConfig:
+    if m <= 64 or num_blocks * _SHORT.num_tiles(m) < _FULL_CHIP:
         return _SMALL
-    return _LONG if n >= 2048 and not adds else _SHORT
+    return _LONG if n >= 4096 else _SHORT
+
+
+@lru_cache
+def _num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _launch(
@@ -136,17 +153,14 @@ def _launch(
     B: Tensor,
     C: Tensor | None,
     out: Tensor,
-    alpha: float | Tensor,
-    beta: float,
-    diag: float,
+    factors: tuple[float | Tensor, float | Tensor, float | Tensor],
     config: TileConfig | None = None,
 ) -> Tensor:
     num_blocks, m, n = A.shape
-    config = config or _choose_tiles(num_blocks, m, n, C is not None)
+    config = config or _choose_tiles(num_blocks, m, n)
     programs = num_blocks * config.num_tiles(m)
     if config.persistent and A.is_cuda:  # Triton's interpreter has no processors to count
-        processors = torch.cuda.get_device_properties(A.device).multi_processor_count
-        programs = min(programs, config.persistent * processors)
+        programs = min(programs, config.persistent * _num_processors(A.device))
     # The copy engine wants rows that start on 16 bytes; other shapes take ordinary loads.
     tma = n % 8 == 0 and A.data_ptr() % 16 == 0 and B.data_ptr() % 16 == 0
     first, second = A, B
@@ -154,11 +168,12 @@ def _launch(
         flat, strides = [num_blocks * m, n], [n, 1]
         first = TensorDescriptor(A, flat, strides, [config.tile_m, config.tile_k])
         second = TensorDescriptor(B, flat, strides, [config.tile_n, config.tile_k])
-    scale, alpha = (alpha, 1.0) if isinstance(alpha, Tensor) else (None, alpha)
+    alpha, beta, diag = factors
     _symmetric_kernel[(programs,)](
-        first, second, C, out, scale, num_blocks, m, n, alpha, beta, diag,
+        first, second, C, out, alpha, beta, diag, num_blocks, m, n,
         TILE_M=config.tile_m, TILE_N=config.tile_n, TILE_K=config.tile_k, TMA=tma,
-        SCALED=scale is not None, ADD_C=C is not None, PERSISTENT=config.persistent > 0,
+        ALPHAS=isinstance(alpha, Tensor), BETAS=isinstance(beta, Tensor),
+        DIAGS=isinstance(diag, Tensor), PERSISTENT=config.persistent > 0,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out
@@ -170,8 +185,8 @@ def gram(X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0) -> T
     Args:
         X: [B, m, n] contiguous, bf16 or fp16. Any m and n; fastest when n is a multiple of 8.
         out: [B, m, m] contiguous; a new tensor of X's dtype by default. Its own dtype is kept.
-        scale: a number, or float32 [B] on the device, one for each block: 1 / (sum of X^2) gives
-            trace 1 without another pass over X. Applied to the float32 sums, before rounding.
+        scale: a number, or float32 [B] contiguous on the device: 1 / (sum of X^2) gives trace 1
+            without another pass over X. Applied to the float32 sums, before rounding.
 
     Returns:
         [B, m, m], symmetric.
@@ -182,14 +197,13 @@ def gram(X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0) -> T
     _check("X", X)
     num_blocks, m, _ = X.shape
     out = X.new_empty(num_blocks, m, m) if out is None else out
-    return _launch(X, X, None, out, scale, 0.0, 0.0)
+    return _launch(X, X, None, out, (scale, 0.0, 0.0))
 
 
 def gram_reference(X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0) -> Tensor:
     """`gram` in plain torch, summed in float32 or, for float64, in float64."""
     wide = X.to(torch.promote_types(X.dtype, torch.float32))
-    factor = scale[:, None, None] if isinstance(scale, Tensor) else scale
-    result = factor * (wide @ wide.mT)
+    result = _broadcast(scale) * (wide @ wide.mT)
     return result.to(X.dtype) if out is None else out.copy_(result)
 
 
@@ -198,10 +212,10 @@ def symmetric_product(
     T: Tensor,
     out: Tensor | None = None,
     *,
-    alpha: float = 1.0,
+    alpha: float | Tensor = 1.0,
     C: Tensor | None = None,
-    beta: float = 0.0,
-    diag: float = 0.0,
+    beta: float | Tensor = 0.0,
+    diag: float | Tensor = 0.0,
 ) -> Tensor:
     """alpha S T + beta C + diag I for symmetric S, T, C with S T = T S, computing half of it.
 
@@ -212,7 +226,8 @@ def symmetric_product(
         S, T: [B, m, m] contiguous, symmetric, bf16 or fp16.
         out: [B, m, m] contiguous, neither S nor T; a new tensor of S's dtype by default. Its own
             dtype is kept.
-        alpha, beta, diag: factors of the three terms.
+        alpha, beta, diag: factors of the three terms, each a number, or float32 [B] contiguous on
+            the device.
         C: [B, m, m] contiguous, symmetric.
 
     Returns:
@@ -225,7 +240,7 @@ def symmetric_product(
     _check("T", T)
     if out is not None and out.data_ptr() in (S.data_ptr(), T.data_ptr()):
         raise ValueError("out is S or T, which tiles still to come must read; pass another tensor")
-    return _launch(S, T, C, torch.empty_like(S) if out is None else out, alpha, beta, diag)
+    return _launch(S, T, C, torch.empty_like(S) if out is None else out, (alpha, beta, diag))
 
 
 def symmetric_product_reference(
@@ -233,17 +248,22 @@ def symmetric_product_reference(
     T: Tensor,
     out: Tensor | None = None,
     *,
-    alpha: float = 1.0,
+    alpha: float | Tensor = 1.0,
     C: Tensor | None = None,
-    beta: float = 0.0,
-    diag: float = 0.0,
+    beta: float | Tensor = 0.0,
+    diag: float | Tensor = 0.0,
 ) -> Tensor:
     """`symmetric_product` in plain torch, summed in float32 or, for float64, in float64."""
     wide = torch.promote_types(S.dtype, torch.float32)
-    result = alpha * (S.to(wide) @ T.to(wide)) + diag * torch.eye(S.shape[-1], device=S.device)
+    identity = torch.eye(S.shape[-1], dtype=wide, device=S.device)
+    result = _broadcast(alpha) * (S.to(wide) @ T.to(wide)) + _broadcast(diag) * identity
     if C is not None:
-        result = result + beta * C.to(wide)
+        result = result + _broadcast(beta) * C.to(wide)
     return result.to(S.dtype) if out is None else out.copy_(result)
+
+
+def _broadcast(factor: float | Tensor) -> float | Tensor:
+    return factor[:, None, None] if isinstance(factor, Tensor) else factor
 
 
 def _check(name: str, X: Tensor) -> None:
@@ -261,4 +281,8 @@ def prefers_symmetric(num_blocks: int, m: int, n: int, dtype: torch.dtype) -> bo
         >>> prefers_symmetric(8, 2048, 2048, torch.float16)
         True
     """
-    return dtype in (torch.bfloat16, torch.float16) and m > 256 and n % 8 == 0
+    if dtype not in (torch.bfloat16, torch.float16) or n % 8:
+        return False
+    if n == m:  # a tie for X X^T when m is small, but a gain for a I + b R + c R^2 at every size
+        return True
+    return m >= 256 and num_blocks * _SHORT.num_tiles(m) >= _FULL_CHIP
