@@ -20,6 +20,17 @@ State = dict[str, Any]
 _FUSED_DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
+def adamw_state(p: Tensor) -> State:
+    """What AdamW keeps for a parameter before its first step; sharded like the parameter."""
+    step = torch.zeros((), dtype=torch.float32, device=p.device)
+    return {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
+
+def sgd_state(p: Tensor) -> State:
+    """What SGD keeps for a parameter before its first step; sharded like the parameter."""
+    return {"momentum_buffer": torch.zeros_like(p)}
+
+
 def adamw_step(
     params: list[Tensor],
     grads: list[Tensor],
@@ -31,10 +42,9 @@ def adamw_step(
     """One AdamW step. `found_inf` is a float tensor on the device; 1 leaves everything as it is."""
     for p, state in zip(params, states, strict=True):
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-            state["exp_avg"] = torch.zeros_like(p)
-            state["exp_avg_sq"] = torch.zeros_like(p)
+            state |= adamw_state(p)
     beta1, beta2 = group["betas"]
+    grads = [_laid_out_like(p, g) for p, g in zip(params, grads, strict=True)]
     adamw(
         params,
         grads,
@@ -42,7 +52,7 @@ def adamw_step(
         [s["exp_avg_sq"] for s in states],
         [],
         [s["step"] for s in states],
-        fused=_fused(params),
+        fused=_fused(params, states),
         found_inf=found_inf,
         amsgrad=False,
         beta1=beta1,
@@ -66,7 +76,8 @@ def sgd_step(
     """One step of SGD with momentum, M <- mu M + G, and decoupled weight decay."""
     for p, state in zip(params, states, strict=True):
         if not state:
-            state["momentum_buffer"] = torch.zeros_like(p)
+            state |= sgd_state(p)
+    grads = [_laid_out_like(p, g) for p, g in zip(params, grads, strict=True)]
     keep = 1 - group["lr"] * group["weight_decay"]
     if found_inf is not None:
         keep = torch.where(found_inf > 0, 1.0, torch.as_tensor(keep, device=found_inf.device))
@@ -77,7 +88,7 @@ def sgd_step(
         params,
         grads,
         momenta,
-        fused=_fused(params),
+        fused=_fused(params, states),
         found_inf=found_inf,
         weight_decay=0.0,
         momentum=group["momentum"],
@@ -90,10 +101,24 @@ def sgd_step(
 
 
 RULES = {"adamw": adamw_step, "sgd": sgd_step}
+NEW_STATE = {"adamw": adamw_state, "sgd": sgd_state}
 
 
-def _fused(params: list[Tensor]) -> bool:
-    return all(p.device.type in _FUSED_DEVICES and p.is_floating_point() for p in params)
+def _fused(params: list[Tensor], states: list[State]) -> bool:
+    """Fused kernels walk the memory of parameter, gradient and state side by side: in another
+    layout they would pair the wrong elements, on a CPU without a word."""
+    return all(
+        p.device.type in _FUSED_DEVICES
+        and (p.is_contiguous() or torch.empty_like(p, device="meta").stride() == p.stride())
+        and all(s.stride() == p.stride() for key, s in state.items() if key != "step")
+        for p, state in zip(params, states, strict=True)
+    )
+
+
+def _laid_out_like(p: Tensor, grad: Tensor) -> Tensor:
+    return (
+        grad if grad.stride() == p.stride() else torch.empty_like(p, dtype=grad.dtype).copy_(grad)
+    )
 
 
 def _sample(tensors: Sequence[Tensor]) -> Tensor:

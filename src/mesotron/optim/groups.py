@@ -134,7 +134,8 @@ def default_view(group: dict[str, Any]) -> str:
 
 def refuse_flat_shard(p: Tensor) -> None:
     """FSDP1 and ZeRO hand out flat pieces of weights, whose matrices cannot be filtered."""
-    flat = type(p).__name__ == "FlatParameter" or getattr(p, "_is_flat_param", False)
+    # The second is FSDP1's mark on the parameters that use_orig_params=True shows.
+    flat = type(p).__name__ == "FlatParameter" or getattr(p, "_fsdp_flattened", False)
     placeholder = getattr(p, "ds_id", None) is not None
     if flat or placeholder:
         raise ValueError(

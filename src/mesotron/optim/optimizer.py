@@ -65,6 +65,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy, an unpickling or a load: no step has been made yet."""
         super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # torch's own, which no rule here reads
         for group in self.param_groups:  # a checkpoint may be older than an option
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
@@ -105,21 +106,24 @@ class RoutedOptimizer(torch.optim.Optimizer):
     def _sort_parameters(
         self, stats: StepStats
     ) -> tuple[list[LocalJob], list[Member], list[tuple[Tensor, dict[str, Any]]]]:
-        """Step the auxiliary groups; sort the spectral parameters by who will filter them."""
+        """Step the auxiliary groups; sort the spectral parameters by who will filter them. Sharded
+        ones of every rule, with a gradient or without, are for `sharded_step`."""
         local: list[LocalJob] = []
         fused: list[Member] = []
         sharded: list[tuple[Tensor, dict[str, Any]]] = []
         stepped = 0
         for group in self.param_groups:
+            # Ranks may differ in which gradients they have, so they agree on that together.
+            shards = [p for p in group["params"] if isinstance(p, DTensor) and p.requires_grad]
+            sharded += [(p, group) for p in shards if p.numel()]
             params = [p for p in group["params"] if p.grad is not None and p.numel()]
             stepped += len(params)
-            if not params:
+            whole = [p for p in params if not isinstance(p, DTensor)]
+            if not whole:
                 continue
             if group["rule"] in AUXILIARY_RULES:
-                self._auxiliary_step(group, params, stats)
+                self._auxiliary_step(group, whole, stats)
                 continue
-            sharded += [(p, group) for p in params if isinstance(p, DTensor)]
-            whole = [p for p in params if not isinstance(p, DTensor)]
             members = [Member(p, dense_grad(p), self.momentum_of(p, group), group) for p in whole]
             fused += [member for member in members if can_fuse(member)]
             local += self._momentum_step(group, [m for m in members if not can_fuse(m)], stats)
@@ -180,29 +184,24 @@ class RoutedOptimizer(torch.optim.Optimizer):
         return kept
 
     def _auxiliary_step(self, group: dict, params: list[Tensor], stats: StepStats) -> None:
-        """AdamW or SGD, elementwise, so on each rank's own part of a sharded parameter.
+        """AdamW or SGD, elementwise.
 
         On the CPU a parameter with a non-finite gradient is left out alone; on other devices, where
         nothing may wait for the host, the whole group skips the step."""
-        local = [_local(p) for p in params]
-        grads = [_local(dense_grad(p)) for p in params]
-        filled = [i for i, p in enumerate(local) if p.numel()]
-        if not filled:
-            return
-        finite = gradients_finite([grads[i] for i in filled])
-        stats.add_finite([group["name"]] * len(filled), finite)
+        grads = [dense_grad(p) for p in params]
+        finite = gradients_finite(grads)
+        stats.add_finite([group["name"]] * len(params), finite)
         found_inf = None
+        kept = list(range(len(params)))
         if finite.device.type == "cpu":
-            filled = [i for i, ok in zip(filled, finite.tolist(), strict=True) if ok]
+            kept = [i for i, ok in enumerate(finite.tolist()) if ok]
         else:
             found_inf = (~finite.all()).float()
-        if filled:
-            states = [self.state[params[i]] for i in filled]
-            step = AUXILIARY_RULES[group["rule"]]
-            step(
-                [local[i] for i in filled],
-                [grads[i] for i in filled],
-                states,
+        if kept:
+            AUXILIARY_RULES[group["rule"]](
+                [params[i] for i in kept],
+                [grads[i] for i in kept],
+                [self.state[params[i]] for i in kept],
                 group,
                 found_inf,
                 stats,
@@ -387,7 +386,3 @@ def dense_grad(p: Tensor) -> Tensor:
             "embedding with sparse=False"
         )
     return p.grad
-
-
-def _local(p: Tensor) -> Tensor:
-    return p.to_local() if isinstance(p, DTensor) else p

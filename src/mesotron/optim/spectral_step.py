@@ -76,27 +76,11 @@ class LocalJob:
         self._momenta = view.windows(self.momentum)
 
     def pack(self, index: int, out: Tensor) -> None:
-        M = self._momenta[index].wide
-        if self.group["nesterov"]:
-            G = self._grads[index].wide.to(M.dtype)
-            if self.finite is not None:
-                G = torch.where(self.finite, G, M)
-            M = G.lerp(M, self.group["momentum"])
-        out.copy_(M)
+        G, M = self._grads[index].wide, self._momenta[index].wide
+        out.copy_(direction(G, M, self.group, self.finite))
 
     def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
-        W = self.windows[index].wide
-        decay = self.group["lr"] * self.group["weight_decay"]
-        if self.finite is not None:
-            step_size, decay = step_size * self.finite, decay * self.finite
-        if W.dtype == torch.bfloat16:
-            round_stochastically(W.float() * (1 - decay) - filtered.float() * step_size, W)
-            return
-        W.mul_(1 - decay)
-        if isinstance(step_size, float):
-            W.add_(filtered, alpha=-step_size)
-        else:
-            W.sub_(filtered * step_size)
+        step_weights(self.windows[index].wide, filtered, step_size, self.group, self.finite)
 
     def sample(self, index: int, rows: slice) -> Tensor | None:
         G = self._grads[index].wide[:, :, :, rows]
@@ -111,6 +95,40 @@ def update_momentum(
     if finite is not None:
         G = torch.where(finite, G, momentum)
     momentum.lerp_(G, 1 - mu)
+
+
+def direction(grad: Tensor, momentum: Tensor, group: Group, finite: Tensor | None) -> Tensor:
+    """What the filter sees: U = (1 - mu) G + mu M with Nesterov, else M itself; after
+    `update_momentum`."""
+    if not group["nesterov"]:
+        return momentum
+    G = grad.to(momentum.dtype)
+    if finite is not None:
+        G = torch.where(finite, G, momentum)
+    return G.lerp(momentum, group["momentum"])
+
+
+def step_weights(
+    W: Tensor,
+    filtered: Tensor,
+    step_size: float | Tensor,
+    group: Group,
+    finite: Tensor | None,
+    generator: torch.Generator | None = None,
+) -> None:
+    """W <- (1 - lr wd) W - step_size X in place, where `finite`; bfloat16 is rounded at random."""
+    decay = group["lr"] * group["weight_decay"]
+    if finite is not None:
+        step_size, decay = step_size * finite, decay * finite
+    if W.dtype == torch.bfloat16:
+        values = W.float() * (1 - decay) - filtered.float() * step_size
+        round_stochastically(values, W, generator)
+        return
+    W.mul_(1 - decay)
+    if isinstance(step_size, float):
+        W.add_(filtered, alpha=-step_size)
+    else:
+        W.sub_(filtered * step_size)
 
 
 def gradients_finite(grads: Sequence[Tensor]) -> Tensor:

@@ -33,15 +33,30 @@ class _Blocks:
     step_size: Tensor
     numel: int
 
+    def columns(self) -> Tensor:
+        """[B, 7]: what `StepStats.totals` adds up of each block."""
+        # A block without a gradient (an expert without tokens) says nothing about the filter.
+        live, passed = self.norm > 0, self.passed.double()
+        step_size = self.step_size.to(passed.device, torch.float64)
+        one = torch.ones_like(passed)
+        dead = passed < DEAD_NORM**2
+        seen = (one, self.concentration.double(), passed, dead)
+        moved = (passed * step_size.square(), one * self.numel, one)
+        return torch.stack([*moved, *(torch.where(live, x, 0.0) for x in seen)], dim=1)
+
 
 @dataclass
 class StepStats:
-    """Collects the records of one step; `read` turns them into named floats."""
+    """Collects the records of one step; `read` turns them into named floats.
+
+    Records of several ranks are brought together by adding their `totals`.
+    """
 
     blocks: list[_Blocks] = field(default_factory=list)
     finite: list[tuple[list[str], Tensor]] = field(default_factory=list)
     cosines: list[tuple[list[str], Tensor]] = field(default_factory=list)
-    updates: list[tuple[str, Tensor]] = field(default_factory=list)
+    updates: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    shared: list[tuple[list[str], Tensor]] = field(default_factory=list)
 
     def add_blocks(
         self, groups: list[str], filtered: Filtered, step_size: Tensor, numel: int
@@ -68,47 +83,54 @@ class StepStats:
         """Record a sample of an elementwise rule's update (the change of the weights)."""
         largest = update.abs().amax().float()
         rms = _largest_one(update.float()).square().mean().sqrt()
-        self.updates.append((group, rms * largest))
+        self.updates.append((group, rms * largest, update.numel()))
 
     def add_finite(self, groups: list[str], finite: Tensor) -> None:
         """Record which parameters had a finite gradient and were stepped."""
         self.finite.append((groups, finite))
 
+    def add_totals(self, names: list[str], totals: Tensor) -> None:
+        """Record what `totals` gave for these groups, on this rank or summed over ranks."""
+        self.shared.append((names, totals))
+
+    def totals(self, names: list[str], device: torch.device) -> Tensor:
+        """[groups, 11] sums in float64, without waiting for the device.
+
+        Columns, over a group's blocks: squared change, elements, number; over those with a
+        gradient: number, concentration, passed directions, dead ones; of its elementwise updates:
+        sum of squares, elements; of its cosines: sum, number.
+        """
+        sums = torch.zeros(len(names), 11, dtype=torch.float64, device=device)
+        row = {name: k for k, name in enumerate(names)}
+
+        def add(groups: list[str], first: int, columns: Tensor) -> None:
+            index = torch.tensor([row[group] for group in groups], device=device)
+            part = sums[:, first : first + columns.shape[1]]
+            part.index_add_(0, index, columns.to(device, torch.float64))
+
+        for record in self.blocks:
+            add(record.groups, 0, record.columns())
+        for group, rms, count in self.updates:
+            square = rms.double().square() * count
+            add([group], 7, torch.stack([square, torch.full_like(square, count)])[None])
+        for groups, cosines in self.cosines:
+            add(groups, 9, torch.stack([cosines, torch.ones_like(cosines)], dim=1))
+        for groups, totals in self.shared:
+            add(groups, 0, totals)
+        return sums
+
     def read(self) -> dict[str, float]:
         """Named floats, "<group>/<statistic>"; this is the only call that waits for the device."""
-        out = self._read_blocks()
-        for group, rms in self.updates:
-            out[f"{group}/update_rms"] = rms.item()
-        out |= self._read_cosines()
-        out |= self._read_skipped()
-        return out
-
-    def _read_blocks(self) -> dict[str, float]:
-        rows: dict[str, list[tuple[float, ...]]] = {}
-        for record in self.blocks:
-            columns = (record.norm, record.concentration, record.passed, record.step_size)
-            for group, *values in zip(record.groups, *(c.tolist() for c in columns), strict=True):
-                rows.setdefault(group, []).append((*values, record.numel))
+        names = {name for groups, _ in (*self.cosines, *self.shared) for name in groups}
+        names |= {name for record in self.blocks for name in record.groups}
+        names |= {group for group, _, _ in self.updates}
         out: dict[str, float] = {}
-        for group, blocks in rows.items():
-            # A block without a gradient (an expert without tokens) says nothing about the filter.
-            live = [b for b in blocks if b[0] > 0]
-            count = max(len(live), 1)
-            moved = sum(passed * size * size for _, _, passed, size, _ in blocks)
-            out[f"{group}/update_rms"] = (moved / sum(b[4] for b in blocks)) ** 0.5
-            out[f"{group}/concentration"] = sum(b[1] for b in live) / count
-            out[f"{group}/passed_rank"] = sum(b[2] for b in live) / count
-            out[f"{group}/dead_blocks"] = sum(b[2] < DEAD_NORM**2 for b in live) / count
-            out[f"{group}/blocks"] = float(len(blocks))
-        return out
-
-    def _read_cosines(self) -> dict[str, float]:
-        """Mean over the group's blocks; the step is minus the update, so descent is above zero."""
-        found: dict[str, list[float]] = {}
-        for groups, cosines in self.cosines:
-            for group, cosine in zip(groups, cosines.tolist(), strict=True):
-                found.setdefault(group, []).append(cosine)
-        return {f"{group}/cosine": sum(all_) / len(all_) for group, all_ in found.items()}
+        ordered = sorted(names)
+        for name, row in zip(
+            ordered, self.totals(ordered, torch.device("cpu")).tolist(), strict=True
+        ):
+            out |= {f"{name}/{key}": value for key, value in _means(row).items()}
+        return out | self._read_skipped()
 
     def _read_skipped(self) -> dict[str, float]:
         out: dict[str, float] = {"skipped": 0.0}
@@ -118,6 +140,25 @@ class StepStats:
                 out[key] = out.get(key, 0.0) + (not ok)
                 out["skipped"] += not ok
         return out
+
+
+def _means(row: list[float]) -> dict[str, float]:
+    """The statistics of one group from its totals; those that it has no records for are left
+    out."""
+    moved, elements, blocks, live, concentration, passed, dead, square, count, cosine, pairs = row
+    out: dict[str, float] = {}
+    if blocks:
+        out["update_rms"] = (moved / elements) ** 0.5
+        out["concentration"] = concentration / max(live, 1)
+        out["passed_rank"] = passed / max(live, 1)
+        out["dead_blocks"] = dead / max(live, 1)
+        out["blocks"] = blocks
+    if count:
+        out["update_rms"] = (square / count) ** 0.5
+    if pairs:
+        # The step is minus the update, so descent is a cosine above zero.
+        out["cosine"] = cosine / pairs
+    return out
 
 
 def _largest_one(x: Tensor) -> Tensor:

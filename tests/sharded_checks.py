@@ -1,0 +1,423 @@
+"""What each rank does in test_sharded.py: the same training with shards and, beside it, whole."""
+
+import logging
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import mesotron
+from mesotron.optim import Muon, Pion, spectral_step
+from mesotron.optim.agreement import Agreement
+
+# (view or auxiliary rule, shape). On four ranks: chunks of unequal length, fewer rows than ranks,
+# heads that end inside a shard, experts that do not divide.
+ZOO = [
+    ("whole", (12, 20)),
+    ("whole", (20, 12)),
+    ("whole", (7, 12)),
+    ("whole", (3, 10)),
+    ("whole", (1, 9)),
+    ("rows:4", (16, 12)),
+    ("cols:4", (12, 16)),
+    ("T/rows:4", (12, 16)),
+    ("T/cols:4", (16, 12)),
+    ("rows:3", (21, 8)),
+    ("rows:8+4+4", (16, 12)),
+    ("rows:4%3", (24, 10)),
+    ("rows:2*6+4", (20, 9)),
+    ("stack", (5, 6, 8)),
+    ("stack/rows:2", (3, 8, 6)),
+    ("conv", (8, 3, 3, 3)),
+    ("adamw", (11, 6)),
+    ("adamw", (20,)),
+    ("sgd", (3,)),
+]
+HOST_FLAGS = Agreement.on_host
+PLACEMENTS = {
+    "rows": (Shard(0),),
+    "columns": (Shard(1),),
+    "copies": (Replicate(),),
+    "hsdp": (Replicate(), Shard(0)),
+    "two_dims": (Shard(0), Shard(1)),
+    "twice": (Shard(0), Shard(0)),
+}
+
+
+def mesh_for(layout: str) -> DeviceMesh:
+    world = dist.get_world_size()
+    shape = (world,) if len(PLACEMENTS[layout]) == 1 else (2, world // 2)
+    return init_device_mesh("cpu", shape)
+
+
+def placements_for(shape: tuple, layout: str) -> list:
+    """A vector can only be cut along its one dimension."""
+    known = PLACEMENTS[layout]
+    return [Shard(0) if isinstance(p, Shard) and p.dim >= len(shape) else p for p in known]
+
+
+class Twins:
+    """The zoo's parameters whole and sharded, each with an optimizer of its own."""
+
+    def __init__(self, name: str, layout: str, mesh: DeviceMesh | None = None, **options) -> None:
+        generator = torch.Generator().manual_seed(0)
+        dtype = options.pop("weights", torch.float32)
+        weights = [torch.randn(s, generator=generator).to(dtype) * 0.1 for _, s in ZOO]
+        self.mesh = mesh or mesh_for(layout)
+        self.layout = layout
+        self.whole = [nn.Parameter(w.clone()) for w in weights]
+        self.parts = [nn.Parameter(self.share(w)) for w in weights]
+        cls = {"muon": Muon, "pion": Pion}[name]
+        options = {"lr": 0.02, **options}
+        self.alone, self.sharded = (
+            cls(self.groups(params, name), **options) for params in (self.whole, self.parts)
+        )
+
+    def share(self, tensor: Tensor) -> DTensor:
+        placements = placements_for(tuple(tensor.shape), self.layout)
+        return distribute_tensor(tensor, self.mesh, placements)
+
+    @staticmethod
+    def groups(params: list, rule: str) -> list[dict]:
+        groups: dict[str, dict] = {}
+        for (kind, _), p in zip(ZOO, params, strict=True):
+            own = {"rule": kind} if kind in ("adamw", "sgd") else {"rule": rule, "view": kind}
+            groups.setdefault(kind, {"name": kind, "params": [], **own})["params"].append(p)
+        return list(groups.values())
+
+    def give(self, k: int, gradient: Tensor | None) -> None:
+        self.whole[k].grad = None if gradient is None else gradient.clone()
+        self.parts[k].grad = None if gradient is None else self.share(gradient)
+
+    def give_all(self, step: int) -> None:
+        generator = torch.Generator().manual_seed(100 + step)
+        for k, (_, shape) in enumerate(ZOO):
+            gradient = torch.randn(shape, generator=generator) * 10.0 ** (k % 5 - 2)
+            self.give(k, gradient.to(self.whole[k].dtype))
+
+    def step(self) -> None:
+        self.alone.step()
+        self.sharded.step()
+
+    def compare(self, tolerance: float = 1e-5) -> None:
+        for (kind, shape), whole, part in zip(ZOO, self.whole, self.parts, strict=True):
+            message = f"{kind} {shape} {self.layout}"
+            torch.testing.assert_close(
+                part.full_tensor(), whole, rtol=tolerance, atol=tolerance * 0.1, msg=message
+            )
+
+
+def trains_alike(name: str, layout: str, options: dict) -> None:
+    twins = Twins(name, layout, **options)
+    for step in range(5):
+        twins.give_all(step)
+        gradients = [p.grad.to_local().clone() for p in twins.parts]
+        twins.step()
+        for p, gradient in zip(twins.parts, gradients, strict=True):
+            assert torch.equal(p.grad.to_local(), gradient)
+    twins.compare()
+    for p in twins.parts:
+        state = twins.sharded.state[p]
+        for key, value in state.items():
+            assert key == "step" or value.placements == p.placements
+
+
+def trains_alike_on_a_part_of_the_world() -> None:
+    """Two teams of two, each on a mesh of two dimensions that is not the whole world."""
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("team", "copy", "shard"))
+    twins = Twins("muon", "hsdp", mesh["copy", "shard"])
+    for step in range(2):
+        twins.give_all(step)
+        twins.step()
+    twins.compare()
+
+
+def skips_what_is_not_finite_anywhere() -> dict:
+    logging.getLogger("mesotron").setLevel(logging.ERROR)
+    twins = Twins("muon", "rows")
+    twins.give_all(0)
+    twins.step()
+    twins.give_all(1)
+    bad = torch.ones(12, 20)
+    bad[-1, -1] = torch.nan  # on the last rank alone
+    vector = torch.ones(20)
+    vector[0] = torch.inf  # on the first rank alone
+    twins.give(0, bad)
+    twins.give(17, vector)
+    before = [twins.parts[k].full_tensor() for k in (0, 17)]
+    momentum = twins.sharded.state[twins.parts[0]]["momentum_buffer"].full_tensor()
+    twins.step()
+    for k, value in zip((0, 17), before, strict=True):
+        assert torch.equal(twins.parts[k].full_tensor(), value)
+    after = twins.sharded.state[twins.parts[0]]["momentum_buffer"].full_tensor()
+    assert torch.equal(after, momentum)
+    twins.compare()
+    return twins.sharded.stats()
+
+
+def steps_without_some_gradients() -> None:
+    """None everywhere leaves a parameter alone; None on one rank counts as zeros there."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    twins = Twins("muon", "rows")
+    for step in range(3):
+        twins.give_all(step)
+        for k in (1, 18):
+            twins.give(k, None)
+        for k in (0, 16):  # a matrix and an AdamW parameter
+            rows = -(-ZOO[k][1][0] // world)
+            twins.whole[k].grad[rows : 2 * rows] = 0  # what rank 1 holds
+            if rank == 1:
+                twins.parts[k].grad = None
+        if rank == world - 1:
+            twins.parts[4].grad = None  # an empty shard
+        twins.step()
+    twins.compare()
+    for p in twins.parts:
+        p.grad = None
+    before = [p.to_local().clone() for p in twins.parts]
+    twins.sharded.step()
+    for p, old in zip(twins.parts, before, strict=True):
+        assert torch.equal(p.to_local(), old)
+
+
+def steps_without_reading_flags() -> dict:
+    """As on a device that the host does not wait for: absent and broken matrices are masked."""
+    twins = Twins("muon", "rows")
+    Agreement.on_host = property(lambda self: False)
+    try:
+        for step in range(3):
+            twins.give_all(step)
+            twins.give(1, None)
+            if step == 1:
+                twins.give(0, torch.full((12, 20), torch.nan))
+            twins.step()
+    finally:
+        Agreement.on_host = HOST_FLAGS
+    twins.compare()
+    return twins.sharded.stats()
+
+
+def counts_filtered_blocks(layout: str) -> tuple[int, float]:
+    """How many blocks this rank filters in a step, and how many the model has."""
+    twins = Twins("muon", layout)
+    twins.give_all(0)
+    counted, original = [], spectral_step.apply_filter
+
+    def count(X: Tensor, filter):
+        counted.append(X.shape[0])
+        return original(X, filter)
+
+    spectral_step.apply_filter = count
+    try:
+        twins.sharded.step()
+    finally:
+        spectral_step.apply_filter = original
+    twins.alone.step()
+    blocks = sum(v for key, v in twins.alone.stats().items() if key.endswith("/blocks"))
+    return sum(counted), blocks
+
+
+def reads_stats(layout: str, readers: list[int]) -> tuple[dict, dict] | None:
+    twins = Twins("pion", layout, cutoff=0.3)
+    for step in range(2):
+        twins.give_all(step)
+        twins.give(4, torch.zeros(1, 9))
+        twins.step()
+    if dist.get_rank() in readers:
+        return twins.sharded.stats(), twins.alone.stats()
+    return None
+
+
+def rounds_copies_alike() -> list:
+    """bfloat16 weights after some steps, from this rank's shards."""
+    twins = Twins("muon", "hsdp", weights=torch.bfloat16, dtype="float32", weight_decay=0.0)
+    for step in range(3):
+        twins.give_all(step)
+        twins.sharded.step()
+    return [p.detach().to_local().float().numpy() for p in twins.parts]
+
+
+class Net(nn.Module):
+    """Embedding, matrices, norm, biases and stacked experts, with sizes that do not divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 10)
+        self.up = nn.Linear(10, 14)
+        self.down = nn.Linear(14, 10, bias=False)
+        self.norm = nn.LayerNorm(10)
+        self.experts = nn.Parameter(torch.randn(3, 10, 10) * 0.3)
+        self.unused = nn.Linear(5, 3)
+        self.head = nn.Linear(10, 11)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = x + self.down(torch.relu(self.up(self.norm(x))))
+        x = x + torch.einsum("btd,edf->btf", x, self.experts)
+        return self.head(x)
+
+
+def net_optimizer(model: nn.Module) -> Muon:
+    routed = {"up.weight", "down.weight", "unused.weight"}
+    named = dict(model.named_parameters())
+    return Muon(
+        [
+            {"params": [named[n] for n in sorted(routed)]},
+            {"params": [named["experts"]], "view": "stack"},
+            {
+                "params": [p for n, p in named.items() if n not in routed | {"experts"}],
+                "rule": "adamw",
+            },
+        ],
+        lr=0.02,
+    )
+
+
+def train_net(model: nn.Module, optimizer: Muon, steps: range) -> None:
+    for step in steps:
+        tokens = torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(tokens).logsumexp(-1).square().mean().backward()
+        optimizer.step()
+
+
+def weights_of(model: nn.Module) -> dict[str, np.ndarray]:
+    full = (
+        (n, p.full_tensor() if isinstance(p, DTensor) else p) for n, p in model.named_parameters()
+    )
+    return {name: p.detach().numpy() for name, p in full}
+
+
+def trains_and_saves(folder: str) -> dict[str, np.ndarray]:
+    """Two steps, a checkpoint, two more steps."""
+    model = Net()
+    fully_shard(model)
+    optimizer = net_optimizer(model)
+    train_net(model, optimizer, range(2))
+    state = {"model": get_model_state_dict(model)}
+    state["optimizer"] = get_optimizer_state_dict(model, optimizer)
+    dcp.save(state, checkpoint_id=folder)
+    train_net(model, optimizer, range(2, 4))
+    return weights_of(model)
+
+
+def loads_and_continues(folder: str) -> dict[str, np.ndarray]:
+    model = Net()
+    fully_shard(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    optimizer = net_optimizer(model)
+    optimizer.param_groups[0]["lr"] = 0.5  # the checkpoint's must win
+    state = {"model": get_model_state_dict(model)}
+    state["optimizer"] = get_optimizer_state_dict(model, optimizer)
+    dcp.load(state, checkpoint_id=folder)
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    assert optimizer.param_groups[0]["lr"] == 0.02
+    train_net(model, optimizer, range(2, 4))
+    return weights_of(model)
+
+
+def trains_net_alone() -> dict[str, np.ndarray]:
+    model = Net()
+    train_net(model, net_optimizer(model), range(4))
+    return weights_of(model)
+
+
+def trains_qwen(name: str, options: dict) -> list[str]:
+    """Three steps of a real model under FSDP2, each rank with its share of the batch."""
+    config = Qwen2Config(
+        vocab_size=32,
+        hidden_size=24,
+        intermediate_size=36,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    alone, sharded = Qwen2ForCausalLM(config), Qwen2ForCausalLM(config)
+    sharded.load_state_dict(alone.state_dict())
+    for layer in sharded.model.layers:
+        fully_shard(layer)
+    fully_shard(sharded)
+    build = getattr(mesotron, name)
+    optimizers = [build(model, lr=1e-3, **options) for model in (alone, sharded)]
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for step in range(3):
+        tokens = torch.randint(32, (4, 8), generator=torch.Generator().manual_seed(step))
+        mine = tokens.chunk(world)[rank]
+        for model, optimizer, batch in zip((alone, sharded), optimizers, (tokens, mine)):
+            optimizer.zero_grad()
+            model(input_ids=batch, labels=batch).loss.backward()
+            optimizer.step()
+    for (key, whole), part in zip(alone.named_parameters(), sharded.parameters(), strict=True):
+        torch.testing.assert_close(part.full_tensor(), whole, rtol=1e-4, atol=1e-5, msg=key)
+    return [group["name"] for group in optimizers[1].param_groups]
+
+
+def trains_under_tensor_parallelism() -> list[str]:
+    """FSDP over tensor parallelism: strided shards, a sequence-parallel norm whose gradient is a
+    pending sum, and a matrix on the outer mesh alone."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.LayerNorm(6), nn.Linear(6, 10), nn.Linear(10, 6), nn.Linear(6, 5, bias=False)
+        )
+
+    alone, model = build(), build()
+    plan = {"0": SequenceParallel(), "1": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, mesh["tp"], plan)
+    fully_shard(model, mesh=mesh["dp"])
+    optimizers = [Muon(m.parameters(), lr=0.01) for m in (alone, model)]
+    for step in range(3):
+        x = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(step))
+        mine = x.chunk(2)[mesh.get_coordinate()[0]]
+        for net, optimizer, batch in zip((alone, model), optimizers, (x, mine)):
+            optimizer.zero_grad()
+            net(batch).square().mean().backward()
+            optimizer.step()
+    for (key, whole), part in zip(alone.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(part.full_tensor(), whole, rtol=1e-4, atol=1e-6, msg=key)
+    return sorted({str(p) for part in model.parameters() for p in part.placements})
+
+
+def builds_on_fsdp1(use_orig_params: bool) -> list[str]:
+    """The sentences with which optimizers over FSDP1's flat shards are refused."""
+    model = FullyShardedDataParallel(
+        nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)),
+        use_orig_params=use_orig_params,
+        device_id=torch.device("cpu"),
+    )
+    sentences = []
+    for build in (mesotron.muon, lambda model: Muon(model.parameters())):
+        try:
+            build(model)
+        except ValueError as error:
+            sentences.append(str(error))
+    return sentences
