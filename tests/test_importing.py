@@ -1,0 +1,154 @@
+"""State taken over from other Muons: the next step is the one that they would have made."""
+
+import copy
+
+import pytest
+import torch
+from muon import SingleDeviceMuonWithAuxAdam
+from torch import nn
+
+from mesotron.optim.importing import import_state
+from mesotron.optim.optimizer import Muon
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 12))
+
+
+def set_gradients(module: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in module.parameters():
+        p.grad = torch.randn(p.shape, generator=generator)
+
+
+def matrices(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.ndim == 2]
+
+
+def vectors(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.ndim < 2]
+
+
+# torch.optim.Muon and KellerJordan's filter in bfloat16, which torch says is slow on this CPU, and
+# which is why their next step and ours agree to two digits alone.
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+BF16 = 0.15
+
+
+def steps_agree(found: list, expected: list, start: list) -> None:
+    for p, q, s in zip(found, expected, start, strict=True):
+        step, wanted = p.detach() - s.detach(), q.detach() - s.detach()
+        assert (step - wanted).norm() < BF16 * wanted.norm()
+
+
+def test_torch_muon_goes_on_as_ours():
+    theirs = model()
+    source = torch.optim.Muon(matrices(theirs), lr=0.1, adjust_lr_fn="match_rms_adamw")
+    for seed in range(3):
+        set_gradients(theirs, seed)
+        source.step()
+    ours = copy.deepcopy(theirs)
+    optimizer = Muon(matrices(ours), lr=0.1, weight_decay=0.1)
+    assert import_state(optimizer, source.state_dict(), params=matrices(ours)) == 2
+    start = copy.deepcopy(theirs)
+    for module, stepper in ((theirs, source), (ours, optimizer)):
+        set_gradients(module, 9)
+        stepper.step()
+    steps_agree(matrices(ours), matrices(theirs), matrices(start))
+
+
+def test_keller_jordans_muon_goes_on_as_ours():
+    theirs = model()
+    source = SingleDeviceMuonWithAuxAdam(
+        [
+            {"params": matrices(theirs), "use_muon": True, "lr": 0.1, "weight_decay": 0.0},
+            {"params": vectors(theirs), "use_muon": False, "lr": 0.1, "betas": (0.9, 0.95)},
+        ]
+    )
+    for seed in range(3):
+        set_gradients(theirs, seed)
+        source.step()
+    ours = copy.deepcopy(theirs)
+    optimizer = Muon(
+        [
+            {"params": matrices(ours), "rule": "muon"},
+            {"params": vectors(ours), "rule": "adamw"},
+        ],
+        lr=0.1,
+        scale="spectral",
+        weight_decay=0.0,
+        betas=(0.9, 0.95),
+        eps=1e-10,
+    )
+    order = [*matrices(ours), *vectors(ours)]
+    assert import_state(optimizer, source.state_dict(), params=order) == 4
+    start = copy.deepcopy(theirs)
+    for module, stepper in ((theirs, source), (ours, optimizer)):
+        set_gradients(module, 9)
+        stepper.step()
+    steps_agree(list(ours.parameters()), list(theirs.parameters()), list(start.parameters()))
+    for p, q in zip(vectors(ours), vectors(theirs), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_the_live_optimizer_is_a_source_too_and_nothing_is_shared():
+    module = model()
+    source = torch.optim.Muon(matrices(module))
+    set_gradients(module, 0)
+    source.step()
+    optimizer = Muon(module.parameters())
+    assert import_state(optimizer, source) == 2
+    p = matrices(module)[0]
+    kept = source.state[p]["momentum_buffer"].clone()
+    assert torch.equal(optimizer.state[p]["momentum_buffer"], kept)
+    optimizer.step()
+    assert torch.equal(source.state[p]["momentum_buffer"], kept)
+
+
+def test_a_sum_becomes_a_mean():
+    p = nn.Parameter(torch.zeros(4, 4))
+    optimizer = Muon([p], momentum=0.9)
+    source = {"state": {0: {"momentum": torch.ones(4, 4)}}, "param_groups": [{"params": [0]}]}
+    import_state(optimizer, source, params=[p], form="sum")
+    torch.testing.assert_close(optimizer.state[p]["momentum_buffer"], torch.full((4, 4), 0.1))
+
+
+def test_state_takes_the_dtype_that_it_is_kept_in_here():
+    p = nn.Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))
+    buffer = torch.ones(4, 4, dtype=torch.bfloat16)
+    source = {"state": {0: {"momentum_buffer": buffer}}, "param_groups": [{"params": [0]}]}
+    for kept, dtype in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
+        optimizer = Muon([p], momentum_dtype=kept)
+        import_state(optimizer, source, params=[p])
+        assert optimizer.state[p]["momentum_buffer"].dtype == dtype
+
+
+def adam_state(shape: tuple[int, ...]) -> dict[str, object]:
+    return {"step": 3, "exp_avg": torch.zeros(shape), "exp_avg_sq": torch.zeros(shape)}
+
+
+def single(state: dict[str, object]) -> dict[str, object]:
+    return {"state": {0: state}, "param_groups": [{"params": [0]}]}
+
+
+@pytest.mark.parametrize(
+    ("state", "options", "words"),
+    [
+        (adam_state((4, 4)), {}, "route it to different rules"),
+        ({"momentum_buffer": torch.zeros(3, 4)}, {}, r"\(3, 4\)"),
+        ({"momentum_buffer": torch.zeros(4, 4)}, {"form": "ema"}, "form='ema'"),
+        ({"momentum_buffer": torch.zeros(4, 4)}, {"params": None}, "holds 1 parameters"),
+        ({"momentum_buffer": torch.zeros(4, 4)}, {"params": []}, "holds 1 parameters"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused(state, options, words):
+    p = nn.Parameter(torch.zeros(4, 4))
+    with pytest.raises(ValueError, match=words):
+        import_state(Muon([p]), single(state), **{"params": [p], **options})
+
+
+def test_a_foreign_parameter_is_refused():
+    p, q = nn.Parameter(torch.zeros(4, 4)), nn.Parameter(torch.zeros(4, 4))
+    with pytest.raises(ValueError, match="same model"):
+        import_state(Muon([p]), torch.optim.Muon([q]))
