@@ -73,7 +73,7 @@ class RouteConfig:
 class BenchOptimConfig:
     """Time the optimizer's whole step against its peers, as ratios in one run."""
 
-    models: tuple[str, ...] = field(default=("gpt2_124m",), metadata=POSITIONAL)
+    models: tuple[str, ...] = field(default=("micro_192x576", "gpt2_124m"), metadata=POSITIONAL)
     """Models whose matrix shapes are stepped, by name; weights are never loaded."""
 
     optimizers: tuple[str, ...] = ()
@@ -84,6 +84,21 @@ class BenchOptimConfig:
 
     repeats: int = 5
     """Timed steps of each optimizer; the median is reported."""
+
+    layers: int | None = None
+    """Step only this many layers. If not given: all on CUDA, about two seconds' worth on a CPU."""
+
+    embeddings: bool = False
+    """Also step the embedding, by each optimizer's auxiliary rule."""
+
+    buckets: bool = False
+    """Also time our Muon on each matrix shape alone."""
+
+    stats_cost: bool = False
+    """Also measure what the statistics of a step cost."""
+
+    accuracy: bool = True
+    """Also compare every update with the float64 SVD."""
 
     threads: int | None = None
     """CPU threads; torch's own choice if not given."""

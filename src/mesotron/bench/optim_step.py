@@ -1,0 +1,254 @@
+"""`mesotron bench optim`: whole optimizer steps, momentum to weights, side by side in one run.
+
+Every optimizer steps the same hidden matrices of a real model's shape; times are medians of
+interleaved repeats and read as ratios to AdamW and to the floor, the bare products of the plain
+iteration. Also: memory, launches, captured graphs, accuracy. Needs neither rich nor tyro:
+`python -m mesotron.bench.optim_step --json-config '{"models": ["gpt2_124m"]}'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from mesotron.bench import accuracy
+from mesotron.bench.console import choose_device, describe, progress
+from mesotron.bench.contenders import check_names
+from mesotron.bench.peers import PEERS, Peer
+from mesotron.bench.shapes import ModelShapes, Projection, find_shapes
+from mesotron.bench.statistics_cost import statistics_share
+from mesotron.bench.step_tables import show
+from mesotron.bench.timing import (
+    bare_products,
+    captured_seconds,
+    count_launches,
+    interleave,
+    peak_extra_bytes,
+    peak_flops,
+    seconds,
+    state_bytes,
+)
+from mesotron.bench.workbench import Built, Workbench
+from mesotron.config import BenchOptimConfig
+from mesotron.optim.precision import filter_dtype
+
+# Without --layers, a CPU steps as many layers as stay below this: about two seconds a step.
+CPU_FLOPS = 50e9
+# A peer that emulates bfloat16 is timed on one matrix of at most this size, and the rest computed.
+PROBE_FLOPS = 1e9
+PROBE_SHAPE = Projection(288, 96)
+FLOOR = "bare products"
+
+
+def run(config: BenchOptimConfig) -> int:
+    """Time every model, print the tables, write JSON where asked."""
+    device = choose_device(config.device, config.threads)
+    names = check_names(config.optimizers, tuple(PEERS))
+    shapes = {model: find_shapes(model) for model in config.models}
+    if config.repeats < 1 or (config.layers is not None and config.layers < 1):
+        raise ValueError("bench optim needs at least one repeat and one layer")
+    here, left_out = available(names, config, device)
+    with progress(num_measurements(here, config, device)) as say:
+        say("peak of a large product")
+        peak = peak_flops(filter_dtype(device), device)
+        models = [
+            bench_model(model, shape, here, config, device, peak, say)
+            for model, shape in shapes.items()
+        ]
+        say("accuracy against float64")
+        errors = accuracy.measure(here, device) if config.accuracy else []
+    result = {
+        **describe(device),
+        "filter_dtype": str(filter_dtype(device)).removeprefix("torch."),
+        "peak_gflops": peak / 1e9,
+        "models": models,
+        "accuracy": errors,
+        "left_out": left_out,
+    }
+    show(result)
+    if config.out is not None:
+        config.out.parent.mkdir(parents=True, exist_ok=True)
+        config.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def available(
+    names: tuple[str, ...], config: BenchOptimConfig, device: torch.device
+) -> tuple[list[str], dict[str, str]]:
+    """The optimizers that can run here, and why the others cannot."""
+    reasons = {name: PEERS[name].missing(device) for name in names}
+    if not config.embeddings and "muon_sgd" in reasons:
+        reasons["muon_sgd"] = "equals muon on hidden matrices; it differs with --embeddings"
+    left_out = {name: reason for name, reason in reasons.items() if reason}
+    return [name for name in names if name not in left_out], left_out
+
+
+def num_measurements(names: list[str], config: BenchOptimConfig, device: torch.device) -> int:
+    """Progress units of the whole run."""
+    slow = sum(is_emulated(PEERS[name], device) for name in names)
+    timed = (len(names) - slow + 1) * (1 + config.repeats) + slow + len(names)
+    return 2 + len(config.models) * timed
+
+
+def bench_model(
+    model: str,
+    shape: ModelShapes,
+    names: list[str],
+    config: BenchOptimConfig,
+    device: torch.device,
+    peak: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """All measurements on one model's matrices."""
+    layers = config.layers
+    if layers is None and device.type == "cpu":
+        layers = shape.layers_within(CPU_FLOPS)
+    shapes = shape.matrices(layers)
+    flops = sum(p.plain_flops for p in shapes)
+    floor = bare_products(shapes, filter_dtype(device), device)
+    rows = [{"optimizer": name} for name in names]
+    bed = Workbench(shapes, shape.embedding if config.embeddings else None, device)
+    fast = [row for row in rows if not is_emulated(PEERS[row["optimizer"]], device)]
+    times = {FLOOR: []}
+    for part in chunks(fast, bed.num_at_once()):
+        built = {row["optimizer"]: bed.build(PEERS[row["optimizer"]]) for row in part}
+        steps = {FLOOR: floor} | {name: optimizers.step for name, optimizers in built.items()}
+        for name, found in interleave(steps, config.repeats, device, say).items():
+            times.setdefault(name, []).extend(found)
+        for row in part:
+            say(f"{row['optimizer']}: memory")
+            row |= describe_step(built[row["optimizer"]], bed, shapes, config, device)
+    for row in rows:
+        if row not in fast:
+            say(f"{row['optimizer']}: one matrix, the rest computed")
+            row |= extrapolate(PEERS[row["optimizer"]], shapes, device)
+        else:
+            row |= {"seconds": median(times[row["optimizer"]]), "all": times[row["optimizer"]]}
+    add_ratios(rows, median(times[FLOOR]), flops, peak)
+    return {
+        "model": model,
+        "layers": layers or shape.layers,
+        "of_layers": shape.layers,
+        "matrices": len(shapes),
+        "parameters": sum(p.rows * p.cols for p in shapes),
+        "plain_gflop": flops / 1e9,
+        "floor_seconds": median(times[FLOOR]),
+        "rows": rows,
+        "buckets": bench_buckets(shapes, config, device, peak) if config.buckets else [],
+    }
+
+
+def describe_step(
+    built: Built,
+    bed: Workbench,
+    shapes: list[Projection],
+    config: BenchOptimConfig,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Memory, launches, the captured graph, and the cost of statistics where asked for."""
+    found: dict[str, Any] = {
+        "state_bytes_per_parameter": state_bytes(*built.optimizers) / bed.num_parameters,
+        "peak_extra_bytes": peak_extra_bytes(built.step, device),
+        "launches": count_launches(built.step, device),
+    }
+    graph = captured_seconds(built.step, config.repeats, device)
+    found["graph_seconds"] = graph if isinstance(graph, float) else None
+    found["note"] = f"no graph: {graph}" if isinstance(graph, str) else ""
+    if config.stats_cost and type(built.optimizers[0]).__module__.startswith("mesotron."):
+        found["stats_share"] = statistics_share(built.step, shapes, 2 * config.repeats, device)
+    return found
+
+
+def is_emulated(peer: Peer, device: torch.device) -> bool:
+    """Whether this peer forces bfloat16 on hardware that has no units for it."""
+    return peer.bf16 and filter_dtype(device) != torch.bfloat16
+
+
+def extrapolate(peer: Peer, shapes: list[Projection], device: torch.device) -> dict[str, Any]:
+    """The time of a whole step from that of one matrix, by FLOPs, and a note that says so."""
+    smallest = min(shapes, key=lambda p: p.plain_flops)
+    probe = smallest if smallest.plain_flops <= PROBE_FLOPS else PROBE_SHAPE
+    bed = Workbench([probe], None, device)
+    built = bed.build(peer)
+    built.step()
+    time = seconds(built.step, device)
+    factor = sum(p.plain_flops for p in shapes) / probe.plain_flops
+    return {
+        "seconds": time * factor,
+        "all": [time],
+        "state_bytes_per_parameter": state_bytes(*built.optimizers) / bed.num_parameters,
+        "peak_extra_bytes": None,
+        "launches": None,
+        "graph_seconds": None,
+        "note": f"from one {probe.rows}x{probe.cols} matrix, x{factor:.4g} by FLOPs",
+    }
+
+
+def add_ratios(rows: list[dict[str, Any]], floor: float, flops: int, peak: float) -> None:
+    """Ratios to AdamW, to the floor and to torch.optim.Muon, and the efficiency."""
+    by_name = {row["optimizer"]: row["seconds"] for row in rows}
+    for row in rows:
+        time = row["seconds"]
+        spectral = PEERS[row["optimizer"]].filter is not None
+        row["versus_adamw"] = _ratio(time, by_name.get("adamw_fused"))
+        row["versus_floor"] = time / floor if spectral else None
+        row["faster_than_torch_muon"] = _ratio(by_name.get("torch_muon"), time)
+        row["efficiency"] = flops / peak / time if spectral else None
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a / b
+
+
+def bench_buckets(
+    shapes: list[Projection], config: BenchOptimConfig, device: torch.device, peak: float
+) -> list[dict[str, Any]]:
+    """Our Muon on each shape alone: which of them holds the efficiency down."""
+    rows = []
+    for wide in dict.fromkeys(p.wide for p in shapes):
+        members = [p for p in shapes if p.wide == wide]
+        built = Workbench(members, None, device).build(PEERS["muon"])
+        floor = bare_products(members, filter_dtype(device), device)
+        times = interleave(
+            {"muon": built.step, FLOOR: floor}, config.repeats, device, lambda text: None
+        )
+        muon, bare = median(times["muon"]), median(times[FLOOR])
+        flops = sum(p.plain_flops for p in members)
+        rows.append(
+            {
+                "shape": list(wide),
+                "matrices": len(members),
+                "seconds": muon,
+                "floor_seconds": bare,
+                "efficiency": flops / peak / muon,
+            }
+        )
+    return rows
+
+
+def chunks(items: list[Any], size: int) -> list[list[Any]]:
+    """Consecutive parts of at most `size` items."""
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def main(words: list[str] | None = None) -> int:
+    """The same benchmark where the command line's own libraries are missing."""
+    parser = argparse.ArgumentParser(prog="python -m mesotron.bench.optim_step")
+    parser.add_argument("--json-config", default="{}", help="fields of BenchOptimConfig as JSON")
+    fields = json.loads(parser.parse_args(words).json_config)
+    for key in ("models", "optimizers"):
+        if key in fields:
+            fields[key] = tuple(fields[key])
+    if fields.get("out"):
+        fields["out"] = Path(fields["out"])
+    return run(BenchOptimConfig(**fields))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,155 @@
+"""Measuring a step: interleaved repeats, the bare products as a floor, memory, launches, graphs.
+
+Times are seconds. On CUDA they come from events around a synchronised step, so that a step that
+waits for the host is charged for it; on a CPU from the wall clock, or with one thread from that
+thread's own clock, which other programs on the machine do not lengthen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from mesotron.bench.shapes import Projection
+
+Step = Callable[[], object]
+NUM_STEPS = 5  # of the plain iteration, three products each
+_CLEAR_REFS, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+def seconds(step: Step, device: torch.device) -> float:
+    """One timed call."""
+    if device.type != "cuda":
+        clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+        start = clock()
+        step()
+        return clock() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    first.record()
+    step()
+    last.record()
+    torch.cuda.synchronize(device)
+    return first.elapsed_time(last) / 1e3
+
+
+def interleave(
+    steps: Mapping[str, Step], repeats: int, device: torch.device, say: Callable[[str], None]
+) -> dict[str, list[float]]:
+    """Warm up, then time every step once a round, so that a slow minute slows all of them."""
+    for name, step in steps.items():
+        say(f"{name}: warm-up")
+        for _ in range(3 if device.type == "cuda" else 1):
+            step()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for repeat in range(repeats):
+        for name, step in steps.items():
+            say(f"{name}: {repeat + 1} of {repeats}")
+            times[name].append(seconds(step, device))
+    return times
+
+
+def bare_products(shapes: list[Projection], dtype: torch.dtype, device: torch.device) -> Step:
+    """The products of the plain iteration and nothing else: 15 for each matrix, batched by shape.
+
+    Outputs are allocated once; the values are ordinary random numbers, since zeros would let a GPU
+    draw less power and clock higher.
+    """
+    work: list[tuple[Tensor, ...]] = []
+    for (m, n), count in Counter(shape.wide for shape in shapes).items():
+        X = torch.randn(count, m, n, device=device).div_(n**0.5).to(dtype)
+        A, S = (torch.empty(count, m, m, device=device, dtype=dtype) for _ in range(2))
+        work.append((X, A, S, torch.empty_like(X)))
+
+    def run() -> None:
+        for X, A, S, Y in work:
+            for _ in range(NUM_STEPS):
+                torch.bmm(X, X.mT, out=A)
+                torch.bmm(A, A, out=S)
+                torch.bmm(S, X, out=Y)
+
+    return run
+
+
+def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of one large product, the best median of two sizes."""
+    best = 0.0
+    for size in (4096, 8192) if device.type == "cuda" else (512, 1024):
+        X, Y = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        product = partial(torch.mm, X, Y, out=torch.empty_like(X))
+        times = [seconds(product, device) for _ in range(9)]
+        best = max(best, 2 * size**3 / median(times[2:]))
+    return best
+
+
+def state_bytes(*optimizers: torch.optim.Optimizer) -> int:
+    """Bytes of all tensors in the optimizers' state."""
+    values = [v for o in optimizers for s in o.state.values() for v in s.values()]
+    return sum(v.numel() * v.element_size() for v in values if isinstance(v, Tensor))
+
+
+def peak_extra_bytes(step: Step, device: torch.device) -> int | None:
+    """Memory that one step takes beyond what is held before it; None where it cannot be read.
+
+    On CUDA the allocator's own count; on Linux the growth of the resident set's high-water mark,
+    which misses what is served from memory freed before.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    if not _CLEAR_REFS.exists():
+        return None
+    _CLEAR_REFS.write_text("5")  # resets VmHWM to the present size
+    before = _status_bytes("VmRSS")
+    step()
+    return max(0, _status_bytes("VmHWM") - before)
+
+
+def _status_bytes(key: str) -> int:
+    line = next(x for x in _STATUS.read_text().splitlines() if x.startswith(f"{key}:"))
+    return int(line.split()[1]) * 1024
+
+
+def count_launches(step: Step, device: torch.device) -> int | None:
+    """Kernels, copies and fills that one step puts on the GPU; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
+        step()
+        torch.cuda.synchronize(device)
+    events = recorded.events() or []
+    return sum(event.device_type.name == "CUDA" for event in events)
+
+
+def captured_seconds(step: Step, repeats: int, device: torch.device) -> float | str | None:
+    """Median time of the step replayed as a CUDA graph; the reason, if it cannot be captured."""
+    if device.type != "cuda":
+        return None
+    graph = torch.cuda.CUDAGraph()
+    try:
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream(device).wait_stream(side)
+        with torch.cuda.graph(graph):
+            step()
+    except RuntimeError as error:
+        torch.cuda.synchronize(device)
+        return str(error).splitlines()[0]
+    graph.replay()
+    return median(seconds(graph.replay, device) for _ in range(max(5, repeats)))
