@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from mesotron.optim.auxiliary import RULES as AUXILIARY_RULES
 from mesotron.optim.mesh import Team
-from mesotron.optim.stats import StepStats
+from mesotron.optim.stats import StepStats, move
 
 Group = dict[str, Any]
 _log = logging.getLogger("mesotron")
@@ -90,12 +90,12 @@ def agree(parts: list[Part], team: Team) -> Agreement:
     present = [k for k, part in enumerate(parts) if part.grad is not None]
     filled = [k for k in present if parts[k].weight.numel()]
     if present:
-        table[torch.tensor(present, device=device)] = 1.0
+        table.index_fill_(0, move(torch.tensor(present), device), 1.0)
     if filled:
         grads = [parts[k].grad for k in filled]
         peaks = torch.stack(list(torch._foreach_norm(grads, float("inf"))))  # pyright: ignore
-        where = torch.tensor(filled, device=device) + num
-        table[where] = torch.where(peaks.isfinite(), peaks.double(), float("inf"))
+        peaks = torch.where(peaks.isfinite(), peaks.double(), float("inf"))
+        table.index_copy_(0, move(torch.tensor(filled) + num, device), peaks)
     if any(rounds_alike(part) for part in parts):
         table[-1] = torch.rand((), dtype=torch.float64, device=device)
     dist.all_reduce(table, dist.ReduceOp.MAX, group=team.group)

@@ -32,7 +32,7 @@ from mesotron.optim.spectral_step import (
     step_weights,
     update_momentum,
 )
-from mesotron.optim.stats import SAMPLE_ROWS, StepStats
+from mesotron.optim.stats import SAMPLE_ROWS, StepStats, move
 from mesotron.optim.views import View, Window
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _steppable(
         ok = agreed.ok.tolist()
         return [k for k in numbers if ok[k]], None
     finite = agreed.finite
-    bad = ~finite[torch.tensor(numbers, device=finite.device)].all()
+    bad = ~finite.index_select(0, move(torch.tensor(numbers), finite.device)).all()
     return [k for k in numbers if parts[k].grad is not None], bad.float()
 
 
@@ -204,8 +204,7 @@ def _step_spectral(
         generator = _generator(part, agreed.draw, k * len(team.coordinates) + plan.copies[k])
         step_size = part.group["lr"] * _reference_scale(part)
         step_weights(part.weight, update, step_size, part.group, mask, generator)
-        first = plan.copies[k] == team.me
-        alignments.append(_alignment(part, update, agreed.largest[numbers[k]], mask, first))
+        alignments.append(_alignment(part, update, agreed.largest[numbers[k]], mask))
     return torch.stack(alignments)
 
 
@@ -252,11 +251,11 @@ def _generator(part: Part, draw: Tensor, stream: int) -> torch.Generator | None:
     return torch.Generator(part.weight.device).manual_seed(int(draw.item() * 2**40) + stream)
 
 
-def _alignment(
-    part: Part, update: Tensor, largest: Tensor, finite: Tensor | None, first: bool
-) -> Tensor:
-    """[x g, x x, g g] over some rows of this rank's update and gradient, to be added over ranks."""
-    if not first or not update.numel():
+def _alignment(part: Part, update: Tensor, largest: Tensor, finite: Tensor | None) -> Tensor:
+    """[x g, x x, g g] over some rows of this rank's update and gradient, to be added over ranks.
+
+    Every element of a parameter has equally many copies, which leaves the cosine as it is."""
+    if not update.numel():
         return torch.zeros(3, dtype=torch.float64, device=update.device)
     dim = part.param.ndim - 2 if View.parse(part.group["view"]).layout == "stack" else 0
     stride = max(1, part.param.shape[dim] // SAMPLE_ROWS)

@@ -37,7 +37,7 @@ class _Blocks:
         """[B, 7]: what `StepStats.totals` adds up of each block."""
         # A block without a gradient (an expert without tokens) says nothing about the filter.
         live, passed = self.norm > 0, self.passed.double()
-        step_size = self.step_size.to(passed.device, torch.float64)
+        step_size = move(self.step_size.double(), passed.device)
         one = torch.ones_like(passed)
         dead = passed < DEAD_NORM**2
         seen = (one, self.concentration.double(), passed, dead)
@@ -104,7 +104,7 @@ class StepStats:
         row = {name: k for k, name in enumerate(names)}
 
         def add(groups: list[str], first: int, columns: Tensor) -> None:
-            index = torch.tensor([row[group] for group in groups], device=device)
+            index = move(torch.tensor([row[group] for group in groups]), device)
             part = sums[:, first : first + columns.shape[1]]
             part.index_add_(0, index, columns.to(device, torch.float64))
 
@@ -159,6 +159,13 @@ def _means(row: list[float]) -> dict[str, float]:
         # The step is minus the update, so descent is a cosine above zero.
         out["cosine"] = cosine / pairs
     return out
+
+
+def move(x: Tensor, device: torch.device) -> Tensor:
+    """`x` on the device; from the host to a GPU without waiting for what is running there."""
+    if x.device.type == "cpu" and device.type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
 
 
 def _largest_one(x: Tensor) -> Tensor:
