@@ -1,8 +1,8 @@
 """Filter a packed bucket on a CUDA GPU; products with a symmetric result compute half of it.
 
 Every segment of the plan is in Gram form (one of length 1 is the standard step): R = X X^T, a chain
-of m x m products that gives Q, then Q X. The norm of a block is folded into R and Q, so X is never
-rescaled by a pass of its own. Blocks of at most 128 rows stay on chip instead.
+of m x m products that gives Q, then Q X. X is never divided by its norm: R is, and the step size at
+the end. Blocks of at most 128 rows stay on chip instead.
 
 Legend: X is [B, m, n] with m <= n; R, Z, Q are [B, m, m]; all are float16, summed in float32.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mesotron.optim.matrix import largest_eigenvalue
 from mesotron.spectral import SYMMETRIC, Filter, Segment, cheapest_plan, noise_edge
-from mesotron.spectral.filters import FIXED_POINT, PROMOTE, Triple, aim
+from mesotron.spectral.filters import PROMOTE, aim
 
 # 8 times closer to the exact filter than bfloat16 at the same speed, and in range once a block is
 # scaled; the accuracy table of benchmarks/optim_step has both.
@@ -30,16 +30,17 @@ GRAM_TOLERANCE = 0.08
 
 
 class FilteredBucket(NamedTuple):
-    """gain * f(X), the gain (which keeps the entries of an orthogonal result near 1), and [B] sums.
+    """A filtered bucket, which keeps the scale its blocks came with.
 
     Args:
-        X: [B, m, n].
-        gain: factor on X.
-        concentration: sum sigma^4 / (sum sigma^2)^2 of each input block.
+        X: [B, m, n], gain * f(X).
+        gain: [B], the norm a block would have been divided by, 1 for a zero block. Dividing by
+            it is left to whoever reads X, who multiplies by a step size anyway.
+        concentration: [B], sum sigma^4 / (sum sigma^2)^2 of each input block.
     """
 
     X: Tensor
-    gain: float
+    gain: Tensor
     concentration: Tensor
 
 
@@ -54,22 +55,19 @@ def filter_blocks(X: Tensor, sumsq: Tensor, filter: Filter) -> FilteredBucket:
     from mesotron.optim.kernels.heads import LARGEST_M, filter_heads
 
     m, n = X.shape[1:]
-    gain = math.sqrt(n)
     if m <= LARGEST_M and filter.cutoff is None:
+        gain = math.sqrt(n)  # keeps the entries of an orthogonal result near 1
         out, seen = filter_heads(X, _coefficients(filter, X.device), out=X, gain=gain)
-        return FilteredBucket(out, gain, seen.concentration)
-    inverse = torch.where(sumsq > 0, sumsq.rsqrt(), 0.0)
-    R = _gram(X, inverse.square())
+        return FilteredBucket(out, torch.full_like(sumsq, gain), seen.concentration)
+    gain = torch.where(sumsq > 0, sumsq.sqrt(), 1.0)
+    R = _gram(X, gain.square().reciprocal())
     concentration = torch.linalg.vector_norm(R, dim=(1, 2), dtype=torch.float32).square()
-    triples = iter(filter.steps)
+    triples: Iterator = iter(filter.steps)
     if filter.cutoff is not None:
-        R, inverse, triples = _rescale_to_bound(R, inverse, filter, (m, n))
+        R, gain, triples = _rescale_to_bound(R, gain, filter, (m, n))
     for k, segment in enumerate(fused_plan(m, n, filter)):
-        R = R if k == 0 else _gram(X, gain**-2)
-        Q = _chain(R, [next(triples) for _ in segment.steps])
-        if k == 0:
-            Q.mul_((inverse * gain)[:, None, None])
-        X = torch.bmm(Q, X)
+        R = R if k == 0 else _gram(X, gain.square().reciprocal())
+        X = torch.bmm(_chain(R, [next(triples) for _ in segment.steps]), X)
     return FilteredBucket(X, gain, concentration)
 
 
@@ -89,7 +87,7 @@ def _coefficients(filter: Filter, device: torch.device) -> Tensor:
     return torch.tensor(filter.steps, dtype=torch.float32, device=device)
 
 
-def _chain(R: Tensor, triples: list[Triple]) -> Tensor:
+def _chain(R: Tensor, triples: list[tuple]) -> Tensor:
     """Q with f(X) = Q X after these steps."""
     Q = None
     for k, triple in enumerate(triples):
@@ -101,17 +99,18 @@ def _chain(R: Tensor, triples: list[Triple]) -> Tensor:
     return Q
 
 
-def _polynomial(R: Tensor, triple: Triple) -> Tensor:
-    """a I + b R + c R R, in one launch where the coefficients are numbers and R is large enough."""
+def _polynomial(R: Tensor, triple: tuple) -> Tensor:
+    """a I + b R + c R R; numbers, or [B] where each block has its own. One launch for large R."""
     a, b, c = triple
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        Z = _product(R, R).mul_(c).addcmul_(R, b)
-        Z.diagonal(dim1=1, dim2=2).add_(a[:, 0])
-        return Z
     if _symmetric_pays(R):
         from mesotron.optim.kernels.symmetric import symmetric_product
 
         return symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)
+    if isinstance(a, Tensor):
+        b, c = b[:, None, None].to(R.dtype), c[:, None, None].to(R.dtype)
+        Z = torch.bmm(R, R).mul_(c).addcmul_(R, b)
+        Z.diagonal(dim1=1, dim2=2).add_(a[:, None])
+        return Z
     Z = torch.baddbmm(R, R, R, beta=b, alpha=c)
     Z.diagonal(dim1=1, dim2=2).add_(a)
     return Z
@@ -144,21 +143,20 @@ def _gram(X: Tensor, scale: float | Tensor) -> Tensor:
 
 
 def _rescale_to_bound(
-    R: Tensor, inverse: Tensor, filter: Filter, shape: tuple[int, int]
-) -> tuple[Tensor, Tensor, Iterator[Triple]]:
+    R: Tensor, gain: Tensor, filter: Filter, shape: tuple[int, int]
+) -> tuple[Tensor, Tensor, Iterator]:
     """As in `matrix`: divide by the Schatten-8 norm and aim each block's own coefficients."""
-    S = torch.bmm(R, R).float()
+    S = _product(R, R).float()
     bound = torch.linalg.vector_norm(S, dim=(1, 2)).pow(0.25)
-    over = torch.where(bound > 0, bound.reciprocal(), 0.0)
+    bound = torch.where(bound > 0, bound, 1.0)
     assert filter.cutoff is not None
     if filter.cutoff == "noise":
-        t = noise_edge(*shape) * over
+        t = noise_edge(*shape) / bound
     else:
-        t = filter.cutoff * largest_eigenvalue(S).pow(0.25) * over
-    t = torch.where(bound > 0, t, FIXED_POINT)
-    R = R * over.square()[:, None, None].to(R.dtype)
+        t = filter.cutoff * largest_eigenvalue(S).pow(0.25) / bound
+    R = R * bound.square().reciprocal()[:, None, None].to(R.dtype)
     triples = []
     for _ in range(filter.num_steps(*shape)):
         triple, t = aim(t)
-        triples.append(tuple(x[:, None, None].to(R.dtype) for x in triple))
-    return R, inverse * over, iter(triples)
+        triples.append(triple)
+    return R, gain * bound, iter(triples)

@@ -27,6 +27,10 @@ from mesotron.optim.views import View
 from mesotron.spectral import Filter
 
 _BATCH_BYTES = 512 * 2**20
+_PLANNED = (
+    "view", "filter", "steps", "promote", "cutoff", "rank", "nesterov", "scale", "name", "batched",
+    "dtype", "fused",
+)  # fmt: skip
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -119,24 +123,37 @@ class FusedStep:
     device, so a captured graph follows them.
     """
 
-    def __init__(self, members: list[Member]) -> None:
-        self._signature = _signature(members)
+    def __init__(self, candidates: list[Member]) -> None:
+        self._signature = _signature(candidates)
+        self._taken = [can_fuse(member) for member in candidates]
+        members = self.taken(candidates)
         self._groups = _unique_groups(members)
         self._buckets = _plan(members, self._groups)
         self._grad_bases = [m.grad.data_ptr() for m in members]
         self._values: tuple | None = None
         self._captured: list[Tensor] = []
         self._table = torch.empty(0)
-        self._tie = _Tie(self._buckets, len(members), members[0].param.device)
+        self._tie = _Tie(self._buckets, len(members), candidates[0].param.device)
 
-    def fits(self, members: list[Member]) -> bool:
+    def fits(self, candidates: list[Member]) -> bool:
         """Whether this plan is still the right one."""
-        return self._signature == _signature(members)
+        return self._signature == _signature(candidates)
 
-    def run(self, members: list[Member], stats: StepStats) -> None:
-        """One step."""
+    def taken(self, candidates: list[Member]) -> list[Member]:
+        """Those that the kernels step."""
+        return [m for m, taken in zip(candidates, self._taken, strict=True) if taken]
+
+    def left(self, candidates: list[Member]) -> list[Member]:
+        """Those that the plain step must take."""
+        return [m for m, taken in zip(candidates, self._taken, strict=True) if not taken]
+
+    def run(self, candidates: list[Member], stats: StepStats) -> None:
+        """One step of the taken ones."""
         from mesotron.optim.kernels.pack import inspect
 
+        members = self.taken(candidates)
+        if not members:
+            return
         self._point_at_gradients(members)
         values = self._group_values()
         peaks = self._tie.agree([inspect(bucket.grads) for bucket in self._buckets])
@@ -230,30 +247,24 @@ def _run_bucket(
         peak,
         seed if stochastic else None,
     )
-    record = Filtered(filtered, sumsq.sqrt(), concentration, energy / gain**2)
+    record = Filtered(filtered, sumsq.sqrt(), concentration, energy / gain.square())
     stats.add_blocks(bucket.names, record, lr * bucket.block_scale, m * n)
     cosines = alignment_cosine(sample_alignment(bucket.grads, filtered, peak))
     stats.add_cosines(bucket.names, cosines)
 
 
-def _signature(members: list[Member]) -> tuple:
+def _signature(members: list[Member]) -> list:
     """Everything a plan depends on, cheap enough to compare at every step."""
-    return tuple(
-        (
-            m.param.data_ptr(),
-            m.momentum.data_ptr(),
-            m.grad.dtype,
-            m.grad.stride(),
-            _settings(m.group),
-        )
-        for m in members
-    )
+    settings = {id(group): _settings(group) for group in _unique_groups(members)}
+    return [
+        (p.data_ptr(), M.data_ptr(), G.dtype, G.stride(), settings[id(group)])
+        for p, G, M, group in members
+    ]
 
 
 def _settings(group: dict[str, Any]) -> tuple:
-    keys = ("view", "filter", "steps", "promote", "cutoff", "nesterov", "scale", "name", "batched")
     mu = group["momentum"]
-    return (*(group[key] for key in keys), id(mu) if isinstance(mu, Tensor) else mu)
+    return (*(group[key] for key in _PLANNED), id(mu) if isinstance(mu, Tensor) else mu)
 
 
 def _unique_groups(members: list[Member]) -> list[dict[str, Any]]:

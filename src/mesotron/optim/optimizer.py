@@ -9,7 +9,7 @@ siblings; the classes here are for groups made by hand.
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
+from mesotron.optim import kernels
 from mesotron.optim.auxiliary import RULES as AUXILIARY_RULES
-from mesotron.optim.fused_step import FusedStep, Member, can_fuse
+from mesotron.optim.fused_step import FusedStep, Member
 from mesotron.optim.groups import check_group, default_view, own_filter, split_by_rank
 from mesotron.optim.spectral_step import (
     LocalJob,
@@ -41,7 +42,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"aux={aux!r} must be one of {', '.join(AUXILIARY_RULES)}")
         self._stats = StepStats()
         self._aux = aux
-        self._fused: FusedStep | None = None
+        self._fused: dict[torch.device, FusedStep] = {}
         groups = split_by_rank(params, rule=rule, aux=aux)
         super().__init__(groups, {"rule": rule, "view": None, "name": None, **defaults})
 
@@ -70,7 +71,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
         self._stats = StepStats()
-        self._fused = None
+        self._fused = {}
 
     def _unused_name(self, group: dict[str, Any]) -> str:
         base = group["name"] or group["rule"]
@@ -90,12 +91,11 @@ class RoutedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         stats = StepStats()
-        local, fused, sharded = self._sort_parameters(stats)
-        filter_and_apply(local, stats)
-        if fused:
-            if self._fused is None or not self._fused.fits(fused):
-                self._fused = FusedStep(fused)
-            self._fused.run(fused, stats)
+        whole, sharded = self._sort_parameters(stats)
+        for device, members in whole.items():
+            if kernels.available(device):
+                members = self._fused_step(device, members, stats)
+            filter_and_apply(self._momentum_step(members, stats), stats)
         if sharded:
             from mesotron.optim.sharded import sharded_step
 
@@ -105,11 +105,10 @@ class RoutedOptimizer(torch.optim.Optimizer):
 
     def _sort_parameters(
         self, stats: StepStats
-    ) -> tuple[list[LocalJob], list[Member], list[tuple[Tensor, dict[str, Any]]]]:
-        """Step the auxiliary groups; sort the spectral parameters by who will filter them. Sharded
-        ones of every rule, with a gradient or without, are for `sharded_step`."""
-        local: list[LocalJob] = []
-        fused: list[Member] = []
+    ) -> tuple[dict[torch.device, list[Member]], list[tuple[Tensor, dict[str, Any]]]]:
+        """Step the auxiliary groups; sort the spectral parameters by device. Sharded ones of every
+        rule, with a gradient or without, are for `sharded_step`."""
+        spectral: dict[torch.device, list[Member]] = defaultdict(list)
         sharded: list[tuple[Tensor, dict[str, Any]]] = []
         stepped = 0
         for group in self.param_groups:
@@ -124,12 +123,22 @@ class RoutedOptimizer(torch.optim.Optimizer):
             if group["rule"] in AUXILIARY_RULES:
                 self._auxiliary_step(group, whole, stats)
                 continue
-            members = [Member(p, dense_grad(p), self.momentum_of(p, group), group) for p in whole]
-            fused += [member for member in members if can_fuse(member)]
-            local += self._momentum_step(group, [m for m in members if not can_fuse(m)], stats)
+            for p in whole:
+                member = Member(p, dense_grad(p), self.momentum_of(p, group), group)
+                spectral[p.device].append(member)
         if not stepped:
             self._refuse_frozen()
-        return local, fused, sharded
+        return spectral, sharded
+
+    def _fused_step(
+        self, device: torch.device, members: list[Member], stats: StepStats
+    ) -> list[Member]:
+        """Step by the kernels what they can take; returns the rest."""
+        plan = self._fused.get(device)
+        if plan is None or not plan.fits(members):
+            plan = self._fused[device] = FusedStep(members)
+        plan.run(members, stats)
+        return plan.left(members)
 
     def stats(self) -> dict[str, float]:
         """What the last step did, as "<group>/<statistic>": update_rms, concentration, passed_rank,
@@ -147,12 +156,13 @@ class RoutedOptimizer(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(p, dtype=dtype)
         return state["momentum_buffer"]
 
-    def _momentum_step(
-        self, group: dict[str, Any], members: list[Member], stats: StepStats
-    ) -> list[LocalJob]:
+    def _momentum_step(self, members: list[Member], stats: StepStats) -> list[LocalJob]:
+        masks: dict[int, Tensor | None] = {}
+        for group in self.param_groups:
+            mine = [m.param for m in members if m.group is group]
+            masks |= self._finite_masks(group, mine, stats)
         jobs = []
-        masks = self._finite_masks(group, [m.param for m in members], stats)
-        for p, grad, momentum, _ in members:
+        for p, grad, momentum, group in members:
             if id(p) in masks:
                 finite = masks[id(p)]
                 update_momentum(grad, momentum, group["momentum"], finite)
@@ -219,7 +229,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
         """As in PyTorch, but state keeps the dtype it was saved in (PyTorch would round fp32
         momentum to bf16)."""
         super().load_state_dict(state_dict)
-        self._fused = None  # its plan points at the buffers that were just replaced
+        self._fused.clear()  # its plans point at the buffers that were just replaced
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
         params = [p for g in self.param_groups for p in g["params"]]
         for index, p in zip(saved, params, strict=True):

@@ -18,7 +18,7 @@ from torch import Tensor
 from mesotron.optim.matrix import apply_filter
 from mesotron.optim.precision import filter_dtype, round_stochastically
 from mesotron.optim.scale import step_scale
-from mesotron.optim.stats import SAMPLE_ROWS, StepStats
+from mesotron.optim.stats import SAMPLE_ROWS, SAMPLE_TENSORS, StepStats
 from mesotron.optim.views import View, Window
 from mesotron.spectral import Filter, make_filter
 
@@ -195,21 +195,37 @@ def _run_batch(
     for (job, index), block in zip(members, X.split(counts), strict=True):
         job.pack(index, block.view(job.windows[index].wide.shape))
     filtered = apply_filter(X, filter)
-    sizes = []
+    sizes: list[float | Tensor] = []
+    sampled = _spread(members)
     for (job, index), block in zip(members, filtered.X.split(counts), strict=True):
         window = job.windows[index]
         size = job.group["lr"] * step_scale(job.group["scale"], window.rows, window.cols)
         wide = block.view(window.wide.shape)
         job.apply(index, wide, size)
-        _sample_cosine(job, index, wide, stats)
+        if (id(job), index) in sampled:
+            _sample_cosine(job, index, wide, stats)
         sizes += [size] * window.num
     names = [
         job.group["name"]
         for (job, _), count in zip(members, counts, strict=True)
         for _ in range(count)
     ]
-    step_size = torch.stack([torch.as_tensor(size, device=device) for size in sizes])
-    stats.add_blocks(names, filtered, step_size, shape[0] * shape[1])
+    stats.add_blocks(names, filtered, _vector(sizes, device), shape[0] * shape[1])
+
+
+def _vector(sizes: list[float | Tensor], device: torch.device) -> Tensor:
+    """Numbers stay on the host, where making them into a tensor waits for nothing."""
+    if any(isinstance(size, Tensor) for size in sizes):
+        return torch.stack([torch.as_tensor(size, device=device) for size in sizes])
+    return torch.tensor(sizes)
+
+
+def _spread(members: list[tuple[Job, int]]) -> set[tuple[int, int]]:
+    """At most `SAMPLE_TENSORS` windows of each group, evenly spaced over the layers."""
+    by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for job, index in members:
+        by_group[job.group["name"]].append((id(job), index))
+    return {x for all_ in by_group.values() for x in all_[:: -(-len(all_) // SAMPLE_TENSORS)]}
 
 
 def _sample_cosine(job: Job, index: int, filtered: Tensor, stats: StepStats) -> None:

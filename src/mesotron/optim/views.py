@@ -165,7 +165,7 @@ class View:
                 f"a view of one matrix was given a tensor of shape {tuple(tensor.shape)}: "
                 "use 'conv' for a convolution or 'stack' for stacked matrices"
             )
-        stacked = tensor.view(-1, *tensor.shape[-2:])
+        stacked = tensor[None] if tensor.ndim == 2 else tensor.view(-1, *tensor.shape[-2:])
         if self.transposed:
             stacked = stacked.transpose(1, 2)
         return stacked[:, None, None, :, None, :]
@@ -183,7 +183,7 @@ class View:
 
 
 def _cut_fields(axis: str, groups: str | None, sign: str | None, cut: str) -> dict[str, object]:
-    sizes = tuple(map(int, cut.split("+")))
+    sizes: tuple[int, ...] = tuple(int(size) for size in cut.split("+"))
     fields: dict[str, object] = {"axis": axis}
     if groups is not None:
         fields |= {"groups": int(groups), "apart": sign == "*"}
