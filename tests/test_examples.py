@@ -1,0 +1,71 @@
+"""Every example runs as a user would run it, and what it prints is worth printing."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def example(capsys):
+    """Run an example in this process, where its libraries may be loaded already."""
+
+    def run(name: str) -> str:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+# An example's own libraries may warn its user; ours must not, see test_integrations.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    match = re.search(pattern, text)
+    assert match, text
+    return [float(group) for group in match.groups()]
+
+
+def test_every_example_is_tested():
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} <= tested
+
+
+def test_plain_loop(example):
+    text = example("plain_loop")
+    assert "resumed run equals the one left alone: True" in text
+    assert numbers(r"step 100  loss ([\d.]+)", text)[0] < 0.1
+
+
+def test_hf_trainer(example):
+    first, last = numbers(r"loss from ([\d.]+) to ([\d.]+)", example("hf_trainer"))
+    assert last < 0.8 * first
+
+
+def test_peft_lora(example):
+    text = example("peft_lora")
+    assert "lora_B" in text
+    assert numbers(r"step 40  loss ([\d.]+)", text) < numbers(r"step  0  loss ([\d.]+)", text)
+
+
+def test_lightning_module(example):
+    text = example("lightning_module")
+    first, last = numbers(r"loss from ([\d.]+) to ([\d.]+)", text)
+    assert last < 0.5 * first
+    assert "state per weight: 1.00" in text
+
+
+@pytest.mark.slow
+def test_trl_grpo(example):
+    first, last = numbers(r"reward from ([\d.]+) to ([\d.]+)", example("trl_grpo"))
+    assert last > first
+
+
+@pytest.mark.slow
+def test_sb3_cartpole(example):
+    first, last = numbers(r"reward from (\d+) to (\d+)", example("sb3_cartpole"))
+    assert last > first

@@ -1,0 +1,337 @@
+"""Tiny real runs inside other people's trainers, offline, on models built here.
+
+Their warnings about themselves are theirs: the ones seen are named below, each with its owner.
+"""
+
+import copy
+
+import lightning
+import pytest
+import torch
+from accelerate import Accelerator
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+
+import mesotron
+from mesotron.optim.build import BUILDERS
+
+pytestmark = [
+    # lightning 2.6 asks torch's pytree in a way that torch 2.13 calls old.
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
+    # lightning advises more data-loading workers.
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+]
+
+
+def qwen() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=32,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            pad_token_id=0,
+            eos_token_id=1,
+            bos_token_id=1,
+        )
+    )
+
+
+class Counting(Dataset):
+    """Rows that count upward."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        tokens = (torch.arange(8) + row) % 32
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def tokens(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.arange(8) + torch.randint(0, 32, (8, 1), generator=generator)) % 32
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def assert_equal(a: nn.Module, b: nn.Module) -> None:
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def assert_all_moved(model: nn.Module, before: list[Tensor]) -> None:
+    trained = [(p, b) for p, b in zip(model.parameters(), before, strict=True) if p.requires_grad]
+    assert all(not torch.equal(p, b) for p, b in trained)
+
+
+# Transformers
+
+
+def arguments(folder, steps: int, **options) -> TrainingArguments:
+    return TrainingArguments(
+        str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        logging_steps=1,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        seed=0,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_trainer_resumes_exactly(name, tmp_path):
+    def trainer(model: nn.Module) -> Trainer:
+        optimizer = BUILDERS[name](model, lr=1e-2)
+        options = {"save_steps": 2, "save_strategy": "steps", "lr_scheduler_type": "linear"}
+        settings = arguments(tmp_path, 4, **options)
+        return Trainer(model, settings, train_dataset=Counting(), optimizers=(optimizer, None))
+
+    alone, before = qwen(), weights(qwen())
+    trainer(alone).train()
+    assert_all_moved(alone, before)
+    resumed = qwen()
+    trainer(resumed).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert_equal(resumed, alone)
+
+
+def test_trainer_takes_the_class_with_its_own_groups(tmp_path):
+    # The Trainer's groups carry no rule: vectors and matrices are parted by the optimizer.
+    model, before = qwen(), weights(qwen())
+    trainer = Trainer(
+        model,
+        arguments(tmp_path, 2, save_strategy="no"),
+        train_dataset=Counting(),
+        optimizer_cls_and_kwargs=(mesotron.Pion, {"lr": 1e-2, "cutoff": 0.3}),
+    )
+    trainer.train()
+    assert_all_moved(model, before)
+    rules = {group["rule"] for group in trainer.optimizer.optimizer.param_groups}
+    assert rules == {"pion", "adamw"}
+
+
+# Accelerate
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_accelerate_accumulates_to_the_same_step(name):
+    plain, model = qwen(), qwen()
+    reference = BUILDERS[name](plain, lr=1e-2)
+    for seed in (0, 2):
+        reference.zero_grad()
+        for part in (0, 1):
+            batch = tokens(seed + part)
+            (plain(batch, labels=batch).loss / 2).backward()
+        reference.step()
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    prepared, optimizer = accelerator.prepare(model, BUILDERS[name](model, lr=1e-2))
+    for seed in range(4):
+        with accelerator.accumulate(prepared):
+            batch = tokens(seed)
+            accelerator.backward(prepared(batch, labels=batch).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
+
+
+# PEFT
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_lora_trains_its_factors_alone(name):
+    base = qwen()
+    config = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(base, config)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    optimizer = BUILDERS[name](model, lr=1e-2)
+    for seed in range(3):
+        optimizer.zero_grad()
+        model(input_ids=tokens(seed), labels=tokens(seed)).loss.backward()
+        optimizer.step()
+    for key, p in model.named_parameters():
+        assert torch.equal(p, before[key]) == ("lora" not in key)
+
+
+def test_an_optimizer_built_before_lora_says_so():
+    base = qwen()
+    optimizer = mesotron.muon(base)
+    config = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(base, config)
+    model(input_ids=tokens(0), labels=tokens(0)).loss.backward()
+    with pytest.raises(ValueError, match="LoRA"):
+        optimizer.step()
+
+
+# Lightning
+
+
+class Regression(lightning.LightningModule):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.name = name
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 4))
+
+    def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+        x, y = batch
+        return (self.net(x) - y).square().mean()
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimizer = BUILDERS[self.name](self, lr=1e-2)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+
+def fit(module: lightning.LightningModule, epochs: int, folder, checkpoint=None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(32, 8, generator=generator), torch.randn(32, 4, generator=generator)
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=str(folder),
+    )
+    trainer.fit(module, DataLoader(TensorDataset(x, y), batch_size=8), ckpt_path=checkpoint)
+    trainer.save_checkpoint(folder / f"{epochs}.ckpt")
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_lightning_resumes_exactly(name, tmp_path):
+    alone = Regression(name)
+    before = weights(alone)
+    fit(alone, 2, tmp_path)
+    assert_all_moved(alone, before)
+    fit(Regression(name), 1, tmp_path)
+    resumed = Regression(name)
+    fit(resumed, 2, tmp_path, checkpoint=str(tmp_path / "1.ckpt"))
+    assert_equal(resumed, alone)
+
+
+# A plain loop
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("name", BUILDERS)
+# torch says once that this CPU multiplies bfloat16 slowly.
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_mixed_precision_loop(name, enabled):
+    model, before = qwen(), weights(qwen())
+    optimizer = BUILDERS[name](model, lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    for seed in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(tokens(seed), labels=tokens(seed)).loss
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert_all_moved(model, before)
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert optimizer.stats()["skipped"] == 0
+
+
+def test_weight_averaging_follows():
+    model = qwen()
+    optimizer = mesotron.muon(model, lr=1e-2)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    for seed in range(2):
+        model(tokens(seed), labels=tokens(seed)).loss.backward()
+        optimizer.step()
+        average.update_parameters(model)
+    assert copy.deepcopy(average).n_averaged == 2
+
+
+# Stable-Baselines3
+
+
+@pytest.mark.parametrize("optimizer", [mesotron.Muon, mesotron.Pion])
+def test_stable_baselines_trains_saves_and_loads(optimizer, tmp_path):
+    from stable_baselines3 import PPO
+
+    options = {"cutoff": 0.3} if optimizer is mesotron.Pion else {}
+    model = PPO(
+        "MlpPolicy",
+        "CartPole-v1",
+        n_steps=64,
+        n_epochs=2,
+        policy_kwargs={"optimizer_class": optimizer, "optimizer_kwargs": options},
+        seed=0,
+        device="cpu",
+    )
+    before = weights(model.policy)
+    model.learn(128)
+    assert_all_moved(model.policy, before)
+    model.save(tmp_path / "ppo")
+    again = PPO.load(tmp_path / "ppo", device="cpu")
+    assert type(again.policy.optimizer) is optimizer
+    for p, q in zip(model.policy.parameters(), again.policy.parameters(), strict=True):
+        ours, theirs = model.policy.optimizer.state[p], again.policy.optimizer.state[q]
+        assert ours.keys() == theirs.keys() != set()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+# TRL: importing it alone takes ten seconds here.
+
+
+@pytest.mark.parametrize("name", ["muon", "pion"])
+def test_grpo_trainer(name, tmp_path):
+    from datasets import Dataset as Table
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    words = {word: k for k, word in enumerate(["<pad>", "<eos>", "<unk>", *"0123456789", "+", "="])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    model, before = qwen(), weights(qwen())
+    optimizer = BUILDERS[name](model, lr=1e-2, per_head=True)
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [float(len(c)) for c in completions],
+        args=GRPOConfig(
+            str(tmp_path),
+            max_steps=2,
+            per_device_train_batch_size=8,
+            num_generations=4,
+            max_completion_length=6,
+            logging_steps=1,
+            save_strategy="steps",
+            save_steps=2,
+            report_to="none",
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        ),
+        train_dataset=Table.from_dict({"prompt": [f"{k} + 1 =" for k in range(10)]}),
+        processing_class=PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+        ),
+        optimizers=(optimizer, None),
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert_all_moved(model, before)
+    assert optimizer.stats()["skipped"] == 0
+    saved = torch.load(tmp_path / "checkpoint-2" / "optimizer.pt", weights_only=True)
+    assert len(saved["state"]) == len(list(model.parameters()))
