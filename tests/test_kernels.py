@@ -184,6 +184,9 @@ def test_products_refuse_what_they_would_get_wrong():
 def test_symmetric_products_are_preferred_where_they_win():
     assert symmetric.prefers_symmetric(28, 2048, 6144, torch.bfloat16)
     assert not symmetric.prefers_symmetric(28, 2048, 6144, torch.float32)
+    assert not symmetric.prefers_symmetric(28, 2048, 6141, torch.bfloat16)
+    assert not symmetric.prefers_symmetric(1, 512, 512, torch.bfloat16)
+    assert symmetric.prefers_symmetric(1, 512, 512, torch.bfloat16, adds=True)
 
 
 # --- tables of windows ----------------------------------------------------------------------------
@@ -192,6 +195,8 @@ def test_symmetric_products_are_preferred_where_they_win():
 def test_a_table_refuses_mixed_or_scattered_windows():
     with pytest.raises(ValueError, match="at least one"):
         windows.tabulate([])
+    with pytest.raises(ValueError, match="split the bucket"):
+        windows.tabulate([randn(2, 2)] * 65536)
     with pytest.raises(ValueError, match="one kind of window"):
         windows.tabulate([randn(4, 8), randn(4, 6)])
     with pytest.raises(ValueError, match="contiguous along one axis"):

@@ -128,19 +128,15 @@ class TileConfig:
         return columns * rows - self.tile_n // self.tile_m * (columns * (columns - 1) // 2)
 
 
-# Measured on an H200 in fp16 (benchmarks/optim_step). Two programs on a multiprocessor hide each
-# other's stores, one with a deeper pipeline keeps the tensor cores busier over a long sum, and
-# small tiles fill the chip when there are few.
+# Measured on an H200 in fp16 (benchmarks/optim_step): two programs on a multiprocessor, which hide
+# each other's stores, won or tied at every size that fills the chip; small tiles fill it otherwise.
 _SMALL = TileConfig(64, 64, 64, num_warps=4, num_stages=4)
-_SHORT = TileConfig(128, 128, 64, num_warps=4, num_stages=3, persistent=2)
-_LONG = TileConfig(128, 128, 64, num_warps=4, num_stages=4, persistent=1)
+_LARGE = TileConfig(128, 128, 64, num_warps=4, num_stages=3, persistent=2)
 _FULL_CHIP = 132  # multiprocessors of an H200
 
 
-def _choose_tiles(num_blocks: int, m: int, n: int) -> TileConfig:
-    if m <= 64 or num_blocks * _SHORT.num_tiles(m) < _FULL_CHIP:
-        return _SMALL
-    return _LONG if n >= 4096 else _SHORT
+def _choose_tiles(num_blocks: int, m: int) -> TileConfig:
+    return _SMALL if m <= 64 or num_blocks * _LARGE.num_tiles(m) < _FULL_CHIP else _LARGE
 
 
 @lru_cache
@@ -157,7 +153,7 @@ def _launch(
     config: TileConfig | None = None,
 ) -> Tensor:
     num_blocks, m, n = A.shape
-    config = config or _choose_tiles(num_blocks, m, n)
+    config = config or _choose_tiles(num_blocks, m)
     programs = num_blocks * config.num_tiles(m)
     if config.persistent and A.is_cuda:  # Triton's interpreter has no processors to count
         programs = min(programs, config.persistent * _num_processors(A.device))
@@ -274,15 +270,24 @@ def _check(name: str, X: Tensor) -> None:
         )
 
 
-def prefers_symmetric(num_blocks: int, m: int, n: int, dtype: torch.dtype) -> bool:
-    """Whether `gram` (with n = m also `symmetric_product`) was measured to beat cuBLAS on an H200.
+def prefers_symmetric(
+    num_blocks: int, m: int, n: int, dtype: torch.dtype, *, adds: bool = False
+) -> bool:
+    """Whether half the arithmetic beats cuBLAS at this size, as measured on an H200.
+
+    Args:
+        num_blocks, m, n: shape of the left operand; n = m for `symmetric_product`.
+        dtype: of the operands.
+        adds: the launch also adds C and a diagonal, which cost cuBLAS passes of their own: then it
+            won at every size measured, by 1.3 to 2.1 times.
 
     Example:
-        >>> prefers_symmetric(8, 2048, 2048, torch.float16)
+        >>> prefers_symmetric(28, 2048, 6144, torch.float16)
         True
+        >>> prefers_symmetric(1, 512, 512, torch.float16)
+        False
     """
     if dtype not in (torch.bfloat16, torch.float16) or n % 8:
         return False
-    if n == m:  # a tie for X X^T when m is small, but a gain for a I + b R + c R^2 at every size
-        return True
-    return m >= 256 and num_blocks * _SHORT.num_tiles(m) >= _FULL_CHIP
+    # From 252 tiles on it won by 1.3 times and more; at 160 and fewer, or m <= 256, within 10 %.
+    return adds or (m > 256 and num_blocks * _LARGE.num_tiles(m) >= 200)

@@ -18,6 +18,8 @@ from torch import Tensor
 # Legend: B windows, all m x n with m <= n and of one dtype. Strides count elements; at least one of
 # the two is 1. A window whose column stride is 1 is called row-major.
 
+LARGEST_GRID = 65535  # CUDA's limit on the second axis of a grid, which counts the windows
+
 
 @dataclass(frozen=True)
 class WindowTable:
@@ -79,6 +81,10 @@ def tabulate(views: Sequence[Tensor]) -> WindowTable:
     """
     if not views:
         raise ValueError("tabulate needs at least one view; leave an empty bucket out")
+    if len(views) > LARGEST_GRID:
+        raise ValueError(
+            f"one launch takes {LARGEST_GRID} windows, got {len(views)}; split the bucket"
+        )
     first = views[0]
     for view in views:
         if view.shape != first.shape or view.dtype != first.dtype or view.device != first.device:
