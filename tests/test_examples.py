@@ -59,7 +59,6 @@ def test_lightning_module(example):
     assert "state per weight: 1.00" in text
 
 
-@pytest.mark.slow
 def test_trl_grpo(example):
     first, last = numbers(r"reward from ([\d.]+) to ([\d.]+)", example("trl_grpo"))
     assert last > first

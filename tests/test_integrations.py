@@ -289,7 +289,7 @@ def test_stable_baselines_trains_saves_and_loads(optimizer, tmp_path):
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-# TRL: importing it alone takes ten seconds here.
+# TRL
 
 
 @pytest.mark.parametrize("name", ["muon", "pion"])
