@@ -1,7 +1,7 @@
 """The CUDA step against the plain one.
 
-On a GPU it runs as users run it. Without one, where Triton is installed, TRITON_INTERPRET=1 runs the same kernels
-on the CPU, on small matrices; without Triton these tests are skipped.
+On a GPU it runs as users run it. Without one, where Triton is installed, TRITON_INTERPRET=1 runs
+the same kernels on the CPU, on small matrices; without Triton these tests are skipped.
 """
 
 import os
@@ -92,9 +92,12 @@ def test_the_fused_step_is_the_plain_step(cls, options):
 def test_the_fused_step_is_taken(monkeypatch):
     calls = []
     original = module.FusedStep.run
-    monkeypatch.setattr(
-        module.FusedStep, "run", lambda self, m, s: (calls.append(len(self.taken(m))), original(self, m, s))
-    )
+
+    def counting(plan, members, stats):
+        calls.append(len(plan.taken(members)))
+        original(plan, members, stats)
+
+    monkeypatch.setattr(module.FusedStep, "run", counting)
     run(None, steps=1)
     assert calls == [8]  # all but the interleaved view, whose blocks are no plain matrices
 

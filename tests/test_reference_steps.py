@@ -193,13 +193,13 @@ def test_auxiliary_rules_pair_elements_and_not_addresses(rule):
 @pytest.mark.parametrize("rule", ["adamw", "sgd"])
 def test_a_skip_decided_on_the_device_leaves_everything(rule):
     # What a GPU does: the host does not know that the gradient is bad, the kernel does.
-    from mesotron.optim.auxiliary import RULES
+    from mesotron.optim.auxiliary import STEPS
     from mesotron.optim.stats import StepStats
 
     p, state, stats = torch.ones(3), {}, StepStats()
     group = Muon([nn.Parameter(torch.ones(3))], lr=0.1).param_groups[0]
     bad = torch.tensor([1.0, float("nan"), 1.0])
-    RULES[rule]([p], [bad], [state], group, torch.tensor(1.0), stats)
+    STEPS[rule]([p], [bad], [state], group, torch.tensor(1.0), stats)
     assert torch.equal(p, torch.ones(3))
     assert all(not value.any() for value in state.values())
     name = group["name"]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mesotron.config import RouteConfig
-from mesotron.optim.route_command import load_on_meta, run
+from mesotron.optim.routing.command import load_on_meta, run
 
 transformers = pytest.importorskip("transformers")
 

@@ -28,7 +28,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),
-    "route": Command(config.RouteConfig, "mesotron.optim.route_command:run"),
+    "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
     "bench optim": Command(config.BenchOptimConfig, "mesotron.bench.optim_step:run"),
     "bench train": Command(config.BenchTrainConfig, "mesotron.bench.training:run"),
 }

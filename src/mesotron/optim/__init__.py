@@ -1,12 +1,12 @@
-"""PyTorch optimizers: Muon, Pion and their auxiliary rules in one object, with routing, views and statistics."""
+"""PyTorch optimizers: Muon, Pion and their auxiliary rules in one object that routes itself."""
 
 from mesotron.optim.build import BUILDERS, adamw, muon, muon_sgd, pion
 from mesotron.optim.importing import import_state
 from mesotron.optim.matrix import Filtered, apply_filter
 from mesotron.optim.optimizer import Muon, Pion, RoutedOptimizer
 from mesotron.optim.routing import route
+from mesotron.optim.routing.table import RoutingTable, Row
 from mesotron.optim.scale import step_scale
-from mesotron.optim.table import Row, RoutingTable
 from mesotron.optim.views import View
 
 __all__ = [

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from mesotron.optim.auxiliary import RULES as AUXILIARY_RULES
 from mesotron.optim.mesh import Team
+from mesotron.optim.rules import AUXILIARY_RULES
 from mesotron.optim.stats import StepStats, move
 
 Group = dict[str, Any]

@@ -100,7 +100,7 @@ def sgd_step(
     _sample_sgd(grads, states, group, found_inf, stats)
 
 
-RULES = {"adamw": adamw_step, "sgd": sgd_step}
+STEPS = {"adamw": adamw_step, "sgd": sgd_step}
 NEW_STATE = {"adamw": adamw_state, "sgd": sgd_state}
 
 

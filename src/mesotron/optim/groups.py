@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mesotron.optim.auxiliary import RULES as AUXILIARY_RULES
+from mesotron.optim.rules import RULES, SPECTRAL_RULES, refuse_flat_shard
 from mesotron.optim.scale import check_scale
 from mesotron.optim.spectral_step import group_filter
 from mesotron.optim.views import View
 
-SPECTRAL_RULES = ("muon", "pion")
 # No float16: a gradient of 1e-9 or 1e6 is not a float16.
 _DTYPES = ("float32", "bfloat16", "float64")
 
@@ -63,9 +62,8 @@ def own_filter(group: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
 
 def check_group(group: dict[str, Any]) -> None:
     """Refuse a group that would fail later or be silently wrong."""
-    rules = (*SPECTRAL_RULES, *AUXILIARY_RULES)
-    if group["rule"] not in rules:
-        raise ValueError(f"rule={group['rule']!r} must be one of {', '.join(rules)}")
+    if group["rule"] not in RULES:
+        raise ValueError(f"rule={group['rule']!r} must be one of {', '.join(RULES)}")
     for key, low, high in (
         ("lr", 0, None),
         ("momentum", 0, 1),
@@ -130,18 +128,6 @@ def default_view(group: dict[str, Any]) -> str:
         "group of their own with view='stack' (leading dims hold separate matrices) or view='conv' "
         "(out, in, kernel)"
     )
-
-
-def refuse_flat_shard(p: Tensor) -> None:
-    """FSDP1 and ZeRO hand out flat pieces of weights, whose matrices cannot be filtered."""
-    # The second is FSDP1's mark on the parameters that use_orig_params=True shows.
-    flat = type(p).__name__ == "FlatParameter" or getattr(p, "_fsdp_flattened", False)
-    placeholder = getattr(p, "ds_id", None) is not None
-    if flat or placeholder:
-        raise ValueError(
-            f"a parameter of shape {tuple(p.shape)} is a flat shard (FSDP1 or ZeRO) and not a "
-            "matrix: use FSDP2 (fully_shard), whose DTensor parameters are stepped correctly"
-        )
 
 
 def _tensor(item: Any) -> Tensor:

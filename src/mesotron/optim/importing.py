@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.optim.optimizer import RoutedOptimizer
+from mesotron.optim.rules import SPECTRAL_RULES
 
 _MOMENTUM_KEYS = ("momentum_buffer", "momentum")
 

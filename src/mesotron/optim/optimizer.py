@@ -19,9 +19,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from mesotron.optim import kernels
-from mesotron.optim.auxiliary import RULES as AUXILIARY_RULES
+from mesotron.optim.auxiliary import STEPS
 from mesotron.optim.fused_step import FusedStep, Member
 from mesotron.optim.groups import check_group, default_view, own_filter, split_by_rank
+from mesotron.optim.rules import AUXILIARY_RULES
 from mesotron.optim.spectral_step import (
     LocalJob,
     filter_and_apply,
@@ -208,7 +209,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
         else:
             found_inf = (~finite.all()).float()
         if kept:
-            AUXILIARY_RULES[group["rule"]](
+            STEPS[group["rule"]](
                 [params[i] for i in kept],
                 [grads[i] for i in kept],
                 [self.state[params[i]] for i in kept],

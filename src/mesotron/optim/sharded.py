@@ -19,8 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mesotron.optim.agreement import Agreement, Part, agree, part_of, report_skipped, rounds_alike
-from mesotron.optim.auxiliary import NEW_STATE
-from mesotron.optim.auxiliary import RULES as AUXILIARY_RULES
+from mesotron.optim.auxiliary import NEW_STATE, STEPS
 from mesotron.optim.exchange import Member, Plan, block_shapes, exchange, make_plan
 from mesotron.optim.mesh import Team, extent, local_box, team_of
 from mesotron.optim.precision import filter_dtype
@@ -135,7 +134,7 @@ def _step_auxiliary(
             for k in kept
         ]
         group = parts[kept[0]].group
-        step = AUXILIARY_RULES[group["rule"]]
+        step = STEPS[group["rule"]]
         weights, grads = [parts[k].weight for k in kept], [parts[k].gradient() for k in kept]
         step(weights, grads, states, group, found_inf, mine)
 
@@ -190,11 +189,19 @@ def _step_spectral(
     )
     ok = agreed.ok
     masks = [None if agreed.on_host else ok[k] for k in numbers]
-    directions = [_direct(optimizer, *pair) for pair in zip(chosen, masks, strict=True)]
     wholes: list[Tensor | None] = [None] * len(plan.pieces)
     for k in plan.owned:
         wholes[k] = torch.empty(extent(plan.pieces[k].box), dtype=dtype, device=ok.device)
-    exchange(directions, plan.out, wholes, plan.gathered, team, dtype, ok.device)
+    # Not kept in a variable: the directions are as large as the shards and no longer needed.
+    exchange(
+        [_direct(optimizer, *pair) for pair in zip(chosen, masks, strict=True)],
+        plan.out,
+        wholes,
+        plan.gathered,
+        team,
+        dtype,
+        ok.device,
+    )
     filter_and_apply(_jobs(plan, wholes, chosen), mine)
     updates: list[Tensor | None] = [torch.empty_like(p.weight, dtype=dtype) for p in chosen]
     exchange(wholes, plan.returned, updates, plan.back, team, dtype, ok.device)

@@ -183,12 +183,12 @@ class View:
 
 
 def _cut_fields(axis: str, groups: str | None, sign: str | None, cut: str) -> dict[str, object]:
-    sizes: tuple[int, ...] = tuple(int(size) for size in cut.split("+"))
+    sizes = [int(size) for size in cut.split("+")]
     fields: dict[str, object] = {"axis": axis}
     if groups is not None:
         fields |= {"groups": int(groups), "apart": sign == "*"}
     if len(sizes) > 1 or sign == "*":
-        return fields | {"sizes": sizes}
+        return fields | {"sizes": tuple(sizes)}
     return fields | {"parts" if groups else "num": sizes[0]}
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from mesotron.optim.reading import Reading, matrix
-from mesotron.optim.sites import Site, is_a
+from mesotron.optim.routing.reading import Reading, matrix
+from mesotron.optim.routing.sites import Site, is_a
 from mesotron.optim.views import View
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from mesotron.optim.reading import Reading, doubt, matrix
-from mesotron.optim.sites import Site, find_int, words
+from mesotron.optim.routing.reading import Reading, doubt, matrix
+from mesotron.optim.routing.sites import Site, find_int, words
 
 # What libraries call the projections. Short names count only next to their siblings.
 NAMES: dict[str, frozenset[str]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from mesotron.optim.reading import Reading, doubt, matrix
-from mesotron.optim.sites import Site, find_int
+from mesotron.optim.routing.reading import Reading, doubt, matrix
+from mesotron.optim.routing.sites import Site, find_int
 
 _COUNTS = (
     "num_experts",

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from mesotron.optim.rules import RULES, SPECTRAL_RULES
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-SPECTRAL_RULES = ("muon", "pion")
-AUXILIARY_RULES = ("adamw", "sgd")
-RULES = SPECTRAL_RULES + AUXILIARY_RULES
 
 
 @dataclass(frozen=True)

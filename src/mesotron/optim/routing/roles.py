@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from mesotron.optim.attention import is_block, read_attention
-from mesotron.optim.experts import num_experts, read_experts
-from mesotron.optim.lora import find_lora_factor, read_lora
-from mesotron.optim.mixers import read_mixer
-from mesotron.optim.reading import Reading, doubt, matrix
-from mesotron.optim.sites import Site, find_int, is_a, words
+from mesotron.optim.routing.attention import is_block, read_attention
+from mesotron.optim.routing.experts import num_experts, read_experts
+from mesotron.optim.routing.lora import find_lora_factor, read_lora
+from mesotron.optim.routing.mixers import read_mixer
+from mesotron.optim.routing.reading import Reading, doubt, matrix
+from mesotron.optim.routing.sites import Site, find_int, is_a, words
 
 # Output layers of modules that declare none.
 _HEADS = words(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from mesotron.optim.reading import Reading, matrix
-from mesotron.optim.sites import Site
+from mesotron.optim.routing.reading import Reading, matrix
+from mesotron.optim.routing.sites import Site
 
 
 def read_mixer(site: Site, rows: int) -> Reading | None:

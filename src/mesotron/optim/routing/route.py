@@ -15,10 +15,11 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from mesotron.optim.reading import Reading
-from mesotron.optim.roles import Facts, read, survey
-from mesotron.optim.sites import Site, is_a, walk
-from mesotron.optim.table import AUXILIARY_RULES, RULES, SPECTRAL_RULES, RoutingTable, Row
+from mesotron.optim.routing.reading import Reading
+from mesotron.optim.routing.roles import Facts, read, survey
+from mesotron.optim.routing.sites import Site, is_a, walk
+from mesotron.optim.routing.table import RoutingTable, Row
+from mesotron.optim.rules import AUXILIARY_RULES, RULES, SPECTRAL_RULES, refuse_flat_shard
 from mesotron.optim.views import View
 
 Override = str | Mapping[str, object]
@@ -132,23 +133,14 @@ def _trainable_sites(model: nn.Module) -> dict[int, list[Site]]:
 
 
 def _refuse_flat_shard(site: Site) -> None:
-    """Spectral rules need whole matrices; FSDP1 and ZeRO-3 leave flat pieces or empty placeholders
-    in their place."""
     library = "torch.distributed.fsdp.fully_sharded_data_parallel"
     wrapped = any(is_a(module, library, "FullyShardedDataParallel") for module in site.modules)
-    flat = type(site.param).__name__ == "FlatParameter"
-    owners = {
-        "DeepSpeed ZeRO-3": getattr(site.param, "ds_id", None) is not None,
-        "FSDP1": wrapped or flat,
-        "a sharding wrapper": site.param.ndim == 1 and site.param.numel() == 0,
-    }
-    owner = next((name for name, found in owners.items() if found), None)
-    if owner is not None:
+    if site.param.ndim == 1 and site.param.numel() == 0:
         raise ValueError(
-            f"{site.name} (shape {tuple(site.param.shape)}) is a flat or empty shard of {owner}, "
-            "not a whole tensor, and a spectral filter on a shard is another optimizer: use FSDP2 "
+            f"{site.name} is empty: a sharding wrapper left a placeholder in its place; use FSDP2 "
             "(torch.distributed.fsdp.fully_shard), whose parameters keep their shape"
         )
+    refuse_flat_shard(site.param, site.name, wrapped)
 
 
 def _read_all(

@@ -16,8 +16,8 @@ from rich.console import Console
 from torch import nn
 
 from mesotron.config import RouteConfig
-from mesotron.optim.routing import route
-from mesotron.optim.table import RoutingTable
+from mesotron.optim.routing.route import route
+from mesotron.optim.routing.table import RoutingTable
 
 _MATRIX = {"muon": "muon", "pion": "pion", "muon_sgd": "muon", "adamw": "adamw"}
 _AUX = {"muon": "adamw", "pion": "adamw", "muon_sgd": "sgd", "adamw": "adamw"}
