@@ -385,6 +385,16 @@ def test_a_gradient_that_is_not_finite_skips_its_parameter_alone(name, bad, capl
 
 
 @every
+def test_nothing_finite_is_no_step(name):
+    model, optimizer = build(name)
+    before = weights(model)
+    set_gradients(model, float("nan"))
+    optimizer.step()
+    assert_equal(weights(model), before)
+    assert optimizer.stats()["skipped"] == len(before)
+
+
+@every
 def test_a_parameter_without_gradient_is_left_alone(name):
     model, optimizer = build(name, lr=0.1, weight_decay=0.5)
     before = copy.deepcopy(model)

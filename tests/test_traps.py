@@ -310,6 +310,17 @@ def test_trap_22_a_checkpoint_older_than_an_option_still_loads():
     assert optimizer.param_groups[0]["batched"] is True
 
 
+def test_trap_22_a_checkpoint_of_another_rule_is_refused():
+    p = param(6, 10)
+    plain, adam = Muon([p]), torch.optim.AdamW([p])
+    adam.step()
+    plain.step()
+    with pytest.raises(ValueError, match=r"'muon', here its rule is 'pion'.*import_state"):
+        Pion([p]).load_state_dict(plain.state_dict())
+    with pytest.raises(ValueError, match="another optimizer"):
+        plain.load_state_dict(adam.state_dict())
+
+
 def test_trap_23_one_scheduler_moves_every_group_and_a_tensor_rate():
     p, bias = param(6, 10), param(6)
     optimizer = Muon([p, bias], lr=torch.tensor(0.1))
