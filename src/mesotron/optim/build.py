@@ -35,7 +35,7 @@ def muon(model: nn.Module, lr: Lr = 1e-3, *, aux_lr: Lr | None = None, **options
     Example:
         >>> model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8), nn.Linear(8, 10))
         >>> [(g["name"], len(g["params"])) for g in muon(model).param_groups]
-        [('muon', 1), ('adamw', 2), ('adamw_vectors', 2)]
+        [('adamw', 2), ('adamw_vectors', 2), ('muon', 1)]
     """
     return _build(Muon, model, "muon", "adamw", lr, aux_lr, options)
 

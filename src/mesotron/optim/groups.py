@@ -112,6 +112,18 @@ def _check_spectral(group: dict[str, Any]) -> None:
             View.parse(view).windows(torch.empty(p.shape, device="meta"))
 
 
+def check_same_rules(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
+    """Refuse a checkpoint of another rule: its settings would replace the rule without a word."""
+    for group, other in zip(groups, saved, strict=False):  # PyTorch refuses another number itself
+        if other.get("rule") != group["rule"]:
+            found = f"by rule {other['rule']!r}" if "rule" in other else "by another optimizer"
+            raise ValueError(
+                f"the checkpoint's group of {len(other['params'])} parameters was trained {found}, "
+                f"here its rule is {group['rule']!r}: build the same optimizer, or take the "
+                "momentum alone over with mesotron.import_state"
+            )
+
+
 def default_view(group: dict[str, Any]) -> str:
     """The view of a hand-made group: one matrix each, convolutions flattened; a stack must be
     said."""

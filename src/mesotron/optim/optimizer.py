@@ -21,7 +21,13 @@ from torch.optim.optimizer import ParamsT
 from mesotron.optim import kernels
 from mesotron.optim.auxiliary import STEPS
 from mesotron.optim.fused_step import FusedStep, Member
-from mesotron.optim.groups import check_group, default_view, own_filter, split_by_rank
+from mesotron.optim.groups import (
+    check_group,
+    check_same_rules,
+    default_view,
+    own_filter,
+    split_by_rank,
+)
 from mesotron.optim.rules import AUXILIARY_RULES
 from mesotron.optim.spectral_step import (
     LocalJob,
@@ -228,7 +234,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in PyTorch, but state keeps the dtype it was saved in (PyTorch would round fp32
-        momentum to bf16)."""
+        momentum to bf16), and the state of another rule is refused."""
+        check_same_rules(self.param_groups, state_dict["param_groups"])
         super().load_state_dict(state_dict)
         self._fused.clear()  # its plans point at the buffers that were just replaced
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]

@@ -194,7 +194,7 @@ class RoutingTable:
 
 
 def _group_name(rule: str, view: str, lr_scale: float) -> str:
-    name = f"{rule} {view}" if rule in SPECTRAL_RULES else rule
+    name = f"{rule} {view}" if rule in SPECTRAL_RULES and view != "whole" else rule
     return name if lr_scale == 1.0 else f"{name} lr*{lr_scale:g}"
 
 
