@@ -25,7 +25,7 @@ from mesotron.spectral.filters import Triple, aim
 
 CPU_SHAPES = ((48, 144), (192, 576))
 CUDA_SHAPES = ((64, 896), (128, 2048), (768, 768), (896, 4864))
-# On a CPU without bfloat16 units, what forces that dtype is tried on the small shape only.
+# On a CPU without 16-bit units, what forces such a dtype is tried on the small shape only.
 EMULATED_LIMIT = 64
 KINDS = ("gaussian", "power law", "spiked")
 
@@ -116,7 +116,7 @@ def measure(names: list[str], device: torch.device) -> list[dict[str, Any]]:
         if peer.filter is None or peer.per_head:
             continue
         for m, n in shapes:
-            if peer.bf16 and dtype != torch.bfloat16 and m > EMULATED_LIMIT:
+            if peer.half and dtype != torch.bfloat16 and m > EMULATED_LIMIT:
                 continue
             pairs = [_errors(peer, make_gradient(kind, m, n).to(device), dtype) for kind in KINDS]
             worst, plain = (max(column) for column in zip(*pairs, strict=True))
@@ -127,7 +127,7 @@ def measure(names: list[str], device: torch.device) -> list[dict[str, Any]]:
 def _errors(peer: Peer, G: Tensor, dtype: torch.dtype) -> tuple[float, float]:
     assert peer.filter is not None
     exact = exact_update(G, peer.filter)
-    ours = peer.package is None and not peer.bf16
+    ours = peer.package is None and not peer.half
     scale = 1 / (LR * step_scale("rms", G.shape[0], G.shape[1])) if ours else None
     plain = plain_update(G, peer.filter, dtype).double()
     return relative_error(peer_update(peer, G), exact, scale), relative_error(plain, exact, 1.0)

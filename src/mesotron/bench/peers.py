@@ -30,7 +30,7 @@ class Peer:
         build: (parameters, their shapes) -> optimizer.
         package: the module it needs, None if it is ours or torch's.
         filter: the filter whose float64 oracle its update is compared with; None has none.
-        bf16: whether it multiplies in bfloat16 whatever the hardware.
+        half: whether it multiplies in a 16-bit dtype whatever the hardware.
         aux: the rule of the embedding when that is stepped too, "adamw" or "sgd".
         cuda: whether it needs a GPU.
         per_head: whether attention is filtered head by head.
@@ -39,7 +39,7 @@ class Peer:
     build: Build
     package: str | None = None
     filter: Filter | None = None
-    bf16: bool = False
+    half: bool = False
     aux: str = "adamw"
     cuda: bool = False
     per_head: bool = False
@@ -103,16 +103,18 @@ PEERS = {
     "pion_noise": Peer(_ours(Pion, cutoff="noise"), filter=high_pass("noise")),
     "pion_per_head": Peer(_ours(Pion, per_head=True), filter=pion(), per_head=True),
     "muon_sgd": Peer(_ours(Muon, aux="sgd"), filter=muon(), aux="sgd"),
-    "torch_muon": Peer(_torch_muon, filter=muon(), bf16=True),
-    "muon_optimizer": Peer(_muon_optimizer, package="muon", filter=muon(), bf16=True),
+    "torch_muon": Peer(_torch_muon, filter=muon(), half=True),
+    "muon_optimizer": Peer(_muon_optimizer, package="muon", filter=muon(), half=True),
     "pytorch_optimizer": Peer(
-        _pytorch_optimizer("newton_schulz"), package="pytorch_optimizer", filter=muon(), bf16=True
+        _pytorch_optimizer("newton_schulz"), package="pytorch_optimizer", filter=muon(), half=True
     ),
-    # This one works in float16, which many CPUs without bfloat16 units do have.
     "pytorch_optimizer_gram": Peer(
-        _pytorch_optimizer("gram_newton_schulz"), package="pytorch_optimizer", filter=muon()
+        _pytorch_optimizer("gram_newton_schulz"),
+        package="pytorch_optimizer",
+        filter=muon(),
+        half=True,
     ),
-    "dion": Peer(_dion_muon, package="dion", bf16=True, cuda=True),
+    "dion": Peer(_dion_muon, package="dion", half=True, cuda=True),
 }
 
 
