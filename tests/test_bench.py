@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from mesotron.bench.corpus import VOCABULARY, read_corpus
 from mesotron.bench.language_model import RunSettings, has_diverged, train
 from mesotron.bench.peers import LR, PEERS, Peer
 from mesotron.bench.shapes import SHAPES, Projection
-from mesotron.bench.statistics_cost import no_collectors
+from mesotron.bench.statistics_cost import replaced_collectors, statistics_share
 from mesotron.bench.sweep import Ledger, Point, Search, beside
 from mesotron.bench.timing import bare_products, interleave, state_bytes
 from mesotron.bench.workbench import Workbench
@@ -145,15 +146,26 @@ def test_an_emulated_peer_is_timed_once_and_says_so(monkeypatch):
     assert "one 32x16 matrix, x3 by FLOPs" in row["note"]
 
 
-def test_collectors_are_silent_inside_and_back_outside():
+def test_collectors_can_be_silenced_and_come_back():
     bed = Workbench([Projection(24, 16)], None, CPU)
     optimizer = bed.build(PEERS["muon"]).optimizers[0]
-    with no_collectors():
+    with replaced_collectors(lambda method: lambda *values: None):
         optimizer.step()
         assert "whole/update_rms" not in optimizer.stats()
     optimizer.step()
     scale = step_scale("rms", 24, 16)
     assert 0 < optimizer.stats()["whole/update_rms"] < 2 * LR * scale
+
+
+def test_the_cost_of_statistics_is_the_time_inside_the_collectors(monkeypatch):
+    bed = Workbench([Projection(24, 16)], None, CPU)
+    built = bed.build(PEERS["muon"])
+    built.step()
+    assert 0 < statistics_share(built.step, bed.shapes, 3, CPU) < 1
+    with replaced_collectors(lambda method: lambda *values: time.sleep(0.02)):
+        slow = built.step
+        monkeypatch.setattr("mesotron.bench.timing.time.thread_time", time.perf_counter)
+        assert statistics_share(slow, bed.shapes, 3, CPU) > 0.5
 
 
 def test_bench_optim_without_rich_and_tyro(tmp_path):
