@@ -80,6 +80,22 @@ def test_the_table_of_rates_makes_equal_steps():
             assert rms == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kept", [None, "bfloat16"])
+@pytest.mark.parametrize(("rule", "column"), [("muon", 1), ("adamw", 2), ("sgd", 2)])
+def test_the_table_of_memory_is_what_a_step_leaves(rule, column, kept, dtype):
+    p = nn.Parameter(torch.randn(16, 16, dtype=dtype))
+    optimizer = Muon([{"params": [p], "rule": rule}], momentum_dtype=kept)
+    stats_of(optimizer)
+    state = [t for key, t in optimizer.state[p].items() if key != "step"]
+    found = sum(t.numel() * t.element_size() for t in state) / p.numel()
+    rows = {row[0]: row for row in table(DOCS / "optimizers.md", "state")}
+    row = rows["muon_sgd" if rule == "sgd" else "muon, pion"]
+    cell = row[column + (column == 2 and dtype == torch.bfloat16)]
+    plain, *narrow = re.findall(r"\d+", re.sub("bfloat16", "", cell))
+    assert found == float(narrow[0] if rule == "muon" and kept else plain)
+
+
 @pytest.mark.parametrize("page", ["optimizers.md"])
 def test_code_on_the_page_runs(page, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)

@@ -45,6 +45,9 @@ def adamw_step(
             state |= adamw_state(p)
     beta1, beta2 = group["betas"]
     grads = [_laid_out_like(p, g) for p, g in zip(params, grads, strict=True)]
+    fused = _fused(params, states)
+    if _skipped_by_host(fused, found_inf):
+        return
     adamw(
         params,
         grads,
@@ -52,7 +55,7 @@ def adamw_step(
         [s["exp_avg_sq"] for s in states],
         [],
         [s["step"] for s in states],
-        fused=_fused(params, states),
+        fused=fused,
         found_inf=found_inf,
         amsgrad=False,
         beta1=beta1,
@@ -78,6 +81,9 @@ def sgd_step(
         if not state:
             state |= sgd_state(p)
     grads = [_laid_out_like(p, g) for p, g in zip(params, grads, strict=True)]
+    fused = _fused(params, states)
+    if _skipped_by_host(fused, found_inf):
+        return
     keep = 1 - group["lr"] * group["weight_decay"]
     if found_inf is not None:
         keep = torch.where(found_inf > 0, 1.0, torch.as_tensor(keep, device=found_inf.device))
@@ -88,7 +94,7 @@ def sgd_step(
         params,
         grads,
         momenta,
-        fused=_fused(params, states),
+        fused=fused,
         found_inf=found_inf,
         weight_decay=0.0,
         momentum=group["momentum"],
@@ -113,6 +119,11 @@ def _fused(params: list[Tensor], states: list[State]) -> bool:
         and all(s.stride() == p.stride() for key, s in state.items() if key != "step")
         for p, state in zip(params, states, strict=True)
     )
+
+
+def _skipped_by_host(fused: bool, found_inf: Tensor | None) -> bool:
+    """Only the fused kernels skip a step on the device; for the others the host must ask."""
+    return not fused and found_inf is not None and bool(found_inf)
 
 
 def _laid_out_like(p: Tensor, grad: Tensor) -> Tensor:
