@@ -8,7 +8,6 @@ gradient clipping, so that nothing but the optimizer holds a run together.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from mesotron.bench.contenders import CONTENDERS
 from mesotron.bench.corpus import VOCABULARY, Corpus
+from mesotron.bench.timing import host_clock
 
 EVALUATION_WINDOWS = 128
 WARM_UP = 0.1  # share of the steps
@@ -91,17 +91,18 @@ def train(settings: RunSettings, corpus: Corpus, device: torch.device) -> dict[s
         optimizer, lambda step: rate_factor(step, settings.steps)
     )
     batches = corpus.batches(settings.seed, settings.steps, settings.batch, settings.context)
+    clock = host_clock(device)
     losses: list[float] = []
     seconds: list[float] = []
     for batch in batches.to(device):
-        start = time.perf_counter()
+        start = clock()
         loss = next_character_loss(model, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
         losses.append(loss.item())
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
         if has_diverged(losses):
             break
     diverged = has_diverged(losses)

@@ -2,7 +2,7 @@
 
 First every rate of a shared grid with the first seed; then neighbours are added until the best rate
 has one on both sides; then the best and its neighbours with every seed, again until the best by
-mean has both. So no optimizer is judged at the edge of its grid.
+mean has both. So no optimizer is judged at the edge of its grid, unless its loss is flat there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 MAX_MOVES = 6  # of the best rate beyond the grid, or after more seeds
+# Nats per character. A search that gains less ends, since a rate that does nothing has no best one.
+MIN_GAIN = 0.003
 # Student's t for a two-sided 95% interval, by the number of seeds.
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
@@ -59,21 +61,25 @@ class Search:
 
     def best(self, seeds: tuple[int, ...]) -> Point:
         """Lowest mean loss among the points that all these seeds have seen."""
-        seen = {p: x for p, x in self.losses.items() if set(seeds) <= set(x)}
-        return min(seen, key=lambda p: fmean(seen[p][s] for s in seeds))
+        seen = [point for point, by_seed in self.losses.items() if set(seeds) <= set(by_seed)]
+        return min(seen, key=lambda point: self._mean(point, seeds))
+
+    def _mean(self, point: Point, seeds: tuple[int, ...]) -> float:
+        return fmean(self.losses[point][seed] for seed in seeds)
 
     def _climb(self, seeds: tuple[int, ...]) -> None:
         for _ in range(MAX_MOVES):
             start = self.best(seeds)
-            for point in self._neighbours(start, with_aux=len(seeds) == 1):
+            for point in self._neighbours(start):
                 self._measure(point, seeds)
-            if self.best(seeds) == start:
+            best = self.best(seeds)
+            if best == start or self._mean(start, seeds) - self._mean(best, seeds) < MIN_GAIN:
                 return
 
-    def _neighbours(self, point: Point, with_aux: bool) -> Iterable[Point]:
+    def _neighbours(self, point: Point) -> Iterable[Point]:
         for lr in beside(point.lr, {p.lr for p in self.losses}):
             yield Point(lr, point.aux_lr)
-        if with_aux and len(self.aux_lrs) > 1:
+        if len(self.aux_lrs) > 1:
             known = {p.aux_lr for p in self.losses if p.aux_lr is not None}
             assert point.aux_lr is not None
             for aux_lr in beside(point.aux_lr, known):

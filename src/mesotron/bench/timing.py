@@ -24,10 +24,16 @@ NUM_STEPS = 5  # of the plain iteration, three products each
 _CLEAR_REFS, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
+def host_clock(device: torch.device) -> Callable[[], float]:
+    """The clock of a program that works on this device."""
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time if alone else time.perf_counter
+
+
 def seconds(step: Step, device: torch.device) -> float:
     """One timed call."""
     if device.type != "cuda":
-        clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+        clock = host_clock(device)
         start = clock()
         step()
         return clock() - start

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from mesotron.bench.language_model import RunSettings, train
 from mesotron.bench.sweep import Ledger, Point, Search, interval
 from mesotron.config import BenchTrainConfig
 
+# A short run at the end of each search, on the clock of its own thread: a sweep lasts long enough
+# for the machine to change under it.
+SPEED_STEPS = 12
 QUICK_OPTIMIZERS = ("adamw", "muon", "pion_noise")
 QUICK = {"lrs": (4e-3, 1.6e-2), "aux_sgd_lrs": (0.3,), "seeds": (0,), "steps": 50}
 
@@ -69,6 +73,12 @@ def compare(config: BenchTrainConfig) -> dict[str, Any]:
             ]
             runs = [ledger.get_or_run(r.as_dict(), dict) for r in records]
             summary.append(summarise(name, best, config.seeds, runs))
+            say(f"{name}: speed")
+            speed = replace(settings_for(name, best, config.seeds[0], config), steps=SPEED_STEPS)
+            record = ledger.get_or_run(
+                speed.as_dict() | {"kind": "speed"}, partial(train, speed, corpus, device)
+            )
+            summary[-1]["steps_per_second"] = record["steps_per_second"]
             used += runs
     add_differences(summary)
     return {
@@ -124,7 +134,7 @@ def estimate_runs(config: BenchTrainConfig, names: tuple[str, ...]) -> int:
     """How many runs there will be if no search leaves its grid."""
     first = sum(len(config.lrs) * len(aux_grid(name, config)) for name in names)
     judged = 1 if config.quick else 3
-    return first + judged * (len(config.seeds) - 1) * len(names)
+    return first + (judged * (len(config.seeds) - 1) + 1) * len(names)
 
 
 def summarise(
@@ -141,7 +151,6 @@ def summarise(
         "losses": losses,
         "mean": fmean(whole) if len(whole) == len(losses) else None,
         "interval": interval(whole) if len(whole) == len(losses) else None,
-        "steps_per_second": median(r["steps_per_second"] for r in runs),
         "num_runs": len(runs),
         "num_diverged": sum(r["loss"] is None for r in runs),
     }

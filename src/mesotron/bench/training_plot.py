@@ -13,6 +13,7 @@ from typing import Any
 SMOOTHING = 0.9  # of the training curves, an exponential mean
 COLORS = {
     "adamw": "#555555",
+    "adamw_split": "#000000",
     "muon": "#1f77b4",
     "polar_express": "#17a2b8",
     "muon_sgd": "#2ca02c",
