@@ -6,6 +6,7 @@ as plain text. Nothing here measures anything.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,6 +87,19 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device": device_in_words(device),
         "threads": torch.get_num_threads(),
     }
+
+
+def write_result(result: dict[str, Any], path: Path) -> None:
+    """Write a result as JSON, one line for each item of its lists, so that a diff can be read."""
+    lines = []
+    for key, value in result.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            items = ",\n  ".join(json.dumps(item) for item in value)
+            lines.append(f" {json.dumps(key)}: [\n  {items}\n ]")
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def device_in_words(device: torch.device) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mesotron.bench import accuracy
-from mesotron.bench.console import choose_device, describe, progress
+from mesotron.bench.console import choose_device, describe, progress, write_result
 from mesotron.bench.contenders import check_names
 from mesotron.bench.peers import PEERS, Peer
 from mesotron.bench.shapes import ModelShapes, Projection, find_shapes
@@ -75,8 +75,7 @@ def run(config: BenchOptimConfig) -> int:
     }
     show(result)
     if config.out is not None:
-        config.out.parent.mkdir(parents=True, exist_ok=True)
-        config.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(result, config.out)
     return 0
 
 
@@ -126,6 +125,7 @@ def bench_model(
         for row in part:
             say(f"{row['optimizer']}: memory")
             row |= describe_step(built[row["optimizer"]], bed, shapes, config, device)
+        del built, steps  # their states, before the next part allocates its own
     for row in rows:
         if row not in fast:
             say(f"{row['optimizer']}: emulated, timed once")

@@ -128,7 +128,8 @@ def _status_bytes(key: str) -> int:
 
 
 def count_launches(step: Step, device: torch.device) -> int | None:
-    """Kernels, copies and fills that one step puts on the GPU; None on a CPU."""
+    """Kernels, copies and fills that one step puts on the GPU; None on a CPU, or where the
+    profiler is not allowed to see them."""
     if device.type != "cuda":
         return None
     from torch.profiler import ProfilerActivity, profile
@@ -138,7 +139,7 @@ def count_launches(step: Step, device: torch.device) -> int | None:
         step()
         torch.cuda.synchronize(device)
     events = recorded.events() or []
-    return sum(event.device_type.name == "CUDA" for event in events)
+    return sum(event.device_type.name == "CUDA" for event in events) or None
 
 
 def captured_seconds(step: Step, repeats: int, device: torch.device) -> float | str | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mesotron.bench.console import choose_device, describe, progress, show_table
+from mesotron.bench.console import choose_device, describe, progress, show_table, write_result
 from mesotron.bench.contenders import CONTENDERS, check_names
 from mesotron.bench.corpus import Corpus, read_corpus
 from mesotron.bench.language_model import RunSettings, train
@@ -45,8 +45,7 @@ def run(config: BenchTrainConfig) -> int:
     if config.quick:
         print("A quick look: one seed and two rates. The full page is benchmarks/training.")
     if config.out is not None:
-        config.out.parent.mkdir(parents=True, exist_ok=True)
-        config.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(result, config.out)
     if config.plot is not None:
         from mesotron.bench.training_plot import draw
 
