@@ -111,28 +111,10 @@ def bench_model(
     if layers is None and device.type == "cpu":
         layers = shape.layers_within(CPU_FLOPS)
     shapes = shape.matrices(layers)
-    flops = sum(p.plain_flops for p in shapes)
-    floor = bare_products(shapes, filter_dtype(device), device)
-    rows = [{"optimizer": name} for name in names]
     bed = Workbench(shapes, shape.embedding if config.embeddings else None, device)
-    fast = [row for row in rows if not is_emulated(PEERS[row["optimizer"]], device)]
-    times = {FLOOR: []}
-    for part in chunks(fast, bed.num_at_once()):
-        built = {row["optimizer"]: bed.build(PEERS[row["optimizer"]]) for row in part}
-        steps = {FLOOR: floor} | {name: optimizers.step for name, optimizers in built.items()}
-        for name, found in interleave(steps, config.repeats, device, say).items():
-            times.setdefault(name, []).extend(found)
-        for row in part:
-            say(f"{row['optimizer']}: memory")
-            row |= describe_step(built[row["optimizer"]], bed, shapes, config, device)
-        del built, steps  # their states, before the next part allocates its own
-    for row in rows:
-        if row not in fast:
-            say(f"{row['optimizer']}: emulated, timed once")
-            row |= time_emulated(PEERS[row["optimizer"]], shapes, device)
-        else:
-            row |= {"seconds": median(times[row["optimizer"]]), "all": times[row["optimizer"]]}
-    add_ratios(rows, median(times[FLOOR]), flops, peak)
+    rows, floor = measure_rows(bed, names, config, say)
+    flops = sum(p.plain_flops for p in shapes)
+    add_ratios(rows, floor, flops, peak)
     return {
         "model": model,
         "layers": layers or shape.layers,
@@ -140,20 +122,41 @@ def bench_model(
         "matrices": len(shapes),
         "parameters": sum(p.rows * p.cols for p in shapes),
         "plain_gflop": flops / 1e9,
-        "floor_seconds": median(times[FLOOR]),
+        "floor_seconds": floor,
         "rows": rows,
         "buckets": bench_buckets(shapes, config, device, peak) if config.buckets else [],
     }
 
 
-def describe_step(
-    built: Built,
-    bed: Workbench,
-    shapes: list[Projection],
-    config: BenchOptimConfig,
-    device: torch.device,
-) -> dict[str, Any]:
+def measure_rows(
+    bed: Workbench, names: list[str], config: BenchOptimConfig, say: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], float]:
+    """A row for each optimizer, and the seconds of the bare products."""
+    device, shapes = bed.device, bed.shapes
+    floor = bare_products(shapes, filter_dtype(device), device)
+    times: dict[str, list[float]] = {}
+    rows: dict[str, dict[str, Any]] = {name: {"optimizer": name} for name in names}
+    fast = [name for name in names if not is_emulated(PEERS[name], device)]
+    for part in chunks(fast, bed.num_at_once()) or [[]]:
+        built = {name: bed.build(PEERS[name]) for name in part}
+        steps = {FLOOR: floor} | {name: optimizers.step for name, optimizers in built.items()}
+        for name, found in interleave(steps, config.repeats, device, say).items():
+            times.setdefault(name, []).extend(found)
+        for name in part:
+            say(f"{name}: memory")
+            rows[name] |= {"seconds": median(times[name]), "all": times[name]}
+            rows[name] |= describe_step(built[name], bed, config)
+        del built, steps  # their states, before the next part allocates its own
+    for name in names:
+        if name not in fast:
+            say(f"{name}: emulated, timed once")
+            rows[name] |= time_emulated(PEERS[name], shapes, device)
+    return list(rows.values()), median(times[FLOOR])
+
+
+def describe_step(built: Built, bed: Workbench, config: BenchOptimConfig) -> dict[str, Any]:
     """Memory, launches, the captured graph, and the cost of statistics where asked for."""
+    device = bed.device
     found: dict[str, Any] = {
         "state_bytes_per_parameter": state_bytes(*built.optimizers) / bed.num_parameters,
         "peak_extra_bytes": peak_extra_bytes(built.step, device),
@@ -163,7 +166,7 @@ def describe_step(
     found["graph_seconds"] = graph if isinstance(graph, float) else None
     found["note"] = f"no graph: {graph}" if isinstance(graph, str) else ""
     if config.stats_cost and type(built.optimizers[0]).__module__.startswith("mesotron."):
-        found["stats_share"] = statistics_share(built.step, shapes, 2 * config.repeats, device)
+        found["stats_share"] = statistics_share(built.step, bed.shapes, 2 * config.repeats, device)
     return found
 
 
