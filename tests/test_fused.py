@@ -14,8 +14,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
-from mesotron.optim import Muon, Pion  # noqa: E402
-from mesotron.optim import fused_step as module  # noqa: E402
+from mesotron.optim import (  # noqa: E402
+    Muon,
+    Pion,
+    kernels,
+)
+from mesotron.optim.fused import step as module  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 STEPS = 2 if INTERPRETED else 5  # the interpreter takes seconds for a step
@@ -24,7 +28,7 @@ STEPS = 2 if INTERPRETED else 5  # the interpreter takes seconds for a step
 @pytest.fixture(autouse=True)
 def _kernels_on_any_device(monkeypatch):
     if INTERPRETED:
-        monkeypatch.setattr(module.kernels, "available", lambda device: True)
+        monkeypatch.setattr(kernels, "available", lambda device: True)
 
 
 def make_groups():
@@ -59,6 +63,9 @@ def run(fused, cls=Muon, steps=STEPS, grad_scale=1.0, poison=None, work=None, **
     return params, optimizer
 
 
+INTERLEAVED, VECTORS = 7, 9  # places among the parameters of `make_groups`
+
+
 def distance(ours, theirs, start):
     """Relative to how far the weights moved."""
     moved = (theirs.double() - start.double()).norm()
@@ -78,12 +85,15 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("cls", "options"), SETTINGS)
-def test_the_fused_step_is_the_plain_step(cls, options):
+def test_the_fused_step_is_nearer_to_the_exact_one_than_plain_bfloat16(cls, options):
     starts = [p.detach().clone() for g in make_groups() for p in g["params"]]
-    plain, _ = run(False, cls, work="float32", **options)
+    exact, _ = run(False, cls, work="float64", **options)
+    rough, _ = run(False, cls, work="bfloat16", **options)
     fused, optimizer = run(None, cls, **options)
-    for a, b, start in zip(fused, plain, starts, strict=True):
-        assert distance(a, b, start) < 0.02  # float16 products against float32 ones
+    for number, (a, b, c, start) in enumerate(zip(fused, exact, rough, starts, strict=True)):
+        if number == INTERLEAVED:  # takes the plain step, in whatever dtype it chooses
+            continue
+        assert distance(a, b, start) <= max(0.5 * distance(c, b, start), 1e-3)
     stats = optimizer.stats()
     assert stats["whole/blocks"] == 3
     assert stats["rows/blocks"] == 4
@@ -112,13 +122,13 @@ def test_the_statistics_agree_with_the_plain_step():
         assert found[key] == pytest.approx(value, abs=loose, rel=0.02), key
 
 
-@pytest.mark.parametrize("grad_scale", [1e-30, 1e30])
+@pytest.mark.parametrize("grad_scale", [2.0**-100, 2.0**100])  # 1e-30 and 1e30
 def test_the_scale_of_the_gradient_does_not_matter(grad_scale):
-    starts = [p.detach().clone() for g in make_groups() for p in g["params"]]
     expected, _ = run(None)
     found, _ = run(None, grad_scale=grad_scale)
-    for a, b, start in list(zip(found, expected, starts, strict=True))[:-1]:
-        assert distance(a, b, start) < 1e-2
+    for number, (a, b) in enumerate(zip(found, expected, strict=True)):
+        if number not in (INTERLEAVED, VECTORS):  # every other one takes the kernels
+            assert torch.equal(a, b)  # powers of two, so bit for bit
 
 
 def test_a_nan_in_one_head_skips_its_parameter_and_no_other():
@@ -137,7 +147,9 @@ def test_bfloat16_weights_are_rounded_without_a_bias():
     p.grad = torch.eye(64, device=DEVICE, dtype=torch.bfloat16)
     for _ in range(50):
         optimizer.step()
-    moved = 1 - p.float().diagonal().mean()  # rounding to nearest would not move at all
+    moved = (
+        1 - p.detach().float().diagonal().mean().item()
+    )  # rounding to nearest would not move at all
     rate = optimizer.stats()["muon/passed_rank"] ** 0.5 / 8
     assert moved == pytest.approx(50 * 1e-4 * 1.6 * rate, rel=0.5)
 

@@ -189,6 +189,15 @@ def test_symmetric_products_are_preferred_where_they_win():
     assert symmetric.prefers_symmetric(1, 512, 512, torch.bfloat16, adds=True)
 
 
+@pytest.mark.parametrize(("num", "m", "n"), [(3, 70, 90), (2, 130, 160), (140, 65, 64)])
+def test_gram_reports_its_sum_of_squares(num, m, n):
+    X = randn(num, m, n, dtype=torch.float16)
+    squares = poisoned(num, symmetric.num_parts(num, m), dtype=torch.float32)
+    A = symmetric.gram(X, scale=1 / n, squares=squares)
+    want = A.double().square().sum((1, 2))
+    assert torch.allclose(squares.double().sum(1), want, rtol=1e-3)
+
+
 # --- tables of windows ----------------------------------------------------------------------------
 
 
@@ -258,11 +267,15 @@ def test_update_equals_its_reference(g_dtype, m_dtype, x_dtype, layout, nesterov
     plain_peak, X = m_peak.clone(), poisoned(2, m, n, dtype=x_dtype)
     plain_X = X.clone()
     mu = scalar(0.9)
-    sumsq = pack.update_momentum(G, M, X, mu, peak, m_peak, nesterov=nesterov)
-    pack.update_momentum_reference(grads, plain, plain_X, mu, peak, plain_peak, nesterov=nesterov)
+    packed = pack.update_momentum(G, M, X, mu, peak, m_peak, nesterov=nesterov)
+    expected = pack.update_momentum_reference(
+        grads, plain, plain_X, mu, peak, plain_peak, nesterov=nesterov
+    )
     assert relative_error(X, plain_X) < EPSILON[x_dtype]
     assert X.abs().max() <= 1
-    assert torch.allclose(sumsq, X.float().square().sum(dim=(1, 2)), rtol=1e-5)
+    assert torch.allclose(packed.sumsq, X.float().square().sum(dim=(1, 2)), rtol=1e-5)
+    for got, want in zip(packed, expected, strict=True):
+        assert torch.allclose(got, want, rtol=10 * EPSILON[x_dtype])
     for got, want in zip(momenta, plain, strict=True):
         assert relative_error(got, want) < EPSILON[m_dtype]
     assert torch.equal(m_peak, pack.inspect_reference(momenta))
@@ -272,8 +285,8 @@ def run_update(gradient, momentum, dtype=torch.float16):
     G, M = windows.tabulate([gradient]), windows.tabulate([momentum])
     X = poisoned(1, *gradient.shape, dtype=dtype)
     momentum_peak = pack.inspect(M)
-    sumsq = pack.update_momentum(G, M, X, scalar(0.95), pack.inspect(G), momentum_peak)
-    return X, sumsq
+    packed = pack.update_momentum(G, M, X, scalar(0.95), pack.inspect(G), momentum_peak)
+    return X, packed.sumsq
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -310,11 +323,12 @@ def test_a_window_that_is_not_finite_keeps_its_momentum(poison):
     G, M = windows.tabulate(grads), windows.tabulate(momenta)
     peak, m_peak, X = pack.inspect(G), pack.inspect(M), poisoned(3, 70, 90, dtype=torch.float16)
     kept_peak = m_peak[1].item()
-    sumsq = pack.update_momentum(G, M, X, scalar(0.95), peak, m_peak)
+    packed = pack.update_momentum(G, M, X, scalar(0.95), peak, m_peak)
     assert torch.equal(momenta[1], before[1])
     assert not torch.equal(momenta[0], before[0])
     assert not X[1].any()
-    assert (sumsq > 0).tolist() == [True, False, True]
+    assert (packed.sumsq > 0).tolist() == [True, False, True]
+    assert packed.norm[1] == packed.inverse_square[1] == 1  # nothing divides by zero
     assert m_peak[1].item() == kept_peak
 
 
@@ -323,20 +337,6 @@ def test_momentum_laid_out_against_its_gradient_is_refused():
     peak = bits(1.0)
     with pytest.raises(ValueError, match="transposed against its gradient"):
         pack.update_momentum(G, M, randn(1, 8, 16).half(), scalar(0.9), peak, peak.clone())
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_normalise_brings_blocks_to_rms_one(dtype):
-    factors = torch.tensor([1e-2, 0.0, 30.0], device=DEVICE)
-    X = (randn(3, 40, 130) * factors[:, None, None]).to(dtype)
-    plain = X.clone()
-    sumsq = X.float().square().sum(dim=(1, 2))
-    assert pack.normalise(X, sumsq) == pack.normalise_reference(plain, sumsq) == 1 / (40 * 130)
-    assert not X[1].any()
-    assert relative_error(X, plain) < EPSILON[dtype]
-    assert torch.allclose(
-        X[::2].float().square().mean((1, 2)), scalar(1.0), rtol=4 * EPSILON[dtype]
-    )
 
 
 # --- the filtered update to the weights -----------------------------------------------------------
@@ -350,10 +350,11 @@ def test_write_back_equals_its_reference(layout, dtype):
     F = randn(3, 66, 100, dtype=torch.float16)
     lr, scale = scalar(0.1), torch.tensor([1.0, 2.0, 3.0], device=DEVICE)
     decay = torch.tensor([0.0, 0.5, 0.5], device=DEVICE)
-    peak = bits(1.0, 2.0, torch.inf)
-    energy = writeback.write_back(windows.tabulate(weights), F, lr, decay, scale, peak)
-    want = writeback.write_back_reference(plain, F, lr, decay, scale, peak)
-    assert torch.allclose(energy, want, rtol=1e-5)
+    peak, gain = bits(1.0, 2.0, torch.inf), torch.tensor([1.0, 4.0, 2.0], device=DEVICE)
+    table = windows.tabulate(weights)
+    energy = writeback.write_back(table, F, lr, decay, scale, peak, gain=gain)
+    want = writeback.write_back_reference(plain, F, lr, decay, scale, peak, gain=gain)
+    assert torch.allclose(energy.sum(1), want.sum(1), rtol=1e-5)
     for got, expected in zip(weights, plain, strict=True):
         assert relative_error(got, expected) < EPSILON[dtype]
     assert torch.equal(weights[2], plain[2])  # skipped: neither step nor decay
@@ -365,7 +366,7 @@ def round_stochastically(value, seed, write_back=writeback.write_back, layout="r
     given = windows.tabulate(weights) if write_back is writeback.write_back else weights
     F = torch.ones(1, 128, 128, device=DEVICE, dtype=torch.float16)
     lr, one = scalar(1 - value), torch.ones(1, device=DEVICE)
-    write_back(given, F, lr, scalar(0.0), one, bits(1.0), scalar(seed))
+    write_back(given, F, lr, scalar(0.0), one, bits(1.0), scalar(seed), gain=one)
     return weights[0]
 
 
@@ -399,7 +400,9 @@ def test_stochastic_rounding_is_refused_for_float32():
     table = windows.tabulate([randn(8, 16)])
     F, one = randn(1, 8, 16).half(), torch.ones(1, device=DEVICE)
     with pytest.raises(ValueError, match="bfloat16"):
-        writeback.write_back(table, F, scalar(0.1), scalar(0.0), one, bits(1.0), scalar(1))
+        writeback.write_back(
+            table, F, scalar(0.1), scalar(0.0), one, bits(1.0), scalar(1), gain=one
+        )
 
 
 def test_the_alignment_of_update_and_gradient():
@@ -522,7 +525,7 @@ def test_a_captured_step_follows_its_device_scalars():
         pack.update_momentum(G, M, X, mu, peak, m_peak)
         F, _ = heads.filter_heads(X, coefficients)
         A = symmetric.gram(F)
-        writeback.write_back(W, F, lr, zero, one, peak)
+        writeback.write_back(W, F, lr, zero, one, peak, gain=one)
         return A
 
     step()

@@ -20,7 +20,8 @@ from torch.optim.optimizer import ParamsT
 
 from mesotron.optim import kernels
 from mesotron.optim.auxiliary import STEPS
-from mesotron.optim.fused_step import FusedStep, Member
+from mesotron.optim.fused.plan import Member
+from mesotron.optim.fused.step import FusedStep
 from mesotron.optim.groups import (
     check_group,
     check_same_rules,

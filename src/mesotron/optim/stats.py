@@ -7,6 +7,7 @@ synchronisation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -57,6 +58,7 @@ class StepStats:
     cosines: list[tuple[list[str], Tensor]] = field(default_factory=list)
     updates: list[tuple[str, Tensor, int]] = field(default_factory=list)
     shared: list[tuple[list[str], Tensor]] = field(default_factory=list)
+    lazy: list[tuple[list[str], Callable, Callable]] = field(default_factory=list)
 
     def add_blocks(
         self, groups: list[str], filtered: Filtered, step_size: Tensor, numel: int
@@ -68,6 +70,16 @@ class StepStats:
                 groups, filtered.norm, filtered.concentration, filtered.passed, step_size, numel
             )
         )
+
+    def add_lazily(
+        self,
+        groups: list[str],
+        blocks: Callable[[], tuple[Filtered, Tensor, int]],
+        cosines: Callable[[], Tensor],
+    ) -> None:
+        """Record a batch whose numbers are worked out at each reading and not in the step: what
+        `add_blocks` takes after the groups, and the cosines. Follows a replayed graph."""
+        self.lazy.append((groups, blocks, cosines))
 
     def add_sample(self, group: str, update: Tensor, gradient: Tensor) -> None:
         """Record the cosine of update and gradient over equal-shaped samples of the two."""
@@ -108,12 +120,14 @@ class StepStats:
             part = sums[:, first : first + columns.shape[1]]
             part.index_add_(0, index, columns.to(device, torch.float64))
 
-        for record in self.blocks:
+        made = [(groups, *blocks()) for groups, blocks, _ in self.lazy]
+        lazy = [_Blocks(g, f.norm, f.concentration, f.passed, *rest) for g, f, *rest in made]
+        for record in (*self.blocks, *lazy):
             add(record.groups, 0, record.columns())
         for group, rms, count in self.updates:
             square = rms.double().square() * count
             add([group], 7, torch.stack([square, torch.full_like(square, count)])[None])
-        for groups, cosines in self.cosines:
+        for groups, cosines in (*self.cosines, *((g, c()) for g, _, c in self.lazy)):
             add(groups, 9, torch.stack([cosines, torch.ones_like(cosines)], dim=1))
         for groups, totals in self.shared:
             add(groups, 0, totals)
@@ -123,6 +137,7 @@ class StepStats:
         """Named floats, "<group>/<statistic>"; this is the only call that waits for the device."""
         names = {name for groups, _ in (*self.cosines, *self.shared) for name in groups}
         names |= {name for record in self.blocks for name in record.groups}
+        names |= {name for groups, _, _ in self.lazy for name in groups}
         names |= {group for group, _, _ in self.updates}
         out: dict[str, float] = {}
         ordered = sorted(names)

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mesotron.optim.fused.packed import Packed
+
 from .windows import (
     WindowTable,
     is_row_major,
@@ -189,7 +191,7 @@ def update_momentum(
     momentum_peak: Tensor,
     *,
     nesterov: bool = True,
-) -> Tensor:
+) -> Packed:
     """M <- M + (1 - mu)(G - M); X <- 2^-e U with U = G + mu (M - G), or U = M without Nesterov.
 
     2^-e is chosen for each window so that |X| <= 1, and is exact. X's own scale means nothing
@@ -207,11 +209,11 @@ def update_momentum(
         nesterov: look one step ahead.
 
     Returns:
-        float32 [B]: sum of X^2 of each window, the same bits in every run.
+        The norms of each window of X, the same bits in every run.
 
     Example:
-        >>> sumsq = update_momentum(grads, momenta, X, mu, peak, momentum_peak)  # doctest: +SKIP
-        >>> A = gram(X, scale=1 / sumsq)  # doctest: +SKIP
+        >>> packed = update_momentum(grads, momenta, X, mu, peak, momentum_peak)  # doctest: +SKIP
+        >>> A = gram(X, scale=packed.inverse_square)  # doctest: +SKIP
 
     References:
         Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
@@ -230,8 +232,32 @@ def update_momentum(
         m, n, G_DTYPE=triton_dtype(grads.dtype), M_DTYPE=triton_dtype(momenta.dtype),
         NESTEROV=nesterov, ALIGNED=grads.aligned and momenta.aligned, TILE=TILE, num_warps=4,
     )  # fmt: skip
-    momentum_peak.copy_(next_peak)
-    return energies.sum(dim=1)
+    return _settle(energies, next_peak, momentum_peak)
+
+
+@triton.jit
+def _settle_kernel(energies, next_peak, peak, norms, num_blocks, tiles, WIDTH: tl.constexpr):
+    block = tl.program_id(0)
+    total = tl.zeros((WIDTH,), dtype=tl.float32)
+    for start in range(0, tiles, WIDTH):
+        at = start + tl.arange(0, WIDTH)
+        total += tl.load(energies + block * tiles + at, mask=at < tiles, other=0.0)
+    sumsq = tl.sum(total)
+    safe = tl.where(sumsq > 0.0, sumsq, 1.0)
+    tl.store(norms + block, sumsq)
+    tl.store(norms + num_blocks + block, tl.sqrt(safe))
+    tl.store(norms + 2 * num_blocks + block, 1.0 / safe)
+    tl.store(peak + block, tl.load(next_peak + block))
+
+
+def _settle(energies: Tensor, next_peak: Tensor, peak: Tensor) -> Packed:
+    """Add up the tiles, take the root and the reciprocal, and keep the new peaks, in one launch."""
+    num_blocks, tiles = energies.shape
+    norms = torch.empty(3, num_blocks, dtype=torch.float32, device=energies.device)
+    _settle_kernel[(num_blocks,)](
+        energies, next_peak, peak, norms, num_blocks, tiles, WIDTH=256, num_warps=2
+    )
+    return Packed(*norms.unbind())
 
 
 def update_momentum_reference(
@@ -243,7 +269,7 @@ def update_momentum_reference(
     momentum_peak: Tensor,
     *,
     nesterov: bool = True,
-) -> Tensor:
+) -> Packed:
     """`update_momentum` in plain torch, over the views the tables were built from."""
     finite = is_finite(torch.maximum(gradient_peak, momentum_peak))
     kept = mu * mu if nesterov else mu
@@ -260,47 +286,6 @@ def update_momentum_reference(
         momentum.copy_(M)
         X[block] = (G + mu * (M - G) if nesterov else M) * factor[block]
     momentum_peak.copy_(inspect_reference(momenta))
-    return X.float().square().sum(dim=(1, 2))
-
-
-@triton.jit
-def _normalise_kernel(X, sumsq, size, target, TILE: tl.constexpr):
-    block = tl.program_id(1)
-    offsets = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    total = tl.load(sumsq + block)
-    factor = target / tl.sqrt(tl.where(total > 0.0, total, 1.0))
-    at = X + block.to(tl.int64) * size + offsets
-    values = tl.load(at, mask=offsets < size, other=0.0).to(tl.float32)
-    tl.store(at, (values * factor).to(X.dtype.element_ty), mask=offsets < size)
-
-
-def normalise(X: Tensor, sumsq: Tensor) -> float:
-    """Scale each block of X in place to Frobenius norm sqrt(m n), that is RMS 1; zero stays zero.
-
-    RMS 1 and not norm 1, because the entries of a unit-norm 4096 x 4096 matrix sit at 2e-4, next to
-    fp16's subnormals. Callers who pass `gram(X, scale=1 / sumsq)` can do without this pass.
-
-    Args:
-        X: [B, m, n] contiguous, bf16 or fp16.
-        sumsq: float32 [B], the sums of squares from `update_momentum`.
-
-    Returns:
-        1 / (m n): the `scale` with which `gram` gives the Gram matrix of the unit-norm X.
-
-    Example:
-        >>> A = gram(X, scale=normalise(X, sumsq))  # doctest: +SKIP
-    """
-    num_blocks, m, n = X.shape
-    tile = 4096
-    _normalise_kernel[(triton.cdiv(m * n, tile), num_blocks)](
-        X, sumsq, m * n, float(m * n) ** 0.5, TILE=tile, num_warps=4
-    )
-    return 1.0 / (m * n)
-
-
-def normalise_reference(X: Tensor, sumsq: Tensor) -> float:
-    """`normalise` in plain torch."""
-    _, m, n = X.shape
-    factor = (m * n) ** 0.5 * torch.where(sumsq > 0, sumsq, 1.0).rsqrt()
-    X.copy_(X.float() * factor[:, None, None])
-    return 1.0 / (m * n)
+    sumsq = X.float().square().sum(dim=(1, 2))
+    safe = torch.where(sumsq > 0, sumsq, 1.0)
+    return Packed(sumsq, safe.sqrt(), safe.reciprocal())

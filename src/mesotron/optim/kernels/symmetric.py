@@ -70,7 +70,7 @@ def _factor(value, block, TABLE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_blocks"])
 def _symmetric_kernel(
-    A, B, C, out, alpha, beta, diag, num_blocks, m, n,
+    A, B, C, out, squares, alpha, beta, diag, num_blocks, m, n,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, TMA: tl.constexpr,
     ALPHAS: tl.constexpr, BETAS: tl.constexpr, DIAGS: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
@@ -104,6 +104,11 @@ def _symmetric_kernel(
             sums += _factor(beta, block, BETAS) * c.to(tl.float32)
         on_diagonal = rows[:, None] == columns[None, :]
         sums += tl.where(on_diagonal, _factor(diag, block, DIAGS), 0.0)
+        if squares is not None:
+            # A tile counts once for itself and once for what its transpose adds.
+            twice = (columns < i * TILE_M)[None, :] & (rows < m)[:, None]
+            weight = tl.where(keep, 1.0, 0.0) + tl.where(twice, 1.0, 0.0)
+            tl.store(squares + task, tl.sum(weight * sums * sums))
         result = sums.to(out.dtype.element_ty)
         tl.store(out + base + rows[:, None] * m + columns[None, :], result, mask=keep)
         tl.store(out + base + columns[:, None] * m + rows[None, :], result.T, mask=mirror)
@@ -151,6 +156,7 @@ def _launch(
     out: Tensor,
     factors: tuple[float | Tensor, float | Tensor, float | Tensor],
     config: TileConfig | None = None,
+    squares: Tensor | None = None,
 ) -> Tensor:
     num_blocks, m, n = A.shape
     config = config or _choose_tiles(num_blocks, m)
@@ -166,7 +172,7 @@ def _launch(
         second = TensorDescriptor(B, flat, strides, [config.tile_n, config.tile_k])
     alpha, beta, diag = factors
     _symmetric_kernel[(programs,)](
-        first, second, C, out, alpha, beta, diag, num_blocks, m, n,
+        first, second, C, out, squares, alpha, beta, diag, num_blocks, m, n,
         TILE_M=config.tile_m, TILE_N=config.tile_n, TILE_K=config.tile_k, TMA=tma,
         ALPHAS=isinstance(alpha, Tensor), BETAS=isinstance(beta, Tensor),
         DIAGS=isinstance(diag, Tensor), PERSISTENT=config.persistent > 0,
@@ -175,7 +181,12 @@ def _launch(
     return out
 
 
-def gram(X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0) -> Tensor:
+def gram(
+    X: Tensor,
+    out: Tensor | None = None,
+    scale: float | Tensor = 1.0,
+    squares: Tensor | None = None,
+) -> Tensor:
     """scale * X X^T, computing half of it.
 
     Args:
@@ -183,6 +194,8 @@ def gram(X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0) -> T
         out: [B, m, m] contiguous; a new tensor of X's dtype by default. Its own dtype is kept.
         scale: a number, or float32 [B] contiguous on the device: 1 / (sum of X^2) gives trace 1
             without another pass over X. Applied to the float32 sums, before rounding.
+        squares: float32 [B, num_parts(B, m)] to fill with sums of squares of the result, which
+            along dim 1 add up to its squared Frobenius norm: no pass over it is needed.
 
     Returns:
         [B, m, m], symmetric.
@@ -193,7 +206,17 @@ def gram(X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0) -> T
     _check("X", X)
     num_blocks, m, _ = X.shape
     out = X.new_empty(num_blocks, m, m) if out is None else out
-    return _launch(X, X, None, out, (scale, 0.0, 0.0))
+    return _launch(X, X, None, out, (scale, 0.0, 0.0), squares=squares)
+
+
+def num_parts(num_blocks: int, m: int) -> int:
+    """How many partial sums `gram` writes for each of B blocks of m rows.
+
+    Example:
+        >>> num_parts(72, 896)
+        28
+    """
+    return _choose_tiles(num_blocks, m).num_tiles(m)
 
 
 def gram_reference(X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0) -> Tensor:

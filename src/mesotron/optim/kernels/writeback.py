@@ -76,7 +76,8 @@ def _write_tile(
 
 @triton.jit
 def _write_kernel(
-    W, F, lr_at, lr_stride, decay_at, decay_stride, scale, gradient_peak, seed, energies, m, n,
+    W, F, lr_at, lr_stride, decay_at, decay_stride, scale, gain, gradient_peak, seed, energies,
+    m, n,
     W_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, STOCHASTIC: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
@@ -84,7 +85,7 @@ def _write_kernel(
     rows, columns = tile_axes(tl.program_id(0), n, TILE)
     lr = tl.load(lr_at + block * lr_stride)
     kept = 1.0 - lr * tl.load(decay_at + block * decay_stride)
-    step = lr * tl.load(scale + block)
+    step = lr * tl.load(scale + block) / tl.load(gain + block)
     finite = tl.load(gradient_peak + block) < 0x7F800000
     key = tl.load(seed) if STOCHASTIC else 0
     if is_row_major(W, block):
@@ -108,24 +109,28 @@ def write_back(
     scale: Tensor,
     gradient_peak: Tensor,
     seed: Tensor | None = None,
+    *,
+    gain: Tensor,
 ) -> Tensor:
-    """W <- (1 - lr wd) W - lr scale F; a window whose gradient was not finite is left alone.
+    """W <- (1 - lr wd) W - lr scale F / gain; a window without a finite gradient is left alone.
 
     Args:
         weights: B windows, fp32, bf16 or fp16.
         F: [B, m, n] contiguous, the filtered updates, bf16 or fp16.
         lr: float32 on the device, 0-d or [B].
         weight_decay: float32 on the device, 0-d or [B]; decoupled, multiplied by lr.
-        scale: float32 [B], a window's step per unit of lr, over any factor that F still carries.
+        scale: float32 [B], a window's step per unit of lr.
         gradient_peak: int32 [B] from `inspect`.
         seed: 0-d int64 on the device, another for every step and bucket: rounds bf16 weights
             stochastically. None rounds to nearest.
+        gain: float32 [B], the factor that F still carries.
 
     Returns:
-        float32 [B]: sum of F^2 of each window, for the update RMS; the same bits in every run.
+        float32 [B, parts]: sums of F^2, whose total along dim 1 is a window's; the same bits in
+        every run. Whoever wants the statistics adds them up.
 
     Example:
-        >>> write_back(weights, F, lr, weight_decay, scale, peak)  # doctest: +SKIP
+        >>> write_back(weights, F, lr, weight_decay, scale, peak, gain=gain)  # doctest: +SKIP
     """
     if seed is not None and weights.dtype != torch.bfloat16:
         raise ValueError(
@@ -136,12 +141,12 @@ def write_back(
     energies = torch.empty(len(weights), tiles, dtype=torch.float32, device=F.device)
     lr, weight_decay = lr.expand(len(weights)), weight_decay.expand(len(weights))
     _write_kernel[(tiles, len(weights))](
-        weights.entries, F, lr, lr.stride(0), weight_decay, weight_decay.stride(0), scale,
+        weights.entries, F, lr, lr.stride(0), weight_decay, weight_decay.stride(0), scale, gain,
         gradient_peak, gradient_peak if seed is None else seed, energies, m, n,
         W_DTYPE=triton_dtype(weights.dtype), ALIGNED=weights.aligned,
         STOCHASTIC=seed is not None, TILE=TILE, num_warps=4,
     )  # fmt: skip
-    return energies.sum(dim=1)
+    return energies
 
 
 def write_back_reference(
@@ -152,6 +157,8 @@ def write_back_reference(
     scale: Tensor,
     gradient_peak: Tensor,
     seed: Tensor | None = None,
+    *,
+    gain: Tensor,
 ) -> Tensor:
     """`write_back` in plain torch, over the views the table was built from.
 
@@ -159,7 +166,7 @@ def write_back_reference(
     """
     finite = is_finite(gradient_peak)
     kept = (1 - lr * weight_decay).expand(len(weights))
-    step = lr.expand(len(weights)) * scale
+    step = lr.expand(len(weights)) * scale / gain
     for block, weight in enumerate(weights):
         if not finite[block]:
             continue
@@ -171,7 +178,7 @@ def write_back_reference(
             )
             new = ((new.contiguous().view(torch.int32) + noise) & -65536).view(torch.float32)
         weight.copy_(new)
-    return F.float().square().sum(dim=(1, 2))
+    return F.float().square().sum(dim=(1, 2))[:, None]
 
 
 @triton.jit
@@ -228,7 +235,7 @@ def sample_alignment(
         fraction: share of the 64 x 64 tiles to read, in (0, 1]; at least one is.
 
     Returns:
-        float32 [B, 3]; `alignment_cosine` reads it.
+        float32 [B, parts, 3]; `alignment_cosine` reads it.
 
     Example:
         >>> sums = sample_alignment(grads, F, peak)  # doctest: +SKIP
@@ -243,7 +250,7 @@ def sample_alignment(
         grads.entries, F, gradient_peak, sums, m, n, tiles,
         G_DTYPE=triton_dtype(grads.dtype), ALIGNED=grads.aligned, TILE=TILE, num_warps=4,
     )  # fmt: skip
-    return sums.sum(dim=1)
+    return sums
 
 
 def sample_alignment_reference(
@@ -256,16 +263,17 @@ def sample_alignment_reference(
     peak = torch.where(is_finite(gradient_peak) & (peak > 0), peak, torch.inf)
     G = torch.stack([gradient.double().nan_to_num() for gradient in grads]) / peak[:, None, None]
     O = F.double()
-    return torch.stack([(O * G).sum((1, 2)), (O * O).sum((1, 2)), (G * G).sum((1, 2))], dim=1)
+    products = torch.stack([O * G, O * O, G * G], dim=-1)  # [B, m, n, 3]
+    return products.sum((1, 2))[:, None]
 
 
 def alignment_cosine(sums: Tensor) -> Tensor:
     """Cosine of update and gradient from the sums of `sample_alignment`; 0 where either is zero.
 
     Example:
-        >>> alignment_cosine(torch.tensor([[3.0, 4.0, 9.0], [0.0, 0.0, 1.0]]))
+        >>> alignment_cosine(torch.tensor([[[3.0, 4.0, 9.0]], [[0.0, 0.0, 1.0]]]))
         tensor([0.5000, 0.0000])
     """
-    fg, ff, gg = sums.unbind(dim=1)
+    fg, ff, gg = sums.sum(dim=1).unbind(dim=1)
     length = (ff.sqrt() * gg.sqrt()).clamp(min=torch.finfo(sums.dtype).tiny)
     return fg / length

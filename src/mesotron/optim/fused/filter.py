@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mesotron.optim.fused.packed import Packed
 from mesotron.optim.matrix import largest_eigenvalue
 from mesotron.spectral import SYMMETRIC, Filter, Segment, cheapest_plan, noise_edge
 from mesotron.spectral.filters import PROMOTE, aim
@@ -34,41 +36,47 @@ class FilteredBucket(NamedTuple):
 
     Args:
         X: [B, m, n], gain * f(X).
-        gain: [B], the norm a block would have been divided by, 1 for a zero block. Dividing by
-            it is left to whoever reads X, who multiplies by a step size anyway.
-        concentration: [B], sum sigma^4 / (sum sigma^2)^2 of each input block.
+        gain: [B], the norm a block would have been divided by, 1 for a zero block. Dividing is left
+            to whoever reads X, who multiplies by a step size anyway.
+        squares: [B, parts], to be summed: sum sigma^4 / (sum sigma^2)^2 of each input block.
     """
 
     X: Tensor
     gain: Tensor
-    concentration: Tensor
+    squares: Tensor
 
 
-def filter_blocks(X: Tensor, sumsq: Tensor, filter: Filter) -> FilteredBucket:
+def filter_blocks(X: Tensor, packed: Packed, filter: Filter, spare: Tensor) -> FilteredBucket:
     """Filter every block of a bucket.
 
     Args:
-        X: [B, m, n] float16 on the GPU, |X| <= 1, any scale per block; may be overwritten.
-        sumsq: [B] float32, the sum of squares of each block.
+        X: [B, m, n] float16 on the GPU, |X| <= 1, any scale per block; overwritten.
+        packed: the norms of the blocks.
         filter: any but low-rank.
+        spare: like X; overwritten. The result is in one of the two.
     """
     from mesotron.optim.kernels.heads import LARGEST_M, filter_heads
+    from mesotron.optim.kernels.symmetric import gram, num_parts
 
-    m, n = X.shape[1:]
+    num, m, n = X.shape
     if m <= LARGEST_M and filter.cutoff is None:
         gain = math.sqrt(n)  # keeps the entries of an orthogonal result near 1
         out, seen = filter_heads(X, _coefficients(filter, X.device), out=X, gain=gain)
-        return FilteredBucket(out, torch.full_like(sumsq, gain), seen.concentration)
-    gain = torch.where(sumsq > 0, sumsq.sqrt(), 1.0)
-    R = _gram(X, gain.square().reciprocal())
-    concentration = torch.linalg.vector_norm(R, dim=(1, 2), dtype=torch.float32).square()
+        return FilteredBucket(out, _constant(gain, num, X.device), seen.concentration[:, None])
+    gain, per_trace = packed.norm, packed.inverse_square
+    squares = torch.empty(num, num_parts(num, m), dtype=torch.float32, device=X.device)
+    R = gram(X, scale=per_trace, squares=squares)
     triples: Iterator = iter(filter.steps)
     if filter.cutoff is not None:
         R, gain, triples = _rescale_to_bound(R, gain, filter, (m, n))
+        per_trace = gain.square().reciprocal()
     for k, segment in enumerate(fused_plan(m, n, filter)):
-        R = R if k == 0 else _gram(X, gain.square().reciprocal())
-        X = torch.bmm(_chain(R, [next(triples) for _ in segment.steps]), X)
-    return FilteredBucket(X, gain, concentration)
+        # The kernel scales its float32 sums; cuBLAS would round them to float16 first and overflow.
+        R = R if k == 0 else gram(X, scale=per_trace)
+        with _exact_sums():
+            torch.bmm(_chain(R, [next(triples) for _ in segment.steps]), X, out=spare)
+        X, spare = spare, X
+    return FilteredBucket(X, gain, squares)
 
 
 @lru_cache(maxsize=256)
@@ -87,6 +95,23 @@ def _coefficients(filter: Filter, device: torch.device) -> Tensor:
     return torch.tensor(filter.steps, dtype=torch.float32, device=device)
 
 
+@lru_cache(maxsize=64)
+def _constant(value: float, num: int, device: torch.device) -> Tensor:
+    return torch.full((num,), value, device=device)
+
+
+@contextmanager
+def _exact_sums() -> Iterator[None]:
+    """Keep cuBLAS from adding up partial sums in float16, as PyTorch allows it by default."""
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_fp16_reduced_precision_reduction
+    settings.allow_fp16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        settings.allow_fp16_reduced_precision_reduction = before
+
+
 def _chain(R: Tensor, triples: list[tuple]) -> Tensor:
     """Q with f(X) = Q X after these steps."""
     Q = None
@@ -102,7 +127,7 @@ def _chain(R: Tensor, triples: list[tuple]) -> Tensor:
 def _polynomial(R: Tensor, triple: tuple) -> Tensor:
     """a I + b R + c R R; numbers, or [B] where each block has its own. One launch for large R."""
     a, b, c = triple
-    if _symmetric_pays(R):
+    if _symmetric_pays(R, adds=True):
         from mesotron.optim.kernels.symmetric import symmetric_product
 
         return symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)
@@ -125,21 +150,10 @@ def _product(S: Tensor, T: Tensor) -> Tensor:
     return torch.bmm(S, T)
 
 
-def _symmetric_pays(S: Tensor) -> bool:
+def _symmetric_pays(S: Tensor, adds: bool = False) -> bool:
     from mesotron.optim.kernels.symmetric import prefers_symmetric
 
-    return prefers_symmetric(S.shape[0], S.shape[1], S.shape[1], S.dtype)
-
-
-def _gram(X: Tensor, scale: float | Tensor) -> Tensor:
-    """scale * X X^T; the scale may differ by block."""
-    from mesotron.optim.kernels.symmetric import gram, prefers_symmetric
-
-    if prefers_symmetric(len(X), X.shape[1], X.shape[2], X.dtype):
-        return gram(X, scale=scale)
-    # cuBLAS rounds to float16 before the scale is applied: X X^T fits, as |X| is at most about 1.
-    R = torch.bmm(X, X.mT)
-    return R.mul_(scale[:, None, None] if isinstance(scale, Tensor) else scale)
+    return prefers_symmetric(S.shape[0], S.shape[1], S.shape[1], S.dtype, adds=adds)
 
 
 def _rescale_to_bound(
