@@ -18,7 +18,7 @@ from mesotron.bench.peers import LR, PEERS, Peer
 from mesotron.bench.shapes import SHAPES, Projection
 from mesotron.bench.statistics_cost import replaced_collectors, statistics_share
 from mesotron.bench.sweep import Ledger, Point, Search, beside
-from mesotron.bench.timing import bare_products, interleave, state_bytes
+from mesotron.bench.timing import bare_products, interleave, peak_extra_bytes, state_bytes
 from mesotron.bench.workbench import Workbench
 from mesotron.config import BenchOptimConfig, BenchTrainConfig
 from mesotron.optim import apply_filter, step_scale
@@ -82,6 +82,14 @@ def test_state_is_one_buffer_for_ours_and_two_for_adamw():
         per_parameter[name] = state_bytes(*built.optimizers) / bed.num_parameters
     assert per_parameter["muon"] == 4
     assert per_parameter["adamw_fused"] == pytest.approx(8, abs=0.05)  # and its step counter
+
+
+def test_peak_memory_is_what_a_step_holds_at_one_time():
+    def step():
+        for _ in range(3):
+            torch.empty(1000, 256).add_(1).mul(2.0)  # two of 1.024 MB at one time, never more
+
+    assert peak_extra_bytes(step, CPU) == pytest.approx(2 * 1.024e6, rel=0.01)
 
 
 def test_an_embedding_is_stepped_by_the_auxiliary_rule():

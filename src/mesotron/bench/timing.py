@@ -11,17 +11,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
+from itertools import accumulate
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from mesotron.bench.shapes import Projection
 
 Step = Callable[[], object]
 NUM_STEPS = 5  # of the plain iteration, three products each
-_CLEAR_REFS, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 def host_clock(device: torch.device) -> Callable[[], float]:
@@ -101,12 +102,8 @@ def state_bytes(*optimizers: torch.optim.Optimizer) -> int:
     return sum(v.numel() * v.element_size() for v in values if isinstance(v, Tensor))
 
 
-def peak_extra_bytes(step: Step, device: torch.device) -> int | None:
-    """Memory that one step takes beyond what is held before it; None where it cannot be read.
-
-    On CUDA the allocator's own count; on Linux the growth of the resident set's high-water mark,
-    which misses what is served from memory freed before.
-    """
+def peak_extra_bytes(step: Step, device: torch.device) -> int:
+    """Memory that one step takes beyond what is held before it, by the allocator's own count."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -114,17 +111,13 @@ def peak_extra_bytes(step: Step, device: torch.device) -> int | None:
         step()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    if not _CLEAR_REFS.exists():
-        return None
-    _CLEAR_REFS.write_text("5")  # resets VmHWM to the present size
-    before = _status_bytes("VmRSS")
-    step()
-    return max(0, _status_bytes("VmHWM") - before)
-
-
-def _status_bytes(key: str) -> int:
-    line = next(x for x in _STATUS.read_text().splitlines() if x.startswith(f"{key}:"))
-    return int(line.split()[1]) * 1024
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    assert recorded.profiler is not None
+    assert recorded.profiler.kineto_results is not None
+    events: list[Any] = list(recorded.profiler.kineto_results.events())
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return max(accumulate((change for _, change in changes), initial=0))
 
 
 def count_launches(step: Step, device: torch.device) -> int | None:
@@ -132,8 +125,6 @@ def count_launches(step: Step, device: torch.device) -> int | None:
     profiler is not allowed to see them."""
     if device.type != "cuda":
         return None
-    from torch.profiler import ProfilerActivity, profile
-
     torch.cuda.synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
         step()
