@@ -14,7 +14,7 @@ import torch.distributed as dist
 TIMEOUT = timedelta(seconds=60)  # of a collective: a hang fails the test, it does not stop the run
 # What takes long to import; the server does not find modules of the tests themselves.
 PRELOAD = [
-    "mesotron.optim.sharded",
+    "mesotron.optim.sharding.step",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",

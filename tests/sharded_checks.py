@@ -29,7 +29,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import mesotron
 from mesotron.optim import Muon, Pion, spectral_step
-from mesotron.optim.agreement import Agreement
+from mesotron.optim.sharding.agreement import Agreement
 
 # (view or auxiliary rule, shape). On four ranks: chunks of unequal length, fewer rows than ranks,
 # heads that end inside a shard, experts that do not divide.

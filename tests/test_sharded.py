@@ -9,8 +9,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from mesotron.optim.exchange import Member, make_plan
-from mesotron.optim.mesh import extent, local_box
+from mesotron.optim.sharding.exchange import Member, make_plan
+from mesotron.optim.sharding.mesh import extent, local_box
 from mesotron.spectral import muon
 from ranks import Ranks
 

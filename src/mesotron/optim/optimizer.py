@@ -52,7 +52,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
         self._aux = aux
         self._fused: dict[torch.device, FusedStep] = {}
         groups = split_by_rank(params, rule=rule, aux=aux)
-        super().__init__(groups, {"rule": rule, "view": None, "name": None, **defaults})
+        super().__init__(groups, {"rule": rule, "view": None, "name": None, "step": 0, **defaults})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its missing values come from the constructor, its name and view are filled
@@ -98,6 +98,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for group in self.param_groups:
+            group["step"] += 1
         stats = StepStats()
         whole, sharded = self._sort_parameters(stats)
         for device, members in whole.items():
@@ -105,7 +107,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
                 members = self._fused_step(device, members, stats)
             filter_and_apply(self._momentum_step(members, stats), stats)
         if sharded:
-            from mesotron.optim.sharded import sharded_step
+            from mesotron.optim.sharding.step import sharded_step
 
             sharded_step(self, sharded, stats)
         self._stats = stats
@@ -170,11 +172,11 @@ class RoutedOptimizer(torch.optim.Optimizer):
             mine = [m.param for m in members if m.group is group]
             masks |= self._finite_masks(group, mine, stats)
         jobs = []
-        for p, grad, momentum, group in members:
+        for number, (p, grad, momentum, group) in enumerate(members):
             if id(p) in masks:
                 finite = masks[id(p)]
                 update_momentum(grad, momentum, group["momentum"], finite)
-                jobs.append(LocalJob(p, grad, momentum, group, finite))
+                jobs.append(LocalJob(p, grad, momentum, group, number, finite))
         return jobs
 
     def _finite_masks(

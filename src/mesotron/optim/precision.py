@@ -54,9 +54,7 @@ def _product_seconds(dtype: torch.dtype) -> float:
     return best
 
 
-def round_stochastically(
-    values: Tensor, out: Tensor, generator: torch.Generator | None = None
-) -> None:
+def round_stochastically(values: Tensor, out: Tensor, seed: int) -> None:
     """Round float32 `values` into bfloat16 `out`, up or down at random so that the mean is kept.
 
     A weight of 1 moves in bfloat16 by steps of 1/128: an update of 1e-5 rounded to nearest is lost
@@ -66,8 +64,10 @@ def round_stochastically(
     Args:
         values: float32, any shape.
         out: bfloat16, same shape; written.
-        generator: the source of randomness; the default one if None.
+        seed: of the random bits. It follows from the step and the parameter and not from a global
+            generator, so that replicas round alike and a resumed run as one left alone.
     """
+    generator = torch.Generator(values.device).manual_seed(seed)
     bits = values.contiguous().view(torch.int32)
     noise = torch.randint(
         0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator

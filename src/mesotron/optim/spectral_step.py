@@ -58,6 +58,7 @@ class LocalJob:
         grad: read only.
         momentum: already updated by `update_momentum`.
         group: its param group.
+        number: its place in the step, which tells its random bits from others'.
         finite: a 0-d bool tensor that masks the step, or None if the gradient is known to be
             finite.
     """
@@ -66,6 +67,7 @@ class LocalJob:
     grad: Tensor
     momentum: Tensor
     group: Group
+    number: int
     finite: Tensor | None = None
     windows: list[Window] = field(init=False)
 
@@ -80,7 +82,8 @@ class LocalJob:
         out.copy_(direction(G, M, self.group, self.finite))
 
     def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
-        step_weights(self.windows[index].wide, filtered, step_size, self.group, self.finite)
+        W, stream = self.windows[index].wide, (self.number << 8) + index
+        step_weights(W, filtered, step_size, self.group, self.finite, stream)
 
     def sample(self, index: int, rows: slice) -> Tensor | None:
         G = self._grads[index].wide[:, :, :, rows]
@@ -114,15 +117,17 @@ def step_weights(
     step_size: float | Tensor,
     group: Group,
     finite: Tensor | None,
-    generator: torch.Generator | None = None,
+    stream: int,
 ) -> None:
-    """W <- (1 - lr wd) W - step_size X in place, where `finite`; bfloat16 is rounded at random."""
+    """W <- (1 - lr wd) W - step_size X in place, where `finite`; bfloat16 is rounded at random, by
+    the group's step count and the number of this stream of random bits."""
     decay = group["lr"] * group["weight_decay"]
     if finite is not None:
         step_size, decay = step_size * finite, decay * finite
     if W.dtype == torch.bfloat16:
         values = W.float() * (1 - decay) - filtered.float() * step_size
-        round_stochastically(values, W, generator)
+        # A CPU generator reads 32 bits of its seed: the step must not hide in the upper half.
+        round_stochastically(values, W, (group["step"] * 1_000_003 + stream) % 2**32)
         return
     W.mul_(1 - decay)
     if isinstance(step_size, float):
@@ -165,6 +170,8 @@ def group_filter(group: Group) -> Filter:
 def _work_dtype(job: Job, window: Window) -> torch.dtype:
     if job.group["dtype"] is not None:
         return getattr(torch, job.group["dtype"])
+    if job.group["rank"] is not None and window.strided.element_size() <= 4:
+        return torch.float32  # an SVD has no use for fewer bits
     if window.strided.dtype == torch.float64:
         return torch.float64
     return filter_dtype(window.strided.device)

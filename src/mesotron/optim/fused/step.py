@@ -45,6 +45,10 @@ class FusedStep:
         self._values = _GroupValues(unique_groups(members), self._buckets, device)
         self._tie = _Tie(self._buckets, len(members), device)
         self._captured: list[Tensor] = []
+        # A bucket's random bits follow from its number and the step count alone: replicas round
+        # alike, and a resumed run as one left alone.
+        step = max((m.group["step"] for m in members), default=0) - 1
+        self._seeds = (torch.arange(len(self._buckets), device=device) << 40) + step
 
     def fits(self, candidates: list[Member]) -> bool:
         """Whether this plan is still the right one."""
@@ -66,7 +70,7 @@ class FusedStep:
         self._point_at_gradients(members)
         table = self._values.table()
         rates = self._values.per_bucket(table)
-        seeds = torch.randint(2**62, (len(self._buckets),), device=table.device).unbind()
+        seeds = self._seeds.add_(1).unbind()  # on the device, so that a replayed graph goes on
         peaks = self._tie.peaks(self._buckets)
         for bucket, peak, rate, seed in zip(self._buckets, peaks, rates, seeds, strict=True):
             record = _run_bucket(bucket, peak, table[bucket.groups[0], 2], rate, seed)

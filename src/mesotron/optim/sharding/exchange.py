@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
-from mesotron.optim.mesh import Box, Coordinate, Team, extent, local_box
+from mesotron.optim.sharding.mesh import Box, Coordinate, Team, extent, local_box
 from mesotron.optim.views import View
 from mesotron.spectral import Filter, cheapest_plan, plan_flops
 from mesotron.spectral.filters import PROMOTE

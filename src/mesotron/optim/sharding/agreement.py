@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from mesotron.optim.mesh import Team
 from mesotron.optim.rules import AUXILIARY_RULES
+from mesotron.optim.sharding.mesh import Team
 from mesotron.optim.stats import StepStats, move
 
 Group = dict[str, Any]
@@ -47,12 +47,10 @@ class Agreement(NamedTuple):
     Args:
         present: whether any rank has a gradient for each part, [parts] bool.
         largest: the gradient's largest magnitude, [parts]; infinite for what is not finite.
-        draw: one random number in [0, 1), equal on all ranks.
     """
 
     present: Tensor
     largest: Tensor
-    draw: Tensor
 
     @property
     def finite(self) -> Tensor:
@@ -86,7 +84,7 @@ def agree(parts: list[Part], team: Team) -> Agreement:
     """One all-reduce: who has a gradient, and its largest magnitude, infinite for what is not
     finite."""
     num, device = len(parts), parts[0].weight.device
-    table = torch.zeros(2 * num + 1, dtype=torch.float64, device=device)
+    table = torch.zeros(2 * num, dtype=torch.float64, device=device)
     present = [k for k, part in enumerate(parts) if part.grad is not None]
     filled = [k for k in present if parts[k].weight.numel()]
     if present:
@@ -96,10 +94,8 @@ def agree(parts: list[Part], team: Team) -> Agreement:
         peaks = torch.stack(list(torch._foreach_norm(grads, float("inf"))))  # pyright: ignore
         peaks = torch.where(peaks.isfinite(), peaks.double(), float("inf"))
         table.index_copy_(0, move(torch.tensor(filled) + num, device), peaks)
-    if any(rounds_alike(part) for part in parts):
-        table[-1] = torch.rand((), dtype=torch.float64, device=device)
     dist.all_reduce(table, dist.ReduceOp.MAX, group=team.group)
-    return Agreement(table[:num] > 0, table[num:-1], table[-1])
+    return Agreement(table[:num] > 0, table[num:])
 
 
 def report_skipped(parts: list[Part], agreed: Agreement, team: Team, stats: StepStats) -> None:
@@ -118,12 +114,3 @@ def report_skipped(parts: list[Part], agreed: Agreement, team: Team, stats: Step
         names = [name for name, here in zip(names, there, strict=True) if here]
         finite = finite[agreed.present]
     stats.add_finite(names, finite)
-
-
-def rounds_alike(part: Part) -> bool:
-    """Copies of a bfloat16 weight on several ranks must be rounded with the same random bits."""
-    copied = any(
-        placement.is_replicate() and size > 1
-        for placement, size in zip(part.param.placements, part.param.device_mesh.shape, strict=True)
-    )
-    return copied and part.weight.dtype == torch.bfloat16 and not part.auxiliary

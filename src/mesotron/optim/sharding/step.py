@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from mesotron.optim.agreement import Agreement, Part, agree, part_of, report_skipped, rounds_alike
 from mesotron.optim.auxiliary import NEW_STATE, STEPS
-from mesotron.optim.exchange import Member, Plan, block_shapes, exchange, make_plan
-from mesotron.optim.mesh import Team, extent, local_box, team_of
 from mesotron.optim.precision import filter_dtype
 from mesotron.optim.scale import step_scale
+from mesotron.optim.sharding.agreement import Agreement, Part, agree, part_of, report_skipped
+from mesotron.optim.sharding.exchange import Member, Plan, block_shapes, exchange, make_plan
+from mesotron.optim.sharding.mesh import Team, extent, local_box, team_of
 from mesotron.optim.spectral_step import (
     direction,
     filter_and_apply,
@@ -208,9 +208,9 @@ def _step_spectral(
     alignments = []
     for k, (part, mask, update) in enumerate(zip(chosen, masks, updates, strict=True)):
         assert update is not None
-        generator = _generator(part, agreed.draw, k * len(team.coordinates) + plan.copies[k])
+        stream = k * len(team.coordinates) + plan.copies[k]  # one for all holders of this copy
         step_size = part.group["lr"] * _reference_scale(part)
-        step_weights(part.weight, update, step_size, part.group, mask, generator)
+        step_weights(part.weight, update, step_size, part.group, mask, stream)
         alignments.append(_alignment(part, update, agreed.largest[numbers[k]], mask))
     return torch.stack(alignments)
 
@@ -248,14 +248,6 @@ def _jobs(plan: Plan, wholes: list[Tensor | None], parts: list[Part]) -> list[Ow
 def _reference_scale(part: Part) -> float:
     shapes = block_shapes(part.group["view"], tuple(part.param.shape))
     return max(step_scale(part.group["scale"], rows, cols) for _, rows, cols in shapes)
-
-
-def _generator(part: Part, draw: Tensor, stream: int) -> torch.Generator | None:
-    """None, or the generator that all holders of this copy share; the one place where the host
-    waits."""
-    if not rounds_alike(part):
-        return None
-    return torch.Generator(part.weight.device).manual_seed(int(draw.item() * 2**40) + stream)
 
 
 def _alignment(part: Part, update: Tensor, largest: Tensor, finite: Tensor | None) -> Tensor:
