@@ -17,6 +17,7 @@ from mesotron.bench.language_model import RunSettings, has_diverged, train
 from mesotron.bench.peers import LR, PEERS, Peer
 from mesotron.bench.shapes import SHAPES, Projection
 from mesotron.bench.statistics_cost import replaced_collectors, statistics_share
+from mesotron.bench.step_tables import HEADINGS, accuracy_row, step_row, without_empty
 from mesotron.bench.sweep import Ledger, Point, Search, beside
 from mesotron.bench.timing import bare_products, interleave, peak_extra_bytes, state_bytes
 from mesotron.bench.workbench import Workbench
@@ -204,8 +205,6 @@ def test_bench_optim_without_rich_and_tyro(tmp_path):
 
 def test_columns_without_a_value_are_not_shown(capsys, monkeypatch):
     monkeypatch.setattr(console, "find_spec", lambda name: None)
-    from mesotron.bench.step_tables import without_empty
-
     headings, rows = without_empty(("a", "b", "c"), [["x", "–", "1"], ["y", "–", "–"]])
     console.show_table("title", headings, rows)
     assert capsys.readouterr().out == "\ntitle\na  c\nx  1\ny  –\n"
@@ -348,6 +347,19 @@ def test_the_training_page_shows_the_result_beside_it():
     for entry in result["summary"]:
         assert f"| {' | '.join(training.table_row(entry))} |" in page
     assert result["corpus"]["sha256"] in page
+    assert result["command"] in page
+
+
+def test_the_step_page_shows_the_result_beside_it():
+    folder = ROOT / "benchmarks" / "optim_step"
+    page = (folder / "README.md").read_text()
+    result = json.loads((folder / "cpu.json").read_text())
+    for model in result["models"]:
+        rows = [step_row(row) for row in model["rows"]]
+        for row in without_empty(HEADINGS, rows)[1]:
+            assert f"| {' | '.join(row)} |" in page
+    for row in result["accuracy"]:
+        assert f"| {' | '.join(accuracy_row(row))} |" in page
     assert result["command"] in page
 
 

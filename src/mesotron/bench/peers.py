@@ -94,6 +94,20 @@ def _dion_muon(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Op
     return DionMuon(params, lr=LR, mu=MOMENTUM, weight_decay=DECAY, nesterov=True)
 
 
+def _gram_newton_schulz(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Optimizer:
+    from gram_newton_schulz.muon import Muon as GramMuon  # pyright: ignore[reportMissingImports]
+
+    kernels = find_spec("quack") is not None  # its CuTeDSL kernels are a package of their own
+    return GramMuon(
+        params,
+        lr=LR,
+        weight_decay=DECAY,
+        momentum=MOMENTUM,
+        ns_coefficients=[list(triple) for triple in muon().steps],
+        ns_use_kernels=kernels,
+    )
+
+
 PEERS = {
     "adamw_fused": Peer(_adamw_fused),
     "muon": Peer(_ours(Muon), filter=muon()),
@@ -113,6 +127,9 @@ PEERS = {
         package="pytorch_optimizer",
         filter=muon(),
         half=True,
+    ),
+    "gram_newton_schulz": Peer(
+        _gram_newton_schulz, package="gram_newton_schulz", filter=muon(), half=True, cuda=True
     ),
     "dion": Peer(_dion_muon, package="dion", half=True, cuda=True),
 }

@@ -63,7 +63,7 @@ def step_row(row: dict[str, Any]) -> list[str]:
         number(row["faster_than_torch_muon"]),
         number(row["efficiency"]),
         number(row["state_bytes_per_parameter"]),
-        number(None if extra is None else extra / 1e6),
+        number(None if extra is None else round(extra / 1e6, 1)),
         number(row["launches"]),
         number(None if row["graph_seconds"] is None else row["graph_seconds"] * 1e3),
         f"{row['stats_share']:.2%}" if "stats_share" in row else "–",
