@@ -38,9 +38,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
         draw_rates(left, entry, [r for r in runs if r["aux_lr"] == entry["aux_lr"]])
         draw_curve(right, entry, [r for r in runs if is_best(r, entry)])
     left.set(xscale="log", xlabel="learning rate of the hidden matrices", ylabel="held-out loss")
-    left.set_title("dots: single seeds; line: mean of a rate's seeds; ring: the best rate")
+    left.set_title("dots: seeds; line: mean of a rate's seeds; ring: the best rate", fontsize=11)
     right.set(xlabel="step", ylabel="training loss, smoothed")
-    right.set_title("the best rate of each, mean over seeds")
+    right.set_title("the best rate of each, mean over seeds", fontsize=11)
     right.legend(frameon=False)
     for axis in (left, right):
         axis.grid(alpha=0.25)
