@@ -27,8 +27,8 @@ from mesotron.config import BenchTrainConfig
 # A short run at the end of each search, on the clock of its own thread: a sweep lasts long enough
 # for the machine to change under it.
 SPEED_STEPS = 12
-QUICK_OPTIMIZERS = ("adamw", "muon", "pion_noise")
-QUICK = {"lrs": (4e-3, 1.6e-2), "aux_sgd_lrs": (0.3,), "seeds": (0,), "steps": 50}
+QUICK_OPTIMIZERS = ("adamw", "adamw_split", "muon", "pion_noise")
+QUICK = {"lrs": (2e-3, 1.6e-2), "aux_sgd_lrs": (0.3,), "seeds": (0,), "steps": 50}
 
 
 def run(config: BenchTrainConfig) -> int:
