@@ -18,7 +18,7 @@ from torch import Tensor
 from mesotron.optim.matrix import apply_filter
 from mesotron.optim.precision import filter_dtype, round_stochastically
 from mesotron.optim.scale import step_scale
-from mesotron.optim.stats import SAMPLE_ROWS, SAMPLE_TENSORS, StepStats
+from mesotron.optim.stats import SAMPLE_ROWS, SAMPLE_WINDOWS, StepStats
 from mesotron.optim.views import View, Window
 from mesotron.spectral import Filter, make_filter
 
@@ -228,11 +228,11 @@ def _vector(sizes: list[float | Tensor], device: torch.device) -> Tensor:
 
 
 def _spread(members: list[tuple[Job, int]]) -> set[tuple[int, int]]:
-    """At most `SAMPLE_TENSORS` windows of each group, evenly spaced over the layers."""
+    """At most `SAMPLE_WINDOWS` windows of each group, evenly spaced over the layers."""
     by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for job, index in members:
         by_group[job.group["name"]].append((id(job), index))
-    return {x for all_ in by_group.values() for x in all_[:: -(-len(all_) // SAMPLE_TENSORS)]}
+    return {x for all_ in by_group.values() for x in all_[:: -(-len(all_) // SAMPLE_WINDOWS)]}
 
 
 def _sample_cosine(job: Job, index: int, filtered: Tensor, stats: StepStats) -> None:

@@ -113,54 +113,27 @@ def _exact_sums() -> Iterator[None]:
 
 
 def _chain(R: Tensor, triples: list[tuple]) -> Tensor:
-    """Q with f(X) = Q X after these steps."""
+    """Q with f(X) = Q X after these steps, Z = a I + b R + c R R in each. All factors commute, and
+    the kernel keeps them symmetric: an unsymmetric part would grow from step to step."""
+    from mesotron.optim.kernels.symmetric import symmetric_product
+
     Q = None
-    for k, triple in enumerate(triples):
-        Z = _polynomial(R, triple)
-        Q = Z if Q is None else _product(Q, Z)
+    for k, (a, b, c) in enumerate(triples):  # numbers, or [B] where each block has its own
+        Z = symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)
+        Q = Z if Q is None else symmetric_product(Q, Z)
         if k < len(triples) - 1:
-            R = _product(_product(R, Z), Z)
+            R = symmetric_product(symmetric_product(R, Z), Z)
     assert Q is not None
     return Q
-
-
-def _polynomial(R: Tensor, triple: tuple) -> Tensor:
-    """a I + b R + c R R; numbers, or [B] where each block has its own. One launch for large R."""
-    a, b, c = triple
-    if _symmetric_pays(R, adds=True):
-        from mesotron.optim.kernels.symmetric import symmetric_product
-
-        return symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)
-    if isinstance(a, Tensor):
-        b, c = b[:, None, None].to(R.dtype), c[:, None, None].to(R.dtype)
-        Z = torch.bmm(R, R).mul_(c).addcmul_(R, b)
-        Z.diagonal(dim1=1, dim2=2).add_(a[:, None])
-        return Z
-    Z = torch.baddbmm(R, R, R, beta=b, alpha=c)
-    Z.diagonal(dim1=1, dim2=2).add_(a)
-    return Z
-
-
-def _product(S: Tensor, T: Tensor) -> Tensor:
-    """S T for commuting symmetric S and T."""
-    if _symmetric_pays(S):
-        from mesotron.optim.kernels.symmetric import symmetric_product
-
-        return symmetric_product(S, T)
-    return torch.bmm(S, T)
-
-
-def _symmetric_pays(S: Tensor, adds: bool = False) -> bool:
-    from mesotron.optim.kernels.symmetric import prefers_symmetric
-
-    return prefers_symmetric(S.shape[0], S.shape[1], S.shape[1], S.dtype, adds=adds)
 
 
 def _rescale_to_bound(
     R: Tensor, gain: Tensor, filter: Filter, shape: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Iterator]:
     """As in `matrix`: divide by the Schatten-8 norm and aim each block's own coefficients."""
-    S = _product(R, R).float()
+    from mesotron.optim.kernels.symmetric import symmetric_product
+
+    S = symmetric_product(R, R).float()
     bound = torch.linalg.vector_norm(S, dim=(1, 2)).pow(0.25)
     bound = torch.where(bound > 0, bound, 1.0)
     assert filter.cutoff is not None
