@@ -185,3 +185,56 @@ def test_a_captured_graph_follows_the_learning_rate():
     for a, b, start in zip(found, expected, starts, strict=False):
         assert distance(a, b, start) < 1e-3
     assert captured_stats["whole/update_rms"] == pytest.approx(stats["whole/update_rms"], rel=1e-3)
+
+
+def known_gradient():
+    return torch.randn(48, 80, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+
+
+def step_once(grad=None, view="whole", **options):
+    """One step of one matrix, and whether the kernels took it."""
+    p = torch.nn.Parameter(torch.zeros(48, 80, device=DEVICE))
+    p.grad = known_gradient() if grad is None else grad
+    optimizer = Muon([{"params": [p], "rule": "muon", "view": view}], lr=0.02, **options)
+    optimizer.step()
+    (plan,) = optimizer._fused.values()
+    return p.detach(), sum(plan._taken) == 1
+
+
+@pytest.mark.parametrize("options", [{"filter": "low_rank"}, {"momentum_dtype": "float64"}])
+def test_what_no_kernel_does_takes_the_plain_step(options):
+    found, taken = step_once(**options)
+    expected, _ = step_once(fused=False, **options)
+    assert not taken
+    assert torch.equal(found, expected)
+    assert found.abs().max() > 0
+
+
+def test_a_transposed_gradient_takes_the_plain_step():
+    expected, taken = step_once()
+    found, transposed_taken = step_once(known_gradient().T.contiguous().T)
+    assert taken
+    assert not transposed_taken
+    assert distance(found, expected, torch.zeros_like(found)) < 0.02
+
+
+def test_gradients_may_lie_anywhere_from_step_to_step():
+    """As views into a communication bucket do once it is rebuilt."""
+    p = torch.nn.Parameter(torch.zeros(48, 80, device=DEVICE))
+    optimizer = Muon([{"params": [p], "rule": "muon"}], lr=0.02)
+    bucket = torch.randn(48 * 80 + 4, device=DEVICE)
+    for offset in (0, 1):
+        p.grad = bucket[offset : offset + 48 * 80].view(48, 80)
+        before = p.detach().clone()
+        optimizer.step()
+        assert not torch.equal(p, before)
+
+
+def test_more_blocks_than_a_launch_takes_are_parted(monkeypatch):
+    from mesotron.optim.kernels import windows
+
+    expected, _ = step_once(view="rows:3")
+    monkeypatch.setattr(windows, "LARGEST_GRID", 2)
+    found, taken = step_once(view="rows:3")
+    assert taken
+    assert distance(found, expected, torch.zeros_like(found)) < 1e-3

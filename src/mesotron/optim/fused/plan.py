@@ -26,7 +26,7 @@ from mesotron.spectral import Filter
 # A larger bucket is cut, since two copies of it are live; shorter ones fill the last wave of a
 # product worse (4% of a step from 640 to 256 MiB on Qwen2.5-0.5B).
 _PART_BYTES = 640 * 2**20
-_WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SETTINGS = (
     "view", "filter", "steps", "promote", "cutoff", "rank", "nesterov", "scale", "name", "batched",
     "dtype", "fused",
@@ -82,17 +82,25 @@ def can_fuse(member: Member) -> bool:
     p, group = member.param, member.group
     if group["fused"] is False or not kernels.available(p.device):
         return False
-    if p.dtype not in _WEIGHT_DTYPES or group["rank"] is not None or group["dtype"] is not None:
+    if group_filter(group).rank is not None or group["dtype"] is not None:
         return False
     tensors = (p, member.grad, member.momentum)
-    return all(_is_tabular(group["view"], p.shape, t.stride()) for t in tensors)
+    if any(t.dtype not in _DTYPES for t in tensors):
+        return False
+    weight, grad, momentum = (_orientation(group["view"], p.shape, t.stride()) for t in tensors)
+    return weight is not None and grad is not None and grad == momentum
 
 
 @lru_cache(maxsize=4096)
-def _is_tabular(view: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Every block of the view is a plain strided matrix with one unit stride."""
+def _orientation(
+    view: str, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> tuple[bool, ...] | None:
+    """For each window of the view, whether its rows are contiguous; None if some block is not a
+    plain strided matrix with one unit stride. Gradient and momentum share a kernel's tile, so
+    theirs must agree."""
     tensor = torch.empty_strided(shape, stride, device="meta")
-    return all(block_layout(window.wide) for window in View.parse(view).windows(tensor))
+    layouts = [block_layout(window.wide) for window in View.parse(view).windows(tensor)]
+    return tuple(x.column_stride == 1 for x in layouts if x) if all(layouts) else None
 
 
 def block_layout(wide: Tensor, first: int = 0) -> Layout | None:
@@ -112,10 +120,11 @@ def block_layout(wide: Tensor, first: int = 0) -> Layout | None:
 
 
 def signature(members: list[Member]) -> list:
-    """Everything a plan depends on, cheap enough to compare at every step."""
+    """Everything a plan depends on, cheap enough to compare at every step. Of a gradient's address
+    that is its alignment: views into a communication bucket can start anywhere."""
     settings = {id(group): _settings(group) for group in unique_groups(members)}
     return [
-        (p.data_ptr(), M.data_ptr(), G.dtype, G.stride(), settings[id(group)])
+        (p.data_ptr(), M.data_ptr(), G.data_ptr() % 16, G.dtype, G.stride(), settings[id(group)])
         for p, G, M, group in members
     ]
 
@@ -136,6 +145,8 @@ def unique_groups(members: list[Member]) -> list[dict[str, Any]]:
 
 def make_buckets(members: list[Member]) -> list[Bucket]:
     """Buckets of all blocks of all members."""
+    from mesotron.optim.kernels.windows import LARGEST_GRID
+
     found: dict[tuple, list[_Block]] = defaultdict(list)
     for number, member in enumerate(members):
         group = member.group
@@ -149,7 +160,7 @@ def make_buckets(members: list[Member]) -> list[Bucket]:
             found[key] += _blocks(number, tensors, windows)
     buckets = []
     for (filter, nesterov, _, (m, n), _, _), blocks in found.items():
-        size = max(1, _PART_BYTES // (m * n * WORK_DTYPE.itemsize))
+        size = min(max(1, _PART_BYTES // (m * n * WORK_DTYPE.itemsize)), LARGEST_GRID)
         count = -(-len(blocks) // size)
         for part in range(count):  # parts of equal size
             cut = slice(part * len(blocks) // count, (part + 1) * len(blocks) // count)
