@@ -350,10 +350,11 @@ def test_the_training_page_shows_the_result_beside_it():
     assert result["command"] in page
 
 
-def test_the_step_page_shows_the_result_beside_it():
+@pytest.mark.parametrize(("name", "data"), [("README.md", "cpu.json"), ("h200.md", "h200.json")])
+def test_the_step_pages_show_the_results_beside_them(name, data):
     folder = ROOT / "benchmarks" / "optim_step"
-    page = (folder / "README.md").read_text()
-    result = json.loads((folder / "cpu.json").read_text())
+    page = (folder / name).read_text()
+    result = json.loads((folder / data).read_text())
     for model in result["models"]:
         rows = [step_row(row) for row in model["rows"]]
         for row in without_empty(HEADINGS, rows)[1]:
