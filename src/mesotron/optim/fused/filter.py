@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mesotron.optim.fused.packed import Packed
+from mesotron.optim.kernels.packed import Packed
 from mesotron.optim.matrix import largest_eigenvalue
 from mesotron.spectral import SYMMETRIC, Filter, Segment, cheapest_plan, noise_edge
 from mesotron.spectral.filters import aim

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mesotron.optim.fused.filter import WORK_DTYPE, filter_blocks
-from mesotron.optim.fused.packed import Packed
 from mesotron.optim.fused.plan import (
     Bucket,
     Member,
@@ -23,6 +22,7 @@ from mesotron.optim.fused.plan import (
     signature,
     unique_groups,
 )
+from mesotron.optim.kernels.packed import Packed
 from mesotron.optim.matrix import Filtered
 from mesotron.optim.stats import StepStats, move
 

@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mesotron.optim.fused.packed import Packed
-
+from .packed import Packed
 from .windows import (
     WindowTable,
     is_row_major,
