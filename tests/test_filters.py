@@ -215,6 +215,8 @@ def test_every_filter_can_be_made_by_name(name):
         (lambda: make_filter("muon", cutoff=0.3), "cutoff=0.3"),
         (lambda: make_filter("pion", cutoff=0.3, promote=1), "cutoff=0.3"),
         (lambda: make_filter("muon", steps=0), "0 is not"),
+        (lambda: make_filter("muon", rank=8), "rank=8"),
+        (lambda: make_filter("low_rank", steps=3), "steps=3"),
         (lambda: pion(6), "promote=6"),
         (lambda: pion(-1), "promote=-1"),
         (lambda: high_pass(0.0), "cutoff=0.0"),

@@ -18,7 +18,8 @@ from mesotron.optim import matrix
 from mesotron.optim.optimizer import Muon, Pion
 from mesotron.optim.precision import filter_dtype, round_stochastically
 from mesotron.optim.scale import step_scale
-from mesotron.spectral import cubic, muon, pion, polar_express, response
+from mesotron.optim.spectral_step import group_filter
+from mesotron.spectral import cubic, make_filter, muon, pion, polar_express, response
 
 
 def param(*shape: int, dtype=torch.float32, seed: int = 0) -> nn.Parameter:
@@ -394,6 +395,8 @@ def test_trap_cpu_the_filter_does_not_run_in_emulated_bfloat16():
         (lambda: Muon([param(4, 4)], aux="adam"), "aux='adam'"),
         (lambda: Muon([{"params": [param(4, 4)], "rule": "sdg"}]), "sdg"),
         (lambda: Muon([{"params": [param(4)], "rule": "muon"}]), "rule='adamw'"),
+        (lambda: Pion([{"params": [param(4, 4)], "filter": "cubic"}]), "rule='muon'"),
+        (lambda: Muon([param(4, 4)], rank=2), "low_rank"),
         (lambda: Muon([{"params": [param(4, 4)], "view": "rows:3"}]), "rows:3"),
         (lambda: Pion([param(4, 4)], promote=2, cutoff=0.3), "cutoff=0.3"),
         (lambda: Pion([param(4, 4)], promote=9), "promote=9"),
@@ -427,3 +430,12 @@ def test_a_muon_group_inside_pion_has_muons_filter():
     reference = param(6, 10)
     torch.testing.assert_close(moved(p, optimizer), moved(reference, Muon([reference])))
     assert not torch.equal(p, q)
+
+
+def test_a_group_of_the_other_rule_leaves_the_constructors_filter_alone():
+    pion = {"params": [param(6, 6)], "rule": "pion", "promote": 1}
+    inside_muon = Muon([pion], filter="low_rank", rank=2).param_groups[0]
+    assert group_filter(inside_muon) == make_filter("pion", promote=1)
+    muon = {"params": [param(6, 6)], "rule": "muon"}
+    inside_pion = Pion([muon], cutoff="noise", steps=2).param_groups[0]
+    assert group_filter(inside_pion) == make_filter("muon")

@@ -54,10 +54,13 @@ def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[st
 
 
 def own_filter(group: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """A "muon" group inside `Pion` has Muon's filter, unless it names another one."""
-    if group.get("rule") == "muon" and defaults["rule"] == "pion" and "filter" not in group:
-        return {"promote": 0, "cutoff": None, **group, "filter": "muon"}
-    return group
+    """A "muon" group inside `Pion`, or a "pion" one inside `Muon`, has its own rule's filter and
+    not what the constructor says of the other's, unless it names a filter itself."""
+    rules = (group["rule"], defaults["rule"])
+    if "filter" in group or rules not in (("muon", "pion"), ("pion", "muon")):
+        return group
+    own = {"steps": None, "promote": 0, "cutoff": None, "rank": None}
+    return {**own, **group, "filter": group["rule"]}
 
 
 def check_group(group: dict[str, Any]) -> None:
@@ -94,8 +97,10 @@ def check_group(group: dict[str, Any]) -> None:
 
 
 def _check_spectral(group: dict[str, Any]) -> None:
-    if group["rule"] == "pion":
-        group["filter"] = "pion"
+    if group["rule"] == "pion" and group["filter"] != "pion":
+        raise ValueError(
+            f"rule='pion' has the pion filter, not {group['filter']!r}: use rule='muon' for that"
+        )
     group_filter(group)
     check_scale(group["scale"])
     for key in ("dtype", "momentum_dtype"):

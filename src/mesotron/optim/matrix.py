@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mesotron.spectral import SYRK, Filter, Segment, cheapest_plan, noise_edge
-from mesotron.spectral.filters import FIXED_POINT, PROMOTE, aim
+from mesotron.spectral.filters import FIXED_POINT, aim
 
 # Below this size a batched product is quicker than the BLAS routine for S S^T (measured on two CPU
 # families).
@@ -106,12 +106,8 @@ def _plan(X: Tensor, A: Tensor, filter: Filter) -> list[_Steps]:
     """Choose the form by shape and fill in the coefficients; a cutoff filter rescales X and A on
     the way."""
     m, n = X.shape[1:]
-    steps = filter.steps
-    if filter.cutoff is not None:
-        # Every member of the family has a slope of at most that of promotion: the safe choice for
-        # planning.
-        steps = (PROMOTE,) * filter.num_steps(m, n)
-    plan = cheapest_plan(m, n, steps, torch.finfo(X.dtype).eps / 2, SYRK)
+    roundoff = torch.finfo(X.dtype).eps / 2
+    plan = cheapest_plan(m, n, filter.steepest_steps(m, n), roundoff, SYRK)
     if filter.cutoff is None:
         return [_Steps(s.form, s.steps) for s in plan]
     return _aim_plan(plan, _rescale_to_bound(X, A, filter))

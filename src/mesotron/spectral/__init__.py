@@ -14,6 +14,7 @@ from mesotron.spectral.filters import (
     low_rank,
     make_filter,
     muon,
+    noise_edge,
     pion,
     polar_express,
 )
@@ -28,7 +29,7 @@ from mesotron.spectral.flops import (
     plan_flops,
     standard_flops,
 )
-from mesotron.spectral.response import limit_cutoff, noise_edge, response, slope_at_zero, threshold
+from mesotron.spectral.response import limit_cutoff, response, slope_at_zero, threshold
 
 __all__ = [
     "FILTERS",

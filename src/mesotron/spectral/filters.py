@@ -63,10 +63,15 @@ class Filter:
         if self.cutoff is None:
             return len(self.steps)
         if self.cutoff == "noise":
-            t = 1 / math.sqrt(m) + 1 / math.sqrt(n)
+            t = noise_edge(m, n)
         else:
             t = self.cutoff * min(m, n) ** -0.125
         return num_promotions(t) + self.suppress
+
+    def steepest_steps(self, m: int, n: int) -> tuple[Triple, ...]:
+        """The triples to plan an m x n matrix with. A cutoff filter's own depend on the matrix;
+        none of them has a larger slope at zero than promotion, which stands for them."""
+        return self.steps if self.cutoff is None else (PROMOTE,) * self.num_steps(m, n)
 
 
 def muon(steps: int = 5) -> Filter:
@@ -186,6 +191,8 @@ def make_filter(
     """
     if name not in FILTERS:
         raise ValueError(f"unknown filter {name!r}: choose one of {', '.join(FILTERS)}")
+    if rank is not None and name != "low_rank":
+        raise ValueError(f"rank={rank} belongs to the low_rank filter, not to {name!r}")
     if cutoff is not None:
         if name != "pion" or promote:
             raise ValueError(f"cutoff={cutoff!r} belongs to the pion filter without promote")
@@ -196,8 +203,23 @@ def make_filter(
     if name == "pion":
         options["promote"] = promote
     if name == "low_rank":
+        if steps is not None:
+            raise ValueError(f"steps={steps}: the low_rank filter has none, it is an exact SVD")
         options = {} if rank is None else {"rank": rank}
     return FILTERS[name](**options)
+
+
+def noise_edge(m: int, n: int) -> float:
+    """The largest singular value of an m x n matrix of independent noise, as a fraction of its
+    Frobenius norm.
+
+    References: Marchenko and Pastur, 1967: sigma_max -> sqrt(m) + sqrt(n), ||.||_F -> sqrt(m n).
+
+    Example:
+        >>> round(noise_edge(128, 2048), 4)
+        0.1105
+    """
+    return 1 / math.sqrt(m) + 1 / math.sqrt(n)
 
 
 def aim(t: Any) -> tuple[tuple[Any, Any, Any], Any]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mesotron.spectral.filters import Triple
 
 # The largest rounding error that a Gram segment may make of R's, as a share of the largest singular
-# value. In float32 # Muon's five steps stay below it in one segment and Polar Express takes two.
+# value. In float32 Muon's five steps stay below it in one segment; Polar Express takes two.
 GRAM_TOLERANCE = 2e-3
 
 
@@ -58,9 +58,8 @@ def standard_flops(m: int, n: int, steps: tuple[Triple, ...], cost: Cost = PLAIN
 def gram_flops(m: int, n: int, steps: tuple[Triple, ...], cost: Cost = PLAIN) -> int:
     """FLOPs of one Gram segment: the Gram matrix, m x m products, one product with X."""
     squares = sum(_square_flops(m, triple, cost) for triple in steps)
-    chain = (
-        3 * cost.commuting * m**3 * (len(steps) - 1)
-    )  # Q Z and the two of R Z Z, for every step but one
+    # Q Z and the two of R Z Z, for every step but one.
+    chain = 3 * cost.commuting * m**3 * (len(steps) - 1)
     return cost.square * m * m * n + squares + chain + 2 * m * m * n
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mesotron.spectral.response import noise_edge
+from mesotron.spectral.filters import noise_edge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,5 +1,4 @@
-"""The scalar map of a filter: what it does to one singular value, where it cuts, where noise would
-end.
+"""The scalar map of a filter: what it does to one singular value, and where it cuts.
 
 An odd polynomial in X acts on the singular values alone, X (X^T X)^j = U S^(2j+1) V^T, so
 everything about a filter can be read from this map. A filter with `rank` has none: it looks at the
@@ -13,7 +12,16 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mesotron.spectral.filters import FIXED_POINT, PROMOTE, SUPPRESS, Filter, Triple, _quintic, aim
+from mesotron.spectral.filters import (
+    FIXED_POINT,
+    PROMOTE,
+    SUPPRESS,
+    Filter,
+    Triple,
+    _quintic,
+    aim,
+    noise_edge,
+)
 
 
 def steps_at(filter: Filter, shape: tuple[int, int] | None = None) -> tuple[Triple, ...]:
@@ -111,16 +119,3 @@ def threshold(filter: Filter, level: float, shape: tuple[int, int] | None = None
         else:
             low = middle
     return high
-
-
-def noise_edge(m: int, n: int) -> float:
-    """The largest singular value of an m x n matrix of independent noise, as a fraction of its
-    Frobenius norm.
-
-    References: Marchenko and Pastur, 1967: sigma_max -> sqrt(m) + sqrt(n), ||.||_F -> sqrt(m n).
-
-    Example:
-        >>> round(noise_edge(128, 2048), 4)
-        0.1105
-    """
-    return 1 / math.sqrt(m) + 1 / math.sqrt(n)

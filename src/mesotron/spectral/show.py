@@ -15,11 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mesotron.config import SpectrumConfig
-from mesotron.spectral.filters import Filter, make_filter
+from mesotron.spectral.filters import Filter, make_filter, noise_edge
 from mesotron.spectral.flops import gram_plan, plan_flops, standard_flops
 from mesotron.spectral.response import (
     limit_cutoff,
-    noise_edge,
     response,
     slope_at_zero,
     steps_at,

@@ -22,7 +22,6 @@ from torch.distributed.tensor.placement_types import Placement
 from mesotron.optim.sharding.mesh import Box, Coordinate, Team, extent, local_box
 from mesotron.optim.views import View
 from mesotron.spectral import Filter, cheapest_plan, plan_flops
-from mesotron.spectral.filters import PROMOTE
 
 # A piece stays with a rank that already holds it unless that rank would then have this many times
 # its fair share of the work: moving a matrix costs less than waiting for a busy rank.
@@ -238,8 +237,8 @@ def _slabs(view: View, length: int) -> int:
 def _flops(filter: Filter, m: int, n: int) -> int:
     if filter.rank is not None:
         return _SVD_FLOPS * m * m * n
-    steps = filter.steps or (PROMOTE,) * filter.num_steps(m, n)
-    return plan_flops(m, n, cheapest_plan(m, n, steps, torch.finfo(torch.float32).eps / 2))
+    roundoff = torch.finfo(torch.float32).eps / 2
+    return plan_flops(m, n, cheapest_plan(m, n, filter.steepest_steps(m, n), roundoff))
 
 
 def _holders(piece: Piece, boxes: Sequence[Box]) -> dict[Box, list[int]]:
