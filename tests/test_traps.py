@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from mesotron.optim import matrix
+from mesotron.optim import matrix, spectral_step
+from mesotron.optim.groups import sort_parameters
 from mesotron.optim.optimizer import Muon, Pion
 from mesotron.optim.precision import filter_dtype, round_stochastically
 from mesotron.optim.scale import step_scale
-from mesotron.optim.spectral_step import group_filter
+from mesotron.optim.spectral_step import group_filter, work_dtype
 from mesotron.spectral import cubic, make_filter, muon, pion, polar_express, response
 
 
@@ -439,3 +440,59 @@ def test_a_group_of_the_other_rule_leaves_the_constructors_filter_alone():
     muon = {"params": [param(6, 6)], "rule": "muon"}
     inside_pion = Pion([muon], cutoff="noise", steps=2).param_groups[0]
     assert group_filter(inside_pion) == make_filter("muon")
+
+
+def seeds_of(optimizer, steps: int, monkeypatch) -> list[int]:
+    """Every seed that the optimizer rounds with."""
+    seeds = []
+    original = spectral_step.round_stochastically
+
+    def recording(values, out, seed):
+        seeds.append(seed)
+        original(values, out, seed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spectral_step, "round_stochastically", recording)
+        for _ in range(steps):
+            optimizer.step()
+    return seeds
+
+
+def test_random_bits_differ_by_step_parameter_and_window_and_not_by_run(monkeypatch):
+    def make():
+        fused = [param(8, 6, dtype=torch.bfloat16, seed=k) for k in range(2)]
+        whole = [param(4, 6, dtype=torch.bfloat16, seed=k) for k in range(3)]
+        groups = [{"params": fused, "view": "rows:5+3"}, {"params": whole}]
+        return Muon(groups, dtype="float32"), whole
+
+    optimizer, _ = make()
+    seeds = seeds_of(optimizer, 4, monkeypatch)
+    assert len(set(seeds)) == len(seeds) == 4 * (2 * 2 + 3)
+    assert max(seeds) < 2**32, "a CPU generator reads no more"
+    assert seeds_of(make()[0], 4, monkeypatch) == seeds
+
+    other, whole = make()
+    whole[0].grad = None  # a parameter's bits do not depend on which others step
+    assert set(seeds_of(other, 4, monkeypatch)) < set(seeds)
+
+
+def test_parameters_of_one_group_on_two_devices_are_stepped_apart():
+    here, there = param(5), nn.Parameter(torch.empty(5, device="meta"))
+    matrix_there = nn.Parameter(torch.empty(4, 4, device="meta"))
+    for p in (there, matrix_there):
+        p.grad = torch.empty_like(p)
+    found = sort_parameters(Muon([here, there, param(4, 4), matrix_there]).param_groups)
+    assert [[x.param.device.type for x in places] for places in found.auxiliary.values()] == [
+        ["cpu"],
+        ["meta"],
+    ]
+    assert [device.type for device in found.spectral] == ["cpu", "meta"]
+    numbers = [x.number for d in (found.auxiliary, found.spectral) for v in d.values() for x in v]
+    assert sorted(numbers) == [0, 1, 2, 3]
+
+
+def test_an_exact_svd_gets_float32_where_products_get_bfloat16(monkeypatch):
+    monkeypatch.setattr(spectral_step, "filter_dtype", lambda device: torch.bfloat16)
+    for name, expected in (("low_rank", torch.float32), ("muon", torch.bfloat16)):
+        (group,) = Muon([param(4, 4)], filter=name).param_groups
+        assert work_dtype(group, torch.bfloat16, torch.device("cpu")) == expected

@@ -3,7 +3,8 @@
 from mesotron.optim.build import BUILDERS, adamw, muon, muon_sgd, pion
 from mesotron.optim.importing import import_state
 from mesotron.optim.matrix import Filtered, apply_filter
-from mesotron.optim.optimizer import Muon, Pion, RoutedOptimizer
+from mesotron.optim.optimizer import Muon, Pion
+from mesotron.optim.routed import RoutedOptimizer
 from mesotron.optim.routing import route
 from mesotron.optim.routing.table import RoutingTable, Row
 from mesotron.optim.scale import step_scale

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mesotron.optim.optimizer import Muon, Pion, RoutedOptimizer
+from mesotron.optim.optimizer import Muon, Pion
+from mesotron.optim.routed import RoutedOptimizer
 from mesotron.optim.routing import route
 
 Lr = float | Tensor

@@ -1,15 +1,17 @@
-"""Param groups: reading what a user passes, and refusing what could not work, before any state
-exists."""
+"""Param groups: reading what a user passes, refusing what could not work before any state exists,
+and sorting the parameters for a step."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from mesotron.optim.rules import RULES, SPECTRAL_RULES, refuse_flat_shard
+from mesotron.optim.rules import AUXILIARY_RULES, RULES, SPECTRAL_RULES, refuse_flat_shard
 from mesotron.optim.scale import check_scale
 from mesotron.optim.spectral_step import group_filter
 from mesotron.optim.views import View
@@ -127,6 +129,55 @@ def check_same_rules(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) 
                 f"here its rule is {group['rule']!r}: build the same optimizer, or take the "
                 "momentum alone over with mesotron.import_state"
             )
+
+
+class Place(NamedTuple):
+    """A parameter, its group, and its place among all parameters of the optimizer."""
+
+    param: Tensor
+    group: dict[str, Any]
+    number: int
+
+
+class Sorted(NamedTuple):
+    """Whom a step concerns.
+
+    Args:
+        auxiliary: AdamW's and SGD's, with a gradient, by group and device.
+        spectral: the matrices with a gradient, by device.
+        sharded: DTensors of every rule, with a gradient or without: ranks may differ in which they
+            have, so they agree on that together.
+    """
+
+    auxiliary: dict[tuple[str, torch.device], list[Place]]
+    spectral: dict[torch.device, list[Place]]
+    sharded: list[Place]
+
+    @property
+    def idle(self) -> bool:
+        """No parameter has a gradient."""
+        here = self.auxiliary or self.spectral
+        return not here and all(place.param.grad is None for place in self.sharded)
+
+
+def sort_parameters(groups: list[dict[str, Any]]) -> Sorted:
+    """Who is stepped by whom. Empty tensors are left out."""
+    found = Sorted(defaultdict(list), defaultdict(list), [])
+    pairs = [(p, group) for group in groups for p in group["params"]]
+    for number, (p, group) in enumerate(pairs):
+        place = Place(p, group, number)
+        if not p.numel():
+            continue
+        if isinstance(p, DTensor):
+            if p.requires_grad:
+                found.sharded.append(place)
+        elif p.grad is None:
+            continue
+        elif group["rule"] in AUXILIARY_RULES:
+            found.auxiliary[group["name"], p.device].append(place)
+        else:
+            found.spectral[p.device].append(place)
+    return found
 
 
 def default_view(group: dict[str, Any]) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mesotron.optim.optimizer import RoutedOptimizer
+from mesotron.optim.routed import RoutedOptimizer
 from mesotron.optim.rules import SPECTRAL_RULES
+from mesotron.optim.spectral_step import momentum_dtype
 
 _MOMENTUM_KEYS = ("momentum_buffer", "momentum")
 
@@ -85,10 +86,7 @@ def _translate(
     key = next((k for k in _MOMENTUM_KEYS if k in state), "momentum_buffer")
     momentum = _like(p, state, key)
     if group["rule"] in SPECTRAL_RULES:
-        wide = torch.float64 if p.dtype == torch.float64 else torch.float32
-        momentum = momentum.to(
-            getattr(torch, group["momentum_dtype"]) if group["momentum_dtype"] else wide
-        )
+        momentum = momentum.to(momentum_dtype(group, p.dtype))
         if form == "sum":
             momentum = momentum * (1 - group["momentum"])
     return {"momentum_buffer": momentum}

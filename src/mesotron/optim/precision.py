@@ -7,7 +7,9 @@ ones on a CPU without bfloat16 units, so the choice is measured once per device 
 
 from __future__ import annotations
 
+import struct
 import time
+import zlib
 from functools import cache
 
 import torch
@@ -54,6 +56,21 @@ def _product_seconds(dtype: torch.dtype) -> float:
     return best
 
 
+def rounding_seed(step: int, number: int, part: int) -> int:
+    """The seed of one part of one parameter in one step, 32 bits: a CPU generator reads no more.
+
+    It follows from these alone and not from a global generator, so that replicas round alike and a
+    resumed run as one left alone. A CRC differs wherever two inputs differ in one of the three, and
+    otherwise as a hash does.
+
+    Args:
+        step: of the param group.
+        number: the parameter's place in the optimizer.
+        part: which window of it, or which shard.
+    """
+    return zlib.crc32(struct.pack("<III", step % 2**32, number, part))
+
+
 def round_stochastically(values: Tensor, out: Tensor, seed: int) -> None:
     """Round float32 `values` into bfloat16 `out`, up or down at random so that the mean is kept.
 
@@ -64,8 +81,7 @@ def round_stochastically(values: Tensor, out: Tensor, seed: int) -> None:
     Args:
         values: float32, any shape.
         out: bfloat16, same shape; written.
-        seed: of the random bits. It follows from the step and the parameter and not from a global
-            generator, so that replicas round alike and a resumed run as one left alone.
+        seed: of the random bits, from `rounding_seed`.
     """
     generator = torch.Generator(values.device).manual_seed(seed)
     bits = values.contiguous().view(torch.int32)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from mesotron.optim.matrix import apply_filter
-from mesotron.optim.precision import filter_dtype, round_stochastically
+from mesotron.optim.precision import filter_dtype, round_stochastically, rounding_seed
 from mesotron.optim.scale import step_scale
 from mesotron.optim.stats import SAMPLE_ROWS, SAMPLE_WINDOWS, StepStats
 from mesotron.optim.views import View, Window
@@ -26,6 +26,16 @@ Group = dict[str, Any]
 # A batch larger than this is filtered in parts: the products are long enough by then, and memory is
 # not free.
 _BATCH_BYTES = 256 * 2**20
+
+
+class Member(NamedTuple):
+    """One parameter that lies whole on its device; `number` is its place in the optimizer."""
+
+    param: Tensor
+    grad: Tensor
+    momentum: Tensor
+    group: Group
+    number: int
 
 
 class Job(Protocol):
@@ -54,36 +64,31 @@ class LocalJob:
     """A parameter that lies whole on this device.
 
     Args:
-        param: written by `apply`.
-        grad: read only.
-        momentum: already updated by `update_momentum`.
-        group: its param group.
-        number: its place in the step, which tells its random bits from others'.
+        member: its weights are written by `apply`, its gradient is read only, its momentum is
+            already updated by `update_momentum`.
         finite: a 0-d bool tensor that masks the step, or None if the gradient is known to be
             finite.
     """
 
-    param: Tensor
-    grad: Tensor
-    momentum: Tensor
-    group: Group
-    number: int
+    member: Member
     finite: Tensor | None = None
+    group: Group = field(init=False)
     windows: list[Window] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.group = self.member.group
         view = View.parse(self.group["view"])
-        self.windows = view.windows(self.param)
-        self._grads = view.windows(self.grad)
-        self._momenta = view.windows(self.momentum)
+        self.windows = view.windows(self.member.param)
+        self._grads = view.windows(self.member.grad)
+        self._momenta = view.windows(self.member.momentum)
 
     def pack(self, index: int, out: Tensor) -> None:
         G, M = self._grads[index].wide, self._momenta[index].wide
         out.copy_(direction(G, M, self.group, self.finite))
 
     def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
-        W, stream = self.windows[index].wide, (self.number << 8) + index
-        step_weights(W, filtered, step_size, self.group, self.finite, stream)
+        seed = rounding_seed(self.group["step"], self.member.number, index)
+        step_weights(self.windows[index].wide, filtered, step_size, self.group, self.finite, seed)
 
     def sample(self, index: int, rows: slice) -> Tensor | None:
         G = self._grads[index].wide[:, :, :, rows]
@@ -117,17 +122,15 @@ def step_weights(
     step_size: float | Tensor,
     group: Group,
     finite: Tensor | None,
-    stream: int,
+    seed: int,
 ) -> None:
-    """W <- (1 - lr wd) W - step_size X in place, where `finite`; bfloat16 is rounded at random, by
-    the group's step count and the number of this stream of random bits."""
+    """W <- (1 - lr wd) W - step_size X in place, where `finite`; bfloat16 is rounded at random."""
     decay = group["lr"] * group["weight_decay"]
     if finite is not None:
         step_size, decay = step_size * finite, decay * finite
     if W.dtype == torch.bfloat16:
         values = W.float() * (1 - decay) - filtered.float() * step_size
-        # A CPU generator reads 32 bits of its seed: the step must not hide in the upper half.
-        round_stochastically(values, W, (group["step"] * 1_000_003 + stream) % 2**32)
+        round_stochastically(values, W, seed)
         return
     W.mul_(1 - decay)
     if isinstance(step_size, float):
@@ -149,7 +152,8 @@ def filter_and_apply(jobs: Iterable[Job], stats: StepStats) -> None:
     for order, job in enumerate(jobs):
         for index, window in enumerate(job.windows):
             alone = order if not job.group["batched"] else None
-            key = (group_filter(job.group), *window.block_shape, _work_dtype(job, window), alone)
+            dtype = work_dtype(job.group, window.strided.dtype, window.strided.device)
+            key = (group_filter(job.group), *window.block_shape, dtype, alone)
             buckets[key, window.strided.device].append((job, index))
     for ((filter, m, n, dtype, _), device), members in buckets.items():
         for part in _parts(members, m * n * dtype.itemsize):
@@ -167,14 +171,21 @@ def group_filter(group: Group) -> Filter:
     )
 
 
-def _work_dtype(job: Job, window: Window) -> torch.dtype:
-    if job.group["dtype"] is not None:
-        return getattr(torch, job.group["dtype"])
-    if job.group["rank"] is not None and window.strided.element_size() <= 4:
-        return torch.float32  # an SVD has no use for fewer bits
-    if window.strided.dtype == torch.float64:
+def momentum_dtype(group: Group, weights: torch.dtype) -> torch.dtype:
+    """Of a group's momentum buffers for weights of this dtype: float32 or wider unless it says."""
+    named = group["momentum_dtype"]
+    return getattr(torch, named) if named else torch.promote_types(weights, torch.float32)
+
+
+def work_dtype(group: Group, weights: torch.dtype, device: torch.device) -> torch.dtype:
+    """In which a group's filter multiplies, for weights (or directions) of this dtype."""
+    if group["dtype"] is not None:
+        return getattr(torch, group["dtype"])
+    if weights == torch.float64:
         return torch.float64
-    return filter_dtype(window.strided.device)
+    if group_filter(group).rank is not None:
+        return torch.float32  # an SVD has no use for fewer bits
+    return filter_dtype(device)
 
 
 def _parts(members: list[tuple[Job, int]], block_bytes: int) -> Iterable[list[tuple[Job, int]]]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from mesotron.optim import kernels
 from mesotron.optim.fused.filter import WORK_DTYPE
 from mesotron.optim.scale import step_scale
-from mesotron.optim.spectral_step import group_filter
+from mesotron.optim.spectral_step import Member, group_filter
 from mesotron.optim.views import View
 from mesotron.spectral import Filter
 
@@ -31,15 +31,6 @@ _SETTINGS = (
     "view", "filter", "steps", "promote", "cutoff", "rank", "nesterov", "scale", "name", "batched",
     "dtype", "fused",
 )  # fmt: skip
-
-
-class Member(NamedTuple):
-    """One parameter of a spectral step."""
-
-    param: Tensor
-    grad: Tensor
-    momentum: Tensor
-    group: dict[str, Any]
 
 
 class Layout(NamedTuple):
@@ -125,7 +116,7 @@ def signature(members: list[Member]) -> list:
     settings = {id(group): _settings(group) for group in unique_groups(members)}
     return [
         (p.data_ptr(), M.data_ptr(), G.data_ptr() % 16, G.dtype, G.stride(), settings[id(group)])
-        for p, G, M, group in members
+        for p, G, M, group, _ in members
     ]
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from mesotron.optim.fused.filter import WORK_DTYPE, filter_blocks
 from mesotron.optim.fused.plan import (
     Bucket,
-    Member,
     can_fuse,
     make_buckets,
     signature,
@@ -24,6 +23,8 @@ from mesotron.optim.fused.plan import (
 )
 from mesotron.optim.kernels.packed import Packed
 from mesotron.optim.matrix import Filtered
+from mesotron.optim.precision import rounding_seed
+from mesotron.optim.spectral_step import Member
 from mesotron.optim.stats import StepStats, move
 
 
@@ -45,10 +46,11 @@ class FusedStep:
         self._values = _GroupValues(unique_groups(members), self._buckets, device)
         self._tie = _Tie(self._buckets, len(members), device)
         self._captured: list[Tensor] = []
-        # A bucket's random bits follow from its number and the step count alone: replicas round
-        # alike, and a resumed run as one left alone.
+        # 64 bits: which bucket of whose parameters above, the step below, where it is counted on.
         step = max((m.group["step"] for m in members), default=0) - 1
-        self._seeds = (torch.arange(len(self._buckets), device=device) << 40) + step
+        firsts = [members[bucket.members[0]].number for bucket in self._buckets]
+        streams = [rounding_seed(0, number, k) >> 1 for k, number in enumerate(firsts)]
+        self._seeds = torch.tensor([(s << 32) + step for s in streams], device=device)
 
     def fits(self, candidates: list[Member]) -> bool:
         """Whether this plan is still the right one."""

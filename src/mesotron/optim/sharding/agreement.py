@@ -24,10 +24,12 @@ _log = logging.getLogger("mesotron")
 
 
 class Part(NamedTuple):
-    """A rank's part of one parameter: the DTensor, its local weights and its local gradient."""
+    """A rank's part of one parameter: the DTensor, its place in the optimizer, its local weights
+    and its local gradient."""
 
     param: DTensor
     group: Group
+    number: int
     weight: Tensor
     grad: Tensor | None
 
@@ -68,7 +70,7 @@ class Agreement(NamedTuple):
         return self.largest.device.type == "cpu"
 
 
-def part_of(p: DTensor, group: Group) -> Part:
+def part_of(p: DTensor, group: Group, number: int) -> Part:
     """What this rank holds of a parameter and of its gradient, brought to the same placements."""
     grad = None
     if p.grad is not None:
@@ -77,7 +79,7 @@ def part_of(p: DTensor, group: Group) -> Part:
         if grad.placements != p.placements:  # tensor parallel: sums that are still to be made
             grad = grad.redistribute(placements=p.placements)
         grad = grad.to_local()
-    return Part(p, group, p.to_local(), grad)
+    return Part(p, group, number, p.to_local(), grad)
 
 
 def agree(parts: list[Part], team: Team) -> Agreement:

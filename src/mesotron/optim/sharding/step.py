@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mesotron.optim.auxiliary import NEW_STATE, STEPS
-from mesotron.optim.precision import filter_dtype
+from mesotron.optim.groups import Place
+from mesotron.optim.precision import rounding_seed
 from mesotron.optim.scale import step_scale
 from mesotron.optim.sharding.agreement import Agreement, Part, agree, part_of, report_skipped
 from mesotron.optim.sharding.exchange import Member, Plan, block_shapes, exchange, make_plan
@@ -30,12 +31,13 @@ from mesotron.optim.spectral_step import (
     group_filter,
     step_weights,
     update_momentum,
+    work_dtype,
 )
 from mesotron.optim.stats import SAMPLE_ROWS, StepStats, move
 from mesotron.optim.views import View, Window
 
 if TYPE_CHECKING:
-    from mesotron.optim.optimizer import RoutedOptimizer
+    from mesotron.optim.routed import RoutedOptimizer
 
 Group = dict[str, Any]
 
@@ -69,22 +71,20 @@ class OwnerJob:
         return None
 
 
-def sharded_step(
-    optimizer: RoutedOptimizer, members: Sequence[tuple[Tensor, Group]], stats: StepStats
-) -> None:
+def sharded_step(optimizer: RoutedOptimizer, members: Sequence[Place], stats: StepStats) -> None:
     """Step all sharded parameters; every rank that holds a part of any of them must call it.
 
     Args:
         optimizer: keeps the state.
-        members: (DTensor parameter, its group), also those without a gradient here, in an order
-            common to all ranks.
+        members: DTensor parameters, also those without a gradient here, in an order common to all
+            ranks.
         stats: receives what a single process would have recorded, the same on every rank of a mesh.
     """
     meshes: dict[DeviceMesh, list[Part]] = {}
-    for p, group in members:
+    for p, group, number in members:
         assert isinstance(p, DTensor)
         if p.device_mesh.get_coordinate() is not None:
-            meshes.setdefault(p.device_mesh, []).append(part_of(p, group))
+            meshes.setdefault(p.device_mesh, []).append(part_of(p, group, number))
     names = [group["name"] for group in optimizer.param_groups]
     for mesh, parts in meshes.items():
         _step_mesh(optimizer, parts, team_of(mesh), names, stats)
@@ -165,12 +165,10 @@ def _spectral_parts(parts: list[Part], agreed: Agreement) -> dict[torch.dtype, l
 def _wire_dtype(part: Part) -> torch.dtype:
     """The filter's own dtype, so that nothing is lost or sent for nothing. Not the measured one of
     a CPU: ranks might measure differently."""
-    if part.group["dtype"] is not None:
-        return getattr(torch, part.group["dtype"])
-    if part.weight.dtype == torch.float64:
-        return torch.float64
-    device = part.weight.device
-    return torch.float32 if device.type == "cpu" else filter_dtype(device)
+    device, weights = part.weight.device, part.weight.dtype
+    if device.type == "cpu" and part.group["dtype"] is None:
+        return torch.promote_types(weights, torch.float32)
+    return work_dtype(part.group, weights, device)
 
 
 def _step_spectral(
@@ -208,9 +206,10 @@ def _step_spectral(
     alignments = []
     for k, (part, mask, update) in enumerate(zip(chosen, masks, updates, strict=True)):
         assert update is not None
-        stream = k * len(team.coordinates) + plan.copies[k]  # one for all holders of this copy
+        # The same for all holders of a copy, another for every other shard.
+        seed = rounding_seed(part.group["step"], part.number, plan.copies[k])
         step_size = part.group["lr"] * _reference_scale(part)
-        step_weights(part.weight, update, step_size, part.group, mask, stream)
+        step_weights(part.weight, update, step_size, part.group, mask, seed)
         alignments.append(_alignment(part, update, agreed.largest[numbers[k]], mask))
     return torch.stack(alignments)
 
