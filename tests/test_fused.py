@@ -238,3 +238,14 @@ def test_more_blocks_than_a_launch_takes_are_parted(monkeypatch):
     found, taken = step_once(view="rows:3")
     assert taken
     assert distance(found, expected, torch.zeros_like(found)) < 1e-3
+
+
+def test_the_step_follows_a_group_that_was_replaced():
+    p = torch.nn.Parameter(torch.zeros(48, 80, device=DEVICE))
+    p.grad = known_gradient()
+    optimizer = Muon([{"params": [p], "rule": "muon"}], lr=0.02)
+    optimizer.step()
+    optimizer.param_groups[0] = {**optimizer.param_groups[0], "lr": 0.0}
+    before = p.detach().clone()
+    optimizer.step()
+    assert torch.equal(p, before)

@@ -387,6 +387,7 @@ def test_trap_cpu_the_filter_does_not_run_in_emulated_bfloat16():
         (lambda: Muon([param(4, 4)], lr=float("nan")), "lr=nan"),
         (lambda: Muon([param(4, 4)], lr=torch.tensor([0.1])), "without dimensions"),
         (lambda: Muon([param(4, 4)], momentum=1.0), "momentum=1.0"),
+        (lambda: Muon([param(4, 4)], momentum=torch.tensor([0.9])), "without dimensions"),
         (lambda: Muon([param(4, 4)], weight_decay=-0.1), "weight_decay=-0.1"),
         (lambda: Muon([param(4, 4)], betas=(0.9, 1.0)), "betas"),
         (lambda: Muon([param(4, 4)], scale="rsm"), "rsm"),

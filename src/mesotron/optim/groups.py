@@ -88,7 +88,7 @@ def check_group(group: dict[str, Any]) -> None:
                 f"a parameter of shape {tuple(p.shape)} is {p.dtype}, and every rule here needs "
                 "real floating-point numbers: hold a complex one as two real ones"
             )
-    for key in ("lr", "weight_decay"):
+    for key in ("lr", "momentum", "weight_decay"):
         if isinstance(group[key], Tensor) and group[key].ndim:
             raise ValueError(
                 f"{key} is a tensor of shape {tuple(group[key].shape)}: give it without "

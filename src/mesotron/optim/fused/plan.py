@@ -113,7 +113,8 @@ def block_layout(wide: Tensor, first: int = 0) -> Layout | None:
 def signature(members: list[Member]) -> list:
     """Everything a plan depends on, cheap enough to compare at every step. Of a gradient's address
     that is its alignment: views into a communication bucket can start anywhere."""
-    settings = {id(group): _settings(group) for group in unique_groups(members)}
+    # The dict itself too: a plan reads lr, momentum and decay from the groups that it was made for.
+    settings = {id(group): (id(group), *_settings(group)) for group in unique_groups(members)}
     return [
         (p.data_ptr(), M.data_ptr(), G.data_ptr() % 16, G.dtype, G.stride(), settings[id(group)])
         for p, G, M, group, _ in members

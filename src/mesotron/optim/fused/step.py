@@ -50,7 +50,8 @@ class FusedStep:
         step = max((m.group["step"] for m in members), default=0) - 1
         firsts = [members[bucket.members[0]].number for bucket in self._buckets]
         streams = [rounding_seed(0, number, k) >> 1 for k, number in enumerate(firsts)]
-        self._seeds = torch.tensor([(s << 32) + step for s in streams], device=device)
+        seeds = [(stream << 32) + step for stream in streams]
+        self._seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
 
     def fits(self, candidates: list[Member]) -> bool:
         """Whether this plan is still the right one."""

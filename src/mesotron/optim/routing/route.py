@@ -298,6 +298,3 @@ def _check_heads_found(rows: list[Row], per_head: bool | Mapping[str, int]) -> N
             "overrides={'*.my_query.weight': {'view': "
             "'rows:NUM_HEADS'}}"
         )
-
-
-__all__ = ["RoutingTable", "Row", "route"]
