@@ -6,9 +6,14 @@ import sys
 from collections.abc import Callable
 
 import pytest
+import torch
 
 # Before any test imports transformers: it reads the variable once, at import.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Before any test imports Triton, for the same reason: without a GPU its interpreter runs kernels.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

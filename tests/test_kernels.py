@@ -4,15 +4,11 @@ On a CUDA machine the compiled kernels run; elsewhere Triton's interpreter runs 
 the CPU, if Triton is installed at all. What needs the real device says so.
 """
 
-import os
-
 import numpy
 import pytest
 import torch
 
 ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 pytest.importorskip("triton", reason="Triton is absent: the plain torch path is what runs here")
 if not ON_GPU and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
     pytest.skip(
