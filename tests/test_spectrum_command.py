@@ -106,6 +106,23 @@ def test_the_tables_fit_eighty_columns(mesotron):
         assert word in done.stdout
 
 
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_numbers(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert show.run(SpectrumConfig()) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 60
+    assert "…" not in shown
+    assert all(word in shown for word in ("pion cutoff=noise", ".8165", ".845", "1024 × 4096"))
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
+def test_the_same_curves_give_the_same_file(tmp_path, suffix):
+    pictures = [tmp_path / f"{name}{suffix}" for name in "ab"]
+    for picture in pictures:
+        show.run(SpectrumConfig(filters=("muon",), plot=picture))
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+
+
 def test_files_are_written(mesotron, tmp_path):
     picture, numbers = tmp_path / "a.png", tmp_path / "a.json"
     done = mesotron("spectrum", "muon", "pion", "--plot", str(picture), "--json", str(numbers))

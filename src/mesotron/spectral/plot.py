@@ -44,20 +44,29 @@ def draw(curves: Sequence[Drawable], path: Path, axis: str) -> None:
         path: its suffix names the format: .png, .svg or .pdf.
         axis: "log" or "linear" sigma.
     """
-    if path.suffix not in DATELESS:
-        raise ValueError(f"cannot draw into {path}: end the name in .png, .svg or .pdf")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ValueError("--plot needs matplotlib: pip install 'mesotron[plot]'") from error
+    check_picture(path)
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     draw_axes(axes, axis, curves[0].shape)
     draw_curves(axes, curves, axis)
-    # Without the date, the same curves give the same file.
-    figure.savefig(path, metadata=DATELESS[path.suffix])
+    # Without the date, and with SVG's ids from a fixed salt, the same curves give the same file.
+    with rc_context({"svg.hashsalt": "mesotron"}):
+        figure.savefig(path, metadata=DATELESS[path.suffix])
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a picture that could not be drawn, before the work that would go into it."""
+    if path.suffix not in DATELESS:
+        raise ValueError(f"cannot draw into {path}: end the name in .png, .svg or .pdf")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError("--plot needs matplotlib: pip install 'mesotron[plot]'") from error
 
 
 def draw_axes(axes: Axes, axis: str, shape: tuple[int, int]) -> None:

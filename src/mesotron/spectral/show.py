@@ -27,8 +27,13 @@ from mesotron.spectral.response import (
 
 SIGMA = (0.001, 0.01, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1.0)
 LEVELS = (0.1, 0.5, 0.9)
+PROPERTIES: tuple[str, ...] = ("cutoff", "σ→.1", "σ→.5", "σ→.9", "f'(0)", "passes", "GFLOP", "Gram")
+# A narrow terminal gets fewer columns, since a number cut short tells nothing.
+WIDE = 78
+NARROW_SIGMA = (0.001, 0.01, 0.1, 0.3, 0.8, 1.0)
+NARROW_PROPERTIES = ("cutoff", "σ→.5", "passes", "GFLOP", "Gram")
 FP32_ROUNDOFF = 2.0**-24
-PLOT_WIDTH, PLOT_HEIGHT = 56, 3
+PLOT_WIDTH, PLOT_HEIGHT, PLOT_MARGIN = 56, 3, 22
 # Above Muon's largest overshoot, about 1.2.
 PLOT_TOP = 1.25
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -94,9 +99,11 @@ def run(config: SpectrumConfig) -> int:
 
         draw(curves, config.plot, config.axis)
     console = Console(highlight=False)
-    console.print(response_table(curves))
-    console.print(property_table(curves))
-    console.print(terminal_plot(curves, config.axis))
+    wide = console.width >= WIDE
+    console.print(response_table(curves, SIGMA if wide else NARROW_SIGMA))
+    console.print(property_table(curves, PROPERTIES if wide else NARROW_PROPERTIES))
+    plot_width = max(min(PLOT_WIDTH, console.width - PLOT_MARGIN), 1)
+    console.print(terminal_plot(curves, config.axis, plot_width))
     return 0
 
 
@@ -128,32 +135,32 @@ def variants(name: str, config: SpectrumConfig) -> list[tuple[str, dict[str, Any
     return shown + [(f"pion cutoff={c}", {"cutoff": c}) for c in cutoff]
 
 
-def response_table(curves: list[Curve]) -> Table:
+def response_table(curves: list[Curve], grid: tuple[float, ...] = SIGMA) -> Table:
     """f(sigma) on a grid, a row for each filter."""
-    table = new_table("response f(σ), σ as a fraction of the norm that X is divided by")
+    table = new_table("response f(σ), σ a fraction of the matrix's norm")
     table.add_column("filter \\ σ", no_wrap=True)
-    for sigma in SIGMA:
+    for sigma in grid:
         table.add_column(f"{sigma:g}".removeprefix("0"), justify="right", no_wrap=True)
     for curve, style in zip(curves, styles(curves)):
-        table.add_row(Text(curve.label, style), *map(short, curve.at(SIGMA)))
+        table.add_row(Text(curve.label, style), *map(short, curve.at(grid)))
     return table
 
 
-def property_table(curves: list[Curve]) -> Table:
+def property_table(curves: list[Curve], headings: tuple[str, ...] = PROPERTIES) -> Table:
     """Cutoffs, slope, the number of directions that can pass, and the cost."""
     m, n = curves[0].shape
     table = new_table(f"where it cuts, and what one {m} × {n} matrix costs")
-    headings = ("cutoff", "σ→.1", "σ→.5", "σ→.9", "f'(0)", "passes", "GFLOP", "Gram")
     table.add_column("filter", no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for curve, style in zip(curves, styles(curves)):
         cells = [limit_cutoff(curve.filter, curve.shape), *map(curve.crossing, LEVELS)]
         slope = slope_at_zero(curve.filter, curve.shape)
-        costs = [f"{cost:.3g}" for cost in curve.gigaflops]
         texts = ["–" if cell is None else f"{cell:.4f}".removeprefix("0") for cell in cells]
         texts.append(f"{slope:.3g}" if slope == 0 or slope > 1e-3 else f"{slope:.0e}")
-        table.add_row(Text(curve.label, style), *texts, str(curve.max_directions), *costs)
+        texts += [str(curve.max_directions), *(f"{cost:.3g}" for cost in curve.gigaflops)]
+        shown = dict(zip(PROPERTIES, texts, strict=True))
+        table.add_row(Text(curve.label, style), *(shown[heading] for heading in headings))
     return table
 
 
@@ -169,17 +176,17 @@ def new_table(title: str) -> Table:
     )
 
 
-def terminal_plot(curves: list[Curve], axis: str) -> Text:
+def terminal_plot(curves: list[Curve], axis: str, width: int = PLOT_WIDTH) -> Text:
     """One small area chart under another, so that curves never hide each other."""
-    sigma = sigma_grid(axis, PLOT_WIDTH)
+    sigma = sigma_grid(axis, width)
     plot = Text()
     for curve, style in zip(curves, styles(curves)):
         for row, line in enumerate(area_rows(curve.at(sigma))):
-            plot.append(f"{curve.label if row == PLOT_HEIGHT - 1 else '':>21} ")
+            plot.append(f"{curve.label if row == PLOT_HEIGHT - 1 else '':>{PLOT_MARGIN - 1}} ")
             plot.append(line + "\n", style)
     left = f"σ = {sigma[0]:.3g}"
-    legend = f"{axis} axis, f from 0 to {PLOT_TOP}".center(PLOT_WIDTH - len(left) - 1)
-    plot.append(" " * 22 + left + legend + "1\n")
+    legend = f"{axis} axis, f from 0 to {PLOT_TOP}".center(width - len(left) - 1)
+    plot.append(" " * PLOT_MARGIN + left + legend + "1\n")
     return plot
 
 
