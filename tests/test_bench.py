@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -325,10 +326,59 @@ def test_a_sweep_stopped_and_continued_gives_the_same_result(tiny, monkeypatch, 
         raise AssertionError("a finished run was run again")
 
     monkeypatch.setattr(training, "train", refuse)
+    capsys.readouterr()
     assert training.compare(tiny) == first
+    assert f"{tiny.out.with_suffix('.runs.jsonl')}, " in capsys.readouterr().err
     by_name = {entry["optimizer"]: entry for entry in first["summary"]}
     assert by_name["adamw"]["versus_adamw"] == 0
     assert by_name["pion_per_head"]["interval"] > 0
+
+
+def test_what_is_given_wins_over_the_quick_look():
+    asked = BenchTrainConfig(quick=True, steps=120, seeds=(0, 1, 2), optimizers=("pion",))
+    done = training.complete(asked)
+    assert (done.steps, done.seeds, done.optimizers) == (120, (0, 1, 2), ("pion",))
+    assert done.lrs == training.QUICK["lrs"]
+    full = training.complete(BenchTrainConfig())
+    assert {name: getattr(full, name) for name in training.FULL} == training.FULL
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"steps": 0}, "--steps 0 must be at least 1"),
+        ({"lrs": (0.01, 0.0)}, "rate of 0 cannot"),
+        ({"lrs": (math.nan,)}, "rate of nan cannot"),
+        ({"aux_lr": math.inf}, "rate of inf cannot"),
+        ({"seeds": (0, 1, 0)}, "give each seed once"),
+        ({"optimizers": ("mun",)}, "unknown optimizer 'mun'"),
+        ({"out": Path(".")}, "is a folder"),
+        ({"plot": Path("x.gif")}, "end the name in .png"),
+    ],
+)
+def test_a_sweep_that_cannot_end_well_is_refused_before_it_starts(monkeypatch, wrong, told):
+    monkeypatch.setattr(training, "compare", lambda config: pytest.fail("it started"))
+    with pytest.raises(ValueError, match=told):
+        training.run(BenchTrainConfig(**wrong))
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    console.check_writable(tmp_path / "new" / "result.json")
+    assert (tmp_path / "new").is_dir()
+    monkeypatch.setattr(console.os, "access", lambda path, mode: False)
+    with pytest.raises(ValueError, match="cannot be written"):
+        console.check_writable(tmp_path / "result.json")
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(tiny, monkeypatch):
+    def interrupt(*values):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "train", interrupt)
+    with pytest.raises(KeyboardInterrupt, match=r"continues from .*result\.runs\.jsonl"):
+        training.run(tiny)
+    with pytest.raises(KeyboardInterrupt, match="--out FILE would keep"):
+        training.run(replace(tiny, out=None))
 
 
 def test_the_picture_is_drawn(tmp_path):

@@ -55,6 +55,9 @@ def test_every_command_is_listed_and_has_help(mesotron):
         shown = mesotron(*name.split(), "--help")
         assert shown.returncode == 0
         assert shown.stdout.startswith(f"usage: mesotron {name}")
+        words = " ".join(shown.stdout.replace("│", " ").split())
+        assert "(default: None)" not in words
+        assert "(default: )" not in words
         for item in fields(command.config_type):
             assert f"--{item.name.replace('_', '-')}" in shown.stdout
 
@@ -160,6 +163,15 @@ def test_ctrl_c_is_one_line_and_130(monkeypatch, capsys):
     monkeypatch.setattr(cli, "load", lambda target: run)
     assert cli.main(["spectrum"]) == 130
     assert capsys.readouterr().err == "mesotron: interrupted\n"
+
+
+def test_ctrl_c_passes_on_what_the_command_says(monkeypatch, capsys):
+    def run(_):
+        raise KeyboardInterrupt("the same command continues")
+
+    monkeypatch.setattr(cli, "load", lambda target: run)
+    assert cli.main(["spectrum"]) == 130
+    assert capsys.readouterr().err == "mesotron: interrupted; the same command continues\n"
 
 
 def test_a_real_interrupt_leaves_no_traceback(tmp_path):

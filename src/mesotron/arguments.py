@@ -13,7 +13,7 @@ from contextlib import redirect_stderr
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -310,9 +310,21 @@ def hint(word: str, known: Iterable[str]) -> str:
 
 def print_help(config_type: type, prog: str) -> None:
     """tyro's help for a command, with its positional field in the usage line."""
+    shown = hide_empty_defaults(config_type)
     about = f"{config_type.__doc__}\n\nA TOML file may give other defaults: --config FILE."
     usage = f"{prog} {positional_usage(config_type)}".strip()
-    tyro.cli(config_type, prog=usage, args=["--help"], description=about, config=MARKERS)
+    tyro.cli(shown, prog=usage, args=["--help"], description=about, config=MARKERS)
+
+
+def hide_empty_defaults(config_type: Any) -> type:
+    """The config with nothing in the place of `(default: None)`: its help says what happens."""
+    hints = get_type_hints(config_type)
+    empty = {item.name: item.default for item in fields(config_type) if item.default in (None, ())}
+    silent = tyro.conf.arg(help_behavior_hint="")
+    types = {name: Annotated[hints[name], silent] for name in empty}
+    members = {"__annotations__": types, "__doc__": config_type.__doc__, **empty}
+    copy = type(config_type.__name__, (config_type,), members)
+    return dataclass(frozen=True, kw_only=True)(copy)
 
 
 def positional_usage(config_type: type) -> str:

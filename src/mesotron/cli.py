@@ -50,8 +50,8 @@ def main(words: list[str] | None = None) -> int:
         code = dispatch(sys.argv[1:] if words is None else words)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return complain("interrupted", code=130)
+    except KeyboardInterrupt as stop:  # a command may have added how to go on
+        return complain("; ".join(["interrupted", *map(str, stop.args)]), code=130)
     except BrokenPipeError:
         # The interpreter flushes stdout once more at exit; give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

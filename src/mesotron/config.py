@@ -1,6 +1,7 @@
 """Every config of the command line, as frozen dataclasses; the standard library only.
 
-The string under a field is its help text. A field marked POSITIONAL may be given without its flag.
+The string under a field is its help text, and its lines stay lines: break between sentences. A
+field marked POSITIONAL may be given without its flag.
 Names that live in a registry (filters, models) are checked by the registry's owner, not here.
 """
 
@@ -26,9 +27,9 @@ class SpectrumConfig:
     """Pion's promotion steps k_p, one curve for each."""
 
     cutoff: tuple[float | Literal["noise"], ...] = ()
-    """Pion's continuous strengths, one curve for each: a fraction of the largest singular value, or
-    noise for the edge that pure noise of --shape would reach. Without --promote and --cutoff
-    Pion is shown with promote 0 and 2 and with the noise cutoff."""
+    """Pion's continuous strengths, one curve for each: fractions of the largest singular value.
+    The word noise stands for the edge that pure noise of --shape would reach.
+    Without --promote and --cutoff Pion is shown with promote 0 and 2 and with the noise cutoff."""
 
     shape: tuple[int, int] = (1024, 4096)
     """Rows and columns of the matrix, for the noise edge and the FLOPs."""
@@ -112,22 +113,25 @@ class BenchTrainConfig:
     """Train a small language model with each optimizer, over learning rates and seeds."""
 
     optimizers: tuple[str, ...] = field(default=(), metadata=POSITIONAL)
-    """Optimizers to compare, by name; all of them if not given."""
+    """Optimizers to compare, by name. If not given: all of them, or four with --quick."""
 
-    lrs: tuple[float, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
-    """Learning rates to sweep for each optimizer; extended where the best one is at an edge."""
+    lrs: tuple[float, ...] = ()
+    """Learning rates to sweep for each optimizer; extended where the best one is at an edge.
+    If not given: 0.002 0.004 0.008 0.016 0.032, or 0.002 0.016 with --quick."""
 
     aux_lr: float = 4e-3
     """AdamW's rate for embeddings, head and norms beside Muon and Pion."""
 
-    aux_sgd_lrs: tuple[float, ...] = (0.1, 0.3, 1.0)
-    """SGD's rates for the same parameters in muon_sgd, swept as well."""
+    aux_sgd_lrs: tuple[float, ...] = ()
+    """SGD's rates for the same parameters in muon_sgd, swept as well.
+    If not given: 0.1 0.3 1, or 0.3 with --quick."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds; the first searches the rates, all of them judge the best one and its neighbours."""
+    seeds: tuple[int, ...] = ()
+    """Seeds; the first searches the rates, all of them judge the best one and its neighbours.
+    If not given: 0 1 2, or 0 with --quick."""
 
-    steps: int = 120
-    """Optimizer steps of each run."""
+    steps: int | None = None
+    """Optimizer steps of each run. If not given: 120, or 50 with --quick."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto takes CUDA if there is one."""
@@ -136,11 +140,11 @@ class BenchTrainConfig:
     """CPU threads; torch's own choice if not given."""
 
     quick: bool = False
-    """A minute's run to look at, not to cite: fewer steps, rates and seeds."""
+    """A minute's run to look at, not to cite: fewer optimizers, steps, rates and seeds."""
 
     out: Path | None = None
-    """Also write the result to this JSON file; a sweep that was stopped continues from the
-    .runs.jsonl beside it."""
+    """Also write the result to this JSON file.
+    A sweep that was stopped continues from the .runs.jsonl beside it."""
 
     plot: Path | None = None
     """Also draw rates and curves into this file (.png, .svg or .pdf)."""

@@ -18,7 +18,13 @@ from typing import Any
 import torch
 
 from mesotron.bench import accuracy
-from mesotron.bench.console import choose_device, describe, progress, write_result
+from mesotron.bench.console import (
+    check_writable,
+    choose_device,
+    describe,
+    progress,
+    write_result,
+)
 from mesotron.bench.contenders import check_names
 from mesotron.bench.peers import PEERS, Peer
 from mesotron.bench.shapes import ModelShapes, Projection, find_shapes
@@ -55,6 +61,8 @@ def run(config: BenchOptimConfig) -> int:
     shapes = {model: find_shapes(model) for model in config.models}
     if config.repeats < 1 or (config.layers is not None and config.layers < 1):
         raise ValueError("bench optim needs at least one repeat and one layer")
+    if config.out is not None:
+        check_writable(config.out)
     here, left_out = available(names, config, device)
     with progress(num_measurements(here, config, device)) as say:
         say("peak of a large product")

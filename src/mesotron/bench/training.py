@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,33 +18,51 @@ from typing import Any
 
 import torch
 
-from mesotron.bench.console import choose_device, describe, progress, show_table, write_result
+from mesotron.bench.console import (
+    check_writable,
+    choose_device,
+    describe,
+    progress,
+    show_table,
+    write_result,
+)
 from mesotron.bench.contenders import CONTENDERS, check_names
 from mesotron.bench.corpus import Corpus, read_corpus
 from mesotron.bench.language_model import RunSettings, train
 from mesotron.bench.sweep import Ledger, Point, Search, interval
 from mesotron.config import BenchTrainConfig
+from mesotron.spectral.plot import check_picture
 
 # A short run at the end of each search, on the clock of its own thread: a sweep lasts long enough
 # for the machine to change under it.
 SPEED_STEPS = 12
-QUICK_OPTIMIZERS = ("adamw", "adamw_split", "muon", "pion_noise")
-QUICK = {"lrs": (2e-3, 1.6e-2), "aux_sgd_lrs": (0.3,), "seeds": (0,), "steps": 50}
+FULL = {
+    "lrs": (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
+    "aux_sgd_lrs": (0.1, 0.3, 1.0),
+    "seeds": (0, 1, 2),
+    "steps": 120,
+}
+QUICK = {
+    "optimizers": ("adamw", "adamw_split", "muon", "pion_noise"),
+    "lrs": (2e-3, 1.6e-2),
+    "aux_sgd_lrs": (0.3,),
+    "seeds": (0,),
+    "steps": 50,
+}
 
 
 def run(config: BenchTrainConfig) -> int:
     """Run the sweep, print the table, write JSON and picture where asked."""
-    if config.quick:
-        names = config.optimizers or QUICK_OPTIMIZERS
-        config = replace(config, optimizers=names, **QUICK)
-    check_names(config.optimizers, tuple(CONTENDERS))
-    if config.steps < 1 or not config.seeds or not config.lrs or not config.aux_sgd_lrs:
-        raise ValueError("bench train needs at least one step, one seed and one rate of each kind")
-    result = compare(config)
+    config = complete(config)
+    check(config)
+    try:
+        result = compare(config)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(way_on(config.out)) from None
     rows = [table_row(entry) for entry in result["summary"]]
     show_table(title(result), HEADINGS, rows)
     if config.quick:
-        print("A quick look: one seed and two rates. The full page is benchmarks/training.")
+        print("A quick look, not to cite. The full comparison is in benchmarks/training.")
     if config.out is not None:
         write_result(result, config.out)
     if config.plot is not None:
@@ -53,14 +72,52 @@ def run(config: BenchTrainConfig) -> int:
     return 0
 
 
+def complete(config: BenchTrainConfig) -> BenchTrainConfig:
+    """The config with what was not given: the values of the full sweep or of a quick look."""
+    preset = QUICK if config.quick else FULL
+    missing = {name: v for name, v in preset.items() if getattr(config, name) in ((), None)}
+    return replace(config, **missing)
+
+
+def check(config: BenchTrainConfig) -> None:
+    """Refuse what could not be run, compared or written, before the first run."""
+    check_names(config.optimizers, tuple(CONTENDERS))
+    if config.steps is not None and config.steps < 1:
+        raise ValueError(f"--steps {config.steps} must be at least 1")
+    for rate in (*config.lrs, config.aux_lr, *config.aux_sgd_lrs):
+        if not 0 < rate < math.inf:
+            raise ValueError(f"a learning rate of {rate:g} cannot be searched: give one above 0")
+    if len(set(config.seeds)) < len(config.seeds):
+        # Equal runs would pass for a narrow interval.
+        raise ValueError(f"seeds {config.seeds} name one twice: give each seed once")
+    if config.out is not None:
+        check_writable(config.out)
+    if config.plot is not None:
+        check_picture(config.plot)
+        check_writable(config.plot)
+
+
+def way_on(out: Path | None) -> str:
+    """What a sweep that was stopped has kept."""
+    if out is None:
+        return "nothing was kept, --out FILE would keep the finished runs"
+    return f"the same command continues from {runs_file(out)}"
+
+
+def runs_file(out: Path) -> Path:
+    """Where the finished runs of a sweep are kept."""
+    return out.with_suffix(".runs.jsonl")
+
+
 def compare(config: BenchTrainConfig) -> dict[str, Any]:
     """Search the rates of each optimizer and sum up."""
     device = choose_device(config.device, config.threads)
     corpus = read_corpus()
     about = describe(device)
     fixed = {"corpus": corpus.sha256[:16], "device": about["device"]}
-    path = config.out.with_suffix(".runs.jsonl") if config.out else None
-    ledger = Ledger(path, fixed)
+    ledger = Ledger(runs_file(config.out) if config.out else None, fixed)
+    if ledger.runs:
+        print(f"taking finished runs from {ledger.path}, {len(ledger.runs)} in it", file=sys.stderr)
     names = check_names(config.optimizers, tuple(CONTENDERS))
     summary, used = [], []
     with progress(estimate_runs(config, names)) as say:
@@ -124,6 +181,7 @@ def aux_grid(name: str, config: BenchTrainConfig) -> tuple[float | None, ...]:
 
 def settings_for(name: str, point: Point, seed: int, config: BenchTrainConfig) -> RunSettings:
     """The settings of one run."""
+    assert config.steps is not None  # see complete()
     return RunSettings(
         optimizer=name, lr=point.lr, aux_lr=point.aux_lr, seed=seed, steps=config.steps
     )
