@@ -88,6 +88,8 @@ def test_broken_configs_get_one_sentence(tmp_path, content, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         run(RouteConfig(model=str(path)))
     assert "\n" not in str(caught.value)
+    assert ". " not in str(caught.value)
+    assert "trust_remote_code" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,12 @@ def _load_config(source: str) -> Any:
             "no such name): download its config.json and give that path"
         ) from error
     except (AttributeError, LookupError, StrictDataclassError, TypeError, ValueError) as error:
-        sentence = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{source}: Transformers cannot read this config: {sentence}") from error
+        # Transformers goes on with advice that does not fit here, such as trusting remote code.
+        sentence = " ".join(str(error).split()).split(". ")[0] or type(error).__name__
+        raise ValueError(
+            f"{source}: Transformers cannot read this config: {sentence}; correct it, or build the "
+            "model yourself and call mesotron.route(model)"
+        ) from error
 
 
 def _check_json(path: Path) -> None:
