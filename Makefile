@@ -18,9 +18,10 @@ help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The place to add `mesotron train` once there is reinforcement learning to show.
+# One thread: the model is too small for more, which wait for each other where other programs run.
 demo: $(STAMP)  ## what the filters do to a spectrum, then a small training comparison
 	$(BIN)/mesotron spectrum
-	$(BIN)/mesotron bench train --quick
+	$(BIN)/mesotron bench train --quick --threads 1
 
 test: lint pytest  ## lint, types and every test that is not slow
 
