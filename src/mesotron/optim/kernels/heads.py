@@ -6,9 +6,6 @@ element however many steps. For heads, LoRA factors and k/v projections, of whic
 hundreds. Does not serve larger m: the m x m matrices must fit into one multiprocessor.
 """
 
-# A kernel is subscripted by its grid; where Triton is absent pyright takes it for a function.
-# pyright: reportIndexIssue=false
-
 from __future__ import annotations
 
 from typing import Literal, NamedTuple

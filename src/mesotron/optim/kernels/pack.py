@@ -6,9 +6,6 @@ by which power of two to scale the others, so that gradients from 1e-30 to 1e30 
 Does not filter and does not touch the weights.
 """
 
-# A kernel is subscripted by its grid; where Triton is absent pyright takes it for a function.
-# pyright: reportIndexIssue=false
-
 from __future__ import annotations
 
 import torch

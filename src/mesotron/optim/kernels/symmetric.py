@@ -6,9 +6,6 @@ and T symmetric and commuting, so that S T^T = S T is symmetric too. Newton-Schu
 a plain product. Does not choose for you: `prefers_symmetric` says where it was measured to win.
 """
 
-# A kernel is subscripted by its grid; where Triton is absent pyright takes it for a function.
-# pyright: reportIndexIssue=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

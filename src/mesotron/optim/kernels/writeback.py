@@ -5,9 +5,6 @@ would otherwise vanish for ever. `sample_alignment` reads a small part of the gr
 cosine of update and gradient. Does not choose step sizes.
 """
 
-# A kernel is subscripted by its grid; where Triton is absent pyright takes it for a function.
-# pyright: reportIndexIssue=false
-
 from __future__ import annotations
 
 import torch
