@@ -421,7 +421,7 @@ def test_the_step_pages_show_the_results_beside_them(name, data):
         ("bench optim --optimizers lion", "unknown optimizer 'lion': choose from adamw_fused"),
         ("bench optim --repeats 0", "at least one repeat"),
         ("bench train lion", "unknown optimizer 'lion': choose from adamw"),
-        ("bench train --steps 0", "at least one step"),
+        ("bench train --steps 0", "--steps 0 must be at least 1"),
     ],
 )
 def test_bad_input_gets_one_sentence(words, said, sentence):
