@@ -388,3 +388,19 @@ def test_uneven_parts_in_repeated_groups(text):
     assert str(View.parse(text)) == text
     part.strided.zero_()
     assert torch.equal(tensor.reshape(2, 4, 3)[:, :3], torch.zeros(2, 3, 3))
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_a_narrow_terminal_loses_reasons_and_no_rule(width):
+    from io import StringIO
+
+    from rich.console import Console
+
+    model = Tokens()
+    text = StringIO()
+    route(model).render(Console(file=text, width=width))
+    lines = text.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert ("reason" in lines[0]) == (width > 60)
+    for row in route(model):
+        assert any(row.rule in line and "x".join(map(str, row.shape)) in line for line in lines)

@@ -174,10 +174,21 @@ class RoutingTable:
 
         colours = {"muon": "cyan", "pion": "magenta", "adamw": "yellow", "sgd": "green"}
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in self._header():
-            table.add_column(title, overflow="fold")
-        for line in self._lines(full):
-            table.add_row(*line, style=colours[line[self._header().index("rule")]])
+        lines, header = self._lines(full), self._header()
+        # What must be read whole keeps its width; in a narrow terminal role and reason give way,
+        # in a very narrow one names are folded.
+        whole = [i for i, title in enumerate(header) if title not in ("role", "reason")]
+        widths = {i: max(len(line[i]) for line in [header, *lines]) for i in whole}
+        roomy = sum(widths.values()) + 36 <= console.width
+        shown = range(len(header)) if roomy else whole
+        for i in shown:
+            if header[i] == "parameter" and not roomy:
+                table.add_column(header[i], overflow="fold")
+            else:
+                table.add_column(header[i], min_width=widths.get(i), no_wrap=True)
+        for line in lines:
+            style = colours[line[header.index("rule")]]
+            table.add_row(*(line[i] for i in shown), style=style)
         console.print(table, markup=False)
         console.print(self.summary(), markup=False, highlight=False)
 
