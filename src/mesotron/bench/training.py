@@ -114,7 +114,8 @@ def compare(config: BenchTrainConfig) -> dict[str, Any]:
     device = choose_device(config.device, config.threads)
     corpus = read_corpus()
     about = describe(device)
-    fixed = {"corpus": corpus.sha256[:16], "device": about["device"]}
+    versions = {"mesotron": about["mesotron"], "torch": about["packages"]["torch"]}
+    fixed = {"corpus": corpus.sha256[:16], "device": about["device"], **versions}
     ledger = Ledger(runs_file(config.out) if config.out else None, fixed)
     if ledger.runs:
         print(f"taking finished runs from {ledger.path}, {len(ledger.runs)} in it", file=sys.stderr)
