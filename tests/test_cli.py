@@ -178,7 +178,9 @@ def test_a_real_interrupt_leaves_no_traceback(tmp_path):
     """A process that works until it is interrupted, in the place of a command."""
     started = tmp_path / "started"
     code = (
-        "import pathlib, sys, time\nfrom mesotron import cli\n"
+        "import pathlib, signal, sys, time\nfrom mesotron import cli\n"
+        # A shell starts background jobs with interrupts ignored, and this test may be one's child.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def run(config):\n"
         f"    pathlib.Path({str(started)!r}).touch()\n"
         "    time.sleep(60)\n"
