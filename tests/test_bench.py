@@ -385,7 +385,7 @@ def test_the_picture_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     from mesotron.bench.training_plot import draw
 
-    result = training.read_result(ROOT / "benchmarks" / "training" / "result.json")
+    result = json.loads((ROOT / "benchmarks" / "training" / "result.json").read_text())
     draw(result, tmp_path / "rates.png")
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
 
@@ -393,7 +393,7 @@ def test_the_picture_is_drawn(tmp_path):
 def test_the_training_page_shows_the_result_beside_it():
     folder = ROOT / "benchmarks" / "training"
     page = (folder / "README.md").read_text()
-    result = training.read_result(folder / "result.json")
+    result = json.loads((folder / "result.json").read_text())
     for entry in result["summary"]:
         assert f"| {' | '.join(training.table_row(entry))} |" in page
     assert result["corpus"]["sha256"] in page

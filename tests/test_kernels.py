@@ -426,15 +426,12 @@ def spectra(m, n, dtype):
     return (X / X.abs().amax((1, 2), keepdim=True).clamp(min=1e-9)).to(dtype)
 
 
-@pytest.mark.parametrize("normaliser", ["frobenius", "schatten4"])
 @pytest.mark.parametrize("dtype", PRODUCTS)
 @pytest.mark.parametrize(("m", "n"), [(16, 40), (13, 37), (32, 300), (64, 64), (100, 130)])
-def test_heads_equal_the_float64_filter(m, n, dtype, normaliser):
+def test_heads_equal_the_float64_filter(m, n, dtype):
     X = spectra(m, n, dtype)
-    out, statistics = heads.filter_heads(X, MUON.to(DEVICE), normaliser=normaliser, gain=n**0.5)
-    want, expected = heads.filter_heads_reference(
-        X.double(), MUON, normaliser=normaliser, gain=n**0.5
-    )
+    out, statistics = heads.filter_heads(X, MUON.to(DEVICE), gain=n**0.5)
+    want, expected = heads.filter_heads_reference(X.double(), MUON, gain=n**0.5)
     assert not out[2].any()
     for block in (0, 1, 3, 4):
         # Against float64 on the same 16-bit input. The plain fp16 iteration is 0.14 off on rank 1.

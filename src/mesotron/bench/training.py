@@ -7,7 +7,6 @@ at this size and length, and nothing about larger ones.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from dataclasses import replace
@@ -256,8 +255,3 @@ def title(result: dict[str, Any]) -> str:
         f"held-out nats per character after {result['steps']} steps, {seeds} seed"
         f"{'s, mean and 95% interval' if seeds > 1 else ''}"
     )
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """A result written by `--out`."""
-    return json.loads(path.read_text())

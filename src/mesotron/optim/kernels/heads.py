@@ -8,7 +8,7 @@ hundreds. Does not serve larger m: the m x m matrices must fit into one multipro
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -112,7 +112,7 @@ def _apply_on_chip(Q, X, out, factor, m, n, P: tl.constexpr, TILE_N: tl.constexp
 @triton.jit
 def _heads_kernel(
     X, out, coefficients, statistics, m, n, num_steps, gain,
-    P: tl.constexpr, TILE_N: tl.constexpr, SCHATTEN: tl.constexpr,
+    P: tl.constexpr, TILE_N: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0).to(tl.int64)
     X += block * m * n
@@ -124,13 +124,8 @@ def _heads_kernel(
     safe_trace = tl.where(trace > 0.0, trace, 1.0)
     A = A / safe_trace
     quartic = tl.sum(A * A)
-    # sigma_1 <= (sum sigma^4)^(1/4) <= (sum sigma^2)^(1/2): true upper bounds, the first tighter.
-    divisor = 1.0
-    if SCHATTEN:
-        divisor = tl.where(trace > 0.0, tl.sqrt(quartic), 1.0)
-    Q = _filter_on_chip(A / divisor, coefficients, num_steps, P)
-    factor = tl.rsqrt(safe_trace * divisor)
-    passed = _apply_on_chip(Q, X, out, factor * gain, m, n, P, TILE_N)
+    Q = _filter_on_chip(A, coefficients, num_steps, P)
+    passed = _apply_on_chip(Q, X, out, gain * tl.rsqrt(safe_trace), m, n, P, TILE_N)
     tl.store(statistics + block * 3, trace)
     tl.store(statistics + block * 3 + 1, quartic)
     tl.store(statistics + block * 3 + 2, passed / (gain * gain))
@@ -151,20 +146,17 @@ def filter_heads(
     coefficients: Tensor,
     out: Tensor | None = None,
     *,
-    normaliser: Literal["frobenius", "schatten4"] = "frobenius",
     gain: float = 1.0,
 ) -> tuple[Tensor, HeadStatistics]:
     """gain * f(X) for every block, in one launch; f is the odd polynomial of the coefficients.
 
-    Each singular value, divided by the normaliser, goes through sigma <- sigma (a + b sigma^2 + c
-    sigma^4) for every row (a, b, c). The normaliser is the Frobenius norm (sum sigma^2)^(1/2) or
-    the Schatten-4 norm (sum sigma^4)^(1/4), neither ever below the largest sigma. Zero stays zero.
+    Each singular value, divided by the Frobenius norm, goes through sigma <- sigma (a + b sigma^2 +
+    c sigma^4) for every row (a, b, c). Zero stays zero.
 
     Args:
         X: [B, m, n] contiguous, bf16 or fp16, m <= 128, |X| <= 1 as `update_momentum` leaves it.
         coefficients: float32 [K, 3] on the device, rows (a, b, c).
         out: like X, may be X itself; a new tensor by default.
-        normaliser: what X is divided by.
         gain: factor of the result; sqrt(n) brings an orthogonal one to entries near 1.
 
     Returns:
@@ -185,7 +177,7 @@ def filter_heads(
     padded = max(16, triton.next_power_of_2(m))
     _heads_kernel[(num_blocks,)](
         X, out, coefficients, statistics, m, n, len(coefficients), gain,
-        P=padded, SCHATTEN=normaliser == "schatten4", **_CONFIGS[padded],
+        P=padded, **_CONFIGS[padded],
     )  # fmt: skip
     return out, HeadStatistics(*statistics.unbind(dim=1))
 
@@ -195,7 +187,6 @@ def filter_heads_reference(
     coefficients: Tensor,
     out: Tensor | None = None,
     *,
-    normaliser: Literal["frobenius", "schatten4"] = "frobenius",
     gain: float = 1.0,
 ) -> tuple[Tensor, HeadStatistics]:
     """`filter_heads` in plain torch, at X's precision or float32, whichever is higher."""
@@ -203,8 +194,6 @@ def filter_heads_reference(
     energy = iterate.square().sum(dim=(1, 2))
     iterate = iterate * torch.where(energy > 0, energy, 1.0).rsqrt()[:, None, None]
     quartic = (iterate @ iterate.mT).square().sum(dim=(1, 2))
-    if normaliser == "schatten4":
-        iterate = iterate * torch.where(energy > 0, quartic, 1.0).pow(-0.25)[:, None, None]
     for a, b, c in coefficients.tolist():
         R = iterate @ iterate.mT
         iterate = a * iterate + (b * R + c * R @ R) @ iterate
