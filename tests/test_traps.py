@@ -17,8 +17,8 @@ from torch import nn
 from mesotron.optim import matrix
 from mesotron.optim.optimizer import Muon, Pion
 from mesotron.optim.precision import filter_dtype, round_stochastically
-from mesotron.optim.scale import step_scale
 from mesotron.spectral import cubic, muon, pion, polar_express, response
+from mesotron.spectral.scale import step_scale
 
 
 def param(*shape: int, dtype=torch.float32, seed: int = 0) -> nn.Parameter:

@@ -6,8 +6,8 @@ from mesotron.optim.matrix import Filtered, apply_filter
 from mesotron.optim.optimizer import Muon, Pion, RoutedOptimizer
 from mesotron.optim.routing import route
 from mesotron.optim.routing.table import RoutingTable, Row
-from mesotron.optim.scale import step_scale
 from mesotron.optim.views import View
+from mesotron.spectral.scale import step_scale
 
 __all__ = [
     "BUILDERS",

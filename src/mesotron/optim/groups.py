@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mesotron.optim.rules import RULES, SPECTRAL_RULES, refuse_flat_shard
-from mesotron.optim.scale import check_scale
 from mesotron.optim.spectral_step import group_filter
 from mesotron.optim.views import View
+from mesotron.spectral.scale import check_scale
 
 # No float16: a gradient of 1e-9 or 1e6 is not a float16.
 _DTYPES = ("float32", "bfloat16", "float64")

@@ -2,7 +2,7 @@
 
 A filter maps the singular values of a matrix and keeps its singular vectors. `filters` holds the
 coefficient schedules, `response` their scalar map and cutoffs, `flops` what they cost and which
-form of the iteration is cheaper.
+form of the iteration is cheaper, `scale` the unit of the learning rate.
 """
 
 from mesotron.spectral.filters import (
@@ -29,10 +29,12 @@ from mesotron.spectral.flops import (
     standard_flops,
 )
 from mesotron.spectral.response import limit_cutoff, noise_edge, response, slope_at_zero, threshold
+from mesotron.spectral.scale import SCALES, check_scale, step_scale
 
 __all__ = [
     "FILTERS",
     "PLAIN",
+    "SCALES",
     "SYMMETRIC",
     "SYRK",
     "Cost",
@@ -40,6 +42,7 @@ __all__ = [
     "Segment",
     "Triple",
     "cheapest_plan",
+    "check_scale",
     "cubic",
     "gram_plan",
     "high_pass",
@@ -54,5 +57,6 @@ __all__ = [
     "response",
     "slope_at_zero",
     "standard_flops",
+    "step_scale",
     "threshold",
 ]
