@@ -44,10 +44,10 @@ def scale_by_muon(
     that a leaf whose gradient is not finite is left alone altogether.
 
     Example:
-        >>> tx = scale_by_muon(scale="spectral")
+        >>> tx = scale_by_muon(scale="spectral", ns="cubic")
         >>> grads = {"w": jnp.eye(2)}
         >>> float(tx.update(grads, tx.init(grads))[0]["w"][0, 0].round(2))
-        0.72
+        1.0
     """
     if ns is not None:
         if ns not in NEWTON_SCHULZ or filter not in ("muon", NEWTON_SCHULZ[ns]):
