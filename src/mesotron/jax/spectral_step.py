@@ -50,6 +50,7 @@ class SpectralRule:
     dtype: str | None
     momentum_dtype: str | None
     batched: bool
+    shardings: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         check_scale(self.scale)
@@ -84,11 +85,21 @@ class SpectralRule:
             steps = [s + decay * p for s, p in zip(steps, jax.tree.leaves(params))]
         # A gradient that is not finite makes no step, and leaves weight and momentum as they were.
         steps = [jnp.where(_finite(g), s, 0).astype(g.dtype) for s, g in zip(steps, grads)]
+        steps, momenta = self._placed(names, steps), self._placed(names, momenta)
         structure = jax.tree.structure(updates)
         kept = SpectralState(
             optax.safe_increment(state.count), jax.tree.unflatten(structure, momenta)
         )
         return jax.tree.unflatten(structure, steps), kept
+
+    def _placed(self, names: Sequence[str], leaves: Sequence[Array]) -> list[Array]:
+        """Each leaf in its own sharding: a batch may have lent it that of a neighbour."""
+        return [
+            jax.lax.with_sharding_constraint(leaf, self.shardings[name])
+            if name in self.shardings
+            else leaf
+            for name, leaf in zip(names, leaves)
+        ]
 
     def _direction(self, G: Array, M: Array, mu: float | Array) -> Array:
         """What the filter sees, after `_update_momentum`."""

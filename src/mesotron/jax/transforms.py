@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp  # noqa: F401  # for the examples
 import optax
 
+from mesotron.jax.paths import named_leaves
 from mesotron.jax.spectral_step import Rate, SpectralRule, Views
 from mesotron.spectral import make_filter
 from mesotron.spectral.filters import Cutoff
@@ -37,6 +38,7 @@ def scale_by_muon(
     dtype: str | None = None,
     momentum_dtype: str | None = None,
     batched: bool = True,
+    shardings: Any = None,
 ) -> optax.GradientTransformation:
     """Muon's direction, scale(m, n) f(U) + weight_decay W: `muon` before the learning rate.
 
@@ -58,8 +60,9 @@ def scale_by_muon(
         filter = NEWTON_SCHULZ[ns]
     _refuse_traced(steps=steps, rank=rank, scale=scale)
     made = make_filter(filter, steps=steps, rank=rank)
+    placed = dict(named_leaves(shardings))
     rule = SpectralRule(
-        made, momentum, nesterov, weight_decay, scale, views, dtype, momentum_dtype, batched
+        made, momentum, nesterov, weight_decay, scale, views, dtype, momentum_dtype, batched, placed
     )
     return optax.GradientTransformation(rule.init, rule.update)
 
@@ -77,6 +80,7 @@ def scale_by_pion(
     dtype: str | None = None,
     momentum_dtype: str | None = None,
     batched: bool = True,
+    shardings: Any = None,
 ) -> optax.GradientTransformation:
     """Pion's direction: `pion` before the learning rate; arguments are those of `pion`.
 
@@ -85,8 +89,9 @@ def scale_by_pion(
     """
     _refuse_traced(steps=steps, promote=promote, cutoff=cutoff, scale=scale)
     made = make_filter("pion", steps=steps, promote=promote, cutoff=cutoff)
+    placed = dict(named_leaves(shardings))
     rule = SpectralRule(
-        made, momentum, nesterov, weight_decay, scale, views, dtype, momentum_dtype, batched
+        made, momentum, nesterov, weight_decay, scale, views, dtype, momentum_dtype, batched, placed
     )
     return optax.GradientTransformation(rule.init, rule.update)
 
@@ -106,6 +111,7 @@ def muon(
     dtype: str | None = None,
     momentum_dtype: str | None = None,
     batched: bool = True,
+    shardings: Any = None,
 ) -> optax.GradientTransformation:
     """Muon for a tree of matrices: every direction of the momentum gets the same step.
 
@@ -121,8 +127,9 @@ def muon(
         filter: "muon", "cubic", "polar_express" or "low_rank".
         ns: "quintic" or "cubic", the same choice by another name. The cubic
             M <- 1.5 M - 0.5 M M^T M multiplies a small singular value by 1.5 a step and then
-            converges quadratically to exactly 1; from 0.01 that takes 12 steps, its default.
-            After the 5 steps that suffice the quintic, 0.01 stands at 0.08.
+            converges quadratically to exactly 1: from 0.01 it reaches 0.08 in 5 steps, 0.89 in
+            12, its default, and 0.9996 in 14. The quintic brings 0.01 to 0.7 in 5, and everything
+            above to between 0.7 and 1.2.
         steps: of the filter; None is its own default.
         rank: of the low_rank filter.
         views: which axes hold outputs, inputs and separate matrices (`mesotron.jax.views`): one
@@ -132,6 +139,9 @@ def muon(
             accelerator.
         momentum_dtype: of the momentum; None is float32.
         batched: filter leaves of one shape, transposes included, together.
+        shardings: a tree like the parameters of their `jax.sharding.Sharding`s. Leaves of one shape
+            that are sharded alike keep their sharding under `jit` without it; one that is whole
+            beside others that are sharded is kept whole by it (or by batched=False).
 
     Returns:
         An `optax.GradientTransformation`. Under `optax.inject_hyperparams`, `steps`, `rank`,
@@ -159,6 +169,7 @@ def muon(
         dtype=dtype,
         momentum_dtype=momentum_dtype,
         batched=batched,
+        shardings=shardings,
     )
     return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
 
@@ -177,6 +188,7 @@ def pion(
     dtype: str | None = None,
     momentum_dtype: str | None = None,
     batched: bool = True,
+    shardings: Any = None,
 ) -> optax.GradientTransformation:
     """Pion for a tree of matrices: strong directions get a full step, weak ones none.
 
@@ -186,7 +198,7 @@ def pion(
         cutoff: instead of `promote`, a continuous strength: a fraction of the largest singular
             value, or "noise" for the edge that pure noise of the matrix's shape would reach.
         learning_rate, momentum, nesterov, weight_decay, scale, steps, views, dtype, momentum_dtype,
-            batched: as in `muon`.
+            batched, shardings: as in `muon`.
 
     Example:
         >>> tx = pion(optax.linear_schedule(0.02, 0.0, 1000), cutoff="noise")
@@ -205,6 +217,7 @@ def pion(
         dtype=dtype,
         momentum_dtype=momentum_dtype,
         batched=batched,
+        shardings=shardings,
     )
     return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
 
