@@ -114,10 +114,10 @@ def _rescale_to_bound(X: Array, A: Array, cutoff: float | str) -> tuple[Array, A
     S = _product(A, A).astype(jnp.promote_types(A.dtype, jnp.float32))
     bound = jnp.square(S).sum((1, 2)) ** 0.125
     inverse = jnp.where(bound == 0, 0, 1 / jnp.where(bound == 0, 1, bound))
-    if cutoff == "noise":
+    if isinstance(cutoff, str):
         t = noise_edge(*X.shape[1:]) * inverse
     else:
-        t = cutoff * largest_eigenvalue(S) ** 0.25 * inverse  # pyright: ignore
+        t = cutoff * largest_eigenvalue(S) ** 0.25 * inverse
     t = jnp.where(bound == 0, FIXED_POINT, t)
     inverse = inverse[:, None, None]
     return X * inverse.astype(X.dtype), A * jnp.square(inverse).astype(A.dtype), t

@@ -196,11 +196,11 @@ def _read_convolution(site: Site, stack: str, kernel: tuple[int, ...]) -> Readin
     return Reading("convolution", "(inputs and offsets) to outputs", stack + view)
 
 
-def _attention_part(site: Site) -> str | None:
+def _attention_part(site: Site) -> str:
     for part, names in (("queries", _QUERIES), ("fused", _FUSED), ("outs", _OUTS)):
         if site.name in names:
             return part
-    return None
+    return ""
 
 
 def _kind(site: Site) -> str:

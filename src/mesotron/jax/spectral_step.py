@@ -29,11 +29,11 @@ class SpectralState(NamedTuple):
     """What a spectral transformation keeps.
 
     Args:
-        count: steps made, int32.
+        step: steps made, int32.
         momentum: the raw running mean of gradients, like the parameters.
     """
 
-    count: Array
+    step: Array
     momentum: Any
 
 
@@ -64,11 +64,9 @@ class SpectralRule:
         momentum = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=self._state_dtype(p)), params)
         return SpectralState(jnp.zeros([], jnp.int32), momentum)
 
-    def update(
-        self, updates: Any, state: SpectralState, params: Any = None
-    ) -> tuple[Any, SpectralState]:
+    def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, SpectralState]:
         """The direction scale f(U) + decay W of every leaf, and what is kept."""
-        mu, decay = (_at(x, state.count) for x in (self.momentum, self.weight_decay))
+        mu, decay = (_at(x, state.step) for x in (self.momentum, self.weight_decay))
         decays = not (isinstance(decay, int | float) and decay == 0)
         if decays and params is None:
             raise ValueError(
@@ -88,7 +86,7 @@ class SpectralRule:
         steps, momenta = self._placed(names, steps), self._placed(names, momenta)
         structure = jax.tree.structure(updates)
         kept = SpectralState(
-            optax.safe_increment(state.count), jax.tree.unflatten(structure, momenta)
+            jnp.asarray(optax.safe_increment(state.step)), jax.tree.unflatten(structure, momenta)
         )
         return jax.tree.unflatten(structure, steps), kept
 
