@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field, fields, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ def test_importing_the_package_loads_no_framework():
 
 def test_every_public_name_loads():
     for name in package.__all__:
+        if name == "jax" and find_spec("jax") is None:
+            continue  # its room needs the extra of that name
         assert getattr(package, name) is not None
         assert name in dir(package)
 

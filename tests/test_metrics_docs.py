@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mesotron.optim.optimizer import Muon, Pion
-from mesotron.optim.scale import SCALES, step_scale
+from mesotron.spectral.scale import SCALES, step_scale
 
 DOCS = Path(__file__).parents[1] / "docs"
 AUXILIARY = {"<group>/update_rms", "<group>/cosine", "<group>/skipped"}

@@ -18,9 +18,9 @@ from mesotron.optim import matrix, spectral_step
 from mesotron.optim.groups import sort_parameters
 from mesotron.optim.optimizer import Muon, Pion
 from mesotron.optim.precision import filter_dtype, round_stochastically
-from mesotron.optim.scale import step_scale
 from mesotron.optim.spectral_step import group_filter, work_dtype
 from mesotron.spectral import cubic, make_filter, muon, pion, polar_express, response
+from mesotron.spectral.scale import step_scale
 
 
 def param(*shape: int, dtype=torch.float32, seed: int = 0) -> nn.Parameter:

@@ -1,4 +1,4 @@
-"""Mesotron: spectral optimizers (Muon, Pion) for PyTorch that route themselves.
+"""Mesotron: spectral optimizers (Muon, Pion) for PyTorch and JAX that route themselves.
 
 The public names load on first use: `import mesotron` imports neither torch nor jax.
 """
@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mesotron import jax as jax
     from mesotron import optim as optim
     from mesotron import spectral as spectral
     from mesotron.optim import Muon as Muon
@@ -28,6 +29,7 @@ _HOME = {
     "RoutingTable": "mesotron.optim",
     "adamw": "mesotron.optim",
     "import_state": "mesotron.optim",
+    "jax": "mesotron.jax",
     "muon": "mesotron.optim",
     "muon_sgd": "mesotron.optim",
     "optim": "mesotron.optim",

@@ -7,8 +7,8 @@ from mesotron.optim.optimizer import Muon, Pion
 from mesotron.optim.routed import RoutedOptimizer
 from mesotron.optim.routing import route
 from mesotron.optim.routing.table import RoutingTable, Row
-from mesotron.optim.scale import step_scale
 from mesotron.optim.views import View
+from mesotron.spectral.scale import step_scale
 
 __all__ = [
     "BUILDERS",

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mesotron.optim.rules import AUXILIARY_RULES, RULES, SPECTRAL_RULES, refuse_flat_shard
-from mesotron.optim.scale import check_scale
 from mesotron.optim.spectral_step import group_filter
 from mesotron.optim.views import View
+from mesotron.spectral.scale import check_scale
 
 # No float16: a gradient of 1e-9 or 1e6 is not a float16.
 _DTYPES = ("float32", "bfloat16", "float64")

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from mesotron.optim.matrix import apply_filter
 from mesotron.optim.precision import filter_dtype, round_stochastically, rounding_seed
-from mesotron.optim.scale import step_scale
 from mesotron.optim.stats import SAMPLE_ROWS, SAMPLE_WINDOWS, StepStats
 from mesotron.optim.views import View, Window
 from mesotron.spectral import Filter, make_filter
+from mesotron.spectral.scale import step_scale
 
 Group = dict[str, Any]
 # A batch larger than this is filtered in parts: the products are long enough by then, and memory is

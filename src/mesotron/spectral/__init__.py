@@ -2,7 +2,7 @@
 
 A filter maps the singular values of a matrix and keeps its singular vectors. `filters` holds the
 coefficient schedules, `response` their scalar map and cutoffs, `flops` what they cost and which
-form of the iteration is cheaper.
+form of the iteration is cheaper, `scale` the unit of the learning rate.
 """
 
 from mesotron.spectral.filters import (
@@ -30,10 +30,12 @@ from mesotron.spectral.flops import (
     standard_flops,
 )
 from mesotron.spectral.response import limit_cutoff, response, slope_at_zero, threshold
+from mesotron.spectral.scale import SCALES, check_scale, step_scale
 
 __all__ = [
     "FILTERS",
     "PLAIN",
+    "SCALES",
     "SYMMETRIC",
     "SYRK",
     "Cost",
@@ -41,6 +43,7 @@ __all__ = [
     "Segment",
     "Triple",
     "cheapest_plan",
+    "check_scale",
     "cubic",
     "gram_plan",
     "high_pass",
@@ -55,5 +58,6 @@ __all__ = [
     "response",
     "slope_at_zero",
     "standard_flops",
+    "step_scale",
     "threshold",
 ]

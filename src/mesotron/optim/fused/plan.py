@@ -18,10 +18,10 @@ from torch import Tensor
 
 from mesotron.optim import kernels
 from mesotron.optim.fused.filter import WORK_DTYPE
-from mesotron.optim.scale import step_scale
 from mesotron.optim.spectral_step import Member, group_filter
 from mesotron.optim.views import View
 from mesotron.spectral import Filter
+from mesotron.spectral.scale import step_scale
 
 # A larger bucket is cut, since two copies of it are live; shorter ones fill the last wave of a
 # product worse (4% of a step from 640 to 256 MiB on Qwen2.5-0.5B).

@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor
 from mesotron.optim.auxiliary import NEW_STATE, STEPS
 from mesotron.optim.groups import Place
 from mesotron.optim.precision import rounding_seed
-from mesotron.optim.scale import step_scale
 from mesotron.optim.sharding.agreement import Agreement, Part, agree, part_of, report_skipped
 from mesotron.optim.sharding.exchange import Member, Plan, block_shapes, exchange, make_plan
 from mesotron.optim.sharding.mesh import Team, extent, local_box, team_of
@@ -35,6 +34,7 @@ from mesotron.optim.spectral_step import (
 )
 from mesotron.optim.stats import SAMPLE_ROWS, StepStats, move
 from mesotron.optim.views import View, Window
+from mesotron.spectral.scale import step_scale
 
 if TYPE_CHECKING:
     from mesotron.optim.routed import RoutedOptimizer

@@ -1,0 +1,178 @@
+"""Apply a spectral filter to a batch of matrices in JAX; the twin of `mesotron.optim.matrix`.
+
+The same numbers (`mesotron.spectral`), the same normalisation and the same two forms, as pure
+functions: they trace, vmap and shard. Nothing here needs float64.
+
+Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-matrix numbers are [B].
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from mesotron.spectral import Filter, cheapest_plan, noise_edge
+from mesotron.spectral.filters import FIXED_POINT, PROMOTE, aim
+
+_POWER_STEPS = 6
+
+
+class _Steps(NamedTuple):
+    """A segment's coefficients: floats, or [B, 1, 1] arrays where each matrix has its own."""
+
+    form: str
+    triples: tuple[tuple[Any, Any, Any], ...]
+
+
+def default_dtype() -> str:
+    """Of the filter's products: bfloat16 on an accelerator, float32 on a CPU, where bfloat16 is
+    emulated."""
+    return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
+def apply_filter(X: Array, filter: Filter, dtype: str | None = None) -> Array:
+    """Filter each matrix of a batch: U f(S) V^T for X = U S V^T.
+
+    The result does not depend on the scale of a matrix (1e-30 to 1e30), and a zero matrix stays
+    zero. A matrix that is not finite gives one that is not finite, and leaves its neighbours alone.
+
+    Args:
+        X: [B, m, n] with m <= n, of any floating dtype.
+        filter: from `mesotron.spectral`.
+        dtype: of the products; None is that of `X`.
+
+    Returns:
+        The filtered matrices, [B, m, n], of that dtype.
+
+    Example:
+        >>> from mesotron.spectral import pion
+        >>> float(apply_filter(jnp.array([[[3.0, 0.0], [0.0, 0.0]]]), pion())[0, 0, 0])
+        1.0
+    """
+    if X.ndim != 3 or X.shape[1] > X.shape[2]:
+        raise ValueError(f"a batch of wide matrices [B, m <= n] is needed, not {X.shape}")
+    X = normalise(X).astype(dtype or X.dtype)
+    if filter.rank is not None:
+        return _keep_rank(X, filter.rank)
+    A = _product(X, X.mT)
+    X, A, plan = _plan(X, A, filter)
+    for segment in plan:
+        run = _gram_segment if segment.form == "gram" else _standard_segment
+        X, A = run(X, A, segment.triples), None
+    return X
+
+
+def normalise(X: Array) -> Array:
+    """Divide each matrix by its Frobenius norm, in float32 or wider; zero stays zero.
+
+    First by the largest magnitude, so that no square leaves the range of float32.
+    """
+    X = X.astype(jnp.promote_types(X.dtype, jnp.float32))
+    largest = jnp.abs(X).max((1, 2), keepdims=True)
+    X = X / jnp.where(largest == 0, 1, largest)
+    norm = jnp.sqrt(jnp.square(X).sum((1, 2), keepdims=True))
+    return X / jnp.where(norm == 0, 1, norm)
+
+
+def _product(S: Array, T: Array) -> Array:
+    """S T. In float32 with all its bits, where an accelerator would otherwise take fewer."""
+    exact = S.dtype in (jnp.float32, jnp.float64)
+    return jnp.matmul(S, T, precision=jax.lax.Precision.HIGHEST if exact else None)
+
+
+def _plan(X: Array, A: Array, filter: Filter) -> tuple[Array, Array, list[_Steps]]:
+    """Choose the form by shape and fill in the coefficients; a cutoff filter rescales X and A."""
+    m, n = X.shape[1:]
+    steps = filter.steps
+    if filter.cutoff is not None:
+        # No member of the family has a slope above that of promotion: the safe choice for planning.
+        steps = (PROMOTE,) * filter.num_steps(m, n)
+    plan = cheapest_plan(m, n, steps, float(jnp.finfo(X.dtype).eps) / 2)
+    if filter.cutoff is None:
+        return X, A, [_Steps(s.form, s.steps) for s in plan]
+    X, A, t = _rescale_to_bound(X, A, filter.cutoff)
+    aimed = []
+    for segment in plan:
+        triples = []
+        for _ in segment.steps:
+            triple, t = aim(t)
+            triples.append(tuple(x[:, None, None].astype(X.dtype) for x in triple))
+        aimed.append(_Steps(segment.form, tuple(triples)))
+    return X, A, aimed
+
+
+def _rescale_to_bound(X: Array, A: Array, cutoff: float | str) -> tuple[Array, Array, Array]:
+    """Divide X (of Frobenius norm 1) by its Schatten-8 norm; also the cutoff on that scale, [B].
+
+    (sum sigma^8)^(1/8) = ||A A||_F^(1/4) is never below the largest singular value, so nothing
+    leaves [0, 1]. A power iteration then places the largest one under that bound; it can only err
+    low, which shifts the cutoff slightly and can never make the iteration diverge.
+    """
+    S = _product(A, A).astype(jnp.promote_types(A.dtype, jnp.float32))
+    bound = jnp.square(S).sum((1, 2)) ** 0.125
+    inverse = jnp.where(bound == 0, 0, 1 / jnp.where(bound == 0, 1, bound))
+    if isinstance(cutoff, str):
+        t = noise_edge(*X.shape[1:]) * inverse
+    else:
+        t = cutoff * largest_eigenvalue(S) ** 0.25 * inverse
+    t = jnp.where(bound == 0, FIXED_POINT, t)
+    inverse = inverse[:, None, None]
+    return X * inverse.astype(X.dtype), A * jnp.square(inverse).astype(A.dtype), t
+
+
+def largest_eigenvalue(S: Array) -> Array:
+    """Of positive semi-definite S, [B], from below, by power iteration.
+
+    From two starts, since the heaviest column alone can lie in a block of its own beside a larger
+    direction that is spread over many rows.
+    """
+    m = S.shape[1]
+    heaviest = jnp.diagonal(S, axis1=1, axis2=2).argmax(1)
+    column = jnp.take_along_axis(S, heaviest[:, None, None], axis=2)
+    k = jnp.arange(1, m + 1, dtype=S.dtype)
+    irregular = jnp.sin(0.7 * k * k)[:, None]  # no pattern that an eigenvector could be missed by
+    v = jnp.concatenate([column, _product(S, irregular)], axis=2)
+    tiny = jnp.finfo(S.dtype).tiny
+    for _ in range(_POWER_STEPS):
+        length = jnp.linalg.norm(v, axis=1, keepdims=True)
+        v = _product(S, v / jnp.maximum(length, tiny))
+    return jnp.linalg.norm(v, axis=1).max(1)
+
+
+def _standard_segment(X: Array, A: Array | None, triples: tuple[tuple, ...]) -> Array:
+    for a, b, c in triples:
+        A = _product(X, X.mT) if A is None else A
+        X, A = a * X + _product(_combine(A, b, c), X), None
+    return X
+
+
+def _gram_segment(X: Array, A: Array | None, triples: tuple[tuple, ...]) -> Array:
+    """Iterate R = X X^T: with Z = a I + b R + c R R, all of them polynomials of R and so commuting,
+    X <- Z X becomes Q <- Q Z and R <- R Z Z."""
+    R, Q = _product(X, X.mT) if A is None else A, None
+    identity = jnp.eye(R.shape[1], dtype=R.dtype)
+    for k, (a, b, c) in enumerate(triples):
+        Z = a * identity + _combine(R, b, c)
+        Q = Z if Q is None else _product(Q, Z)
+        if k < len(triples) - 1:
+            R = _product(_product(R, Z), Z)
+    assert Q is not None
+    return _product(Q, X)
+
+
+def _combine(A: Array, b: float | Array, c: float | Array) -> Array:
+    """b A + c A A."""
+    if isinstance(c, float) and c == 0:
+        return b * A
+    return b * A + c * _product(A, A)
+
+
+def _keep_rank(X: Array, rank: int) -> Array:
+    wide = X.astype(jnp.promote_types(X.dtype, jnp.float32))
+    U, S, Vh = jnp.linalg.svd(wide, full_matrices=False)
+    rounding = jnp.finfo(S.dtype).eps * X.shape[2]  # a direction below it is not in the data
+    keep = (jnp.arange(S.shape[1]) < rank) & (rounding < S)
+    return _product(U * keep[:, None, :], Vh).astype(X.dtype)

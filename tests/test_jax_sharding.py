@@ -1,0 +1,68 @@
+"""On a mesh of four devices, a jitted step keeps shardings and gives one device's numbers."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("optax")
+
+SCRIPT = """
+import jax, numpy as np, optax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+from mesotron import jax as mj
+
+assert jax.device_count() == 4
+mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+specs = {"rows": P("x", None), "cols": P(None, "x"), "stack": P("x", None, None), "whole": P()}
+shapes = {"rows": (8, 12), "cols": (12, 8), "stack": (4, 8, 12), "whole": (8, 12)}
+draw = np.random.default_rng(0).normal
+fill = lambda: {k: jnp.asarray(draw(size=s), jnp.float32) for k, s in shapes.items()}
+params, every = fill(), fill()
+place = lambda tree: {k: jax.device_put(x, NamedSharding(mesh, specs[k])) for k, x in tree.items()}
+
+wanted = {k: NamedSharding(mesh, spec) for k, spec in specs.items()}
+alike = {k: x for k, x in params.items() if k != "whole"}
+cases = [
+    (mj.muon(0.1), alike),
+    (mj.pion(0.1, cutoff="noise"), alike),
+    (mj.muon(0.1, shardings=wanted), params),
+    (mj.muon(0.1, batched=False), params),
+]
+
+for tx, params in cases:
+    grads = {k: every[k] for k in params}
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    alone, _ = step(params, tx.init(params), grads)
+    spread = place(params)
+    state = tx.init(spread)
+    for count in range(3):
+        for tree in (spread, state[0].momentum):
+            for k, x in tree.items():
+                assert x.sharding.is_equivalent_to(wanted[k], x.ndim), (k, count, x.sharding)
+        if count == 1:
+            for k in params:
+                np.testing.assert_allclose(spread[k], alone[k], atol=1e-5)
+        spread, state = step(spread, state, place(grads))
+print("kept")
+"""
+
+
+def test_shardings_are_kept_under_jit():
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "kept"
