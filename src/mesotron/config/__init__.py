@@ -1,0 +1,39 @@
+"""Every config of the command line, as frozen dataclasses; the standard library only.
+
+The string under a field is its help text, and its lines stay lines: break between sentences. A
+field marked POSITIONAL may be given without its flag.
+Names that live in a registry (filters, models) are checked by the registry's owner, not here.
+"""
+
+from mesotron.config.bench import BenchOptimConfig, BenchTrainConfig
+from mesotron.config.fields import POSITIONAL, OptimizerName
+from mesotron.config.filters import RouteConfig, SpectrumConfig
+from mesotron.config.training import (
+    EvalConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    RewardConfig,
+    RolloutConfig,
+    SftConfig,
+    TaskConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "POSITIONAL",
+    "BenchOptimConfig",
+    "BenchTrainConfig",
+    "EvalConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimConfig",
+    "OptimizerName",
+    "RewardConfig",
+    "RolloutConfig",
+    "RouteConfig",
+    "SftConfig",
+    "SpectrumConfig",
+    "TaskConfig",
+    "TrainConfig",
+]

