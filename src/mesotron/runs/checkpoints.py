@@ -1,0 +1,138 @@
+"""Checkpoints that are whole or not there: written aside, synced, listed, then renamed.
+
+`checkpoint-25/manifest.json` names every file with its size and SHA-256, so that a file cut short
+by a full disk or changed since is found before anything is loaded. The names are those of
+Transformers, whose tools then find them too.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+MANIFEST = "manifest.json"
+NAME = re.compile(r"checkpoint-(\d+)")
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint's optimizer step and its folder."""
+
+    step: int
+    path: Path
+
+
+def draft_path(root: Path, step: int) -> Path:
+    """Where a checkpoint is written before it has its name."""
+    return root / f".checkpoint-{step}.writing"
+
+
+@contextmanager
+def writing(root: Path, step: int) -> Iterator[Path]:
+    """Write a checkpoint: yields an empty folder, and gives it its name if the block succeeds.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with writing(Path(folder), step=25) as draft:
+        ...         _ = (draft / "weights").write_text("...")
+        ...     [found.step for found in list_checkpoints(Path(folder))]
+        [25]
+    """
+    draft = start(root, step)
+    try:
+        yield draft
+        publish(draft)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)  # a half-written one would fill a full disk
+        raise
+
+
+def start(root: Path, step: int) -> Path:
+    """Make the empty folder of a checkpoint, without what earlier kills have left of any."""
+    for left in root.glob(".checkpoint-*.writing"):
+        shutil.rmtree(left)
+    draft = draft_path(root, step)
+    draft.mkdir(parents=True)
+    return draft
+
+
+def publish(draft: Path) -> Path:
+    """Write the manifest, bring everything to the disk and give the folder its name."""
+    files = sorted(path for path in draft.rglob("*") if path.is_file())
+    listing = {str(path.relative_to(draft)): fingerprint(path) for path in files}
+    (draft / MANIFEST).write_text(json.dumps({"files": listing}, indent=2))
+    for path in [*files, draft / MANIFEST, draft]:
+        sync(path)
+    final = draft.with_name(draft.name.removeprefix(".").removesuffix(".writing"))
+    if final.exists():  # the same step of an earlier attempt, or a damaged one
+        shutil.rmtree(final)
+    draft.rename(final)
+    sync(final.parent)
+    return final
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder's entries are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def fingerprint(path: Path) -> dict[str, int | str]:
+    """A file's size and SHA-256."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def list_checkpoints(root: Path) -> list[Checkpoint]:
+    """Every checkpoint that has its name, oldest first, damaged ones too."""
+    found = [(NAME.fullmatch(path.name), path) for path in root.glob("checkpoint-*")]
+    return sorted(Checkpoint(int(match[1]), path) for match, path in found if match)
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, in words that name the file, or None if it is whole."""
+    try:
+        listing = json.loads((path / MANIFEST).read_text())["files"]
+        for name, expected in listing.items():
+            file = path / name
+            if not file.is_file():
+                return f"{file} is missing"
+            size = file.stat().st_size
+            if size != expected["bytes"]:
+                return f"{file} has {size:,} bytes instead of {expected['bytes']:,}"
+            if fingerprint(file) != expected:
+                return f"{file} has been changed since it was written"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{path / MANIFEST} cannot be read ({type(error).__name__})"
+    return None
+
+
+def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and what is wrong with each newer one.
+
+    Example:
+        >>> newest_whole(Path("no/such/run"))
+        (None, [])
+    """
+    found_damage = []
+    for checkpoint in reversed(list_checkpoints(root)):
+        wrong = damage(checkpoint.path)
+        if wrong is None:
+            return checkpoint, found_damage
+        found_damage.append(wrong)
+    return None, found_damage
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints."""
+    for checkpoint in list_checkpoints(root)[:-keep]:
+        shutil.rmtree(checkpoint.path)

@@ -1,0 +1,202 @@
+"""Run folders: what is written can be read after any interruption, and nothing whole is lost."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mesotron.runs import RunFolder, describe_environment, list_checkpoints, newest_whole
+from mesotron.runs.checkpoints import damage, prune, writing
+from mesotron.runs.folder import new_run_path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "runs" / "a", config={"steps": 3}, environment={"seed": 0})
+
+
+def write_checkpoint(root: Path, step: int, text: str = "weights") -> Path:
+    with writing(root, step) as draft:
+        (draft / "model.safetensors").write_text(text)
+        (draft / "inner").mkdir()
+        (draft / "inner" / "state.json").write_text("{}")
+    return root / f"checkpoint-{step}"
+
+
+def test_a_config_comes_back_as_plain_values(tmp_path):
+    @dataclasses.dataclass
+    class Inner:
+        levels: tuple[int, ...] = (1, 2)
+
+    @dataclasses.dataclass
+    class Outer:
+        inner: Inner
+        out: Path
+
+    made = RunFolder.create(tmp_path / "a", Outer(Inner(), Path("x/y")), {"seed": 4})
+    assert made.config == {"inner": {"levels": [1, 2]}, "out": "x/y"}
+    assert RunFolder(tmp_path / "a").environment == {"seed": 4}
+
+
+def test_the_last_run_has_a_link(run, tmp_path):
+    assert RunFolder(tmp_path / "runs" / "last").config == run.config
+    RunFolder.create(tmp_path / "runs" / "b", config={"steps": 9}, environment={})
+    assert RunFolder(tmp_path / "runs" / "last").config == {"steps": 9}
+    RunFolder.create(tmp_path / "elsewhere" / "c", config={}, environment={})
+    assert not (tmp_path / "elsewhere" / "last").exists()
+
+
+def test_a_folder_with_something_in_it_is_not_taken(run):
+    with pytest.raises(ValueError, match="is not empty; give --out another name, or continue"):
+        RunFolder.create(run.path, config={}, environment={})
+    assert run.config == {"steps": 3}
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+    with pytest.raises(ValueError, match="is not a run: it has no config"):
+        RunFolder(tmp_path)
+
+
+def test_a_damaged_config_is_named(run):
+    (run.path / "config.json").write_text('{"steps": ')
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        run.config  # noqa: B018
+
+
+def test_new_paths_are_free(tmp_path):
+    first = new_run_path("arith", tmp_path)
+    first.mkdir()
+    assert new_run_path("arith", tmp_path) != first
+
+
+def test_rows_come_back_exactly(run):
+    rows = [{"step": 1, "loss": 0.1 + 0.2}, {"step": 2, "loss": math.inf, "text": "sigma σ\n"}]
+    for row in rows:
+        run.append("metrics", row)
+    assert run.rows("metrics") == rows
+    run.append("metrics", {"step": 3, "loss": math.nan})
+    assert math.isnan(run.rows("metrics")[2]["loss"])
+    assert run.rows("events") == []
+
+
+def test_a_torn_last_line_is_left_out_and_then_cut(run):
+    for step in (1, 2):
+        run.append("metrics", {"step": step})
+    path = run.path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"step": 3, "rew')
+    assert run.rows("metrics") == [{"step": 1}, {"step": 2}]
+    run.cut_after(2)
+    run.append("metrics", {"step": 3})
+    assert run.rows("metrics") == [{"step": 1}, {"step": 2}, {"step": 3}]
+
+
+def test_a_broken_line_in_the_middle_is_named(run):
+    (run.path / "metrics.jsonl").write_text('{"step": 1}\noops\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl line 2 is not JSON"):
+        run.rows("metrics")
+
+
+def test_rows_after_the_resumed_step_are_cut_everywhere(run):
+    for stream in ("metrics", "events", "samples"):
+        for step in (1, 2, 3):
+            run.append(stream, {"step": step})
+    run.cut_after(1)
+    for stream in ("metrics", "events", "samples"):
+        assert run.rows(stream) == [{"step": 1}]
+
+
+def test_a_run_in_use_is_refused_until_its_process_is_gone(run):
+    code = (
+        "import sys, pathlib\nfrom mesotron.runs import RunFolder\n"
+        "with RunFolder(pathlib.Path(sys.argv[1])):\n"
+        "    print('held', flush=True); sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(run.path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout and holder.stdin
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(ValueError, match="is in use by another process"), run:
+        pass
+    holder.kill()  # not even a clean end is needed
+    holder.wait()
+    holder.stdin.close()
+    holder.stdout.close()
+    with run:
+        run.append("metrics", {"step": 1})
+
+
+def test_how_a_run_ended_is_there_when_it_has(run):
+    assert run.result is None
+    run.finish({"steps": 3}, "# words")
+    assert run.result == {"steps": 3}
+    assert (run.path / "report.md").read_text() == "# words"
+
+
+def test_checkpoints_are_listed_in_order_and_pruned(tmp_path):
+    for step in (5, 100, 20):
+        write_checkpoint(tmp_path, step)
+    assert [found.step for found in list_checkpoints(tmp_path)] == [5, 20, 100]
+    prune(tmp_path, keep=2)
+    assert [found.step for found in list_checkpoints(tmp_path)] == [20, 100]
+    assert newest_whole(tmp_path)[0] == (100, tmp_path / "checkpoint-100")
+
+
+def test_an_unfinished_checkpoint_is_not_there(tmp_path):
+    write_checkpoint(tmp_path, 1)
+    with pytest.raises(OSError, match="No space"), writing(tmp_path, 2) as draft:
+        (draft / "model.safetensors").write_text("half")
+        raise OSError(28, "No space left on device")
+    assert os.listdir(tmp_path) == ["checkpoint-1"]
+
+
+def test_what_a_kill_left_is_cleared_by_the_next_checkpoint(tmp_path):
+    (tmp_path / ".checkpoint-7.writing").mkdir()
+    write_checkpoint(tmp_path, 8)
+    assert os.listdir(tmp_path) == ["checkpoint-8"]
+
+
+def test_the_same_step_again_replaces_it(tmp_path):
+    write_checkpoint(tmp_path, 3, "old")
+    path = write_checkpoint(tmp_path, 3, "new")
+    assert (path / "model.safetensors").read_text() == "new"
+    assert damage(path) is None
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda path: (path / "model.safetensors").write_text("wei"), "has 3 bytes instead of 7"),
+        (lambda path: (path / "model.safetensors").write_text("WEIGHTS"), "has been changed"),
+        (lambda path: (path / "inner" / "state.json").unlink(), "state.json is missing"),
+        (lambda path: (path / "manifest.json").unlink(), "manifest.json cannot be read"),
+        (lambda path: (path / "manifest.json").write_text("[1]"), "manifest.json cannot be read"),
+        (lambda path: (path / "manifest.json").write_text('{"files": {"a": 1}}'), "a is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, harm, told):
+    write_checkpoint(tmp_path, 1)
+    harm(write_checkpoint(tmp_path, 2))
+    checkpoint, wrong = newest_whole(tmp_path)
+    assert checkpoint and checkpoint.step == 1
+    assert len(wrong) == 1
+    assert told in wrong[0]
+
+
+def test_the_environment_names_versions_and_the_seed():
+    found = describe_environment("cpu", seed=7, threads=2)
+    assert (found["device"], found["seed"], found["threads"]) == ("cpu", 7, 2)
+    assert found["packages"]["torch"].startswith("2.")
+    json.dumps(found)
+
+
+def test_reading_a_run_loads_no_framework():
+    code = "import sys, mesotron.runs; print({'torch', 'jax', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
