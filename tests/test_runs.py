@@ -120,7 +120,8 @@ def test_a_run_in_use_is_refused_until_its_process_is_gone(run):
         [sys.executable, "-c", code, str(run.path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert holder.stdout and holder.stdin
+    assert holder.stdout
+    assert holder.stdin
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(ValueError, match="is in use by another process"), run:
         pass
@@ -150,9 +151,14 @@ def test_checkpoints_are_listed_in_order_and_pruned(tmp_path):
 
 def test_an_unfinished_checkpoint_is_not_there(tmp_path):
     write_checkpoint(tmp_path, 1)
-    with pytest.raises(OSError, match="No space"), writing(tmp_path, 2) as draft:
-        (draft / "model.safetensors").write_text("half")
-        raise OSError(28, "No space left on device")
+
+    def fill_the_disk() -> None:
+        with writing(tmp_path, 2) as draft:
+            (draft / "model.safetensors").write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        fill_the_disk()
     assert os.listdir(tmp_path) == ["checkpoint-1"]
 
 
@@ -184,7 +190,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, harm
     write_checkpoint(tmp_path, 1)
     harm(write_checkpoint(tmp_path, 2))
     checkpoint, wrong = newest_whole(tmp_path)
-    assert checkpoint and checkpoint.step == 1
+    assert checkpoint
+    assert checkpoint.step == 1
     assert len(wrong) == 1
     assert told in wrong[0]
 

@@ -1,0 +1,273 @@
+"""Exact resume of Transformers and TRL trainers: killed and resumed equals left alone, bit by bit.
+
+TRL's own checkpoints are pickles, are not atomic, leave out the rollout buffer (a run resumed
+inside one samples again) and forget how often the data was shuffled (past the first epoch a
+resumed run reads other prompts). Here: safetensors and JSON, written aside and renamed.
+
+Overridden of Transformers 5.22 and TRL 1.16: train, _save_checkpoint, _save, _load_from_checkpoint,
+_load_optimizer_and_scheduler, _load_scaler, _load_rng_state, _get_train_sampler. Sampling with
+vLLM has random states of its own, which are not kept.
+"""
+
+import errno
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mesotron.rlvr.state import load_state, random_state, restore_random_state, save_state
+from mesotron.runs import checkpoints
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+    from trl import GRPOTrainer
+else:  # mixins: the trainer comes after them in the bases
+    Trainer = GRPOTrainer = object
+
+log = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """Something of a trainer's that must survive a kill: an anchor policy, a prompt queue."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        ...
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what `tensors` gave; they come on the CPU."""
+        ...
+
+    def values(self) -> Any:
+        """The rest, as JSON holds it."""
+        ...
+
+    def load_values(self, values: Any) -> None:
+        """Take back what `values` gave."""
+        ...
+
+
+class SafeCheckpoints(Trainer):
+    """Mixin for any Transformers trainer: atomic checkpoints without pickle, named when damaged.
+
+    `class MyTrainer(SafeCheckpoints, trl.SFTTrainer)`. What else must survive goes to `stateful`
+    before `train` is called.
+    """
+
+    stateful: dict[str, Stateful]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.stateful = {}
+        super().__init__(*args, **kwargs)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Train; True resumes from the newest whole checkpoint of the output folder.
+
+        Raises:
+            ValueError: the checkpoint asked for is damaged, or none is whole.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(self._newest_checkpoint())
+        elif resume_from_checkpoint and (wrong := checkpoints.damage(Path(resume_from_checkpoint))):
+            raise ValueError(f"the checkpoint is damaged: {wrong}; resume from an earlier one")
+        return super().train(resume_from_checkpoint or None, **kwargs)
+
+    def _newest_checkpoint(self) -> Path:
+        root = Path(self.args.output_dir or ".")
+        found, damaged = checkpoints.newest_whole(root)
+        for wrong in damaged:
+            log.warning("damaged checkpoint: %s; trying the one before it", wrong)
+        if found is None:
+            raise ValueError(f"{root} has no whole checkpoint to resume from")
+        return found.path
+
+    # Writing
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        root, step = Path(self._get_output_dir(trial)), self.state.global_step
+        self.store_flos()
+        try:
+            if self.args.should_save:
+                checkpoints.start(root, step)
+            self.accelerator.wait_for_everyone()
+            self._write(checkpoints.draft_path(root, step))
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                checkpoints.publish(checkpoints.draft_path(root, step))
+                checkpoints.prune(root, self.args.save_total_limit or 0)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(checkpoints.draft_path(root, step), ignore_errors=True)
+            raise explain_failed_write(error, root, step) from error
+        self.accelerator.wait_for_everyone()
+
+    def _write(self, draft: Path) -> None:
+        """Every process writes its own random state; the main one writes everything else."""
+        refuse_sharded(self)
+        if self.args.should_save:
+            self._save(str(draft))
+            scaler = self.accelerator.scaler
+            shared = {
+                "optimizer": self.optimizer.state_dict(),  # pyright: ignore
+                "scheduler": self.lr_scheduler.state_dict(),  # pyright: ignore
+                "scaler": scaler.state_dict() if scaler is not None else None,
+            }
+            save_state(draft, "optimizer", shared)
+            self.state.save_to_json(str(draft / "trainer_state.json"))
+        mine = {"random": random_state(), "stateful": self._stateful_state(), **self._own_state()}
+        save_state(draft, f"process-{self.args.process_index}", mine)
+
+    def _stateful_state(self) -> dict[str, Any]:
+        return {
+            name: {"tensors": part.tensors(), "values": json.dumps(part.values())}
+            for name, part in self.stateful.items()
+        }
+
+    def _own_state(self) -> dict[str, Any]:
+        """What a kind of trainer keeps for each process beyond the random states."""
+        return {}
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """Weights and tokenizer; Transformers would add its arguments as a pickle."""
+        folder = output_dir or self.args.output_dir
+        self.model.save_pretrained(folder, state_dict=state_dict)  # pyright: ignore
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    # Reading
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        model = model or self.model
+        if (folder / "adapter_model.safetensors").exists():
+            load_adapter(model, folder)
+            return
+        parts = sorted(folder.glob("model*.safetensors"))
+        if not parts:
+            raise ValueError(f"{folder} has no weights as safetensors; resume from another one")
+        found = {name: tensor for path in parts for name, tensor in load_file(path).items()}
+        missing, unexpected = model.load_state_dict(found, strict=False)
+        tied = set(model.all_tied_weights_keys)  # saved once, under the other name
+        if unexpected or set(missing) - tied:
+            wrong = ", ".join([*unexpected, *(set(missing) - tied)][:3])
+            raise ValueError(f"{folder} holds another model than this one: {wrong}")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        shared = load_state(Path(checkpoint), "optimizer")
+        self.optimizer.load_state_dict(shared["optimizer"])  # pyright: ignore
+        self.lr_scheduler.load_state_dict(shared["scheduler"])  # pyright: ignore
+        if shared["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(shared["scaler"])
+        mine = self._load_process_state(checkpoint)
+        for name, part in self.stateful.items():
+            if name not in mine["stateful"]:
+                raise ValueError(f"{checkpoint} has no state of {name}: it is of another objective")
+            part.load_tensors(mine["stateful"][name]["tensors"])
+            part.load_values(json.loads(mine["stateful"][name]["values"]))
+        self._load_own_state(mine)
+
+    def _load_own_state(self, mine: dict[str, Any]) -> None:
+        """Take back what `_own_state` gave."""
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Nothing: it came with the optimizer."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            restore_random_state(self._load_process_state(checkpoint)["random"])
+
+    def _load_process_state(self, checkpoint: str) -> dict[str, Any]:
+        name = f"process-{self.args.process_index}"
+        found = len(list(Path(checkpoint).glob("process-*.json")))
+        if found != self.args.world_size:
+            raise ValueError(
+                f"{checkpoint} was written by {found} processes and cannot be continued exactly by "
+                f"{self.args.world_size}; start as many as before"
+            )
+        return load_state(Path(checkpoint), name)
+
+
+class ExactResume(SafeCheckpoints, GRPOTrainer):
+    """Mixin for TRL's GRPO trainer: also its rollout buffer, its counters and its order of prompts.
+
+    `class GRPOTrainer(ExactResume, trl.GRPOTrainer)`.
+    """
+
+    _epochs_read: int = 0
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(self._newest_checkpoint())
+        if resume_from_checkpoint:
+            path = Path(resume_from_checkpoint) / "trainer_state.json"
+            self._epochs_read = int(json.loads(path.read_text())["epoch"])
+        return super().train(resume_from_checkpoint, **kwargs)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        """TRL's sampler after as many shuffles as the run has begun epochs."""
+        sampler = super()._get_train_sampler(dataset)
+        if self.shuffle_dataset:
+            for _ in range(self._epochs_read):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
+
+    def _own_state(self) -> dict[str, Any]:
+        every = self.args.steps_per_generation * self.num_iterations
+        used_up = self._step % every == 0  # then the next step samples anew
+        state: dict[str, Any] = {
+            "step": self._step,
+            "buffer": None if used_up else self._buffered_inputs,
+            "metrics": {name: list(found) for name, found in self._metrics["train"].items()},
+        }
+        if self.use_adaptive_entropy:
+            state["entropy"] = [self.entropy_coef, self._last_world_entropy]
+        return state
+
+    def _load_own_state(self, mine: dict[str, Any]) -> None:
+        self._step = mine["step"]
+        buffer = mine["buffer"]
+        if buffer is not None:
+            buffer = [to_device(batch, self.accelerator.device) for batch in buffer]
+        self._buffered_inputs = buffer
+        for name, found in mine["metrics"].items():
+            self._metrics["train"][name].extend(found)
+        if self.use_adaptive_entropy:
+            self.entropy_coef, self._last_world_entropy = mine["entropy"]
+
+
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A batch with its tensors on a device."""
+    return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+
+
+def load_adapter(model: Any, folder: Path) -> None:
+    """Fill a LoRA model's adapter with the weights that `save_pretrained` wrote."""
+    from peft import set_peft_model_state_dict
+
+    found = set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
+    if found.unexpected_keys:
+        raise ValueError(f"{folder} holds another adapter: {', '.join(found.unexpected_keys[:3])}")
+
+
+def refuse_sharded(trainer: Any) -> None:
+    """Say at the first checkpoint that sharded weights are not kept, before hours are lost."""
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ValueError("checkpoints of sharded models are not written yet; set --save-every 0")
+
+
+def explain_failed_write(error: Exception, root: Path, step: int) -> Exception:
+    """A full disk in one sentence; any other failure as it is."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if not full and "No space left" not in str(error):
+        return error
+    return ValueError(
+        f"the disk is full: the checkpoint of step {step} could not be written to {root}; earlier "
+        "ones are whole, so make room and resume"
+    )

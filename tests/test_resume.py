@@ -1,0 +1,277 @@
+"""Exact resume: a trainer stopped at any step and started anew ends with the same bits."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from safetensors import SafetensorError
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import mesotron
+from mesotron.rlvr import resume
+from mesotron.rlvr.resume import ExactResume, SafeCheckpoints
+from mesotron.rlvr.state import load_state, random_state, restore_random_state, save_state
+
+WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "="]
+STEPS = 6
+PICKLES = {".pt", ".pth", ".bin", ".pkl"}
+
+
+class Trainer(ExactResume, trl.GRPOTrainer):
+    """TRL's trainer with nothing of ours but the resume."""
+
+
+class Spin:
+    """State beyond the trainer's own: it moves at each step, and moves the loss."""
+
+    def __init__(self) -> None:
+        self.angle = torch.zeros(2)
+        self.turns = 0
+
+    def turn(self) -> float:
+        self.turns += 1
+        self.angle += torch.rand(2)
+        return float(self.angle.sum()) % 0.1
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"angle": self.angle}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        self.angle = tensors["angle"]
+
+    def values(self) -> int:
+        return self.turns
+
+    def load_values(self, values: int) -> None:
+        self.turns = values
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(models.WordLevel({w: n for n, w in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def make_model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
+        pad_token_id=0, eos_token_id=1, bos_token_id=1,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def make_trainer(folder: Path, *, optim: str = "adamw", lora: bool = False, **changed: Any):
+    settings: dict[str, Any] = {
+        "max_steps": STEPS, "per_device_train_batch_size": 8, "num_generations": 4,
+        "max_completion_length": 4, "learning_rate": 1e-2, "logging_steps": 1, "save_steps": 1,
+        "report_to": "none", "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
+        "disable_tqdm": True, **changed,
+    }  # fmt: skip
+    model, spin, peft_config = make_model(), Spin(), None
+    if lora:
+        from peft import LoraConfig
+
+        peft_config = LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.1)
+    optimizers = (None, None)
+    if optim != "adamw":
+        optimizers = (getattr(mesotron, optim)(model, lr=1e-2), None)
+
+    def reward(completions: list[str], **_: object) -> list[float]:
+        noise = spin.turn()
+        return [sum(word in "02468" for word in text.split()) + noise for text in completions]
+
+    trainer = Trainer(
+        model=model,
+        reward_funcs=reward,
+        args=trl.GRPOConfig(str(folder), **settings),
+        train_dataset=Dataset.from_dict({"prompt": [f"{a} + {a} =" for a in range(10)]}),
+        processing_class=make_tokenizer(),
+        optimizers=optimizers,
+        peft_config=peft_config,
+    )
+    trainer.stateful["spin"] = spin
+    return trainer
+
+
+def weights(trainer: Any) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def log_rows(trainer: Any) -> list[dict[str, float]]:
+    """What was logged at each step, without the times."""
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    return [{key: row[key] for key in row if key != "step_time"} for row in rows]
+
+
+CASES = {
+    "plain": {},
+    "accumulation": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
+    "inside a buffer": {"num_iterations": 2, "steps_per_generation": 2},
+    "schedule": {"lr_scheduler_type": "cosine", "warmup_steps": 2, "beta": 0.0},
+    "muon": {"optim": "muon"},
+    "pion": {"optim": "pion", "steps_per_generation": 3},
+    "lora with dropout": {"lora": True, "num_iterations": 2},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resumed_at_any_step_equals_left_alone(tmp_path, case):
+    """Ten prompts, two a step: the data is shuffled again after five steps."""
+    whole = make_trainer(tmp_path, **CASES[case])
+    whole.train()
+    for step in (1, 3, 5):
+        again = make_trainer(tmp_path / "again", **CASES[case])
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        for name, p in weights(whole).items():
+            assert torch.equal(p, weights(again)[name]), (step, name)
+        assert log_rows(again) == log_rows(whole)
+
+
+def test_the_case_inside_a_buffer_can_fail(tmp_path, monkeypatch):
+    """Without the buffer, as TRL does it, the same test finds a difference."""
+    case = CASES["inside a buffer"]
+    whole = make_trainer(tmp_path, **case)
+    whole.train()
+    monkeypatch.setattr(ExactResume, "_load_own_state", lambda self, mine: None)
+    again = make_trainer(tmp_path / "again", **case)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert any(not torch.equal(p, weights(again)[name]) for name, p in weights(whole).items())
+
+
+def test_checkpoints_hold_no_pickle_and_are_whole(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.train()
+    names = {path.suffix for path in (tmp_path / "checkpoint-1").iterdir()}
+    assert not names & PICKLES
+    assert LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-1").config.hidden_size == 16
+
+
+def test_no_pickle_is_read(tmp_path, monkeypatch):
+    make_trainer(tmp_path, max_steps=2, save_steps=1).train()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("torch.load was called")
+
+    monkeypatch.setattr(torch, "load", refuse)
+    again = make_trainer(tmp_path, max_steps=3)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 3
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, caplog):
+    whole = make_trainer(tmp_path, max_steps=3)
+    whole.train()
+    (tmp_path / "checkpoint-3" / "optimizer.safetensors").write_bytes(b"cut short")
+    with pytest.raises(ValueError, match=r"damaged: .*optimizer\.safetensors has 9 bytes instead"):
+        make_trainer(tmp_path, max_steps=3).train(str(tmp_path / "checkpoint-3"))
+    again = make_trainer(tmp_path, max_steps=3)
+    with caplog.at_level("WARNING", resume.__name__):
+        again.train(resume_from_checkpoint=True)
+    assert "optimizer.safetensors has 9 bytes" in caplog.text
+    assert all(torch.equal(p, weights(again)[name]) for name, p in weights(whole).items())
+
+
+def test_resuming_nothing_is_a_sentence(tmp_path):
+    with pytest.raises(ValueError, match="has no whole checkpoint to resume from"):
+        make_trainer(tmp_path).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), SafetensorError("No space left on device (os 28)")],
+    ids=["system", "safetensors"],
+)
+def test_a_full_disk_is_a_sentence_and_leaves_earlier_checkpoints(tmp_path, monkeypatch, error):
+    make_trainer(tmp_path, max_steps=1).train()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(resume, "save_state", fail)
+    with pytest.raises(ValueError, match="the disk is full: the checkpoint of step 1 could not be"):
+        make_trainer(tmp_path, max_steps=1).train()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert resume.checkpoints.damage(tmp_path / "checkpoint-1") is None
+
+
+def test_another_model_or_objective_is_refused(tmp_path):
+    make_trainer(tmp_path, max_steps=1).train()
+    other = make_trainer(tmp_path, max_steps=2)
+    other.stateful["anchor"] = Spin()
+    with pytest.raises(ValueError, match="has no state of anchor"):
+        other.train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="holds another model than this one"):
+        other._load_from_checkpoint(str(tmp_path / "checkpoint-1"), torch_model_of_other_names())
+
+
+def torch_model_of_other_names() -> torch.nn.Module:
+    model = torch.nn.Linear(2, 2)
+    model.all_tied_weights_keys = {}  # pyright: ignore
+    return model
+
+
+def test_a_supervised_trainer_resumes_too(tmp_path):
+    class Supervised(SafeCheckpoints, trl.SFTTrainer):
+        pass
+
+    def make() -> Supervised:
+        return Supervised(
+            model=make_model(),
+            args=trl.SFTConfig(
+                str(tmp_path), max_steps=4, per_device_train_batch_size=4, save_steps=1,
+                report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False,
+                learning_rate=1e-2, disable_tqdm=True, loss_type="nll",
+            ),
+            train_dataset=Dataset.from_dict({"text": [f"{a} + {a} = {a}" for a in range(10)]}),
+            processing_class=make_tokenizer(),
+        )  # fmt: skip
+
+    whole = make()
+    whole.train()
+    again = make()
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert all(torch.equal(p, weights(again)[name]) for name, p in weights(whole).items())
+
+
+def test_state_round_trip(tmp_path):
+    shared = torch.arange(6.0)
+    tree = {
+        "a": [1, 2.5, None, True, "x", (1, (2,))], "inf": float("inf"), 3: {"t": shared[2:4]},
+        "whole": shared, "scalar": torch.tensor(2), "flags": torch.tensor([True, False]),
+        "half": torch.ones(2, dtype=torch.bfloat16), "across": torch.ones(2, 3).T,
+    }  # fmt: skip
+    save_state(tmp_path, "state", tree)
+    found = load_state(tmp_path, "state")
+    assert found["a"] == tree["a"]
+    assert found["inf"] == tree["inf"]
+    for key in ("whole", "scalar", "flags", "half", "across"):
+        assert found[key].dtype == tree[key].dtype
+        assert torch.equal(found[key], tree[key])
+    assert torch.equal(found[3]["t"], shared[2:4])
+
+
+def test_state_of_another_kind_is_refused_when_written(tmp_path):
+    with pytest.raises(ValueError, match=r"state\.a\.1 is of type set; a checkpoint holds plain"):
+        save_state(tmp_path, "state", {"a": [1, {2}]})
+
+
+def test_random_generators_come_back(tmp_path):
+    save_state(tmp_path, "random", random_state())
+
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    first = draw()
+    restore_random_state(load_state(tmp_path, "random"))
+    assert draw() == first
