@@ -1,0 +1,195 @@
+r"""Plain numbers in answers, read exactly: 1,080, \$18.00, 50\%, 1 1/2, \frac{3}{4}, 2.5e3, 5 cm.
+
+Text is normalised first (compatibility forms, zero-width and bidirectional controls, LaTeX
+spacing), then matched by bounded patterns and turned into a `Fraction`. Nothing is evaluated;
+what is not a plain number is None here and goes to `mesotron.rlvr.verify`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from fractions import Fraction
+
+MAX_LENGTH = 512  # characters of an answer that are looked at
+_MAX_DIGITS = 100  # of one number; more is left alone, as it would be no plain answer
+
+_SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_FROM_SUPERSCRIPT = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
+_SYMBOLS = str.maketrans({
+    "\u2044": "/", "\u2215": "/", "\u2212": "-", "\u2013": "-", "\u2014": "-", "\u2010": "-",
+    "\u00d7": r"\times ", "\u22c5": r"\cdot ", "\u00b7": r"\cdot ", "\u00f7": "/",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Number:
+    """A plain number: its exact value as written, whether it had a % sign, and its unit."""
+
+    value: Fraction
+    percent: bool = False
+    unit: str = ""
+
+    @property
+    def key(self) -> str:
+        """The same string for every way to write the number; sign of percent and unit apart."""
+        return str(self.value)
+
+
+def clean(text: str) -> str:
+    r"""One form for what looks alike: NFKC, no control or invisible characters, single spaces.
+
+    Superscripts and vulgar fractions are taken apart first, since NFKC alone would turn 5² into
+    52 and 1½ into 11/2.
+
+    Example:
+        >>> clean("７\u200b２")
+        '72'
+        >>> clean("5² + 1½")
+        '5^{2} + 1 1/2'
+    """
+    text = _SUPERSCRIPTS.sub(
+        lambda m: "^{" + m[0].translate(_FROM_SUPERSCRIPT) + "}", text[:MAX_LENGTH]
+    )
+    text = "".join(
+        " " + c if unicodedata.decomposition(c).startswith("<fraction>") else c for c in text
+    )
+    text = unicodedata.normalize("NFKC", text).translate(_SYMBOLS)
+    return " ".join("".join(map(_visible, text)).split())[:MAX_LENGTH]
+
+
+def _visible(c: str) -> str:
+    if c.isspace():
+        return " "
+    # Cc, Cf, Cs, Co, Cn: controls, zero-width and bidirectional marks, surrogates, unassigned.
+    hidden = unicodedata.category(c).startswith("C") or "\ufe00" <= c <= "\ufe0f"
+    return "" if hidden else c
+
+
+# Each pattern is bounded and has one way to match, so a hostile string fails fast.
+_DIGITS = rf"(?:\d{{1,3}}(?:,\d{{3}})+(?![\d,])|\d{{1,{_MAX_DIGITS}}})"
+_DECIMAL = rf"(?:{_DIGITS}(?:\.\d{{0,{_MAX_DIGITS}}})?|\.\d{{1,{_MAX_DIGITS}}})"
+_ARGUMENT = rf"(?:\{{ ?-?{_DECIMAL} ?\}}|\d)"  # of \frac: braced, or one bare digit
+_EXPONENT = r"\{?(?P<exponent>[-+]?\d{1,3})\}?"
+_SCIENTIFIC = re.compile(
+    rf"(?P<mantissa>{_DECIMAL})(?:[eE]| ?(?:\\times|\\cdot|\*|x) ?10 ?(?:\^|\*\*) ?){_EXPONENT}",
+    re.ASCII,
+)
+_FRACTION = re.compile(
+    rf"(?:(?P<whole>{_DIGITS}) ?(?:(?<= )|(?=\\)))?"  # 1 1/2, 1\frac{1}{2}
+    rf"(?:\\frac ?(?P<above>{_ARGUMENT}) ?(?P<below>{_ARGUMENT})"
+    rf"|(?P<top>{_DECIMAL}) ?/ ?(?P<bottom>{_DECIMAL}))",
+    re.ASCII,
+)
+_PLAIN = re.compile(_DECIMAL, re.ASCII)
+_UNIT = re.compile(
+    r"(?P<core>.*[\d.}%])(?:"
+    r" (?P<word>[a-z]{2,24}(?:[ /][a-z]{1,24}){0,3}(?:\^\{?[23]\}?)?)"
+    r"|(?P<short>cm|mm|km|kg|mg|ml|ft|lbs?|oz|mph|hrs?|mins?|secs?|am|pm|st|nd|rd|th))",
+    re.ASCII | re.IGNORECASE,
+)
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_SPACING = re.compile(r"\\(?:[,;:! ]|left(?![a-z])|right(?![a-z])|quad|qquad)|~|(?<=\d)\{,\}(?=\d)")
+_TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_DEGREES = re.compile(r" ?(?:\^ ?\{? ?\\circ ?\}?|\\degree|°)$")
+_ASSIGNED = re.compile(r"(?:[A-Za-z] ?)?= ?(?=[^=<>]+$)")
+
+
+def simplify_latex(text: str) -> str:
+    r"""Take off what LaTeX and Markdown put around an answer, and one spelling for fractions.
+
+    Example:
+        >>> simplify_latex(r"$\dfrac{1}{2}\,\text{cm}$")
+        '\\frac{1}{2} cm'
+    """
+    text = text.replace(r"\$", "$").replace(r"\%", "%").replace("{,}", ",")
+    text = re.sub(r"\\[dtc]frac", lambda _: r"\frac", text)
+    text = _TEXT.sub(r" \1", _SPACING.sub("", text))
+    text = text.strip(" *`").removesuffix(".")
+    for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
+        if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
+            text = text[len(left) : -len(right)]
+    return " ".join(text.removesuffix(".").split())
+
+
+def read_number(answer: str) -> Number | None:
+    r"""A plain number, exactly, or None if the text is anything else.
+
+    Args:
+        answer: text as a model wrote it; at most `MAX_LENGTH` characters are read.
+
+    Example:
+        >>> read_number(r"\$1,080.50").value
+        Fraction(2161, 2)
+        >>> read_number("12 apples")
+        Number(value=Fraction(12, 1), percent=False, unit='apple')
+        >>> read_number("9**9**9") is None
+        True
+    """
+    if len(answer) > MAX_LENGTH:
+        return None
+    text = _DEGREES.sub("", simplify_latex(clean(answer)))
+    text = _ASSIGNED.sub("", text, count=1) if _ASSIGNED.match(text) else text
+    core, unit = _split_unit(text)
+    percent = core.endswith("%") or unit == "percent"
+    core = core.removesuffix("%").rstrip()
+    negative, core = _split_sign(core)
+    value = _value(core)
+    if value is None:
+        return None
+    value *= _SCALES.get(unit, 1)
+    named = "" if unit in _SCALES or unit == "percent" else unit
+    return Number(-value if negative else value, percent, named)
+
+
+def same_number(answer: Number, gold: Number) -> bool:
+    """Whether two plain numbers are equal, exactly.
+
+    A unit that only one of them names is let pass, two different units are not. 50% is equal to
+    50 and to 1/2 when the other one has no % sign.
+    """
+    if answer.unit and gold.unit and answer.unit != gold.unit:
+        return False
+    if answer.value == gold.value:
+        return True
+    if answer.percent == gold.percent:
+        return False
+    percent, bare = (answer, gold) if answer.percent else (gold, answer)
+    return percent.value == 100 * bare.value
+
+
+def _split_unit(text: str) -> tuple[str, str]:
+    match = _UNIT.fullmatch(text)
+    if match is None:
+        return text, ""
+    unit = (match["word"] or match["short"]).casefold()
+    return match["core"].rstrip(), unit.removesuffix("s") if len(unit) > 2 else unit
+
+
+def _split_sign(text: str) -> tuple[bool, str]:
+    match = re.match(r"([-+]?) ?[$€£¥]? ?([-+]?) ?", text)
+    assert match is not None  # every part is optional
+    signs = match[1] + match[2]
+    # Two signs are no plain number: what is left still starts with one and is not read.
+    return ("-" in signs, text[match.end() :]) if len(signs) < 2 else (False, text)
+
+
+def _value(core: str) -> Fraction | None:
+    if _PLAIN.fullmatch(core):
+        return _fraction(core)
+    if match := _SCIENTIFIC.fullmatch(core):
+        return _fraction(match["mantissa"]) * Fraction(10) ** int(match["exponent"])
+    if match := _FRACTION.fullmatch(core):
+        above = _fraction(match["above"] or match["top"])
+        below = _fraction(match["below"] or match["bottom"])
+        whole = _fraction(match["whole"] or "0")
+        # -1 3/4 has its sign in front; one inside a mixed number says something else.
+        if below and not (match["whole"] and (above < 0 or below < 0)):
+            return whole + above / below
+    return None
+
+
+def _fraction(digits: str) -> Fraction:
+    text = digits.strip("{} ").replace(",", "")
+    return Fraction(text.removesuffix(".")) if text.strip(".") else Fraction(0)
