@@ -1,0 +1,183 @@
+"""Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all alike teach nothing.
+
+They can be dropped from the loss, or replaced by groups of further prompts. Which group takes which
+place is decided from the gathered rewards by every process alike, so no process waits for another
+and no completion moves between processes. Here are the rules; the trainer samples.
+
+Legend: P prompts of a rollout batch, G completions of each, W processes, B = P G / W rows of one.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# Rows of these are padded on the left; of the others on the right.
+LEFT_PADDED = ("prompt_ids", "prompt_mask")
+# What stands where a row is shorter than the longest; 0 if not named here.
+PADDING = {"tool_mask": 1.0, "importance_sampling_ratio": 1.0}
+PICTURES = ("pixel_values", "num_images", "image_grid_thw")
+
+
+def zero_signal(rewards: Tensor, tolerance: float) -> Tensor:
+    """Which groups have rewards that are all alike.
+
+    Args:
+        rewards: [P, G], NaN where a completion has none; fewer than two rewards are alike.
+        tolerance: rewards closer than this are alike, in the reward's unit.
+
+    Returns:
+        [P] booleans.
+
+    Example:
+        >>> zero_signal(torch.tensor([[1.0, 0.0], [0.1, 0.1 + 1e-8]]), tolerance=1e-6)
+        tensor([False,  True])
+    """
+    unknown = rewards.isnan()
+    low = rewards.masked_fill(unknown, torch.inf).amin(dim=1)
+    high = rewards.masked_fill(unknown, -torch.inf).amax(dim=1)
+    return high - low <= tolerance
+
+
+class Source(NamedTuple):
+    """Where a place of the batch takes its group from: a round, and a place in that round."""
+
+    round: int
+    place: int
+
+
+def fill_places(rounds: Sequence[Sequence[bool]], blocks: int) -> list[Source | None]:
+    """Give each place of the batch the first group with a signal that its process has.
+
+    Args:
+        rounds: for each round the groups that were sampled in it, True where there is a signal.
+            The first round has P groups; later ones may have fewer, in the same blocks.
+        blocks: number of equal parts that do not exchange groups: W where each process holds whole
+            groups, P where a group spans processes and can only stay in its place.
+
+    Returns:
+        P entries; None where there is no group with a signal left.
+
+    Example:
+        >>> fill_places([[True, False], [True, True]], blocks=1)
+        [Source(round=0, place=0), Source(round=1, place=0)]
+    """
+    size = len(rounds[0]) // blocks
+    chosen: list[Source | None] = []
+    for block in range(blocks):
+        found = list(_signals(rounds, block, blocks))[:size]
+        own = {source.place: source for source in found if source.round == 0}
+        rest = iter(source for source in found if source.round > 0)
+        # A group of the first round keeps its place, so that nothing moves when nothing is missing.
+        places = range(block * size, (block + 1) * size)
+        chosen += [own[place] if place in own else next(rest, None) for place in places]
+    return chosen
+
+
+def _signals(rounds: Sequence[Sequence[bool]], block: int, blocks: int) -> Iterator[Source]:
+    for number, groups in enumerate(rounds):
+        size = len(groups) // blocks
+        for place in range(block * size, (block + 1) * size):
+            if groups[place]:
+                yield Source(number, place)
+
+
+def missing_places(chosen: Sequence[Source | None], blocks: int) -> int:
+    """The most empty places that a block has: how many groups each must sample next.
+
+    Example:
+        >>> missing_places([None, Source(0, 1), None, None], blocks=2)
+        2
+    """
+    size = len(chosen) // blocks
+    starts = range(0, len(chosen), size)
+    return max(sum(source is None for source in chosen[k : k + size]) for k in starts)
+
+
+def merge_rows(rounds: Sequence[dict[str, Any]], rows: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """One batch out of several: rows that are named by round and number, padded to one length.
+
+    Args:
+        rounds: TRL's scored batches of one process; all have the same keys.
+        rows: (round, row of that round) for each row of the result.
+
+    Returns:
+        A batch like the others. Scalars are taken from the first round.
+
+    Example:
+        >>> a, b = {"advantages": torch.tensor([1.0, 2.0])}, {"advantages": torch.tensor([3.0])}
+        >>> merge_rows([a, b], [(1, 0), (0, 1)])
+        {'advantages': tensor([3., 2.])}
+    """
+    if any(key in rounds[0] for key in PICTURES):
+        raise ValueError(
+            "dynamic_sampling='resample' cannot exchange prompts with pictures: use 'drop' or 'off'"
+        )
+    merged = {}
+    for key, first in rounds[0].items():
+        if first.ndim == 0:
+            merged[key] = first
+            continue
+        picked = [rounds[number][key][row] for number, row in rows]
+        width = max(row.shape[0] for row in picked) if first.ndim > 1 else 0
+        merged[key] = torch.stack([_pad(row, width, key) for row in picked])
+    return merged
+
+
+def _pad(row: Tensor, width: int, key: str) -> Tensor:
+    short = width - row.shape[0] if row.ndim else 0
+    if not short:
+        return row
+    end = (short, 0) if key in LEFT_PADDED else (0, short)
+    return torch.nn.functional.pad(row, end, value=PADDING.get(key, 0))
+
+
+class PromptStream:
+    """Further prompts, in an order of their own that all processes share and a checkpoint keeps.
+
+    Args:
+        num_prompts: size of the dataset.
+        seed: of the order; each pass over the data has another one.
+
+    Example:
+        >>> stream = PromptStream(3, seed=0)
+        >>> sorted(stream.take(3)), stream.values()
+        ([0, 1, 2], {'taken': 3})
+    """
+
+    def __init__(self, num_prompts: int, seed: int) -> None:
+        self.num_prompts = num_prompts
+        self.seed = seed
+        self.taken = 0
+        self._kept: tuple[int, list[int]] = (-1, [])
+
+    def take(self, number: int) -> list[int]:
+        """The next rows of the dataset, by number."""
+        rows = []
+        for _ in range(number):
+            turn, place = divmod(self.taken, self.num_prompts)
+            rows.append(self._order(turn)[place])
+            self.taken += 1
+        return rows
+
+    def _order(self, turn: int) -> list[int]:
+        if self._kept[0] != turn:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + turn)
+            self._kept = turn, torch.randperm(self.num_prompts, generator=generator).tolist()
+        return self._kept[1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing: a place in an order is a number."""
+        return {}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Nothing to take over."""
+
+    def values(self) -> dict[str, int]:
+        """How far the order was used, for a checkpoint."""
+        return {"taken": self.taken}
+
+    def load_values(self, values: dict[str, int]) -> None:
+        """Go on where `values` was written."""
+        self.taken = int(values["taken"])
