@@ -24,11 +24,11 @@ from torch import Tensor
 from mesotron.rlvr.state import load_state, random_state, restore_random_state, save_state
 from mesotron.runs import checkpoints
 
+# The classes are mixins: the trainer they call comes after them in the bases.
 if TYPE_CHECKING:
-    from transformers import Trainer
-    from trl import GRPOTrainer
-else:  # mixins: the trainer comes after them in the bases
-    Trainer = GRPOTrainer = object
+    Mixin = Any
+else:
+    Mixin = object
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Stateful(Protocol):
         ...
 
 
-class SafeCheckpoints(Trainer):
+class SafeCheckpoints(Mixin):
     """Mixin for any Transformers trainer: atomic checkpoints without pickle, named when damaged.
 
     `class MyTrainer(SafeCheckpoints, trl.SFTTrainer)`. What else must survive goes to `stateful`
@@ -100,7 +100,8 @@ class SafeCheckpoints(Trainer):
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 checkpoints.publish(checkpoints.draft_path(root, step))
-                checkpoints.prune(root, self.args.save_total_limit or 0)
+                if self.args.save_total_limit:
+                    checkpoints.prune(root, self.args.save_total_limit)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(checkpoints.draft_path(root, step), ignore_errors=True)
             raise explain_failed_write(error, root, step) from error
@@ -113,8 +114,8 @@ class SafeCheckpoints(Trainer):
             self._save(str(draft))
             scaler = self.accelerator.scaler
             shared = {
-                "optimizer": self.optimizer.state_dict(),  # pyright: ignore
-                "scheduler": self.lr_scheduler.state_dict(),  # pyright: ignore
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.lr_scheduler.state_dict(),
                 "scaler": scaler.state_dict() if scaler is not None else None,
             }
             save_state(draft, "optimizer", shared)
@@ -135,7 +136,7 @@ class SafeCheckpoints(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         """Weights and tokenizer; Transformers would add its arguments as a pickle."""
         folder = output_dir or self.args.output_dir
-        self.model.save_pretrained(folder, state_dict=state_dict)  # pyright: ignore
+        self.model.save_pretrained(folder, state_dict=state_dict)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 
@@ -161,8 +162,8 @@ class SafeCheckpoints(Trainer):
         if checkpoint is None:
             return
         shared = load_state(Path(checkpoint), "optimizer")
-        self.optimizer.load_state_dict(shared["optimizer"])  # pyright: ignore
-        self.lr_scheduler.load_state_dict(shared["scheduler"])  # pyright: ignore
+        self.optimizer.load_state_dict(shared["optimizer"])
+        self.lr_scheduler.load_state_dict(shared["scheduler"])
         if shared["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(shared["scaler"])
         mine = self._load_process_state(checkpoint)
@@ -194,7 +195,7 @@ class SafeCheckpoints(Trainer):
         return load_state(Path(checkpoint), name)
 
 
-class ExactResume(SafeCheckpoints, GRPOTrainer):
+class ExactResume(SafeCheckpoints):
     """Mixin for TRL's GRPO trainer: also its rollout buffer, its counters and its order of prompts.
 
     `class GRPOTrainer(ExactResume, trl.GRPOTrainer)`.
