@@ -8,7 +8,7 @@ value and the way out.
 import difflib
 import io
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -55,13 +55,26 @@ class Flag:
         return None if Ellipsis in items else len(items)
 
 
-def parse(config_type: type[Config], words: list[str], prog: str) -> Config:
+@dataclass(frozen=True)
+class Presets:
+    """Whole configs by the name in a positional field, such as recipes: defaults of the flags."""
+
+    make: Callable[[str], Any]
+    """The config of a name; raises ValueError if there is none."""
+    describe: Callable[[], str]
+    """All names with what they are, for the help."""
+
+
+def parse(
+    config_type: type[Config], words: list[str], prog: str, presets: Presets | None = None
+) -> Config:
     """Read the words after a command's name.
 
     Args:
         config_type: a config dataclass.
         words: such as `["--steps", "5"]`; `--config file.toml` gives defaults that flags win over.
         prog: the command as typed, for help and errors.
+        presets: configs by the value of the positional field; file and flags win over them.
 
     Returns:
         A filled `config_type`.
@@ -75,14 +88,24 @@ def parse(config_type: type[Config], words: list[str], prog: str) -> Config:
         >>> parse(SpectrumConfig, ["muon", "--shape", "64", "256"], "mesotron spectrum").shape
         (64, 256)
     """
-    if "-h" in words or "--help" in words:
-        print_help(config_type, prog)
     flags = flags_of(config_type)
+    if "-h" in words or "--help" in words:
+        first = [word for word in words[:1] if not looks_like_flag(word)]
+        named = place_unnamed(first, {}, flags, prog) if presets else {}
+        print_help(config_type, prog, preset_of(presets, config_type, named), presets)
     words, path = take_config_path(words)
     given = read_toml(path, flags) if path else {}
     # A flag replaces the file's whole value, so a list in the file is not added to.
     given |= cut(words, flags, prog)
-    return convert(config_type, flags, given, prog)
+    return convert(config_type, flags, given, prog, preset_of(presets, config_type, given))
+
+
+def preset_of(presets: Presets | None, config_type: Any, given: dict[str, list[str]]) -> Any | None:
+    """The config that the positional field names, by its default if it is not given."""
+    if presets is None:
+        return None
+    field = next(item for item in fields(config_type) if item.metadata.get("positional"))
+    return presets.make((given.get(field.name) or [field.default])[0])
 
 
 def flags_of(config_type: Any, prefix: str = "") -> dict[str, Flag]:
@@ -203,7 +226,11 @@ def take_values(flag: Flag, rest: list[str]) -> list[str]:
 
 
 def convert(
-    config_type: type[Config], flags: dict[str, Flag], given: dict[str, list[str]], prog: str
+    config_type: type[Config],
+    flags: dict[str, Flag],
+    given: dict[str, list[str]],
+    prog: str,
+    preset: Config | None = None,
 ) -> Config:
     """Let tyro turn the words into typed values; if it cannot, say which flag is at fault."""
     for name, values in given.items():
@@ -211,7 +238,7 @@ def convert(
             raise UsageError(describe_bad_value(flags[name], values, prog))
     words = [word for name, values in given.items() for word in spell(flags[name], values)]
     try:
-        return run_tyro(config_type, words)
+        return run_tyro(config_type, words, preset)
     except SystemExit:
         # Every value is good by itself, so what is left is a field without a default.
         missing = next(name for name in required(config_type) if name not in given)
@@ -231,11 +258,12 @@ def accepts(flag: Flag, values: list[str]) -> bool:
     return True
 
 
-def run_tyro(target: Any, words: list[str]) -> Any:
+def run_tyro(target: Any, words: list[str], preset: Any | None = None) -> Any:
     """tyro without a word on the console; raises SystemExit on any error."""
+    defaults = {} if preset is None else {"default": preset}
     # Its own console_outputs=False still prints the box of a value that cannot be converted.
     with redirect_stderr(io.StringIO()):
-        return tyro.cli(target, args=words, config=MARKERS)
+        return tyro.cli(target, args=words, config=MARKERS, **defaults)
 
 
 def spell(flag: Flag, values: list[str]) -> list[str]:
@@ -308,21 +336,37 @@ def hint(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def print_help(config_type: type, prog: str) -> None:
+def print_help(
+    config_type: type, prog: str, preset: Any | None = None, presets: Presets | None = None
+) -> None:
     """tyro's help for a command, with its positional field in the usage line."""
-    shown = hide_empty_defaults(config_type)
+    shown = hide_empty_defaults(config_type, preset)
     about = f"{config_type.__doc__}\n\nA TOML file may give other defaults: --config FILE."
+    if presets is not None:
+        about += f"\n\n{presets.describe()}"
     usage = f"{prog} {positional_usage(config_type)}".strip()
     tyro.cli(shown, prog=usage, args=["--help"], description=about, config=MARKERS)
 
 
-def hide_empty_defaults(config_type: Any) -> type:
-    """The config with nothing in the place of `(default: None)`: its help says what happens."""
+def hide_empty_defaults(config_type: Any, preset: Any | None = None) -> type:
+    """The config with nothing in the place of `(default: None)`: its help says what happens.
+
+    Configs inside it are treated alike; with a preset its values are the defaults shown.
+    """
     hints = get_type_hints(config_type)
-    empty = {item.name: item.default for item in fields(config_type) if item.default in (None, ())}
     silent = tyro.conf.arg(help_behavior_hint="")
-    types = {name: Annotated[hints[name], silent] for name in empty}
-    members = {"__annotations__": types, "__doc__": config_type.__doc__, **empty}
+    types: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for item in fields(config_type):
+        default = item.default if preset is None else getattr(preset, item.name)
+        if is_dataclass(hints[item.name]) and default is not MISSING:
+            types[item.name] = hide_empty_defaults(hints[item.name], default)
+            defaults[item.name] = types[item.name]()
+        elif default in (None, ()):
+            types[item.name], defaults[item.name] = Annotated[hints[item.name], silent], default
+        elif preset is not None:
+            types[item.name], defaults[item.name] = hints[item.name], default
+    members = {"__annotations__": types, "__doc__": config_type.__doc__, **defaults}
     copy = type(config_type.__name__, (config_type,), members)
     return dataclass(frozen=True, kw_only=True)(copy)
 

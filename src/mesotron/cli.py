@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from mesotron import __version__, config
-from mesotron.arguments import UsageError, hint, parse
+from mesotron.arguments import Presets, UsageError, hint, parse
+from mesotron.recipes import describe_recipes, make_recipe
 
 
 class Command(NamedTuple):
@@ -20,6 +21,7 @@ class Command(NamedTuple):
 
     config_type: type
     target: str
+    presets: Presets | None = None
 
     @property
     def summary(self) -> str:
@@ -27,6 +29,9 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "train": Command(
+        config.TrainConfig, "mesotron.rlvr.train:run", Presets(make_recipe, describe_recipes)
+    ),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
     "bench optim": Command(config.BenchOptimConfig, "mesotron.bench.optim_step:run"),
@@ -76,8 +81,9 @@ def dispatch(words: list[str]) -> int:
         return 0
     name, rest = split_name(words)
     if name in COMMANDS:
-        settings = parse(COMMANDS[name].config_type, rest, prog=f"mesotron {name}")
-        return load(COMMANDS[name].target)(settings)
+        command = COMMANDS[name]
+        settings = parse(command.config_type, rest, f"mesotron {name}", command.presets)
+        return load(command.target)(settings)
     print(overview(group=name))
     return 0
 

@@ -1,0 +1,45 @@
+"""Runs of minutes on a CPU: the shipped tiny model on generated arithmetic."""
+
+from dataclasses import replace
+
+from mesotron.config import (
+    ObjectiveConfig,
+    OptimConfig,
+    RewardConfig,
+    RolloutConfig,
+    TaskConfig,
+    TrainConfig,
+)
+
+
+def arith() -> TrainConfig:
+    """Generated word problems, the shipped tiny model, minutes on a CPU (the default)."""
+    return TrainConfig(
+        recipe="arith",
+        task=TaskConfig(name="arith"),
+        reward=RewardConfig(parts=("two_part",), format_share=0.1),
+        objective=ObjectiveConfig(name="grpo"),
+        optim=OptimConfig(name="muon", lr=3e-4),
+        rollout=RolloutConfig(prompts=16, generations=8, max_tokens=48),
+        steps=100,
+    )
+
+
+def arith_sparse_collapse() -> TrainConfig:
+    """Meant to fail: a reward for the boxed right answer alone, and steps that are too large."""
+    return replace(
+        arith(),
+        recipe="arith_sparse_collapse",
+        reward=RewardConfig(parts=("sparse",)),
+        optim=OptimConfig(name="muon", lr=5e-3),
+    )
+
+
+def arith_mgrpo() -> TrainConfig:
+    """Without gold answers: M-GRPO's vote of policy and momentum anchor."""
+    return replace(
+        arith(),
+        recipe="arith_mgrpo",
+        objective=ObjectiveConfig(name="mgrpo", momentum=0.99, entropy_filter_k=0.75),
+        rollout=RolloutConfig(prompts=16, generations=8, max_tokens=48),
+    )
