@@ -105,7 +105,7 @@ def preset_of(presets: Presets | None, config_type: Any, given: dict[str, list[s
     if presets is None:
         return None
     field = next(item for item in fields(config_type) if item.metadata.get("positional"))
-    return presets.make((given.get(field.name) or [field.default])[0])
+    return presets.make((given.get(field.name) or [str(field.default)])[0])
 
 
 def flags_of(config_type: Any, prefix: str = "") -> dict[str, Flag]:
