@@ -125,7 +125,12 @@ class ObjectiveConfig:
     """How much of the anchor policy stays at each update (mgrpo, corewarding)."""
 
     momentum_generations: int | None = None
-    """Completions of each group sampled from the anchor; a quarter if not given (mgrpo)."""
+    """Completions of each group sampled from the anchor; if not given, a quarter of the group
+    (mgrpo), or as many as the policy's own (corewarding)."""
+
+    momentum_schedule: Literal["constant", "cosine"] | None = None
+    """Keep the momentum, or let it rise to 0.99999 along a cosine; the objective's own if not
+    given (corewarding: cosine)."""
 
     momentum_update: Literal["rollout", "optimizer_step"] = "rollout"
     """Move the anchor once per rollout batch, or at each optimizer step."""
