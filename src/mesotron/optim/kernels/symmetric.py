@@ -3,7 +3,7 @@
 Computes alpha A B^T + beta C + diag I for the tiles on and below the diagonal only, and writes each
 twice, as it stands and transposed. `gram` is A = B = X; `symmetric_product` is A = S, B = T with S
 and T symmetric and commuting, so that S T^T = S T is symmetric too. Newton-Schulz is these two and
-a plain product. Does not choose for you: `prefers_symmetric` says where it was measured to win.
+a plain product.
 """
 
 from __future__ import annotations
@@ -86,18 +86,18 @@ def _symmetric_kernel(
             a = _load_panel(A, block, i * TILE_M, step * TILE_K, m, n, TILE_M, TILE_K, TMA)
             b = _load_panel(B, block, j * TILE_N, step * TILE_K, m, n, TILE_N, TILE_K, TMA)
             sums = tl.dot(a, b.T, sums)
-        if RATIO == 1 and i == j:
-            # Rounding leaves S T a little unsymmetric, and each step would amplify that part.
-            sums = 0.5 * (sums + sums.T)
 
         rows = i * TILE_M + tl.arange(0, TILE_M)
         columns = j * TILE_N + tl.arange(0, TILE_N)
         base = block.to(tl.int64) * m * m
-        # Masks cut whole squares of TILE_M, not single elements, so that stores stay 16 bytes wide:
-        # the tile writes up to and with the diagonal square, its transpose what lies beyond. Every
-        # element has one writer.
-        keep = (rows < m)[:, None] & (columns < tl.minimum((i + 1) * TILE_M, m))[None, :]
-        mirror = (columns < i * TILE_M)[:, None] & (rows < m)[None, :]
+        # Rounding leaves S T a little unsymmetric, and each step would amplify that part, so the
+        # lower triangle is stored twice, as it stands and mirrored. The cut goes around squares of
+        # 8 x 8 on the diagonal, not through them: stores stay 16 bytes wide and no tile needs a
+        # transpose in float32. Every element has one writer.
+        row_group, column_group = rows // 8, columns // 8
+        keep = (column_group[None, :] <= row_group[:, None]) & (rows < m)[:, None]
+        keep &= (columns < m)[None, :]
+        mirror = (column_group[:, None] < row_group[None, :]) & (rows < m)[None, :]
         sums *= _factor(alpha, block, ALPHAS)
         if C is not None:
             c = tl.load(C + base + rows[:, None] * m + columns[None, :], mask=keep, other=0.0)
@@ -105,8 +105,8 @@ def _symmetric_kernel(
         on_diagonal = rows[:, None] == columns[None, :]
         sums += tl.where(on_diagonal, _factor(diag, block, DIAGS), 0.0)
         if squares is not None:
-            # A tile counts once for itself and once for what its transpose adds.
-            twice = (columns < i * TILE_M)[None, :] & (rows < m)[:, None]
+            # What is also stored mirrored counts twice.
+            twice = (column_group[None, :] < row_group[:, None]) & (rows < m)[:, None]
             weight = tl.where(keep, 1.0, 0.0) + tl.where(twice, 1.0, 0.0)
             tl.store(squares + task, tl.sum(weight * sums * sums))
         result = sums.to(out.dtype.element_ty)
@@ -239,7 +239,8 @@ def symmetric_product(
     """alpha S T + beta C + diag I for symmetric S, T, C with S T = T S, computing half of it.
 
     One launch is one step's polynomial: S = T = C = R, alpha = c, beta = b, diag = a. S and T are
-    trusted to commute; the result is symmetric bit for bit.
+    trusted to commute; the result is symmetric bit for bit, but for the 8 x 8 squares on its
+    diagonal, which are as the rounded product has them.
 
     Args:
         S, T: [B, m, m] contiguous, symmetric, bf16 or fp16.
