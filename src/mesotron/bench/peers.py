@@ -64,7 +64,8 @@ def _ours(cls: type[Muon] | type[Pion], per_head: bool = False, **options: objec
 
 
 def _adamw_fused(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=LR, weight_decay=DECAY, fused=True)
+    capturable = params[0].is_cuda  # so that a graph of it can be timed too
+    return torch.optim.AdamW(params, lr=LR, weight_decay=DECAY, fused=True, capturable=capturable)
 
 
 def _torch_muon(params: list[Tensor], shapes: list[Projection]) -> torch.optim.Optimizer:
