@@ -1,0 +1,168 @@
+"""What a running training shows: on a terminal a live view, elsewhere a plain line now and then.
+
+The view reads the rows that go to metrics.jsonl and nothing else, so every kind of run can use it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+BARS = "▁▂▃▄▅▆▇█"
+PLAIN_LINES = 20  # of a whole run, where there is no terminal
+WINDOW = 20  # steps that the time left is reckoned from
+SHOWN_CHARACTERS = 600
+
+
+class LiveView:
+    """Progress, time left, sparklines of some metrics and the latest transcript.
+
+    Args:
+        steps: of the whole run.
+        watched: metric name to the word shown for it, in order.
+        console: where to; rich finds out whether it is a terminal.
+
+    Example:
+        >>> import io
+        >>> console = Console(file=io.StringIO())
+        >>> with LiveView(2, {"reward": "reward"}, console) as view:
+        ...     view.update(1, {"reward": 0.25})
+        >>> console.file.getvalue().startswith("step 1/2  reward 0.250")
+        True
+    """
+
+    def __init__(self, steps: int, watched: dict[str, str], console: Console | None = None) -> None:
+        self.steps = steps
+        self.console = console or Console()
+        self._watched = watched
+        self._history: dict[str, list[float]] = {name: [] for name in watched}
+        self._step = 0
+        self._times: deque[tuple[int, float]] = deque([(0, time.monotonic())], maxlen=WINDOW)
+        self._transcript = ""
+        self._live = Live(console=self.console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+
+    def start_at(self, step: int, rows: Sequence[dict]) -> None:
+        """Take up a run in the middle: the step reached and the rows so far."""
+        self._step = step
+        self._times.clear()
+        self._times.append((step, time.monotonic()))
+        for row in rows:
+            self._remember(row)
+
+    def update(self, step: int, row: dict) -> None:
+        """Show one more row of metrics; a metric that it lacks keeps its last value."""
+        self._step = step
+        self._times.append((step, time.monotonic()))
+        self._remember(row)
+        if self.console.is_terminal:
+            self._live.update(self._view(), refresh=True)
+        elif self._is_line_due():
+            self.console.print(self._line(), soft_wrap=True, highlight=False)
+
+    def show_transcript(self, text: str) -> None:
+        """Keep a transcript in view; plain output leaves it out, samples.jsonl has it."""
+        self._transcript = shorten(text)
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence above the view, or on its own line."""
+        self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+    def seconds_left(self) -> float | None:
+        """What the steps that are left will take at the pace of the last ones."""
+        (first, began), (last, ended) = self._times[0], self._times[-1]
+        if last == first:
+            return None
+        return (ended - began) / (last - first) * (self.steps - self._step)
+
+    def _remember(self, row: dict) -> None:
+        for name, values in self._history.items():
+            if isinstance(row.get(name), int | float):
+                values.append(float(row[name]))
+
+    def _is_line_due(self) -> bool:
+        every = max(1, self.steps // PLAIN_LINES)
+        return self._step % every == 0 or self._step in (1, self.steps)
+
+    def _line(self) -> str:
+        shown = [f"{word} {self._history[name][-1]:.3f}" for name, word in self._known()]
+        left = [f"{spell_time(self.seconds_left())} left"] if self._step < self.steps else []
+        return "  ".join([f"step {self._step}/{self.steps}", *shown, *left])
+
+    def _known(self) -> list[tuple[str, str]]:
+        return [(name, word) for name, word in self._watched.items() if self._history[name]]
+
+    def _view(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        table.add_row(
+            f"step {self._step}/{self.steps}",
+            ProgressBar(total=self.steps, completed=self._step, width=40),
+            f"{spell_time(self.seconds_left())} left",
+        )
+        for name, word in self._known():
+            values = self._history[name]
+            table.add_row(word, sparkline(values), f"{values[-1]:.3f}")
+        if not self._transcript:
+            return table
+        return Group(table, Panel(Text(self._transcript), title="latest transcript"))
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """Numbers as a row of bars; longer rows are averaged into `width` bars.
+
+    Example:
+        >>> sparkline([0.0, 0.5, 1.0])
+        '▁▄█'
+    """
+    finite = [x for x in values if x - x == 0]
+    if not finite:
+        return ""
+    size = -(-len(finite) // width)
+    chunks = [finite[i : i + size] for i in range(0, len(finite), size)]
+    means = [sum(chunk) / len(chunk) for chunk in chunks]
+    low, high = min(means), max(means)
+    span = high - low or 1.0
+    return "".join(BARS[int((x - low) / span * (len(BARS) - 1))] for x in means)
+
+
+def spell_time(seconds: float | None) -> str:
+    """A duration as a person says it.
+
+    Example:
+        >>> spell_time(3700), spell_time(75), spell_time(4.2), spell_time(None)
+        ('1h 1m', '1m 15s', '4s', '?')
+    """
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    if hours:
+        return f"{hours}h {minutes}m"
+    return f"{minutes}m {whole % 60}s" if minutes else f"{whole}s"
+
+
+def shorten(text: str, limit: int = SHOWN_CHARACTERS) -> str:
+    """Text that a terminal shows and does not obey, cut if it is long."""
+    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:limit])
+    return shown + (" ..." if len(text) > limit else "")
