@@ -8,6 +8,7 @@ Names that live in a registry (filters, models) are checked by the registry's ow
 from mesotron.config.bench import BenchOptimConfig, BenchTrainConfig
 from mesotron.config.fields import POSITIONAL, OptimizerName
 from mesotron.config.filters import RouteConfig, SpectrumConfig
+from mesotron.config.ppo import SnakeConfig
 from mesotron.config.training import (
     EvalConfig,
     ModelConfig,
@@ -19,6 +20,7 @@ from mesotron.config.training import (
     TaskConfig,
     TrainConfig,
 )
+from mesotron.config.watch import WatchConfig, WatchSettings
 
 __all__ = [
     "POSITIONAL",
@@ -33,7 +35,10 @@ __all__ = [
     "RolloutConfig",
     "RouteConfig",
     "SftConfig",
+    "SnakeConfig",
     "SpectrumConfig",
     "TaskConfig",
     "TrainConfig",
+    "WatchConfig",
+    "WatchSettings",
 ]

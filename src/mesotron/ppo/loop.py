@@ -1,0 +1,299 @@
+"""The PPO loop as pure functions: rollout, advantages, epochs and minibatches, all of them scans.
+
+`make_train(config)` is a whole run, `make_chunk(config)` a number of updates with donated buffers:
+the same program, so a run in pieces has the bits of a run in one. Several devices share the games
+of a run by placing its arrays (`mesotron.ppo.mesh`); nothing here knows of them.
+
+Legend: S steps of a rollout, N games, B = S N; G shards, each shuffling its own N / G games.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from mesotron.config import SnakeConfig
+from mesotron.ppo.env import EnvState, Observation, SnakeEnv, select
+from mesotron.ppo.gae import estimate_advantages
+from mesotron.ppo.hyper import Hyper, anneal, make_hyper, make_optimizer
+from mesotron.ppo.loss import Batch, ppo_loss
+from mesotron.ppo.policy import Params, apply_policy, init_policy, log_probs
+
+Metrics = dict[str, Array]
+
+
+class TrainState(NamedTuple):
+    """All that a run is made of; a checkpoint holds it and nothing else.
+
+    Args:
+        params: of the policy.
+        opt_state: of the optimizer.
+        env: [N] games.
+        observation: [N] what they show now.
+        key: of all that is drawn from here on, [2] raw.
+        update: updates made, int32.
+    """
+
+    params: Params
+    opt_state: Any
+    env: EnvState
+    observation: Observation
+    key: Array
+    update: Array
+
+
+class Transition(NamedTuple):
+    """One step of every game; stacked by the rollout to [S, N]."""
+
+    observation: Observation
+    actions: Array
+    rollout_log_probs: Array
+    values: Array
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    fruit: Array
+    length: Array
+    dropout_keys: Array
+
+
+class Rollout(NamedTuple):
+    """Steps [S, N] and the values [N] that they are to be continued with (see `gae`)."""
+
+    steps: Transition
+    last_values: Array
+    cut_values: Array
+
+
+def init_state(key: Array, config: SnakeConfig, hyper: Hyper | None = None) -> TrainState:
+    """The state before the first update."""
+    key, policy_key, env_key = jax.random.split(key, 3)
+    params = init_policy(policy_key, config)
+    tx = make_optimizer(config, make_hyper(config) if hyper is None else hyper)
+    env, observation = jax.vmap(SnakeEnv(config).reset)(
+        jax.random.split(env_key, config.num_envs)
+    )
+    return TrainState(params, tx.init(params), env, observation, key, jnp.zeros((), jnp.int32))
+
+
+def make_train(
+    config: SnakeConfig,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """A whole run as one pure function, to be jitted or vmapped.
+
+    Args:
+        config: of the run.
+
+    Returns:
+        `train(rng, hyper=None) -> (state, metrics)`; metrics have one entry for each update.
+
+    Example:
+        >>> config = SnakeConfig(num_envs=4, num_steps=8, num_minibatches=2, total_timesteps=64)
+        >>> state, metrics = make_train(config)(jax.random.PRNGKey(0))
+        >>> int(state.update), metrics["loss/value"].shape
+        (2, (2,))
+    """
+    config.check()
+
+    def train(rng: Array, hyper: Hyper | None = None) -> tuple[TrainState, Metrics]:
+        hyper = make_hyper(config) if hyper is None else hyper
+        state = init_state(rng, config, hyper)
+        chunk = partial(run_updates, config=config, most=config.num_updates)
+        return chunk(state, hyper, jnp.int32(config.num_updates))
+
+    return train
+
+
+def run_updates(
+    state: TrainState,
+    hyper: Hyper,
+    count: Array,
+    pretrained: Params | None = None,
+    *,
+    config: SnakeConfig,
+    most: int,
+) -> tuple[TrainState, Metrics]:
+    """Make `count` updates, at most `most`.
+
+    The count is traced: a shorter last piece needs no second compilation, and every piece runs the
+    same machine code.
+
+    Returns:
+        The state, and metrics of shape [most] of which the first `count` are filled.
+    """
+    update = partial(update_once, hyper=hyper, config=config, pretrained=pretrained)
+    shapes = jax.eval_shape(lambda s: update(s)[1], state)
+    buffers = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes)
+
+    def body(k: Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
+        state, buffers = carry
+        state, metrics = update(state)
+        return state, jax.tree.map(lambda b, m: b.at[k].set(m), buffers, metrics)
+
+    return jax.lax.fori_loop(0, count, body, (state, buffers))
+
+
+def update_once(
+    state: TrainState,
+    *,
+    hyper: Hyper,
+    config: SnakeConfig,
+    pretrained: Params | None = None,
+) -> tuple[TrainState, Metrics]:
+    """One update: play, estimate advantages, learn."""
+    key, play_key, learn_key = jax.random.split(state.key, 3)
+    env, observation, rollout = play(state, play_key, config)
+    steps = rollout.steps
+    advantages = estimate_advantages(
+        steps.rewards,
+        steps.values,
+        steps.terminated,
+        steps.truncated,
+        rollout.last_values,
+        rollout.cut_values,
+        hyper.gamma,
+        hyper.gae_lambda,
+    )
+    batch = Batch(
+        steps.observation,
+        steps.actions,
+        steps.rollout_log_probs,
+        advantages,
+        advantages + steps.values,
+        steps.dropout_keys,
+    )
+    params, opt_state, losses = learn(
+        state.params, state.opt_state, batch, learn_key, config, hyper, pretrained
+    )
+    metrics = losses | _describe(steps, batch, state, config, hyper)
+    return TrainState(params, opt_state, env, observation, key, state.update + 1), metrics
+
+
+def play(
+    state: TrainState, key: Array, config: SnakeConfig
+) -> tuple[EnvState, Observation, Rollout]:
+    """Act for S steps in N games.
+
+    A game cut off by the time limit leaves its last observation in a slot of its own; since no
+    rollout is longer than a game, one slot each is enough.
+    """
+    env_step = jax.vmap(SnakeEnv(config).step)
+    # One key for each game and rollout, kept with every step: scoring drops the same units.
+    dropout_keys = jax.random.split(jax.random.fold_in(key, 0), config.num_envs)
+
+    def act(carry: tuple[EnvState, Observation, Observation], key: Array) -> tuple[Any, Transition]:
+        env, seen, cut = carry
+        logits, values = apply_policy(state.params, seen, config, dropout_keys)
+        actions = jax.random.categorical(key, logits)
+        env, step = env_step(env, actions)
+        cut = select(step.truncated, step.final_observation, cut)
+        kept = Transition(
+            seen,
+            actions,
+            log_probs(logits, actions),
+            values,
+            step.reward,
+            step.terminated,
+            step.truncated,
+            step.fruit,
+            step.length,
+            dropout_keys,
+        )
+        return (env, step.observation, cut), kept
+
+    keys = jax.random.split(jax.random.fold_in(key, 1), config.num_steps)
+    carry = (state.env, state.observation, state.observation)
+    (env, observation, cut), steps = jax.lax.scan(act, carry, keys)
+    _, last_values = apply_policy(state.params, observation, config, dropout_keys)
+    _, cut_values = apply_policy(state.params, cut, config, dropout_keys)
+    return env, observation, Rollout(steps, last_values, cut_values)
+
+
+def learn(
+    params: Params,
+    opt_state: Any,
+    batch: Batch,
+    key: Array,
+    config: SnakeConfig,
+    hyper: Hyper,
+    pretrained: Params | None = None,
+) -> tuple[Params, Any, Metrics]:
+    """Epochs of minibatches over a rollout; `batch` is [S, N]. Metrics are means over all."""
+    tx = make_optimizer(config, hyper)
+    groups = num_groups(config)
+    data = jax.tree.map(lambda x: by_group(x, groups), batch)
+
+    def step(carry: tuple[Params, Any], index: Array) -> tuple[tuple[Params, Any], Metrics]:
+        params, opt_state = carry
+        minibatch = take(data, index)
+        gradient = jax.grad(ppo_loss, has_aux=True)
+        grads, metrics = gradient(params, minibatch, config, hyper, pretrained)
+        metrics["optim/gradient_norm"] = optax.global_norm(grads)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), metrics
+
+    def epoch(carry: tuple[Params, Any], key: Array) -> tuple[tuple[Params, Any], Metrics]:
+        return jax.lax.scan(step, carry, shuffled(key, config))
+
+    keys = jax.random.split(key, config.update_epochs)
+    (params, opt_state), metrics = jax.lax.scan(epoch, (params, opt_state), keys)
+    largest = metrics["policy/ratio_max"].max()
+    means = jax.tree.map(jnp.mean, metrics)
+    return params, opt_state, means | {"policy/ratio_max": largest}
+
+
+def num_groups(config: SnakeConfig) -> int:
+    """Groups of games that are shuffled apart: those of one device, if devices share a run."""
+    return config.num_shards if config.num_seeds == 1 and not config.sweep else 1
+
+
+def by_group(X: Array, groups: int) -> Array:
+    """[S, N, ...] -> [G, B / G, ...]."""
+    S, N = X.shape[:2]
+    X = X.reshape(S, groups, N // groups, *X.shape[2:])
+    return jnp.moveaxis(X, 1, 0).reshape(groups, S * N // groups, *X.shape[3:])
+
+
+def shuffled(key: Array, config: SnakeConfig) -> Array:
+    """Indices of every minibatch of an epoch, [minibatches, G, B / G / minibatches]."""
+    groups = num_groups(config)
+    size = config.batch_size // groups
+    keys = jax.random.split(key, groups)
+    order = jax.vmap(lambda k: jax.random.permutation(k, size))(keys)
+    return jnp.moveaxis(order.reshape(groups, config.num_minibatches, -1), 1, 0)
+
+
+def take(data: Batch, index: Array) -> Batch:
+    """The minibatch of these indices, each group from its own games; flat."""
+
+    def pick(X: Array) -> Array:
+        picked = jax.vmap(lambda rows, chosen: rows[chosen])(X, index)
+        return picked.reshape(-1, *X.shape[2:])
+
+    return jax.tree.map(pick, data)
+
+
+def _describe(
+    steps: Transition, batch: Batch, state: TrainState, config: SnakeConfig, hyper: Hyper
+) -> Metrics:
+    """What the rollout showed: of the games that ended in it, their unshaped score."""
+    ended = steps.terminated | steps.truncated
+    num = ended.sum()
+    among = jnp.maximum(num, 1)
+    unexplained = jnp.var(batch.targets - steps.values)
+    made = state.update * config.update_epochs * config.num_minibatches
+    rate = hyper.lr if config.rule == "adam" else hyper.muon_lr
+    return {
+        "episode/finished": num.astype(jnp.float32),
+        "episode/fruit": jnp.where(ended, steps.fruit, 0).sum() / among,
+        "episode/length": jnp.where(ended, steps.length, 0).sum() / among,
+        "episode/truncated": steps.truncated.sum() / among,
+        "value/explained": 1 - unexplained / (jnp.var(batch.targets) + 1e-8),
+        "optim/lr": anneal(rate, config)(made),
+    }

@@ -1,0 +1,212 @@
+"""The policy: a transformer over the cells of the board, in plain JAX.
+
+Tokens are cells; the token of the snake's head and the mean of all are read out. Every projection
+is a 2-D matrix and layers are stacked for a scan, so that a spectral optimizer sees batches of
+matrices. No dropout unless asked for, and then the same units when acting and when scoring.
+
+Legend: B observations, T cells, F features, d width of a token, L layers, H heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from mesotron.config import SnakeConfig
+from mesotron.ppo.env import HEAD, NUM_ACTIONS, NUM_FEATURES, Observation
+
+Params = dict[str, Any]
+# What `mesotron.jax.label` cannot tell from the tree: this layer lies between tokens and heads.
+HIDDEN = {"trunk/kernel": "matrix"}
+# Nearly uniform over the moves at the start (Andrychowicz et al. 2021, arXiv 2006.05990).
+_ACTOR_GAIN = 0.01
+
+
+def init_policy(key: Array, config: SnakeConfig) -> Params:
+    """Weights in float32; the same key gives the same weights.
+
+    Args:
+        key: a PRNG key.
+        config: board and network.
+
+    Returns:
+        A tree of arrays; `mesotron.jax.label(params, overrides=HIDDEN)` shows it.
+
+    Example:
+        >>> params = init_policy(jax.random.PRNGKey(0), SnakeConfig(d_model=32, num_layers=2))
+        >>> params["layers"]["query"]["kernel"].shape
+        (2, 32, 32)
+    """
+    d, L, hidden = config.d_model, config.num_layers, config.d_model * config.mlp_ratio
+    keys = iter(jax.random.split(key, 12))
+    inputs = NUM_FEATURES
+    params: Params = {}
+    if config.use_cnn:
+        params["conv"] = _layer(next(keys), (3, 3, NUM_FEATURES), config.cnn_features)
+        inputs = config.cnn_features + (NUM_FEATURES if config.cnn_mode == "append" else 0)
+    residual = 1 / math.sqrt(2 * L)
+    params |= {
+        "input": _layer(next(keys), (inputs,), d),
+        "position": {"rows": waves(config.height, d), "columns": waves(config.width, d)},
+        "layers": {
+            "attention_norm": {"scale": jnp.ones((L, d))},
+            "query": _layer(next(keys), (d,), d, stack=L),
+            "key": _layer(next(keys), (d,), d, stack=L),
+            "value": _layer(next(keys), (d,), d, stack=L),
+            "out": _layer(next(keys), (d,), d, stack=L, gain=residual),
+            "mlp_norm": {"scale": jnp.ones((L, d))},
+            "up": _layer(next(keys), (d,), hidden, stack=L),
+            "down": _layer(next(keys), (hidden,), d, stack=L, gain=residual),
+        },
+        "final_norm": {"scale": jnp.ones(d)},
+        "trunk": _layer(next(keys), (2 * d,), d),
+        "actor": _layer(next(keys), (d,), NUM_ACTIONS, gain=_ACTOR_GAIN),
+        "critic": _layer(next(keys), (d,), 1),
+    }
+    return params
+
+
+def apply_policy(
+    params: Params, observation: Observation, config: SnakeConfig, dropout_keys: Array | None = None
+) -> tuple[Array, Array]:
+    """Logits and values of a batch of observations.
+
+    Args:
+        params: from `init_policy`.
+        observation: cells [B, T, F], mask [B, 4].
+        config: board and network.
+        dropout_keys: [B, 2] raw keys, one for each observation; None drops nothing.
+
+    Returns:
+        Logits [B, 4] in float32, very small for moves the mask forbids, and values [B].
+
+    Example:
+        >>> config = SnakeConfig()
+        >>> params = init_policy(jax.random.PRNGKey(0), config)
+        >>> seen = Observation(jnp.zeros((3, 16, NUM_FEATURES)), jnp.ones((3, 4), bool))
+        >>> logits, values = apply_policy(params, seen, config)
+        >>> logits.shape, values.shape
+        ((3, 4), (3,))
+    """
+    dtype = compute_dtype(config)
+    X = _embed(params, observation.cells, config, dtype)
+
+    def block(X: Array, scanned: tuple[Params, Array]) -> tuple[Array, None]:
+        layer, number = scanned
+        drop = _dropping(dropout_keys, number, config.dropout)
+        X = X + drop(_attend(layer, X, config.num_heads), 0)
+        return X + drop(_transform(layer, X), 1), None
+
+    X, _ = jax.lax.scan(block, X, (params["layers"], jnp.arange(config.num_layers)))
+    X = normalise(X, params["final_norm"]["scale"]).astype(jnp.float32)
+    head = jnp.einsum("bt,btd->bd", observation.cells[..., HEAD], X)
+    read = jnp.concatenate([head, X.mean(1)], axis=-1)
+    features = jax.nn.gelu(_apply(params["trunk"], read))
+    logits = _apply(params["actor"], features)
+    if config.action_mask:
+        logits = mask_logits(logits, observation.mask)
+    return logits, _apply(params["critic"], features)[..., 0]
+
+
+def compute_dtype(config: SnakeConfig) -> Any:
+    """Of the products inside the transformer."""
+    if config.dtype == "auto":
+        return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+    return jnp.dtype(config.dtype)
+
+
+def mask_logits(logits: Array, mask: Array) -> Array:
+    """Forbid moves; where none is legal, all stay: the game ends with any of them."""
+    return jnp.where(mask | ~mask.any(-1, keepdims=True), logits, -1e9)
+
+
+def log_probs(logits: Array, actions: Array) -> Array:
+    """Log-probability of each action: [B, 4], [B] -> [B]."""
+    normal = jax.nn.log_softmax(logits)
+    return jnp.take_along_axis(normal, actions[..., None], axis=-1)[..., 0]
+
+
+def entropy(logits: Array) -> Array:
+    """Of the distribution over moves, in nats: [B, 4] -> [B]; forbidden moves add nothing."""
+    normal = jax.nn.log_softmax(logits)
+    return -(jnp.exp(normal) * normal).sum(-1)
+
+
+def normalise(X: Array, scale: Array) -> Array:
+    """Divide by the root mean square over the features, in float32, and scale."""
+    wide = X.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
+    return (wide * scale).astype(X.dtype)
+
+
+def waves(length: int, width: int) -> Array:
+    """Sines and cosines of the places along one side, [length, width], to begin learning from."""
+    places = jnp.arange(length)[:, None] / length
+    frequencies = jnp.pi * jnp.exp2(jnp.arange(width // 2) % 4)[None]
+    angles = places * frequencies + jnp.arange(width // 2)[None]
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1) / math.sqrt(2)
+
+
+def _layer(
+    key: Array, inputs: tuple[int, ...], outputs: int, stack: int | None = None, gain: float = 1.0
+) -> Params:
+    lead = () if stack is None else (stack,)
+    spread = gain / math.sqrt(math.prod(inputs))
+    kernel = spread * jax.random.normal(key, (*lead, *inputs, outputs))
+    return {"kernel": kernel, "bias": jnp.zeros((*lead, outputs))}
+
+
+def _apply(layer: Params, X: Array) -> Array:
+    return X @ layer["kernel"].astype(X.dtype) + layer["bias"].astype(X.dtype)
+
+
+def _embed(params: Params, cells: Array, config: SnakeConfig, dtype: Any) -> Array:
+    """Cells [B, T, F] as tokens [B, T, d]."""
+    if config.use_cnn:
+        board = cells.reshape(-1, config.height, config.width, NUM_FEATURES)
+        kernel = params["conv"]["kernel"]
+        seen = jax.lax.conv_general_dilated(
+            board, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        seen = jax.nn.gelu(seen + params["conv"]["bias"]).reshape(*cells.shape[:2], -1)
+        append = config.cnn_mode == "append"
+        cells = jnp.concatenate([cells, seen], axis=-1) if append else seen
+    rows, columns = params["position"]["rows"], params["position"]["columns"]
+    places = (rows[:, None] + columns[None]).reshape(-1, config.d_model)
+    return (_apply(params["input"], cells) + places).astype(dtype)
+
+
+def _attend(layer: Params, X: Array, num_heads: int) -> Array:
+    """Every cell looks at every other; one product makes queries, keys and values."""
+    B, T, d = X.shape
+    Y = normalise(X, layer["attention_norm"]["scale"])
+    parts = [layer[name] for name in ("query", "key", "value")]
+    fused = {name: jnp.concatenate([p[name] for p in parts], -1) for name in ("kernel", "bias")}
+    Q, K, V = _apply(fused, Y).reshape(B, T, 3, num_heads, d // num_heads).transpose(2, 0, 1, 3, 4)
+    Y = jax.nn.dot_product_attention(Q, K, V)
+    return _apply(layer["out"], Y.reshape(B, T, d))
+
+
+def _transform(layer: Params, X: Array) -> Array:
+    Y = _apply(layer["up"], normalise(X, layer["mlp_norm"]["scale"]))
+    return _apply(layer["down"], jax.nn.gelu(Y))
+
+
+def _dropping(keys: Array | None, number: Array, rate: float) -> Callable[[Array, int], Array]:
+    """The dropout of one layer: each observation's own key decides, so it can be repeated."""
+    if keys is None or rate == 0:
+        return lambda X, place: X
+
+    def drop(X: Array, place: int) -> Array:
+        def keep(key: Array) -> Array:
+            key = jax.random.fold_in(key, 2 * number + place)
+            return jax.random.bernoulli(key, 1 - rate, X.shape[1:])
+
+        return jnp.where(jax.vmap(keep)(keys), X / (1 - rate), 0).astype(X.dtype)
+
+    return drop
