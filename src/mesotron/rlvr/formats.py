@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mesotron.config.training import FormatName
 
 # An answer stands at the end: what a longer completion said before its tail is not looked at.
-MAX_TAIL = 65_536
+MAX_TAIL = 16_384
 # Longer than this it is prose, not an answer.
 MAX_ANSWER = 512
 

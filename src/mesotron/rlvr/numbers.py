@@ -11,6 +11,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 MAX_LENGTH = 512  # characters of an answer that are looked at
 _MAX_DIGITS = 100  # of one number; more is left alone, as it would be no plain answer
@@ -20,6 +21,7 @@ _FROM_SUPERSCRIPT = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-012345
 _SYMBOLS = str.maketrans({
     "\u2044": "/", "\u2215": "/", "\u2212": "-", "\u2013": "-", "\u2014": "-", "\u2010": "-",
     "\u00d7": r"\times ", "\u22c5": r"\cdot ", "\u00b7": r"\cdot ", "\u00f7": "/",
+    "\u221e": r"\infty ", "\u03c0": r"\pi ",
 })  # fmt: skip
 
 
@@ -90,10 +92,12 @@ _UNIT = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-_SPACING = re.compile(r"\\(?:[,;:! ]|left(?![a-z])|right(?![a-z])|quad|qquad)|~|(?<=\d)\{,\}(?=\d)")
+_NO_SPACE = re.compile(r"\\(?:[,!]|left(?![a-z])|right(?![a-z]))")
+_SPACE = re.compile(r"\\(?:[;: ]|q?quad(?![a-z]))|~")
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _DEGREES = re.compile(r" ?(?:\^ ?\{? ?\\circ ?\}?|\\degree|°)$")
-_ASSIGNED = re.compile(r"(?:[A-Za-z] ?)?= ?(?=[^=<>]+$)")
+# What stands before the last = of "x = 5" or "48 + 24 = 72".
+_BEFORE = re.compile(r"(?:[A-Za-z] ?=|(?:[\d .,+*/()$%-]|\\times|\\cdot|\\div)*=)+ ?", re.ASCII)
 
 
 def simplify_latex(text: str) -> str:
@@ -105,7 +109,7 @@ def simplify_latex(text: str) -> str:
     """
     text = text.replace(r"\$", "$").replace(r"\%", "%").replace("{,}", ",")
     text = re.sub(r"\\[dtc]frac", lambda _: r"\frac", text)
-    text = _TEXT.sub(r" \1", _SPACING.sub("", text))
+    text = _TEXT.sub(r" \1", _SPACE.sub(" ", _NO_SPACE.sub("", text)))
     text = text.strip(" *`").removesuffix(".")
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
@@ -113,6 +117,7 @@ def simplify_latex(text: str) -> str:
     return " ".join(text.removesuffix(".").split())
 
 
+@lru_cache(maxsize=16_384)
 def read_number(answer: str) -> Number | None:
     r"""A plain number, exactly, or None if the text is anything else.
 
@@ -130,7 +135,7 @@ def read_number(answer: str) -> Number | None:
     if len(answer) > MAX_LENGTH:
         return None
     text = _DEGREES.sub("", simplify_latex(clean(answer)))
-    text = _ASSIGNED.sub("", text, count=1) if _ASSIGNED.match(text) else text
+    text = text[before.end() :] if (before := _BEFORE.match(text)) else text
     core, unit = _split_unit(text)
     percent = core.endswith("%") or unit == "percent"
     core = core.removesuffix("%").rstrip()

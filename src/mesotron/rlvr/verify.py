@@ -1,40 +1,204 @@
-"""Whether two answers are the same: plain numbers exactly, all else by text for now."""
+"""Whether two answers are the same: numbers exactly, words as words, mathematics by math-verify.
+
+Answers come from a model and golds from files, so both are hostile: what reaches math-verify is
+short and screened, runs in another process with a deadline, and is never evaluated as code.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, Self
 
-from mesotron.rlvr.numbers import clean, read_number, same_number
+from mesotron.rlvr.numbers import clean, read_number, same_number, simplify_latex
+from mesotron.rlvr.verify_pool import Request, WorkerPool
+
+MAX_EXPRESSION = 256  # characters that math-verify is shown
+MAX_DEPTH = 10  # of brackets; its parser takes exponentially long in them
+MAX_DIGIT_RUN = 64
+_REMEMBERED = 16_384  # replies that are kept; a string that hangs costs its deadline once
+
+_WORDS = re.compile(r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ '.-]{1,2}[^\W\d_]+)*\.?")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
+_ARITHMETIC = re.compile(r"(?:[\d\s.+*/(){}$%-]|\\times|\\cdot|\\div|\\frac)+", re.ASCII)
+_OPERATOR = re.compile(r"[+*/]|\\times|\\cdot|\\div|(?<=[\d)}]) ?- ?(?=[\d({\\])", re.ASCII)
+# Nothing that anybody answers, and more digits than memory: 9^9^9, 9^{9^{9}}, 99999! And a
+# product that would be read as a sum: 72 73.
+_ABSURD = re.compile(r"\^\s*[{(]?\s*\d+\s*\^\s*[{(]?\s*\d|\d{4}\s*!|\d\s+\d", re.ASCII)
+# Prose, which a grammar of mathematics takes for products of letters.
+_PROSE = re.compile(
+    r"(?<![\w\\])(?!(?:sin|cos|tan|log|exp|max|min|gcd|lcm|mod|and)\b)[A-Za-z]{3}|[?\"#@`]",
+    re.ASCII,
+)
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]{1,12}\*?\}")
+_MATHEMATICS = re.compile(r"[^\d\s.+*/(){}$%=-]", re.ASCII)
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
 class Verifier:
-    """Decides whether answers are the same."""
+    r"""Decides whether answers are the same; safe to share between threads.
 
-    def __init__(self, timeout: float = 5.0) -> None:
+    Args:
+        timeout: seconds that math-verify may take for one pair; then they are not the same.
+        num_workers: most worker processes at once; none is started for numbers and words.
+
+    Example:
+        >>> with Verifier() as verifier:
+        ...     verifier.same(["1,080", r"\frac12", "71"], ["1080", "0.5", "72"])
+        [True, True, False]
+    """
+
+    def __init__(self, timeout: float = 5.0, num_workers: int | None = None) -> None:
+        if timeout <= 0:
+            raise ValueError(f"timeout={timeout} must be more than 0 seconds")
         self.timeout = timeout
+        self.num_workers = num_workers or min(4, os.cpu_count() or 1)
+        self._pool = WorkerPool(timeout, self.num_workers)
+        self._replies: OrderedDict[tuple[str, ...], Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Verifier], tuple[float, int]]:
+        """Another process gets a verifier of its own, with workers of its own."""
+        return (Verifier, (self.timeout, self.num_workers))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes; they start again when they are needed."""
+        self._pool.close()
 
     def same(self, answers: Sequence[str], golds: Sequence[str]) -> list[bool]:
-        """Whether each answer is the same as its gold."""
-        return [self._same(a, g) for a, g in zip(answers, golds, strict=True)]
+        """Whether each answer is the same as its gold.
+
+        Two plain numbers are compared exactly. A gold in words is compared as words. A sum that
+        was left standing, such as 48 + 24, is not the number it comes to. All else goes to
+        math-verify. A gold that cannot be read is the same as nothing.
+
+        Args:
+            answers: as a model wrote them, without their format.
+            golds: one for each answer.
+        """
+        if len(answers) != len(golds):
+            raise ValueError(f"{len(answers)} answers and {len(golds)} golds: give as many of each")
+        verdicts = [_decide(answer, gold) for answer, gold in zip(answers, golds)]
+        hard = [i for i, verdict in enumerate(verdicts) if verdict is None]
+        # Read each alone first: what cannot be read costs one deadline, not one for each pair.
+        keys = self.keys([answers[i] for i in hard] + [golds[i] for i in hard])
+        pairs: dict[int, Request] = {}
+        for i, left, right in zip(hard, keys, keys[len(hard) :]):
+            verdicts[i] = left is not None and left == right
+            if left is not None and right is not None and left != right:
+                pairs[i] = {"answer": _expression(answers[i]), "gold": _expression(golds[i])}
+        for i, reply in zip(pairs, self._ask(list(pairs.values()))):
+            verdicts[i] = bool(reply)
+        return [bool(verdict) for verdict in verdicts]
+
+    def keys(self, answers: Sequence[str]) -> list[str | None]:
+        """One key for every way to write each answer; None where it cannot be read."""
+        keys = [_plain_key(answer) for answer in answers]
+        open_answers = {
+            i: {"answer": expression}
+            for i, answer in enumerate(answers)
+            if keys[i] is None and _screened(expression := _expression(answer))
+        }
+        for i, key in zip(open_answers, self._ask(list(open_answers.values()))):
+            keys[i] = key
+        return keys
+
+    def canonical(self, answer: str) -> str:
+        """The key of one answer for votes; its cleaned text if it cannot be read."""
+        return self.keys([answer])[0] or clean(answer)
 
     def parseable(self, gold: str) -> bool:
-        """Whether a gold can be read."""
+        """Whether a gold can be read, so that an answer can be compared with it."""
         return self.parseable_all([gold])[0]
 
     def parseable_all(self, golds: Sequence[str]) -> list[bool]:
         """Whether each gold can be read."""
         return [key is not None for key in self.keys(golds)]
 
-    def canonical(self, answer: str) -> str:
-        """One key for every way to write an answer."""
-        return self.keys([answer])[0] or clean(answer)
+    def _ask(self, requests: list[Request]) -> list[Any]:
+        """Values of the replies; each distinct request is sent once and remembered."""
+        names = [tuple(request.values()) for request in requests]
+        with self._lock:
+            known = {name: self._replies[name] for name in names if name in self._replies}
+        fresh = {n: r for n, r in zip(names, requests) if n not in known}
+        for name, reply in zip(fresh, self._pool.ask(list(fresh.values()))):
+            known[name] = reply["value"] if reply else None
+        with self._lock:
+            self._replies.update(known)
+            while len(self._replies) > _REMEMBERED:
+                self._replies.popitem(last=False)
+        return [known[name] for name in names]
 
-    def keys(self, answers: Sequence[str]) -> list[str | None]:
-        """The canonical key of each answer, None where it cannot be read."""
-        return [n.key if (n := read_number(a)) else clean(a) or None for a in answers]
 
-    def _same(self, answer: str, gold: str) -> bool:
-        left, right = read_number(answer), read_number(gold)
-        if left and right:
-            return same_number(left, right)
-        return bool(clean(gold)) and clean(answer) == clean(gold)
+def _decide(answer: str, gold: str) -> bool | None:
+    """The verdict where it needs no mathematics, None where it does."""
+    left, right = read_number(answer), read_number(gold)
+    if left and right:
+        return same_number(left, right)
+    left_words, right_words = _words(answer), _words(gold)
+    if left_words is not None or right_words is not None:
+        return left_words == right_words
+    if right and _unfinished(answer):
+        return False
+    return None
+
+
+@lru_cache(maxsize=16_384)
+def _tidy(answer: str) -> str:
+    return simplify_latex(clean(answer))
+
+
+def _expression(answer: str) -> str:
+    """What math-verify is shown."""
+    return _tidy(answer).replace("$", "").replace("**", "^")
+
+
+def _screened(expression: str) -> bool:
+    """Whether an expression is short, whole, shallow and more than digits or prose."""
+    if not 0 < len(expression) <= MAX_EXPRESSION or r"\boxed" in expression:
+        return False
+    if re.search(rf"\d{{{MAX_DIGIT_RUN}}}", expression) or _ABSURD.search(expression):
+        return False
+    bare = _ENVIRONMENT.sub("", re.sub(r"\\[{}]", "", expression))
+    if _PROSE.search(bare) or not _MATHEMATICS.search(bare):
+        return False
+    # Round and square brackets may stay open, as in the interval (0, 1]; braces may not.
+    braces = list(accumulate(_BRACKETS[c] for c in bare if c in "{}"))
+    depths = accumulate(_BRACKETS.get(c, 0) for c in bare)
+    return min(braces, default=0) >= 0 == sum(braces[-1:]) and max(depths) <= MAX_DEPTH
+
+
+def _plain_key(answer: str) -> str | None:
+    number = read_number(answer)
+    if number:
+        return number.key
+    if _unfinished(answer):
+        return clean(answer).replace(" ", "")
+    return _words(answer)
+
+
+def _words(answer: str) -> str | None:
+    """Words, in one case and without a last stop, or None if the answer is something else.
+
+    They are not for math-verify, which reads a word as a product of letters: an anagram of the
+    gold would be right.
+    """
+    text = _tidy(answer)
+    return text.removesuffix(".").casefold() if _WORDS.fullmatch(text) else None
+
+
+def _unfinished(answer: str) -> bool:
+    """Whether an answer is a sum, product or power of plain numbers that was left standing."""
+    text = _THOUSANDS.sub("", _tidy(answer))
+    return bool(_ARITHMETIC.fullmatch(text) and _OPERATOR.search(text))

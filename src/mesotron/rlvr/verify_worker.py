@@ -1,0 +1,100 @@
+"""The process in which math-verify reads and compares expressions; run as a script, not imported.
+
+It answers one JSON line for each JSON line on its standard input and ends when that closes. It
+uses math-verify's LaTeX grammar alone: the plain-expression reader calls Python's `eval`. Memory
+is limited, files cannot be written, and a watchdog ends it should nobody else.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import sys
+from typing import Any, TextIO
+
+MAX_MEMORY = 2 * 2**30  # bytes of address space; sympy itself takes a tenth of it
+
+
+def read(answer: str) -> list[Any]:
+    """The expression as math-verify reads it, in a list; empty if it cannot."""
+    from math_verify import LatexExtractionConfig, parse
+
+    boxed = rf"\boxed{{{answer}}}"
+    grammar = [LatexExtractionConfig(boxed_match_priority=0)]
+    return parse(boxed, grammar, "no_fallback", "first_match", parsing_timeout=0)
+
+
+def canonical(answer: str) -> str | None:
+    """One text for many ways to write an expression; None if it cannot be read."""
+    from sympy import Expr, nan, zoo
+
+    expressions = read(answer)
+    if not expressions:
+        return None
+    expression = expressions[0]
+    # A relation stays as it is: 71 = 72 would come to False, as would every other such answer.
+    value = expression.doit() if isinstance(expression, Expr) else expression
+    return None if value in (nan, zoo) else str(value)
+
+
+def same(answer: str, gold: str) -> bool:
+    """Whether two expressions are equal, as math-verify judges."""
+    from math_verify import verify
+
+    right, left = read(gold), read(answer)
+    return bool(right and left) and verify(right, left, timeout_seconds=None)
+
+
+def limit_resources() -> None:
+    """Cap memory, and forbid files and core dumps, where the system can."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    if sys.platform == "linux":  # elsewhere the address space cannot be limited
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+
+
+def answer_request(request: dict[str, str]) -> dict[str, Any]:
+    """The reply to one request; an expression that breaks the reader is one it cannot read."""
+    try:
+        if "gold" in request:
+            return {"value": same(request["answer"], request["gold"])}
+        return {"value": canonical(request["answer"])}
+    except Exception as error:
+        # Whatever a stranger's text brings sympy to raise, MemoryError and RecursionError too.
+        return {"value": None, "error": type(error).__name__}
+
+
+def main(watchdog: float) -> None:
+    """Answer requests until standard input closes.
+
+    Args:
+        watchdog: seconds after which one request ends the process, should its parent not.
+    """
+    replies = _private_stdout()
+    logging.disable()
+    read("x + 1"), same("1", "2")  # pay for the imports before the first deadline runs
+    limit_resources()
+    print(json.dumps({"ready": True}), file=replies, flush=True)
+    with open(os.devnull, "w") as nowhere:
+        for line in sys.stdin:
+            faulthandler.dump_traceback_later(watchdog, exit=True, file=nowhere)
+            reply = json.dumps(answer_request(json.loads(line)))
+            faulthandler.cancel_dump_traceback_later()
+            print(reply, file=replies, flush=True)
+
+
+def _private_stdout() -> TextIO:
+    """Standard output for replies alone: what a library prints goes nowhere."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return replies
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))
