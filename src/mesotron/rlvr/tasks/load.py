@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mesotron.config.training import TaskConfig
 from mesotron.rlvr.formats import FORMATS
 from mesotron.rlvr.tasks import arith
-from mesotron.rlvr.tasks.problem import Problem, Task, assemble
+from mesotron.rlvr.tasks.gsm8k import HUB, gsm8k_problem
+from mesotron.rlvr.tasks.math import math_problem
+from mesotron.rlvr.tasks.problem import Problem, Task, assemble, hold_out
+from mesotron.rlvr.tasks.table import Row, read_splits
 
 __all__ = ["Problem", "Task", "load_task"]
 
@@ -15,16 +20,74 @@ GENERATED = 20_000  # training problems of a generated task if the config does n
 def load_task(config: TaskConfig) -> Task:
     """Problems to train on and to judge by, as the config asks.
 
+    Held-out problems come from the data's own test split if there is one, else from the hash of
+    the question and `config.seed`; no question is ever in both lists.
+
+    Raises:
+        ValueError: for a missing file or hub, a broken row (with its file and line), levels that
+            the task does not have, or nothing left to train or evaluate on.
+
     Example:
         >>> task = load_task(TaskConfig(num_train=3, num_eval=2, levels=(1,)))
         >>> len(task.train), len(task.eval), task.format.name
         (3, 2, 'boxed')
     """
-    train, held_out = _arith(config)
+    _check_sizes(config)
+    train, held_out = _generated(config) if config.name == "arith" else _read(config)
     return assemble(train, held_out, config, FORMATS[config.format])
 
 
-def _arith(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
+def _check_sizes(config: TaskConfig) -> None:
+    for name in ("num_train", "num_eval", "few_shot"):
+        value = getattr(config, name)
+        if value is not None and value < 0:
+            raise ValueError(f"{name}={value} must not be negative")
+    if config.levels and config.name not in ("arith", "math"):
+        raise ValueError(f"the task {config.name} has no levels: leave out --task.levels")
+    if config.name == "arith" and config.path:
+        raise ValueError("arith is generated and has no file: leave out --task.path")
+
+
+def _generated(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
     count = GENERATED if config.num_train is None else config.num_train
     train = arith.generate("train", count + config.few_shot, config.levels, config.seed)
     return train, arith.generate("eval", config.num_eval, config.levels, config.seed)
+
+
+def _read(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
+    path, subset = (config.path, None) if config.path else _default_path(config.name)
+    make = _row_reader(config)
+    train_rows, test_rows = read_splits(path, subset)
+    train = _select(config, make, train_rows, "train")
+    if test_rows is None:
+        return hold_out(train, config.num_eval, config.seed)
+    return train, _select(config, make, test_rows, "test")
+
+
+def _default_path(name: str) -> tuple[str, str]:
+    if name != "gsm8k":
+        raise ValueError(f"the task {name} has no file: give one, or a hub name, by --task.path")
+    return HUB
+
+
+def _row_reader(config: TaskConfig) -> Callable[[Row, str], Problem]:
+    if config.name == "gsm8k":
+        return gsm8k_problem
+    if config.name == "math":
+        return math_problem
+
+    def table_problem(row: Row, name: str) -> Problem:
+        # Without an answer column there is no gold: enough for objectives that label by vote.
+        gold = row.text(config.answer_column) if config.answer_column else None
+        return Problem(row.text(config.question_column), gold, name)
+
+    return table_problem
+
+
+def _select(
+    config: TaskConfig, make: Callable[[Row, str], Problem], rows: list[Row], split: str
+) -> list[Problem]:
+    problems = [make(row, f"{config.name}-{split}-{i}") for i, row in enumerate(rows)]
+    if config.levels:
+        problems = [problem for problem in problems if problem.level in config.levels]
+    return problems

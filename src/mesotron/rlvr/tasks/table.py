@@ -1,0 +1,175 @@
+"""Rows of a user's table: JSONL, JSON, CSV or Parquet on disk, or a dataset on the hub.
+
+Every row comes with the place it stands, so that a broken one can be named. Nothing in a file is
+executed; a hub is asked only for a name that is no local path.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_EVAL_NAMES = ("test", "eval", "validation")
+MAX_TEXT = 100_000  # characters of one question or answer
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row and where it stands: "problems.jsonl:12"."""
+
+    place: str
+    values: dict[str, Any]
+
+    def text(self, column: str) -> str:
+        """A column as text, stripped; numbers as they are written.
+
+        Raises:
+            ValueError: if it is missing, empty, too long, or neither text nor number.
+        """
+        if column not in self.values:
+            known = ", ".join(map(str, list(self.values)[:8])) or "none"
+            raise ValueError(f"{self.place}: there is no column {column!r}; its columns: {known}")
+        value = self.values[column]
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            kind = "empty" if value is None else f"of type {type(value).__name__}"
+            raise ValueError(f"{self.place}: column {column!r} is {kind}, not text or a number")
+        text = str(value).strip()
+        if not 0 < len(text) <= MAX_TEXT:
+            size = "empty" if not text else f"longer than {MAX_TEXT:,} characters"
+            raise ValueError(f"{self.place}: column {column!r} is {size}")
+        return text
+
+
+def read_splits(path: str, subset: str | None = None) -> tuple[list[Row], list[Row] | None]:
+    """Training rows, and held-out rows if the data come with a split of their own.
+
+    Args:
+        path: a file; a folder with a train file and a test, eval or validation file; or the name
+            of a dataset on the hub.
+        subset: the configuration of a dataset on the hub.
+    """
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return _read_folder(local)
+    if local.is_file():
+        return list(read_rows(local)), None
+    if local.suffix in SUFFIXES or path.startswith((".", "/", "~")) or local.exists():
+        raise ValueError(f"there is no file or folder {path}: check --task.path")
+    return _read_hub(path, subset)
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of one file, by its suffix.
+
+    Raises:
+        ValueError: for a row that cannot be read, with its file and line.
+    """
+    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv}
+    readers[".parquet"] = _read_parquet
+    if path.suffix not in readers:
+        raise ValueError(f"{path} is none of {', '.join(SUFFIXES)}: convert it to one of them")
+    return readers[path.suffix](path)
+
+
+def _read_folder(folder: Path) -> tuple[list[Row], list[Row] | None]:
+    train = _split_file(folder, ("train",))
+    if train is None:
+        raise ValueError(f"the folder {folder} has no train file ({', '.join(SUFFIXES)})")
+    held_out = _split_file(folder, _EVAL_NAMES)
+    return list(read_rows(train)), None if held_out is None else list(read_rows(held_out))
+
+
+def _split_file(folder: Path, names: tuple[str, ...]) -> Path | None:
+    candidates = [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                place = f"{path}:{number}"
+                yield Row(place, _object(_parse_json(line, place), place))
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    rows = _parse_json(path.read_bytes(), str(path))
+    if not isinstance(rows, list):
+        raise ValueError(f"{path} holds no list of rows: write one object a line into a .jsonl")
+    for number, row in enumerate(rows, start=1):
+        place = f"{path}: row {number}"
+        yield Row(place, _object(row, place))
+
+
+def _parse_json(text: bytes, place: str) -> Any:
+    try:
+        return json.loads(text.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # also bytes that are no text, and huge integers
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{place}: not JSON ({reason})") from error
+
+
+def _object(row: Any, place: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise ValueError(f"{place}: a row is an object of columns, not {type(row).__name__}")
+    return row
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for row in reader:
+                place = f"{path}:{reader.line_num}"
+                if None in row or None in row.values():
+                    raise ValueError(f"{place}: more or fewer fields than the first line names")
+                yield Row(place, dict(row))
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}:{reader.line_num + 1}: not CSV ({error})") from error
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{path}: row {number}", row)
+    except (pyarrow.ArrowException, OSError) as error:
+        first = str(error).partition("\n")[0]
+        raise ValueError(f"{path}: after row {number}: not Parquet ({first})") from error
+
+
+def _read_hub(name: str, subset: str | None) -> tuple[list[Row], list[Row] | None]:
+    import datasets
+
+    try:
+        splits = datasets.load_dataset(name, subset)
+    except Exception as error:
+        # The hub's client raises a dozen unrelated types for one fact: it is not to be had.
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
+        first = str(error).partition("\n")[0][:200]
+        raise ValueError(
+            f"{name!r} is no local file, and the hub does not give it{offline}: "
+            f"{type(error).__name__}: {first}"
+        ) from error
+    assert isinstance(splits, dict)  # without a split's name load_dataset gives all of them
+    found = {part: _hub_rows(name, part, splits[part]) for part in splits}
+    if "train" not in found:
+        # MATH-500 and its like have a test split alone: it is divided like a single file.
+        return next(iter(found.values())), None
+    return found["train"], next((found[part] for part in _EVAL_NAMES if part in found), None)
+
+
+def _hub_rows(name: str, part: str, rows: Any) -> list[Row]:
+    return [Row(f"{name} {part}: row {i}", dict(row)) for i, row in enumerate(rows, start=1)]
