@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command(
-        config.TrainConfig, "mesotron.rlvr.train:run", Presets(make_recipe, describe_recipes)
+        config.TrainConfig, "mesotron.recipes.command:run", Presets(make_recipe, describe_recipes)
     ),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),

@@ -92,7 +92,7 @@ class RunFolder:
     @property
     def result(self) -> Row | None:
         """How the run ended, or None while it has not."""
-        return self._read_json("result.json") if (self.path / "result.json").exists() else None
+        return self.load("result")
 
     def append(self, stream: Stream, row: Row) -> None:
         """Add one row to metrics, events or samples."""
@@ -107,10 +107,18 @@ class RunFolder:
         for stream in STREAMS:
             cut_rows_after(self.path / f"{stream}.jsonl", step)
 
+    def save(self, name: str, value: Row) -> None:
+        """Write NAME.json, such as an evaluation, at once or not at all."""
+        write_json(self.path / f"{name}.json", value)
+
+    def load(self, name: str) -> Row | None:
+        """What `save` wrote, or None if it has not."""
+        return self._read_json(f"{name}.json") if (self.path / f"{name}.json").exists() else None
+
     def finish(self, result: Row, report: str) -> None:
         """Write how the run ended: numbers for tools, words for people."""
         (self.path / "report.md").write_text(report, encoding="utf-8")
-        write_json(self.path / "result.json", result)
+        self.save("result", result)
 
     def __enter__(self) -> Self:
         """Take the lock; the system gives it back when the process ends, however it ends."""

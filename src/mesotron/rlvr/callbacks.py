@@ -1,0 +1,132 @@
+"""What a training run does besides training: rows to its folder, the live view, stopping politely.
+
+Plain Transformers callbacks; only the main process writes.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from mesotron.runs import RunFolder
+from mesotron.runs.console import LiveView
+from mesotron.runs.signals import StopRequest
+
+WATCHED = {
+    "reward": "reward",
+    "facts/correct": "correct",
+    "facts/formatted": "format",
+    "entropy": "entropy",
+}
+SAMPLES_A_STEP = 2
+
+
+class RunLog(TrainerCallback):
+    """Writes one row a step to metrics.jsonl, a few completions to samples.jsonl, and shows both.
+
+    Args:
+        run: its folder.
+        view: what the terminal shows.
+        trainer: whose latest completions are sampled; TRL keeps them in `_logs`.
+    """
+
+    def __init__(self, run: RunFolder, view: LiveView, trainer: Any) -> None:
+        self.run = run
+        self.view = view
+        self.trainer = trainer
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A row of metrics; the summary that Transformers logs at the end is not one."""
+        if logs is None or "loss" not in logs or not state.is_world_process_zero:
+            return
+        row = {key: value for key, value in logs.items() if value is not None}
+        self.run.append("metrics", {"step": state.global_step, **row})
+        if "reward" in logs:  # this step has sampled, rather than used a rollout again
+            self._keep_samples(state.global_step)
+        self.view.update(state.global_step, logs)
+        refuse_non_finite(state.global_step, logs, self.run)
+
+    def _keep_samples(self, step: int) -> None:
+        logs = self.trainer._logs
+        rewards = [list(values) for values in logs["rewards"].values()]
+        for k in range(min(SAMPLES_A_STEP, len(logs["completion"]))):
+            earned = [values[k] for values in rewards]
+            sample = {
+                "step": step,
+                "prompt": text_of(logs["prompt"][k]),
+                "completion": text_of(logs["completion"][k]),
+                "reward": sum(x for x in earned if x is not None and not math.isnan(x)),
+                "advantage": logs["advantages"][k],
+            }
+            self.run.append("samples", sample)
+            if k == 0:
+                asked = sample["prompt"][-200:]
+                self.view.show_transcript(f"{asked}\n{sample['completion']}")
+
+
+class PoliteStop(TrainerCallback):
+    """Ends training after the step in which somebody asked for it, with a checkpoint."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self.stop = stop
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> TrainerControl:
+        """Ask for a checkpoint and the end."""
+        if self.stop.requested:
+            control.should_save = True
+            control.should_training_stop = True
+        return control
+
+
+class EvalEvery(TrainerCallback):
+    """Puts the greedy accuracy into the row of every n-th step, as eval/greedy.
+
+    Args:
+        every: how many steps apart.
+        trainer: whose rows; TRL collects a row's metrics in `_metrics`.
+        accuracy: measures the model as it is.
+    """
+
+    def __init__(self, every: int, trainer: Any, accuracy: Callable[[], float]) -> None:
+        self.every = every
+        self.trainer = trainer
+        self.accuracy = accuracy
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Evaluate; greedy decoding draws no random number, so training is not moved."""
+        if state.global_step % self.every == 0:
+            self.trainer._metrics["train"]["eval/greedy"].append(self.accuracy())
+
+
+def refuse_non_finite(step: int, logs: dict[str, Any], run: RunFolder) -> None:
+    """Stop at a loss that is not a number: the weights may be spoiled, and are not saved."""
+    if not math.isfinite(logs["loss"]):
+        raise ValueError(
+            f"the loss is {logs['loss']} at step {step}, so training has stopped and this step was "
+            f"not saved; {run.path} keeps what was before: try a smaller --optim.lr"
+        )
+
+
+def text_of(said: str | list[dict[str, Any]]) -> str:
+    """A prompt or completion of either kind as text: of messages, the last one's."""
+    return said if isinstance(said, str) else str(said[-1]["content"])

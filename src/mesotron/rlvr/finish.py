@@ -1,0 +1,129 @@
+"""Before and after: the greedy evaluations around a run, and the report that compares them."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mesotron.config import TrainConfig
+from mesotron.rlvr.evaluation import EvalResult, Transcript, evaluate, side_by_side
+from mesotron.rlvr.evaluation.scores import Score, bootstrap
+from mesotron.rlvr.evaluation.transcripts import pair_up, printable, verdict
+from mesotron.rlvr.facts import Judge
+from mesotron.rlvr.tasks.problem import Task
+from mesotron.runs import RunFolder
+
+Row = dict[str, Any]
+PAIRS_SHOWN = 4
+
+
+def measure(
+    model: Any, tokenizer: Any, task: Task, config: TrainConfig, judge: Judge, name: str
+) -> EvalResult:
+    """Greedy accuracy on the held-out problems."""
+    return evaluate(
+        model,
+        tokenizer,
+        task.eval,
+        config.task,
+        name=name,
+        max_tokens=config.rollout.max_tokens,
+        samples=0,
+        seed=config.seed,
+        judge=judge,
+    )
+
+
+def compare(before: Row, after: Row) -> Row:
+    """What changed, problem by problem.
+
+    Args:
+        before: `EvalResult.to_json()` of the start.
+        after: of the end, on the same problems.
+
+    Returns:
+        Accuracies with their intervals, and the gain with its own, over paired problems.
+    """
+    first = {one["id"]: one["correct"] for one in before["transcripts"]}
+    pairs = [(first[one["id"]], one["correct"]) for one in after["transcripts"]]
+    gain = bootstrap([float(new) - float(old) for old, new in pairs])
+    return {
+        "problems": after["problems"],
+        "before": before["greedy"]["strict"],
+        "after": after["greedy"]["strict"],
+        "gain": {"value": gain.value, "low": gain.low, "high": gain.high},
+        "findings": after["findings"],
+    }
+
+
+def show(before: Row, after: Row, found: Row, console: Console) -> None:
+    """The comparison and the most telling transcripts, on the terminal."""
+    console.print(side_by_side(transcripts(before), transcripts(after), PAIRS_SHOWN))
+    table = Table(title=f"greedy accuracy, {found['problems']} held-out problems, 95 % intervals")
+    for heading in ("before", "after", "gain"):
+        table.add_column(heading)
+    table.add_row(*(str(Score(**found[key])) for key in ("before", "after", "gain")))
+    console.print(table)
+    for sentence in found["findings"]:
+        console.print(f"note: {sentence}", soft_wrap=True, markup=False)
+
+
+def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, found: Row) -> str:
+    """The same as a page of Markdown."""
+    scores = {key: Score(**found[key]) for key in ("before", "after", "gain")}
+    rows = run.rows("metrics")
+    lines = [
+        f"# {config.recipe}: {config.steps} steps",
+        "",
+        f"Model {config.model.name}, task {config.task.name}, objective {config.objective.name}, "
+        f"optimizer {config.optim.name} at learning rate {config.optim.lr:g}, seed {config.seed}.",
+        "",
+        f"Greedy accuracy on {found['problems']} held-out problems, with 95 % intervals:",
+        "",
+        "| before | after | gain |",
+        "|---|---|---|",
+        "| " + " | ".join(str(score) for score in scores.values()) + " |",
+        "",
+        *(f"- {sentence}" for sentence in found["findings"]),
+        *curve(rows),
+        "",
+        "## The same problems before and after",
+        *transcript_lines(before, after),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def curve(rows: list[Row]) -> list[str]:
+    """A few points of the training curve as a table."""
+    known = [row for row in rows if "reward" in row]
+    if not known:
+        return []
+    places = sorted({round(k * (len(known) - 1) / 9) for k in range(10)})
+    names = [name for name in ("reward", "facts/correct", "entropy") if name in known[0]]
+    body = [
+        "| " + " | ".join([str(known[k]["step"]), *(f"{known[k][n]:.3f}" for n in names)]) + " |"
+        for k in places
+    ]
+    head = ["", "## Training", "", "| step | " + " | ".join(names) + " |"]
+    return [*head, "|---" * (len(names) + 1) + "|", *body]
+
+
+def transcript_lines(before: Row, after: Row) -> list[str]:
+    """Pairs of transcripts as indented blocks, which no completion can break out of."""
+    lines = []
+    for pair in pair_up(transcripts(before), transcripts(after), PAIRS_SHOWN):
+        lines += ["", f"### {pair.change}", "", *block(pair.before.question), ""]
+        for word, one in (("before", pair.before), ("after", pair.after)):
+            lines += [f"{word} ({verdict(one)}; gold {one.gold}):", "", *block(one.completion), ""]
+    return lines
+
+
+def block(text: str) -> list[str]:
+    """Text as an indented block of Markdown."""
+    return [f"    {line}" for line in printable(text).splitlines()] or ["    (nothing)"]
+
+
+def transcripts(result: Row) -> list[Transcript]:
+    """The transcripts of a result that was written as JSON."""
+    return [Transcript(**one) for one in result["transcripts"]]

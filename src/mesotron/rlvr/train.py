@@ -1,0 +1,109 @@
+"""Training as a command runs it: find the folder and the settings, then train.
+
+Nothing heavy is imported before the folder and the settings are found usable, and before the
+variables are set that Hugging Face libraries read once, at import.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesotron.config import TrainConfig
+from mesotron.config.reading import from_plain
+from mesotron.runs import Checkpoint, RunFolder, new_run_path, newest_whole
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do: the settings, where, and from which checkpoint."""
+
+    config: TrainConfig
+    path: Path
+    folder: RunFolder | None
+    """The run that is continued; None for a new one, whose folder is made when all is loaded."""
+    checkpoint: Checkpoint | None
+    notes: tuple[str, ...] = ()
+    """Sentences for the user, such as which checkpoint was damaged."""
+
+
+def run(config: TrainConfig) -> int:
+    """Train, or continue a run.
+
+    Args:
+        config: as parsed; `resume` names a run whose own settings are then used.
+
+    Returns:
+        The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
+    """
+    plan = continue_run(config) if config.resume else new_run(config)
+    set_library_variables(plan.config)
+    from mesotron.rlvr.session import train
+
+    return train(plan)
+
+
+def new_run(config: TrainConfig) -> Plan:
+    """The plan of a run from the beginning."""
+    check(config)
+    path = config.out or new_run_path(config.recipe)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(
+            f"{path} is not empty; give --out another name, or continue it with --resume {path}"
+        )
+    return Plan(config, path, None, None)
+
+
+def continue_run(config: TrainConfig) -> Plan:
+    """The plan of a run that was stopped: its own settings, its newest whole checkpoint."""
+    assert config.resume is not None
+    path = config.resume.resolve()  # runs/last may come to mean another run
+    folder = RunFolder(path)
+    saved = from_plain(TrainConfig, folder.config, f"{path / 'config.json'}")
+    if folder.result is not None:
+        raise ValueError(
+            f"{config.resume} has finished its {saved.steps} steps; evaluate it with mesotron eval "
+            f"{config.resume}, or start a new run"
+        )
+    found, damaged = newest_whole(folder.checkpoints)
+    notes = [f"damaged checkpoint left out: {wrong}" for wrong in damaged]
+    begin = f"step {found.step}" if found else "the beginning: there is no whole checkpoint"
+    return Plan(saved, path, folder, found, (*notes, f"continuing {path} from {begin}"))
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse numbers that cannot be meant, before anything is loaded."""
+    least = {"steps": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0}
+    for name, smallest in least.items():
+        if getattr(config, name) < smallest:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} {getattr(config, name)} must be at least {smallest}")
+    if several_processes() and config.out is None:
+        raise ValueError("several processes must agree on the run's folder: give it with --out")
+
+
+def several_processes() -> bool:
+    """Whether a launcher has started more than this process."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def set_library_variables(config: TrainConfig) -> None:
+    """No telemetry, and no network unless the model or the data is a name on the hub."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    if not needs_hub(config):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def needs_hub(config: TrainConfig) -> bool:
+    """Whether the model or the data can only be a name on the hub.
+
+    Example:
+        >>> needs_hub(TrainConfig())
+        False
+    """
+    model, path = config.model.name, config.task.path
+    local_model = model in ("tiny", "smollm2") or Path(model).expanduser().exists()
+    local_data = path is None or Path(path).expanduser().exists()
+    return not (local_model and local_data)
