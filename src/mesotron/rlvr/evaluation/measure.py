@@ -30,8 +30,8 @@ from mesotron.rlvr.evaluation.scores import (
 from mesotron.rlvr.evaluation.transcripts import Transcript
 from mesotron.rlvr.facts import Facts, Judge, summarise
 from mesotron.rlvr.formats import FORMATS
-from mesotron.rlvr.prompts import render_prompt
-from mesotron.rlvr.tasks.load import Problem
+from mesotron.rlvr.rendering import render_prompts
+from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.verify import Verifier
 
 
@@ -90,6 +90,7 @@ def evaluate(
     problems: Sequence[Problem],
     task: TaskConfig,
     *,
+    examples: Sequence[Problem] = (),
     name: str = "model",
     max_tokens: int = 256,
     samples: int = 8,
@@ -106,6 +107,7 @@ def evaluate(
         tokenizer: its tokenizer.
         problems: what is asked, such as `load_task(task).eval`.
         task: how it is asked: format, system prompt, few-shot examples.
+        examples: `Task.examples`, if the task has few-shot examples.
         name: what the result calls the model.
         max_tokens: longest completion.
         samples: sampled completions of each problem beside the greedy one; 0 is greedy alone.
@@ -124,11 +126,11 @@ def evaluate(
         with Verifier() as verifier:
             made = Judge(FORMATS[task.format], verifier)
             return evaluate(
-                model, tokenizer, problems, task, name=name, max_tokens=max_tokens,
-                samples=samples, temperature=temperature, batch=batch, seed=seed, judge=made,
-                progress=progress,
+                model, tokenizer, problems, task, examples=examples, name=name,
+                max_tokens=max_tokens, samples=samples, temperature=temperature, batch=batch,
+                seed=seed, judge=made, progress=progress,
             )  # fmt: skip
-    prompts = [render_prompt(problem, task, judge.format, tokenizer) for problem in problems]
+    prompts = render_prompts(problems, task, tokenizer, examples)
     was_training = model.training
     model.eval()
     how: dict[str, Any] = {"max_tokens": max_tokens, "batch": batch, "progress": progress}

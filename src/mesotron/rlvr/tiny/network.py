@@ -26,8 +26,8 @@ def tiny_config(vocabulary: int) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=128,
-        intermediate_size=352,
-        num_hidden_layers=4,
+        intermediate_size=384,
+        num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=MAX_POSITIONS,

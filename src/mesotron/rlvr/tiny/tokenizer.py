@@ -21,9 +21,9 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-# A word with the space before it; a digit alone; a run of signs; a line break; a space before a
-# digit. The order matters: the first alternative that fits takes the text.
-PIECES = r" ?[A-Za-z]+|\d| ?[^\sA-Za-z\d]|\n| "
+# A word or a TeX command; one digit; one sign; each with the space before it; a line break. The
+# order matters: the first alternative that fits takes the text.
+PIECES = r" ?\\?[A-Za-z]+\{?| ?\d| ?[^\sA-Za-z\d]|\s"
 
 
 def build_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
@@ -39,7 +39,7 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTr
     Example:
         >>> tokenizer = build_tokenizer(["Mia has 12 apples."] * 9)
         >>> tokenizer.tokenize("Mia has 12")
-        ['Mia', 'Ġhas', 'Ġ', '1', '2']
+        ['Mia', 'Ġhas', 'Ġ1', '2']
         >>> tokenizer.decode(tokenizer.encode(r"\boxed{12}"))
         '\\boxed{12}'
     """
