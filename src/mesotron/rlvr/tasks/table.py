@@ -164,7 +164,7 @@ def _read_hub(name: str, subset: str | None) -> tuple[list[Row], list[Row] | Non
             f"{type(error).__name__}: {first}"
         ) from error
     assert isinstance(splits, dict)  # without a split's name load_dataset gives all of them
-    found = {part: _hub_rows(name, part, splits[part]) for part in splits}
+    found = {str(part): _hub_rows(name, str(part), splits[part]) for part in splits}
     if "train" not in found:
         # MATH-500 and its like have a test split alone: it is divided like a single file.
         return next(iter(found.values())), None
