@@ -289,6 +289,9 @@ class SftConfig:
     max_tokens: int = 512
     """Longest prompt and solution together."""
 
+    bare: float = 0.0
+    """Share of the solved problems shown without their worked steps."""
+
     seed: int = 0
     """Seed of everything that is drawn in training."""
 
