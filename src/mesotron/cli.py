@@ -32,6 +32,9 @@ COMMANDS = {
     "train": Command(
         config.TrainConfig, "mesotron.recipes.command:run", Presets(make_recipe, describe_recipes)
     ),
+    "ppo snake": Command(config.SnakeConfig, "mesotron.ppo.command:run"),
+    "sft": Command(config.SftConfig, "mesotron.rlvr.sft:run"),
+    "eval": Command(config.EvalConfig, "mesotron.rlvr.evaluation.command:run"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
     "bench optim": Command(config.BenchOptimConfig, "mesotron.bench.optim_step:run"),
