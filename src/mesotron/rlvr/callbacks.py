@@ -84,12 +84,11 @@ class PoliteStop(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         **kwargs: Any,
-    ) -> TrainerControl:
+    ) -> None:
         """Ask for a checkpoint and the end."""
         if self.stop.requested:
             control.should_save = True
             control.should_training_stop = True
-        return control
 
 
 class EvalEvery(TrainerCallback):

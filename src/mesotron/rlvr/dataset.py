@@ -4,13 +4,15 @@ A row has the columns prompt (chat messages, or text for a model without a chat 
 id. The gold is for the reward and for metrics; self-labelled objectives do not read it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from datasets import Dataset
 
 from mesotron.config import RolloutConfig, TaskConfig
+from mesotron.rlvr.facts import Facts
 from mesotron.rlvr.prompts import build_prompt, plain_text
+from mesotron.rlvr.rewards import Reward, Scores
 from mesotron.rlvr.tasks.problem import Task
 
 
@@ -41,3 +43,26 @@ def check_enough(task: Task, rollout: RolloutConfig) -> None:
             f"{len(task.train)} training problems are fewer than the {rollout.prompts} prompts of "
             "one rollout batch: give more problems or a smaller --rollout.prompts"
         )
+
+
+def as_reward_function(reward: Reward) -> Callable[..., Scores]:
+    """A reward as TRL calls it, named "reward" in the metrics; the trainer's judge gives the facts.
+
+    Args:
+        reward: from `make_reward`.
+    """
+
+    def scores(
+        completions: list[Any],
+        completion_ids: list[list[int]],
+        gold: list[str | None],
+        facts: list[Facts],
+        truncated: list[bool],
+        row: list[dict[str, Any]],
+        **_: Any,
+    ) -> Scores:
+        texts = [x if isinstance(x, str) else str(x[-1]["content"] or "") for x in completions]
+        return reward(texts, completion_ids, gold, truncated, rows=row, facts=facts)
+
+    scores.__name__ = "reward"
+    return scores

@@ -26,6 +26,7 @@ def measure(
         tokenizer,
         task.eval,
         config.task,
+        examples=task.examples,
         name=name,
         max_tokens=config.rollout.max_tokens,
         samples=0,

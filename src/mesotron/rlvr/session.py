@@ -1,0 +1,211 @@
+"""One training session: load, evaluate, train until done or asked to stop, evaluate again, report.
+
+The trainer is built after the first evaluation, and seeds everything: a resumed run, which skips
+that evaluation, draws the same numbers.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from transformers import PrinterCallback, set_seed
+from transformers.utils.logging import disable_progress_bar
+from trl.trainer.grpo_config import GRPOConfig
+
+from mesotron.config import TrainConfig
+from mesotron.rlvr.callbacks import WATCHED, EvalEvery, PoliteStop, RunLog
+from mesotron.rlvr.dataset import as_reward_function, check_enough, make_rows
+from mesotron.rlvr.facts import Judge
+from mesotron.rlvr.finish import compare, measure, show, write_report
+from mesotron.rlvr.models import choose_device, load_model, lora_config
+from mesotron.rlvr.objectives.options import trl_arguments
+from mesotron.rlvr.rewards import Reward, make_reward
+from mesotron.rlvr.tasks.load import load_task
+from mesotron.rlvr.tasks.problem import Task
+from mesotron.rlvr.train import Plan, several_processes
+from mesotron.rlvr.trainer import GRPOTrainer
+from mesotron.rlvr.verify import Verifier
+from mesotron.runs import RunFolder, describe_environment
+from mesotron.runs.console import LiveView
+from mesotron.runs.signals import StopRequest
+
+
+@dataclass
+class Parts:
+    """What a run is made of, loaded."""
+
+    config: TrainConfig
+    device: torch.device
+    model: Any
+    tokenizer: Any
+    task: Task
+    judge: Judge
+    reward: Reward
+
+
+def train(plan: Plan) -> int:
+    """Carry out a plan; see `mesotron.rlvr.train.run` for the exit codes."""
+    quiet_libraries()
+    main = int(os.environ.get("RANK", "0")) == 0
+    console = Console(quiet=not main)
+    for note in plan.notes:
+        say(console, note)
+    with Verifier(plan.config.reward.timeout) as verifier:
+        parts = load(plan.config, verifier)
+        with open_folder(plan, parts.device, main) as run:
+            return train_in(run, plan, parts, console)
+
+
+def load(config: TrainConfig, verifier: Verifier) -> Parts:
+    """Model, tokenizer, problems and judge; whatever cannot be used is refused here."""
+    device = choose_device(config.device, config.threads)
+    task = load_task(config.task)
+    check_enough(task, config.rollout)
+    judge = Judge(task.format, verifier)
+    reward = make_reward(config.reward, judge, config.rollout.max_tokens)
+    model, tokenizer = load_model(config.model, device)
+    return Parts(config, device, model, tokenizer, task, judge, reward)
+
+
+@contextmanager
+def open_folder(plan: Plan, device: torch.device, main: bool) -> Iterator[RunFolder]:
+    """The run's folder, made if it is new; the main process holds its lock and makes it first."""
+    if several_processes() and not main:
+        PartialState().wait_for_everyone()
+        yield RunFolder(plan.path)
+        return
+    run = plan.folder
+    if run is None:
+        words = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+        found = describe_environment(words, plan.config.seed, threads=torch.get_num_threads())
+        run = RunFolder.create(plan.path, plan.config, found)
+    with run:
+        run.cut_after(plan.checkpoint.step if plan.checkpoint else 0)
+        if several_processes():
+            PartialState().wait_for_everyone()
+        yield run
+
+
+def train_in(run: RunFolder, plan: Plan, parts: Parts, console: Console) -> int:
+    """Evaluate, train, evaluate, report."""
+    config, how = plan.config, f"mesotron train --resume {plan.path}"
+    before = run.load("before")
+    if before is None:
+        say(console, f"{run.path}: evaluating {config.model.name} first")
+        before = evaluate_part(parts, parts.model, "before")
+        run.save("before", before)
+    trainer = build_trainer(parts, run)
+    reached = plan.checkpoint.step if plan.checkpoint else 0
+    view = LiveView(config.steps, WATCHED, console)
+    with view, StopRequest(view.say, f"continue with {how}") as stop:
+        view.start_at(reached, run.rows("metrics"))
+        add_callbacks(trainer, parts, run, view, stop)
+        fit(trainer, plan)
+    if trainer.state.global_step < config.steps:
+        step = trainer.state.global_step
+        say(console, f"stopped and saved at step {step}; continue with {how}")
+        return 0
+    after = evaluate_part(parts, trainer.model, "after")
+    found = compare(before, after)
+    if trainer.is_world_process_zero():
+        report = write_report(run, config, before, after, found)
+        run.save("after", after)
+        run.finish({"steps": config.steps, **found}, report)
+        show(before, after, found, console)
+    say(console, f"report: {run.path / 'report.md'}; more: mesotron eval {run.path}")
+    return 0
+
+
+def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
+    """An evaluation as JSON."""
+    found = measure(model, parts.tokenizer, parts.task, parts.config, parts.judge, name)
+    return found.to_json()
+
+
+def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
+    """The trainer of a run, everything seeded."""
+    config = parts.config
+    set_seed(config.seed)  # LoRA draws its start before the trainer seeds
+    trainer = GRPOTrainer(
+        model=parts.model,
+        reward_funcs=as_reward_function(parts.reward),
+        args=GRPOConfig(**trainer_arguments(parts, run)),
+        train_dataset=make_rows(parts.task, config.task, parts.tokenizer),
+        processing_class=parts.tokenizer,
+        peft_config=lora_config(config.model),
+        optim=config.optim,
+        objective=config.objective,
+        judge=parts.judge,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def trainer_arguments(parts: Parts, run: RunFolder) -> dict[str, Any]:
+    """Every argument of `GRPOConfig`: the objective's, and those of the run."""
+    config, on_cpu = parts.config, parts.device.type == "cpu"
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    found = trl_arguments(config.objective, config.rollout, config.optim, processes)
+    return found | {
+        "output_dir": str(run.checkpoints),
+        "max_steps": config.steps,
+        "seed": config.seed,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # a NaN is to be seen
+        "save_steps": config.save_every or config.steps,
+        "save_total_limit": config.keep,
+        "use_cpu": on_cpu,
+        "bf16": parts.model.dtype == torch.bfloat16,
+        "dataloader_pin_memory": not on_cpu,
+        "gradient_checkpointing": config.model.gradient_checkpointing,
+        "report_to": list(config.report_to) or "none",
+        "disable_tqdm": True,
+    }
+
+
+def add_callbacks(
+    trainer: GRPOTrainer, parts: Parts, run: RunFolder, view: LiveView, stop: StopRequest
+) -> None:
+    """The run's log and view, the polite stop and, if asked for, evaluations on the way."""
+    trainer.add_callback(RunLog(run, view, trainer))
+    trainer.add_callback(PoliteStop(stop))
+    every = parts.config.eval_every
+    if every:
+
+        def accuracy() -> float:
+            found = evaluate_part(parts, trainer.model, "on the way")
+            return found["greedy"]["strict"]["value"]
+
+        trainer.add_callback(EvalEvery(every, trainer, accuracy))
+
+
+def fit(trainer: GRPOTrainer, plan: Plan) -> None:
+    """Train from the checkpoint on; a run that was stopped after its last step is loaded alone."""
+    checkpoint = plan.checkpoint
+    if checkpoint is None:
+        trainer.train()
+    elif checkpoint.step < plan.config.steps:
+        trainer.train(resume_from_checkpoint=str(checkpoint.path))
+    else:
+        trainer._load_from_checkpoint(str(checkpoint.path))
+        trainer.state.global_step = checkpoint.step
+
+
+def say(console: Console, sentence: str) -> None:
+    """A sentence on one line, however narrow the terminal: paths in it can be copied."""
+    console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+
+def quiet_libraries() -> None:
+    """Keep other libraries' remarks out of the live view; their errors still come."""
+    disable_progress_bar()
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|accelerate|peft)\b")
+    for name in ("transformers", "trl", "accelerate", "peft", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)
