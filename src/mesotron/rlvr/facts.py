@@ -18,7 +18,8 @@ class Facts:
     """One completion, judged."""
 
     answer: str | None
-    """The strict answer as one key for every way to write it; None if there is none."""
+    """The strict answer as one key for every way to write it; None if there is none, or if
+    nobody can read it: such an answer has no vote."""
     parsed: bool
     """An answer was found, in the format or not, and it reads as a number or as mathematics."""
     formatted: bool
@@ -80,7 +81,7 @@ class Judge:
         right = self.verifier.same([a or "" for a in found], [gold or "" for gold in golds])
         return [
             Facts(
-                answer=None if strict[i] is None else keys[i] or strict[i],
+                answer=None if strict[i] is None else keys[i],
                 parsed=keys[i] is not None,
                 formatted=strict[i] is not None,
                 correct=right[i] and strict[i] is not None,

@@ -92,8 +92,9 @@ _UNIT = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-_NO_SPACE = re.compile(r"\\(?:[,!]|left(?![a-z])|right(?![a-z]))")
-_SPACE = re.compile(r"\\(?:[;: ]|q?quad(?![a-z]))|~")
+# Not after another backslash, which ends a row of a matrix.
+_NO_SPACE = re.compile(r"(?<!\\)\\(?:[,!]|left(?![a-z])|right(?![a-z]))")
+_SPACE = re.compile(r"(?<!\\)\\(?:[;: ]|q?quad(?![a-z]))|~")
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _DEGREES = re.compile(r" ?(?:\^ ?\{? ?\\circ ?\}?|\\degree|°)$")
 # What stands before the last = of "x = 5" or "48 + 24 = 72".

@@ -44,7 +44,8 @@ class Verifier:
     r"""Decides whether answers are the same; safe to share between threads.
 
     Args:
-        timeout: seconds that math-verify may take for one pair; then they are not the same.
+        timeout: seconds of processor time that math-verify may take to read an answer, or to
+            compare a pair; what takes longer cannot be read, or is not the same.
         num_workers: most worker processes at once; none is started for numbers and words.
 
     Example:

@@ -21,7 +21,9 @@ from typing import Any
 
 WORKER = Path(__file__).with_name("verify_worker.py")
 START_SECONDS = 120.0  # for a slow disk: sympy is large
-WATCHDOG_FACTOR = 4  # a worker whose parent is gone ends itself after so many timeouts
+# A worker ends itself after its timeout in processor time; on a busy machine that takes longer on
+# the clock, and only after this many timeouts does the parent kill it.
+PATIENCE = 4
 
 Request = dict[str, str]
 
@@ -30,9 +32,9 @@ class Worker:
     """One process; asked one question at a time."""
 
     def __init__(self, timeout: float) -> None:
-        watchdog = str(WATCHDOG_FACTOR * timeout + 1)
+        self.timeout = timeout
         # -P: the folder of the script has modules named like those of the standard library.
-        command = [sys.executable, "-P", str(WORKER), watchdog]
+        command = [sys.executable, "-P", str(WORKER), str(timeout)]
         paths = os.pathsep.join(path for path in sys.path if path)
         self.process = subprocess.Popen(
             command,
@@ -42,6 +44,7 @@ class Worker:
             text=True,
             encoding="ascii",
             env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C is for the parent, which may finish its step first
         )
         self.replies: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -52,17 +55,21 @@ class Worker:
                 f"run {WORKER.name} by hand to see why"
             )
 
-    def ask(self, request: Request, timeout: float) -> dict[str, Any] | None:
-        """The reply, or None if there is none in time; the worker is then dead."""
+    def send(self, request: Request) -> bool:
+        """Put a question; False if the worker has died since the last one."""
         stdin = self.process.stdin
         assert stdin is not None  # it was asked for as a pipe
         try:
             stdin.write(json.dumps(request) + "\n")
             stdin.flush()
-        except OSError:  # it died since the last question
+        except OSError:
             self.stop()
-            return None
-        reply = self._reply(timeout)
+            return False
+        return True
+
+    def receive(self) -> dict[str, Any] | None:
+        """The reply, or None if there is none in time; the worker is then dead."""
+        reply = self._reply(PATIENCE * self.timeout)
         if not reply:
             self.stop()
             return None
@@ -80,8 +87,9 @@ class Worker:
     def _listen(self) -> None:
         # A thread, since a pipe cannot be read with a deadline on every system.
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.replies.put(line)
+        with self.process.stdout as lines:
+            for line in lines:
+                self.replies.put(line)
         self.replies.put("")  # end of file: it died
 
     def _reply(self, timeout: float) -> str:
@@ -106,7 +114,7 @@ class WorkerPool:
     """A few workers, started when first needed and replaced when killed; used from any thread.
 
     Args:
-        timeout: seconds that one question may take.
+        timeout: seconds of processor time that one question may take.
         num_workers: most processes at once.
     """
 
@@ -141,17 +149,21 @@ class WorkerPool:
             return list(threads.map(self._ask, requests))
 
     def _ask(self, request: Request) -> dict[str, Any] | None:
-        worker = self._slots.get()
+        slots = self._slots  # a close in between brings others
+        worker = slots.get()
         try:
-            if worker is None or not worker.alive:
-                worker = Worker(self.timeout)
-                self._processes.add(worker.process)
-            return worker.ask(request, self.timeout)
+            while worker is None or not worker.send(request):
+                worker = self._start()
+            return worker.receive()
         finally:
-            if worker is not None and not worker.alive:
-                self._processes.discard(worker.process)
-                worker = None
-            self._slots.put(worker)
+            slots.put(worker if worker is not None and worker.alive else None)
+
+    def _start(self) -> Worker:
+        dead = [process for process in list(self._processes) if process.poll() is not None]
+        self._processes.difference_update(dead)
+        worker = Worker(self.timeout)
+        self._processes.add(worker.process)
+        return worker
 
     def close(self) -> None:
         """End every worker; a later question starts new ones."""
@@ -162,6 +174,5 @@ class WorkerPool:
 
 def _stop_all(processes: set[subprocess.Popen[str]], owner: int) -> None:
     if os.getpid() == owner:
-        for process in processes:
+        for process in list(processes):
             stop_process(process)
-        processes.clear()

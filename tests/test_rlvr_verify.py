@@ -1,0 +1,385 @@
+"""Whether two answers are the same: oracles, hostile text, deadlines, threads, forks."""
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from fractions import Fraction
+
+import pytest
+
+from mesotron.rlvr import verify_pool
+from mesotron.rlvr.numbers import MAX_LENGTH, clean, read_number
+from mesotron.rlvr.verify import Verifier
+from mesotron.rlvr.verify_pool import Worker, WorkerPool
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    with Verifier(timeout=5, num_workers=1) as shared:
+        yield shared
+
+
+@pytest.fixture
+def no_workers(monkeypatch):
+    """Fails a test that needs math-verify where plain reading must do."""
+
+    def refuse(self, requests):
+        assert not requests, f"a worker was asked: {requests}"
+        return []
+
+    monkeypatch.setattr(WorkerPool, "ask", refuse)
+
+
+HALF = Fraction(1, 2)
+NUMBERS = [
+    ("72", 72),
+    ("-7", -7),
+    ("- 7", -7),
+    ("+7", 7),
+    ("007", 7),
+    ("1,080", 1080),
+    ("12,345,678.5", Fraction("12345678.5")),
+    ("1{,}080", 1080),
+    (r"1\,080", 1080),
+    ("18.00", 18),
+    ("5.", 5),
+    (".5", HALF),
+    ("$18", 18),
+    (r"\$18.50", Fraction("18.5")),
+    ("-$5", -5),
+    ("$-5", -5),
+    ("€5", 5),
+    ("1/2", HALF),
+    ("-1/2", -HALF),
+    (r"\frac{1}{2}", HALF),
+    (r"\frac12", HALF),
+    (r"-\dfrac{3}{4}", Fraction(-3, 4)),
+    (r"\tfrac{ -3 }{4}", Fraction(-3, 4)),
+    (r"1\frac{1}{2}", Fraction(3, 2)),
+    ("1 1/2", Fraction(3, 2)),
+    ("-1 1/2", Fraction(-3, 2)),
+    ("2.5e3", 2500),
+    ("1e-2", Fraction(1, 100)),
+    (r"3\times 10^{5}", 300_000),
+    ("3*10**5", 300_000),
+    ("x = 5", 5),
+    ("48 + 24 = 72", 72),
+    ("$7$", 7),
+    (r"\(7\)", 7),
+    ("**7**", 7),
+    ("7.", 7),
+    (r"\text{72}", 72),
+    (r"45^\circ", 45),
+    ("45°", 45),
+    ("2 million", 2_000_000),
+    ("3 dozen", 36),
+    # Unicode
+    ("７２", 72),
+    ("7\u200b2", 72),
+    ("\u202e27\u202c", 27),
+    ("\ufeff72", 72),
+    ("7\x002", 72),
+    ("−7", -7),
+    ("1½", Fraction(3, 2)),
+    ("½", HALF),
+    ("3 × 10⁵", 300_000),
+]
+
+
+@pytest.mark.parametrize(("text", "value"), NUMBERS)
+def test_plain_numbers_are_read_exactly(text, value):
+    number = read_number(text)
+    assert number is not None
+    assert number.value == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "-", "$", "--7", "1,08", "1,2,3", "5 or 6", "72 73", "1 000", "1/0", "1/2/3", "5!",
+     "9**9**9", "2^10", "5²", "nan", "inf", "Infinity", "0x10", "1_000", "5x", "x", "3:00", "٧٢",
+     "1e9999", "7 = =", "1 -1/2", "9" * 101, "7" + " " * MAX_LENGTH],
+)  # fmt: skip
+def test_what_is_no_plain_number_is_left_alone(text):
+    assert read_number(text) is None
+
+
+def test_superscripts_do_not_become_digits():
+    """NFKC alone makes 52 of 5² and 11/2 of 1½."""
+    assert clean("5²") == "5^{2}"
+    assert clean("1½") == "1 1/2"
+
+
+def test_a_number_is_one_key_however_it_is_written(no_workers):
+    ways = ["0.5", "1/2", r"\frac{1}{2}", ".50", "5e-1", r"\dfrac12"]
+    assert set(Verifier().keys(ways)) == {"1/2"}
+
+
+# answer, gold, the same
+PLAIN = [
+    ("72", "72", True),
+    ("72.0", "72", True),
+    ("71", "72", False),
+    ("1,080", "1080", True),
+    ("0.333333", "1/3", False),
+    ("50%", "50", True),
+    (r"50\%", "0.5", True),
+    ("50", "50%", True),
+    ("50%", "0.5%", False),
+    ("12 apples", "12", True),
+    ("12 apples", "12 apple", True),
+    ("12 apples", "12 pears", False),
+    (r"5\,\text{cm}^2", "5", True),
+    ("Paris", "paris.", True),
+    ("Sirap", "Paris", False),
+    ("Paris", "Paris Texas", False),
+    ("seventy", "70", False),
+    ("48+24", "72", False),
+    ("2*36", "72", False),
+    (r"6\times12", "72", False),
+    ("1,000+80", "1080", False),
+    ("80-8", "72", False),
+    ("72=71", "72", False),
+    ("", "72", False),
+    ("72", "", False),
+    ("", "", False),
+    ("?", "?", False),
+    (r"\frac{1}{", r"\frac{1}{", False),
+    ("72 73", "145", False),
+]
+
+
+@pytest.mark.parametrize(("answer", "gold", "verdict"), PLAIN)
+def test_plain_answers_need_no_mathematics(answer, gold, verdict, no_workers):
+    assert Verifier().same([answer], [gold]) == [verdict]
+
+
+MATHEMATICS = [
+    ("x+1", "1+x", True),
+    ("(x-1)(x+1)", "x^2-1", True),
+    (r"\sqrt{2}", "2^{1/2}", True),
+    ("2^{10}", "1024", True),
+    (r"\frac{\pi}{2}", r"0.5\pi", True),
+    ("3.14159", r"\pi", False),
+    ("3x", "3", False),
+    (r"\{1,2\}", r"\{2,1\}", True),
+    ("(2,1)", "(1,2)", False),
+    ("[0,1)", "[0, 1)", True),
+    ("(0,1)", "[0,1]", False),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", True),
+    ("B", "B", True),
+    ("A", "B", False),
+    (r"\text{(B)}", "B", True),
+    ("∞", r"\infty", True),
+    # An answer that names several is none.
+    ("72 or 73", "72", False),
+    ("71, 72, 73", "72", False),
+    (r"\pm 72", "72", False),
+    ("x > 72", "72", False),
+    (r"\frac{1}{0}", "7", False),
+]
+
+
+def test_mathematics_is_compared_as_mathematics(verifier):
+    answers, golds, verdicts = zip(*MATHEMATICS)
+    found = verifier.same(answers, golds)
+    assert dict(zip(zip(answers, golds), found)) == dict(zip(zip(answers, golds), verdicts))
+
+
+def test_keys_of_expressions(verifier):
+    keys = verifier.keys(["x+1", "1 + x", "71 = y", r"\frac{1}{0}", r"\begin{", "has 7 more"])
+    assert keys[0] == keys[1] == "x + 1"
+    assert keys[2] is not None
+    assert keys[3:] == [None, None, None]
+    assert verifier.canonical("has 7 more?") == "has 7 more?"
+    assert verifier.parseable("x+1")
+    assert not verifier.parseable(r"\frac{1}{")
+
+
+HOSTILE = [
+    "(" * 1_000_000,
+    "{" * 500 + "}" * 500,
+    r"\frac{" * 100_000,
+    r"\left(" * 50,
+    "9**9**9**9",
+    "9^9^9^9",
+    "9^{9^{9^{9}}}",
+    "99999999!",
+    "1" * 1_000_000,
+    "1e999999999",
+    "10^{10^{10}}",
+    "\x00" * 1000,
+    "7\x00\x00",
+    "\u202e\u202d" * 300,
+    "\u200b" * 2000,
+    "ﷺ" * 600,
+    "½" * 600,
+    "\ud800",
+    "a'" * 300,
+    "= " * 300,
+    "1,111" * 120,
+    "$" * 600,
+    "\\" * 600,
+    "\n" * 600,
+    '{"answer": 1}\n{"answer": 2}',
+    "__import__('os').abort()",
+    "().__class__.__bases__[0].__subclasses__()",
+    "lambda: 0",
+    "exec('x')",
+    r"\input{/etc/passwd}",
+    r"\write18{true}",
+    r"\def\a{\a\a}\a",
+]
+
+
+def test_hostile_text_is_read_by_nobody_and_harms_nobody(verifier):
+    before = verifier.same(["x+1"], ["1+x"])
+    assert verifier.same(HOSTILE, ["72"] * len(HOSTILE)) == [False] * len(HOSTILE)
+    assert verifier.same(["72"] * len(HOSTILE), HOSTILE) == [False] * len(HOSTILE)
+    assert verifier.same([*HOSTILE, "72"], [*HOSTILE, "72"])[-1]
+    assert before == verifier.same(["x+1"], ["1+x"]) == [True]
+
+
+def test_answers_are_not_evaluated(verifier, tmp_path):
+    target = tmp_path / "written"
+    attacks = [
+        f"__import__('pathlib').Path('{target}').touch()",
+        f"open('{target}','w')",
+        f"x+open('{target}','w')",
+        f'f\'{{open("{target}","w")}}\'',
+    ]
+    pool = WorkerPool(timeout=5, num_workers=1)
+    pool.ask([{"answer": attack, "gold": "1"} for attack in attacks])  # behind every screen
+    pool.close()
+    verifier.same(attacks, ["1"] * len(attacks))
+    assert not target.exists()
+
+
+def test_a_question_that_computes_for_ever_is_cut_and_the_next_one_answered():
+    pool = WorkerPool(timeout=0.5, num_workers=1)
+    replies = pool.ask([{"answer": "9999999^{9999999}"}, {"answer": "x+1"}])
+    pool.close()
+    assert replies == [None, {"value": "x + 1"}]
+
+
+def test_the_parent_kills_a_worker_that_only_waits(tmp_path, monkeypatch):
+    """The deadline on the clock, for a worker that uses no processor time."""
+    sleeper = tmp_path / "sleeper.py"
+    sleeper.write_text("import time\nprint('{}', flush=True)\ntime.sleep(10**6)\n")
+    monkeypatch.setattr(verify_pool, "WORKER", sleeper)
+    worker = Worker(timeout=0.05)
+    assert worker.alive
+    assert worker.send({"answer": "1"})
+    assert worker.receive() is None
+    assert not worker.alive
+
+
+def test_a_worker_that_cannot_start_is_one_sentence(tmp_path, monkeypatch):
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit(1)\n")
+    monkeypatch.setattr(verify_pool, "WORKER", broken)
+    with pytest.raises(ValueError, match="does not start"):
+        Verifier().same(["x"], ["y"])
+
+
+def test_a_question_is_put_to_a_new_worker_if_the_old_one_died():
+    pool = WorkerPool(timeout=5, num_workers=1)
+    assert pool.ask([{"answer": "x+1"}]) == [{"value": "x + 1"}]
+    (process,) = pool._processes
+    process.kill()
+    process.wait()
+    assert pool.ask([{"answer": "x+1"}]) == [{"value": "x + 1"}]
+    assert process not in pool._processes
+    pool.close()
+
+
+def test_memory_is_limited():
+    """2 GiB of text in one string: the worker answers that it cannot, and lives."""
+    code = (
+        "import mesotron.rlvr.verify_worker as worker\n"
+        "worker.limit_resources()\n"
+        "worker.canonical = lambda answer: 'x' * 3 * 2**30\n"
+        "print(worker.answer_request({'answer': '1'}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "{'value': None, 'error': 'MemoryError'}\n", done.stderr
+
+
+def test_workers_end_with_the_verifier():
+    verifier = Verifier(num_workers=1)
+    assert verifier.same(["x+1"], ["1+x"]) == [True]
+    (process,) = verifier._pool._processes
+    assert process.poll() is None
+    del verifier
+    assert process.poll() is not None
+
+
+def test_each_distinct_question_is_asked_once(monkeypatch):
+    asked = []
+
+    def reply(self, requests):
+        asked.extend(requests)
+        return [None for _ in requests]
+
+    monkeypatch.setattr(WorkerPool, "ask", reply)
+    verifier = Verifier()
+    assert verifier.same(["x", "x", "x"], ["y", "y", "y"]) == [False] * 3
+    assert verifier.same(["x"], ["y"]) == [False]
+    assert asked == [{"answer": "x"}, {"answer": "y"}]
+
+
+def test_threads_share_one_verifier(verifier):
+    found: dict[int, list[bool]] = {}
+
+    def work(i):
+        found[i] = verifier.same([f"x+{i}", f"x+{i}"], [f"{i}+x", f"{i + 1}+x"])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: [True, False] for i in range(2, 6)}
+
+
+def _in_child(verifier, connection):
+    connection.send((verifier.same(["y+1"], ["1+y"]), os.getpid()))
+    connection.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_daemonic_process_has_workers_of_its_own(verifier, method):
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"this system has no {method}")
+    verifier.same(["x+1"], ["1+x"])  # the parent has workers before it forks
+    context = multiprocessing.get_context(method)
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_in_child, args=(verifier, sender), daemon=True)
+    child.start()
+    assert receiver.poll(120)
+    verdict, pid = receiver.recv()
+    child.join()
+    assert verdict == [True]
+    assert pid != os.getpid()
+    assert verifier.same(["z+1"], ["1+z"]) == [True]
+
+
+def test_a_verifier_travels_as_its_settings():
+    copy = pickle.loads(pickle.dumps(Verifier(timeout=3, num_workers=2)))
+    assert (copy.timeout, copy.num_workers) == (3, 2)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="timeout=0"):
+        Verifier(timeout=0)
+    with pytest.raises(ValueError, match="2 answers and 1 golds"):
+        Verifier().same(["1", "2"], ["1"])
+
+
+def test_without_math_verify_only_mathematics_is_refused(monkeypatch):
+    monkeypatch.setattr(verify_pool.importlib.util, "find_spec", lambda name: None)
+    assert Verifier().same(["7"], ["7"]) == [True]
+    with pytest.raises(ValueError, match="mesotron\\[rlvr\\]"):
+        Verifier().same(["x+1"], ["1+x"])
