@@ -1,0 +1,179 @@
+"""The losses inside TRL's trainer: GMPO put in place of TRL's policy term, and what a loss saw.
+
+TRL's `_compute_loss` is called for everything else (KL term, entropy bonus, router loss, metrics),
+with advantages of zero where the policy term is ours, so that none of it is written twice.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from mesotron.rlvr.measure import measure_policy, trajectory_figures
+from mesotron.rlvr.objectives.anchor import Anchor
+from mesotron.rlvr.objectives.gmpo import LossInputs, LossOutputs, gmpo_loss
+from mesotron.rlvr.resume import ExactResume
+
+
+class PolicyLoss(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """First layer over TRL's trainer: `geometric` swaps the policy term for GMPO's."""
+
+    geometric: bool = False
+    _seen: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def policy(self) -> nn.Module:
+        """The model that trains, as TRL holds it."""
+        assert self.model is not None
+        return self.model
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, which also takes an `Anchor` for a model and remembers what the loss asked for."""
+        if isinstance(model, Anchor):
+            with model.in_place_of(self.policy):
+                return super()._get_per_token_logps_and_entropies(self.policy, *args, **kwargs)
+        found = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        if found[1] is not None:
+            self._seen = found[0], found[1]
+        return found
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        loss = self._geometric_loss(model, inputs) if self.geometric else None
+        if loss is None:
+            loss = super()._compute_loss(model, inputs)
+        self._measure_loss(inputs)
+        self._seen = None  # it holds the graph
+        return loss
+
+    def _geometric_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        idle = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
+        if not self.args.use_bias_correction_kl:  # else the KL term needs the ratio
+            idle.pop("old_per_token_logps", None)
+        rest = super()._compute_loss(model, idle)
+        assert self._seen is not None
+        logprobs, entropies = self._seen
+        outputs = gmpo_loss(self._loss_inputs(inputs, logprobs, entropies))
+        self._measure_clipping(inputs, outputs)
+        steps = self.current_gradient_accumulation_steps if self.policy.training else 1
+        return rest + outputs.loss / steps
+
+    def _loss_inputs(
+        self, inputs: dict[str, Any], logprobs: Tensor, entropies: Tensor
+    ) -> LossInputs:
+        mask = loss_mask(inputs)
+        old = inputs.get("old_per_token_logps")
+        old = logprobs.detach() if old is None else old
+        token_mask = weight = None
+        if self.top_entropy_quantile < 1:
+            share = 1 - self.top_entropy_quantile
+            token_mask = self.get_high_entropy_mask(entropies, mask, share)
+        if self.off_policy_mask_threshold is not None:
+            weight = self.get_off_policy_mask(
+                advantages=inputs["advantages"][:, None],
+                per_token_logps=logprobs,
+                sampling_per_token_logps=inputs.get("sampling_per_token_logps", old),
+                mask=mask,
+                off_policy_threshold=self.off_policy_mask_threshold,
+            ).squeeze(1)
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            correction, alive = rollout_weight(inputs["importance_sampling_ratio"], mask)
+            weight = correction if weight is None else weight * correction
+            token_mask = alive if token_mask is None else token_mask & alive
+        return LossInputs(
+            logprobs=logprobs,
+            old_logprobs=old,
+            advantages=inputs["advantages"],
+            mask=mask,
+            epsilon=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            delta=self.args.delta,
+            token_mask=token_mask,
+            sequence_weight=weight,
+        )
+
+    def _measure_clipping(self, inputs: dict[str, Any], outputs: LossOutputs) -> None:
+        """Put GMPO's shares where TRL has just written those of its idle policy term."""
+        mask = loss_mask(inputs).float()
+        low, high = outputs.low_clipped * mask, outputs.high_clipped * mask
+        sums = torch.stack([low.sum(), high.sum(), mask.sum()])
+        sums = self._add_up(sums)
+        low_mean, high_mean = (sums[:2] / sums[2].clamp(min=1)).tolist()
+        tokens = mask.sum(dim=1).clamp(min=1)
+        each = torch.stack([low.sum(dim=1) / tokens, high.sum(dim=1) / tokens], dim=1)
+        each = self._gather(each)
+        metrics = self._metrics[self._mode()]
+        metrics["clip_ratio/low_mean"][-1] = low_mean
+        metrics["clip_ratio/high_mean"][-1] = high_mean
+        metrics["clip_ratio/region_mean"][-1] = low_mean + high_mean
+        metrics["clip_ratio/low_min"][-1] = each[:, 0].min().item()
+        metrics["clip_ratio/high_max"][-1] = each[:, 1].max().item()
+        if self._entropy_bonus_enabled:
+            loss = self._gather(outputs.loss.detach()).mean()
+            metrics["policy_loss"][-1] += loss.item()
+
+    def _measure_loss(self, inputs: dict[str, Any]) -> None:
+        assert self._seen is not None
+        logprobs, entropies = (x.detach() for x in self._seen)
+        old = inputs.get("old_per_token_logps")
+        ratio = None if old is None else logprobs - old
+        figures = trajectory_figures(entropies, ratio, loss_mask(inputs))
+        self._note(measure_policy(self._gather(figures)))
+
+    def _gather(self, x: Tensor) -> Tensor:
+        """Every process's rows one after the other; each must have as many."""
+        found = self.accelerator.gather(x)
+        assert isinstance(found, Tensor)
+        return found
+
+    def _add_up(self, x: Tensor) -> Tensor:
+        """The sum over processes."""
+        found = self.accelerator.reduce(x, reduction="sum")
+        assert isinstance(found, Tensor)
+        return found
+
+    def _group_size(self) -> int:
+        """G: completions of each prompt, as TRL counts them."""
+        found = self.num_generations if self.policy.training else self.num_generations_eval
+        assert found is not None
+        return found
+
+    def _mode(self) -> str:
+        return "train" if self.policy.training else "eval"
+
+    def _note(self, metrics: dict[str, float]) -> None:
+        """Add metrics to those that TRL averages at its next log."""
+        for name, value in metrics.items():
+            self._metrics[self._mode()][name].append(value)
+
+
+def loss_mask(inputs: dict[str, Any]) -> Tensor:
+    """[B, T], 1 on tokens that the policy wrote and that train."""
+    mask = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+
+def rollout_weight(ratio: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """TRL's correction for a rollout engine as one factor for each sequence.
+
+    A ratio for each token becomes their geometric mean, as GMPO weighs its own; tokens that TRL
+    masked (ratio 0) are left out of it and give no gradient.
+
+    Args:
+        ratio: [B, 1] or [B, T].
+        mask: [B, T].
+
+    Returns:
+        Factors [B], and the tokens [B, T] that stay.
+
+    Example:
+        >>> weight, alive = rollout_weight(torch.tensor([[4.0, 1.0, 0.0]]), torch.ones(1, 3))
+        >>> weight, alive
+        (tensor([2.]), tensor([[ True,  True, False]]))
+    """
+    if ratio.shape[1] == 1 and mask.shape[1] != 1:
+        return ratio.squeeze(1), torch.ones_like(mask, dtype=torch.bool)
+    alive = ratio > 0
+    counted = alive & (mask != 0)
+    logs = torch.where(counted, ratio, 1.0).log()
+    return (logs.sum(dim=1) / counted.sum(dim=1).clamp(min=1)).exp(), alive

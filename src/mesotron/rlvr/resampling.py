@@ -1,0 +1,103 @@
+"""Dynamic sampling inside TRL's trainer (DAPO, arXiv 2503.14476): drop or replace silent groups.
+
+A silent group is one whose rewards are all alike. `mesotron.rlvr.objectives.dynamic` has the rules;
+here further rounds are sampled and batches are put together.
+"""
+
+import time
+from typing import Any
+
+from mesotron.rlvr.measure import measure_rollout
+from mesotron.rlvr.objectives.dynamic import (
+    PromptStream,
+    Source,
+    fill_places,
+    merge_rows,
+    missing_places,
+    zero_signal,
+)
+from mesotron.rlvr.policy_loss import loss_mask
+from mesotron.rlvr.scoring import Scoring
+
+
+class Resampling(Scoring):
+    """Fourth layer: a rollout is one round of sampling, or several."""
+
+    stream: PromptStream
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.policy.training:
+            return self._score_round(inputs)
+        started = time.perf_counter()
+        self._move_anchor()
+        batch = self._score_round(inputs)
+        if self.objective.dynamic_sampling == "resample":
+            batch, silent = self._resample(batch)
+            batch = self._drop(batch, silent)
+        elif self.objective.dynamic_sampling == "drop":
+            silent = [not signal for signal in self._signals()]
+            self._note({"dynamic/filled": 1 - sum(silent) / len(silent)})
+            batch = self._drop(batch, silent)
+        self._note({"time/rollout": time.perf_counter() - started})
+        return batch
+
+    def _score_round(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Sample and score one batch, and measure it."""
+        batch = super()._generate_and_score_completions(inputs)
+        found = measure_rollout(self.scored)
+        self._note(found)
+        if (
+            self.scale_rewards == "batch"
+            or self.multi_objective_aggregation != "sum_then_normalize"
+        ):
+            # TRL computed it from the spread of the batch, which says nothing about groups.
+            self._metrics[self._mode()]["frac_reward_zero_std"][-1] = found["groups/zero_signal"]
+        return batch
+
+    def _resample(self, first: dict[str, Any]) -> tuple[dict[str, Any], list[bool]]:
+        """Sample further prompts until every place has a group with a signal, or the cap.
+
+        Returns:
+            The batch, and which of its groups are silent nevertheless.
+        """
+        G, W = self._group_size(), self.accelerator.num_processes
+        own = len(first["completion_ids"])
+        blocks = W if own % G == 0 else own * W // G
+        batches, signals = [first], [self._signals()]
+        chosen = fill_places(signals, blocks)
+        while missing_places(chosen, blocks) and len(batches) < self.objective.dynamic_max_rounds:
+            prompts = self.stream.take(missing_places(chosen, blocks) * blocks)
+            rows = [row for row in prompts for _ in range(G)]
+            share = len(rows) // W
+            mine = rows[self.accelerator.process_index * share :][:share]
+            batches.append(self._score_round([self.train_dataset[row] for row in mine]))  # pyright: ignore
+            signals.append(self._signals())
+            chosen = fill_places(signals, blocks)
+        silent = [source is None for source in chosen]
+        filled = 1 - sum(silent) / len(silent)
+        self._note({"dynamic/rounds": float(len(batches)), "dynamic/filled": filled})
+        rows = self._rows(chosen, [len(batch["completion_ids"]) for batch in batches])
+        return merge_rows(batches, rows), silent
+
+    def _signals(self) -> list[bool]:
+        """Which groups of the round just scored have a signal."""
+        return (~zero_signal(self.scored.rewards, self.scored.tolerance)).tolist()
+
+    def _rows(self, chosen: list[Source | None], sizes: list[int]) -> list[tuple[int, int]]:
+        """For each of this process's rows the round and the row that it comes from."""
+        G, rank = self._group_size(), self.accelerator.process_index
+        rows = []
+        for row in range(rank * sizes[0], (rank + 1) * sizes[0]):
+            place, offset = divmod(row, G)
+            number, source = chosen[place] or Source(0, place)
+            rows.append((number, source * G + offset - rank * sizes[number]))
+        return rows
+
+    def _drop(self, batch: dict[str, Any], silent: list[bool]) -> dict[str, Any]:
+        """Take groups out of the loss: no policy term, no KL term, no entropy, no tokens."""
+        G, mask = self._group_size(), batch["completion_mask"]
+        start = self.accelerator.process_index * len(mask)
+        kept = [not silent[row // G] for row in range(start, start + len(mask))]
+        batch = {**batch, "completion_mask": mask * mask.new_tensor(kept)[:, None]}
+        tokens = loss_mask(batch).sum()
+        return {**batch, "num_items_in_batch": self._gather(tokens).sum()}

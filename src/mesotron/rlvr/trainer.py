@@ -1,0 +1,202 @@
+"""`GRPOTrainer`: TRL's, with routed optimizers, the objectives of this room, and what they measure.
+
+With `optim`, `objective` and `judge` left out it is TRL's trainer to the last bit. This is the seam
+to TRL: `OVERRIDDEN` names each method of TRL's that is replaced anywhere in this room's mixins,
+with the signature it had in the version they were checked against.
+"""
+
+import copy
+import time
+from dataclasses import MISSING, fields
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from trl.trainer.grpo_config import GRPOConfig
+
+from mesotron.config.training import ObjectiveConfig, OptimConfig
+from mesotron.optim import RoutedOptimizer
+from mesotron.rlvr.anchored import reference_in_memory
+from mesotron.rlvr.facts import Judge
+from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.objectives.anchor import Anchor
+from mesotron.rlvr.objectives.dynamic import PromptStream
+from mesotron.rlvr.objectives.options import loss_arguments, resolve
+from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_auxiliary
+from mesotron.rlvr.resampling import Resampling
+from mesotron.rlvr.scoring import vote
+from mesotron.rlvr.verify import Verifier
+
+CHECKED_AGAINST = "1.16"
+# Method -> its parameters in that version of TRL (and Transformers 5.22).
+OVERRIDDEN = {
+    "_calculate_rewards": "self, inputs, prompts, completions, completion_ids_list",
+    "_clip_grad_norm": "self, model",
+    "_compute_loss": "self, model, inputs",
+    "_generate": "self, prompts",
+    "_generate_and_score_completions": "self, inputs",
+    "_generate_single_turn": (
+        "self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images"
+    ),
+    "_get_per_token_logps_and_entropies": (
+        "self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, "
+        "compute_aux_loss, pixel_values, image_grid_thw, num_images, pixel_attention_mask, "
+        "spatial_shapes, num_tiles, image_sizes, token_type_ids, mm_token_type_ids, "
+        "image_position_ids"
+    ),
+    "create_optimizer": "self, model",
+    "log": "self, logs, start_time",
+}
+
+
+class GRPOTrainer(Resampling):
+    """TRL's `GRPOTrainer` with an optimizer and an objective by name.
+
+    Args:
+        model: as TRL takes it: a name or a Transformers model.
+        reward_funcs: as TRL takes them. With a `judge` they also get `facts`, `truncated` and `row`
+            for each completion. Self-labelled objectives log them and do not train on them.
+        args: a `trl.GRPOConfig`; its `num_generations` are the completions that train.
+        train_dataset: has a column `prompt`; `gold` is read by the judge.
+        optim: muon, pion, muon_sgd, adamw, or an `OptimConfig`; None is what `args` says. A name
+            alone takes `args.learning_rate`.
+        objective: a name or an `ObjectiveConfig`; None is what `args` says.
+        judge: turns completions into facts; self-labelled objectives without one read \\boxed{}.
+        **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
+
+    Example:
+        trainer = GRPOTrainer(model, rewards, args, data, optim="pion", objective="mgrpo")
+        trainer.train()
+
+    References:
+        Shao et al., DeepSeekMath, 2024, arXiv 2402.03300.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Any = None,
+        *,
+        optim: str | OptimConfig | None = None,
+        objective: str | ObjectiveConfig | None = None,
+        judge: Judge | None = None,
+        **rest: Any,
+    ) -> None:
+        args = copy.copy(args) if args is not None else GRPOConfig("mesotron-grpo")
+        self.objective = resolve_for(args, objective)
+        self.optim = resolve_optim(args, optim, rest.get("optimizers"))
+        self.judge = judge
+        funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+        funcs = [func for func in funcs if func is not None]
+        if objective is not None:
+            set_loss(args, self.objective)
+        if self.self_labelled:
+            self.judge = judge or Judge(FORMATS["boxed"], Verifier())
+            args.reward_weights = [1.0, *(0.0 for _ in funcs)]
+            funcs = [vote, *funcs]
+        beta, own = args.beta, reference_in_memory(model, args, rest.get("peft_config"))
+        args.beta = 0.0 if own or self.objective.name == "corewarding" else beta
+        super().__init__(model, funcs, args, train_dataset, **rest)
+        args.beta = self.beta = beta
+        if own:
+            self.ref_model: Any = Anchor(dtype=None).start(self.policy)
+        self.geometric = "gmpo" in (
+            self.objective.name,
+            self.objective.loss if self.self_labelled else "",
+        )
+        self._start_anchor()
+        if self.objective.dynamic_sampling == "resample":
+            self.stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
+            self.stateful["prompts"] = self.stream
+        self.add_callback(StepEnd(self))
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Build the optimizer, now that the model is wrapped; refuse one that misses a weight."""
+        wrapped = self.policy if model is None else model
+        if self.optimizer is None and self.optim is not None:
+            self.optimizer = build_optimizer(wrapped, self.optim)
+        optimizer = super().create_optimizer(model)
+        check_all_train(wrapped, optimizer)
+        return optimizer
+
+    def _routed(self) -> RoutedOptimizer | None:
+        found = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate wraps it
+        return found if isinstance(found, RoutedOptimizer) else None
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        optimizer = self._routed()
+        if optimizer is None or self.is_deepspeed_enabled:
+            return super()._clip_grad_norm(model)
+        self.accelerator.unscale_gradients()
+        norms = clip_auxiliary(optimizer, self.args.max_grad_norm)
+        self._note({"grad_norm/auxiliary": norms.auxiliary.item()})
+        return norms.total
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        optimizer = self._routed()
+        if optimizer is not None and "loss" in logs:
+            self._note({f"optim/{name}": x for name, x in optimizer.stats().items()})
+        super().log(logs, start_time)
+
+
+class StepEnd(TrainerCallback):
+    """Times a step and its optimizer, and moves an anchor that follows every optimizer step."""
+
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self.trainer = trainer
+        self.began = self.paused = self.optimizer = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.began = time.perf_counter()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.paused = time.perf_counter()
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.optimizer = time.perf_counter() - self.paused
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        trainer = self.trainer
+        if trainer.anchor is not None and trainer.objective.momentum_update == "optimizer_step":
+            trainer._update_anchor()
+        spent = time.perf_counter() - self.began
+        trainer._note({"time/step": spent, "time/optimizer": self.optimizer})
+
+
+def resolve_for(args: GRPOConfig, objective: str | ObjectiveConfig | None) -> ObjectiveConfig:
+    """The objective for arguments whose `num_generations` are the completions that train."""
+    if objective is None:
+        return ObjectiveConfig()
+    given = ObjectiveConfig(name=objective) if isinstance(objective, str) else objective  # pyright: ignore
+    M = args.num_generations or 0
+    apart = given.name == "mgrpo" and not given.loss_on_momentum
+    N = given.momentum_generations
+    # N is a quarter of M + N, so a third of M.
+    return resolve(given, M + (max(1, M // 3) if N is None else N) if apart else M)
+
+
+def resolve_optim(
+    args: GRPOConfig, optim: str | OptimConfig | None, optimizers: Any
+) -> OptimConfig | None:
+    """The optimizer's config; a name alone takes the rates of the arguments."""
+    if optim is not None and optimizers is not None and optimizers[0] is not None:
+        raise ValueError("optim= and optimizers= both give an optimizer: leave one of them out")
+    if isinstance(optim, str):
+        rate, decay = args.learning_rate, args.weight_decay
+        return OptimConfig(name=optim, lr=rate, weight_decay=decay)  # pyright: ignore
+    return optim
+
+
+def set_loss(args: GRPOConfig, objective: ObjectiveConfig) -> None:
+    """Write the objective into TRL's arguments; one that says something else is refused."""
+    defaults = {f.name: None if f.default is MISSING else f.default for f in fields(GRPOConfig)}
+    for key, value in loss_arguments(objective).items():
+        given = getattr(args, key)
+        if given not in (value, defaults[key]):
+            raise ValueError(
+                f"args.{key} = {given!r}, but objective {objective.name!r} has {value!r}: leave "
+                "it out of args, or give it in ObjectiveConfig"
+            )
+        setattr(args, key, value)
