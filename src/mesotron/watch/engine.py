@@ -1,0 +1,242 @@
+"""The engine: rows of metrics in, events out, one row at a time.
+
+It keeps a track for each metric and a count of rows for each detector, and decides nothing by
+itself: every rule is in `detectors`. Its memory is JSON, so that it survives a checkpoint. It acts
+on nothing; a guard does.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mesotron.config import WatchSettings
+from mesotron.watch.detectors import DETECTORS, Case, Detector
+from mesotron.watch.events import Event, Evidence, Severity
+from mesotron.watch.metrics import METRICS, STEP_NAMES, canonical
+from mesotron.watch.signs import Sign
+from mesotron.watch.tracks import Look, Track, is_finite
+
+SCALES = (0, 1)
+# A warning is over when nothing showed it for this many times its patience.
+CLEAR = 4
+
+
+class Engine:
+    """Watches one run.
+
+    Args:
+        settings: warm-up, window, patience and noise.
+        detectors: what to look for.
+
+    Example:
+        >>> engine = Engine()
+        >>> rewards = [0.7] * 20 + [0.1] * 20
+        >>> events = [event for r in rewards for event in engine.update({"reward": r})]
+        >>> events[-1].severity, events[-1].detector
+        ('stop', 'reward_collapse')
+    """
+
+    def __init__(
+        self,
+        settings: WatchSettings | None = None,
+        detectors: Sequence[Detector] = DETECTORS,
+    ) -> None:
+        self.settings = check(settings or WatchSettings())
+        self.detectors = tuple(detectors)
+        self.tracks: dict[str, Track] = {}
+        self.counts = {detector.name: Counts(len(detector.cases)) for detector in detectors}
+        self.step = -1
+
+    def update(self, row: Mapping[str, Any]) -> list[Event]:
+        """Take in one row and tell what is new.
+
+        Args:
+            row: numbers by whatever name they were logged; what is not a number is passed over.
+                Its step is under "step"; without one, rows are counted.
+
+        Returns:
+            The events of this row, seldom any.
+        """
+        numbers = {key: float(value) for key, value in row.items() if is_number(value)}
+        self.step = next((int(numbers[n]) for n in STEP_NAMES
+                          if n in numbers and is_finite(numbers[n])), self.step + 1)  # fmt: skip
+        found = self._derive(canonical(numbers))
+        for name, value in found.items():
+            if is_finite(value):
+                self._track(name).add(value)
+        return [event for d in self.detectors for event in self._judge(d, found.keys())]
+
+    def blind(self) -> dict[str, tuple[str, ...]]:
+        """Detectors that cannot speak, and the metrics that the nearest of their cases lacks."""
+        out = {}
+        for detector in self.detectors:
+            lacks = [[s.metric for s in case if not s.optional and s.metric not in self.tracks]
+                     for case in detector.cases]  # fmt: skip
+            least = min(lacks, key=len)
+            if least:
+                out[detector.name] = tuple(least)
+        return out
+
+    def active(self) -> dict[str, Severity]:
+        """What was told and is not over: detector -> severity."""
+        return {name: count.told for name, count in self.counts.items() if count.told != "clear"}
+
+    def values(self) -> dict[str, Any]:
+        """The engine's whole memory, for JSON."""
+        return {
+            "step": self.step,
+            "tracks": {name: track.values() for name, track in self.tracks.items()},
+            "counts": {name: count.values() for name, count in self.counts.items()},
+        }
+
+    def load_values(self, values: Mapping[str, Any]) -> None:
+        """Take over what `values` gave; detectors it does not know start afresh."""
+        self.step = values["step"]
+        self.tracks = {}
+        for name, kept in values["tracks"].items():
+            self._track(name).load_values(kept)
+        for name, kept in values["counts"].items():
+            if name in self.counts:
+                self.counts[name].load_values(kept)
+
+    def _derive(self, found: dict[str, float]) -> dict[str, float]:
+        """Add the numbers that follow from others."""
+        broken = sum(not is_finite(value) for value in found.values())
+        out = found | {"nonfinite": float(broken) + found.get("skipped", 0.0)}
+        if "update_rms" in found and found.get("lr", 0.0) > 0:
+            out["update_ratio"] = found["update_rms"] / found["lr"]
+        if "greedy" in found:
+            sampled = found.get("sampled", self._now("correct"))
+            if sampled is not None:
+                out["greedy_gap"] = abs(found["greedy"] - sampled)
+        return out
+
+    def _now(self, name: str) -> float | None:
+        look = self.tracks[name].looks[0] if name in self.tracks else None
+        return look.now if look else None
+
+    def _track(self, name: str) -> Track:
+        if name not in self.tracks:
+            sparse = METRICS[name].sparse
+            size = (1, 1) if sparse else (self.settings.warmup, self.settings.window)
+            self.tracks[name] = Track(*size)
+        return self.tracks[name]
+
+    def _judge(self, detector: Detector, fresh: Collection[str]) -> list[Event]:
+        """Count this row for or against each case of a detector, and tell of a change."""
+        count = self.counts[detector.name]
+        due = [k for k, case in enumerate(detector.cases) if self._is_due(case, fresh)]
+        for k in due:
+            scale = self._scale_of(detector.cases[k])
+            fatal = None if scale is None else self._first_shown(detector.fatal)
+            count.row(k, scale is not None, fatal is not None)
+            signs = (*detector.cases[k], *(fatal or ()))
+            severity = self._news(detector, count, k)
+            if severity and scale is not None:
+                count.told = severity
+                return [self._event(detector, signs, scale)]
+        patience = max(self.settings.patience * detector.patience, 1)
+        if due and count.told == "warn" and count.quiet >= CLEAR * patience:
+            count.told = "clear"
+            return [self._event(detector, (), 0)]
+        return []
+
+    def _news(self, detector: Detector, count: "Counts", k: int) -> Severity | None:
+        """What case k has to tell that was not told yet."""
+        patience = self.settings.patience
+        if count.told != "stop" and 0 < count.fatal[k] >= patience * detector.fatal_patience:
+            return "stop"
+        if count.told == "clear" and 0 < count.shown[k] >= patience * detector.patience:
+            return "warn"
+        return None
+
+    def _is_due(self, case: Case, fresh: Collection[str]) -> bool:
+        """Whether this row says something new on a case: on its rare metrics, where it has any."""
+        rare = [sign.metric for sign in case if METRICS[sign.metric].sparse]
+        return any(name in fresh for name in rare or [sign.metric for sign in case])
+
+    def _first_shown(self, cases: Sequence[Case]) -> Case | None:
+        """The first case that is shown."""
+        return next((case for case in cases if self._scale_of(case) is not None), None)
+
+    def _scale_of(self, case: Case) -> int | None:
+        """The scale at which all signs of a case are shown, if there is one."""
+        return next((k for k in SCALES if all(self._shown(sign, k) for sign in case)), None)
+
+    def _shown(self, sign: Sign, scale: int) -> bool:
+        if sign.metric not in self.tracks:
+            return sign.optional
+        look = self.tracks[sign.metric].looks[scale]
+        # Evaluations are few: so are the chances that noise alone moves one.
+        noise = self.settings.noise * (0.5 if METRICS[sign.metric].sparse else 1.0)
+        return look is not None and sign.shown(look, noise)
+
+    def _event(self, detector: Detector, signs: Case, scale: int) -> Event:
+        seen: dict[str, Evidence] = {}
+        for sign in signs:
+            look = self.tracks[sign.metric].looks[scale] if sign.metric in self.tracks else None
+            if look is not None and sign.metric not in seen:
+                seen[sign.metric] = evidence(sign, look)
+        return Event(
+            step=self.step,
+            detector=detector.name,
+            severity=self.counts[detector.name].told,
+            diagnosis=detector.diagnosis,
+            remedy=detector.remedy,
+            changes=tuple(asdict(change) for change in detector.changes),
+            evidence=tuple(seen.values()),
+        )
+
+
+class Counts:
+    """How many rows in a row have shown each case of a detector, and what was told.
+
+    Args:
+        cases: how many cases it has.
+    """
+
+    def __init__(self, cases: int) -> None:
+        self.shown, self.fatal = [0] * cases, [0] * cases
+        self.quiet = 0
+        self.told: Severity = "clear"
+
+    def row(self, case: int, shown: bool, fatal: bool) -> None:
+        """Count one row for one case."""
+        self.shown[case] = self.shown[case] + 1 if shown else 0
+        self.fatal[case] = self.fatal[case] + 1 if fatal else 0
+        self.quiet = 0 if any(self.shown) else self.quiet + 1
+
+    def values(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"shown": list(self.shown), "fatal": list(self.fatal),
+                "quiet": self.quiet, "told": self.told}  # fmt: skip
+
+    def load_values(self, values: Mapping[str, Any]) -> None:
+        """Take over what `values` gave, if it was of as many cases."""
+        if len(values["shown"]) == len(self.shown):
+            self.shown, self.fatal = list(values["shown"]), list(values["fatal"])
+            self.quiet, self.told = values["quiet"], values["told"]
+
+
+def check(settings: WatchSettings) -> WatchSettings:
+    """Settings that an engine can work with, or a sentence."""
+    for name in ("warmup", "window", "patience"):
+        if getattr(settings, name) < 1:
+            raise ValueError(
+                f"{name} {getattr(settings, name)} is no number of rows: give 1 or more"
+            )
+    if settings.noise < 0:
+        raise ValueError(f"noise {settings.noise} is negative: give 0 or more standard errors")
+    return settings
+
+
+def evidence(sign: Sign, look: Look) -> Evidence:
+    """What a sign saw in a look."""
+    before = None if sign.moved in ("above", "below") else look.reference(sign.since)
+    since = None if before is None else sign.since
+    return Evidence(metric=sign.metric, since=since, before=before, now=look.now)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a row is a number; truth values are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

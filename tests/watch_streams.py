@@ -1,0 +1,130 @@
+"""Synthetic metric streams for the tests of the watch: a healthy run, and one for each failure.
+
+A stream is a list of rows by our own logged names. Noise is that of a small batch: 16 prompts.
+"""
+
+import random
+from collections.abc import Callable
+
+Row = dict[str, float]
+STEPS = 160
+TURN = 80  # where a failing run starts to fail
+
+# Metric -> level at the start, level at the end of a healthy run, noise.
+HEALTHY = {
+    "reward": (0.35, 0.75, 0.06),
+    "groups/zero_signal": (0.25, 0.35, 0.08),
+    "groups/all_right": (0.05, 0.3, 0.05),
+    "groups/all_wrong": (0.2, 0.05, 0.05),
+    "facts/correct": (0.3, 0.7, 0.06),
+    "facts/correct_unformatted": (0.05, 0.02, 0.02),
+    "facts/formatted": (0.8, 0.98, 0.03),
+    "facts/parsed": (0.85, 0.98, 0.03),
+    "facts/truncated": (0.05, 0.02, 0.02),
+    "completions/mean_length": (40.0, 48.0, 2.0),
+    "completions/repetition": (0.08, 0.06, 0.02),
+    "entropy": (0.9, 0.55, 0.05),
+    "answers/top_share": (0.12, 0.12, 0.03),
+    "answers/distinct_in_group": (3.5, 2.5, 0.3),
+    "votes/share": (0.55, 0.7, 0.05),
+    "votes/label_accuracy": (0.6, 0.75, 0.05),
+    "loss": (0.0, 0.0, 0.01),
+    "grad_norm": (0.5, 0.6, 0.1),
+    "kl": (0.001, 0.02, 0.001),
+    "ratio/log_max": (0.3, 0.4, 0.1),
+    "optim/muon/update_rms": (2e-6, 2e-6, 1e-8),
+    "optim/muon/dead_blocks": (0.0, 0.0, 0.0),
+    "optim/skipped": (0.0, 0.0, 0.0),
+    "learning_rate": (1e-5, 1e-5, 0.0),
+    "time/step": (2.0, 2.2, 0.2),
+}
+EVALS = {"eval/greedy": (0.4, 0.75, 0.02), "eval/sampled": (0.35, 0.7, 0.02)}
+
+
+def healthy(seed: int, steps: int = STEPS) -> list[Row]:
+    """Rows of a run in which nothing is wrong; an evaluation every 16 steps."""
+    draw = random.Random(seed)
+    rows = []
+    for step in range(steps):
+        levels = HEALTHY | (EVALS if step % 16 == 0 else {})
+        share = step / steps
+        row = {
+            name: a + (b - a) * share + draw.gauss(0, noise)
+            for name, (a, b, noise) in levels.items()
+        }
+        rows.append({"step": step, **row})
+    return rows
+
+
+def failing(seed: int, ends: dict[str, float], turn: int = TURN, over: int = 25) -> list[Row]:
+    """A healthy run in which, from `turn` on, some metrics go to other levels over some steps."""
+    rows = healthy(seed)
+    for row in rows[turn:]:
+        share = min((row["step"] - turn + 1) / over, 1.0)
+        for name, end in ends.items():
+            if name in row:
+                row[name] += (end - middle(name, row["step"])) * share
+    return rows
+
+
+def middle(name: str, step: float) -> float:
+    a, b, _ = (HEALTHY | EVALS)[name]
+    return a + (b - a) * step / STEPS
+
+
+def constant(rows: list[Row], **values: float) -> list[Row]:
+    """Rows with some metrics pinned from the start."""
+    pinned = {name.replace("__", "/"): value for name, value in values.items()}
+    return [row | {k: v for k, v in pinned.items() if k in row} for row in rows]
+
+
+LOST = {"reward": 0.05, "facts/correct": 0.03}
+
+# Detector -> a stream on which it must speak at stop severity (warn for those that never stop).
+FAILURES: dict[str, Callable[[int], list[Row]]] = {
+    "nonfinite": lambda seed: [
+        row | ({"loss": float("nan")} if row["step"] >= TURN else {}) for row in healthy(seed)
+    ],
+    "update_explosion": lambda seed: failing(seed, {"grad_norm": 30.0, **LOST}, over=5),
+    "parser_drift": lambda seed: failing(
+        seed,
+        {"completions/mean_length": 110.0, "facts/parsed": 0.3, "facts/formatted": 0.3,
+         "facts/correct_unformatted": 0.5, **LOST},
+    ),
+    "structural_collapse": lambda seed: failing(
+        seed, {"facts/formatted": 0.1, "facts/correct_unformatted": 0.6, **LOST}
+    ),
+    "constant_answer": lambda seed: failing(
+        seed, {"answers/top_share": 0.97, "answers/distinct_in_group": 1.0, "votes/share": 1.0,
+               "reward": 0.99}
+    ),
+    "self_reward_hacking": lambda seed: failing(
+        seed, {"eval/greedy": 0.2, "eval/sampled": 0.2, "reward": 0.95, "votes/share": 0.95}
+    ),
+    "repetition": lambda seed: failing(seed, {"completions/repetition": 0.8, **LOST}),
+    "length_explosion": lambda seed: failing(
+        seed, {"completions/mean_length": 200.0, "facts/truncated": 0.9, **LOST}
+    ),
+    "length_collapse": lambda seed: failing(
+        seed, {"completions/mean_length": 6.0, "facts/correct": 0.02}
+    ),
+    "entropy_explosion": lambda seed: failing(seed, {"entropy": 5.0, **LOST}),
+    "entropy_collapse": lambda seed: failing(seed, {"entropy": 0.02, **LOST}),
+    "temperature_trap": lambda seed: failing(seed, {"eval/sampled": 0.1, **LOST}),
+    "dead_optimizer": lambda seed: constant(healthy(seed), optim__muon__update_rms=0.0),
+    "reward_starvation": lambda seed: constant(
+        healthy(seed), reward=0.0, groups__zero_signal=1.0, groups__all_wrong=1.0,
+        groups__all_right=0.0,
+    ),
+    "reward_saturation": lambda seed: failing(
+        seed, {"groups/zero_signal": 0.97, "groups/all_right": 0.95, "reward": 1.05}
+    ),
+    "constant_reward": lambda seed: constant(
+        healthy(seed), reward=1.0, groups__zero_signal=1.0, groups__all_wrong=0.4,
+        groups__all_right=0.3,
+    ),
+    "lying_loss": lambda seed: failing(seed, LOST),
+    "reward_collapse": lambda seed: failing(seed, LOST),
+    "stalled_throughput": lambda seed: failing(seed, {"time/step": 20.0}, over=3),
+}  # fmt: skip
+ONLY_WARN = {"reward_saturation", "lying_loss", "stalled_throughput"}
