@@ -4,9 +4,15 @@ The flags are flat and carry the names that Snake trainers in JAX have had, so t
 and sweeps run unchanged.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+COUNTS = (
+    "num_envs", "num_steps", "total_timesteps", "update_epochs", "num_minibatches", "num_layers",
+    "num_heads", "num_seeds", "num_shards", "chunk", "eval_episodes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +201,6 @@ class SnakeConfig:
     @property
     def rule(self) -> str:
         """The optimizer that the two flags name."""
-        if self.use_muon and self.optim not in (None, "muon"):
-            raise ValueError(
-                f"--use-muon and --optim {self.optim} name two optimizers: leave one out"
-            )
         return self.optim or ("muon" if self.use_muon else "adam")
 
     @property
@@ -212,6 +214,11 @@ class SnakeConfig:
         return self.batch_size // self.num_minibatches
 
     @property
+    def num_groups(self) -> int:
+        """Groups of games shuffled apart: one for each device, where devices share a run."""
+        return self.num_shards if self.num_seeds == 1 and not self.sweep else 1
+
+    @property
     def num_updates(self) -> int:
         """Rollouts of a run."""
         return -(-self.total_timesteps // self.batch_size)
@@ -222,50 +229,51 @@ class SnakeConfig:
         return self.num_updates * self.update_epochs * self.num_minibatches
 
     def check(self) -> None:
-        """Refuse what would be silently wrong, each with a sentence."""
-        for name in ("num_envs", "num_steps", "total_timesteps", "update_epochs", "chunk",
-                     "num_minibatches", "num_seeds", "num_shards", "num_layers"):  # fmt: skip
+        """Refuse what would be silently wrong, with a sentence on the first fault."""
+        for fault in (*self._faults_of_size(), *self._faults_of_choice()):
+            raise ValueError(fault)
+
+    def _faults_of_size(self) -> Iterator[str]:
+        for name in COUNTS:
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+                yield f"{name}={getattr(self, name)} must be at least 1"
         if min(self.width, self.height) < 2:
-            raise ValueError(f"a board of {self.width}x{self.height} has no room: take 2x2 or more")
+            yield f"a board of {self.width}x{self.height} has no room: take 2x2 or more"
         if self.num_steps > self.time_limit:
-            raise ValueError(
+            yield (
                 f"num_steps={self.num_steps} is longer than a game of {self.time_limit} steps: "
                 "lower --num-steps or raise --max-steps"
             )
-        # Each shard shuffles its own games, so that no game leaves its device.
-        groups = self.num_shards if self.num_seeds == 1 else 1
-        if self.num_envs % groups or (self.batch_size // groups) % self.num_minibatches:
-            raise ValueError(
+        groups = self.num_groups
+        if self.num_envs % groups or self.batch_size // groups % max(self.num_minibatches, 1):
+            yield (
                 f"{self.num_envs} games of {self.num_steps} steps on {groups} shards do not "
                 f"divide into {self.num_minibatches} minibatches: change one of the four"
             )
-        if self.d_model % (4 * self.num_heads):
-            raise ValueError(
-                f"d_model={self.d_model} must be a multiple of 4 * num_heads = {4 * self.num_heads}"
-            )
+        if self.d_model % (4 * max(self.num_heads, 1)):
+            yield f"d_model={self.d_model} must be a multiple of 4 * num_heads ({self.num_heads})"
+
+    def _faults_of_choice(self) -> Iterator[str]:
         if self.death_penalty > 0 or self.step_penalty > 0:
-            raise ValueError(
+            yield (
                 f"death_penalty={self.death_penalty} and step_penalty={self.step_penalty} are "
                 "added to the reward: give negative numbers or zero"
             )
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must lie in [0, 1)")
+            yield f"dropout={self.dropout} must lie in [0, 1)"
         if self.kl_coef and self.pretrained_model is None:
-            raise ValueError(f"kl_coef={self.kl_coef} needs a --pretrained-model to stay close to")
-        if self.pion_cutoff != "noise":
-            self.cutoff
-        self.rule
+            yield f"kl_coef={self.kl_coef} needs a --pretrained-model to stay close to"
+        if self.use_muon and self.optim not in (None, "muon"):
+            yield f"--use-muon and --optim {self.optim} name two optimizers: leave one out"
+        if self.cutoff is None:
+            yield f"pion_cutoff={self.pion_cutoff!r} must be noise or a number such as 0.3"
 
     @property
-    def cutoff(self) -> float | Literal["noise"]:
-        """Pion's strength as the filter takes it."""
+    def cutoff(self) -> float | Literal["noise"] | None:
+        """Pion's strength as the filter takes it; None if it is neither."""
         if self.pion_cutoff == "noise":
             return "noise"
         try:
             return float(self.pion_cutoff)
         except ValueError:
-            raise ValueError(
-                f"pion_cutoff={self.pion_cutoff!r} must be noise or a number such as 0.3"
-            ) from None
+            return None

@@ -89,10 +89,10 @@ class SnakeEnv:
 
     def __init__(self, config: SnakeConfig) -> None:
         self.config = config
-        # Jumanji calls its time limit a termination; with one step more than ours it never meets it.
+        # Jumanji calls its limit a termination; one step longer than ours, it is never met.
         limit = config.time_limit + 1
         with jax.ensure_compile_time_eval():  # its specs check arrays, also inside a trace
-            self.game = Snake(config.height, config.width, time_limit=limit)
+            self.game: Any = Snake(config.height, config.width, time_limit=limit)
 
     def reset(self, key: Array) -> tuple[EnvState, Observation]:
         """A new game."""
@@ -115,12 +115,10 @@ class SnakeEnv:
         fresh, first = self.reset(state.key)
         ended = terminated | truncated
         kept, observation = select(ended, (fresh, first), (played, final))
-        step = Step(
-            observation, final, reward, terminated, truncated, played.fruit, played.length
-        )
+        step = Step(observation, final, reward, terminated, truncated, played.fruit, played.length)
         return kept, step
 
-    def _observe(self, game: GameState, grid: Array) -> Observation:
+    def _observe(self, game: Any, grid: Array) -> Observation:
         """Jumanji's planes and one more: after how many steps the body leaves a cell."""
         timed = game.body_state[..., None] / self.config.num_cells
         cells = jnp.concatenate([grid, timed], axis=-1, dtype=jnp.float32)
@@ -131,6 +129,8 @@ def select(condition: Array, yes: Any, no: Any) -> Any:
     """`jnp.where` over trees; the condition has the leading axes of the leaves."""
 
     def pick(a: Array, b: Array) -> Array:
-        return jnp.where(condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim)), a, b)
+        return jnp.where(
+            condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim)), a, b
+        )
 
     return jax.tree.map(pick, yes, no)

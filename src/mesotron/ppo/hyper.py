@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
@@ -87,7 +86,7 @@ def _read_axis(item: str) -> tuple[str, list[float]]:
     return name, numbers
 
 
-def anneal(rate: float | Array, config: SnakeConfig) -> Callable[[Array], Array]:
+def anneal(rate: float | Array, config: SnakeConfig) -> Callable[[Any], Array]:
     """The learning rate at each gradient step: constant, or down to zero at the run's last one.
 
     Example:
@@ -96,7 +95,7 @@ def anneal(rate: float | Array, config: SnakeConfig) -> Callable[[Array], Array]
         [1.0, 0.5, 0.016, 0.0]
     """
 
-    def at(count: Array) -> Array:
+    def at(count: Any) -> Array:
         if not config.anneal_lr:
             return jnp.asarray(rate, jnp.float32)
         left = 1 - count / config.num_gradient_steps
@@ -109,6 +108,7 @@ def make_optimizer(config: SnakeConfig, hyper: Hyper) -> optax.GradientTransform
     """Clip by the global norm, then Adam for all, or Muon or Pion for the hidden matrices.
 
     Example:
+        >>> import jax
         >>> from mesotron.ppo.policy import init_policy
         >>> config = SnakeConfig(optim="pion")
         >>> tx = make_optimizer(config, make_hyper(config))

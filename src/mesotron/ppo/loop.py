@@ -76,9 +76,7 @@ def init_state(key: Array, config: SnakeConfig, hyper: Hyper | None = None) -> T
     key, policy_key, env_key = jax.random.split(key, 3)
     params = init_policy(policy_key, config)
     tx = make_optimizer(config, make_hyper(config) if hyper is None else hyper)
-    env, observation = jax.vmap(SnakeEnv(config).reset)(
-        jax.random.split(env_key, config.num_envs)
-    )
+    env, observation = jax.vmap(SnakeEnv(config).reset)(jax.random.split(env_key, config.num_envs))
     return TrainState(params, tx.init(params), env, observation, key, jnp.zeros((), jnp.int32))
 
 
@@ -210,9 +208,9 @@ def play(
     keys = jax.random.split(jax.random.fold_in(key, 1), config.num_steps)
     carry = (state.env, state.observation, state.observation)
     (env, observation, cut), steps = jax.lax.scan(act, carry, keys)
-    _, last_values = apply_policy(state.params, observation, config, dropout_keys)
-    _, cut_values = apply_policy(state.params, cut, config, dropout_keys)
-    return env, observation, Rollout(steps, last_values, cut_values)
+    ends = jax.tree.map(lambda *pair: jnp.concatenate(pair), observation, cut)
+    _, values = apply_policy(state.params, ends, config, jnp.tile(dropout_keys, (2, 1)))
+    return env, observation, Rollout(steps, *jnp.split(values, 2))
 
 
 def learn(
@@ -226,17 +224,16 @@ def learn(
 ) -> tuple[Params, Any, Metrics]:
     """Epochs of minibatches over a rollout; `batch` is [S, N]. Metrics are means over all."""
     tx = make_optimizer(config, hyper)
-    groups = num_groups(config)
-    data = jax.tree.map(lambda x: by_group(x, groups), batch)
+    data = jax.tree.map(lambda x: by_group(x, config.num_groups), batch)
 
     def step(carry: tuple[Params, Any], index: Array) -> tuple[tuple[Params, Any], Metrics]:
         params, opt_state = carry
-        minibatch = take(data, index)
         gradient = jax.grad(ppo_loss, has_aux=True)
-        grads, metrics = gradient(params, minibatch, config, hyper, pretrained)
+        grads, metrics = gradient(params, take(data, index), config, hyper, pretrained)
         metrics["optim/gradient_norm"] = optax.global_norm(grads)
         updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), metrics
+        stepped: Any = optax.apply_updates(params, updates)
+        return (stepped, opt_state), metrics
 
     def epoch(carry: tuple[Params, Any], key: Array) -> tuple[tuple[Params, Any], Metrics]:
         return jax.lax.scan(step, carry, shuffled(key, config))
@@ -248,11 +245,6 @@ def learn(
     return params, opt_state, means | {"policy/ratio_max": largest}
 
 
-def num_groups(config: SnakeConfig) -> int:
-    """Groups of games that are shuffled apart: those of one device, if devices share a run."""
-    return config.num_shards if config.num_seeds == 1 and not config.sweep else 1
-
-
 def by_group(X: Array, groups: int) -> Array:
     """[S, N, ...] -> [G, B / G, ...]."""
     S, N = X.shape[:2]
@@ -262,7 +254,7 @@ def by_group(X: Array, groups: int) -> Array:
 
 def shuffled(key: Array, config: SnakeConfig) -> Array:
     """Indices of every minibatch of an epoch, [minibatches, G, B / G / minibatches]."""
-    groups = num_groups(config)
+    groups = config.num_groups
     size = config.batch_size // groups
     keys = jax.random.split(key, groups)
     order = jax.vmap(lambda k: jax.random.permutation(k, size))(keys)

@@ -19,6 +19,7 @@ from jax import Array
 from mesotron.config import SnakeConfig
 from mesotron.ppo.hyper import Hyper, read_sweep
 from mesotron.ppo.loop import Metrics, TrainState, init_state, run_updates
+from mesotron.ppo.mesh import make_mesh, shardings_of
 from mesotron.ppo.policy import Params
 
 
@@ -66,8 +67,10 @@ def make_program(config: SnakeConfig, pretrained: Params | None = None) -> Progr
         run = partial(run_updates, config=config, most=config.chunk, pretrained=reference)
         return jax.vmap(run, in_axes=(0, 0, None))(states, hyper, count)
 
-    init = jax.jit(jax.vmap(begin))
-    chunk = jax.jit(go_on, donate_argnums=0)
+    mesh = make_mesh(config)
+    placed = shardings_of(jax.eval_shape(jax.vmap(begin), keys, hyper), config, mesh)
+    init = jax.jit(jax.vmap(begin), out_shardings=placed)
+    chunk = jax.jit(go_on, donate_argnums=0, out_shardings=(placed, None))
     return Program(
         runs,
         hyper,

@@ -1,0 +1,175 @@
+"""A training of Snake from start to end: a run folder, live metrics, checkpoints, games at the end.
+
+The device works in chunks of updates; between two chunks metrics are written, Ctrl-C is heard and
+checkpoints are made, so memory does not grow with the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import typing
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mesotron.config import SnakeConfig
+from mesotron.ppo import checkpoint
+from mesotron.ppo.draw import draw_curves, draw_game
+from mesotron.ppo.evaluate import make_evaluation, measure_baselines, record_game
+from mesotron.ppo.loop import TrainState
+from mesotron.ppo.mirrors import Mirrors
+from mesotron.ppo.policy import Params, init_policy
+from mesotron.ppo.records import Session, curve_of, describe, write_chunk, write_evaluation
+from mesotron.ppo.seeds import make_program
+from mesotron.runs import RunFolder, describe_environment, new_run_path
+from mesotron.runs.console import LiveView
+from mesotron.runs.lines import cut_rows_after
+from mesotron.runs.signals import StopRequest
+
+# Evaluation draws its games from here, far from the seeds that people give to training.
+EVALUATION_SEED = 1_000_003
+_WATCHED = {
+    "episode/fruit": "fruit",
+    "policy/entropy": "entropy",
+    "value/explained": "value explained",
+    "time/steps_per_second": "steps/s",
+}
+_RESUMED_ANEW = ("resume", "chunk", "save_freq", "gif", "wandb", "tensorboard")
+
+
+def train_snake(config: SnakeConfig) -> int:
+    """Train, or go on training, and say how it ended."""
+    folder, config = open_run(config)
+    with folder:
+        program = make_program(config, load_pretrained(config))
+        with (
+            LiveView(config.num_updates, _WATCHED) as view,
+            Mirrors(config, folder.path) as mirrors,
+        ):
+            session = Session(config, folder, program, view, mirrors)
+            states, done = take_up(session)
+            states, done = train(session, states, done)
+        if done < config.num_updates:
+            print(f"stopped at update {done} of {config.num_updates}; go on with "
+                  f"mesotron ppo snake --resume {folder.path}")  # fmt: skip
+            return 0
+        print(finish(session, states))
+    return 0
+
+
+def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
+    """A new run folder, or the one to resume with the config that it began with."""
+    if config.resume is not None:
+        folder = RunFolder(config.resume)
+        kept = {name: getattr(config, name) for name in _RESUMED_ANEW}
+        return folder, dataclasses.replace(read_config(folder.config), **kept)
+    config.check()
+    named = config.save_dir / config.run_name if config.run_name else None
+    path = named or new_run_path("snake", config.save_dir)
+    device = jax.devices()[0].device_kind
+    environment = describe_environment(device, config.seed, num_devices=config.num_shards)
+    return RunFolder.create(path, config, environment), config
+
+
+def read_config(values: dict[str, Any]) -> SnakeConfig:
+    """A config from the JSON of a run folder."""
+    hints = typing.get_type_hints(SnakeConfig)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise ValueError(f"config.json has the unknown fields {', '.join(unknown)}")
+    made = {}
+    for name, value in values.items():
+        takes_path = Path in (hints[name], *typing.get_args(hints[name]))
+        if takes_path and value is not None:
+            value = Path(value)
+        made[name] = tuple(value) if isinstance(value, list) else value
+    return SnakeConfig(**made)
+
+
+def load_pretrained(config: SnakeConfig) -> Params | None:
+    """The weights that a run starts from, if it is told any."""
+    if config.pretrained_model is None:
+        return None
+    shapes = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
+    return checkpoint.load_params(RunFolder(config.pretrained_model).checkpoints, shapes)
+
+
+def take_up(session: Session) -> tuple[TrainState, int]:
+    """The states to go on from and their update: the newest checkpoint's, or the start."""
+    folder, program, view = session.folder, session.program, session.view
+    states = program.start()
+    if session.config.resume is None:
+        return states, 0
+    states, done, damaged = checkpoint.restore(folder.checkpoints, states)
+    for sentence in damaged:
+        view.say(f"{sentence}; the checkpoint before it is used")
+    folder.cut_after(done)
+    cut_rows_after(session.by_run, done)
+    view.start_at(done, folder.rows("metrics"))
+    return states, done
+
+
+def train(session: Session, states: TrainState, done: int) -> tuple[TrainState, int]:
+    """Advance chunk by chunk to the end, or until somebody asks to stop."""
+    config, folder = session.config, session.folder
+    rows = folder.rows("metrics")
+    began = time.perf_counter() - (rows[-1]["time/seconds"] if rows else 0.0)
+    evaluate = make_evaluation(config)
+    how = f"go on with mesotron ppo snake --resume {folder.path}"
+    with StopRequest(session.view.say, how) as stop:
+        while done < config.num_updates and not stop.requested:
+            count = next_chunk(config, done)
+            before = time.perf_counter()
+            states, metrics = session.program.advance(states, count)
+            metrics = {name: np.asarray(values) for name, values in metrics.items()}
+            now = time.perf_counter()
+            write_chunk(session, metrics, done, count, before - began, now - began)
+            done += count
+            if config.eval_freq and done % config.eval_freq == 0:
+                write_evaluation(session, evaluate(states.params, EVALUATION_SEED), done)
+            if is_due(config.save_freq, done) or done == config.num_updates or stop.requested:
+                checkpoint.save(folder.checkpoints, done, states)
+    return states, done
+
+
+def next_chunk(config: SnakeConfig, done: int) -> int:
+    """Updates until the chunk is full or something is due.
+
+    Example:
+        >>> next_chunk(SnakeConfig(chunk=10, eval_freq=8, total_timesteps=1_000_000), 4)
+        4
+    """
+    room = [config.chunk, config.num_updates - done]
+    room += [every - done % every for every in (config.eval_freq, config.save_freq) if every]
+    return min(room)
+
+
+def is_due(every: int, done: int) -> bool:
+    """Whether something that happens each so many updates happens now; never if `every` is 0."""
+    return bool(every) and done % every == 0
+
+
+def finish(session: Session, states: TrainState) -> str:
+    """Evaluate, draw, write the result; returns the last words."""
+    config, folder = session.config, session.folder
+    found = make_evaluation(config)(states.params, EVALUATION_SEED)
+    baselines = measure_baselines(config)
+    rows = folder.rows("metrics")
+    result: dict[str, Any] = {"baselines": baselines, "runs": session.program.runs}
+    for way, games in found.items():
+        result |= games.summarise(way)
+        result[f"{way}_fruit_each"] = np.asarray(games.fruit).mean(1).tolist()
+    result["env_steps"], result["seconds"] = rows[-1]["time/env_steps"], rows[-1]["time/seconds"]
+    result["steps_per_second"] = float(np.median([row["time/steps_per_second"] for row in rows]))
+    if config.gif:
+        best = int(np.argmax(result["greedy_fruit_each"]))
+        params = jax.tree.map(lambda x: x[best], states.params)
+        draw_game(record_game(params, config), config, folder.path / "game.gif")
+    draw_curves({config.rule: curve_of(session)}, baselines, folder.path / "curves.png",
+                f"Snake {config.width}x{config.height}, training games")  # fmt: skip
+    words = describe(result, config)
+    folder.finish(result, words)
+    return f"{words}\n{folder.path}"
