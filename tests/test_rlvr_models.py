@@ -34,7 +34,7 @@ def copied(folder, tmp_path) -> Path:
 
 
 def refusal(name: str | Path) -> str:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"\S") as caught:
         load_model(ModelConfig(name=str(name)))
     return str(caught.value)
 
@@ -165,7 +165,7 @@ def test_lora_is_described_not_applied():
     assert lora_config(ModelConfig(lora=0)) is None
     found = lora_config(ModelConfig(lora=4, lora_alpha=8.0))
     assert (found.r, found.lora_alpha, found.target_modules) == (4, 8.0, "all-linear")
-    with pytest.raises(ValueError, match="--model.lora -1"):
+    with pytest.raises(ValueError, match=r"--model\.lora -1"):
         lora_config(ModelConfig(lora=-1))
 
 

@@ -1,0 +1,169 @@
+"""Supervised warm start: what is trained on, tiny real runs, and resume that is exact."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mesotron.config import ModelConfig, OptimConfig, SftConfig, TaskConfig
+from mesotron.rlvr import sft
+from mesotron.rlvr.demonstrations import IGNORED, make_demonstrations, reading_order
+from mesotron.rlvr.tasks.load import load_task
+from mesotron.rlvr.tiny import build_network, build_tokenizer
+from mesotron.runs import RunFolder
+
+TASK = TaskConfig(levels=(1,), num_train=40, num_eval=4)
+TEXTS = ["Solve the problem step by step. 3 + 4 = 7", "system", "user", "assistant"] * 9
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer(TEXTS, 320)
+    build_network(tokenizer).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def config(folder, tmp_path) -> SftConfig:
+    return SftConfig(
+        model=ModelConfig(name=str(folder)),
+        task=TASK,
+        optim=OptimConfig(name="muon", lr=3e-3, schedule="cosine", warmup=0.25),
+        steps=4,
+        batch=3,
+        save_every=2,
+        out=tmp_path / "run",
+        device="cpu",
+    )
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"checkpoint-{step}" / "model.safetensors")
+
+
+# What is trained on
+
+
+def test_labels_are_on_the_completion_alone():
+    tokenizer = build_tokenizer(TEXTS, 320)
+    task = load_task(TASK)
+    rows = make_demonstrations(task, SftConfig(task=TASK, steps=20, batch=2), tokenizer)
+    solved = {p.question: f"{p.solution}\n\\boxed{{{p.gold}}}<|im_end|>" for p in task.train}
+    assert len(rows) == 40
+    for row in rows:
+        trained = [label for label in row["labels"] if label != IGNORED]
+        whole = tokenizer.decode(row["input_ids"])
+        question = next(q for q in solved if q in whole)
+        assert tokenizer.decode(trained) == solved[question]
+        assert whole.endswith(f"<|im_start|>assistant\n{solved[question]}")
+        assert row["labels"][-len(trained) :] == row["input_ids"][-len(trained) :]
+
+
+def test_without_a_chat_template_the_text_is_plain():
+    tokenizer = build_tokenizer(TEXTS, 320)
+    tokenizer.chat_template = None
+    rows = make_demonstrations(load_task(TASK), SftConfig(task=TASK, steps=1, batch=1), tokenizer)
+    text = tokenizer.decode(rows[0]["input_ids"])
+    assert "Question: " in text
+    assert "\nAnswer: " in text
+
+
+def test_a_share_is_shown_without_its_steps():
+    tokenizer = build_tokenizer(TEXTS, 320)
+    config = SftConfig(task=TASK, steps=40, batch=1)
+
+    def num_bare(bare: float) -> int:
+        rows = make_demonstrations(load_task(TASK), replace(config, bare=bare), tokenizer)
+        texts = [tokenizer.decode([x for x in row["labels"] if x != IGNORED]) for row in rows]
+        return sum(text.startswith("\\boxed{") for text in texts)
+
+    assert num_bare(0.0) == 0
+    assert num_bare(1.0) == 40
+    assert 10 <= num_bare(0.5) <= 30
+
+
+def test_every_problem_is_read_before_one_is_read_again():
+    order = list(reading_order(5, 13, seed=1))
+    assert sorted(order[:5]) == sorted(order[5:10]) == list(range(5))
+    assert order != list(reading_order(5, 13, seed=2))
+
+
+def test_rows_too_long_are_left_out_and_none_left_is_a_sentence():
+    tokenizer = build_tokenizer(TEXTS, 320)
+    with pytest.raises(ValueError, match="fits in 9 tokens"):
+        make_demonstrations(load_task(TASK), SftConfig(task=TASK, max_tokens=9), tokenizer)
+
+
+# Runs
+
+
+def test_a_run_leaves_a_folder_and_a_model_that_learned(config):
+    assert sft.run(replace(config, steps=8, save_every=0)) == 0
+    run = RunFolder(config.out)
+    rows = run.rows("metrics")
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.3
+    assert rows[3]["optim/muon/update_rms"] > 0
+    assert run.result["steps"] == 8
+    assert run.result["loss"] == rows[-1]["loss"]
+    assert [path.name for path in run.checkpoints.iterdir()] == ["checkpoint-8"]
+    assert not list(config.out.rglob("*.pt")) + list(config.out.rglob("*.bin"))
+
+
+def test_killed_and_resumed_equals_left_alone(config, tmp_path):
+    """40 problems, 4 steps of 3: also with a second pass over 5 problems."""
+    config = replace(config, task=replace(TASK, num_train=5))
+    sft.run(config)
+    killed = tmp_path / "killed"
+    shutil.copytree(config.out, killed)
+    shutil.rmtree(killed / "checkpoints" / "checkpoint-4")
+    for name in ("result.json", "report.md"):
+        (killed / name).unlink()
+    assert sft.run(SftConfig(resume=killed)) == 0
+    whole, again = weights(config.out, 4), weights(killed, 4)
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    first, second = RunFolder(config.out).rows("metrics"), RunFolder(killed).rows("metrics")
+    assert [row["loss"] for row in first] == [row["loss"] for row in second]
+
+
+def test_lora_trains_the_adapter_alone(config):
+    config = replace(config, model=replace(config.model, lora=2), steps=2, save_every=0)
+    assert sft.run(config) == 0
+    saved = load_file(config.out / "checkpoints" / "checkpoint-2" / "adapter_model.safetensors")
+    assert any(x.abs().sum() > 0 for name, x in saved.items() if "lora_B" in name)
+
+
+def test_a_finished_run_and_a_used_folder_are_refused(config):
+    sft.run(replace(config, steps=1))
+    with pytest.raises(ValueError, match="has finished its 1 steps"):
+        sft.run(SftConfig(resume=config.out))
+    with pytest.raises(ValueError, match="not empty"):
+        sft.run(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"steps": 0}, "--steps 0"),
+        ({"batch": 0}, "--batch 0"),
+        ({"bare": 1.5}, "--bare 1.5"),
+        ({"save_every": -1}, "--save-every -1"),
+    ],
+)
+def test_numbers_that_cannot_be_meant(config, change, said):
+    with pytest.raises(ValueError, match=said):
+        sft.run(replace(config, **change))
+    assert not config.out.exists()
+
+
+def test_the_config_of_the_run_is_written(config):
+    sft.run(replace(config, steps=1))
+    saved = json.loads((config.out / "config.json").read_text())
+    assert saved["optim"]["name"] == "muon"
+    assert saved["task"]["levels"] == [1]
