@@ -18,7 +18,7 @@ def arith() -> TrainConfig:
         recipe="arith",
         task=TaskConfig(name="arith"),
         reward=RewardConfig(parts=("two_part",), format_share=0.1),
-        objective=ObjectiveConfig(name="grpo"),
+        objective=ObjectiveConfig(name="grpo", beta=0.0),
         optim=OptimConfig(name="muon", lr=3e-4),
         rollout=RolloutConfig(prompts=16, generations=8, max_tokens=48),
         steps=100,

@@ -48,6 +48,8 @@ class Parts:
     task: Task
     judge: Judge
     reward: Reward
+    objective_arguments: dict[str, Any]
+    """The part of `GRPOConfig` that objective, rollout and optimizer decide."""
 
 
 def train(plan: Plan) -> int:
@@ -66,12 +68,14 @@ def train(plan: Plan) -> int:
 def load(config: TrainConfig, verifier: Verifier) -> Parts:
     """Model, tokenizer, problems and judge; whatever cannot be used is refused here."""
     device = choose_device(config.device, config.threads)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    arguments = trl_arguments(config.objective, config.rollout, config.optim, processes)
     task = load_task(config.task)
     check_enough(task, config.rollout)
     judge = Judge(task.format, verifier)
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
     model, tokenizer = load_model(config.model, device)
-    return Parts(config, device, model, tokenizer, task, judge, reward)
+    return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
 
 
 @contextmanager
@@ -151,9 +155,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
 def trainer_arguments(parts: Parts, run: RunFolder) -> dict[str, Any]:
     """Every argument of `GRPOConfig`: the objective's, and those of the run."""
     config, on_cpu = parts.config, parts.device.type == "cpu"
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    found = trl_arguments(config.objective, config.rollout, config.optim, processes)
-    return found | {
+    return parts.objective_arguments | {
         "output_dir": str(run.checkpoints),
         "max_steps": config.steps,
         "seed": config.seed,

@@ -1,0 +1,368 @@
+"""`mesotron train` as a user meets it: whole runs, interruptions, resumes, and what goes wrong."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mesotron import cli
+from mesotron.config import ModelConfig, TaskConfig, TrainConfig
+from mesotron.rlvr import session, train
+from mesotron.rlvr.callbacks import refuse_non_finite
+from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.prompts import solved_text
+from mesotron.rlvr.tasks import arith
+from mesotron.rlvr.tiny.tokenizer import build_tokenizer
+from mesotron.runs import RunFolder
+
+TIMES = ("time", "step_time")
+REWARD = """
+def distinct(completion_ids, **_):
+    return [len(set(ids)) / 4 for ids in completion_ids]
+
+def broken(completions, **_):
+    raise KeyError("oops")
+"""
+# A random model has no right answer: this reward has a spread, so that the weights move.
+SMALL = (
+    "--steps 4 --save-every 1 --keep 9 --reward.parts earned:distinct --optim.lr 1e-2 --device cpu "
+    "--rollout.prompts 4 --rollout.generations 4 --rollout.max-tokens 4 --task.num-eval 3 "
+    "--task.num-train 14"
+)
+
+
+class Killed(BaseException):
+    """In the place of kill -9: nothing in the package catches it."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    problems = arith.generate("train", 200, (), 0)
+    texts = [f"{p.question} {solved_text(p, FORMATS['boxed'])}" for p in problems]
+    tokenizer = build_tokenizer(texts)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run the command in this process, in an empty folder, with the small settings."""
+    (tmp_path / "earned.py").write_text(REWARD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def main(words: str) -> int:
+        sys.modules.pop("earned", None)
+        small = "" if "--resume" in words else f"{SMALL} --model.name {model} "
+        return cli.main(["train", *(small + words).split()])
+
+    return main
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run with the small settings, left alone."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "earned.py").write_text(REWARD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        words = f"{SMALL} --model.name {model} --out {folder / 'run'}"
+        assert cli.main(["train", *words.split()]) == 0
+    sys.modules.pop("earned")
+    return folder / "run"
+
+
+def rows_of(path: str | Path) -> list[dict[str, Any]]:
+    """The metrics of a run, without times."""
+    rows = RunFolder(Path(path)).rows("metrics")
+    return [{k: row[k] for k in row if not k.startswith(TIMES)} for row in rows]
+
+
+def assert_same_end(one: str | Path, other: str, step: int = 4) -> None:
+    """Same weights to the last bit, same metrics, same samples."""
+    first, second = (
+        load_file(f"{path}/checkpoints/checkpoint-{step}/model.safetensors")
+        for path in (one, other)
+    )
+    assert first.keys() == second.keys()
+    for name, weight in first.items():
+        assert torch.equal(weight, second[name]), name
+    assert rows_of(one) == rows_of(other)
+    first, second = (RunFolder(Path(path)).rows("samples") for path in (one, other))
+    assert first == second
+
+
+def at_row(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
+    """Do something when the row of a step has been written: before that step's checkpoint."""
+    append = RunFolder.append
+
+    def spy(self: RunFolder, stream: Any, row: dict[str, Any]) -> None:
+        append(self, stream, row)
+        if stream == "metrics" and row["step"] == step:
+            act()
+
+    monkeypatch.setattr(RunFolder, "append", spy)
+
+
+def kill() -> None:
+    raise Killed
+
+
+def test_a_whole_run_leaves_a_whole_folder(run, tmp_path, capsys):
+    assert run("--eval-every 2") == 0
+    made = RunFolder(Path("runs/last"))
+    rows = made.rows("metrics")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [row["step"] for row in rows if "eval/greedy" in row] == [2, 4]
+    assert {"reward", "entropy", "facts/formatted", "groups/mixed", "optim/skipped"} <= rows[
+        0
+    ].keys()
+    assert made.config["recipe"] == "arith"
+    assert made.environment["device"] == "cpu"
+    assert made.result is not None
+    assert made.result["problems"] == 3
+    assert made.rows("samples")[0].keys() >= {"step", "prompt", "completion", "reward"}
+    report = (made.path / "report.md").read_text()
+    assert "| before | after | gain |" in report
+    assert "## The same problems before and after" in report
+    shown = capsys.readouterr().out
+    assert "step 4/4" in shown
+    assert "greedy accuracy, 3 held-out problems" in shown
+
+
+CASES = {
+    "several updates": "--rollout.updates 2",
+    "an anchor": "--objective.name mgrpo --rollout.updates 3 --rollout.prompts 3",
+    "resampling": "--objective.dynamic-sampling resample",
+    "lora": "--model.lora 2 --optim.name pion --optim.cutoff noise",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_and_resumed_equals_left_alone(run, monkeypatch, case):
+    words = CASES[case]
+    assert run(f"{words} --out whole") == 0
+    with monkeypatch.context() as patch:
+        at_row(patch, 2, kill)
+        with pytest.raises(Killed):
+            run(f"{words} --out killed")
+    assert len(rows_of("killed")) == 2  # one more than the checkpoint it goes back to
+    assert run("--resume killed") == 0
+    assert_same_end("whole", "killed")
+
+
+def test_killed_before_the_first_checkpoint(run, whole, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        at_row(patch, 1, kill)
+        with pytest.raises(Killed):
+            run("--out killed")
+    assert run("--resume killed") == 0
+    assert "from the beginning: there is no whole checkpoint" in capsys.readouterr().out
+    assert_same_end(whole, "killed")
+
+
+def test_killed_after_the_last_step_only_reports(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "compare", lambda *_: kill())
+        with pytest.raises(Killed):
+            run("--out killed")
+    rows = rows_of("killed")
+    assert run("--resume killed") == 0
+    assert rows_of("killed") == rows
+    assert (Path("killed") / "report.md").exists()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(run, whole, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        at_row(patch, 4, kill)
+        with pytest.raises(Killed):
+            run("--out killed")
+    (Path("killed") / "checkpoints" / "checkpoint-3" / "process-0.json").write_text("{}")
+    assert run("--resume killed") == 0
+    shown = capsys.readouterr().out
+    assert "damaged checkpoint left out" in shown
+    assert "checkpoint-3/process-0.json has 2 bytes" in shown
+    assert "from step 2" in shown
+    assert_same_end(whole, "killed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_and_saves(run, whole, monkeypatch, capsys, number):
+    with monkeypatch.context() as patch:
+        at_row(patch, 2, lambda: os.kill(os.getpid(), number))
+        assert run("--out stopped") == 0
+    # The signal came after the end of step 2, so step 3 is the one that was finished.
+    shown = capsys.readouterr().out
+    assert "finishing this step, then saving" in shown
+    assert "stopped and saved at step 3; continue with mesotron train --resume stopped" in shown
+    assert len(rows_of("stopped")) == 3
+    assert run("--resume stopped") == 0
+    assert_same_end(whole, "stopped")
+
+
+def test_a_second_ctrl_c_stops_at_once(run, monkeypatch, capsys):
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    at_row(monkeypatch, 2, twice)
+    assert run("--out stopped") == 130
+    assert "interrupted; continue with mesotron train --resume stopped" in capsys.readouterr().err
+    assert len(rows_of("stopped")) == 2
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr."""
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1, errors
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--steps 0", "--steps 0 must be at least 1"),
+        ("--rollout.prompts 40", "14 training problems are fewer than the 40 prompts"),
+        ("--task.name file --task.path empty.jsonl", "has no problem left to train on"),
+        ("--model.dtype bfloat16", "needs a GPU with bfloat16, and the device is cpu"),
+        ("--model.name no/such-model", "no/such-model is no local folder and could not be read"),
+        ("--reward.parts earned:absent", "has no function 'absent'"),
+        ("--rollout.updates 3", "cannot be shared by 3 updates"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence_and_leaves_no_run(run, capsys, words, told):
+    Path("empty.jsonl").write_text("")
+    assert run(f"{words} --out made") == 2
+    assert told in complaint(capsys)
+    assert not Path("made").exists()
+
+
+def test_a_reward_that_raises_is_named_and_nothing_is_lost(run, monkeypatch, capsys):
+    def spoil() -> None:
+        sys.modules["earned"].distinct.__code__ = sys.modules["earned"].broken.__code__
+
+    at_row(monkeypatch, 2, spoil)
+    assert run("--out spoiled") == 2
+    assert "the reward earned:distinct raised KeyError ('oops') on completion 0" in complaint(
+        capsys
+    )
+    assert len(rows_of("spoiled")) == 2
+    assert (Path("spoiled") / "checkpoints" / "checkpoint-2" / "manifest.json").exists()
+
+
+def test_a_loss_that_is_not_a_number_stops_before_it_is_saved(run, monkeypatch, capsys):
+    compute = session.GRPOTrainer._compute_loss
+
+    def spoil(self: Any, model: Any, inputs: Any) -> torch.Tensor:
+        loss = compute(self, model, inputs)
+        return loss * math.nan if self.state.global_step == 1 else loss
+
+    monkeypatch.setattr(session.GRPOTrainer, "_compute_loss", spoil)
+    assert run("--out spoiled") == 2
+    assert "the loss is nan at step 2" in complaint(capsys)
+    assert [path.name for path in (Path("spoiled") / "checkpoints").iterdir()] == ["checkpoint-1"]
+    assert math.isnan(RunFolder(Path("spoiled")).rows("metrics")[1]["loss"])
+
+
+def test_a_finite_loss_goes_on(tmp_path):
+    made = RunFolder.create(tmp_path / "a", {}, {})
+    refuse_non_finite(3, {"loss": 0.0}, made)
+    with pytest.raises(ValueError, match="the loss is inf at step 3"):
+        refuse_non_finite(3, {"loss": math.inf}, made)
+
+
+def test_a_run_cannot_be_taken_twice(run, capsys):
+    assert run("--steps 1 --out made") == 0
+    assert run("--out made") == 2
+    assert "made is not empty; give --out another name" in complaint(capsys)
+    assert run("--resume made") == 2
+    assert "made has finished its 1 steps; evaluate it with mesotron eval made" in complaint(capsys)
+    assert run("--resume made --steps 9") == 2
+    assert "continues a run with its own settings; leave the recipe and" in complaint(capsys)
+    (Path("made") / "result.json").unlink()
+    with RunFolder(Path("made")):
+        assert run("--resume made") == 2
+    assert "is in use by another process" in complaint(capsys)
+    assert run("--resume absent") == 2
+    assert "absent is not a run: it has no config.json" in complaint(capsys)
+
+
+def test_a_run_of_a_newer_version_is_refused(run, capsys):
+    made = RunFolder.create(Path("newer"), {"steps": 3, "warp": 9}, {})
+    assert run(f"--resume {made.path}") == 2
+    assert "has 'warp', which this version of mesotron does not know" in complaint(capsys)
+
+
+def test_a_model_without_a_pad_token_trains(run, model, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in model.iterdir():
+        (bare / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((bare / "tokenizer_config.json").read_text())
+    del settings["pad_token"]
+    (bare / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert run(f"--steps 1 --model.name {bare}") == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "hub"),
+    [
+        (TrainConfig(), False),
+        (TrainConfig(model=ModelConfig(name="smollm2")), False),
+        (TrainConfig(model=ModelConfig(name="Qwen/Qwen3-1.7B")), True),
+        (TrainConfig(task=TaskConfig(name="gsm8k", path="openai/gsm8k")), True),
+        (TrainConfig(task=TaskConfig(name="file", path=__file__)), False),
+    ],
+)
+def test_the_network_is_off_unless_a_name_needs_the_hub(monkeypatch, config, hub):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    train.set_library_variables(config)
+    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
+    assert (os.environ.get("HF_HUB_OFFLINE") == "1") is not hub
+
+
+def test_several_processes_need_a_name_for_the_folder(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="must agree on the run's folder: give it with --out"):
+        train.new_run(TrainConfig())
+
+
+@pytest.mark.slow
+def test_a_real_kill_and_a_real_resume(run, model, tmp_path):
+    """kill -9 of the real command, wherever it happens to be after some steps."""
+    steps = 12
+    assert run(f"--out whole --steps {steps} --rollout.updates 2") == 0
+    words = f"{SMALL} --model.name {model} --out killed --steps {steps} --rollout.updates 2"
+    command = [sys.executable, "-m", "mesotron", "train", *words.split()]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 5:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    done = subprocess.run(
+        [sys.executable, "-m", "mesotron", "train", "--resume", "killed"], env=environment
+    )
+    assert done.returncode == 0
+    assert_same_end("whole", "killed", step=steps)
