@@ -236,9 +236,11 @@ HOSTILE = [
 
 def test_hostile_text_is_read_by_nobody_and_harms_nobody(verifier):
     before = verifier.same(["x+1"], ["1+x"])
-    assert verifier.same(HOSTILE, ["72"] * len(HOSTILE)) == [False] * len(HOSTILE)
-    assert verifier.same(["72"] * len(HOSTILE), HOSTILE) == [False] * len(HOSTILE)
-    assert verifier.same([*HOSTILE, "72"], [*HOSTILE, "72"])[-1]
+    num_hostile = len(HOSTILE)
+    verdicts = verifier.same(
+        [*HOSTILE, *["72"] * num_hostile, "72"], ["72"] * num_hostile + [*HOSTILE, "72"]
+    )
+    assert verdicts == [False] * (2 * num_hostile) + [True]
     assert before == verifier.same(["x+1"], ["1+x"]) == [True]
 
 
@@ -349,6 +351,8 @@ def _in_child(verifier, connection):
     connection.close()
 
 
+# Forking beside threads is what is tested here; Python 3.12 and later warn of it.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_daemonic_process_has_workers_of_its_own(verifier, method):
     if method not in multiprocessing.get_all_start_methods():

@@ -27,9 +27,11 @@ _WORDS = re.compile(r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ '.-]{1,2}[^\W\d_]+)*\.?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
 _ARITHMETIC = re.compile(r"(?:[\d\s.+*/(){}$%-]|\\times|\\cdot|\\div|\\frac)+", re.ASCII)
 _OPERATOR = re.compile(r"[+*/]|\\times|\\cdot|\\div|(?<=[\d)}]) ?- ?(?=[\d({\\])", re.ASCII)
-# Nothing that anybody answers, and more digits than memory: 9^9^9, 9^{9^{9}}, 99999! And a
-# product that would be read as a sum: 72 73.
-_ABSURD = re.compile(r"\^\s*[{(]?\s*\d+\s*\^\s*[{(]?\s*\d|\d{4}\s*!|\d\s+\d", re.ASCII)
+# Nothing that anybody answers, and more digits than memory: 9^9^9, 9^{9^{9}}, 99999!, 1e9999. And
+# a product that would be read as a sum: 72 73.
+_ABSURD = re.compile(
+    r"\^\s*[{(]?\s*\d+\s*\^\s*[{(]?\s*\d|\d{4}\s*!|\d[eE][-+]?\d|\d\s+\d", re.ASCII
+)
 # Prose, which a grammar of mathematics takes for products of letters.
 _PROSE = re.compile(
     r"(?<![\w\\])(?!(?:sin|cos|tan|log|exp|max|min|gcd|lcm|mod|and)\b)[A-Za-z]{3}|[?\"#@`]",
@@ -96,9 +98,10 @@ class Verifier:
         keys = self.keys([answers[i] for i in hard] + [golds[i] for i in hard])
         pairs: dict[int, Request] = {}
         for i, left, right in zip(hard, keys, keys[len(hard) :]):
+            shown = _shown(answers[i]), _shown(golds[i])
             verdicts[i] = left is not None and left == right
-            if left is not None and right is not None and left != right:
-                pairs[i] = {"answer": _expression(answers[i]), "gold": _expression(golds[i])}
+            if None not in (left, right, *shown) and left != right:
+                pairs[i] = {"answer": shown[0], "gold": shown[1]}
         for i, reply in zip(pairs, self._ask(list(pairs.values()))):
             verdicts[i] = bool(reply)
         return [bool(verdict) for verdict in verdicts]
@@ -161,8 +164,15 @@ def _tidy(answer: str) -> str:
 
 
 def _expression(answer: str) -> str:
-    """What math-verify is shown."""
+    """An answer in the one spelling of LaTeX that is screened and then shown to math-verify."""
     return _tidy(answer).replace("$", "").replace("**", "^")
+
+
+def _shown(answer: str) -> str | None:
+    """What math-verify is shown of one side of a pair; None if that side is not for it."""
+    if number := read_number(answer):
+        return number.key
+    return expression if _screened(expression := _expression(answer)) else None
 
 
 def _screened(expression: str) -> bool:

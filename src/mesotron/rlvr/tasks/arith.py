@@ -54,6 +54,7 @@ QUESTIONS = (
     "Now how many {objects} does {name} have?",
 )
 HELD_OUT_EVERY = 8  # one question in eight is held out
+PATIENCE = 3_000  # draws without a new question before a level counts as exhausted
 
 
 @dataclass(frozen=True)
@@ -100,20 +101,21 @@ def generate(split: Split, count: int, levels: tuple[int, ...], seed: int) -> li
         raise ValueError(f"arith has the levels 1 to 5 and no level {unknown[0]}")
     rng = random.Random(f"arith {split} {seed}")
     problems: dict[str, Problem] = {}
-    attempts = 0
+    fruitless = 0  # draws in a row that brought nothing new
     while len(problems) < count:
         level = levels[len(problems) % len(levels)]
         question, steps = _story(rng, LEVELS[level])
-        attempts += 1
-        if attempts > 100 * (count + 100):
-            raise ValueError(
-                f"arith found only {len(problems)} distinct questions of the levels {levels} for "
-                f"{split}, and {count} were asked for: take fewer, or more levels"
-            )
+        fruitless += 1
         if split_of(question) == split and question not in problems:
             name = f"arith-{split}-{len(problems)}"
             gold = steps.rsplit(" ", 1)[-1]
             problems[question] = Problem(question, gold, name, level, steps)
+            fruitless = 0
+        if fruitless > PATIENCE:
+            raise ValueError(
+                f"arith found {len(problems)} distinct {split} questions of the levels {levels}, "
+                f"and {count} were asked for: take fewer, or more levels"
+            )
     return list(problems.values())
 
 

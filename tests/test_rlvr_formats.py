@@ -1,0 +1,166 @@
+"""Answer formats and prompts: what is asked for is what is found, and nothing else."""
+
+import pytest
+
+from mesotron.config.training import TaskConfig
+from mesotron.rlvr.formats import FORMATS, MAX_ANSWER, MAX_TAIL, lenient_answer
+from mesotron.rlvr.prompts import build_prompt, plain_text, solved_text
+from mesotron.rlvr.tasks.problem import Problem
+
+ANSWERS = ["7", "-3", "1,080", r"\frac{1}{2}", r"\{1, 2\}", "x + 1", "a_{1}^{2}", "12 apples"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_what_is_rendered_is_extracted(name, answer):
+    form = FORMATS[name]
+    text = f"First 3 + 4 = 7.\n{form.render(answer)}"
+    assert form.extract(text) == answer
+    assert form.extract(text + "\nDone.") == answer
+    assert lenient_answer(text) == answer
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_format_takes_the_answer_of_another(name):
+    for other in FORMATS.values():
+        if other.name != name:
+            assert FORMATS[name].extract(other.render("7")) is None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_last_answer_counts_and_an_empty_one_does_not(name):
+    form = FORMATS[name]
+    text = "\n".join([form.render("1"), form.render("2"), form.render(" ")])
+    assert form.extract(text) == "2"
+    assert form.extract(form.render("")) is None
+    assert form.extract("") is None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_prose_and_what_stands_far_before_the_end_are_no_answers(name):
+    form = FORMATS[name]
+    assert form.extract(form.render("x" * MAX_ANSWER)) == "x" * MAX_ANSWER
+    assert form.extract(form.render("x" * (MAX_ANSWER + 1))) is None
+    assert form.extract(form.render("7") + "\n" + "." * MAX_TAIL) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{71} then \boxed{72}", "72"),
+        (r"\boxed{71} then \boxed{72", "71"),
+        (r"\boxed{72", None),
+        (r"\boxed {72}", "72"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
+        (r"} \boxed{7}", "7"),
+        (r"{ \boxed{7}", "7"),
+        (r"\boxed{\{1\}}", r"\{1\}"),
+        (r"\\boxed{7}", None),  # a line break and the word boxed
+        ("boxed{7}", None),
+    ],
+)
+def test_boxes(text, answer):
+    assert FORMATS["boxed"].extract(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answer"),
+    [
+        ("answer", "ANSWER:7", "7"),
+        ("answer", "so ANSWER: 7\nbye", "7"),
+        ("answer", "answer: 7", None),
+        ("answer", "MY_ANSWER: 7", None),
+        ("hashes", "####7", "7"),
+        ("hashes", "##### 7", None),
+        ("hashes", "#### 7\n####", "7"),
+    ],
+)
+def test_lines(name, text, answer):
+    assert FORMATS[name].extract(text) == answer
+
+
+def test_an_answer_that_runs_into_the_cut_is_not_taken():
+    """`ANSWER: 7` may have been going to be 72; a closed box cannot change."""
+    assert FORMATS["answer"].extract("ANSWER: 7", complete=False) is None
+    assert FORMATS["answer"].extract("ANSWER: 7\nI", complete=False) == "7"
+    assert FORMATS["hashes"].extract("#### 1\n#### 7", complete=False) == "1"
+    assert FORMATS["boxed"].extract(r"\boxed{7}", complete=False) == "7"
+    assert lenient_answer("It is 5, or 7", complete=False) == "5"
+    assert lenient_answer("The answer is 7", complete=False) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is 72, for 3 days.", "72"),
+        ("Answer: $1,080 in 4 weeks", "$1,080"),
+        ("3 + 4 = 7", "7"),
+        ("10-5", "5"),
+        ("it fell to -5", "-5"),
+        ("about 3.50 each", "3.50"),
+        ("3/4 of 100%", "100%"),
+        ("version 1.2.3", "1.2"),
+        (r"\boxed{7} and 8 more", "7"),
+        ("no number", None),
+        ("", None),
+        ("٧٢", None),
+    ],
+)
+def test_the_lenient_reader(text, answer):
+    assert lenient_answer(text) == answer
+
+
+FLOODS = ["(", "{", "}", r"\boxed{", "####", "ANSWER:", "answer is ", "1", "1,111", "\\", " ", "-"]
+
+
+@pytest.mark.parametrize("text", [*FLOODS, "\u200b", "\x00"])
+def test_a_megabyte_of_anything_is_read(text):
+    flood = text * (1_000_000 // len(text))
+    for form in FORMATS.values():
+        form.extract(flood)
+        assert form.extract(flood + "\n" + form.render("7")) == "7"
+    lenient_answer(flood)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_prompt_asks_for_the_format_that_is_read(name):
+    form = FORMATS[name]
+    problem = Problem("What is 1 + 1?", "2", "mine-0", solution="1 + 1 = 2")
+    system, user = build_prompt(problem, TaskConfig(), form)
+    assert form.instruction in system["content"]
+    assert form.prefix.strip() in form.instruction
+    assert user == {"role": "user", "content": problem.question}
+    assert form.extract(solved_text(problem, form)) == "2"
+
+
+def test_the_gold_is_not_in_the_prompt():
+    problem = Problem("How many?", "12345", "mine-0", solution="worked 12345")
+    prompt = build_prompt(problem, TaskConfig(), FORMATS["boxed"])
+    assert "12345" not in plain_text(prompt)
+
+
+def test_a_system_prompt_of_ones_own_or_none():
+    problem = Problem("Q", "1", "mine-0")
+    own = build_prompt(problem, TaskConfig(system="Be brief."), FORMATS["boxed"])
+    assert own[0] == {"role": "system", "content": "Be brief."}
+    none = build_prompt(problem, TaskConfig(system=""), FORMATS["boxed"])
+    assert [message["role"] for message in none] == ["user"]
+
+
+def test_examples_come_before_the_question():
+    shots = [Problem(f"Q{i}", str(i), f"mine-{i}", solution=f"S{i}") for i in range(3)]
+    problem = Problem("Q", "9", "mine-9")
+    config = TaskConfig(few_shot=2, system="")
+    prompt = build_prompt(problem, config, FORMATS["hashes"], shots)
+    assert plain_text(prompt) == (
+        "Question: Q0\nAnswer: S0\n#### 0\n\nQuestion: Q1\nAnswer: S1\n#### 1\n\n"
+        "Question: Q\nAnswer:"
+    )
+    with pytest.raises(ValueError, match="few_shot=2 and 0 examples"):
+        build_prompt(problem, config, FORMATS["hashes"])
+
+
+def test_a_problem_without_gold_cannot_be_solved():
+    with pytest.raises(ValueError, match="mine-0 has no gold"):
+        solved_text(Problem("Q", None, "mine-0"), FORMATS["boxed"])

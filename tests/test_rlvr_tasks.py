@@ -1,0 +1,285 @@
+"""Tasks: generated arithmetic is right and held apart; files are read, and broken rows named."""
+
+import itertools
+import json
+import re
+from collections import Counter
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from mesotron.config.training import TaskConfig
+from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.tasks import arith
+from mesotron.rlvr.tasks.load import load_task
+from mesotron.rlvr.tasks.problem import Problem, hold_out
+from mesotron.rlvr.tasks.table import MAX_TEXT
+
+LEVELS = tuple(arith.LEVELS)
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return {level: arith.generate("train", 300, (level,), seed=0) for level in LEVELS}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_worked_step_is_right_and_leads_to_the_gold(problems, level):
+    for problem in problems[level]:
+        value = None
+        for step in problem.solution.split("\n"):
+            left, operation, right, result = re.fullmatch(
+                r"(\d+) ([+*/-]) (\d+) = (\d+)", step
+            ).groups()
+            assert value in (None, int(left)), "a step goes on from the one before"
+            exact = {"+": "__add__", "-": "__sub__", "*": "__mul__", "/": "__truediv__"}
+            value = getattr(int(left), exact[operation])(int(right))
+            assert value == int(result)
+            assert right in problem.question.split() or f"{right}." in problem.question
+        assert problem.gold == str(int(value))
+        assert 1 <= int(problem.gold) <= arith.LEVELS[level].largest
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_level_is_what_it_says(problems, level):
+    wanted = arith.LEVELS[level]
+    operations = Counter()
+    for problem in problems[level]:
+        steps = problem.solution.split("\n")
+        assert len(steps) == wanted.num_operations
+        operations.update(step.split()[1] for step in steps)
+    assert set(operations) == set(wanted.operations)
+    assert min(operations.values()) > 0.1 * sum(operations.values())
+
+
+def test_questions_use_the_closed_vocabulary_alone(problems):
+    known = set(arith.vocabulary())
+    for problem in itertools.chain(*problems.values()):
+        text = f"{problem.question} {problem.solution}"
+        assert set(re.findall(r"[A-Za-z]+|\S", text)) <= known
+    assert len(known) < 200
+
+
+def test_every_word_of_the_vocabulary_is_used():
+    text = " ".join(p.question + p.solution for p in arith.generate("train", 3000, (), seed=1))
+    assert set(arith.vocabulary()) <= set(re.findall(r"[A-Za-z]+|\S", text))
+
+
+def test_questions_are_distinct_and_come_from_the_seed_alone():
+    first, second, other = (arith.generate("train", 500, (), seed=seed) for seed in (0, 0, 1))
+    assert first == second
+    assert len({problem.question for problem in first}) == 500
+    assert Counter(problem.level for problem in first) == dict.fromkeys(LEVELS, 100)
+    assert len({p.question for p in first} & {p.question for p in other}) < 50
+
+
+def test_a_generated_problem_stays_the_same_from_release_to_release():
+    """A shipped model was trained on these, and results are compared across versions."""
+    assert arith.generate("train", 4, (4,), seed=0)[3].question == (
+        "Zoe has 42 apples. Ann has 2 times as many as Zoe. Tom gives 7 more to Ann. "
+        "How many apples does Ann have in the end?"
+    )
+    assert arith.generate("eval", 1, (1,), seed=0)[0].question == (
+        "Dan finds 3 balls. Sam gives 2 more to Dan. How many balls does Dan have now?"
+    )
+
+
+def test_no_seed_brings_a_held_out_question_into_training():
+    train = {p.question for seed in range(3) for p in arith.generate("train", 2000, (1,), seed)}
+    held_out = {p.question for seed in range(3) for p in arith.generate("eval", 300, (1,), seed)}
+    assert not train & held_out
+
+
+def test_arith_says_what_it_cannot_do(monkeypatch):
+    with pytest.raises(ValueError, match="no level 6"):
+        arith.generate("train", 1, (1, 6), seed=0)
+    with pytest.raises(ValueError, match="leave out --task"):
+        load_task(TaskConfig(path="x.jsonl"))
+    monkeypatch.setattr(arith, "OBJECTS", ("pens",))
+    monkeypatch.setattr(arith, "NAMES", ("Ann", "Ben"))
+    with pytest.raises(ValueError, match="distinct eval questions of the levels"):
+        arith.generate("eval", 1_000, (1,), seed=0)
+
+
+def test_arith_as_a_task():
+    config = TaskConfig(num_train=50, num_eval=20, levels=(2, 3), few_shot=2, format="hashes")
+    task = load_task(config)
+    assert (len(task.train), len(task.eval), len(task.examples)) == (50, 20, 2)
+    assert task.format is FORMATS["hashes"]
+    asked = [p.question for p in (*task.train, *task.eval, *task.examples)]
+    assert len(set(asked)) == 72
+    assert {p.level for p in task.train} == {2, 3}
+
+
+# Files
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def gsm8k_row(i):
+    steps = f"He has {i}+1 = <<{i}+1={i + 1}>>{i + 1}.\nTimes 1000: <<x>>."
+    return {"question": f"Question {i}?", "answer": f"{steps}\n#### {1000 * (i + 1):,}"}
+
+
+def test_gsm8k_from_a_file_is_split_by_the_question(tmp_path):
+    rows = [gsm8k_row(i) for i in range(40)]
+    path = write_jsonl(tmp_path / "train.jsonl", rows)
+    config = TaskConfig(name="gsm8k", path=path, num_eval=10)
+    task = load_task(config)
+    assert (len(task.train), len(task.eval)) == (30, 10)
+    problem = next(p for p in (*task.train, *task.eval) if p.question == "Question 4?")
+    assert problem.gold == "5000"
+    assert problem.solution == "He has 4+1 = 5.\nTimes 1000: ."
+    # Another order of the rows holds out the same questions.
+    write_jsonl(tmp_path / "train.jsonl", rows[::-1])
+    assert {p.question for p in load_task(config).eval} == {p.question for p in task.eval}
+
+
+def test_gsm8k_from_a_folder_keeps_its_own_test_split(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", [gsm8k_row(i) for i in range(20)])
+    write_jsonl(tmp_path / "test.jsonl", [gsm8k_row(i) for i in range(18, 30)])
+    task = load_task(TaskConfig(name="gsm8k", path=str(tmp_path), num_train=5, num_eval=100))
+    assert len(task.train) == 5
+    assert len(task.eval) == 12
+    assert not {p.question for p in task.train} & {p.question for p in task.eval}
+    everything = load_task(TaskConfig(name="gsm8k", path=str(tmp_path), num_eval=100))
+    assert len(everything.train) == 18, "two questions of the test split are in the train file"
+
+
+def test_math_reads_level_and_the_last_box(tmp_path):
+    rows = [
+        {"problem": f"P{i}", "solution": rf"\boxed{{0}} no, \boxed{{{i}}}.", "level": f"Level {l}"}
+        for i, l in enumerate([1, 2, 3, 4, 5, 5])
+    ]
+    rows.append({"problem": "P6", "answer": r"\frac{1}{2}", "level": 5})
+    rows.append({"problem": "P7", "answer": "1", "level": "Level ?"})
+    path = write_jsonl(tmp_path / "math.jsonl", rows)
+    task = load_task(TaskConfig(name="math", path=path, levels=(5,), num_eval=1))
+    assert {(p.question, p.gold) for p in (*task.train, *task.eval)} == {
+        ("P4", "4"),
+        ("P5", "5"),
+        ("P6", r"\frac{1}{2}"),
+    }
+
+
+TABLE = [{"q": f"What is {i} + 1?", "a": i + 1} for i in range(6)]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
+def test_a_table_of_ones_own(tmp_path, suffix):
+    path = tmp_path / f"mine.{suffix}"
+    if suffix == "jsonl":
+        write_jsonl(path, TABLE)
+    elif suffix == "json":
+        path.write_text(json.dumps(TABLE))
+    elif suffix == "csv":
+        path.write_text("\ufeffq,a\n" + "".join(f'"{row["q"]}",{row["a"]}\n' for row in TABLE))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(TABLE), path)
+    columns = {"question_column": "q", "answer_column": "a"}
+    task = load_task(TaskConfig(name="file", path=str(path), num_eval=2, **columns))
+    found = {(p.question, p.gold) for p in (*task.train, *task.eval)}
+    assert found == {(row["q"], str(row["a"])) for row in TABLE}
+
+
+def test_a_table_without_answers_serves_votes(tmp_path):
+    path = write_jsonl(tmp_path / "mine.jsonl", [{"question": f"Q{i}"} for i in range(4)])
+    task = load_task(TaskConfig(name="file", path=path, answer_column="", num_eval=1))
+    assert {p.gold for p in task.train} == {None}
+
+
+BROKEN = [
+    ("mine.jsonl", '{"question": "Q", "answer": "1"}\n\n{"question": ', r"mine.jsonl:3: not JSON"),
+    ("mine.jsonl", "[1]\n", r"mine.jsonl:1: a row is an object of columns, not list"),
+    ("mine.jsonl", "[" * 100_000 + "\n", r"mine.jsonl:1: not JSON"),
+    ("mine.jsonl", '{"question": "Q"}\n', r"mine.jsonl:1: there is no column 'answer'; .*question"),
+    ("mine.jsonl", '{"question": "Q", "answer": null}\n', r":1: column 'answer' is empty"),
+    ("mine.jsonl", '{"question": "Q", "answer": " "}\n', r":1: column 'answer' is empty"),
+    ("mine.jsonl", '{"question": "Q", "answer": true}\n', r":1: column 'answer' is of type bool"),
+    ("mine.jsonl", '{"question": "Q", "answer": [1]}\n', r":1: column 'answer' is of type list"),
+    ("mine.jsonl", '{"question": "Q", "answer": ' + "9" * 5000 + "}\n", r":1: not JSON"),
+    (
+        "mine.jsonl",
+        '{"answer": 1, "question": "' + "x" * (MAX_TEXT + 1) + '"}',
+        r"'question' is longer than",
+    ),
+    ("mine.jsonl", b"\xff\xfe\n", r"mine.jsonl:1: not JSON"),
+    ("mine.jsonl", "", r"no problem left to train on"),
+    ("mine.json", "{}", r"mine.json holds no list of rows"),
+    ("mine.json", "[1]", r"mine.json: row 1: a row is an object"),
+    ("mine.csv", "question,answer\nQ,1\nQ2\n", r"mine.csv:3: more or fewer fields"),
+    ("mine.csv", "question,answer\nQ,1,2\n", r"mine.csv:2: more or fewer fields"),
+    ("mine.csv", 'question,answer\nQ,"1\n', r"mine.csv:\d: not CSV"),
+    ("mine.csv", b"question,answer\n\xff,1\n", r"mine.csv:\d: not CSV"),
+    ("mine.csv", "question,answer\nQ," + "x" * 200_000 + "\n", r"mine.csv:\d: not CSV"),
+    ("mine.parquet", "nothing of the kind", r"mine.parquet: after row 0: not Parquet"),
+    ("mine.pkl", "x", r"mine.pkl is none of .jsonl, .json, .csv, .parquet"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "sentence"), BROKEN)
+def test_a_broken_row_names_its_file_and_line(tmp_path, name, content, sentence):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=sentence) as error:
+        load_task(TaskConfig(name="file", path=str(path)))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400 + len(str(path))
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "sentence"),
+    [
+        ("gsm8k", {"question": "Q", "answer": "so 7"}, "x.jsonl:1: the answer has no gold"),
+        ("gsm8k", {"question": "Q", "answer": "so 7 ####"}, "x.jsonl:1: the answer has no gold"),
+        ("math", {"problem": "P", "solution": r"\boxed{7"}, "x.jsonl:1: no .boxed{} in the"),
+        ("math", {"problem": "P", "answer": "7", "level": "9"}, "x.jsonl:1: level '9' is not"),
+    ],
+)
+def test_a_row_without_a_gold_is_named(tmp_path, task, row, sentence):
+    path = write_jsonl(tmp_path / "x.jsonl", [row])
+    with pytest.raises(ValueError, match=sentence):
+        load_task(TaskConfig(name=task, path=path))
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"name": "math"}, "the task math has no file"),
+        ({"name": "file"}, "the task file has no file"),
+        ({"name": "gsm8k", "path": "gone.jsonl"}, "there is no file or folder gone.jsonl"),
+        ({"name": "gsm8k", "path": "/dev/zero"}, "there is no file or folder /dev/zero"),
+        ({"name": "gsm8k", "path": "."}, "has no train file"),
+        ({"name": "gsm8k"}, "'openai/gsm8k' is no local file, and the hub does not give it"),
+        ({"name": "file", "path": "some/dataset"}, "the hub does not give it .HF_HUB_OFFLINE"),
+        ({"name": "gsm8k", "path": "x", "levels": (1,)}, "gsm8k has no levels"),
+        ({"num_eval": -1}, "num_eval=-1 must not be negative"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_sentence(tmp_path, monkeypatch, config, sentence):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=sentence) as error:
+        load_task(TaskConfig(**config))
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_left_must_suffice(tmp_path):
+    path = write_jsonl(tmp_path / "x.jsonl", [gsm8k_row(i) for i in range(5)])
+    with pytest.raises(ValueError, match="no problem left to train on"):
+        load_task(TaskConfig(name="gsm8k", path=path, num_eval=5))
+    with pytest.raises(ValueError, match="few_shot=4 needs as many solved training problems"):
+        load_task(TaskConfig(name="gsm8k", path=path, num_eval=2, few_shot=4))
+
+
+def test_equal_questions_are_held_out_together():
+    problems = [Problem("same", str(i), f"p-{i}") for i in range(10)]
+    problems += [Problem(f"Q{i}", "1", f"q-{i}") for i in range(10)]
+    for num_eval in range(1, 12):
+        train, held_out = hold_out(problems, num_eval, seed=0)
+        assert len(held_out) == num_eval
+        assert not {p.question for p in train} & {p.question for p in held_out}
