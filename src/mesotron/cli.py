@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from mesotron import __version__, config
 from mesotron.arguments import Presets, UsageError, hint, parse
 from mesotron.recipes import describe_recipes, make_recipe
+from mesotron.rlvr.run_defaults import describe_defaults, eval_defaults
 
 
 class Command(NamedTuple):
@@ -34,7 +35,12 @@ COMMANDS = {
     ),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo.command:run"),
     "sft": Command(config.SftConfig, "mesotron.rlvr.sft:run"),
-    "eval": Command(config.EvalConfig, "mesotron.rlvr.evaluation.command:run"),
+    "eval": Command(
+        config.EvalConfig,
+        "mesotron.rlvr.evaluation.command:run",
+        Presets(eval_defaults, describe_defaults),
+    ),
+    "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
     "bench optim": Command(config.BenchOptimConfig, "mesotron.bench.optim_step:run"),

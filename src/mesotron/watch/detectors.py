@@ -42,6 +42,7 @@ class Detector:
         taught_by: the public run, thread or paper behind it.
         patience: times as many rows in a row as the settings' patience must show it.
         fatal_patience: the same before it is fatal.
+        harmless: worth saying, but the run is none the worse for it.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Detector:
     taught_by: str
     patience: float = 1
     fatal_patience: float = 1
+    harmless: bool = False
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -321,6 +323,7 @@ DETECTORS = (
         remedy="stop and keep the checkpoint, or go on with harder problems",
         taught_by="TRL #3708: groups without a signal are most of the cost",
         patience=3,
+        harmless=True,
     ),
     Detector(
         name="constant_reward",
@@ -368,5 +371,6 @@ DETECTORS = (
         diagnosis="a step takes several times as long as it did, and completions are not longer",
         remedy="look for a slow reward function, a full disk, or another job on the machine",
         taught_by="verl #795: 230 steps in five days, slower toward the end",
+        harmless=True,
     ),
 )  # fmt: skip

@@ -52,20 +52,21 @@ class Event:
         """The event as JSON holds it."""
         return asdict(self) | {"kind": "watch"}
 
-    def sentence(self) -> str:
+    def sentence(self, with_remedy: bool = True) -> str:
         """The event in one line.
 
         Example:
             >>> seen = Evidence(metric="reward", since="best", before=0.71, now=0.14)
             >>> print(Event(step=512, detector="reward_collapse", severity="stop", diagnosis="it "
             ...     "fell", remedy="go back", evidence=(seen,)).sentence())
-            step 512 stop reward_collapse: it fell (reward 0.71 to 0.14); go back
+            step 512 stop, reward collapse: it fell (reward 0.71 to 0.14); go back
         """
-        shown = ", ".join(map(describe, self.evidence))
-        where = f"step {self.step} {self.severity} {self.detector}: {self.diagnosis}"
+        where = f"step {self.step} {self.severity}, {self.detector.replace('_', ' ')}"
         if self.severity == "clear":
-            return f"{where}: over"
-        return f"{where}{f' ({shown})' if shown else ''}; {self.remedy}"
+            return f"{where}: it is over"
+        shown = ", ".join(map(describe, self.evidence))
+        told = f"{where}: {self.diagnosis}{f' ({shown})' if shown else ''}"
+        return f"{told}; {self.remedy}" if with_remedy else told
 
 
 def describe(evidence: Evidence) -> str:

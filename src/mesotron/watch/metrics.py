@@ -160,7 +160,7 @@ _TABLE = (
         name="loss",
         meaning="loss",
         names=("loss", "actor/pg_loss", "policy_loss", "actor/loss", "loss/policy_avg", "act_loss",
-               "losses/policy_loss", "train_loss_step"),
+               "losses/policy_loss"),
     ),
     Metric(
         name="grad_norm",
@@ -281,4 +281,12 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(".*".join(re.escape(part) for part in name.split("*")), re.IGNORECASE)
 
 
-_PATTERNS = {m.name: [_pattern(plain_name(name)) for name in m.names] for m in METRICS.values()}
+def own_name(name: str) -> str:
+    """What to log a metric as so that it is taken for it before anything else."""
+    return f"watch/{name}"
+
+
+_PATTERNS = {
+    metric.name: [_pattern(plain_name(name)) for name in (own_name(metric.name), *metric.names)]
+    for metric in METRICS.values()
+}

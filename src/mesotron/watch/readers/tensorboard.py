@@ -1,6 +1,6 @@
 """TensorBoard event files, read from their bytes: no TensorFlow, no protobuf library, no pickle.
 
-A file is a sequence of records (length, checksum, data, checksum; the checksum is CRC-32C). A record
+A file is a sequence of records: length, checksum, data, checksum, the checksum being CRC-32C. Each
 is an Event message, of which the step and the scalar values are read; images, texts and histograms
 are passed over.
 """
