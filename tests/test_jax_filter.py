@@ -11,6 +11,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 from mesotron.jax.filter import apply_filter, largest_eigenvalue, normalise  # noqa: E402
 from mesotron.spectral import cheapest_plan, muon, pion  # noqa: E402
+from quick_jax import quick_compilation  # noqa: E402, F401
 
 # Spectral norm of the error in float32, (slope above 100, others), as on the torch side.
 TOLERANCE = (4e-3, 2e-5)

@@ -14,6 +14,7 @@ from mesotron.jax.partition import (
     skip_nonfinite,
 )
 from mesotron.jax.spectral_step import SpectralState
+from mesotron.jax.stats import read_stats
 from mesotron.jax.transforms import muon, pion, scale_by_muon, scale_by_pion
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "multi_transform_with_pion",
     "muon",
     "pion",
+    "read_stats",
     "scale_by_muon",
     "scale_by_pion",
     "skip_nonfinite",

@@ -8,20 +8,35 @@ Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-mat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mesotron.spectral import Filter, cheapest_plan, noise_edge
-from mesotron.spectral.filters import FIXED_POINT, PROMOTE, aim
+from mesotron.spectral import Filter, Segment, cheapest_plan, noise_edge
+from mesotron.spectral.filters import FIXED_POINT, PROMOTE, SUPPRESS, aim
 
 _POWER_STEPS = 6
 
 
+class Filtered(NamedTuple):
+    """A filtered batch and what `mesotron.jax.stats` tells of it.
+
+    Args:
+        X: the filtered matrices, [B, m, n].
+        concentration: sum sigma^4 / (sum sigma^2)^2 of what came in, [B]; 0 for a zero matrix.
+        passed: sum f(sigma)^2, [B].
+    """
+
+    X: Array
+    concentration: Array
+    passed: Array
+
+
 class _Steps(NamedTuple):
-    """A segment's coefficients: floats, or [B, 1, 1] arrays where each matrix has its own."""
+    """A segment's coefficients: floats, or arrays: [B, 1, 1] where each matrix has its own."""
 
     form: str
     triples: tuple[tuple[Any, Any, Any], ...]
@@ -52,17 +67,32 @@ def apply_filter(X: Array, filter: Filter, dtype: str | None = None) -> Array:
         >>> float(apply_filter(jnp.array([[[3.0, 0.0], [0.0, 0.0]]]), pion())[0, 0, 0])
         1.0
     """
+    return filter_batch(X, filter, dtype).X
+
+
+def filter_batch(
+    X: Array, filter: Filter, dtype: str | None = None, promote: Array | None = None
+) -> Filtered:
+    """`apply_filter` with its numbers.
+
+    Args:
+        X, filter, dtype: as there.
+        promote: how many of a pion filter's steps promote, where it is not known before the trace
+            (injected, or one for each run of a `vmap`); the filter's own number does not count.
+    """
     if X.ndim != 3 or X.shape[1] > X.shape[2]:
         raise ValueError(f"a batch of wide matrices [B, m <= n] is needed, not {X.shape}")
     X = normalise(X).astype(dtype or X.dtype)
-    if filter.rank is not None:
-        return _keep_rank(X, filter.rank)
     A = _product(X, X.mT)
-    X, A, plan = _plan(X, A, filter)
+    concentration = _sum_of_squares(A)
+    if filter.rank is not None:
+        X = _keep_rank(X, filter.rank)
+        return Filtered(X, concentration, _sum_of_squares(X))
+    X, A, plan = _plan(X, A, filter, promote)
     for segment in plan:
         run = _gram_segment if segment.form == "gram" else _standard_segment
         X, A = run(X, A, segment.triples), None
-    return X
+    return Filtered(X, concentration, _sum_of_squares(X))
 
 
 def normalise(X: Array) -> Array:
@@ -83,14 +113,21 @@ def _product(S: Array, T: Array) -> Array:
     return jnp.matmul(S, T, precision=jax.lax.Precision.HIGHEST if exact else None)
 
 
-def _plan(X: Array, A: Array, filter: Filter) -> tuple[Array, Array, list[_Steps]]:
+def _sum_of_squares(X: Array) -> Array:
+    return jnp.square(X.astype(jnp.promote_types(X.dtype, jnp.float32))).sum((1, 2))
+
+
+def _plan(
+    X: Array, A: Array, filter: Filter, promote: Array | None
+) -> tuple[Array, Array, list[_Steps]]:
     """Choose the form by shape and fill in the coefficients; a cutoff filter rescales X and A."""
     m, n = X.shape[1:]
-    steps = filter.steps
-    if filter.cutoff is not None:
-        # No member of the family has a slope above that of promotion: the safe choice for planning.
-        steps = (PROMOTE,) * filter.num_steps(m, n)
+    steps = filter.steepest_steps(m, n)
+    if promote is not None:
+        steps = (PROMOTE,) * len(steps)  # the steepest that they can turn out to be
     plan = cheapest_plan(m, n, steps, float(jnp.finfo(X.dtype).eps) / 2)
+    if promote is not None:
+        return X, A, _choose_promoted(plan, promote, X.dtype)
     if filter.cutoff is None:
         return X, A, [_Steps(s.form, s.steps) for s in plan]
     X, A, t = _rescale_to_bound(X, A, filter.cutoff)
@@ -102,6 +139,19 @@ def _plan(X: Array, A: Array, filter: Filter) -> tuple[Array, Array, list[_Steps
             triples.append(tuple(x[:, None, None].astype(X.dtype) for x in triple))
         aimed.append(_Steps(segment.form, tuple(triples)))
     return X, A, aimed
+
+
+def _choose_promoted(plan: Sequence[Segment], promote: Array, dtype: Any) -> list[_Steps]:
+    """The first `promote` steps promote, the others suppress."""
+    chosen, k = [], 0
+    for segment in plan:
+        triples = []
+        for _ in segment.steps:
+            pairs = zip(PROMOTE, SUPPRESS)
+            triples.append(tuple(jnp.where(k < promote, p, s).astype(dtype) for p, s in pairs))
+            k += 1
+        chosen.append(_Steps(segment.form, tuple(triples)))
+    return chosen
 
 
 def _rescale_to_bound(X: Array, A: Array, cutoff: float | str) -> tuple[Array, Array, Array]:

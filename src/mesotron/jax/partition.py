@@ -12,10 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
 
 from mesotron.jax.labels import label
-from mesotron.jax.spectral_step import Rate
+from mesotron.jax.stats import Rate, measured, value_at
 from mesotron.jax.transforms import muon, pion
 
 _ROUTING = ("per_head", "stacked", "overrides")
@@ -26,7 +25,7 @@ def multi_transform_with_muon(
     aux_lr: Rate | None = None,
     momentum: Rate = 0.95,
     nesterov: bool = True,
-    weight_decay: float = 0.01,
+    weight_decay: Rate = 0.01,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     **options: Any,
@@ -40,7 +39,7 @@ def multi_transform_with_muon(
         weight_decay: decoupled, of all but norms and biases; with 0, `update` needs no params.
         betas, eps: of AdamW.
         **options: sorting (`per_head`, `stacked`, `overrides`: see `mesotron.jax.label`) and
-            anything that `mesotron.jax.muon` takes (`scale`, `ns`, `steps`, ...).
+            anything that `mesotron.jax.muon` takes (`scale`, `ns`, `steps`, `stats`, ...).
 
     Returns:
         An `optax.GradientTransformation`. A matrix whose gradient is not finite is left out of the
@@ -61,7 +60,7 @@ def multi_transform_with_pion(
     aux_lr: Rate | None = None,
     momentum: Rate = 0.95,
     nesterov: bool = True,
-    weight_decay: float = 0.01,
+    weight_decay: Rate = 0.01,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     **options: Any,
@@ -81,17 +80,18 @@ def multi_transform_with_pion(
 def chain_with_muon(
     muon_lr: Rate = 1e-3,
     aux_lr: Rate | None = None,
-    max_grad_norm: float | None = 0.5,
+    max_grad_norm: Rate | None = 0.5,
     momentum: Rate = 0.95,
     nesterov: bool = True,
-    weight_decay: float = 0.01,
+    weight_decay: Rate = 0.01,
     **options: Any,
 ) -> optax.GradientTransformation:
     """Clip by the global norm, then Muon for the hidden matrices and AdamW for the rest.
 
     Args:
-        max_grad_norm: Euclidean norm of all gradients together; None does not clip. A matrix's step
-            has the same size with or without it, only its weight in the momentum changes.
+        max_grad_norm: Euclidean norm of all gradients together, or a schedule of it; None does not
+            clip. A matrix's step has the same size with or without it, only its weight in the
+            momentum changes.
         muon_lr, aux_lr, momentum, nesterov, weight_decay, **options: as in
             `multi_transform_with_muon`.
 
@@ -106,10 +106,10 @@ def chain_with_muon(
 def chain_with_pion(
     pion_lr: Rate = 1e-3,
     aux_lr: Rate | None = None,
-    max_grad_norm: float | None = 0.5,
+    max_grad_norm: Rate | None = 0.5,
     momentum: Rate = 0.95,
     nesterov: bool = True,
-    weight_decay: float = 0.01,
+    weight_decay: Rate = 0.01,
     **options: Any,
 ) -> optax.GradientTransformation:
     """Clip by the global norm, then Pion for the hidden matrices and AdamW for the rest.
@@ -123,8 +123,11 @@ def chain_with_pion(
     return _clipped(routed, max_grad_norm)
 
 
-def clip_by_global_norm(max_norm: float | Array) -> optax.GradientTransformation:
+def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
     """As in optax, but sound for gradients of 1e30, and leaves that are not finite do not count.
+
+    Args:
+        max_norm: a number or a schedule.
 
     Example:
         >>> clip = clip_by_global_norm(1.0)
@@ -142,10 +145,16 @@ def clip_by_global_norm(max_norm: float | Array) -> optax.GradientTransformation
         unit = jnp.where(largest == 0, 1, largest)
         norm = jnp.sqrt(sum(jnp.square(g / unit).sum() for g in leaves))  # of the gradients / unit
         # In this order, since unit * norm may be above the largest float32.
-        factor = jnp.minimum(1, max_norm / unit / jnp.where(norm == 0, 1, norm))
-        return jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates), state
+        limit = value_at(max_norm, state.count)
+        factor = jnp.minimum(1, limit / unit / jnp.where(norm == 0, 1, norm))
+        clipped = jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates)
+        count = jnp.asarray(optax.safe_increment(state.count))
+        return clipped, optax.ScaleByScheduleState(count)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    def init(params: Any) -> optax.ScaleByScheduleState:
+        return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
+
+    return optax.GradientTransformation(init, update)
 
 
 def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -176,7 +185,10 @@ def _multi_transform(
     eps: float,
     options: dict[str, Any],
 ) -> optax.GradientTransformation:
+    # optax.inject_hyperparams hands a function's ** arguments over as one, under their own name.
+    options |= options.pop("options", {})
     routing = {key: options.pop(key) for key in _ROUTING if key in options}
+    stats, decay = options.get("stats", False), options["weight_decay"]
     rule(lr, **options)  # a wrong option is refused here and not at the first step
     aux_lr = lr if aux_lr is None else aux_lr
 
@@ -190,9 +202,12 @@ def _multi_transform(
             )
         parts = {
             "matrix": rule(lr, views=table.views(), **options),
-            "adamw": _adamw(aux_lr, betas, eps, options["weight_decay"]),
+            "adamw": _adamw(aux_lr, betas, eps, decay),
             "adamw_vectors": _adamw(aux_lr, betas, eps, 0.0),
         }
+        if stats:
+            for group, rate in (("adamw", decay), ("adamw_vectors", 0.0)):
+                parts[group] = measured(parts[group], group, aux_lr, rate)
         return optax.partition(parts, table.labels())  # pyright: ignore
 
     def init(params: Any) -> Any:
@@ -205,7 +220,7 @@ def _multi_transform(
 
 
 def _adamw(
-    lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float
+    lr: Rate, betas: tuple[float, float], eps: float, weight_decay: Rate
 ) -> optax.GradientTransformation:
     direction = [optax.scale_by_adam(*betas, eps=eps)]
     if not (isinstance(weight_decay, int | float) and weight_decay == 0):
@@ -215,7 +230,7 @@ def _adamw(
 
 
 def _clipped(
-    routed: optax.GradientTransformation, max_grad_norm: float | None
+    routed: optax.GradientTransformation, max_grad_norm: Rate | None
 ) -> optax.GradientTransformation:
     if max_grad_norm is None:
         return routed

@@ -14,9 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp  # noqa: F401  # for the examples
 import optax
+from jax import Array
 
 from mesotron.jax.paths import named_leaves
-from mesotron.jax.spectral_step import Rate, SpectralRule, Views
+from mesotron.jax.spectral_step import SpectralRule, Views
+from mesotron.jax.stats import Rate
 from mesotron.spectral import make_filter
 from mesotron.spectral.filters import Cutoff
 
@@ -29,7 +31,7 @@ def scale_by_muon(
     nesterov: bool = True,
     *,
     weight_decay: Rate = 0.0,
-    scale: str | float = "rms",
+    scale: str | float | Array = "rms",
     filter: str = "muon",
     ns: str | None = None,
     steps: int | None = None,
@@ -39,11 +41,14 @@ def scale_by_muon(
     momentum_dtype: str | None = None,
     batched: bool = True,
     shardings: Any = None,
+    stats: bool = False,
+    stats_rate: Rate = 1.0,
 ) -> optax.GradientTransformation:
     """Muon's direction, scale(m, n) f(U) + weight_decay W: `muon` before the learning rate.
 
-    Arguments are those of `muon`. The decay stands here, and not in a transformation of its own, so
-    that a leaf whose gradient is not finite is left alone altogether.
+    Arguments are those of `muon`, and `stats_rate`: the learning rate that follows this one, for
+    the `update_rms` of the stats alone. The decay stands here, and not in a transformation of its
+    own, so that a leaf whose gradient is not finite is left alone altogether.
 
     Example:
         >>> tx = scale_by_muon(scale="spectral", ns="cubic")
@@ -58,11 +63,20 @@ def scale_by_muon(
                 "the filters 'muon' and 'cubic'; give one of the two"
             )
         filter = NEWTON_SCHULZ[ns]
-    _refuse_traced(steps=steps, rank=rank, scale=scale)
-    made = make_filter(filter, steps=steps, rank=rank)
-    placed = dict(named_leaves(shardings))
+    _refuse_traced(steps=steps, rank=rank)
     rule = SpectralRule(
-        made, momentum, nesterov, weight_decay, scale, views, dtype, momentum_dtype, batched, placed
+        filter=make_filter(filter, steps=steps, rank=rank),
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        scale=scale,
+        views=views,
+        dtype=dtype,
+        momentum_dtype=momentum_dtype,
+        batched=batched,
+        shardings=dict(named_leaves(shardings)),
+        group="muon" if stats else None,
+        rate=stats_rate,
     )
     return optax.GradientTransformation(rule.init, rule.update)
 
@@ -71,27 +85,43 @@ def scale_by_pion(
     momentum: Rate = 0.95,
     nesterov: bool = True,
     *,
-    promote: int = 0,
+    promote: int | Array = 0,
     cutoff: Cutoff | None = None,
     weight_decay: Rate = 0.0,
-    scale: str | float = "rms",
+    scale: str | float | Array = "rms",
     steps: int | None = None,
     views: Views = None,
     dtype: str | None = None,
     momentum_dtype: str | None = None,
     batched: bool = True,
     shardings: Any = None,
+    stats: bool = False,
+    stats_rate: Rate = 1.0,
 ) -> optax.GradientTransformation:
-    """Pion's direction: `pion` before the learning rate; arguments are those of `pion`.
+    """Pion's direction: `pion` before the learning rate; arguments are those of `pion`, and
+    `stats_rate`, as in `scale_by_muon`.
 
     Example:
         >>> tx = scale_by_pion(cutoff="noise")
     """
-    _refuse_traced(steps=steps, promote=promote, cutoff=cutoff, scale=scale)
-    made = make_filter("pion", steps=steps, promote=promote, cutoff=cutoff)
-    placed = dict(named_leaves(shardings))
+    _refuse_traced(steps=steps, cutoff=cutoff)
+    # Injected, the default 0 is an array too; beside a cutoff it says nothing.
+    traced = promote if isinstance(promote, Array) and cutoff is None else None
+    known = 0 if isinstance(promote, Array) else promote
     rule = SpectralRule(
-        made, momentum, nesterov, weight_decay, scale, views, dtype, momentum_dtype, batched, placed
+        filter=make_filter("pion", steps=steps, promote=known, cutoff=cutoff),
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        scale=scale,
+        views=views,
+        dtype=dtype,
+        momentum_dtype=momentum_dtype,
+        batched=batched,
+        shardings=dict(named_leaves(shardings)),
+        group="pion" if stats else None,
+        rate=stats_rate,
+        promote=traced,
     )
     return optax.GradientTransformation(rule.init, rule.update)
 
@@ -101,7 +131,7 @@ def muon(
     momentum: Rate = 0.95,
     nesterov: bool = True,
     weight_decay: Rate = 0.01,
-    scale: str | float = "rms",
+    scale: str | float | Array = "rms",
     *,
     filter: str = "muon",
     ns: str | None = None,
@@ -112,6 +142,7 @@ def muon(
     momentum_dtype: str | None = None,
     batched: bool = True,
     shardings: Any = None,
+    stats: bool = False,
 ) -> optax.GradientTransformation:
     """Muon for a tree of matrices: every direction of the momentum gets the same step.
 
@@ -142,10 +173,12 @@ def muon(
         shardings: a tree like the parameters of their `jax.sharding.Sharding`s. Leaves of one shape
             that are sharded alike keep their sharding under `jit` without it; one that is whole
             beside others that are sharded is kept whole by it (or by batched=False).
+        stats: keep the numbers of the last step in the state, for `mesotron.jax.read_stats`.
 
     Returns:
-        An `optax.GradientTransformation`. Under `optax.inject_hyperparams`, `steps`, `rank`,
-        `promote`, `cutoff` and a `scale` in numbers must be named in `static_args`.
+        An `optax.GradientTransformation`. Under `optax.inject_hyperparams` and `vmap` every number
+        may be traced but those that shape the computation: where you pass `steps`, `rank` or a
+        `cutoff` in numbers, name it in `static_args`.
 
     Example:
         >>> params = {"w": jnp.eye(2)}
@@ -170,6 +203,8 @@ def muon(
         momentum_dtype=momentum_dtype,
         batched=batched,
         shardings=shardings,
+        stats=stats,
+        stats_rate=learning_rate,
     )
     return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
 
@@ -179,9 +214,9 @@ def pion(
     momentum: Rate = 0.95,
     nesterov: bool = True,
     weight_decay: Rate = 0.01,
-    scale: str | float = "rms",
+    scale: str | float | Array = "rms",
     *,
-    promote: int = 0,
+    promote: int | Array = 0,
     cutoff: Cutoff | None = None,
     steps: int | None = None,
     views: Views = None,
@@ -189,16 +224,18 @@ def pion(
     momentum_dtype: str | None = None,
     batched: bool = True,
     shardings: Any = None,
+    stats: bool = False,
 ) -> optax.GradientTransformation:
     """Pion for a tree of matrices: strong directions get a full step, weak ones none.
 
     Args:
         promote: of the filter's steps, how many raise all directions before the rest suppress the
-            small ones. 0, the release's default, lets at most one direction of a matrix pass.
+            small ones. 0, the release's default, lets at most one direction of a matrix pass. A
+            traced one works too; it is not checked, and not read beside a `cutoff`.
         cutoff: instead of `promote`, a continuous strength: a fraction of the largest singular
             value, or "noise" for the edge that pure noise of the matrix's shape would reach.
         learning_rate, momentum, nesterov, weight_decay, scale, steps, views, dtype, momentum_dtype,
-            batched, shardings: as in `muon`.
+            batched, shardings, stats: as in `muon`.
 
     Example:
         >>> tx = pion(optax.linear_schedule(0.02, 0.0, 1000), cutoff="noise")
@@ -218,6 +255,8 @@ def pion(
         momentum_dtype=momentum_dtype,
         batched=batched,
         shardings=shardings,
+        stats=stats,
+        stats_rate=learning_rate,
     )
     return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
 

@@ -1,0 +1,197 @@
+"""What a step did, as arrays in the optimizer's state; the twin of `mesotron.optim.stats`.
+
+A transformation made with `stats=True` keeps them, and `read_stats` finds them anywhere in a state.
+The names and formulas are those of docs/metrics.md; here a cosine is over whole leaves.
+
+Legend: a leaf holds B matrices; numbers of each of them are [B].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+Rate = float | Array | Callable[[Any], Any]
+
+# A block whose filtered norm is below this made no step to speak of, as on the torch side.
+DEAD_NORM = 1e-3
+ELEMENTWISE = ("update_rms", "cosine", "skipped")
+SPECTRAL = (*ELEMENTWISE, "concentration", "passed_rank", "dead_blocks", "blocks")
+
+
+class Stats(NamedTuple):
+    """A node of a state: "<group>/<statistic>" -> float32 scalar; empty if none are kept."""
+
+    values: dict[str, Array]
+
+
+class MeasuredState(NamedTuple):
+    """The state of `measured`: steps made, that of the rule inside, and the last step's numbers."""
+
+    step: Array
+    inner: Any
+    stats: Stats
+
+
+class LeafRecord(NamedTuple):
+    """One leaf of a spectral step.
+
+    Args:
+        concentration, passed: of its matrices, [B] (`mesotron.jax.filter.Filtered`).
+        block_size: elements of one matrix.
+        scale: of the step before the learning rate.
+        finite: its gradient was, and it is stepped.
+        cosine: of its direction and its gradient.
+    """
+
+    concentration: Array
+    passed: Array
+    block_size: int
+    scale: float | Array
+    finite: Array
+    cosine: Array
+
+
+def read_stats(state: Any) -> dict[str, Array]:
+    """The last step's numbers from an optimizer's state.
+
+    Args:
+        state: of any transformation that has one with `stats=True` somewhere inside.
+
+    Returns:
+        "<group>/<statistic>" -> scalar, and "skipped", the sum over groups; zeros before the first
+        step. After a `vmap` each has its axis.
+
+    Example:
+        >>> from mesotron.jax import muon
+        >>> tx = muon(0.1, weight_decay=0.0, stats=True)
+        >>> grads = {"w": jnp.eye(4)}
+        >>> _, state = tx.update(grads, tx.init(grads))
+        >>> round(float(read_stats(state)["muon/concentration"]), 3)  # four equal directions
+        0.25
+    """
+    found: dict[str, Array] = {}
+    for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Stats)):
+        if not isinstance(node, Stats):
+            continue
+        twice = found.keys() & node.values.keys()
+        if twice:
+            raise ValueError(
+                f"two transformations of this state keep {min(twice)!r}: make one without stats"
+            )
+        found |= node.values
+    if not found:
+        raise ValueError("no transformation of this state keeps numbers: make one with stats=True")
+    skipped = [value for key, value in found.items() if key.endswith("/skipped")]
+    return {**found, "skipped": jnp.asarray(sum(skipped))}
+
+
+def no_stats(group: str, keys: Sequence[str]) -> Stats:
+    """Zeros, before the first step."""
+    return Stats({f"{group}/{key}": jnp.zeros((), jnp.float32) for key in keys})
+
+
+def spectral_stats(group: str, rate: Any, leaves: Sequence[LeafRecord]) -> Stats:
+    """The numbers of a spectral step.
+
+    Args:
+        group: their first word.
+        rate: the learning rate of this step.
+        leaves: at least one.
+    """
+    square = elements = blocks = 0.0
+    live = concentration = passed = dead = cosine = stepped = 0.0
+    for leaf in leaves:
+        ok = leaf.finite.astype(jnp.float32)
+        # A block without a gradient (an expert without tokens) says nothing about the filter.
+        seen = ok * (leaf.concentration > 0)
+        square += (ok * jnp.square(leaf.scale) * leaf.passed).sum()
+        elements += ok * leaf.block_size * len(leaf.passed)
+        blocks += ok * len(leaf.passed)
+        live += seen.sum()
+        concentration += (seen * leaf.concentration).sum()
+        passed += (seen * leaf.passed).sum()
+        dead += (seen * (leaf.passed < DEAD_NORM**2)).sum()
+        cosine += jnp.where(leaf.finite, leaf.cosine, 0)
+        stepped += ok
+    numbers = {
+        "update_rms": jnp.abs(rate) * jnp.sqrt(square / jnp.maximum(elements, 1)),
+        "cosine": cosine / jnp.maximum(stepped, 1),
+        "skipped": len(leaves) - stepped,
+        "concentration": concentration / jnp.maximum(live, 1),
+        "passed_rank": passed / jnp.maximum(live, 1),
+        "dead_blocks": dead / jnp.maximum(live, 1),
+        "blocks": blocks,
+    }
+    return _named(group, numbers)
+
+
+def measured(
+    inner: optax.GradientTransformation, group: str, rate: Rate, weight_decay: Rate
+) -> optax.GradientTransformation:
+    """Keep the numbers of an elementwise rule, one that steps all of its leaves or none.
+
+    Args:
+        inner: the whole rule, learning rate and decay included.
+        group: the first word of the names.
+        rate, weight_decay: of `inner`; its decay is not counted in `update_rms`.
+    """
+
+    def init(params: Any) -> MeasuredState:
+        stats = no_stats(group, ELEMENTWISE) if jax.tree.leaves(params) else Stats({})
+        return MeasuredState(jnp.zeros([], jnp.int32), inner.init(params), stats)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MeasuredState]:
+        made, kept = inner.update(updates, state.inner, params)
+        grads, steps = jax.tree.leaves(updates), jax.tree.leaves(made)
+        decay = value_at(rate, state.step) * value_at(weight_decay, state.step)
+        if params is not None:
+            weights = jax.tree.leaves(params)
+            steps = [s.astype(jnp.float32) + decay * w for s, w in zip(steps, weights)]
+        stats = _elementwise_stats(group, grads, steps) if grads else Stats({})
+        step = jnp.asarray(optax.safe_increment(state.step))
+        return made, MeasuredState(step, kept, stats)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _elementwise_stats(group: str, grads: Sequence[Array], steps: Sequence[Array]) -> Stats:
+    finite = jnp.array([jnp.isfinite(g).all() for g in grads])
+    stepped = finite.all()
+    square = sum(jnp.square(s.astype(jnp.float32)).sum() for s in steps)
+    size = max(sum(s.size for s in steps), 1)
+    cosines = [cosine(-s, g) for s, g in zip(steps, grads)]
+    numbers = {
+        "update_rms": jnp.where(stepped, jnp.sqrt(square / size), 0),
+        "cosine": jnp.where(stepped, sum(cosines) / len(cosines), 0),
+        "skipped": (~finite).sum(),
+    }
+    return _named(group, numbers)
+
+
+def cosine(X: Array, G: Array) -> Array:
+    """Of two equal-shaped arrays of any size from 1e-30 to 1e30; 0 if one is zero."""
+    X, G = _largest_one(X), _largest_one(G)
+    length = jnp.linalg.norm(X) * jnp.linalg.norm(G)
+    return jnp.where(length == 0, 0, X @ G / jnp.where(length == 0, 1, length))
+
+
+def value_at(rate: Rate, step: Array) -> Any:
+    """A number, or a schedule's value at this step."""
+    return rate(step) if callable(rate) else rate
+
+
+def _largest_one(X: Array) -> Array:
+    """Flat in float32, over its largest magnitude, since 1e30 squared is no float32."""
+    X = X.astype(jnp.float32).ravel()
+    largest = jnp.abs(X).max(initial=0)
+    return X / jnp.where(largest == 0, 1, largest)
+
+
+def _named(group: str, numbers: dict[str, Any]) -> Stats:
+    return Stats({f"{group}/{key}": jnp.asarray(x, jnp.float32) for key, x in numbers.items()})
