@@ -60,7 +60,7 @@ def small_digits(completions: list[str], **_: Any) -> list[float]:
 
 def make_trainer(folder: Path, cls: type = GRPOTrainer, *, parts: dict[str, Any] | None = None,
                  **changed: Any) -> Any:  # fmt: skip
-    """`parts` go to the trainer (optim, objective, judge, model, ...), the rest to its arguments."""
+    """`parts` go to the trainer (optim, objective, model, ...), the rest to its arguments."""
     given = {
         "model": make_model(), "reward_funcs": small_digits, "train_dataset": make_data(),
         "processing_class": make_tokenizer(), **(parts or {}),
@@ -79,3 +79,15 @@ def rows(trainer: Any) -> list[dict[str, float]]:
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def spy(trainer: Any) -> list[dict[str, Any]]:
+    """Every rollout batch that the trainer makes from now on."""
+    kept, make = [], trainer._generate_and_score_completions
+
+    def keep(inputs):
+        kept.append(make(inputs))
+        return kept[-1]
+
+    trainer._generate_and_score_completions = keep
+    return kept

@@ -48,7 +48,7 @@ class PolicyLoss(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibl
 
     def _geometric_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         idle = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
-        if not self.args.use_bias_correction_kl:  # else the KL term needs the ratio
+        if not (self.beta and self.args.use_bias_correction_kl):  # else the KL term needs the ratio
             idle.pop("old_per_token_logps", None)
         rest = super()._compute_loss(model, idle)
         assert self._seen is not None

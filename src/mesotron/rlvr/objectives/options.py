@@ -111,13 +111,13 @@ def _refuse_traps(given: ObjectiveConfig, found: ObjectiveConfig, generations: i
             f"objective.scale_rewards = {found.scale_rewards!r} makes dr_grpo another objective: "
             "leave it out, or use grpo"
         )
+    if name in ("cispo", "sapo") and given.epsilon is not None:
+        raise ValueError(f"{name} has no clip width, so leave epsilon = {given.epsilon} out")
     if name == "cispo" and (found.epsilon_high or 0) <= 1:
         raise ValueError(
             f"cispo's epsilon_high = {found.epsilon_high} is the largest ratio itself and would "
             "clamp every token: give one above 1 (5.0 is published)"
         )
-    if name in ("cispo", "sapo") and given.epsilon is not None:
-        raise ValueError(f"{name} has no clip width, so leave epsilon = {given.epsilon} out")
     if name not in SELF_LABELLED and given.loss != "grpo":
         raise ValueError(
             f"objective.loss = {given.loss!r} is for {', '.join(SELF_LABELLED)}; "

@@ -1,0 +1,95 @@
+"""Whole training steps on one process and on several gloo ones, with rollouts that are scripted.
+
+What is sampled depends on the prompt and on the place in its group, never on the process: so the
+same run must come out however it is divided.
+"""
+
+import multiprocessing
+import os
+import random
+import socket
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PRELOAD = ["mesotron.rlvr.trainer", "torch._dynamo", "transformers.models.llama.modeling_llama"]
+
+
+def scripted(trainer: Any, prompt_ids: list[list[int]], *args: Any, **_: Any) -> Any:
+    """In place of TRL's sampling: short completions, drawn from what may decide about them."""
+    start, number = trainer.accelerator.process_index * len(prompt_ids), args[2]
+    found = [write(ids, (start + k) % number, number) for k, ids in enumerate(prompt_ids)]
+    return found, None
+
+
+def scripted_rows(trainer: Any, prompt_ids: list[list[int]], rows: list[int], number: int) -> Any:
+    """The same for some of a process's rows, as the merged variant samples them."""
+    start, size = trainer.accelerator.process_index * len(prompt_ids), trainer.num_generations
+    return {k: (write(prompt_ids[k], (start + k) % size, number), None) for k in rows}
+
+
+def write(ids: list[int], place: int, number: int) -> list[int]:
+    draw = random.Random(repr((ids, place, number)))
+    return [*draw.choices(range(3, 25), k=draw.randint(1, 3)), 1]
+
+
+def run_steps(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
+    """Train on this process's share; returns weights, an anchor's weights, and the log."""
+    import trl
+
+    from mesotron.rlvr.anchored import AnchoredRollouts
+    from rlvr_tiny import make_trainer, rows
+
+    trl.GRPOTrainer._generate_single_turn = scripted
+    AnchoredRollouts._sample_rows = scripted_rows
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(Path(folder), parts=parts, **settings)
+        trainer.train()
+    weights = {n: p.detach().tolist() for n, p in trainer.model.named_parameters()}
+    anchor = trainer.anchor.tensors() if trainer.anchor is not None else {}
+    logs = rows(trainer) if trainer.is_world_process_zero() else []
+    return {"weights": weights, "anchor": {n: w.tolist() for n, w in anchor.items()}, "rows": logs}
+
+
+def run_on(num: int, cases: list[tuple[dict, dict]]) -> list[dict[str, Any]]:
+    """Run each (settings, parts) on so many processes; the main process's results."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pipes, processes = [], []
+    for rank in range(num):
+        here, there = context.Pipe()
+        process = context.Process(target=_serve, args=(rank, num, port, cases, there), daemon=True)
+        process.start()
+        pipes.append(here)
+        processes.append(process)
+    try:
+        answers = []
+        for pipe in pipes:
+            assert pipe.poll(300), "a process does not answer"
+            answers.append(pipe.recv())
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    failures = [text for ok, text in answers if not ok]
+    assert not failures, failures[0]
+    return answers[0][1]
+
+
+def _serve(rank: int, num: int, port: int, cases: list[tuple[dict, dict]], pipe: Any) -> None:
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
+    }  # fmt: skip
+    torch.set_num_threads(1)
+    try:
+        pipe.send((True, [run_steps(*case) for case in cases]))
+    except Exception:
+        pipe.send((False, f"process {rank} of {num}\n{traceback.format_exc()}"))
+    pipe.recv()  # stay for the others, until killed

@@ -1,0 +1,130 @@
+"""GMPO's loss against hand-worked cases, and its identities with GRPO and GSPO."""
+
+from dataclasses import replace
+from math import exp, log
+
+import pytest
+import torch
+
+from mesotron.rlvr.objectives.gmpo import LossInputs, gmpo_loss
+from mesotron.rlvr.policy_loss import rollout_weight
+
+
+def batch(d, advantages, mask=None, **options) -> LossInputs:
+    """Log-ratios d over an old policy of zeros."""
+    d = torch.as_tensor(d, dtype=torch.float64).requires_grad_()
+    return LossInputs(
+        logprobs=d,
+        old_logprobs=torch.zeros_like(d),
+        advantages=torch.as_tensor(advantages, dtype=torch.float64),
+        mask=torch.ones_like(d) if mask is None else torch.as_tensor(mask),
+        **options,
+    )
+
+
+def gradient(inputs: LossInputs) -> torch.Tensor:
+    return torch.autograd.grad(gmpo_loss(inputs).loss, inputs.logprobs)[0]
+
+
+def test_two_sequences_by_hand():
+    inputs = batch([[0.6, 0.2, 9.0], [-0.6, 0.8, -0.2]], [2.0, -1.0], [[1, 1, 0], [1, 1, 1]])
+    # A > 0: 0.6 is clipped to 0.4; A < 0: -0.6 to -0.4, 0.8 stays. The 9.0 is padding.
+    first, second = exp((0.4 + 0.2) / 2), exp((-0.4 + 0.8 - 0.2) / 3)
+    out = gmpo_loss(inputs)
+    assert out.loss.item() == pytest.approx(-(2 * first - second) / 2)
+    assert out.high_clipped.tolist() == [[True, False, False], [False, False, False]]
+    assert out.low_clipped.tolist() == [[False, False, False], [True, False, False]]
+    # Clipped tokens and padding have no gradient; |o| does not shrink where tokens clip.
+    expected = [[0, -2 * first / (2 * 2), 0], [0, second / (2 * 3), second / (2 * 3)]]
+    torch.testing.assert_close(gradient(inputs), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_the_clip_is_one_sided_and_in_log_space():
+    assert gmpo_loss(batch([[-3.0]], [1.0])).loss.item() == pytest.approx(-exp(-3.0))
+    assert gmpo_loss(batch([[3.0]], [-1.0])).loss.item() == pytest.approx(exp(3.0))
+    assert gmpo_loss(batch([[3.0]], [1.0], epsilon_high=0.1)).loss.item() == pytest.approx(
+        -exp(0.1)
+    )
+    assert gmpo_loss(batch([[-3.0]], [-1.0], epsilon=0.1)).loss.item() == pytest.approx(exp(-0.1))
+
+
+def test_delta_bounds_the_side_that_has_no_clip():
+    assert gmpo_loss(batch([[3.0]], [-1.0], delta=2.0)).loss.item() == pytest.approx(2.0)
+    assert gmpo_loss(batch([[0.3]], [1.0], delta=2.0)).loss.item() == pytest.approx(-exp(0.3))
+
+
+def test_an_advantage_of_zero_is_silent_even_where_the_weight_overflows():
+    inputs = batch([[1e4, 1e4]], [0.0])
+    assert gmpo_loss(inputs).loss.item() == 0
+    assert gradient(inputs).abs().sum() == 0
+
+
+def test_a_sequence_without_tokens_gives_no_gradient():
+    inputs = batch([[0.3, 0.1], [0.2, 0.2]], [1.0, 1.0], [[0, 0], [1, 1]])
+    assert gradient(inputs)[0].tolist() == [0, 0]
+    assert gradient(inputs)[1].abs().min() > 0
+
+
+def test_tokens_outside_the_token_mask_count_as_ratio_one():
+    masked = batch([[0.3, 0.2]], [1.0], token_mask=torch.tensor([[1, 0]]))
+    assert gmpo_loss(masked).loss.item() == pytest.approx(-exp(0.3 / 2))
+    assert gradient(masked)[0, 1] == 0
+
+
+def test_a_sequence_weight_multiplies_its_sequence_alone():
+    plain = batch([[0.1], [0.2]], [1.0, -1.0])
+    weighed = replace(plain, sequence_weight=torch.tensor([0.5, 1.0]))
+    torch.testing.assert_close(gradient(weighed), gradient(plain) * torch.tensor([[0.5], [1.0]]))
+
+
+def grpo(d, A, mask, low=0.2, high=0.2, sequence=False):
+    """GRPO (or GSPO) as written: the mean over sequences of the mean over tokens."""
+    if sequence:
+        d = ((d * mask).sum(1) / mask.sum(1))[:, None].expand_as(d)
+    ratio = d.exp()
+    loss = -torch.minimum(ratio * A[:, None], ratio.clamp(1 - low, 1 + high) * A[:, None])
+    return ((loss * mask).sum(1) / mask.sum(1)).mean()
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["grpo", "gspo"])
+def test_on_policy_the_gradient_is_that_of_grpo_and_gspo(sequence):
+    torch.manual_seed(0)
+    mask = (torch.arange(7) < torch.tensor([[7], [1], [4], [5], [2]])).long()
+    inputs = batch(torch.zeros(5, 7), torch.randn(5), mask)
+    other = grpo(inputs.logprobs, inputs.advantages, inputs.mask, sequence=sequence)
+    theirs = torch.autograd.grad(other, inputs.logprobs)[0]
+    torch.testing.assert_close(gradient(inputs), theirs)
+
+
+def test_without_a_clip_it_is_gspo_and_never_larger_than_grpo():
+    torch.manual_seed(0)
+    d, A = 0.5 * torch.randn(6, 9), torch.randn(6)
+    inputs = batch(d, A, epsilon=50.0, epsilon_high=50.0)
+    wide = {"low": 1.0, "high": 1e9}
+    gspo = grpo(inputs.logprobs, inputs.advantages, inputs.mask, sequence=True, **wide)
+    torch.testing.assert_close(gmpo_loss(inputs).loss, gspo)
+    # By the inequality of the means, sequence by sequence.
+    for k in range(6):
+        one = batch(d[k : k + 1], A[k : k + 1], epsilon=50.0, epsilon_high=50.0)
+        arithmetic = grpo(one.logprobs, one.advantages, one.mask, **wide)
+        assert abs(gmpo_loss(one).loss) <= abs(arithmetic)
+
+
+def test_several_updates_tell_gmpo_from_grpo():
+    inputs = batch([[0.3, -0.3]], [1.0])
+    theirs = grpo(inputs.logprobs, inputs.advantages, inputs.mask, low=0.9, high=9.0)
+    assert gmpo_loss(inputs).loss.item() == pytest.approx(-1.0)
+    assert theirs.item() == pytest.approx(-(exp(0.3) + exp(-0.3)) / 2)
+
+
+def test_a_ratio_for_each_token_becomes_their_geometric_mean():
+    ratio = torch.tensor([[2.0, 8.0, 5.0], [0.0, 3.0, 1.0]])
+    weight, alive = rollout_weight(ratio, torch.tensor([[1, 1, 0], [1, 1, 0]]))
+    torch.testing.assert_close(weight, torch.tensor([exp((log(2) + log(8)) / 2), 3.0]))
+    assert alive.tolist() == [[True, True, True], [False, True, True]]
+
+
+def test_a_ratio_for_each_sequence_stays_as_it_is():
+    weight, alive = rollout_weight(torch.tensor([[0.0], [2.5]]), torch.ones(2, 3))
+    assert weight.tolist() == [0.0, 2.5]
+    assert alive.all()

@@ -1,0 +1,89 @@
+"""Two processes make the steps of one, where each holds whole groups and where groups span both."""
+
+import pytest
+import torch
+
+from mesotron.config.training import ObjectiveConfig, OptimConfig
+from rlvr_processes import run_on
+
+# Eight completions of each process; a group of 16 spans both.
+SHAPES = {"whole": {"num_generations": 4}, "spanning": {"num_generations": 16}}
+TIMES = {"step_time", "time/step", "time/rollout", "time/optimizer"}
+
+
+def length(completions, prompts, **_):
+    """Depends on the text alone; prompts that start with 0 teach nothing."""
+    return [
+        0.0 if p.startswith("0") else len(c) % 5 / 5
+        for p, c in zip(prompts, completions, strict=True)
+    ]
+
+
+CASES = {
+    "grpo": ObjectiveConfig(name="grpo", beta=0.05),
+    "mgrpo": ObjectiveConfig(name="mgrpo", momentum=0.5),
+    "merged": ObjectiveConfig(name="mgrpo", momentum=0.5, loss_on_momentum=True),
+    "resample": ObjectiveConfig(name="grpo", beta=0.0, dynamic_sampling="resample"),
+    "drop": ObjectiveConfig(name="dapo", dynamic_sampling="drop"),
+}
+
+
+def case(objective, shape, num):
+    settings = {"per_device_train_batch_size": 16 // num, "max_steps": 2, **SHAPES[shape]}
+    optim = OptimConfig(name="muon", lr=0.01)
+    return settings, {"objective": CASES[objective], "optim": optim, "reward_funcs": length}
+
+
+QUICK = [("grpo", "whole"), ("mgrpo", "whole"), ("mgrpo", "spanning")]
+SLOW = [(name, shape) for name in CASES for shape in SHAPES if (name, shape) not in QUICK]
+
+
+def run_both(names):
+    """Each case on one process and on two."""
+    results = [run_on(num, [case(*name, num) for name in names]) for num in (1, 2)]
+    return dict(zip(names, zip(*results, strict=True), strict=True))
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return run_both(QUICK)
+
+
+@pytest.fixture(scope="module")
+def slow():
+    return run_both(SLOW)
+
+
+@pytest.mark.parametrize("name", QUICK, ids="-".join)
+def test_two_processes_make_the_steps_of_one(quick, name):
+    compare(name[0], *quick[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in SLOW if n != ("resample", "whole")], ids="-".join)
+def test_two_processes_make_the_steps_of_one_in_every_variant(slow, name):
+    compare(name[0], *slow[name])
+
+
+@pytest.mark.slow
+def test_two_processes_fill_their_own_places(slow):
+    """They draw other prompts than one process would, since they do not exchange groups."""
+    for found in slow["resample", "whole"]:
+        assert [row["dynamic/filled"] for row in found["rows"]] == [1, 1]
+        assert max(row["dynamic/rounds"] for row in found["rows"]) > 1
+
+
+def compare(objective, one, two):
+    for kind in ("weights", "anchor"):
+        assert one[kind].keys() == two[kind].keys()
+        for name, weight in one[kind].items():
+            torch.testing.assert_close(
+                torch.tensor(two[kind][name]), torch.tensor(weight), rtol=0, atol=2e-5
+            )
+    assert bool(one["anchor"]) == (objective in ("mgrpo", "merged"))
+    assert any(row["grad_norm"] > 1e-3 for row in one["rows"])
+    for mine, theirs in zip(one["rows"], two["rows"], strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in mine.keys() - TIMES:
+            wanted = mine[key] and pytest.approx(mine[key], rel=1e-3, abs=1e-4)  # None stays None
+            assert theirs[key] == wanted or abs(theirs[key]) < 1e-4, key
