@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from mesotron.optim import muon_sgd as muon_sgd
     from mesotron.optim import pion as pion
     from mesotron.optim import route as route
+    from mesotron.rlvr.trainer import GRPOTrainer as GRPOTrainer
 
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it. A room (a sub-package) maps to itself.
 _HOME = {
+    "GRPOTrainer": "mesotron.rlvr.trainer",
     "Muon": "mesotron.optim",
     "Pion": "mesotron.optim",
     "RoutingTable": "mesotron.optim",

@@ -1,0 +1,122 @@
+"""Recipes: each by its name, each runs two steps; flags and files win over their values."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from mesotron import cli
+from mesotron.arguments import parse
+from mesotron.config import ModelConfig, TrainConfig
+from mesotron.config.reading import from_plain
+from mesotron.recipes import RECIPES, describe_recipes, make_recipe
+from mesotron.rlvr.models import load_model
+from mesotron.rlvr.objectives.options import resolve, trl_arguments
+from mesotron.runs import RunFolder
+from mesotron.runs.folder import plain
+
+PRESETS = cli.COMMANDS["train"].presets
+DOCS = Path(__file__).parents[1] / "docs"
+FAMILIES = {"Qwen2.5": "qwen2", "Qwen3": "qwen3", "smollm2": "llama", "tiny": "llama"}
+GSM8K = '{"question": "Ann has %d pens and gets 2. How many?", "answer": "%d + 2 = %d\\n#### %d"}'
+MATH = '{"problem": "What is %d + 2?", "solution": "It is $\\\\boxed{%d}$.", "level": "Level 5"}'
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_knows_its_name_and_can_be_written_and_read(name):
+    config = make_recipe(name)
+    assert config.recipe == name
+    assert from_plain(TrainConfig, plain(config)) == config
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_a_batch_that_trl_can_cut(name):
+    config = make_recipe(name)
+    resolve(config.objective, config.rollout.generations)
+    trl_arguments(config.objective, config.rollout, config.optim)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_in_the_help_and_in_the_papers(name):
+    assert name in describe_recipes()
+    assert f"## {name}\n" in (DOCS / "papers.md").read_text()
+
+
+def read(words: str) -> TrainConfig:
+    return parse(TrainConfig, words.split(), "mesotron train", PRESETS)
+
+
+def test_the_default_is_the_arith_recipe():
+    assert read("") == make_recipe("arith")
+
+
+def test_flags_win_over_a_file_and_a_file_over_the_recipe(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('recipe = "qwen3_math_mgrpo"\nsteps = 7\n[optim]\nlr = 1e-3\nname = "pion"\n')
+    made, base = read(f"--config {file} --optim.lr 2e-3"), make_recipe("qwen3_math_mgrpo")
+    assert (made.steps, made.optim.lr, made.optim.name) == (7, 2e-3, "pion")
+    assert made.optim.warmup == base.optim.warmup == 0.1
+    assert made.rollout == base.rollout
+    assert read("arith_mgrpo --objective.momentum 0.5").objective.name == "mgrpo"
+
+
+def test_an_unknown_recipe_is_a_sentence(sentence):
+    assert "unknown recipe 'arth' (did you mean arith?); recipes: arith, " in sentence(
+        "train", "arth"
+    )
+
+
+def test_the_help_shows_the_recipes_and_the_values_of_one(mesotron):
+    shown = mesotron("train", "--help").stdout
+    assert "arith_sparse_collapse  Meant to fail" in shown
+    words = " ".join(mesotron("train", "qwen3_math_mgrpo", "--help").stdout.split())
+    assert "Qwen/Qwen3-4B-Base" in words
+    assert "Longest completion. (default: 3072)" in words
+
+
+def small_model(folder: Path, kind: str) -> Path:
+    """A random model of a family, with the shipped tokenizer."""
+    _, tokenizer = load_model(ModelConfig(name="tiny"))
+    config = AutoConfig.for_model(
+        kind, vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, head_dim=16,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        max_position_embeddings=512, layer_types=None, tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def small_data(name: str) -> str:
+    """Flags for a task of a few rows in a file of the kind that the recipe reads."""
+    config = make_recipe(name)
+    if config.task.name == "arith":
+        return "--task.num-train 40"
+    lines = [
+        GSM8K % (k, k, k + 2, k + 2) if config.task.name == "gsm8k" else MATH % (k, k + 2)
+        for k in range(40)
+    ]
+    Path("data.jsonl").write_text("\n".join(lines) + "\n")
+    return "--task.path data.jsonl"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_two_steps_of_a_recipe(name, tmp_path, monkeypatch):
+    """Everything as in the recipe but the sizes, and a random model of the same family."""
+    monkeypatch.chdir(tmp_path)
+    config = make_recipe(name)
+    kind = next(kind for start, kind in FAMILIES.items() if start in config.model.name)
+    group, anchor = (8, "--objective.momentum-generations 4") if "mgrpo" in name else (4, "")
+    sizes = (
+        f"--steps 2 --device cpu --model.name {small_model(tmp_path / 'model', kind)} "
+        f"--rollout.prompts 4 --rollout.generations {group} {anchor} --rollout.micro-batch 4 "
+        "--rollout.max-tokens 4 --task.num-eval 2"
+    )
+    words = ["train", name, *sizes.split(), *small_data(name).split(), "--out", "run"]
+    assert cli.main(words) == 0
+    made = RunFolder(Path("run"))
+    assert [row["step"] for row in made.rows("metrics")] == [1, 2]
+    assert made.result is not None
