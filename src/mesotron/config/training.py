@@ -321,8 +321,7 @@ class EvalConfig:
     against: str | None = None
     """Another one to compare with on the same problems; a run's own start if not given."""
 
-    task: TaskConfig | None = None
-    """The task; a run's own if not given."""
+    task: TaskConfig = TaskConfig()
 
     samples: int = 8
     """Sampled completions of each problem; 0 is greedy alone."""
@@ -330,8 +329,8 @@ class EvalConfig:
     temperature: float = 1.0
     """Sampling temperature."""
 
-    max_tokens: int | None = None
-    """Longest completion; a run's own, or 256, if not given."""
+    max_tokens: int = 256
+    """Longest completion."""
 
     batch: int | None = None
     """Completions generated at once; by the memory there is if not given."""

@@ -15,23 +15,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mesotron.config import EvalConfig, ModelConfig, TaskConfig, TrainConfig
+from mesotron.config import EvalConfig, ModelConfig, TrainConfig
 from mesotron.rlvr.train import set_library_variables
 
 if TYPE_CHECKING:
     from mesotron.rlvr.evaluation.measure import EvalResult
     from mesotron.rlvr.evaluation.subject import Subject
 
-LONGEST = 256  # tokens of a completion, where neither the flags nor the run say
 SHOWN_PAIRS = 4
 
 
 def run(config: EvalConfig) -> int:
     """Evaluate a model, and what it is compared with; print, and write JSON where asked."""
     check(config)
-    set_library_variables(
-        TrainConfig(model=ModelConfig(name=config.model), task=config.task or TaskConfig())
-    )
+    set_library_variables(TrainConfig(model=ModelConfig(name=config.model), task=config.task))
     from mesotron.rlvr.evaluation.subject import Subject, find_subject
 
     subject = find_subject(config.model)
@@ -73,7 +70,7 @@ def check_writable(path: Path) -> None:
 
 
 def measure_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalResult]:
-    """Evaluate each subject on the same problems; the last one's run says which."""
+    """Evaluate each subject on the same problems."""
     from mesotron.rlvr.evaluation.measure import evaluate
     from mesotron.rlvr.facts import Judge
     from mesotron.rlvr.models import choose_device
@@ -81,9 +78,7 @@ def measure_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalRes
     from mesotron.rlvr.verify import Verifier
 
     device = choose_device(config.device, config.threads)
-    asked = config.task or subjects[-1].task or TaskConfig()
-    task = load_task(asked)
-    longest = config.max_tokens or subjects[-1].max_tokens or LONGEST
+    task = load_task(config.task)
     results = []
     total = len(subjects) * len(task.eval) * (1 + config.samples)
     with Verifier() as verifier, progress_bar(total) as advance:
@@ -93,10 +88,10 @@ def measure_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalRes
                 model,
                 tokenizer,
                 task.eval,
-                asked,
+                config.task,
                 examples=task.examples,
                 name=subject.name,
-                max_tokens=longest,
+                max_tokens=config.max_tokens,
                 samples=config.samples,
                 temperature=config.temperature,
                 batch=config.batch,

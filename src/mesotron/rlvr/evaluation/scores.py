@@ -47,7 +47,8 @@ def wilson(right: int, total: int) -> Score:
     share, z2 = right / total, Z95**2 / total
     middle = (share + z2 / 2) / (1 + z2)
     half = Z95 * math.sqrt(share * (1 - share) / total + z2 / (4 * total)) / (1 + z2)
-    return Score(share, max(0.0, middle - half), min(1.0, middle + half))
+    # At 0 and 1 the ends meet the share but for rounding.
+    return Score(share, min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half)))
 
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> Score:

@@ -1,7 +1,7 @@
 """What is evaluated: a run, one of its checkpoints, a model folder or a model's name.
 
-A run brings its task, its longest completion and the model that it started from, so that
-`mesotron eval runs/last` needs no other word.
+A run brings the model that it started from, so that `mesotron eval runs/last` compares the two;
+its task comes with the defaults of the command, see `run_defaults`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from mesotron.config import ModelConfig, TaskConfig
+from mesotron.config import ModelConfig
 from mesotron.config.reading import from_plain
 from mesotron.rlvr.models import load_model
+from mesotron.rlvr.run_defaults import run_of
 from mesotron.runs import RunFolder, newest_whole
 
 
@@ -27,8 +28,6 @@ class Subject:
     model: ModelConfig
     adapter: Path | None = None
     """A folder with LoRA weights to put on the model."""
-    task: TaskConfig | None = None
-    max_tokens: int | None = None
     start: ModelConfig | None = None
     """What the run started from; None if this is no run."""
 
@@ -53,14 +52,15 @@ def find_subject(name: str) -> Subject:
             "there is no run in runs/last yet: train one with mesotron train, or name a model, "
             "such as mesotron eval tiny"
         )
-    if (path / "checkpoints").is_dir():
-        found, damaged = newest_whole(path / "checkpoints")
-        if found is None:
-            raise ValueError(f"{name} has no whole checkpoint: {'; '.join(damaged) or 'none yet'}")
-        return of_run(RunFolder(path), found.path, name)
-    if path.name.startswith("checkpoint-") and (path.parent.parent / "config.json").is_file():
-        return of_run(RunFolder(path.parent.parent), path, name)
-    return Subject(name, ModelConfig(name=name))
+    run = run_of(name)
+    if run is None:
+        return Subject(name, ModelConfig(name=name))
+    if path.name.startswith("checkpoint-"):
+        return of_run(run, path, name)
+    found, damaged = newest_whole(run.checkpoints)
+    if found is None:
+        raise ValueError(f"{name} has no whole checkpoint: {'; '.join(damaged) or 'none yet'}")
+    return of_run(run, found.path, name)
 
 
 def of_run(run: RunFolder, checkpoint: Path, name: str) -> Subject:
@@ -75,8 +75,6 @@ def of_run(run: RunFolder, checkpoint: Path, name: str) -> Subject:
         name=name,
         model=start if with_adapter else replace(start, name=str(checkpoint)),
         adapter=checkpoint if with_adapter else None,
-        task=from_plain(TaskConfig, config["task"], source),
-        max_tokens=(config.get("rollout") or {}).get("max_tokens"),
         start=start,
     )
 

@@ -1,0 +1,456 @@
+"""Evaluation: generation against Transformers, scores against enumeration, words, the command."""
+
+import io
+import json
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+
+from mesotron.arguments import parse
+from mesotron.cli import COMMANDS
+from mesotron.config import EvalConfig, ModelConfig, TaskConfig
+from mesotron.rlvr.evaluation import EvalResult, Transcript, command, evaluate, side_by_side
+from mesotron.rlvr.evaluation.findings import describe_format, describe_temperature
+from mesotron.rlvr.evaluation.generate import Completion, choose, fitting_batch, generate
+from mesotron.rlvr.evaluation.measure import score_greedy, score_sampled
+from mesotron.rlvr.evaluation.scores import (
+    Score,
+    bootstrap,
+    majority_right,
+    pass_at_k,
+    powers_of_two,
+    wilson,
+)
+from mesotron.rlvr.evaluation.subject import find_subject
+from mesotron.rlvr.evaluation.transcripts import Pair, pair_up, printable, verdict
+from mesotron.rlvr.facts import Facts, Judge
+from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.models import load_model
+from mesotron.rlvr.tasks.load import load_task
+from mesotron.rlvr.tasks.problem import Problem
+from mesotron.rlvr.tiny import build_network, build_tokenizer
+from mesotron.rlvr.verify import Verifier
+from mesotron.runs import RunFolder
+from mesotron.runs.checkpoints import writing
+
+TEXTS = ["Mia has 12 apples. 3 + 4 = 7", "system", "user", "assistant"] * 9
+EVAL_PRESETS = COMMANDS["eval"].presets
+PROMPTS = ["Mia has " + "1 " * n for n in range(1, 10)]
+
+
+@pytest.fixture(scope="module")
+def random_model():
+    """Random weights: completions of every length, since the end token comes by chance."""
+    tokenizer = build_tokenizer(TEXTS, 300)
+    model = build_network(tokenizer).eval()
+    with torch.no_grad():  # an end token that comes often, so that rows end at different times
+        torch.manual_seed(0)
+        model.lm_head.weight *= 3
+        model.lm_head.weight[tokenizer.eos_token_id] = 0.3 * torch.randn(128)
+    return model, tokenizer
+
+
+# Generation
+
+
+def test_greedy_is_what_transformers_generates(random_model):
+    model, tokenizer = random_model
+    found = generate(model, tokenizer, PROMPTS, max_tokens=24)
+    batch = tokenizer(
+        PROMPTS, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False
+    )
+    expected = model.generate(**batch, max_new_tokens=24, do_sample=False)
+    for one, ids in zip(found, expected[:, batch["input_ids"].shape[1] :].tolist(), strict=True):
+        ends = ids.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in ids else 24
+        assert list(one.ids) == ids[:ends]
+        assert one.truncated == (ends == 24)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_completions_do_not_depend_on_the_batch(random_model, temperature):
+    model, tokenizer = random_model
+    runs = [
+        generate(
+            model, tokenizer, PROMPTS * 2, max_tokens=12, temperature=temperature, seed=5, batch=n
+        )
+        for n in (18, 7, 1)
+    ]
+    assert runs[0] == runs[1] == runs[2]
+    if temperature:  # rows ended at different times, so that dropping them was exercised
+        assert len({len(one.ids) for one in runs[0]}) > 3
+
+
+def test_seeds_differ_and_repeat(random_model):
+    model, tokenizer = random_model
+    first, again, other = (
+        generate(model, tokenizer, PROMPTS, max_tokens=8, temperature=1.0, seed=s)
+        for s in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_a_draw_picks_the_token_whose_slice_holds_it():
+    p = torch.tensor([0.5, 0.0, 0.2, 0.3])
+    logits = p.log().expand(1000, 4)
+    draws = (torch.arange(1000) + 0.5) / 1000
+    counts = torch.bincount(choose(logits, 1.0, draws), minlength=4)
+    assert counts.tolist() == [500, 0, 200, 300]
+
+
+def test_temperature_divides_the_logits():
+    logits = torch.tensor([[0.0, 2.0]]).expand(1000, 2)
+    draws = (torch.arange(1000) + 0.5) / 1000
+    share = choose(logits, 2.0, draws).float().mean().item()
+    assert share == pytest.approx(1 / (1 + math.exp(-1)), abs=2e-3)
+
+
+def test_the_last_draw_below_one_stays_in_the_vocabulary():
+    logits = torch.randn(64, 999)
+    assert choose(logits, 1.0, torch.full((64,), 1 - 2**-24)).max() < 999
+
+
+def test_the_end_token_is_cut_off_and_the_limit_is_told(random_model):
+    model, tokenizer = random_model
+    found = generate(model, tokenizer, PROMPTS * 8, max_tokens=16, temperature=2.0)
+    assert {one.truncated for one in found} == {True, False}
+    for one in found:
+        assert tokenizer.eos_token_id not in one.ids
+        assert one.truncated == (len(one.ids) == 16) or len(one.ids) == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"max_tokens": 4, "temperature": -1.0}, "temperature=-1"),
+        ({"max_tokens": 4, "batch": 0}, "batch=0"),
+        ({"max_tokens": 1020}, "lower --max-tokens"),
+    ],
+)
+def test_what_cannot_be_generated(random_model, options, said):
+    with pytest.raises(ValueError, match=said):
+        generate(*random_model, ["Mia has 12 apples."], **options)
+
+
+def test_an_empty_prompt_is_refused(random_model):
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        generate(*random_model, ["Mia", ""], max_tokens=2)
+
+
+def test_longer_rows_make_smaller_batches(random_model, monkeypatch):
+    model, _ = random_model
+    monkeypatch.setattr("mesotron.rlvr.evaluation.generate.free_memory", lambda device: 10_000_000)
+    assert fitting_batch(model, 50) > fitting_batch(model, 500) >= 1
+    monkeypatch.setattr("mesotron.rlvr.evaluation.generate.free_memory", lambda device: 1000)
+    assert fitting_batch(model, 50) == 1
+
+
+# Scores
+
+
+@pytest.mark.parametrize("right", range(6))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(right):
+    samples = [True] * right + [False] * (5 - right)
+    for k in range(1, 6):
+        subsets = list(combinations(samples, k))
+        assert pass_at_k(5, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+@pytest.mark.parametrize("bad", [(4, 1, 0), (4, 1, 5), (4, 5, 1), (4, -1, 1)])
+def test_pass_at_k_out_of_range(bad):
+    with pytest.raises(ValueError, match="not defined"):
+        pass_at_k(*bad)
+
+
+def test_wilson_against_its_defining_equation():
+    """The ends p solve (share - p)^2 = z^2 p (1 - p) / n."""
+    for right, n in [(0, 7), (3, 7), (150, 200), (7, 7)]:
+        score = wilson(right, n)
+        for p in (score.low, score.high):
+            if 0 < p < 1:
+                assert (score.value - p) ** 2 == pytest.approx(1.959964**2 * p * (1 - p) / n)
+        assert score.low <= score.value <= score.high
+
+
+def test_the_bootstrap_is_about_two_standard_errors_wide():
+    values = [0.0, 1.0] * 200
+    score = bootstrap(values)
+    assert score.value == 0.5
+    assert score.high - score.low == pytest.approx(2 * 1.96 * 0.5 / 20, rel=0.1)
+    assert bootstrap(values) == score
+    uneven = [x**0.5 for x in range(50)]
+    assert bootstrap(uneven, seed=1) != bootstrap(uneven)
+
+
+def test_a_majority_is_of_answers_not_of_samples():
+    assert majority_right(["5", "7", None, None, "7"], [False, True, False, False, True]) == 1
+    assert majority_right(["5", "5", "7"], [False, False, True]) == 0
+    assert majority_right(["5", "7", "9", None], [False, True, False, False]) == pytest.approx(
+        1 / 3
+    )
+    assert majority_right([None, None], [False, False]) == 0
+
+
+def test_the_k_that_are_shown():
+    assert powers_of_two(1) == [1]
+    assert powers_of_two(8) == [1, 2, 4, 8]
+    assert powers_of_two(6) == [1, 2, 4, 6]
+
+
+# A whole evaluation, with completions made by hand
+
+
+def fact(answer: str | None, correct: bool, unformatted: bool = False) -> Facts:
+    return Facts(
+        answer=answer,
+        parsed=answer is not None or unformatted,
+        formatted=answer is not None,
+        correct=correct,
+        correct_unformatted=unformatted,
+        truncated=False,
+        gold_unparseable=False,
+        graded=True,
+    )
+
+
+def said(count: int) -> list[Completion]:
+    return [Completion("", (1, 2, 3), False)] * count
+
+
+def test_greedy_scores_by_hand():
+    problems = [Problem("q", "7", f"p{n}", level) for n, level in enumerate((1, 1, 2, 2))]
+    facts = [
+        fact("7", True),
+        fact("8", False),
+        fact(None, False, unformatted=True),
+        fact("7", True),
+    ]
+    found = score_greedy(said(4), facts, problems)
+    assert found.strict.value == 0.5
+    assert found.lenient.value == 0.75
+    assert {level: score.value for level, score in found.by_level.items()} == {"1": 0.5, "2": 0.5}
+    assert found.rates["facts/formatted"] == 0.75
+    assert found.mean_tokens == 3
+
+
+def test_sampled_scores_by_hand():
+    """Three problems with two samples each: both right, one right, none right."""
+    facts = [
+        fact("7", True), fact("7", True),
+        fact("7", True), fact("8", False),
+        fact("8", False), fact(None, False, unformatted=True),
+    ]  # fmt: skip
+    found = score_sampled(said(6), facts, samples=2, temperature=1.0, seed=0)
+    assert found.pass_at[1].value == pytest.approx((1 + 0.5 + 0) / 3)
+    assert found.pass_at[2].value == pytest.approx(2 / 3)
+    assert found.majority.value == pytest.approx((1 + 0.5 + 0) / 3)
+    assert found.lenient.value == pytest.approx((1 + 0.5 + 0.5) / 3)
+    assert found.mixed == pytest.approx(1 / 3)
+
+
+def test_gaps_are_told_when_they_are_certain_and_large():
+    wide = Score(0.2, 0.1, 0.3)
+    assert "compare models under one of the two" in describe_temperature(wide, 0.6, 0.4, 1.0)[0]
+    assert "repeats itself" in describe_temperature(Score(-0.2, -0.3, -0.1), 0.2, 0.4, 1.0)[0]
+    assert describe_temperature(Score(0.2, -0.1, 0.5), 0.6, 0.4, 1.0) == []
+    assert describe_temperature(Score(0.01, 0.005, 0.02), 0.6, 0.59, 1.0) == []
+    assert "right but not in the asked format" in describe_format(0.2, 0.6, "greedy")[0]
+    assert describe_format(0.6, 0.6, "greedy") == []
+
+
+@pytest.fixture(scope="module")
+def tiny_result() -> EvalResult:
+    model, tokenizer = load_model(ModelConfig())
+    task = TaskConfig(levels=(1, 2), num_train=1, num_eval=12)
+    problems = load_task(task).eval
+    model.train()
+    found = evaluate(model, tokenizer, problems, task, max_tokens=32, samples=4)
+    assert model.training  # as it was
+    return found
+
+
+def test_the_tiny_model_is_measured(tiny_result):
+    assert tiny_result.problems == 12
+    assert len(tiny_result.transcripts) == 12
+    assert tiny_result.greedy.rates["facts/formatted"] > 0.5
+    right = sum(one.correct for one in tiny_result.transcripts)
+    assert tiny_result.greedy.strict.value == pytest.approx(right / 12)
+    assert list(tiny_result.sampled.pass_at) == [1, 2, 4]
+    values = [score.value for score in tiny_result.sampled.pass_at.values()]
+    assert values == sorted(values)
+    for one in tiny_result.transcripts:
+        assert one.correct == (FORMATS["boxed"].extract(one.completion) == one.gold)
+
+
+def test_a_result_is_json(tiny_result):
+    again = json.loads(json.dumps(tiny_result.to_json(), allow_nan=False))
+    assert again["greedy"]["strict"]["value"] == tiny_result.greedy.strict.value
+    assert Transcript(**again["transcripts"][0]) == tiny_result.transcripts[0]
+
+
+def test_nothing_to_evaluate_is_a_sentence():
+    with pytest.raises(ValueError, match="num-eval above 0"):
+        evaluate(None, None, [], TaskConfig())
+
+
+class Recorder(Judge):
+    """A judge that remembers what it was asked."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.asked: list[tuple[Sequence[str | None], int]] = []
+
+    def judge(self, completions, golds, truncated):
+        self.asked.append((golds, len(completions)))
+        return super().judge(completions, golds, truncated)
+
+
+def test_samples_stand_together_and_the_judge_may_be_shared(random_model):
+    model, tokenizer = random_model
+    problems = [Problem("1 + 1?", "2", "a"), Problem("2 + 2?", "4", "b")]
+    with Verifier() as verifier:
+        judge = Recorder(FORMATS["boxed"], verifier)
+        evaluate(model, tokenizer, problems, TaskConfig(), max_tokens=4, samples=3, judge=judge)
+        evaluate(model, tokenizer, problems, TaskConfig(), max_tokens=4, samples=0, judge=judge)
+    assert [golds for golds, _ in judge.asked if golds] == [
+        ["2", "4"],
+        ["2", "2", "2", "4", "4", "4"],
+        ["2", "4"],
+    ]
+
+
+# Transcripts
+
+
+def transcript(name: str, correct: bool, completion: str = "x") -> Transcript:
+    return Transcript(
+        id=name, question="q", gold="7", completion=completion, answer="7" if correct else None,
+        correct=correct, correct_unformatted=False, truncated=False,
+    )  # fmt: skip
+
+
+def test_pairs_are_by_problem_and_the_telling_ones_first():
+    before = [transcript("a", True), transcript("b", False), transcript("c", False)]
+    before += [transcript("d", True), transcript("only before", True)]
+    after = [transcript("d", True), transcript("c", True), transcript("b", False)]
+    after += [transcript("a", False)]
+    pairs = pair_up(before, after, 4)
+    assert [pair.before.id for pair in pairs] == ["c", "a", "b", "d"]
+    assert pairs[0].change == "no answer to right"
+    assert pair_up(before, after, 1) == pairs[:1]
+    assert pair_up([], after, 4) == []
+
+
+def test_verdicts():
+    wrong = Transcript("a", "q", "7", "8", "8", False, False, False)
+    assert verdict(wrong) == "wrong"
+    assert (
+        verdict(Transcript("a", "q", "7", "7", None, False, True, False))
+        == "right outside the format"
+    )
+    assert verdict(Transcript("a", "q", "7", "", None, False, False, True)) == "cut off"
+    assert Pair(wrong, transcript("a", True)).change == "wrong to right"
+
+
+def test_side_by_side_shows_what_a_terminal_must_not_obey():
+    from rich.console import Console
+
+    console = Console(width=100, record=True, file=io.StringIO())
+    evil = "[red]\x1b[2J\x07 done"
+    console.print(side_by_side([transcript("a", False, evil)], [transcript("a", True)]))
+    text = console.export_text()
+    assert "[red]\\x1b[2J\\x07 done" in text
+    assert "right" in text
+
+
+def test_long_completions_are_cut_in_the_middle():
+    shown = printable("a" * 1000 + "end", limit=20)
+    assert shown.startswith("aaaa")
+    assert shown.endswith("end")
+    assert len(shown) < 60
+
+
+# What is evaluated
+
+
+def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "model": {"name": "tiny"},
+        "task": {"name": "arith", "levels": [2], "format": "hashes"},
+        "rollout": {"max_tokens": 17},
+    }
+    run = RunFolder.create(tmp_path / "runs" / "a", config, {})
+    with pytest.raises(ValueError, match="no whole checkpoint"):
+        find_subject("runs/a")
+    for step in (1, 2):
+        with writing(run.checkpoints, step) as draft:
+            (draft / "config.json").write_text("{}")
+    found = find_subject("runs/last")
+    assert found.model.name.endswith("checkpoint-2")
+    assert found.start == ModelConfig(name="tiny")
+    first = find_subject("runs/a/checkpoints/checkpoint-1")
+    assert first.model.name.endswith("checkpoint-1")
+    for name in ("runs/last", "runs/a/checkpoints/checkpoint-1"):
+        asked = parse(EvalConfig, [name, "--task.num-eval", "9"], "eval", EVAL_PRESETS)
+        assert asked.task == TaskConfig(levels=(2,), format="hashes", num_eval=9)
+        assert asked.max_tokens == 17
+
+
+def test_no_run_yet_and_a_run_of_another_kind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="mesotron eval tiny"):
+        find_subject("runs/last")
+    run = RunFolder.create(tmp_path / "runs" / "snake", {"num_envs": 4}, {})
+    with writing(run.checkpoints, 1) as draft:
+        (draft / "x").write_text("")
+    with pytest.raises(ValueError, match="no run of a language model"):
+        find_subject("runs/snake")
+
+
+def test_a_name_is_a_model():
+    found = find_subject("tiny")
+    assert (found.model, found.start) == (ModelConfig(name="tiny"), None)
+    assert parse(EvalConfig, ["tiny"], "eval", EVAL_PRESETS) == EvalConfig(model="tiny")
+
+
+# The command
+
+
+def test_the_command_prints_one_table_and_writes_json(mesotron, tmp_path):
+    out = tmp_path / "deep" / "eval.json"
+    words = ["--task.num-train", "1", "--task.num-eval", "6", "--task.levels", "1"]
+    done = mesotron(
+        "eval", "tiny", "--samples", "2", "--against", "tiny", "--out", str(out), *words
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pass@2, T=1" in done.stdout
+    assert "greedy gain" in done.stdout
+    assert "0.000 [0.000, 0.000]" in done.stdout  # a model against itself
+    first, second = json.loads(out.read_text())
+    assert first == second
+    assert first["problems"] == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"samples": -1}, "--samples -1"),
+        ({"temperature": 0.0}, "--temperature 0"),
+        ({"batch": 0}, "--batch 0"),
+        ({"max_tokens": 0}, "--max-tokens 0"),
+        ({"out": Path("/")}, "is a folder"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_before_loading(change, said):
+    with pytest.raises(ValueError, match=said):
+        command.run(EvalConfig(model="no such model", **change))
+
+
+def test_an_unknown_model_is_one_sentence(sentence):
+    assert "there is no model 'tinny'" in sentence("eval", "tinny")
