@@ -1,5 +1,8 @@
 """Facts of completions: each named fact alone, and that hostile ones spoil nothing."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from mesotron.rlvr.facts import Facts, Judge, summarise
@@ -97,6 +100,12 @@ def test_the_summary_is_made_of_shares(judge):
         "facts/correct": pytest.approx(1 / 3),
         "facts/correct_unformatted": 0.0,
     }
+
+
+def test_every_share_is_documented(judge):
+    page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+    documented = re.findall(r"^\| `(facts/\w+)` \|", page, re.MULTILINE)
+    assert sorted(documented) == sorted(summarise(judge.judge([""], ["7"], [False])))
 
 
 def test_without_a_gold_nothing_is_called_correct_or_wrong(judge):

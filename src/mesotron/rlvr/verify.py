@@ -98,10 +98,10 @@ class Verifier:
         keys = self.keys([answers[i] for i in hard] + [golds[i] for i in hard])
         pairs: dict[int, Request] = {}
         for i, left, right in zip(hard, keys, keys[len(hard) :]):
-            shown = _shown(answers[i]), _shown(golds[i])
             verdicts[i] = left is not None and left == right
-            if None not in (left, right, *shown) and left != right:
-                pairs[i] = {"answer": shown[0], "gold": shown[1]}
+            answer, gold = _shown(answers[i]), _shown(golds[i])
+            if left and right and left != right and answer and gold:
+                pairs[i] = {"answer": answer, "gold": gold}
         for i, reply in zip(pairs, self._ask(list(pairs.values()))):
             verdicts[i] = bool(reply)
         return [bool(verdict) for verdict in verdicts]
