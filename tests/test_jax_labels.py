@@ -121,6 +121,47 @@ def test_a_module_with_fields_has_its_outputs_first():
     }
 
 
+def test_the_real_nnx_names_are_known():
+    """nnx wraps each array in a variable; its paths and views are linen's, under jit too."""
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(7, 8, rngs=rngs)
+            self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+            self.layers = nnx.List([nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs)])
+            self.head = nnx.Linear(8, 7, rngs=rngs)
+
+    params = nnx.state(nnx.eval_shape(lambda: Net(nnx.Rngs(0))), nnx.Param)
+    assert table(params) == {
+        "embed/embedding": ("embedding", "-"),
+        "attention/query/kernel": ("attention", "ioo"),
+        "attention/key/kernel": ("attention", "ioo"),
+        "attention/value/kernel": ("attention", "ioo"),
+        "attention/out/kernel": ("attention", "iio"),
+        "layers/0/kernel": ("matrix", "io"),
+        "layers/1/kernel": ("matrix", "io"),
+        "head/kernel": ("head", "-"),
+    }
+    filled = concrete(params, 0)
+    tx = mj.chain_with_muon(0.1, weight_decay=0.0)
+    updates = jax.eval_shape(lambda grads: tx.update(grads, tx.init(grads))[0], filled)
+    assert jax.tree.structure(updates) == jax.tree.structure(filled)
+
+
+def test_the_real_equinox_attention_is_known():
+    eqx = pytest.importorskip("equinox")
+    attention = eqx.filter_eval_shape(eqx.nn.MultiheadAttention, 2, 8, key=jax.random.key(0))
+    tree = {"embed": {"weight": leaf(7, 8)}, "attention": eqx.filter(attention, _is_shape)}
+    found = table(tree)
+    for name in ("query", "key", "value", "output"):
+        assert found[f"attention/{name}_proj/weight"] == ("attention", "oi")
+
+
+def _is_shape(x) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
 def test_a_plain_mlp_ends_in_adam():
     layers = [{"w": leaf(i, o), "b": leaf(o)} for i, o in ((3, 8), (8, 8), (8, 8), (8, 2))]
     roles = {"0/w": "input", "1/w": "matrix", "2/w": "matrix", "3/w": "head"}

@@ -136,3 +136,12 @@ def test_the_names_are_those_of_the_page():
     page = (DOCS / "metrics.md").read_text()
     documented = set(re.findall(r"^\| `<group>/(\w+)` ", page, re.MULTILINE))
     assert set(SPECTRAL) <= documented
+
+
+def test_code_on_the_page_runs(capsys):
+    names: dict = {}
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "jax.md").read_text(), re.DOTALL)
+    for block in blocks:
+        exec(compile(block, "jax.md", "exec"), names)
+    assert names["updates"][0]["w"].shape == (3, 8)
+    assert "muon/update_rms" in capsys.readouterr().out
