@@ -37,7 +37,7 @@ from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder
 from mesotron.runs.checkpoints import writing
 
-TEXTS = ["Mia has 12 apples. 3 + 4 = 7", "system", "user", "assistant"] * 9
+TEXTS = ["Mia has 12 apples. 3 + 4 = 7"] * 9
 EVAL_PRESETS = COMMANDS["eval"].presets
 PROMPTS = ["Mia has " + "1 " * n for n in range(1, 10)]
 

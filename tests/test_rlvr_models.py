@@ -9,13 +9,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from mesotron.config import ModelConfig
+from mesotron.config import ModelConfig, TaskConfig
 from mesotron.rlvr import converted, models
+from mesotron.rlvr.formats import FORMATS
 from mesotron.rlvr.models import choose_device, choose_dtype, load_model, locate, lora_config
+from mesotron.rlvr.prompts import build_prompt
+from mesotron.rlvr.rendering import render
 from mesotron.rlvr.tasks import arith
+from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.tiny import build_network, build_tokenizer
 
-TEXTS = ["Mia has 12 apples. 3 + 4 = 7", "system", "user", "assistant"] * 9
+TEXTS = ["Mia has 12 apples. 3 + 4 = 7"] * 9
 
 
 @pytest.fixture(scope="module")
@@ -233,13 +237,24 @@ def test_every_digit_is_a_token():
     assert tokenizer.tokenize("1234") == ["1", "2", "3", "4"]
 
 
+def test_the_sentences_that_open_a_prompt_are_short():
+    tokenizer = build_tokenizer(TEXTS, 300)
+    for form in FORMATS.values():
+        prompt = build_prompt(Problem("3 + 4?", "7", "a"), TaskConfig(), form)
+        text = render(prompt, tokenizer)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert ids.index(tokenizer.vocab["<|user|>"]) == 4  # role, two sentences, end
+        assert tokenizer.decode(ids) == text
+
+
 def test_a_chat_template_renders_the_prompt_as_a_prefix():
     tokenizer = build_tokenizer(TEXTS, 300)
     asked = [{"role": "user", "content": "3 + 4"}]
     said = [*asked, {"role": "assistant", "content": "7"}]
     prompt = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     whole = tokenizer.apply_chat_template(said, tokenize=False)
-    assert whole == f"{prompt}7<|im_end|>\n"
+    assert prompt == "<|user|>3 + 4<|im_end|><|assistant|>"
+    assert whole == f"{prompt}7<|im_end|>"
 
 
 def test_the_network_is_its_seed_and_leaves_torch_alone():
@@ -262,4 +277,4 @@ def test_the_shipped_model_is_small_whole_and_knows_its_words():
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
     assert 5e5 < sum(p.numel() for p in model.parameters()) < 2e6
     for word in arith.vocabulary():
-        assert len(tokenizer.tokenize(f" {word}")) == 1, word
+        assert min(len(tokenizer.tokenize(text)) for text in (word, f" {word}")) == 1, word

@@ -1,6 +1,5 @@
 """Supervised warm start: what is trained on, tiny real runs, and resume that is exact."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from mesotron.rlvr.tiny import build_network, build_tokenizer
 from mesotron.runs import RunFolder
 
 TASK = TaskConfig(levels=(1,), num_train=40, num_eval=4)
-TEXTS = ["Solve the problem step by step. 3 + 4 = 7", "system", "user", "assistant"] * 9
+TEXTS = ["Solve the problem step by step. 3 + 4 = 7"] * 9
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def test_labels_are_on_the_completion_alone():
         whole = tokenizer.decode(row["input_ids"])
         question = next(q for q in solved if q in whole)
         assert tokenizer.decode(trained) == solved[question]
-        assert whole.endswith(f"<|im_start|>assistant\n{solved[question]}")
+        assert whole.endswith(f"<|assistant|>{solved[question]}")
         assert row["labels"][-len(trained) :] == row["input_ids"][-len(trained) :]
 
 
@@ -104,20 +103,22 @@ def test_rows_too_long_are_left_out_and_none_left_is_a_sentence():
 
 
 def test_a_run_leaves_a_folder_and_a_model_that_learned(config):
-    assert sft.run(replace(config, steps=8, save_every=0)) == 0
+    assert sft.run(replace(config, steps=6, save_every=0)) == 0
     run = RunFolder(config.out)
     rows = run.rows("metrics")
-    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert [row["step"] for row in rows] == list(range(1, 7))
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.3
     assert rows[3]["optim/muon/update_rms"] > 0
-    assert run.result["steps"] == 8
+    assert run.config["optim"]["name"] == "muon"
+    assert run.config["task"]["levels"] == [1]
+    assert run.result["steps"] == 6
     assert run.result["loss"] == rows[-1]["loss"]
-    assert [path.name for path in run.checkpoints.iterdir()] == ["checkpoint-8"]
+    assert [path.name for path in run.checkpoints.iterdir()] == ["checkpoint-6"]
     assert not list(config.out.rglob("*.pt")) + list(config.out.rglob("*.bin"))
 
 
 def test_killed_and_resumed_equals_left_alone(config, tmp_path):
-    """40 problems, 4 steps of 3: also with a second pass over 5 problems."""
+    """Four steps of three rows: the run reads its five problems more than twice."""
     config = replace(config, task=replace(TASK, num_train=5))
     sft.run(config)
     killed = tmp_path / "killed"
@@ -160,10 +161,3 @@ def test_numbers_that_cannot_be_meant(config, change, said):
     with pytest.raises(ValueError, match=said):
         sft.run(replace(config, **change))
     assert not config.out.exists()
-
-
-def test_the_config_of_the_run_is_written(config):
-    sft.run(replace(config, steps=1))
-    saved = json.loads((config.out / "config.json").read_text())
-    assert saved["optim"]["name"] == "muon"
-    assert saved["task"]["levels"] == [1]

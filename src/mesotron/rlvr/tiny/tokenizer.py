@@ -1,26 +1,32 @@
 """The tiny model's tokenizer: byte-level BPE whose merges are learned from arith's own problems.
 
-Every digit is a token, so that columns line up and a number is never seen as one symbol; every
-common word is one token, so that a problem is short. Bytes are the ground, so that any text can
-be read, if not understood.
+Every digit is a token, so that a number is never seen as one symbol; every common word and each
+sentence that opens a prompt is one too, so that a problem is short. Bytes are the ground, so that
+any text can be read, if not understood.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.prompts import SYSTEM
+
 VOCABULARY = 512
-SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>")
-# ChatML, as Qwen and SmolLM2 have it, so that what is tried here carries over to them.
+PAD, END = "<|pad|>", "<|im_end|>"
+ROLES = ("system", "user", "assistant")
+# A role is one token, where ChatML has three: a short prompt is a fast one.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|im_end|>' }}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+# The sentences that open every prompt, one token each for the same reason.
+SENTENCES = (SYSTEM, *(f" {form.instruction}" for form in FORMATS.values()))
 # A word or a TeX command; one digit; one sign; each with the space before it; a line break. The
 # order matters: the first alternative that fits takes the text.
 PIECES = r" ?\\?[A-Za-z]+\{?| ?\d| ?[^\sA-Za-z\d]|\s"
@@ -31,7 +37,8 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTr
 
     Args:
         texts: what the merges are counted on: prompts and solutions.
-        vocabulary: number of tokens, the 256 bytes and 3 special tokens included.
+        vocabulary: number of tokens, the 256 bytes and the special tokens included; the opening
+            sentences are added to it.
 
     Returns:
         A Transformers tokenizer with a chat template; pads on the left, ends with <|im_end|>.
@@ -51,20 +58,21 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTr
         ]
     )
     core.decoder = decoders.ByteLevel()
+    roles = [f"<|{role}|>" for role in ROLES]
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=list(SPECIAL),
+        special_tokens=[PAD, END, *roles],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
-    pad, _, end = SPECIAL
+    core.add_tokens([AddedToken(sentence, normalized=False) for sentence in SENTENCES])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
-        pad_token=pad,
-        eos_token=end,
+        pad_token=PAD,
+        eos_token=END,
         padding_side="left",
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
-        additional_special_tokens=["<|im_start|>"],
+        additional_special_tokens=roles,
     )

@@ -1,0 +1,66 @@
+"""Make the shipped tiny model again: `python -m mesotron.rlvr.tiny FOLDER`.
+
+A tokenizer learned from arith's problems, a random network, then `mesotron sft` with the settings
+below. Half of the demonstrations give the answer without its worked steps: a model that has seen
+both leaves something for reinforcement learning to find out.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mesotron.config import ModelConfig, OptimConfig, SftConfig, TaskConfig
+from mesotron.rlvr import sft
+from mesotron.rlvr.prompts import solved_text
+from mesotron.rlvr.tasks.load import load_task
+from mesotron.rlvr.tiny import build_network, build_tokenizer
+from mesotron.runs import newest_whole
+
+TASK = TaskConfig(name="arith", levels=(1, 2, 3, 4))
+MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def settings(start: Path, out: Path) -> SftConfig:
+    """The warm start that makes the tiny model out of a random one."""
+    return SftConfig(
+        model=ModelConfig(name=str(start)),
+        task=TASK,
+        optim=OptimConfig(name="muon", lr=4e-3, schedule="cosine", warmup=0.03),
+        steps=1000,
+        batch=32,
+        bare=0.5,
+        max_tokens=128,
+        save_every=100,
+        out=out,
+        device="cpu",
+        threads=1,
+    )
+
+
+def write_start(folder: Path) -> None:
+    """A tokenizer that has read some problems, and a network that has not."""
+    task = load_task(TaskConfig(name="arith", num_train=4000, num_eval=1))
+    texts = [text for p in task.train for text in (p.question, solved_text(p, task.format))]
+    tokenizer = build_tokenizer(texts)
+    build_network(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main(folder: Path) -> int:
+    """Make the model in `folder / "weights"`; the run that made it stays beside it."""
+    write_start(folder / "start")
+    code = sft.run(settings(folder / "start", folder / "run"))
+    found, _ = newest_whole(folder / "run" / "checkpoints")
+    assert found is not None
+    weights = folder / "weights"
+    weights.mkdir(exist_ok=True)
+    for name in (*MODEL_FILES, *TOKENIZER_FILES):
+        (weights / name).write_bytes((found.path / name).read_bytes())
+    print(f"the tiny model is in {weights}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
