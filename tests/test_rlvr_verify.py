@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle
+import random
 import subprocess
 import sys
 import threading
@@ -106,6 +107,45 @@ def test_what_is_no_plain_number_is_left_alone(text):
     assert read_number(text) is None
 
 
+def _written(rng, value):
+    """A fraction in one of the ways people write it."""
+    sign, size = ("-" if value < 0 else ""), abs(value)
+    whole, rest = divmod(size, 1)
+    ways = [f"{sign}{size}", rf"{sign}\frac{{{size.numerator}}}{{{size.denominator}}}"]
+    if size.denominator == 1:
+        ways += [f"{sign}{size.numerator:,}", f"{sign}${size.numerator}.00", f"{sign}{size} apples"]
+    elif whole:
+        ways += [
+            f"{sign}{whole} {rest}",
+            f"{sign}{whole}\\frac{{{rest.numerator}}}{{{rest.denominator}}}",
+        ]
+    if 1000 % size.denominator == 0:
+        ways += [f"{float(value):.4f}", f"${float(value):.3f}$", f"{float(value):.4f}."]
+    return rng.choice(ways)
+
+
+def test_random_numbers_however_they_are_written(no_workers):
+    rng, verifier = random.Random(0), Verifier()
+    for _ in range(2000):
+        value = Fraction(rng.randint(-5000, 5000), rng.choice([1, 1, 1, 2, 3, 4, 5, 8, 10, 7]))
+        other = value + rng.choice([0, 0, 1, Fraction(1, 3), -2 * value])
+        texts = _written(rng, value), _written(rng, other)
+        assert verifier.same([texts[0]], [texts[1]]) == [value == other], texts
+        assert read_number(texts[0]).value == value, texts
+
+
+def test_random_rubbish_is_right_only_if_it_reads_as_the_gold(monkeypatch):
+    """With a worker that can read nothing, so that every verdict is our own."""
+    monkeypatch.setattr(WorkerPool, "ask", lambda self, requests: [None] * len(requests))
+    rng, verifier = random.Random(0), Verifier()
+    alphabet = [*"0123456789+-*/=.,()%$ {}", "\\frac", "\\times", "\\text{", "\u200b", "\x00", "½"]
+    for _ in range(2000):
+        text = "".join(rng.choices(alphabet, k=rng.randint(0, 30)))
+        key = verifier.keys([text])[0]
+        same = verifier.same([text], ["72"])[0]
+        assert same <= (key in ("72", "7200")), text
+
+
 def test_superscripts_do_not_become_digits():
     """NFKC alone makes 52 of 5² and 11/2 of 1½."""
     assert clean("5²") == "5^{2}"
@@ -186,6 +226,23 @@ def test_mathematics_is_compared_as_mathematics(verifier):
     answers, golds, verdicts = zip(*MATHEMATICS)
     found = verifier.same(answers, golds)
     assert dict(zip(zip(answers, golds), found)) == dict(zip(zip(answers, golds), verdicts))
+
+
+COMPETITION_GOLDS = [
+    r"\left( 3, \frac{\pi}{2} \right)", r"\text{Evelyn}", r"x \in [-2,7]", "1,-2", r"\$36",
+    r"(-\infty, 2) \cup (3, \infty)", r"3\sqrt{13}", "2516_8", r"5.4 \text{ cents}", r"\text{(E)}",
+    "y = 2x + 3", "6 - 5i", r"1 \pm \sqrt{19}", r"\tan x", r"11,\! 111",
+    r"\begin{pmatrix} 1/5 & -2 \\ 3 & 1 \end{pmatrix}",
+    r"\log_2 3", r"\binom{5}{2}", "a^2b^2c^2", r"\emptyset", r"0.1\overline{6}", r"\boxed{5}",
+    r"25\pi \text{ square inches}", r"\text{Monday, Tuesday}",
+]  # fmt: skip
+
+
+def test_golds_as_competitions_write_them_can_be_read(verifier):
+    keys = dict(zip(COMPETITION_GOLDS, verifier.keys(COMPETITION_GOLDS)))
+    assert [gold for gold, key in keys.items() if key is None] == []
+    assert len(set(keys.values())) == len(keys)
+    assert all(verifier.same(COMPETITION_GOLDS, COMPETITION_GOLDS))
 
 
 def test_keys_of_expressions(verifier):

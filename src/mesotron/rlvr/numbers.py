@@ -84,6 +84,9 @@ _FRACTION = re.compile(
     rf"|(?P<top>{_DECIMAL}) ?/ ?(?P<bottom>{_DECIMAL}))",
     re.ASCII,
 )
+_REPEATING = re.compile(
+    r"(?P<whole>\d{0,20})\.(?P<once>\d{0,20})\\overline ?\{ ?(?P<again>\d{1,20}) ?\}", re.ASCII
+)
 _PLAIN = re.compile(_DECIMAL, re.ASCII)
 _UNIT = re.compile(
     r"(?P<core>.*[\d.}%])(?:"
@@ -108,7 +111,9 @@ def simplify_latex(text: str) -> str:
         >>> simplify_latex(r"$\dfrac{1}{2}\,\text{cm}$")
         '\\frac{1}{2} cm'
     """
-    text = text.replace(r"\$", "$").replace(r"\%", "%").replace("{,}", ",")
+    text = text.replace(r"\$", "$").replace(r"\%", "%").replace("{,}", ",").replace(r",\! ", ",")
+    if text.startswith(r"\boxed{") and text.endswith("}"):
+        text = text[len(r"\boxed{") : -1]
     text = re.sub(r"\\[dtc]frac", lambda _: r"\frac", text)
     text = _TEXT.sub(r" \1", _SPACE.sub(" ", _NO_SPACE.sub("", text)))
     text = text.strip(" *`").removesuffix(".")
@@ -193,6 +198,11 @@ def _value(core: str) -> Fraction | None:
         # -1 3/4 has its sign in front; one inside a mixed number says something else.
         if below and not (match["whole"] and (above < 0 or below < 0)):
             return whole + above / below
+    if match := _REPEATING.fullmatch(core):
+        # 0.1\overline{6}: 16 - 1 over 90.
+        whole, once, again = match["whole"] or "0", match["once"], match["again"]
+        above = int(whole + once + again) - int(whole + once)
+        return Fraction(above, 10 ** len(once) * (10 ** len(again) - 1))
     return None
 
 

@@ -7,39 +7,16 @@ short and screened, runs in another process with a deadline, and is never evalua
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import accumulate
 from typing import Any, Self
 
-from mesotron.rlvr.numbers import clean, read_number, same_number, simplify_latex
+from mesotron.rlvr.numbers import MAX_LENGTH, clean, read_number, same_number
+from mesotron.rlvr.screening import expression_of, screened, unfinished, words
 from mesotron.rlvr.verify_pool import Request, WorkerPool
 
-MAX_EXPRESSION = 256  # characters that math-verify is shown
-MAX_DEPTH = 10  # of brackets; its parser takes exponentially long in them
-MAX_DIGIT_RUN = 64
 _REMEMBERED = 16_384  # replies that are kept; a string that hangs costs its deadline once
-
-_WORDS = re.compile(r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ '.-]{1,2}[^\W\d_]+)*\.?")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
-_ARITHMETIC = re.compile(r"(?:[\d\s.+*/(){}$%-]|\\times|\\cdot|\\div|\\frac)+", re.ASCII)
-_OPERATOR = re.compile(r"[+*/]|\\times|\\cdot|\\div|(?<=[\d)}]) ?- ?(?=[\d({\\])", re.ASCII)
-# Nothing that anybody answers, and more digits than memory: 9^9^9, 9^{9^{9}}, 99999!, 1e9999. And
-# a product that would be read as a sum: 72 73.
-_ABSURD = re.compile(
-    r"\^\s*[{(]?\s*\d+\s*\^\s*[{(]?\s*\d|\d{4}\s*!|\d[eE][-+]?\d|\d\s+\d", re.ASCII
-)
-# Prose, which a grammar of mathematics takes for products of letters.
-_PROSE = re.compile(
-    r"(?<![\w\\])(?!(?:sin|cos|tan|log|exp|max|min|gcd|lcm|mod|and)\b)[A-Za-z]{3}|[?\"#@`]",
-    re.ASCII,
-)
-_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]{1,12}\*?\}")
-_MATHEMATICS = re.compile(r"[^\d\s.+*/(){}$%=-]", re.ASCII)
-_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
 class Verifier:
@@ -92,6 +69,7 @@ class Verifier:
         """
         if len(answers) != len(golds):
             raise ValueError(f"{len(answers)} answers and {len(golds)} golds: give as many of each")
+        answers, golds = _short(answers), _short(golds)
         verdicts = [_decide(answer, gold) for answer, gold in zip(answers, golds)]
         hard = [i for i, verdict in enumerate(verdicts) if verdict is None]
         # Read each alone first: what cannot be read costs one deadline, not one for each pair.
@@ -108,11 +86,12 @@ class Verifier:
 
     def keys(self, answers: Sequence[str]) -> list[str | None]:
         """One key for every way to write each answer; None where it cannot be read."""
+        answers = _short(answers)
         keys = [_plain_key(answer) for answer in answers]
         open_answers = {
             i: {"answer": expression}
             for i, answer in enumerate(answers)
-            if keys[i] is None and _screened(expression := _expression(answer))
+            if keys[i] is None and screened(expression := expression_of(answer))
         }
         for i, key in zip(open_answers, self._ask(list(open_answers.values()))):
             keys[i] = key
@@ -145,71 +124,35 @@ class Verifier:
         return [known[name] for name in names]
 
 
+def _short(answers: Sequence[str]) -> list[str]:
+    """The answers, with nothing in place of those that are too long to be one."""
+    return [answer if len(answer) <= MAX_LENGTH else "" for answer in answers]
+
+
 def _decide(answer: str, gold: str) -> bool | None:
     """The verdict where it needs no mathematics, None where it does."""
     left, right = read_number(answer), read_number(gold)
     if left and right:
         return same_number(left, right)
-    left_words, right_words = _words(answer), _words(gold)
+    left_words, right_words = words(answer), words(gold)
     if left_words is not None or right_words is not None:
         return left_words == right_words
-    if right and _unfinished(answer):
+    if right and unfinished(answer):
         return False
     return None
-
-
-@lru_cache(maxsize=16_384)
-def _tidy(answer: str) -> str:
-    return simplify_latex(clean(answer))
-
-
-def _expression(answer: str) -> str:
-    """An answer in the one spelling of LaTeX that is screened and then shown to math-verify."""
-    return _tidy(answer).replace("$", "").replace("**", "^")
 
 
 def _shown(answer: str) -> str | None:
     """What math-verify is shown of one side of a pair; None if that side is not for it."""
     if number := read_number(answer):
         return number.key
-    return expression if _screened(expression := _expression(answer)) else None
-
-
-def _screened(expression: str) -> bool:
-    """Whether an expression is short, whole, shallow and more than digits or prose."""
-    if not 0 < len(expression) <= MAX_EXPRESSION or r"\boxed" in expression:
-        return False
-    if re.search(rf"\d{{{MAX_DIGIT_RUN}}}", expression) or _ABSURD.search(expression):
-        return False
-    bare = _ENVIRONMENT.sub("", re.sub(r"\\[{}]", "", expression))
-    if _PROSE.search(bare) or not _MATHEMATICS.search(bare):
-        return False
-    # Round and square brackets may stay open, as in the interval (0, 1]; braces may not.
-    braces = list(accumulate(_BRACKETS[c] for c in bare if c in "{}"))
-    depths = accumulate(_BRACKETS.get(c, 0) for c in bare)
-    return min(braces, default=0) >= 0 == sum(braces[-1:]) and max(depths) <= MAX_DEPTH
+    return expression if screened(expression := expression_of(answer)) else None
 
 
 def _plain_key(answer: str) -> str | None:
     number = read_number(answer)
     if number:
         return number.key
-    if _unfinished(answer):
+    if unfinished(answer):
         return clean(answer).replace(" ", "")
-    return _words(answer)
-
-
-def _words(answer: str) -> str | None:
-    """Words, in one case and without a last stop, or None if the answer is something else.
-
-    They are not for math-verify, which reads a word as a product of letters: an anagram of the
-    gold would be right.
-    """
-    text = _tidy(answer)
-    return text.removesuffix(".").casefold() if _WORDS.fullmatch(text) else None
-
-
-def _unfinished(answer: str) -> bool:
-    """Whether an answer is a sum, product or power of plain numbers that was left standing."""
-    text = _THOUSANDS.sub("", _tidy(answer))
-    return bool(_ARITHMETIC.fullmatch(text) and _OPERATOR.search(text))
+    return words(answer)
