@@ -304,6 +304,9 @@ class SftConfig:
     save_every: int = 100
     """A checkpoint each so many steps, and one at the end; 0 keeps the last alone."""
 
+    keep: int = 2
+    """Checkpoints kept."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto takes CUDA if there is one."""
 

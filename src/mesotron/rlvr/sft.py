@@ -74,7 +74,7 @@ def continue_run(config: SftConfig) -> SftPlan:
 
 def check(config: SftConfig) -> None:
     """Refuse numbers that cannot be meant, before anything is loaded."""
-    least = {"steps": 1, "batch": 1, "max_tokens": 2, "save_every": 0, "seed": 0}
+    least = {"steps": 1, "batch": 1, "max_tokens": 2, "save_every": 0, "keep": 1, "seed": 0}
     for name, low in least.items():
         if getattr(config, name) < low:
             flag = name.replace("_", "-")

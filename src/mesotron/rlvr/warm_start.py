@@ -115,7 +115,7 @@ def trainer_arguments(
         "logging_steps": 1,
         "logging_nan_inf_filter": False,  # a NaN is to be seen
         "save_steps": config.save_every or config.steps,
-        "save_total_limit": 2,
+        "save_total_limit": config.keep,
         "use_cpu": on_cpu,
         "bf16": model.dtype == torch.bfloat16,
         "dataloader_pin_memory": not on_cpu,
