@@ -9,7 +9,7 @@ Legend: E games, R runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,16 +33,14 @@ class Games(NamedTuple):
         cut: the time limit ended it.
     """
 
-    fruit: Array
-    length: Array
-    won: Array
-    cut: Array
+    fruit: Any
+    length: Any
+    won: Any
+    cut: Any
 
     def summarise(self, prefix: str) -> dict[str, float]:
         """Means over all games, as metrics."""
-        means = {
-            name: float(np.mean(np.asarray(values))) for name, values in self._asdict().items()
-        }
+        means = {name: float(np.mean(values)) for name, values in self._asdict().items()}
         return {f"{prefix}_{name}": mean for name, mean in means.items()}
 
 
@@ -88,22 +86,23 @@ def play_games(act: Act, key: Array, config: SnakeConfig, episodes: int) -> Game
     return jax.lax.while_loop(lambda now: ~now.ended.all(), one_more, first).games
 
 
-def act_greedily(params: Params, config: SnakeConfig) -> Act:
-    """The likeliest move."""
-    return lambda key, seen: apply_policy(params, seen, config)[0].argmax(-1)
-
-
-def act_by_sampling(params: Params, config: SnakeConfig) -> Act:
-    """A move drawn from the policy."""
-    return lambda key, seen: jax.random.categorical(key, apply_policy(params, seen, config)[0])
-
-
-def act_at_random(masked: bool) -> Act:
-    """Any move, or any legal one."""
+def act_by_policy(params: Params, config: SnakeConfig, greedy: bool | Array) -> Act:
+    """The likeliest move, or one drawn from the policy."""
 
     def act(key: Array, seen: Observation) -> Array:
-        logits = jnp.zeros(seen.mask.shape)
-        return jax.random.categorical(key, mask_logits(logits, seen.mask) if masked else logits)
+        logits, _ = apply_policy(params, seen, config)
+        return jnp.where(greedy, logits.argmax(-1), jax.random.categorical(key, logits))
+
+    return act
+
+
+def act_at_random(masked: bool | Array) -> Act:
+    """Any legal move, or any at all."""
+
+    def act(key: Array, seen: Observation) -> Array:
+        return jax.random.categorical(
+            key, mask_logits(jnp.zeros(seen.mask.shape), seen.mask | ~masked)
+        )
 
     return act
 
@@ -116,17 +115,20 @@ def make_evaluation(config: SnakeConfig) -> Callable[[Params, int], dict[str, Ga
     """
 
     @jax.jit
-    def play(params: Params, key: Array) -> dict[str, Games]:
-        def one(params: Params) -> dict[str, Games]:
-            ways = {"greedy": act_greedily, "sampled": act_by_sampling}
-            return {
-                name: play_games(way(params, config), key, config, config.eval_episodes)
-                for name, way in ways.items()
-            }
+    def play(params: Params, key: Array) -> Games:
+        def one(params: Params, greedy: Array) -> Games:
+            act = act_by_policy(params, config, greedy)
+            return play_games(act, key, config, config.eval_episodes)
 
-        return jax.vmap(one)(params)
+        each_way = jax.vmap(one, in_axes=(None, 0))
+        return jax.vmap(each_way, in_axes=(0, None))(params, jnp.array([True, False]))
 
-    return lambda params, seed: play(params, jax.random.PRNGKey(seed))
+    def evaluate(params: Params, seed: int) -> dict[str, Games]:
+        games = play(params, jax.random.PRNGKey(seed))
+        ways = enumerate(("greedy", "sampled"))
+        return {way: Games(*(np.asarray(x)[:, k] for x in games)) for k, way in ways}
+
+    return evaluate
 
 
 def measure_baselines(config: SnakeConfig, episodes: int = 512, seed: int = 0) -> dict[str, float]:
@@ -136,18 +138,22 @@ def measure_baselines(config: SnakeConfig, episodes: int = 512, seed: int = 0) -
         >>> measure_baselines(SnakeConfig(width=3, height=3), episodes=8)["maximum"]
         8.0
     """
-    found = {"maximum": float(config.most_fruit)}
-    for name, masked in (("random_masked", True), ("random_unmasked", False)):
-        act = act_at_random(masked)
-        play = jax.jit(lambda key, act=act: play_games(act, key, config, episodes))
-        found[name] = float(play(jax.random.PRNGKey(seed)).fruit.mean())
-    return found
+
+    @jax.jit
+    @jax.vmap
+    def play(masked: Array) -> Array:
+        key = jax.random.PRNGKey(seed)
+        return play_games(act_at_random(masked), key, config, episodes).fruit.mean()
+
+    masked, unmasked = (float(x) for x in play(jnp.array([True, False])))
+    most = float(config.most_fruit)
+    return {"maximum": most, "random_masked": masked, "random_unmasked": unmasked}
 
 
 def record_game(params: Params, config: SnakeConfig, seed: int = 0) -> np.ndarray:
     """The cells of one greedy game, step by step, [steps + 1, T, F]."""
     env = SnakeEnv(config)
-    act = act_greedily(params, config)
+    act = act_by_policy(params, config, greedy=True)
 
     def one_more(
         carry: tuple[EnvState, Observation, Array], key: Array

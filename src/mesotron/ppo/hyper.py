@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
@@ -34,6 +35,21 @@ class Hyper(NamedTuple):
     ent_coef: Array
     vf_coef: Array
     kl_coef: Array
+    num_gradient_steps: Array
+
+
+class Runs(NamedTuple):
+    """R runs of one program.
+
+    Args:
+        values: of each run, what differs from the config, and its seed.
+        keys: [R, 2] of their seeds.
+        hyper: [R] each.
+    """
+
+    values: list[dict[str, float]]
+    keys: Array
+    hyper: Hyper
 
 
 def make_hyper(config: SnakeConfig) -> Hyper:
@@ -46,29 +62,28 @@ def make_hyper(config: SnakeConfig) -> Hyper:
     return Hyper(*(jnp.float32(getattr(config, name)) for name in Hyper._fields))
 
 
-def read_sweep(config: SnakeConfig) -> tuple[list[dict[str, float]], Hyper]:
-    """The runs that `config.sweep` and `config.num_seeds` ask for.
-
-    Returns:
-        For each run the values that differ, its seed among them, and `Hyper` with an axis of runs.
+def read_runs(config: SnakeConfig) -> Runs:
+    """The runs that `config.sweep` and `config.num_seeds` ask for: every combination.
 
     Example:
-        >>> runs, hyper = read_sweep(SnakeConfig(sweep=("lr=0.1,0.2",), num_seeds=2))
-        >>> len(runs), runs[2]
-        (4, {'lr': 0.2, 'seed': 0})
-        >>> hyper.gamma.shape
-        (4,)
+        >>> runs = read_runs(SnakeConfig(sweep=("lr=0.1,0.2",), num_seeds=2))
+        >>> len(runs.values), runs.values[2], runs.hyper.gamma.shape
+        (4, {'lr': 0.2, 'seed': 0}, (4,))
     """
     axes = dict(_read_axis(item) for item in config.sweep)
     seeds = [config.seed + k for k in range(config.num_seeds)]
     combinations = [dict(zip(axes, values)) for values in product(*axes.values())]
-    runs = [{**values, "seed": seed} for values in combinations for seed in seeds]
-    base = make_hyper(config)
+    return make_runs(config, [{**rest, "seed": seed} for rest in combinations for seed in seeds])
+
+
+def make_runs(config: SnakeConfig, values: list[dict[str, float]]) -> Runs:
+    """Runs with these values in place of the config's; each has a seed."""
     columns = [
-        jnp.array([run.get(name, getattr(config, name)) for run in runs], jnp.float32)
-        for name in base._fields
+        jnp.array([run.get(name, getattr(config, name)) for run in values], jnp.float32)
+        for name in Hyper._fields
     ]
-    return runs, Hyper(*columns)
+    keys = jnp.stack([jax.random.PRNGKey(int(run["seed"])) for run in values])
+    return Runs(values, keys, Hyper(*columns))
 
 
 def _read_axis(item: str) -> tuple[str, list[float]]:
@@ -78,27 +93,31 @@ def _read_axis(item: str) -> tuple[str, list[float]]:
         numbers = [float(value) for value in values.split(",")]
     except ValueError:
         numbers = []
-    if not equals or not numbers or name not in Hyper._fields:
+    known = [field for field in Hyper._fields if field != "num_gradient_steps"]
+    if not equals or not numbers or name not in known:
         raise ValueError(
-            f"--sweep {item!r} must look like lr=0.001,0.003; "
-            f"what can be swept: {', '.join(Hyper._fields)}"
+            f"--sweep {item!r} must look like lr=0.001,0.003; what can be swept: {', '.join(known)}"
         )
     return name, numbers
 
 
-def anneal(rate: float | Array, config: SnakeConfig) -> Callable[[Any], Array]:
-    """The learning rate at each gradient step: constant, or down to zero at the run's last one.
+def anneal(rate: float | Array, num_gradient_steps: float | Array | None) -> Callable[[Any], Array]:
+    """The learning rate at each gradient step: down to zero after the run's last one.
+
+    Args:
+        rate: at the start.
+        num_gradient_steps: of the run; None keeps the rate.
 
     Example:
-        >>> config = SnakeConfig(total_timesteps=64 * 64 * 2)  # 2 updates, 64 gradient steps
-        >>> [round(float(anneal(1.0, config)(jnp.array(step))), 3) for step in (0, 32, 63, 64)]
-        [1.0, 0.5, 0.016, 0.0]
+        >>> at = anneal(1.0, 64)
+        >>> [round(float(at(step)), 3) for step in (0, 32, 63, 64, 1000)]
+        [1.0, 0.5, 0.016, 0.0, 0.0]
     """
 
     def at(count: Any) -> Array:
-        if not config.anneal_lr:
+        if num_gradient_steps is None:
             return jnp.asarray(rate, jnp.float32)
-        left = 1 - count / config.num_gradient_steps
+        left = 1 - jnp.asarray(count, jnp.float32) / num_gradient_steps
         return jnp.asarray(rate * jnp.maximum(left, 0), jnp.float32)
 
     return at
@@ -108,18 +127,18 @@ def make_optimizer(config: SnakeConfig, hyper: Hyper) -> optax.GradientTransform
     """Clip by the global norm, then Adam for all, or Muon or Pion for the hidden matrices.
 
     Example:
-        >>> import jax
         >>> from mesotron.ppo.policy import init_policy
         >>> config = SnakeConfig(optim="pion")
         >>> tx = make_optimizer(config, make_hyper(config))
         >>> state = tx.init(init_policy(jax.random.PRNGKey(0), config))
     """
     clip = config.max_grad_norm or None
+    end = hyper.num_gradient_steps if config.anneal_lr else None
     if config.rule == "adam":
-        adam = optax.adam(anneal(hyper.lr, config), eps=_ADAM_EPS)
+        adam = optax.adam(anneal(hyper.lr, end), eps=_ADAM_EPS)
         return optax.chain(mesotron_jax.clip_by_global_norm(clip), adam) if clip else adam
     shared = {
-        "aux_lr": anneal(hyper.aux_adam_lr, config),
+        "aux_lr": anneal(hyper.aux_adam_lr, end),
         "max_grad_norm": clip,
         "momentum": config.muon_momentum,
         "nesterov": config.muon_nesterov,
@@ -129,7 +148,7 @@ def make_optimizer(config: SnakeConfig, hyper: Hyper) -> optax.GradientTransform
         "scale": "spectral",
         "overrides": HIDDEN,
     }
-    rate = anneal(hyper.muon_lr, config)
+    rate = anneal(hyper.muon_lr, end)
     if config.rule == "muon":
         return mesotron_jax.chain_with_muon(rate, **shared)
     return mesotron_jax.chain_with_pion(rate, cutoff=config.cutoff, **shared)

@@ -287,5 +287,5 @@ def _describe(
         "episode/length": jnp.where(ended, steps.length, 0).sum() / among,
         "episode/truncated": steps.truncated.sum() / among,
         "value/explained": 1 - unexplained / (jnp.var(batch.targets) + 1e-8),
-        "optim/lr": anneal(rate, config)(made),
+        "optim/lr": anneal(rate, hyper.num_gradient_steps if config.anneal_lr else None)(made),
     }

@@ -10,6 +10,7 @@ import numpy as np
 from mesotron.config import SnakeConfig
 from mesotron.ppo.draw import Curve
 from mesotron.ppo.evaluate import Games
+from mesotron.ppo.hyper import Runs
 from mesotron.ppo.mirrors import Mirrors
 from mesotron.ppo.seeds import Program
 from mesotron.runs import RunFolder
@@ -25,6 +26,7 @@ class Session(NamedTuple):
 
     config: SnakeConfig
     folder: RunFolder
+    runs: Runs
     program: Program
     view: LiveView
     mirrors: Mirrors
@@ -47,7 +49,7 @@ def write_chunk(
 
     The seconds of an update are its chunk's, divided evenly.
     """
-    config, runs = session.config, session.program.runs
+    config, runs = session.config, session.runs.values
     rate = config.batch_size * len(runs) * count / (end - start)
     for k in range(count):
         step = done + k + 1
@@ -83,10 +85,7 @@ def mean_over_runs(values: dict[str, np.ndarray]) -> dict[str, float]:
 
 def write_evaluation(session: Session, found: dict[str, Games], done: int) -> None:
     """Whole games as a row of samples.jsonl: the means, and each run's own."""
-    each = {
-        f"{way}_fruit": np.asarray(games.fruit).mean(1).round(4).tolist()
-        for way, games in found.items()
-    }
+    each = {f"{way}_fruit": games.fruit.mean(1).round(4).tolist() for way, games in found.items()}
     means = {k: v for way, games in found.items() for k, v in games.summarise(way).items()}
     row = {"step": done, "kind": "evaluation", **means, "each": each}
     session.folder.append("samples", row)
@@ -99,9 +98,9 @@ def write_evaluation(session: Session, found: dict[str, Games], done: int) -> No
 
 def curve_of(session: Session) -> Curve:
     """Fruit of the games that ended in training, per run; a gap repeats what was before it."""
-    several = len(session.program.runs) > 1
+    several = len(session.runs.values) > 1
     rows = read_rows(session.by_run) if several else session.folder.rows("metrics")
-    num_runs = len(session.program.runs)
+    num_runs = len(session.runs.values)
     times = [row for row in rows if row.get("run", 0) == 0]
     fruit = np.full((num_runs, len(times)), np.nan)
     for row in rows:

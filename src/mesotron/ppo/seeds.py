@@ -17,46 +17,42 @@ import jax.numpy as jnp
 from jax import Array
 
 from mesotron.config import SnakeConfig
-from mesotron.ppo.hyper import Hyper, read_sweep
+from mesotron.ppo.hyper import Hyper, Runs, make_runs
 from mesotron.ppo.loop import Metrics, TrainState, init_state, run_updates
 from mesotron.ppo.mesh import make_mesh, shardings_of
 from mesotron.ppo.policy import Params
 
 
 class Program(NamedTuple):
-    """The compiled pieces of a training.
+    """The compiled pieces of a training; any R runs of its config go through them.
 
     Args:
-        runs: the values in which each of the R runs differs from the config, with its seed.
-        hyper: the same as arrays, [R].
-        start: () -> the states before the first update.
-        advance: (states, number of updates) -> (states, metrics [R, K]); takes the states over:
-            those given are gone.
+        start: runs -> their states before the first update.
+        advance: (states, runs, number of updates) -> (states, metrics [R, K]); takes the states
+            over: those given are gone.
     """
 
-    runs: list[dict[str, float]]
-    hyper: Hyper
-    start: Callable[[], TrainState]
-    advance: Callable[[TrainState, int], tuple[TrainState, Metrics]]
+    start: Callable[[Runs], TrainState]
+    advance: Callable[[TrainState, Runs, int], tuple[TrainState, Metrics]]
 
 
-def make_program(config: SnakeConfig, pretrained: Params | None = None) -> Program:
-    """The runs of a config, ready to be advanced.
+def make_program(config: SnakeConfig, num_runs: int, pretrained: Params | None = None) -> Program:
+    """Compile nothing yet, but say how runs begin and go on.
 
     Args:
-        config: of all runs; `num_seeds` and `sweep` say how many there are.
+        config: of all runs.
+        num_runs: R.
         pretrained: weights to start from, and to stay close to if `kl_coef` is not 0.
 
     Example:
+        >>> from mesotron.ppo.hyper import read_runs
         >>> config = SnakeConfig(num_envs=4, num_steps=8, num_minibatches=2, num_seeds=2, chunk=3)
-        >>> program = make_program(config)
-        >>> states, metrics = program.advance(program.start(), 1)
+        >>> runs, program = read_runs(config), make_program(config, num_runs=2)
+        >>> states, metrics = program.advance(program.start(runs), runs, 1)
         >>> states.update.tolist(), metrics["loss/value"].shape
         ([1, 1], (2, 3))
     """
     config.check()
-    runs, hyper = read_sweep(config)
-    keys = jnp.stack([jax.random.PRNGKey(int(run["seed"])) for run in runs])
     reference = pretrained if config.kl_coef else None
 
     def begin(key: Array, hyper: Hyper) -> TrainState:
@@ -67,13 +63,12 @@ def make_program(config: SnakeConfig, pretrained: Params | None = None) -> Progr
         run = partial(run_updates, config=config, most=config.chunk, pretrained=reference)
         return jax.vmap(run, in_axes=(0, 0, None))(states, hyper, count)
 
-    mesh = make_mesh(config)
-    placed = shardings_of(jax.eval_shape(jax.vmap(begin), keys, hyper), config, mesh)
+    like = make_runs(config, [{"seed": 0}] * num_runs)
+    shapes = jax.eval_shape(jax.vmap(begin), like.keys, like.hyper)
+    placed = shardings_of(shapes, config, make_mesh(config))
     init = jax.jit(jax.vmap(begin), out_shardings=placed)
     chunk = jax.jit(go_on, donate_argnums=0, out_shardings=(placed, None))
     return Program(
-        runs,
-        hyper,
-        start=lambda: init(keys, hyper),
-        advance=lambda states, count: chunk(states, hyper, jnp.int32(count)),
+        start=lambda runs: init(runs.keys, runs.hyper),
+        advance=lambda states, runs, count: chunk(states, runs.hyper, jnp.int32(count)),
     )

@@ -19,6 +19,7 @@ from mesotron.config import SnakeConfig
 from mesotron.ppo import checkpoint
 from mesotron.ppo.draw import draw_curves, draw_game
 from mesotron.ppo.evaluate import make_evaluation, measure_baselines, record_game
+from mesotron.ppo.hyper import read_runs
 from mesotron.ppo.loop import TrainState
 from mesotron.ppo.mirrors import Mirrors
 from mesotron.ppo.policy import Params, init_policy
@@ -44,12 +45,13 @@ def train_snake(config: SnakeConfig) -> int:
     """Train, or go on training, and say how it ended."""
     folder, config = open_run(config)
     with folder:
-        program = make_program(config, load_pretrained(config))
+        runs = read_runs(config)
+        program = make_program(config, len(runs.values), load_pretrained(config))
         with (
             LiveView(config.num_updates, _WATCHED) as view,
             Mirrors(config, folder.path) as mirrors,
         ):
-            session = Session(config, folder, program, view, mirrors)
+            session = Session(config, folder, runs, program, view, mirrors)
             states, done = take_up(session)
             states, done = train(session, states, done)
         if done < config.num_updates:
@@ -100,7 +102,7 @@ def load_pretrained(config: SnakeConfig) -> Params | None:
 def take_up(session: Session) -> tuple[TrainState, int]:
     """The states to go on from and their update: the newest checkpoint's, or the start."""
     folder, program, view = session.folder, session.program, session.view
-    states = program.start()
+    states = program.start(session.runs)
     if session.config.resume is None:
         return states, 0
     states, done, damaged = checkpoint.restore(folder.checkpoints, states)
@@ -115,6 +117,10 @@ def take_up(session: Session) -> tuple[TrainState, int]:
 def train(session: Session, states: TrainState, done: int) -> tuple[TrainState, int]:
     """Advance chunk by chunk to the end, or until somebody asks to stop."""
     config, folder = session.config, session.folder
+    before = time.perf_counter()
+    states, _ = session.program.advance(states, session.runs, 0)  # compiles, and changes nothing
+    jax.block_until_ready(states.update)
+    session.view.say(f"compiled in {time.perf_counter() - before:.0f} s")
     rows = folder.rows("metrics")
     began = time.perf_counter() - (rows[-1]["time/seconds"] if rows else 0.0)
     evaluate = make_evaluation(config)
@@ -123,7 +129,7 @@ def train(session: Session, states: TrainState, done: int) -> tuple[TrainState, 
         while done < config.num_updates and not stop.requested:
             count = next_chunk(config, done)
             before = time.perf_counter()
-            states, metrics = session.program.advance(states, count)
+            states, metrics = session.program.advance(states, session.runs, count)
             metrics = {name: np.asarray(values) for name, values in metrics.items()}
             now = time.perf_counter()
             write_chunk(session, metrics, done, count, before - began, now - began)
@@ -158,10 +164,10 @@ def finish(session: Session, states: TrainState) -> str:
     found = make_evaluation(config)(states.params, EVALUATION_SEED)
     baselines = measure_baselines(config)
     rows = folder.rows("metrics")
-    result: dict[str, Any] = {"baselines": baselines, "runs": session.program.runs}
+    result: dict[str, Any] = {"baselines": baselines, "runs": session.runs.values}
     for way, games in found.items():
         result |= games.summarise(way)
-        result[f"{way}_fruit_each"] = np.asarray(games.fruit).mean(1).tolist()
+        result[f"{way}_fruit_each"] = games.fruit.mean(1).tolist()
     result["env_steps"], result["seconds"] = rows[-1]["time/env_steps"], rows[-1]["time/seconds"]
     result["steps_per_second"] = float(np.median([row["time/steps_per_second"] for row in rows]))
     if config.gif:
