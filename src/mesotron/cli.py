@@ -44,7 +44,9 @@ COMMANDS = {
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
     "bench optim": Command(config.BenchOptimConfig, "mesotron.bench.optim_step:run"),
+    "bench snake": Command(config.BenchSnakeConfig, "mesotron.bench.snake:run"),
     "bench train": Command(config.BenchTrainConfig, "mesotron.bench.training:run"),
+    "bench ppo": Command(config.BenchPpoConfig, "mesotron.bench.ppo_speed:run"),
 }
 
 

@@ -5,10 +5,10 @@ field marked POSITIONAL may be given without its flag.
 Names that live in a registry (filters, models) are checked by the registry's owner, not here.
 """
 
-from mesotron.config.bench import BenchOptimConfig, BenchTrainConfig
+from mesotron.config.bench import BenchOptimConfig, BenchPpoConfig, BenchTrainConfig
 from mesotron.config.fields import POSITIONAL, OptimizerName
 from mesotron.config.filters import RouteConfig, SpectrumConfig
-from mesotron.config.ppo import SnakeConfig
+from mesotron.config.ppo import BenchSnakeConfig, SnakeConfig
 from mesotron.config.training import (
     EvalConfig,
     ModelConfig,
@@ -25,6 +25,8 @@ from mesotron.config.watch import WatchConfig, WatchSettings
 __all__ = [
     "POSITIONAL",
     "BenchOptimConfig",
+    "BenchPpoConfig",
+    "BenchSnakeConfig",
     "BenchTrainConfig",
     "EvalConfig",
     "ModelConfig",

@@ -1,0 +1,198 @@
+"""Adam, Muon and Pion on Snake with PPO: the same number of trials each, then the same seeds.
+
+One compiled program for each board and optimizer serves its sweep and its seeds, since rates and
+horizon are traced numbers. Every cell is written as soon as it is done; a study that was stopped
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mesotron.config import BenchSnakeConfig, SnakeConfig
+from mesotron.ppo.draw import Curve, bootstrap_band, draw_curves
+from mesotron.ppo.evaluate import Games, make_evaluation, measure_baselines
+from mesotron.ppo.hyper import Runs, make_runs
+from mesotron.ppo.loop import TrainState
+from mesotron.ppo.policy import Params
+from mesotron.ppo.seeds import Program, make_program
+from mesotron.runs import describe_environment
+from mesotron.runs.lines import write_json
+
+Cell = dict[str, Any]
+Evaluate = Callable[[Params, int], dict[str, Games]]
+EVALUATION_SEED = 1_000_003
+# Longest game, as Jumanji has it; perfect play on 10x10 needs about half of it.
+MOST_STEPS = 4000
+_POINTS = 150
+# Equally many for each rule, in the order in which a shorter list would cut them off.
+_SPECTRAL = [(0.02, 2e-3), (0.01, 1e-3), (0.04, 4e-3), (0.02, 5e-4), (0.01, 4e-3), (0.04, 1e-3)]
+TRIALS: dict[str, list[dict[str, float]]] = {
+    "adam": [{"lr": rate} for rate in (2e-3, 1e-3, 4e-3, 5e-4, 8e-3, 2.5e-4)],
+    "muon": [{"muon_lr": rate, "aux_adam_lr": aux} for rate, aux in _SPECTRAL],
+    "pion": [{"muon_lr": rate, "aux_adam_lr": aux} for rate, aux in _SPECTRAL],
+}
+
+
+def run(config: BenchSnakeConfig) -> int:
+    """Run every cell that the result lacks, and print each."""
+    if not 1 <= config.seeds <= len(_SPECTRAL):
+        raise ValueError(f"seeds={config.seeds} must lie between 1 and {len(_SPECTRAL)}")
+    study = json.loads(config.out.read_text()) if config.out.exists() else {"boards": {}}
+    study["environment"] = describe_environment(jax.devices()[0].device_kind, 0)
+    config.out.parent.mkdir(parents=True, exist_ok=True)
+    for side in config.boards:
+        board = study["boards"].setdefault(f"{side}x{side}", {"cells": {}})
+        base = make_base(config, side)
+        evaluate = make_evaluation(base)
+        if "baselines" not in board:
+            board["baselines"] = measure_baselines(base)
+        for rule in config.optims:
+            if rule in board["cells"]:
+                continue
+            board["cells"][rule] = run_cell(config, base, rule, evaluate, board)
+            write_json(config.out, study)
+            print(describe(side, rule, board), flush=True)
+        if config.plot:
+            draw(board, side, config)
+    return 0
+
+
+def make_base(config: BenchSnakeConfig, side: int) -> SnakeConfig:
+    """The training that all cells of a board share."""
+    return SnakeConfig(
+        width=side,
+        height=side,
+        max_steps=min(side**4, MOST_STEPS),
+        num_envs=config.num_envs,
+        num_steps=config.num_steps,
+        update_epochs=config.update_epochs,
+        num_minibatches=config.num_minibatches,
+        gamma=config.gamma,
+        ent_coef=config.ent_coef,
+        d_model=config.d_model,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        use_cnn=config.use_cnn,
+        dtype=config.dtype,
+        eval_episodes=config.eval_episodes,
+        num_seeds=config.seeds,
+        chunk=8,
+    )
+
+
+def run_cell(
+    config: BenchSnakeConfig, base: SnakeConfig, rule: str, evaluate: Evaluate, board: Cell
+) -> Cell:
+    """Compile, measure the pace, sweep the rates, train the seeds, play whole games."""
+    fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
+    made = SnakeConfig(**{**fields, "optim": rule})
+    program = make_program(made, config.seeds)
+    trials = [{**trial, "seed": 0} for trial in TRIALS[rule][: config.seeds]]
+    began = time.perf_counter()
+    warm = program.advance(program.start(make_runs(made, trials)), make_runs(made, trials), 0)
+    jax.block_until_ready(warm)
+    compiled = time.perf_counter() - began
+    if "updates" not in board:
+        board["updates"] = plan_updates(config, made, program, make_runs(made, trials))
+    updates = board["updates"]
+    sweep = train(made, program, trials, max(1, round(updates * config.sweep_share)))
+    scores = [games.mean() for games in evaluate(sweep["params"], 1)["sampled"].fruit]
+    best = trials[int(np.argmax(scores))]
+    seeds = [{**best, "seed": 1 + k} for k in range(config.seeds)]
+    final = train(made, program, seeds, updates)
+    games = evaluate(final["params"], EVALUATION_SEED)
+    return {
+        "rates": {name: value for name, value in best.items() if name != "seed"},
+        "trials": [{**trial, "sampled_fruit": float(s)} for trial, s in zip(trials, scores)],
+        "compile_seconds": compiled,
+        "steps_per_seed": updates * made.batch_size,
+        "seconds": final["seconds"],
+        "steps_per_second": updates * made.batch_size * config.seeds / final["seconds"],
+        "gradient_steps": updates * made.update_epochs * made.num_minibatches,
+        "curve": final["curve"],
+        **{f"{way}_fruit": played.fruit.mean(1).tolist() for way, played in games.items()},
+        **{f"{way}_won": played.won.mean(1).tolist() for way, played in games.items()},
+    }
+
+
+def plan_updates(config: BenchSnakeConfig, made: SnakeConfig, program: Program, runs: Runs) -> int:
+    """Updates of each seed: as many as `seconds` hold at the pace of a few."""
+    if config.steps is not None:
+        return max(1, config.steps // made.batch_size)
+    states, count = program.start(runs), 4
+    began = time.perf_counter()
+    jax.block_until_ready(program.advance(states, runs, count))
+    return max(1, int(config.seconds / (time.perf_counter() - began) * count))
+
+
+def train(
+    config: SnakeConfig, program: Program, values: list[dict[str, float]], updates: int
+) -> dict[str, Any]:
+    """Train these runs side by side; the rates fall to zero over just these updates."""
+    steps = updates * config.update_epochs * config.num_minibatches
+    runs = make_runs(config, [{**run, "num_gradient_steps": steps} for run in values])
+    states: TrainState = program.start(runs)
+    jax.block_until_ready(states)
+    began, done, fruit, ended, seconds = time.perf_counter(), 0, [], [], []
+    while done < updates:
+        count = min(config.chunk, updates - done)
+        states, metrics = program.advance(states, runs, count)
+        fruit.append(np.asarray(metrics["episode/fruit"])[:, :count])
+        ended.append(np.asarray(metrics["episode/finished"])[:, :count])
+        seconds += [time.perf_counter() - began] * count
+        done += count
+    took = time.perf_counter() - began
+    curve = thin_curve(np.concatenate(fruit, 1), np.concatenate(ended, 1), seconds, config)
+    return {"params": states.params, "seconds": took, "curve": curve}
+
+
+def thin_curve(
+    fruit: np.ndarray, ended: np.ndarray, seconds: list[float], config: SnakeConfig
+) -> dict[str, Any]:
+    """At most so many points for each run: fruit per game over the updates of each stretch."""
+    places = np.array_split(np.arange(fruit.shape[1]), min(_POINTS, fruit.shape[1]))
+    total = np.stack([(fruit * ended)[:, place].sum(1) for place in places], 1)
+    games = np.stack([ended[:, place].sum(1) for place in places], 1)
+    return {
+        "steps": [int(place[-1] + 1) * config.batch_size for place in places],
+        "seconds": [round(seconds[place[-1]], 3) for place in places],
+        "fruit": (total / np.maximum(games, 1)).round(3).tolist(),
+    }
+
+
+def describe(side: int, rule: str, board: Cell) -> str:
+    """A cell in one line."""
+    cell = board["cells"][rule]
+    greedy = np.array(cell["greedy_fruit"])
+    low, high = bootstrap_band(greedy[:, None])
+    rates = " ".join(f"{name}={value:g}" for name, value in cell["rates"].items())
+    line = (
+        f"{side}x{side} {rule:5} {rates}: greedy {greedy.mean():.2f} "
+        f"[{low[0]:.2f}, {high[0]:.2f}], sampled {np.mean(cell['sampled_fruit']):.2f} "
+        f"of {board['baselines']['maximum']:.0f} (random {board['baselines']['random_masked']:.2f})"
+        f", won {np.mean(cell['greedy_won']):.0%}; {cell['steps_per_seed']:,} steps a seed, "
+        f"{cell['steps_per_second']:,.0f} steps/s, compiled in {cell['compile_seconds']:.0f} s"
+    )
+    plain = board["cells"].get("adam")
+    if plain and rule != "adam":
+        more = 1 - cell["steps_per_second"] / plain["steps_per_second"]
+        line += f"; its share of a step beyond Adam's {more:.1%}"
+    return line
+
+
+def draw(board: Cell, side: int, config: BenchSnakeConfig) -> None:
+    """The curves of a board beside the result."""
+    curves = {}
+    for rule, cell in board["cells"].items():
+        points = {name: np.array(values) for name, values in cell["curve"].items()}
+        curves[rule] = Curve(points["steps"], points["seconds"], points["fruit"])
+    path = config.out.with_name(f"{config.out.stem}_{side}x{side}.png")
+    title = f"Snake {side}x{side}, training games, {config.seeds} seeds"
+    draw_curves(curves, board["baselines"], path, title)
