@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mesotron.runs import RunFolder
@@ -45,14 +47,18 @@ class RunLog(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """A row of metrics; the summary that Transformers logs at the end is not one."""
-        if logs is None or "loss" not in logs or not state.is_world_process_zero:
+        if logs is None or "loss" not in logs:
             return
-        row = {key: value for key, value in logs.items() if value is not None}
-        self.run.append("metrics", {"step": state.global_step, **row})
-        if "reward" in logs:  # this step has sampled, rather than used a rollout again
-            self._keep_samples(state.global_step)
-        self.view.update(state.global_step, logs)
+        if state.is_world_process_zero:
+            self._write(state.global_step, logs)
         refuse_non_finite(state.global_step, logs, self.run)
+
+    def _write(self, step: int, logs: dict[str, Any]) -> None:
+        row = {key: value for key, value in logs.items() if value is not None}
+        self.run.append("metrics", {"step": step, **row})
+        if "reward" in logs:  # this step has sampled, rather than used a rollout again
+            self._keep_samples(step)
+        self.view.update(step, logs)
 
     def _keep_samples(self, step: int) -> None:
         logs = self.trainer._logs
@@ -85,8 +91,11 @@ class PoliteStop(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Ask for a checkpoint and the end."""
-        if self.stop.requested:
+        """Ask for a checkpoint and the end, in every process if one was told."""
+        requested = torch.tensor([float(self.stop.requested)], device=args.device)
+        if dist.is_initialized():
+            dist.all_reduce(requested, dist.ReduceOp.MAX)
+        if requested.item():
             control.should_save = True
             control.should_training_stop = True
 

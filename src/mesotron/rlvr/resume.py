@@ -20,8 +20,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-from mesotron.rlvr.state import load_state, random_state, restore_random_state, save_state
+from mesotron.rlvr.state import (
+    Shard,
+    load_state,
+    random_state,
+    restore_random_state,
+    save_state,
+)
 from mesotron.runs import checkpoints
 
 # The classes are mixins: the trainer they call comes after them in the bases.
@@ -108,20 +115,26 @@ class SafeCheckpoints(Mixin):
         self.accelerator.wait_for_everyone()
 
     def _write(self, draft: Path) -> None:
-        """Every process writes its own random state; the main one writes everything else."""
-        refuse_sharded(self)
+        """Every process writes what it alone has; the main one writes everything else."""
+        refuse_flat_shards(self)
+        weights = self.accelerator.get_state_dict(self.model) if self.is_fsdp_enabled else None
+        scaler = self.accelerator.scaler
+        steps = {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.lr_scheduler.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
         if self.args.should_save:
-            self._save(str(draft))
-            scaler = self.accelerator.scaler
-            shared = {
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.lr_scheduler.state_dict(),
-                "scaler": scaler.state_dict() if scaler is not None else None,
-            }
-            save_state(draft, "optimizer", shared)
+            self._save(str(draft), weights)
             self.state.save_to_json(str(draft / "trainer_state.json"))
+        if self.args.should_save or self.is_fsdp_enabled:
+            save_state(draft, self._optimizer_name(), steps)
         mine = {"random": random_state(), "stateful": self._stateful_state(), **self._own_state()}
         save_state(draft, f"process-{self.args.process_index}", mine)
+
+    def _optimizer_name(self) -> str:
+        """One file for all processes, or one for each where each has a part of the state."""
+        return f"optimizer-{self.args.process_index}" if self.is_fsdp_enabled else "optimizer"
 
     def _stateful_state(self) -> dict[str, Any]:
         return {
@@ -151,8 +164,12 @@ class SafeCheckpoints(Mixin):
         parts = sorted(folder.glob("model*.safetensors"))
         if not parts:
             raise ValueError(f"{folder} has no weights as safetensors; resume from another one")
-        found = {name: tensor for path in parts for name, tensor in load_file(path).items()}
-        missing, unexpected = model.load_state_dict(found, strict=False)
+        found: dict[str, Any] = {}
+        for path in parts:
+            found |= load_file(path)
+        # Spreads whole weights where the model is sharded, and copies them where it is not.
+        options = StateDictOptions(full_state_dict=True, strict=False)
+        missing, unexpected = set_model_state_dict(model, found, options=options)
         tied = set(model.all_tied_weights_keys)  # saved once, under the other name
         if unexpected or set(missing) - tied:
             wrong = ", ".join([*unexpected, *(set(missing) - tied)][:3])
@@ -161,12 +178,13 @@ class SafeCheckpoints(Mixin):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        shared = load_state(Path(checkpoint), "optimizer")
-        self.optimizer.load_state_dict(shared["optimizer"])
-        self.lr_scheduler.load_state_dict(shared["scheduler"])
-        if shared["scaler"] is not None and self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(shared["scaler"])
         mine = self._load_process_state(checkpoint)
+        steps = load_state(Path(checkpoint), self._optimizer_name())
+        spread_like_parameters(steps["optimizer"], self.optimizer)
+        self.optimizer.load_state_dict(steps["optimizer"])
+        self.lr_scheduler.load_state_dict(steps["scheduler"])
+        if steps["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(steps["scaler"])
         for name, part in self.stateful.items():
             if name not in mine["stateful"]:
                 raise ValueError(f"{checkpoint} has no state of {name}: it is of another objective")
@@ -257,10 +275,25 @@ def load_adapter(model: Any, folder: Path) -> None:
         raise ValueError(f"{folder} holds another adapter: {', '.join(found.unexpected_keys[:3])}")
 
 
-def refuse_sharded(trainer: Any) -> None:
-    """Say at the first checkpoint that sharded weights are not kept, before hours are lost."""
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise ValueError("checkpoints of sharded models are not written yet; set --save-every 0")
+def spread_like_parameters(state: dict[str, Any], optimizer: Any) -> None:
+    """Put the parts of a sharded optimizer's state together, each spread as its parameter is."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for key, value in state["state"].get(number, {}).items():
+            if isinstance(value, Shard):
+                state["state"][number][key] = value.like(parameter)
+
+
+def refuse_flat_shards(trainer: Any) -> None:
+    """Say at the first checkpoint what could not be resumed, before hours are lost."""
+    if trainer.is_deepspeed_enabled or (
+        trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
+    ):
+        raise ValueError(
+            "DeepSpeed and FSDP1 keep weights in flat shards, which are not written exactly: use "
+            "FSDP2 (fsdp_version: 2) or plain data parallelism"
+        )
 
 
 def explain_failed_write(error: Exception, root: Path, step: int) -> Exception:

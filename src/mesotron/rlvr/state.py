@@ -6,6 +6,7 @@ whatever is neither plain nor a tensor is refused when it is written, not when i
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 # How JSON says what it has no word for. A dictionary of such a key alone is never plain state.
 TENSOR, TUPLE, PAIRS = "__tensor__", "__tuple__", "__pairs__"
+SHARD = "__shard__"  # a process's own part of a tensor that is spread over several
 
 
 def save_state(folder: Path, name: str, tree: Any) -> None:
@@ -45,6 +48,9 @@ def load_state(folder: Path, name: str) -> Any:
 
 def take_tensors_out(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """The tree as JSON can hold it; the tensors go to `tensors` under their paths."""
+    if isinstance(tree, DTensor):
+        tensors[path] = alone(tree.to_local())
+        return {SHARD: path}
     if isinstance(tree, Tensor):
         tensors[path] = alone(tree)
         return {TENSOR: path}
@@ -71,11 +77,31 @@ def put_tensors_back(plain: Any, tensors: dict[str, Tensor]) -> Any:
         return plain
     if plain.keys() == {TENSOR}:
         return tensors[plain[TENSOR]]
+    if plain.keys() == {SHARD}:
+        return Shard(tensors[plain[SHARD]])
     if plain.keys() == {TUPLE}:
         return tuple(put_tensors_back(item, tensors) for item in plain[TUPLE])
     if plain.keys() == {PAIRS}:
         return {key: put_tensors_back(item, tensors) for key, item in plain[PAIRS]}
     return {key: put_tensors_back(item, tensors) for key, item in plain.items()}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A process's own part of a spread tensor, before it is known how that is spread."""
+
+    local: Tensor
+
+    def like(self, spread: DTensor) -> DTensor:
+        """The whole tensor of which this is a part, spread as another one is."""
+        return DTensor.from_local(
+            self.local.to(spread.device),
+            spread.device_mesh,
+            spread.placements,
+            run_check=False,
+            shape=spread.shape,
+            stride=spread.stride(),
+        )
 
 
 def alone(tensor: Tensor) -> Tensor:
