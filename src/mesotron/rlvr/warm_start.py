@@ -32,7 +32,8 @@ WATCHED = {"loss": "loss", "mean_token_accuracy": "tokens right", "entropy": "en
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
-class WarmStart(SafeCheckpoints, SFTTrainer):
+# Transformers' `train` has arguments for hyperparameter search, which the mixin passes on by name.
+class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompatibleMethodOverride]
     """TRL's SFTTrainer with a routed optimizer and checkpoints that resume exactly.
 
     Args:

@@ -7,8 +7,10 @@ on a large one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM
 
 MAX_POSITIONS = 1024
 
@@ -36,7 +38,7 @@ def tiny_config(vocabulary: int) -> LlamaConfig:
     )
 
 
-def build_network(tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> LlamaForCausalLM:
+def build_network(tokenizer: Any, seed: int = 0) -> LlamaForCausalLM:
     """A tiny model with random weights for this tokenizer, the same for the same seed.
 
     Args:
