@@ -85,5 +85,7 @@ def compare(objective, one, two):
     for mine, theirs in zip(one["rows"], two["rows"], strict=True):
         assert mine.keys() == theirs.keys()
         for key in mine.keys() - TIMES:
-            wanted = mine[key] and pytest.approx(mine[key], rel=1e-3, abs=1e-4)  # None stays None
-            assert theirs[key] == wanted or abs(theirs[key]) < 1e-4, key
+            if mine[key] is None:
+                assert theirs[key] is None, key
+            else:
+                assert theirs[key] == pytest.approx(mine[key], rel=1e-3, abs=1e-4), key
