@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import get_peft_model
 
 from mesotron.arguments import parse
 from mesotron.cli import COMMANDS
@@ -29,7 +30,7 @@ from mesotron.rlvr.evaluation.subject import find_subject
 from mesotron.rlvr.evaluation.transcripts import Pair, pair_up, printable, verdict
 from mesotron.rlvr.facts import Facts, Judge
 from mesotron.rlvr.formats import FORMATS
-from mesotron.rlvr.models import load_model
+from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.tiny import build_network, build_tokenizer
@@ -417,6 +418,25 @@ def test_a_name_is_a_model():
     found = find_subject("tiny")
     assert (found.model, found.start) == (ModelConfig(name="tiny"), None)
     assert parse(EvalConfig, ["tiny"], "eval", EVAL_PRESETS) == EvalConfig(model="tiny")
+
+
+def test_an_adapter_is_merged_into_its_model(tmp_path, random_model):
+    model, tokenizer = random_model
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    base, _ = load_model(ModelConfig(name=str(tmp_path / "base")))
+    wrapped = get_peft_model(base, lora_config(ModelConfig(lora=2)))
+    for name, weight in wrapped.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    run = {"model": {"name": str(tmp_path / "base"), "lora": 2}, "task": {}}
+    folder = RunFolder.create(tmp_path / "run", run, {})
+    with writing(folder.checkpoints, 3) as draft:
+        wrapped.save_pretrained(draft)
+    merged, _ = find_subject(str(tmp_path / "run")).load(torch.device("cpu"))
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.allclose(merged(ids).logits, wrapped(ids).logits, atol=1e-5)
+    assert not torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-2)
 
 
 # The command

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mesotron.config import EvalConfig, ModelConfig, TrainConfig
-from mesotron.rlvr.train import set_library_variables
+from mesotron.rlvr.train import needs_hub, set_library_variables
 
 if TYPE_CHECKING:
     from mesotron.rlvr.evaluation.measure import EvalResult
@@ -28,7 +28,9 @@ SHOWN_PAIRS = 4
 def run(config: EvalConfig) -> int:
     """Evaluate a model, and what it is compared with; print, and write JSON where asked."""
     check(config)
-    set_library_variables(TrainConfig(model=ModelConfig(name=config.model), task=config.task))
+    asked = [config.model, *([config.against] if config.against else [])]
+    settings = [TrainConfig(model=ModelConfig(name=name), task=config.task) for name in asked]
+    set_library_variables(max(settings, key=needs_hub))  # one that needs the hub, if any does
     from mesotron.rlvr.evaluation.subject import Subject, find_subject
 
     subject = find_subject(config.model)
