@@ -29,6 +29,7 @@ _HOME = {
     "Muon": "mesotron.optim",
     "Pion": "mesotron.optim",
     "RoutingTable": "mesotron.optim",
+    "Watch": "mesotron.watch.callback",
     "adamw": "mesotron.optim",
     "import_state": "mesotron.optim",
     "jax": "mesotron.jax",

@@ -17,6 +17,8 @@ from mesotron.watch.signs import Sign
 from mesotron.watch.tracks import Look, Track, is_finite
 
 SCALES = (0, 1)
+# A word may be wrong more often than a stop: it asks for this much of the settings' noise.
+WARN, STOP = 0.6, 1.0
 # A warning is over when nothing showed it for this many times its patience.
 CLEAR = 4
 
@@ -46,6 +48,8 @@ class Engine:
         self.tracks: dict[str, Track] = {}
         self.counts = {detector.name: Counts(len(detector.cases)) for detector in detectors}
         self.step = -1
+        self._due = {detector.name: [fresh_names(case) for case in detector.cases]
+                     for detector in detectors}  # fmt: skip
 
     def update(self, row: Mapping[str, Any]) -> list[Event]:
         """Take in one row and tell what is new.
@@ -102,7 +106,8 @@ class Engine:
     def _derive(self, found: dict[str, float]) -> dict[str, float]:
         """Add the numbers that follow from others."""
         broken = sum(not is_finite(value) for value in found.values())
-        out = found | {"nonfinite": float(broken) + found.get("skipped", 0.0)}
+        skipped = found.get("skipped", 0.0) > 0
+        out = found | {"nonfinite": float(broken + skipped)}
         if "update_rms" in found and found.get("lr", 0.0) > 0:
             out["update_ratio"] = found["update_rms"] / found["lr"]
         if "greedy" in found:
@@ -112,7 +117,7 @@ class Engine:
         return out
 
     def _now(self, name: str) -> float | None:
-        look = self.tracks[name].looks[0] if name in self.tracks else None
+        look = self.tracks[name].look(0) if name in self.tracks else None
         return look.now if look else None
 
     def _track(self, name: str) -> Track:
@@ -125,9 +130,9 @@ class Engine:
     def _judge(self, detector: Detector, fresh: Collection[str]) -> list[Event]:
         """Count this row for or against each case of a detector, and tell of a change."""
         count = self.counts[detector.name]
-        due = [k for k, case in enumerate(detector.cases) if self._is_due(case, fresh)]
+        due = [k for k, names in enumerate(self._due[detector.name]) if not names.isdisjoint(fresh)]
         for k in due:
-            scale = self._scale_of(detector.cases[k])
+            scale = self._scale_of(detector.cases[k], WARN)
             fatal = None if scale is None else self._first_shown(detector.fatal)
             count.row(k, scale is not None, fatal is not None)
             signs = (*detector.cases[k], *(fatal or ()))
@@ -150,31 +155,26 @@ class Engine:
             return "warn"
         return None
 
-    def _is_due(self, case: Case, fresh: Collection[str]) -> bool:
-        """Whether this row says something new on a case: on its rare metrics, where it has any."""
-        rare = [sign.metric for sign in case if METRICS[sign.metric].sparse]
-        return any(name in fresh for name in rare or [sign.metric for sign in case])
-
     def _first_shown(self, cases: Sequence[Case]) -> Case | None:
-        """The first case that is shown."""
-        return next((case for case in cases if self._scale_of(case) is not None), None)
+        """The first case that is shown beyond doubt."""
+        return next((case for case in cases if self._scale_of(case, STOP) is not None), None)
 
-    def _scale_of(self, case: Case) -> int | None:
+    def _scale_of(self, case: Case, caution: float) -> int | None:
         """The scale at which all signs of a case are shown, if there is one."""
-        return next((k for k in SCALES if all(self._shown(sign, k) for sign in case)), None)
+        return next((k for k in SCALES if all(self._shown(s, k, caution) for s in case)), None)
 
-    def _shown(self, sign: Sign, scale: int) -> bool:
+    def _shown(self, sign: Sign, scale: int, caution: float) -> bool:
         if sign.metric not in self.tracks:
             return sign.optional
-        look = self.tracks[sign.metric].looks[scale]
+        look = self.tracks[sign.metric].look(scale)
         # Evaluations are few: so are the chances that noise alone moves one.
-        noise = self.settings.noise * (0.5 if METRICS[sign.metric].sparse else 1.0)
-        return look is not None and sign.shown(look, noise)
+        rare = 0.5 if METRICS[sign.metric].sparse else 1.0
+        return look is not None and sign.shown(look, self.settings.noise * caution * rare)
 
     def _event(self, detector: Detector, signs: Case, scale: int) -> Event:
         seen: dict[str, Evidence] = {}
         for sign in signs:
-            look = self.tracks[sign.metric].looks[scale] if sign.metric in self.tracks else None
+            look = self.tracks[sign.metric].look(scale) if sign.metric in self.tracks else None
             if look is not None and sign.metric not in seen:
                 seen[sign.metric] = evidence(sign, look)
         return Event(
@@ -228,6 +228,13 @@ def check(settings: WatchSettings) -> WatchSettings:
     if settings.noise < 0:
         raise ValueError(f"noise {settings.noise} is negative: give 0 or more standard errors")
     return settings
+
+
+def fresh_names(case: Case) -> frozenset[str]:
+    """The metrics of which a row must bring one to say something new on a case: the rare ones,
+    where it has any, so that patience counts evaluations and not the rows between them."""
+    names = frozenset(sign.metric for sign in case)
+    return frozenset(name for name in names if METRICS[name].sparse) or names
 
 
 def evidence(sign: Sign, look: Look) -> Evidence:

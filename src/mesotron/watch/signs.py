@@ -35,7 +35,7 @@ class Sign:
         >>> for reward in [0.4, 0.5, 0.6, 0.3]:
         ...     track.add(reward)
         >>> half_lost = Sign(metric="reward", moved="down", by=0.5, since="best")
-        >>> half_lost.shown(track.looks[0], noise=0.0)
+        >>> half_lost.shown(track.look(0), noise=0.0)
         True
     """
 

@@ -213,7 +213,7 @@ def quoted(engine: Engine, healthy: bool) -> tuple[Evidence, ...]:
     """How the metrics that a story quotes have ended, against their start or their best."""
     out = []
     for place, (name, since) in enumerate(QUOTED):
-        look = engine.tracks[name].looks[0] if name in engine.tracks else None
+        look = engine.tracks[name].look(0) if name in engine.tracks else None
         before = look.reference("start" if healthy else since) if look else None
         if look is None or before is None:
             continue
