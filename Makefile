@@ -17,11 +17,10 @@ WORKERS ?= 2
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# The place to add `mesotron train` once there is reinforcement learning to show.
 # One thread: the model is too small for more, which wait for each other where other programs run.
-demo: $(STAMP)  ## what the filters do to a spectrum, then a small training comparison
+demo: $(STAMP)  ## what the filters do to a spectrum, then reinforcement learning in minutes
 	$(BIN)/mesotron spectrum
-	$(BIN)/mesotron bench train --quick --threads 1
+	OMP_NUM_THREADS=1 $(BIN)/mesotron train --threads 1
 
 test: lint pytest  ## lint, types and every test that is not slow
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.commands.config.config_args import load_config_from_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mesotron import cli
@@ -120,3 +121,12 @@ def test_two_steps_of_a_recipe(name, tmp_path, monkeypatch):
     made = RunFolder(Path("run"))
     assert [row["step"] for row in made.rows("metrics")] == [1, 2]
     assert made.result is not None
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_the_shipped_launch_files_are_read_by_accelerate(name):
+    path = Path(__file__).parents[1] / "examples" / "scaling" / f"{name}.yaml"
+    found = load_config_from_file(str(path))
+    assert found.num_processes == 8
+    if name == "fsdp2":
+        assert found.fsdp_config["fsdp_version"] == 2

@@ -7,17 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import trl
 from datasets import Dataset
 from safetensors import SafetensorError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard as ShardPlacement
+from torch.distributed.tensor import distribute_module, distribute_tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import mesotron
 from mesotron.rlvr import resume
 from mesotron.rlvr.resume import ExactResume, SafeCheckpoints
-from mesotron.rlvr.state import load_state, random_state, restore_random_state, save_state
+from mesotron.rlvr.state import Shard, load_state, random_state, restore_random_state, save_state
 
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "="]
 STEPS = 6
@@ -275,3 +279,44 @@ def test_random_generators_come_back(tmp_path):
     first = draw()
     restore_random_state(load_state(tmp_path, "random"))
     assert draw() == first
+
+
+@pytest.fixture
+def mesh():
+    """A mesh of this process alone: enough for tensors that are spread."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_the_state_of_a_sharded_optimizer_comes_back_spread(tmp_path, mesh):
+    def make() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(6, 4)
+        distribute_module(layer, mesh, lambda _, part, on: spread(part, on))
+        return layer, mesotron.Muon(layer.parameters(), lr=0.1)
+
+    def spread(part: torch.nn.Module, on: Any) -> None:
+        for name, p in list(part.named_parameters(recurse=False)):
+            spread_out = distribute_tensor(p.detach(), on, [ShardPlacement(0)])
+            part.register_parameter(name, torch.nn.Parameter(spread_out))
+
+    def step(layer: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+        layer.weight.grad = torch.ones_like(layer.weight) * layer.weight
+        layer.bias.grad = torch.ones_like(layer.bias)
+        optimizer.step()
+
+    layer, optimizer = make()
+    step(layer, optimizer)
+    save_state(tmp_path, "optimizer", optimizer.state_dict())
+    other, again = make()
+    step(other, mesotron.Muon(other.parameters(), lr=0.1))  # the weights, not the momentum
+    loaded = load_state(tmp_path, "optimizer")
+    assert any(isinstance(x, Shard) for state in loaded["state"].values() for x in state.values())
+    resume.spread_like_parameters(loaded, again)
+    again.load_state_dict(loaded)
+    for _ in range(2):
+        step(layer, optimizer)
+        step(other, again)
+    assert torch.equal(layer.weight.to_local(), other.weight.to_local())
+    assert torch.equal(layer.bias.to_local(), other.bias.to_local())

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -364,3 +365,24 @@ def test_a_real_kill_and_a_real_resume(run, model, tmp_path):
     )
     assert done.returncode == 0
     assert_same_end("whole", "killed", step=steps)
+
+
+@pytest.mark.slow
+def test_two_processes_resume_to_the_same_bits(run, model, tmp_path):
+    """Whole, then again from its first checkpoint with everything after it taken away."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    words = f"{SMALL} --model.name {model} --out whole --objective.name mgrpo --rollout.updates 2"
+
+    def two(*words: str) -> None:
+        command = [*launch, "mesotron", "train", *words]
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+    two(*words.split())
+    shutil.copytree("whole", "cut")
+    for name in ("result.json", "after.json", "report.md"):
+        (Path("cut") / name).unlink()
+    for step in (2, 3, 4):
+        shutil.rmtree(Path("cut") / "checkpoints" / f"checkpoint-{step}")
+    two("--resume", "cut")
+    assert_same_end("whole", "cut")

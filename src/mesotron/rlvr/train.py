@@ -6,6 +6,7 @@ variables are set that Hugging Face libraries read once, at import.
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from mesotron.config import TrainConfig
@@ -35,11 +36,21 @@ def run(config: TrainConfig) -> int:
     Returns:
         The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
     """
+    check_installed()
     plan = continue_run(config) if config.resume else new_run(config)
     set_library_variables(plan.config)
     from mesotron.rlvr.session import train
 
     return train(plan)
+
+
+def check_installed() -> None:
+    """Say what to install instead of failing at an import."""
+    for name in ("trl", "datasets", "accelerate"):
+        if find_spec(name) is None:
+            raise ValueError(
+                f"training needs {name}, which is not installed: pip install 'mesotron[rlvr]'"
+            )
 
 
 def new_run(config: TrainConfig) -> Plan:
