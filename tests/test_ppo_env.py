@@ -1,15 +1,14 @@
-"""The adapter of Snake: Jumanji's rules unchanged, games that go on, a time limit that is not death."""
+"""The adapter of Snake: Jumanji's rules, games that go on, a time limit that is not death."""
 
 import numpy as np
 import pytest
 
 pytest.importorskip("jumanji")
 jax = pytest.importorskip("jax")
-
-import jax.numpy as jnp
-
-from mesotron.config import SnakeConfig
-from mesotron.ppo.env import HEAD, SnakeEnv
+jnp = jax.numpy
+from mesotron.config import SnakeConfig  # noqa: E402
+from mesotron.ppo.env import HEAD, SnakeEnv  # noqa: E402
+from quick_jax import quick_compilation  # noqa: E402, F401
 
 CONFIG = SnakeConfig(width=4, height=3, max_steps=20, death_penalty=-2.0, step_penalty=-0.25)
 GAMES, STEPS = 24, 120

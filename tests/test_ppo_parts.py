@@ -1,4 +1,4 @@
-"""The parts of PPO against hand-worked cases and plain loops: advantages, loss, rates, policy, config."""
+"""The parts of PPO against hand-worked cases and plain loops."""
 
 import dataclasses
 
@@ -7,23 +7,27 @@ import pytest
 
 pytest.importorskip("jumanji")
 jax = pytest.importorskip("jax")
-
-import jax.numpy as jnp
-
-from mesotron import jax as mesotron_jax
-from mesotron.config import SnakeConfig
-from mesotron.ppo.env import HEAD, NUM_FEATURES, Observation
-from mesotron.ppo.gae import estimate_advantages
-from mesotron.ppo.hyper import make_hyper, read_runs
-from mesotron.ppo.loop import by_group, shuffled, take
-from mesotron.ppo.loss import Batch, divergence, ppo_loss
-from mesotron.ppo.policy import HIDDEN, apply_policy, entropy, init_policy, log_probs, mask_logits
+jnp = jax.numpy
+from mesotron import jax as mesotron_jax  # noqa: E402
+from mesotron.config import SnakeConfig  # noqa: E402
+from mesotron.ppo.env import HEAD, NUM_FEATURES, Observation  # noqa: E402
+from mesotron.ppo.gae import estimate_advantages  # noqa: E402
+from mesotron.ppo.hyper import make_hyper, read_runs  # noqa: E402
+from mesotron.ppo.loop import by_group, shuffled, take  # noqa: E402
+from mesotron.ppo.loss import Batch, divergence, ppo_loss  # noqa: E402
+from mesotron.ppo.policy import HIDDEN, apply_policy, entropy, init_policy, log_probs, mask_logits  # noqa: E402
+from quick_jax import quick_compilation  # noqa: E402, F401
 
 CONFIG = SnakeConfig(width=3, height=2, d_model=16, num_heads=2, num_layers=2, max_steps=64)
 KEY = jax.random.PRNGKey(0)
+BATCH = 16
+# Compiled once for each config: op by op, JAX compiles every operation on its own.
+init = jax.jit(init_policy, static_argnames="config")
+apply = jax.jit(apply_policy, static_argnames="config")
+loss_of = jax.jit(ppo_loss, static_argnames="config")
 
 
-def observe(batch: int, config: SnakeConfig = CONFIG) -> Observation:
+def observe(batch: int = BATCH, config: SnakeConfig = CONFIG) -> Observation:
     """Positions with a head each; what else is on the board does not matter here."""
     draw = np.random.default_rng(0)
     cells = draw.uniform(size=(batch, config.num_cells, NUM_FEATURES)).astype(np.float32)
@@ -64,36 +68,41 @@ def test_advantages_are_the_sums_of_the_definition():
     np.testing.assert_allclose(found, plain_advantages(rewards, values, *rest), atol=1e-5)
 
 
-def make_batch(params, config: SnakeConfig, batch: int = 32) -> Batch:
-    """A minibatch that this very policy has acted, with dropout keys of its own."""
-    seen = observe(batch, config)
-    keys = jax.random.split(KEY, batch)
-    logits, values = apply_policy(params, seen, config, keys)
+@jax.jit
+def make_batch(params) -> Batch:
+    """A minibatch that this very policy has acted."""
+    seen = observe()
+    keys = jax.random.split(KEY, BATCH)
+    logits, values = apply_policy(params, seen, CONFIG, keys)
     moves = jax.random.categorical(KEY, logits)
-    advantages = jnp.linspace(-1.0, 2.0, batch)
+    advantages = jnp.linspace(-1.0, 2.0, BATCH)
     return Batch(seen, moves, log_probs(logits, moves), advantages, values + 1.0, keys)
 
 
 def test_the_loss_of_the_policy_that_acted_is_known():
-    config = dataclasses.replace(CONFIG, vf_coef=0.25, ent_coef=0.5)
-    params = init_policy(KEY, config)
-    batch = make_batch(params, config)
-    loss, metrics = ppo_loss(params, batch, config, make_hyper(config))
+    params = init(KEY, CONFIG)
+    batch = make_batch(params)
+    hyper = make_hyper(CONFIG)._replace(vf_coef=0.25, ent_coef=0.5)
+    loss, metrics = loss_of(params, batch, CONFIG, hyper)
     assert float(metrics["loss/policy"]) == pytest.approx(0.0, abs=1e-5)  # -mean of standardised A
     assert float(metrics["loss/value"]) == pytest.approx(0.5, abs=1e-5)  # targets are one too high
-    bonus = float(entropy(apply_policy(params, batch.observation, config)[0]).mean())
+    bonus = float(entropy(apply(params, batch.observation, CONFIG)[0]).mean())
     assert float(loss) == pytest.approx(0.25 * 0.5 - 0.5 * bonus, abs=1e-5)
     assert float(metrics["policy/kl"]) == pytest.approx(0.0, abs=1e-6)
     assert float(metrics["policy/clip_fraction"]) == 0.0
 
 
 def test_a_step_down_the_gradient_makes_good_moves_likelier():
-    params = init_policy(KEY, CONFIG)
-    batch = make_batch(params, CONFIG)
-    hyper = make_hyper(dataclasses.replace(CONFIG, vf_coef=0.0, ent_coef=0.0))
-    grads = jax.grad(lambda p: ppo_loss(p, batch, CONFIG, hyper)[0])(params)
-    moved = jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
-    logits, _ = apply_policy(moved, batch.observation, CONFIG)
+    params = init(KEY, CONFIG)
+    batch = make_batch(params)
+    hyper = make_hyper(CONFIG)._replace(vf_coef=0.0, ent_coef=0.0)
+
+    @jax.jit
+    def step(params):
+        grads = jax.grad(lambda p: ppo_loss(p, batch, CONFIG, hyper)[0])(params)
+        return jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
+
+    logits, _ = apply(step(params), batch.observation, CONFIG)
     gain = log_probs(logits, batch.actions) - batch.rollout_log_probs
     assert float((gain * batch.advantages).mean()) > 0
 
@@ -115,20 +124,21 @@ def test_forbidden_moves_are_never_drawn_and_add_no_entropy():
 
 
 def test_the_policy_reads_the_heads_cell():
-    params = init_policy(KEY, CONFIG)
-    params["actor"]["kernel"] = jax.random.normal(KEY, params["actor"]["kernel"].shape)
-    seen = observe(4)
-    moved = seen.cells.at[..., HEAD].set(jnp.roll(seen.cells[..., HEAD], 1, axis=1))
-    here, _ = apply_policy(params, seen, CONFIG)
-    there, _ = apply_policy(params, Observation(moved, seen.mask), CONFIG)
+    params = init(KEY, CONFIG)
+    params["actor"]["kernel"] *= 100  # a fresh actor is nearly silent
+    seen = observe()
+    moved = np.array(seen.cells)
+    moved[..., HEAD] = np.roll(moved[..., HEAD], 1, axis=1)
+    here, _ = apply(params, seen, CONFIG)
+    there, _ = apply(params, Observation(jnp.asarray(moved), seen.mask), CONFIG)
     free = np.asarray(seen.mask)
     assert np.abs(np.asarray(here - there))[free].max() > 0.01
 
 
 def test_a_fresh_policy_is_nearly_uniform():
-    logits, _ = apply_policy(init_policy(KEY, CONFIG), observe(64), CONFIG)
+    logits, _ = apply(init(KEY, CONFIG), observe(), CONFIG)
     normal = np.asarray(jax.nn.log_softmax(logits))
-    legal = np.asarray(observe(64).mask)
+    legal = np.asarray(observe().mask)
     even = -np.log(legal.sum(1, keepdims=True))
     assert np.abs(normal - even)[legal].max() < 0.1
 
@@ -136,17 +146,18 @@ def test_a_fresh_policy_is_nearly_uniform():
 @pytest.mark.parametrize("mode", ["replace", "append"])
 def test_a_convolution_may_come_first(mode):
     config = dataclasses.replace(CONFIG, use_cnn=True, cnn_features=8, cnn_mode=mode, num_layers=1)
-    params = init_policy(KEY, config)
+    params = init(KEY, config)
     inputs = 8 if mode == "replace" else 8 + NUM_FEATURES
     assert params["input"]["kernel"].shape == (inputs, 16)
-    logits, values = apply_policy(params, observe(2, config), config)
-    assert logits.shape == (2, 4)
-    assert bool(jnp.isfinite(values).all())
+    _, values = apply(params, observe(), config)
+    params["conv"]["kernel"] *= -1
+    assert float(jnp.abs(apply(params, observe(), config)[1] - values).max()) > 1e-3
 
 
 def test_hidden_matrices_alone_go_to_the_filter():
     config = dataclasses.replace(CONFIG, use_cnn=True)
-    table = mesotron_jax.label(init_policy(KEY, config), overrides=HIDDEN)
+    params = jax.eval_shape(lambda: init_policy(KEY, config))
+    table = mesotron_jax.label(params, overrides=HIDDEN)
     layers = ("query", "key", "value", "out", "up", "down")
     hidden = {f"layers/{name}/kernel": "sio" for name in layers} | {"trunk/kernel": "io"}
     assert table.views() == hidden
@@ -155,7 +166,7 @@ def test_hidden_matrices_alone_go_to_the_filter():
 def test_minibatches_hold_every_step_once_and_groups_stay_apart():
     config = SnakeConfig(num_envs=8, num_steps=6, num_minibatches=3, num_shards=4)
     places = jnp.arange(48).reshape(6, 8)
-    index = shuffled(KEY, config)
+    index = jax.jit(shuffled, static_argnames="config")(KEY, config)
     assert index.shape == (3, 4, 4)
     data = by_group(places, 4)
     drawn = np.stack([take(data, one) for one in index])

@@ -184,7 +184,9 @@ def cut(words: list[str], flags: dict[str, Flag], prog: str) -> dict[str, list[s
             values = [value]
         elif flag.num_values != 0:
             values = take_values(flag, rest)
-        given[flag.name] = values
+        elif values == ["true"] and rest and rest[0].lower() in ("true", "false"):
+            values = [rest.pop(0)]  # sweeps write switches so: --name=False, --name False
+        given[flag.name] = [v.lower() for v in values] if flag.num_values == 0 else values
     return given | place_unnamed(unnamed, given, flags, prog)
 
 

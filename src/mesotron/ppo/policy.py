@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from mesotron.config import SnakeConfig
@@ -43,32 +44,34 @@ def init_policy(key: Array, config: SnakeConfig) -> Params:
         (2, 32, 32)
     """
     d, L, hidden = config.d_model, config.num_layers, config.d_model * config.mlp_ratio
-    keys = iter(jax.random.split(key, 12))
-    inputs = NUM_FEATURES
-    params: Params = {}
-    if config.use_cnn:
-        params["conv"] = _layer(next(keys), (3, 3, NUM_FEATURES), config.cnn_features)
-        inputs = config.cnn_features + (NUM_FEATURES if config.cnn_mode == "append" else 0)
     residual = 1 / math.sqrt(2 * L)
-    params |= {
-        "input": _layer(next(keys), (inputs,), d),
-        "position": {"rows": waves(config.height, d), "columns": waves(config.width, d)},
-        "layers": {
-            "attention_norm": {"scale": jnp.ones((L, d))},
-            "query": _layer(next(keys), (d,), d, stack=L),
-            "key": _layer(next(keys), (d,), d, stack=L),
-            "value": _layer(next(keys), (d,), d, stack=L),
-            "out": _layer(next(keys), (d,), d, stack=L, gain=residual),
-            "mlp_norm": {"scale": jnp.ones((L, d))},
-            "up": _layer(next(keys), (d,), hidden, stack=L),
-            "down": _layer(next(keys), (hidden,), d, stack=L, gain=residual),
-        },
-        "final_norm": {"scale": jnp.ones(d)},
-        "trunk": _layer(next(keys), (2 * d,), d),
-        "actor": _layer(next(keys), (d,), NUM_ACTIONS, gain=_ACTOR_GAIN),
-        "critic": _layer(next(keys), (d,), 1),
+    inner = {
+        "query": _Spec((d,), d, L),
+        "key": _Spec((d,), d, L),
+        "value": _Spec((d,), d, L),
+        "out": _Spec((d,), d, L, residual),
+        "up": _Spec((d,), hidden, L),
+        "down": _Spec((hidden,), d, L, residual),
     }
-    return params
+    inputs = NUM_FEATURES
+    outer = {}
+    if config.use_cnn:
+        outer["conv"] = _Spec((3, 3, NUM_FEATURES), config.cnn_features)
+        inputs = config.cnn_features + (NUM_FEATURES if config.cnn_mode == "append" else 0)
+    outer |= {
+        "input": _Spec((inputs,), d),
+        "trunk": _Spec((2 * d,), d),
+        "actor": _Spec((d,), NUM_ACTIONS, gain=_ACTOR_GAIN),
+        "critic": _Spec((d,), 1),
+    }
+    drawn = _draw(key, {**outer, **inner})
+    gains = {"attention_norm": {"scale": jnp.ones((L, d))}, "mlp_norm": {"scale": jnp.ones((L, d))}}
+    return {
+        **{name: drawn[name] for name in outer},
+        "position": {"rows": waves(config.height, d), "columns": waves(config.width, d)},
+        "layers": gains | {name: drawn[name] for name in inner},
+        "final_norm": {"scale": jnp.ones(d)},
+    }
 
 
 def apply_policy(
@@ -152,13 +155,32 @@ def waves(length: int, width: int) -> Array:
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1) / math.sqrt(2)
 
 
-def _layer(
-    key: Array, inputs: tuple[int, ...], outputs: int, stack: int | None = None, gain: float = 1.0
-) -> Params:
-    lead = () if stack is None else (stack,)
-    spread = gain / math.sqrt(math.prod(inputs))
-    kernel = spread * jax.random.normal(key, (*lead, *inputs, outputs))
-    return {"kernel": kernel, "bias": jnp.zeros((*lead, outputs))}
+class _Spec(NamedTuple):
+    """A layer to draw: its inputs (a convolution has several axes), outputs, stack and gain."""
+
+    inputs: tuple[int, ...]
+    outputs: int
+    stack: int | None = None
+    gain: float = 1.0
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        return () if self.stack is None else (self.stack,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.lead, *self.inputs, self.outputs)
+
+
+def _draw(key: Array, specs: dict[str, _Spec]) -> Params:
+    """Kernels of variance gain^2 / inputs, and biases of zero; one draw for all compiles faster."""
+    sizes = [math.prod(spec.shape) for spec in specs.values()]
+    pieces = jnp.split(jax.random.normal(key, (sum(sizes),)), np.cumsum(sizes)[:-1])
+    layers = {}
+    for (name, spec), piece in zip(specs.items(), pieces):
+        kernel = piece.reshape(spec.shape) * (spec.gain / math.sqrt(math.prod(spec.inputs)))
+        layers[name] = {"kernel": kernel, "bias": jnp.zeros((*spec.lead, spec.outputs))}
+    return layers
 
 
 def _apply(layer: Params, X: Array) -> Array:
