@@ -80,7 +80,12 @@ class Stream:
             How many rows at the end of `log.rows` are new; all of them if `resumed` is set.
         """
         self.resumed = False
-        rows = [row for file in self._open() for row in file.read()]
+        rows: list[Row] = []
+        files = self._open()
+        for file in files:
+            rows += file.read()
+            # A file that has a successor is at its end: its last row must not come after it.
+            rows += file.finish() if file is not files[-1] else []
         return self._replace() if PARSERS[self.log.kind].whole else self._add(rows)
 
     def _replace(self) -> int:
