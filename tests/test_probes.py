@@ -2,6 +2,8 @@
 
 import math
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -256,3 +258,25 @@ def test_head_heterogeneity():
     assert probes.head_heterogeneity(weight * 8, 2)["heads/norm_variation"] == pytest.approx(1 / 3)
     with pytest.raises(ValueError, match="3 heads do not divide"):
         probes.head_heterogeneity(weight, 3)
+
+
+# the page ----------------------------------------------------------------------------------------
+
+
+def test_every_probe_is_on_the_page_and_nothing_else():
+    x, mask = torch.rand(3, 5), torch.ones(3, 5)
+    ids = [[1, 2, 3], [4, 5, 6]]
+    found = probes.group_signal([[0.0, 1.0]], right=[[True, False]])
+    found |= probes.answer_diversity([["1"]]) | probes.repetition(ids)
+    found |= probes.entropy_quartiles(x, mask) | probes.log_ratio_extremes(x, mask)
+    found |= probes.clip_fractions(x, mask, torch.ones(3), -0.1, 0.1)
+    found |= probes.kl_to_start(x, x, mask) | probes.effective_rank(x)
+    found |= probes.gradient_snr(list(x)) | probes.head_heterogeneity(x, 3)
+    page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+    table = page.split("# What the probes measure")[1].split("\n# ")[0]
+    documented = set()
+    for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE):
+        names = re.findall(r"`([^`]+)`", cell)
+        base = names[0].removesuffix("_q1")
+        documented |= {base + name if name.startswith("_q") else name for name in names}
+    assert documented == set(found)

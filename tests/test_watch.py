@@ -3,7 +3,9 @@
 import json
 import math
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -340,3 +342,15 @@ def test_a_healthy_run_has_one_phase_and_no_cause():
 
 def test_a_run_of_one_row_has_a_story():
     assert story([{"step": 3, "reward": 0.1}]).text() == "steps 3-3 healthy"
+
+
+# the pages ---------------------------------------------------------------------------------------
+
+
+def test_the_page_lists_the_detectors_in_their_order():
+    page = (Path(__file__).parents[1] / "docs" / "watch.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|", page, re.MULTILINE)
+    assert [row[0] for row in rows] == NAMES
+    for (_, diagnosis, reads), detector in zip(rows, DETECTORS, strict=True):
+        assert diagnosis == detector.diagnosis
+        assert re.findall(r"`(\w+)`", reads) == list(detector.metrics)
