@@ -68,3 +68,10 @@ def test_trl_grpo(example):
 def test_sb3_cartpole(example):
     first, last = numbers(r"reward from (\d+) to (\d+)", example("sb3_cartpole"))
     assert last > first
+
+
+@pytest.mark.slow
+def test_sb3_snake(example, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["sb3_snake.py", "--timesteps", "24576"])
+    first, last = numbers(r"fruit a game from ([\d.]+) to ([\d.]+)", example("sb3_snake"))
+    assert last > first

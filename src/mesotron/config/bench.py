@@ -85,3 +85,47 @@ class BenchTrainConfig:
 
     plot: Path | None = None
     """Also draw rates and curves into this file (.png, .svg or .pdf)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPpoConfig:
+    """Time PPO on Snake against Stable-Baselines3 and a plain loop in JAX, in one run."""
+
+    contenders: tuple[str, ...] = field(default=(), metadata=POSITIONAL)
+    """What to time, by name; everything if not given."""
+
+    board: int = 6
+    """Rows and columns of the board."""
+
+    num_envs: int = 64
+    """Games played side by side."""
+
+    num_steps: int = 32
+    """Steps of each game in one update."""
+
+    num_minibatches: int = 4
+    """Gradient steps in one pass over an update's steps."""
+
+    update_epochs: int = 4
+    """Passes over an update's steps."""
+
+    d_model: int = 64
+    """Width of the network, the same for all."""
+
+    num_layers: int = 2
+    """Its layers."""
+
+    num_heads: int = 4
+    """Its attention heads."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "float32"
+    """Precision of the JAX networks' products; Stable-Baselines3's are float32."""
+
+    updates: int = 2
+    """Updates in one timing."""
+
+    repeats: int = 3
+    """Timings of each contender, interleaved; the median is reported."""
+
+    out: Path | None = None
+    """Also write the result to this JSON file."""
