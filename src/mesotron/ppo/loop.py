@@ -230,7 +230,7 @@ def learn(
         params, opt_state = carry
         gradient = jax.grad(ppo_loss, has_aux=True)
         grads, metrics = gradient(params, take(data, index), config, hyper, pretrained)
-        metrics["optim/gradient_norm"] = optax.global_norm(grads)
+        metrics["optim/gradient_norm"] = optax.tree.norm(grads)
         updates, opt_state = tx.update(grads, opt_state, params)
         stepped: Any = optax.apply_updates(params, updates)
         return (stepped, opt_state), metrics
