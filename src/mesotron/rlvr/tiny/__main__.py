@@ -10,16 +10,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from transformers import AutoTokenizer
+
 from mesotron.config import ModelConfig, OptimConfig, SftConfig, TaskConfig
 from mesotron.rlvr import sft
+from mesotron.rlvr.models import load_model
 from mesotron.rlvr.prompts import solved_text
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tiny import build_network, build_tokenizer
 from mesotron.runs import newest_whole
 
 TASK = TaskConfig(name="arith", levels=(1, 2, 3, 4))
-MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def settings(start: Path, out: Path) -> SftConfig:
@@ -28,12 +29,11 @@ def settings(start: Path, out: Path) -> SftConfig:
         model=ModelConfig(name=str(start)),
         task=TASK,
         optim=OptimConfig(name="muon", lr=3e-3),
-        steps=1000,
+        steps=500,
         batch=32,
         bare=0.5,
         max_tokens=128,
-        save_every=50,
-        keep=100,
+        save_every=100,
         out=out,
         device="cpu",
         threads=1,
@@ -55,12 +55,17 @@ def main(folder: Path) -> int:
     code = sft.run(settings(folder / "start", folder / "run"))
     found, _ = newest_whole(folder / "run" / "checkpoints")
     assert found is not None
-    weights = folder / "weights"
-    weights.mkdir(exist_ok=True)
-    for name in (*MODEL_FILES, *TOKENIZER_FILES):
-        (weights / name).write_bytes((found.path / name).read_bytes())
-    print(f"the tiny model is in {weights}")
+    write_model(found.path, folder / "weights")
     return code
+
+
+def write_model(checkpoint: Path, folder: Path) -> None:
+    """A checkpoint as a model folder: without the trainer's state, ready to generate."""
+    model, _ = load_model(ModelConfig(name=str(checkpoint)))
+    model.config.use_cache = True  # training has switched it off
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
+    print(f"the tiny model is in {folder}")
 
 
 if __name__ == "__main__":
