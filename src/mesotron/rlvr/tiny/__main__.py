@@ -1,8 +1,8 @@
 """Make the shipped tiny model again: `python -m mesotron.rlvr.tiny FOLDER`.
 
 A tokenizer learned from arith's problems, a random network, then `mesotron sft` with the settings
-below. Half of the demonstrations give the answer without its worked steps: a model that has seen
-both leaves something for reinforcement learning to find out.
+below. Half of the demonstrations give the answer without its worked steps, and the training ends
+early: the model has the format and leaves something for reinforcement learning to find out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tiny model's network: a Llama small enough for 128 completions a second on two CPU cores.
+"""The tiny model's network: a Llama small enough to train in minutes on two CPU cores.
 
 Wide and shallow, since a step of generation costs Python's time for each layer and little for
 the width. It is an ordinary Transformers model: whatever holds for it is run with the same code
