@@ -75,3 +75,14 @@ def test_sb3_snake(example, monkeypatch):
     monkeypatch.setattr("sys.argv", ["sb3_snake.py", "--timesteps", "24576"])
     first, last = numbers(r"fruit a game from ([\d.]+) to ([\d.]+)", example("sb3_snake"))
     assert last > first
+
+
+@pytest.mark.slow
+def test_train_snake_purejaxrl(example, monkeypatch, tmp_path):
+    words = "--width 3 --height=3 --num_envs 8 --num-steps 8 --num-minibatches 2 --update_epochs 1 "
+    words += "--total-timesteps 256 --d-model 8 --num-heads 1 --num-layers 1 --eval-episodes 4 "
+    words += f"--use-muon --muon-lr 0.03 --anneal_lr=False --save-dir {tmp_path} --run-name tiny"
+    monkeypatch.setattr("sys.argv", ["train_snake_purejaxrl.py", *words.split()])
+    fruit, most = numbers(r"greedy\s+([\d.]+) fruit of (\d+)", example("train_snake_purejaxrl"))
+    assert 0 <= fruit <= most == 8
+    assert (tmp_path / "tiny" / "game.gif").exists()
