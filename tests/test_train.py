@@ -26,6 +26,8 @@ from mesotron.rlvr.prompts import solved_text
 from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tiny.tokenizer import build_tokenizer
 from mesotron.runs import RunFolder
+from mesotron.watch.engine import Engine
+from mesotron.watch.events import Event
 
 TIMES = ("time", "step_time")
 REWARD = """
@@ -227,6 +229,23 @@ def test_a_second_ctrl_c_stops_at_once(run, monkeypatch, capsys):
     assert run("--out stopped") == 130
     assert "interrupted; continue with mesotron train --resume stopped" in capsys.readouterr().err
     assert len(rows_of("stopped")) == 2
+
+
+def test_the_watch_can_stop_a_run_and_says_why(run, whole, monkeypatch, capsys):
+    words = {"diagnosis": "entropy is gone", "remedy": "start again"}
+    event = Event(step=2, detector="entropy_collapse", severity="stop", **words)
+
+    def see(self: Engine, row: dict[str, float]) -> list[Event]:
+        return [event] if row["step"] == 2 and "loss" in row else []
+
+    monkeypatch.setattr(Engine, "update", see)
+    assert run("--guard stop --out stopped") == 0
+    shown = capsys.readouterr().out
+    assert f"stopped and saved at step 2: {event.sentence()}; continue with" in shown
+    events = RunFolder(Path("stopped")).rows("events")
+    assert [(row["step"], row["detector"]) for row in events] == [(2, "entropy_collapse")]
+    assert run("--guard off --steps 2 --out silent") == 0
+    assert event.sentence() not in capsys.readouterr().out
 
 
 def complaint(capsys: pytest.CaptureFixture[str]) -> str:

@@ -262,6 +262,9 @@ class TrainConfig:
     keep: int = 2
     """Checkpoints kept."""
 
+    guard: Literal["off", "warn", "stop"] = "warn"
+    """What the watch does when it sees the run fail: write it down, also say so, or also stop."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto takes CUDA if there is one."""
 

@@ -25,7 +25,7 @@ from mesotron.rlvr.dataset import as_reward_function, check_enough, make_rows
 from mesotron.rlvr.facts import Judge
 from mesotron.rlvr.finish import compare, measure, show, write_report
 from mesotron.rlvr.models import choose_device, load_model, lora_config
-from mesotron.rlvr.objectives.options import trl_arguments
+from mesotron.rlvr.objectives.options import resolve, trl_arguments
 from mesotron.rlvr.rewards import Reward, make_reward
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
@@ -35,6 +35,7 @@ from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
 from mesotron.runs.signals import StopRequest
+from mesotron.watch.callback import Watch
 
 
 @dataclass
@@ -108,13 +109,16 @@ def train_in(run: RunFolder, plan: Plan, parts: Parts, console: Console) -> int:
     trainer = build_trainer(parts, run)
     reached = plan.checkpoint.step if plan.checkpoint else 0
     view = LiveView(config.steps, WATCHED, console)
-    with view, StopRequest(view.say, f"continue with {how}") as stop:
+    watch = Watch(config.guard, run.path)
+    with view, remarks_to(view), StopRequest(view.say, f"continue with {how}") as stop:
         view.start_at(reached, run.rows("metrics"))
         add_callbacks(trainer, parts, run, view, stop)
+        trainer.add_callback(watch)
         fit(trainer, plan)
     if trainer.state.global_step < config.steps:
+        why = f": {watch.stopped_by.sentence()}" if watch.stopped_by else ""
         step = trainer.state.global_step
-        say(console, f"stopped and saved at step {step}; continue with {how}")
+        say(console, f"stopped and saved at step {step}{why}; continue with {how}")
         return 0
     after = evaluate_part(parts, trainer.model, "after")
     found = compare(before, after)
@@ -145,7 +149,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         processing_class=parts.tokenizer,
         peft_config=lora_config(config.model),
         optim=config.optim,
-        objective=config.objective,
+        objective=resolve(config.objective, config.rollout.generations),
         judge=parts.judge,
     )
     trainer.remove_callback(PrinterCallback)
@@ -198,6 +202,22 @@ def fit(trainer: GRPOTrainer, plan: Plan) -> None:
     else:
         trainer._load_from_checkpoint(str(checkpoint.path))
         trainer.state.global_step = checkpoint.step
+
+
+@contextmanager
+def remarks_to(view: LiveView) -> Iterator[None]:
+    """Let what the package logs, such as the watch's warnings, appear in the view."""
+
+    class ToView(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            view.say(record.getMessage())
+
+    handler, logger = ToView(), logging.getLogger("mesotron")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def say(console: Console, sentence: str) -> None:
