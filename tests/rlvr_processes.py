@@ -54,8 +54,39 @@ def run_steps(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]
     return {"weights": weights, "anchor": {n: w.tolist() for n, w in anchor.items()}, "rows": logs}
 
 
-def run_on(num: int, cases: list[tuple[dict, dict]]) -> list[dict[str, Any]]:
-    """Run each (settings, parts) on so many processes; the main process's results."""
+def move_anchor(sharded: bool) -> dict[str, Any]:
+    """An anchor's weights, in the model and after it, where the model is sharded by FSDP2."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    from mesotron.rlvr.objectives.anchor import Anchor, local
+    from rlvr_tiny import make_model
+
+    model = make_model()
+    if sharded:
+        dist.init_process_group("gloo")
+        fully_shard(model)
+    anchor = Anchor().start(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            local(p).mul_(3.0)
+    anchor.update(model, momentum=0.75)
+
+    def whole() -> dict[str, Any]:
+        found = {n: p.detach() for n, p in model.named_parameters()}
+        return {n: (p.full_tensor() if sharded else p).tolist() for n, p in found.items()}
+
+    with anchor.in_place_of(model):
+        inside = whole()
+    return {
+        "inside": inside,
+        "after": whole(),
+        "shards": [w.numel() for w in anchor.weights.values()],
+    }
+
+
+def run_on(num: int, cases: list[tuple], function: str = "run_steps") -> list[dict[str, Any]]:
+    """Run a function of this file with each case on so many processes; the main one's results."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     with socket.socket() as free:
@@ -64,7 +95,8 @@ def run_on(num: int, cases: list[tuple[dict, dict]]) -> list[dict[str, Any]]:
     pipes, processes = [], []
     for rank in range(num):
         here, there = context.Pipe()
-        process = context.Process(target=_serve, args=(rank, num, port, cases, there), daemon=True)
+        given = (rank, num, port, function, cases, there)
+        process = context.Process(target=_serve, args=given, daemon=True)
         process.start()
         pipes.append(here)
         processes.append(process)
@@ -82,14 +114,14 @@ def run_on(num: int, cases: list[tuple[dict, dict]]) -> list[dict[str, Any]]:
     return answers[0][1]
 
 
-def _serve(rank: int, num: int, port: int, cases: list[tuple[dict, dict]], pipe: Any) -> None:
+def _serve(rank: int, num: int, port: int, function: str, cases: list[tuple], pipe: Any) -> None:
     os.environ |= {
         "HF_HUB_OFFLINE": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
     }  # fmt: skip
     torch.set_num_threads(1)
     try:
-        pipe.send((True, [run_steps(*case) for case in cases]))
+        pipe.send((True, [globals()[function](*case) for case in cases]))
     except Exception:
         pipe.send((False, f"process {rank} of {num}\n{traceback.format_exc()}"))
     pipe.recv()  # stay for the others, until killed

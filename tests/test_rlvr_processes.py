@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mesotron.config.training import ObjectiveConfig, OptimConfig
-from rlvr_processes import run_on
+from rlvr_processes import move_anchor, run_on
 
 # Eight completions of each process; a group of 16 spans both.
 SHAPES = {"whole": {"num_generations": 4}, "spanning": {"num_generations": 16}}
@@ -71,6 +71,15 @@ def test_two_processes_fill_their_own_places(slow):
     for found in slow["resample", "whole"]:
         assert [row["dynamic/filled"] for row in found["rows"]] == [1, 1]
         assert max(row["dynamic/rounds"] for row in found["rows"]) > 1
+
+
+@pytest.mark.slow
+def test_an_anchor_of_shards_is_the_anchor_of_the_whole():
+    sharded, plain = run_on(2, [(True,)], "move_anchor")[0], move_anchor(False)
+    assert sum(sharded["shards"]) < sum(plain["shards"])
+    for place in ("inside", "after"):
+        for name, weight in plain[place].items():
+            torch.testing.assert_close(torch.tensor(sharded[place][name]), torch.tensor(weight))
 
 
 def compare(objective, one, two):
