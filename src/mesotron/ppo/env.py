@@ -79,12 +79,12 @@ class SnakeEnv:
 
     Example:
         >>> env = SnakeEnv(SnakeConfig(width=4, height=5))
-        >>> state, observation = env.reset(jax.random.PRNGKey(0))
+        >>> state, observation = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
         >>> observation.cells.shape
         (20, 6)
-        >>> state, step = env.step(state, observation.mask.argmax())
-        >>> bool(step.terminated)
-        False
+        >>> state, step = jax.eval_shape(env.step, state, jnp.array(0))
+        >>> step.reward.shape
+        ()
     """
 
     def __init__(self, config: SnakeConfig) -> None:

@@ -130,7 +130,8 @@ def make_optimizer(config: SnakeConfig, hyper: Hyper) -> optax.GradientTransform
         >>> from mesotron.ppo.policy import init_policy
         >>> config = SnakeConfig(optim="pion")
         >>> tx = make_optimizer(config, make_hyper(config))
-        >>> state = tx.init(init_policy(jax.random.PRNGKey(0), config))
+        >>> params = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
+        >>> state = jax.eval_shape(tx.init, params)
     """
     clip = config.max_grad_norm or None
     end = hyper.num_gradient_steps if config.anneal_lr else None

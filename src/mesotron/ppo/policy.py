@@ -39,7 +39,8 @@ def init_policy(key: Array, config: SnakeConfig) -> Params:
         A tree of arrays; `mesotron.jax.label(params, overrides=HIDDEN)` shows it.
 
     Example:
-        >>> params = init_policy(jax.random.PRNGKey(0), SnakeConfig(d_model=32, num_layers=2))
+        >>> config = SnakeConfig(d_model=32, num_layers=2)
+        >>> params = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
         >>> params["layers"]["query"]["kernel"].shape
         (2, 32, 32)
     """
@@ -90,9 +91,9 @@ def apply_policy(
 
     Example:
         >>> config = SnakeConfig()
-        >>> params = init_policy(jax.random.PRNGKey(0), config)
         >>> seen = Observation(jnp.zeros((3, 16, NUM_FEATURES)), jnp.ones((3, 4), bool))
-        >>> logits, values = apply_policy(params, seen, config)
+        >>> act = lambda key: apply_policy(init_policy(key, config), seen, config)
+        >>> logits, values = jax.eval_shape(act, jax.random.PRNGKey(0))
         >>> logits.shape, values.shape
         ((3, 4), (3,))
     """

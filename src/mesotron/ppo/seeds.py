@@ -48,9 +48,10 @@ def make_program(config: SnakeConfig, num_runs: int, pretrained: Params | None =
         >>> from mesotron.ppo.hyper import read_runs
         >>> config = SnakeConfig(num_envs=4, num_steps=8, num_minibatches=2, num_seeds=2, chunk=3)
         >>> runs, program = read_runs(config), make_program(config, num_runs=2)
-        >>> states, metrics = program.advance(program.start(runs), runs, 1)
-        >>> states.update.tolist(), metrics["loss/value"].shape
-        ([1, 1], (2, 3))
+        >>> train = lambda: program.advance(program.start(runs), runs, 1)
+        >>> states, metrics = jax.eval_shape(train)
+        >>> states.update.shape, metrics["loss/value"].shape
+        ((2,), (2, 3))
     """
     config.check()
     reference = pretrained if config.kl_coef else None
