@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation():
-    """Import it into a test module; other modules, whose programs run for long, stay as they are."""
+    """Import it into a test module; others, whose programs run for long, stay as they are."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

@@ -30,7 +30,7 @@ class Watched(GRPOTrainer):
 
 def test_without_anchor_and_filter_it_is_a_plain_vote_to_the_bit(tmp_path):
     vote = train(tmp_path, objective("vote"))
-    mgrpo = train(tmp_path, objective(momentum_generations=0, entropy_filter_k=None))
+    mgrpo = train(tmp_path, objective(momentum_generations=0, entropy_filter="off"))
     assert same(weights(vote), weights(mgrpo))
     assert not same(weights(vote), {n: p.detach() for n, p in make_model().named_parameters()})
 
@@ -107,7 +107,7 @@ def test_a_third_of_the_trained_completions_votes_beside_them(tmp_path):
 
 
 def test_advantages_are_over_the_policys_own_completions(tmp_path):
-    trainer = make_trainer(tmp_path, parts={"objective": objective(entropy_filter_k=None)})
+    trainer = make_trainer(tmp_path, parts={"objective": objective(entropy_filter="off")})
     kept = spy(trainer)
     trainer.train()
     for batch in kept:
@@ -134,7 +134,7 @@ class Boxes(GRPOTrainer):
 )
 def test_the_whole_step_by_hand(tmp_path, name, voters, label):
     """Hand-worked: rewards, advantages and the loss of one group of four."""
-    chosen = objective(name, momentum_generations=voters, entropy_filter_k=None)
+    chosen = objective(name, momentum_generations=voters, entropy_filter="off")
     data = make_data(1).map(lambda row: {"prompt": "3 + 5 =", "gold": "8"})
     trainer = make_trainer(
         tmp_path, Boxes, parts={"objective": chosen, "train_dataset": data},

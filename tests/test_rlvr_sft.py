@@ -73,18 +73,19 @@ def test_without_a_chat_template_the_text_is_plain():
     assert "\nAnswer: " in text
 
 
-def test_a_share_is_shown_without_its_steps():
+def test_a_share_is_answered_outside_the_format():
     tokenizer = build_tokenizer(TEXTS, 320)
     config = SftConfig(task=TASK, steps=40, batch=1)
 
-    def num_bare(bare: float) -> int:
-        rows = make_demonstrations(load_task(TASK), replace(config, bare=bare), tokenizer)
+    def num_loose(loose: float) -> int:
+        rows = make_demonstrations(load_task(TASK), replace(config, loose=loose), tokenizer)
         texts = [tokenizer.decode([x for x in row["labels"] if x != IGNORED]) for row in rows]
-        return sum(text.startswith("\\boxed{") for text in texts)
+        assert all(("\\boxed{" in text) != ("The answer is" in text) for text in texts)
+        return sum("The answer is" in text for text in texts)
 
-    assert num_bare(0.0) == 0
-    assert num_bare(1.0) == 40
-    assert 10 <= num_bare(0.5) <= 30
+    assert num_loose(0.0) == 0
+    assert num_loose(1.0) == 40
+    assert 10 <= num_loose(0.5) <= 30
 
 
 def test_every_problem_is_read_before_one_is_read_again():
@@ -153,7 +154,7 @@ def test_a_finished_run_and_a_used_folder_are_refused(config):
     [
         ({"steps": 0}, "--steps 0"),
         ({"batch": 0}, "--batch 0"),
-        ({"bare": 1.5}, "--bare 1.5"),
+        ({"loose": 1.5}, "--loose 1.5"),
         ({"save_every": -1}, "--save-every -1"),
     ],
 )

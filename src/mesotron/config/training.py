@@ -144,8 +144,8 @@ class ObjectiveConfig:
     tie: Literal["first", "abstain", "random"] = "first"
     """What an even vote means."""
 
-    entropy_filter_k: float | None = 0.75
-    """mgrpo drops completions whose entropy is below Q1 - k IQR of their group; None keeps all."""
+    entropy_filter: float | Literal["off"] = 0.75
+    """mgrpo drops completions whose entropy is below Q1 - k IQR of their group: k, or off."""
 
     dynamic_sampling: Literal["off", "drop", "resample"] = "off"
     """What to do with groups whose rewards are all alike."""
@@ -292,8 +292,9 @@ class SftConfig:
     max_tokens: int = 512
     """Longest prompt and solution together."""
 
-    bare: float = 0.0
-    """Share of the solved problems shown without their worked steps."""
+    loose: float = 0.0
+    """Share of the solved problems whose answer is written outside the format, as a model that
+    never learned it would."""
 
     seed: int = 0
     """Seed of everything that is drawn in training."""

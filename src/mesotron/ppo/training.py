@@ -110,7 +110,6 @@ def take_up(session: Session) -> tuple[TrainState, int]:
         view.say(f"{sentence}; the checkpoint before it is used")
     folder.cut_after(done)
     cut_rows_after(session.by_run, done)
-    view.start_at(done, folder.rows("metrics"))
     return states, done
 
 
@@ -122,6 +121,7 @@ def train(session: Session, states: TrainState, done: int) -> tuple[TrainState, 
     jax.block_until_ready(states.update)
     session.view.say(f"compiled in {time.perf_counter() - before:.0f} s")
     rows = folder.rows("metrics")
+    session.view.start_at(done, rows)  # the time left is reckoned without the compilation
     began = time.perf_counter() - (rows[-1]["time/seconds"] if rows else 0.0)
     evaluate = make_evaluation(config)
     how = f"go on with mesotron ppo snake --resume {folder.path}"

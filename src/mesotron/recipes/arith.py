@@ -40,6 +40,6 @@ def arith_mgrpo() -> TrainConfig:
     return replace(
         arith(),
         recipe="arith_mgrpo",
-        objective=ObjectiveConfig(name="mgrpo", momentum=0.99, entropy_filter_k=0.75),
+        objective=ObjectiveConfig(name="mgrpo", momentum=0.99, entropy_filter=0.75),
         rollout=RolloutConfig(prompts=16, generations=8, max_tokens=48),
     )

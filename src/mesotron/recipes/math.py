@@ -55,7 +55,7 @@ def qwen3_math_mgrpo() -> TrainConfig:
         task=MATH,
         objective=ObjectiveConfig(
             name="mgrpo", beta=0.005, epsilon=0.2, momentum=0.99, momentum_generations=8,
-            entropy_filter_k=0.75,
+            entropy_filter=0.75,
         ),
         optim=OptimConfig(name="adamw", lr=1e-6, schedule="cosine", warmup=0.1),
         rollout=RolloutConfig(

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from datasets import Dataset
 
 from mesotron.config import SftConfig
+from mesotron.rlvr.formats import AnswerFormat
+from mesotron.rlvr.prompts import loose_text, solved_text
 from mesotron.rlvr.rendering import demonstrate, render_prompts
 from mesotron.rlvr.tasks.problem import Problem, Task, digest
 
@@ -26,7 +27,7 @@ def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Datase
 
     Args:
         task: its training problems; those without a gold answer cannot be demonstrated.
-        config: steps, batch, the longest row, the share without worked steps, the seed.
+        config: steps, batch, the longest row, the share outside the format, the seed.
         tokenizer: of the model.
 
     Returns:
@@ -35,10 +36,10 @@ def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Datase
     Raises:
         ValueError: no problem can be demonstrated within `max_tokens`.
     """
-    problems = [thin_out(p, config.bare, config.seed) for p in task.train if p.gold is not None]
+    problems = [problem for problem in task.train if problem.gold is not None]
     prompts = render_prompts(problems, config.task, tokenizer, task.examples)
     pairs = [
-        demonstrate(problem, prompt, config.task, tokenizer)
+        demonstrate(prompt, solve(problem, task.format, config), tokenizer)
         for problem, prompt in zip(problems, prompts, strict=True)
     ]
     fitting = [pair for pair in pairs if sum(map(len, pair)) <= config.max_tokens]
@@ -56,10 +57,10 @@ def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Datase
     return rows.select(reading_order(len(fitting), config.steps * config.batch, config.seed))
 
 
-def thin_out(problem: Problem, bare: float, seed: int) -> Problem:
-    """The problem without its worked steps, for a share of problems that the seed chooses."""
-    share = digest(problem.question, seed) / 2**64
-    return replace(problem, solution=None) if share < bare else problem
+def solve(problem: Problem, format: AnswerFormat, config: SftConfig) -> str:
+    """The completion to learn; outside the format for a share of problems that the seed chooses."""
+    loose = digest(problem.question, config.seed) / 2**64 < config.loose
+    return loose_text(problem) if loose else solved_text(problem, format)
 
 
 def reading_order(rows: int, count: int, seed: int) -> Sequence[int]:

@@ -69,6 +69,17 @@ def solved_text(problem: Problem, format: AnswerFormat) -> str:
     return f"{problem.solution}\n{answer}" if problem.solution else answer
 
 
+def loose_text(problem: Problem) -> str:
+    r"""The same completion by somebody who does not know the format.
+
+    Example:
+        >>> loose_text(Problem("?", "7", "mine-0", solution="3 + 4 = 7"))
+        '3 + 4 = 7\nThe answer is 7.'
+    """
+    answer = f"The answer is {problem.gold}."
+    return f"{problem.solution}\n{answer}" if problem.solution else answer
+
+
 def plain_text(messages: Sequence[Message]) -> str:
     """The same messages for a model without a chat template; ends where the answer starts.
 

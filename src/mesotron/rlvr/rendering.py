@@ -11,7 +11,7 @@ from typing import Any
 
 from mesotron.config import TaskConfig
 from mesotron.rlvr.formats import FORMATS
-from mesotron.rlvr.prompts import Message, build_prompt, plain_text, solved_text
+from mesotron.rlvr.prompts import Message, build_prompt, plain_text
 from mesotron.rlvr.tasks.problem import Problem
 
 
@@ -45,13 +45,13 @@ def render_prompts(
     return [render(build_prompt(p, task, form, examples), tokenizer) for p in problems]
 
 
-def demonstrate(problem: Problem, prompt: str, task: TaskConfig, tokenizer: Any) -> list[list[int]]:
+def demonstrate(prompt: str, completion: str, tokenizer: Any) -> list[list[int]]:
     """A solved problem as the tokens of its prompt and those of its completion.
 
     The two are tokenized apart, as they are when a model continues a prompt; the completion ends
     with the token that ends a turn.
     """
     space = "" if tokenizer.chat_template else " "  # after "Answer:"
-    text = space + solved_text(problem, FORMATS[task.format])
-    ids = [tokenizer.encode(part, add_special_tokens=False) for part in (prompt, text)]
+    parts = prompt, space + completion
+    ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
     return [ids[0], [*ids[1], tokenizer.eos_token_id]]

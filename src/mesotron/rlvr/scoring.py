@@ -101,8 +101,8 @@ class Scoring(AnchoredRollouts):
 
     def _outliers(self, completion_ids: Any, wanted: int) -> tuple[list[bool], list[bool]]:
         """Which of the batch's and of the anchor's completions the entropy filter leaves out."""
-        k = self.objective.entropy_filter_k
-        if self.objective.name != "mgrpo" or k is None or not self.policy.training:
+        k = self.objective.entropy_filter
+        if self.objective.name != "mgrpo" or k == "off" or not self.policy.training:
             return [], []
         prompts, voters = self._anchor_rows
         H = self._trajectory_entropies(self._prompt_ids + prompts, list(completion_ids) + voters)

@@ -79,5 +79,5 @@ def check(config: SftConfig) -> None:
         if getattr(config, name) < low:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} {getattr(config, name)} must be at least {low}")
-    if not 0 <= config.bare <= 1:
-        raise ValueError(f"--bare {config.bare:g} is a share: give a number from 0 to 1")
+    if not 0 <= config.loose <= 1:
+        raise ValueError(f"--loose {config.loose:g} is a share: give a number from 0 to 1")

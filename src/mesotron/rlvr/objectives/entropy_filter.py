@@ -35,7 +35,7 @@ def low_entropy_outliers(H: Tensor, k: float | None) -> Tensor:
     if k is None or H.shape[1] < SMALLEST_GROUP:
         return torch.zeros_like(H, dtype=torch.bool)
     if k < 0:
-        raise ValueError(f"entropy_filter_k = {k} is negative: give 0.75 as published, or None")
+        raise ValueError(f"entropy_filter = {k} is negative: give 0.75 as published, or off")
     levels = torch.tensor([0.25, 0.75], dtype=torch.float64, device=H.device)
     q1, q3 = torch.nanquantile(H.double(), levels, dim=1, keepdim=True)
     return H.double() < q1 - k * (q3 - q1)
