@@ -51,7 +51,7 @@ def test_commands_run_as_printed(line, mesotron, tmp_path):
 
 
 def test_the_command_table_is_the_list_of_commands():
-    rows = re.findall(r"^\| `mesotron ([a-z ]+?)(?: [A-Z]+)?` \|", README, re.MULTILINE)
+    rows = re.findall(r"^\| `mesotron ([a-z ]+?)(?: \[?[A-Z]+\]?)?` \|", README, re.MULTILINE)
     assert rows == list(COMMANDS)
 
 

@@ -33,7 +33,6 @@ COMMANDS = {
     "train": Command(
         config.TrainConfig, "mesotron.recipes.command:run", Presets(make_recipe, describe_recipes)
     ),
-    "ppo snake": Command(config.SnakeConfig, "mesotron.ppo.command:run"),
     "sft": Command(config.SftConfig, "mesotron.rlvr.sft:run"),
     "eval": Command(
         config.EvalConfig,
@@ -41,11 +40,12 @@ COMMANDS = {
         Presets(eval_defaults, describe_defaults),
     ),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
+    "ppo snake": Command(config.SnakeConfig, "mesotron.ppo.command:run"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
     "bench optim": Command(config.BenchOptimConfig, "mesotron.bench.optim_step:run"),
-    "bench snake": Command(config.BenchSnakeConfig, "mesotron.bench.snake:run"),
     "bench train": Command(config.BenchTrainConfig, "mesotron.bench.training:run"),
+    "bench snake": Command(config.BenchSnakeConfig, "mesotron.bench.snake:run"),
     "bench ppo": Command(config.BenchPpoConfig, "mesotron.bench.ppo_speed:run"),
 }
 
