@@ -146,7 +146,8 @@ def train(
         states, metrics = program.advance(states, runs, count)
         fruit.append(np.asarray(metrics["episode/fruit"])[:, :count])
         ended.append(np.asarray(metrics["episode/finished"])[:, :count])
-        seconds += [time.perf_counter() - began] * count
+        now = time.perf_counter() - began
+        seconds += np.linspace(seconds[-1] if seconds else 0.0, now, count + 1)[1:].tolist()
         done += count
     took = time.perf_counter() - began
     curve = thin_curve(np.concatenate(fruit, 1), np.concatenate(ended, 1), seconds, config)
