@@ -19,9 +19,9 @@ def arith() -> TrainConfig:
         task=TaskConfig(name="arith", levels=(1, 2, 3, 4)),
         reward=RewardConfig(parts=("two_part",), format_share=0.1),
         objective=ObjectiveConfig(name="grpo", beta=0.0),
-        optim=OptimConfig(name="muon", lr=3e-4),
-        rollout=RolloutConfig(prompts=16, generations=8, max_tokens=48),
-        steps=100,
+        optim=OptimConfig(name="muon", lr=6e-4),
+        rollout=RolloutConfig(prompts=16, generations=8, max_tokens=32),
+        steps=60,
     )
 
 
@@ -41,5 +41,4 @@ def arith_mgrpo() -> TrainConfig:
         arith(),
         recipe="arith_mgrpo",
         objective=ObjectiveConfig(name="mgrpo", momentum=0.99, entropy_filter=0.75),
-        rollout=RolloutConfig(prompts=16, generations=8, max_tokens=48),
     )
