@@ -12,9 +12,12 @@ from mesotron.rlvr.evaluation.transcripts import pair_up, printable, verdict
 from mesotron.rlvr.facts import Judge
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.runs import RunFolder
+from mesotron.watch import Engine
+from mesotron.watch.story import tell
 
 Row = dict[str, Any]
 PAIRS_SHOWN = 4
+TOLD = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatted", "entropy")
 
 
 def measure(
@@ -87,6 +90,7 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, f
         "",
         *(f"- {sentence}" for sentence in found["findings"]),
         *curve(rows),
+        *story(rows),
         "",
         "## The same problems before and after",
         *transcript_lines(before, after),
@@ -101,13 +105,24 @@ def curve(rows: list[Row]) -> list[str]:
     if not known:
         return []
     places = sorted({round(k * (len(known) - 1) / 9) for k in range(10)})
-    names = [name for name in ("reward", "facts/correct", "entropy") if name in known[0]]
+    names = [name for name in TOLD if name in known[0]]
     body = [
         "| " + " | ".join([str(known[k]["step"]), *(f"{known[k][n]:.3f}" for n in names)]) + " |"
         for k in places
     ]
     head = ["", "## Training", "", "| step | " + " | ".join(names) + " |"]
     return [*head, "|---" * (len(names) + 1) + "|", *body]
+
+
+def story(rows: list[Row]) -> list[str]:
+    """What the watch says about the run as a whole."""
+    if not rows:
+        return []
+    engine = Engine()
+    events = [event for row in rows for event in engine.update(row)]
+    told = tell(rows, engine, events)
+    advice = [told.diagnosis, told.remedy] if told.cause else []
+    return ["", "## The watch", "", told.text(), *(f"\n{sentence}" for sentence in advice)]
 
 
 def transcript_lines(before: Row, after: Row) -> list[str]:
