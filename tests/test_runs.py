@@ -144,9 +144,20 @@ def test_checkpoints_are_listed_in_order_and_pruned(tmp_path):
     for step in (5, 100, 20):
         write_checkpoint(tmp_path, step)
     assert [found.step for found in list_checkpoints(tmp_path)] == [5, 20, 100]
-    prune(tmp_path, keep=2)
+    prune(tmp_path, keep=2, newest=100)
     assert [found.step for found in list_checkpoints(tmp_path)] == [20, 100]
     assert newest_whole(tmp_path)[0] == (100, tmp_path / "checkpoint-100")
+
+
+def test_a_damaged_checkpoint_does_not_push_out_a_whole_one(tmp_path):
+    """Step 50 is damaged, so the run went on from 25 and has just written 30."""
+    for step in (25, 50, 30):
+        write_checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-50" / "manifest.json").write_text("{")
+    prune(tmp_path, keep=1, newest=30)
+    found, _ = newest_whole(tmp_path)
+    assert found is not None
+    assert found.step == 30
 
 
 def test_an_unfinished_checkpoint_is_not_there(tmp_path):

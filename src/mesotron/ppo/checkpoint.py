@@ -24,7 +24,7 @@ def save(root: Path, step: int, states: TrainState) -> None:
     with writing(root, step) as draft, ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((draft / "state").absolute(), _as_tree(states))
         checkpointer.wait_until_finished()
-    prune(root, KEEP)
+    prune(root, KEEP, newest=step)
 
 
 def restore(root: Path, like: TrainState) -> tuple[TrainState, int, list[str]]:

@@ -108,7 +108,7 @@ class SafeCheckpoints(Mixin):
             if self.args.should_save:
                 checkpoints.publish(checkpoints.draft_path(root, step))
                 if self.args.save_total_limit:
-                    checkpoints.prune(root, self.args.save_total_limit)
+                    checkpoints.prune(root, self.args.save_total_limit, newest=step)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(checkpoints.draft_path(root, step), ignore_errors=True)
             raise explain_failed_write(error, root, step) from error

@@ -132,7 +132,12 @@ def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, found_damage
 
 
-def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for checkpoint in list_checkpoints(root)[:-keep]:
+def prune(root: Path, keep: int, newest: int) -> None:
+    """Remove all but `keep` of the checkpoints up to the step that was just written.
+
+    Later ones are what a resumed run could not use: counted, a damaged one would take the place of
+    the only whole one.
+    """
+    written = [found for found in list_checkpoints(root) if found.step <= newest]
+    for checkpoint in written[:-keep]:
         shutil.rmtree(checkpoint.path)
