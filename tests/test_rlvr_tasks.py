@@ -268,6 +268,22 @@ def test_what_cannot_be_loaded_is_one_sentence(tmp_path, monkeypatch, config, se
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("path", [None, "openai/gsm8k"])
+def test_the_hubs_gsm8k_is_asked_for_by_its_part(monkeypatch, path):
+    """It has two parts, main and socratic, and the hub gives neither without being told which."""
+    row = {"question": "How many?", "answer": "#### 72"}
+    asked = []
+
+    def load_dataset(*names):
+        asked.append(names)
+        return {"train": [row], "test": [row | {"question": "How many now?"}]}
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    task = load_task(TaskConfig(name="gsm8k", path=path))
+    assert asked == [("openai/gsm8k", "main")]
+    assert (len(task.train), len(task.eval)) == (1, 1)
+
+
 def test_what_is_left_must_suffice(tmp_path):
     path = write_jsonl(tmp_path / "x.jsonl", [gsm8k_row(i) for i in range(5)])
     with pytest.raises(ValueError, match="no problem left to train on"):

@@ -348,6 +348,7 @@ def test_a_model_without_a_pad_token_trains(run, model, tmp_path):
         (TrainConfig(model=ModelConfig(name="smollm2")), False),
         (TrainConfig(model=ModelConfig(name="Qwen/Qwen3-1.7B")), True),
         (TrainConfig(task=TaskConfig(name="gsm8k", path="openai/gsm8k")), True),
+        (TrainConfig(task=TaskConfig(name="gsm8k")), True),
         (TrainConfig(task=TaskConfig(name="file", path=__file__)), False),
     ],
 )

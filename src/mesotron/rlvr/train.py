@@ -116,5 +116,6 @@ def needs_hub(config: TrainConfig) -> bool:
     """
     model, path = config.model.name, config.task.path
     local_model = model in ("tiny", "smollm2") or Path(model).expanduser().exists()
-    local_data = path is None or Path(path).expanduser().exists()
+    # Without a path the data is generated, or the hub's GSM8K.
+    local_data = Path(path).expanduser().exists() if path else config.task.name != "gsm8k"
     return not (local_model and local_data)

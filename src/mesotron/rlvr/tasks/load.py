@@ -55,7 +55,7 @@ def _generated(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
 
 
 def _read(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
-    path, subset = (config.path, None) if config.path else _default_path(config.name)
+    path, subset = _place(config)
     make = _row_reader(config)
     train_rows, test_rows = read_splits(path, subset)
     train = _select(config, make, train_rows, "train")
@@ -64,10 +64,15 @@ def _read(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
     return train, _select(config, make, test_rows, "test")
 
 
-def _default_path(name: str) -> tuple[str, str]:
-    if name != "gsm8k":
-        raise ValueError(f"the task {name} has no file: give one, or a hub name, by --task.path")
-    return HUB
+def _place(config: TaskConfig) -> tuple[str, str | None]:
+    """Where the rows are, and which part of a hub's dataset that has several."""
+    if config.name == "gsm8k" and config.path in (None, HUB[0]):
+        return HUB
+    if config.path is None:
+        raise ValueError(
+            f"the task {config.name} has no file: give one, or a hub name, by --task.path"
+        )
+    return config.path, None
 
 
 def _row_reader(config: TaskConfig) -> Callable[[Row, str], Problem]:
