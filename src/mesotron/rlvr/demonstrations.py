@@ -58,8 +58,8 @@ def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Datase
 
 
 def solve(problem: Problem, format: AnswerFormat, config: SftConfig) -> str:
-    """The completion to learn; outside the format for a share of problems that the seed chooses."""
-    loose = digest(problem.question, config.seed) / 2**64 < config.loose
+    """The completion to learn; outside the format for a share that the question itself decides."""
+    loose = digest(problem.question, "loose") / 2**64 < config.loose
     return loose_text(problem) if loose else solved_text(problem, format)
 
 

@@ -36,7 +36,7 @@ class Task:
     """Solved problems that stand before each question; in neither of the two lists."""
 
 
-def digest(text: str, seed: int = 0) -> int:
+def digest(text: str, seed: int | str = 0) -> int:
     """A number in [0, 2^64) that depends on the text and the seed alone, on every machine."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{text}".encode()).digest()[:8], "big")
 
