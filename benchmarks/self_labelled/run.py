@@ -1,6 +1,6 @@
 """Label-free training on the tiny model until plain voting collapses: vote against M-GRPO.
 
-    python benchmarks/self_labelled/run.py --out runs/self_labelled --steps 800 --seeds 0 1 2
+    python benchmarks/self_labelled/run.py --out runs/self_labelled --steps 120 --seeds 0 1 2
 
 Each run is `mesotron train arith_mgrpo` in a process of its own, several at once. A run that is
 there already is not made again, one that was stopped is continued. The summary holds the greedy
@@ -28,8 +28,9 @@ def main() -> None:
     words.add_argument("--out", type=Path, default=Path("runs/self_labelled"))
     words.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
     words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    words.add_argument("--steps", type=int, default=800)
-    words.add_argument("--eval-every", type=int, default=50)
+    words.add_argument("--steps", type=int, default=120)
+    words.add_argument("--eval-every", type=int, default=20)
+    words.add_argument("--prompts", type=int, default=8)
     words.add_argument("--lr", type=float, nargs="+", default=[1e-3])
     words.add_argument("--workers", type=int, default=os.cpu_count())
     words.add_argument("--minutes", type=float, default=600, help="stop, resumable, after these")
@@ -60,7 +61,8 @@ def train(name: str, lr: float, seed: int, given: argparse.Namespace) -> None:
     else:
         command += ["arith_mgrpo", *CONTENDERS[name], "--out", str(path), "--seed", str(seed)]
         command += ["--optim.lr", str(lr), "--steps", str(given.steps), "--threads", "1"]
-        command += ["--eval-every", str(given.eval_every), "--device", "cpu"]
+        command += ["--eval-every", str(given.eval_every), "--device", "cpu", "--guard", "off"]
+        command += ["--rollout.prompts", str(given.prompts), "--save-every", "0"]
     with (given.out / f"{path.name}.log").open("a") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
