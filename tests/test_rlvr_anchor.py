@@ -113,6 +113,7 @@ def test_it_goes_on_from_a_checkpoint():
     resumed.load_tensors({name: mean.clone() for name, mean in anchor.tensors().items()})
     resumed.load_values(anchor.values())
     move(other, 1.0)
+    assert torch.equal(resumed.moved, anchor.moved)
     for each, its in ((anchor, model), (resumed, other)):
         each.start(its)
         each.update(its, 0.9)
@@ -132,6 +133,11 @@ def test_another_models_checkpoint_is_refused(wrong):
         return
     with pytest.raises(ValueError, match="does not fit"):
         anchor.start(model)
+    # Resumed inside a rollout, an anchor that follows every optimizer step is updated first.
+    with pytest.raises(ValueError, match="does not fit"):
+        anchor.update(model, 0.9)
+    with pytest.raises(ValueError, match="does not fit"), anchor.in_place_of(model):
+        pass
 
 
 def test_the_cosine_ends_where_the_anchor_hardly_moves():

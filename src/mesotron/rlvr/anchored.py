@@ -74,7 +74,7 @@ class AnchoredRollouts(PolicyLoss):
             self._update_anchor()
         moved = self.anchor.moved
         if self.is_fsdp_enabled:
-            moved = self._add_up(moved)
+            moved = self._add_up(moved.to(self.accelerator.device))
         away, size = moved.tolist()
         self._note({"anchor/distance": (away / size) ** 0.5 if size else 0.0})
 

@@ -87,6 +87,7 @@ class Anchor:
     @torch.no_grad()
     def update(self, model: nn.Module, momentum: float) -> None:
         """Move the average toward the model: m = 0 copies it, m = 1 stays."""
+        self.start(model)  # a run resumed inside a rollout updates before it samples
         sums = []
         for name, p in trainable(model):
             mean, now = self.weights[name], local(p)
@@ -105,6 +106,7 @@ class Anchor:
         The tensors stay the same objects at the same addresses: whatever points at them (an
         optimizer, an inference engine, a shard) need not know.
         """
+        self.start(model)
         own = {name: local(p).clone() for name, p in trainable(model)}
         with torch.no_grad():
             for name, p in trainable(model):
@@ -126,11 +128,12 @@ class Anchor:
 
     def values(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""
-        return {"updates": self.updates}
+        return {"updates": self.updates, "moved": self.moved.tolist()}
 
     def load_values(self, values: dict[str, Any]) -> None:
         """Take over what `values` gave."""
         self.updates = int(values["updates"])
+        self.moved = torch.tensor(values["moved"])
 
 
 def _fit(loaded: dict[str, Tensor], now: dict[str, Tensor]) -> dict[str, Tensor]:
