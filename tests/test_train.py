@@ -359,6 +359,19 @@ def test_the_network_is_off_unless_a_name_needs_the_hub(monkeypatch, config, hub
     assert (os.environ.get("HF_HUB_OFFLINE") == "1") is not hub
 
 
+def test_a_sample_earned_what_trained_it(run):
+    """Voting logs the given reward, which is never 0 here, and trains on votes of 0 or 1."""
+    assert run("--steps 1 --objective.name vote --out voted") == 0
+    samples = RunFolder(Path("voted")).rows("samples")
+    assert {sample["reward"] for sample in samples} <= {0.0, 1.0}
+
+
+def test_only_the_main_process_writes_the_first_evaluation(run, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert run("--steps 1 --out other") == 0
+    assert not (Path("other") / "before.json").exists()
+
+
 def test_several_processes_need_a_name_for_the_folder(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="must agree on the run's folder: give it with --out"):

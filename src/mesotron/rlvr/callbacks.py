@@ -62,14 +62,16 @@ class RunLog(TrainerCallback):
 
     def _keep_samples(self, step: int) -> None:
         logs = self.trainer._logs
+        # In the order of the reward functions; self-labelled runs log some at the weight 0.
         rewards = [list(values) for values in logs["rewards"].values()]
+        weights = self.trainer.reward_weights.tolist()
         for k in range(min(SAMPLES_A_STEP, len(logs["completion"]))):
-            earned = [values[k] for values in rewards]
+            earned = [(w, values[k]) for w, values in zip(weights, rewards, strict=True)]
             sample = {
                 "step": step,
                 "prompt": text_of(logs["prompt"][k]),
                 "completion": text_of(logs["completion"][k]),
-                "reward": sum(x for x in earned if x is not None and not math.isnan(x)),
+                "reward": sum(w * x for w, x in earned if x is not None and not math.isnan(x)),
                 "advantage": logs["advantages"][k],
             }
             self.run.append("samples", sample)

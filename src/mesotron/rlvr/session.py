@@ -56,13 +56,12 @@ class Parts:
 def train(plan: Plan) -> int:
     """Carry out a plan; see `mesotron.rlvr.train.run` for the exit codes."""
     quiet_libraries()
-    main = int(os.environ.get("RANK", "0")) == 0
-    console = Console(quiet=not main)
+    console = Console(quiet=not is_main())
     for note in plan.notes:
         say(console, note)
     with Verifier(plan.config.reward.timeout) as verifier:
         parts = load(plan.config, verifier)
-        with open_folder(plan, parts.device, main) as run:
+        with open_folder(plan, parts.device) as run:
             return train_in(run, plan, parts, console)
 
 
@@ -80,9 +79,9 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
 
 
 @contextmanager
-def open_folder(plan: Plan, device: torch.device, main: bool) -> Iterator[RunFolder]:
+def open_folder(plan: Plan, device: torch.device) -> Iterator[RunFolder]:
     """The run's folder, made if it is new; the main process holds its lock and makes it first."""
-    if several_processes() and not main:
+    if several_processes() and not is_main():
         PartialState().wait_for_everyone()
         yield RunFolder(plan.path)
         return
@@ -105,7 +104,8 @@ def train_in(run: RunFolder, plan: Plan, parts: Parts, console: Console) -> int:
     if before is None:
         say(console, f"{run.path}: evaluating {config.model.name} first")
         before = evaluate_part(parts, parts.model, "before")
-        run.save("before", before)
+        if is_main():  # two writers of one file would take each other's draft away
+            run.save("before", before)
     trainer = build_trainer(parts, run)
     reached = plan.checkpoint.step if plan.checkpoint else 0
     view = LiveView(config.steps, WATCHED, console)
@@ -129,6 +129,11 @@ def train_in(run: RunFolder, plan: Plan, parts: Parts, console: Console) -> int:
         show(before, after, found, console)
     say(console, f"report: {run.path / 'report.md'}; more: mesotron eval {run.path}")
     return 0
+
+
+def is_main() -> bool:
+    """Whether this is the process that writes, of those that a launcher started."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
