@@ -265,6 +265,12 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
         ("--model.name no/such-model", "no/such-model is no local folder and could not be read"),
         ("--reward.parts earned:absent", "has no function 'absent'"),
         ("--rollout.updates 3", "cannot be shared by 3 updates"),
+        ("--rollout.updates 0", "--rollout.updates 0 must be at least 1"),
+        ("--rollout.generations 1", "--rollout.generations 1 must be at least 2"),
+        ("--rollout.temperature 0", "--rollout.temperature 0 must be above 0"),
+        ("--optim.lr nan", "--optim.lr nan must be at least 0"),
+        ("--optim.cutoff 0.5", "optim.cutoff = 0.5 is Pion's"),
+        ("--optim.name pion --optim.cutoff 3", "cutoff=3.0 must be 'noise' or a fraction"),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_leaves_no_run(run, capsys, words, told):
@@ -360,8 +366,8 @@ def test_the_network_is_off_unless_a_name_needs_the_hub(monkeypatch, config, hub
 
 
 def test_a_sample_earned_what_trained_it(run):
-    """Voting logs the given reward, which is never 0 here, and trains on votes of 0 or 1."""
-    assert run("--steps 1 --objective.name vote --out voted") == 0
+    """Voting logs the given reward, at most 0.3 and never 0 here, and trains on 0 or 1."""
+    assert run("--steps 1 --objective.name vote --reward.weights 0.3 --out voted") == 0
     samples = RunFolder(Path("voted")).rows("samples")
     assert {sample["reward"] for sample in samples} <= {0.0, 1.0}
 
