@@ -19,7 +19,7 @@ def arith() -> TrainConfig:
         task=TaskConfig(name="arith", levels=(1, 2, 3, 4)),
         reward=RewardConfig(parts=("two_part",), format_share=0.1),
         objective=ObjectiveConfig(name="grpo", beta=0.0),
-        optim=OptimConfig(name="muon", lr=6e-4),
+        optim=OptimConfig(name="muon", lr=6e-4, schedule="linear"),
         rollout=RolloutConfig(prompts=16, generations=8, max_tokens=32),
         steps=60,
     )
