@@ -60,7 +60,8 @@ def train(name: str, lr: float, seed: int, given: argparse.Namespace) -> None:
         command += ["--resume", str(path)]
     else:
         command += ["arith_mgrpo", *CONTENDERS[name], "--out", str(path), "--seed", str(seed)]
-        command += ["--optim.lr", str(lr), "--steps", str(given.steps), "--threads", "1"]
+        command += ["--optim.lr", str(lr), "--optim.schedule", "constant"]
+        command += ["--steps", str(given.steps), "--threads", "1"]
         command += ["--eval-every", str(given.eval_every), "--device", "cpu", "--guard", "off"]
         command += ["--rollout.prompts", str(given.prompts), "--save-every", "0"]
     with (given.out / f"{path.name}.log").open("a") as log:
