@@ -262,6 +262,23 @@ def test_an_optimizer_built_before_wrapping_is_refused(tmp_path):
         trainer.train()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rate", "lost"),
+    [(torch.bfloat16, 1e-6, True), (torch.bfloat16, 1e-2, False), (torch.float32, 1e-6, False)],
+)
+def test_steps_that_bfloat16_rounds_away_are_told(tmp_path, caplog, dtype, rate, lost):
+    parts = {"model": make_model().to(dtype), "optim": "adamw"}
+    trainer = make_trainer(tmp_path, parts=parts, learning_rate=rate)
+    optimizer = trainer.create_optimizer()
+    assert ("rounded away" in caplog.text) is lost
+    before = weights(trainer)
+    for p in trainer.model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    still = [(p == before[name]).float().mean() for name, p in trainer.model.named_parameters()]
+    assert (torch.stack(still).mean().item() > 0.5) is lost
+
+
 def test_two_optimizers_are_one_too_many(tmp_path):
     parts = {"optim": "muon", "optimizers": (mesotron.muon(make_model()), None)}
     with pytest.raises(ValueError, match="both give an optimizer"):
