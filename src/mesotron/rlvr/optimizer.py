@@ -6,6 +6,7 @@ clipped by the norm of everything, AdamW's step would depend on matrices that it
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +45,15 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
     optimizer = BUILDERS[config.name](model, config.lr, **options, **given)
     check_all_train(model, optimizer)
     return optimizer
+
+
+def check_settings(config: OptimConfig) -> None:
+    """Refuse an optimizer's settings before a model is loaded: try them on a matrix and its bias.
+
+    Example:
+        >>> check_settings(OptimConfig(name="pion", cutoff=0.2))
+    """
+    build_optimizer(nn.Linear(8, 8), replace(config, per_head=False))  # heads are a model's
 
 
 def check_all_train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -26,6 +26,7 @@ from mesotron.rlvr.facts import Judge
 from mesotron.rlvr.finish import compare, measure, show, write_report
 from mesotron.rlvr.models import choose_device, load_model, lora_config
 from mesotron.rlvr.objectives.options import resolve, trl_arguments
+from mesotron.rlvr.optimizer import check_settings
 from mesotron.rlvr.rewards import Reward, make_reward
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
@@ -70,6 +71,7 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     device = choose_device(config.device, config.threads)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     arguments = trl_arguments(config.objective, config.rollout, config.optim, processes)
+    check_settings(config.optim)
     task = load_task(config.task)
     check_enough(task, config.rollout)
     judge = Judge(task.format, verifier)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.reading import from_plain
-from mesotron.rlvr.train import set_library_variables
+from mesotron.rlvr.train import check_least, set_library_variables
 from mesotron.runs import Checkpoint, RunFolder, new_run_path, newest_whole
 
 
@@ -75,9 +75,7 @@ def continue_run(config: SftConfig) -> SftPlan:
 def check(config: SftConfig) -> None:
     """Refuse numbers that cannot be meant, before anything is loaded."""
     least = {"steps": 1, "batch": 1, "max_tokens": 2, "save_every": 0, "keep": 1, "seed": 0}
-    for name, low in least.items():
-        if getattr(config, name) < low:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} {getattr(config, name)} must be at least {low}")
+    parts = {"threads": 1, "model.lora": 0, "optim.lr": 0, "optim.warmup": 0}
+    check_least(config, least | parts)
     if not 0 <= config.loose <= 1:
         raise ValueError(f"--loose {config.loose:g} is a share: give a number from 0 to 1")

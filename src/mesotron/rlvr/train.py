@@ -5,13 +5,33 @@ variables are set that Hugging Face libraries read once, at import.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 
 from mesotron.config import TrainConfig
 from mesotron.config.reading import from_plain
 from mesotron.runs import Checkpoint, RunFolder, new_run_path, newest_whole
+
+LEAST = {
+    "steps": 1,
+    "eval_every": 0,
+    "save_every": 0,
+    "keep": 1,
+    "seed": 0,
+    "threads": 1,
+    "model.lora": 0,
+    "optim.lr": 0,
+    "optim.warmup": 0,
+    "optim.max_grad_norm": 0,
+    "rollout.prompts": 1,
+    "rollout.generations": 2,  # one alone has nothing to be compared with
+    "rollout.max_tokens": 1,
+    "rollout.updates": 1,
+    "rollout.micro_batch": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -83,13 +103,31 @@ def continue_run(config: TrainConfig) -> Plan:
 
 def check(config: TrainConfig) -> None:
     """Refuse numbers that cannot be meant, before anything is loaded."""
-    least = {"steps": 1, "eval_every": 0, "save_every": 0, "keep": 1, "seed": 0}
-    for name, smallest in least.items():
-        if getattr(config, name) < smallest:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} {getattr(config, name)} must be at least {smallest}")
+    check_least(config, LEAST)
+    temperature, top_p = config.rollout.temperature, config.rollout.top_p
+    if not temperature > 0:
+        raise ValueError(f"--rollout.temperature {temperature:g} must be above 0")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"--rollout.top-p {top_p:g} is a share: give a number above 0, up to 1")
     if several_processes() and config.out is None:
         raise ValueError("several processes must agree on the run's folder: give it with --out")
+
+
+def check_least(config: object, least: Mapping[str, int]) -> None:
+    """Refuse a number below its least; one that is None was not given, and passes.
+
+    Args:
+        config: of a command.
+        least: by the names of fields, with dots for those of a part.
+
+    Example:
+        >>> check_least(TrainConfig(), {"steps": 1, "rollout.micro_batch": 1})
+    """
+    for name, smallest in least.items():
+        value = attrgetter(name)(config)
+        if value is not None and not value >= smallest:  # a NaN is refused too
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} {value:g} must be at least {smallest}")
 
 
 def several_processes() -> bool:

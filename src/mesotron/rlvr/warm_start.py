@@ -19,8 +19,9 @@ from mesotron.optim import RoutedOptimizer
 from mesotron.rlvr.callbacks import PoliteStop, RunLog
 from mesotron.rlvr.demonstrations import make_demonstrations
 from mesotron.rlvr.models import choose_device, load_model, lora_config
-from mesotron.rlvr.optimizer import build_optimizer, clip_auxiliary
+from mesotron.rlvr.optimizer import build_optimizer, check_settings, clip_auxiliary
 from mesotron.rlvr.resume import SafeCheckpoints
+from mesotron.rlvr.rounding import warn_of_lost_steps
 from mesotron.rlvr.session import quiet_libraries
 from mesotron.rlvr.sft import SftPlan
 from mesotron.rlvr.tasks.load import load_task
@@ -48,6 +49,7 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The optimizer that the config names, over the weights that train."""
         self.optimizer = build_optimizer(model or self.model, self.optim_config)
+        warn_of_lost_steps(self.optimizer)
         return self.optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -71,6 +73,7 @@ def train(plan: SftPlan) -> int:
     config, console = plan.config, Console()
     for note in plan.notes:
         console.print(note, soft_wrap=True, highlight=False)
+    check_settings(config.optim)
     device = choose_device(config.device, config.threads)
     task = load_task(config.task)
     model, tokenizer = load_model(config.model, device)
