@@ -12,6 +12,7 @@ from mesotron.rlvr.objectives.options import (
     resolve,
     trained_generations,
     trl_arguments,
+    warn_if_on_policy,
 )
 
 
@@ -67,10 +68,11 @@ def test_self_labelled_gmpo_clips_in_log_space():
 
 @pytest.mark.parametrize(("name", "loss"), [("gmpo", "grpo"), ("gspo", "grpo"), ("vote", "gmpo")])
 def test_one_update_per_rollout_is_said_to_change_nothing(name, loss, caplog):
+    objective = ObjectiveConfig(name=name, loss=loss)
     with caplog.at_level(logging.WARNING, "mesotron"):
-        arguments(name, RolloutConfig(updates=2), loss=loss)
+        warn_if_on_policy(objective, updates=2)
         assert not caplog.records
-        arguments(name, loss=loss)
+        warn_if_on_policy(objective, updates=1)
     assert "equals grpo" in caplog.text
 
 

@@ -279,6 +279,13 @@ def test_steps_that_bfloat16_rounds_away_are_told(tmp_path, caplog, dtype, rate,
     assert (torch.stack(still).mean().item() > 0.5) is lost
 
 
+def test_gmpo_with_one_update_per_rollout_is_told_in_python_too(tmp_path, caplog):
+    make_trainer(tmp_path, parts={"objective": "gmpo"}, num_iterations=2)
+    assert "equals grpo" not in caplog.text
+    make_trainer(tmp_path, parts={"objective": "gmpo"}, gradient_accumulation_steps=2)
+    assert "equals grpo" in caplog.text
+
+
 def test_two_optimizers_are_one_too_many(tmp_path):
     parts = {"optim": "muon", "optimizers": (mesotron.muon(make_model()), None)}
     with pytest.raises(ValueError, match="both give an optimizer"):

@@ -21,7 +21,7 @@ from mesotron.rlvr.facts import Judge
 from mesotron.rlvr.formats import FORMATS
 from mesotron.rlvr.objectives.anchor import Anchor
 from mesotron.rlvr.objectives.dynamic import PromptStream
-from mesotron.rlvr.objectives.options import loss_arguments, resolve
+from mesotron.rlvr.objectives.options import loss_arguments, resolve, warn_if_on_policy
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_auxiliary
 from mesotron.rlvr.resampling import Resampling
 from mesotron.rlvr.rounding import warn_of_lost_steps
@@ -101,6 +101,7 @@ class GRPOTrainer(Resampling):
         args.beta = 0.0 if own or self.objective.name == "corewarding" else beta
         super().__init__(model, funcs, args, train_dataset, **rest)
         args.beta = self.beta = beta
+        warn_if_on_policy(self.objective, updates_per_rollout(args))
         if own:
             self.ref_model: Any = Anchor(dtype=None).start(self.policy)
         self.geometric = "gmpo" in (
@@ -177,6 +178,13 @@ def resolve_for(args: GRPOConfig, objective: str | ObjectiveConfig | None) -> Ob
     N = given.momentum_generations
     # N is a quarter of M + N, so a third of M.
     return resolve(given, M + (max(1, M // 3) if N is None else N) if apart else M)
+
+
+def updates_per_rollout(args: GRPOConfig) -> int:
+    """Optimizer steps that TRL makes with each rollout batch."""
+    assert args.steps_per_generation is not None  # TRL fills it in
+    micro_batches = args.steps_per_generation * args.num_iterations
+    return -(-micro_batches // args.gradient_accumulation_steps)
 
 
 def resolve_optim(

@@ -201,7 +201,6 @@ def trl_arguments(
         (16, 2)
     """
     resolved = resolve(objective, rollout.generations)
-    warn_if_on_policy(resolved, rollout.updates)
     generations = trained_generations(resolved, rollout.generations)
     found = loss_arguments(resolved) | _schedule(optim)
     found |= _batches(rollout, generations, num_processes)
