@@ -49,8 +49,7 @@ class TaskConfig:
     """A file, a folder, or a name on the hub (gsm8k, math and file)."""
 
     levels: tuple[int, ...] = ()
-    """Difficulty levels to draw from (arith: 1 to 5, math: 1 to 5); all that the recipe suits
-    if not given."""
+    """Difficulty levels to draw from (arith and math: 1 to 5); all if none is named."""
 
     format: FormatName = "boxed"
     """How the answer is to be written: \\boxed{7}, ANSWER: 7, or #### 7."""
