@@ -260,3 +260,8 @@ def test_tools_and_rollout_functions_are_refused(tmp_path, monkeypatch):
         make_trainer(
             tmp_path, parts={"objective": "mgrpo", "rollout_func": lambda prompts, trainer: {}}
         )
+
+
+def test_weights_of_rewards_that_are_only_logged_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"reward_weights = \[0\.5\], but mgrpo trains on its votes"):
+        make_trainer(tmp_path, parts={"objective": objective()}, reward_weights=[0.5])

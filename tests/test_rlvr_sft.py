@@ -162,3 +162,10 @@ def test_numbers_that_cannot_be_meant(config, change, said):
     with pytest.raises(ValueError, match=said):
         sft.run(replace(config, **change))
     assert not config.out.exists()
+
+
+def test_several_processes_are_refused(config, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="WORLD_SIZE=2: start it without a launcher"):
+        sft.run(config)
+    assert not config.out.exists()

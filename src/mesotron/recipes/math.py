@@ -44,6 +44,7 @@ def qwen3_math_pion_gmpo() -> TrainConfig:
         recipe="qwen3_math_pion_gmpo",
         objective=ObjectiveConfig(name="gmpo", beta=0.0, epsilon=0.4),
         rollout=replace(base.rollout, updates=8),
+        steps=8 * base.steps,  # the same number of rollouts
     )
 
 

@@ -6,6 +6,7 @@ usable. The training itself is in `warm_start`.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,12 @@ def continue_run(config: SftConfig) -> SftPlan:
 
 def check(config: SftConfig) -> None:
     """Refuse numbers that cannot be meant, before anything is loaded."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise ValueError(
+            f"mesotron sft runs in one process, not in WORLD_SIZE={processes}: start it without a "
+            "launcher"
+        )
     least = {"steps": 1, "batch": 1, "max_tokens": 2, "save_every": 0, "keep": 1, "seed": 0}
     parts = {"threads": 1, "model.lora": 0, "optim.lr": 0, "optim.warmup": 0}
     check_least(config, least | parts)

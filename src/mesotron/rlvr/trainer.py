@@ -94,6 +94,11 @@ class GRPOTrainer(Resampling):
         if objective is not None:
             set_loss(args, self.objective)
         if self.self_labelled:
+            if args.reward_weights is not None:
+                raise ValueError(
+                    f"args.reward_weights = {args.reward_weights}, but {self.objective.name} "
+                    "trains on its votes alone and only logs other rewards: leave them out"
+                )
             self.judge = judge or Judge(FORMATS["boxed"], Verifier())
             args.reward_weights = [1.0, *(0.0 for _ in funcs)]
             funcs = [vote, *funcs]
