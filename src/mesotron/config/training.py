@@ -184,8 +184,8 @@ class OptimConfig:
     weight_decay: float = 0.0
     """Decoupled weight decay."""
 
-    scale: str = "rms"
-    """Unit of the step; see docs/optimizers.md."""
+    scale: float | Literal["rms", "moonlight", "spectral"] = "rms"
+    """Unit of the step, or a factor of one's own; see docs/optimizers.md."""
 
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the rate goes after the warm-up."""
