@@ -49,7 +49,7 @@ class TaskConfig:
     """A file, a folder, or a name on the hub (gsm8k, math and file)."""
 
     levels: tuple[int, ...] = ()
-    """Difficulty levels to draw from (arith and math: 1 to 5); all if none is named."""
+    """Difficulty levels to draw from, 1 to 5; if none is named 1 to 4 of arith and all of math."""
 
     format: FormatName = "boxed"
     """How the answer is to be written: \\boxed{7}, ANSWER: 7, or #### 7."""

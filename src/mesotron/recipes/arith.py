@@ -16,7 +16,7 @@ def arith() -> TrainConfig:
     """Generated word problems, the shipped tiny model, minutes on a CPU (the default)."""
     return TrainConfig(
         recipe="arith",
-        task=TaskConfig(name="arith", levels=(1, 2, 3, 4)),
+        task=TaskConfig(name="arith"),
         reward=RewardConfig(parts=("two_part",), format_share=0.1),
         objective=ObjectiveConfig(name="grpo", beta=0.0),
         optim=OptimConfig(name="muon", lr=6e-4, schedule="linear"),

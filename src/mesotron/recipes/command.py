@@ -5,7 +5,6 @@ from dataclasses import replace
 from mesotron.config import TrainConfig
 from mesotron.recipes import make_recipe
 from mesotron.rlvr import train
-from mesotron.rlvr.run_defaults import settle_levels
 
 
 def run(config: TrainConfig) -> int:
@@ -16,5 +15,4 @@ def run(config: TrainConfig) -> int:
             f"--resume {config.resume} continues a run with its own settings; leave the recipe and "
             "the other flags out"
         )
-    task = settle_levels(config.task, make_recipe(config.recipe).task)
-    return train.run(replace(config, task=task))
+    return train.run(config)

@@ -7,7 +7,6 @@ Read before anything heavy is imported.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from mesotron.config import EvalConfig, TaskConfig
@@ -46,21 +45,6 @@ def eval_defaults(name: str) -> EvalConfig:
         task=from_plain(TaskConfig, config["task"], source),
         max_tokens=(config.get("rollout") or {}).get("max_tokens", EvalConfig.max_tokens),
     )
-
-
-def settle_levels(task: TaskConfig, default: TaskConfig) -> TaskConfig:
-    """Leave out levels that a recipe or a run had for its own task, if this one has none.
-
-    Args:
-        task: with flags in it.
-        default: of the recipe or the run, before the flags.
-
-    Example:
-        >>> settle_levels(TaskConfig(name="file", levels=(1, 2)), TaskConfig(levels=(1, 2))).levels
-        ()
-    """
-    inherited = task.name != default.name and task.levels == default.levels
-    return replace(task, levels=()) if inherited and task.name in ("gsm8k", "file") else task
 
 
 def describe_defaults() -> str:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mesotron.config import EvalConfig, ModelConfig, TrainConfig
-from mesotron.rlvr.run_defaults import eval_defaults, settle_levels
 from mesotron.rlvr.train import needs_hub, set_library_variables
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ SHOWN_PAIRS = 4
 def run(config: EvalConfig) -> int:
     """Evaluate a model, and what it is compared with; print, and write JSON where asked."""
     check(config)
-    config = replace(config, task=settle_levels(config.task, eval_defaults(config.model).task))
     asked = [config.model, *([config.against] if config.against else [])]
     settings = [TrainConfig(model=ModelConfig(name=name), task=config.task) for name in asked]
     set_library_variables(max(settings, key=needs_hub))  # one that needs the hub, if any does

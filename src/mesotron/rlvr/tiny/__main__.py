@@ -20,7 +20,7 @@ from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tiny import build_network, build_tokenizer
 from mesotron.runs import newest_whole
 
-TASK = TaskConfig(name="arith", levels=(1, 2, 3, 4))
+TASK = TaskConfig(name="arith")
 
 
 def settings(start: Path, out: Path) -> SftConfig:
@@ -42,7 +42,7 @@ def settings(start: Path, out: Path) -> SftConfig:
 
 def write_start(folder: Path) -> None:
     """A tokenizer that has read some problems, and a network that has not."""
-    task = load_task(TaskConfig(name="arith", num_train=4000, num_eval=1))
+    task = load_task(TaskConfig(name="arith", levels=(1, 2, 3, 4, 5), num_train=4000, num_eval=1))
     texts = [(p.question, solved_text(p, task.format), loose_text(p)) for p in task.train]
     tokenizer = build_tokenizer([text for three in texts for text in three])
     build_network(tokenizer).save_pretrained(folder)
