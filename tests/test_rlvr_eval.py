@@ -278,7 +278,7 @@ def tiny_result() -> EvalResult:
 def test_the_tiny_model_is_measured(tiny_result):
     assert tiny_result.problems == 12
     assert len(tiny_result.transcripts) == 12
-    assert tiny_result.greedy.rates["facts/formatted"] > 0.5
+    assert 0 < tiny_result.greedy.rates["facts/formatted"] < 1  # it answers in both ways
     right = sum(one.correct for one in tiny_result.transcripts)
     assert tiny_result.greedy.strict.value == pytest.approx(right / 12)
     assert list(tiny_result.sampled.pass_at) == [1, 2, 4]

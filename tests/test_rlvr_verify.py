@@ -408,8 +408,10 @@ def _in_child(verifier, connection):
     connection.close()
 
 
-# Forking beside threads is what is tested here; Python 3.12 and later warn of it.
+# Forking beside threads is what is tested here; Python 3.12 and later warn of it, and so does JAX
+# where another test has imported it.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_daemonic_process_has_workers_of_its_own(verifier, method):
     if method not in multiprocessing.get_all_start_methods():
