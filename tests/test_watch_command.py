@@ -83,7 +83,15 @@ def test_a_short_log_is_judged_by_a_shorter_baseline(tmp_path, capsys):
 def test_following_tells_events_as_they_come_and_ends_with_the_story(tmp_path):
     rows = FAILURES["reward_collapse"](0)
     log = write(tmp_path / "metrics.jsonl", rows[:TURN])
-    command = [sys.executable, "-m", "mesotron", "watch", str(log), "--follow", "--every", "0.05"]
+    words = ["watch", str(log), "--follow", "--every", "0.05"]
+    # A shell that starts the tests in the background has interrupts ignored, and children inherit.
+    code = (
+        "import signal\n"
+        "from mesotron.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"raise SystemExit(main({words!r}))\n"
+    )
+    command = [sys.executable, "-c", code]
     live = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     with log.open("a") as file:
         for row in rows[TURN:]:
