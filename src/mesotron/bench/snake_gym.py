@@ -106,7 +106,8 @@ class SnakeVecEnv(VecEnv):
                 "TimeLimit.truncated": bool(step.truncated[k]),
                 "episode": {"r": float(step.fruit[k]), "l": int(step.length[k])},
             }
-        return as_numpy(step.observation), np.asarray(step.reward, np.float32), dones, infos
+        rewards = np.array(step.reward, np.float32)  # a copy: Stable-Baselines3 adds to it
+        return as_numpy(step.observation), rewards, dones, infos
 
     def close(self) -> None:
         """Nothing is held."""
