@@ -27,10 +27,11 @@ from mesotron.rlvr.finish import compare, measure, show, write_report
 from mesotron.rlvr.models import choose_device, load_model, lora_config
 from mesotron.rlvr.objectives.options import resolve, trl_arguments
 from mesotron.rlvr.optimizer import check_settings
+from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.rewards import Reward, make_reward
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
-from mesotron.rlvr.train import Plan, several_processes
+from mesotron.rlvr.train import several_processes
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder, describe_environment
@@ -54,7 +55,7 @@ class Parts:
     """The part of `GRPOConfig` that objective, rollout and optimizer decide."""
 
 
-def train(plan: Plan) -> int:
+def train(plan: Plan[TrainConfig]) -> int:
     """Carry out a plan; see `mesotron.rlvr.train.run` for the exit codes."""
     quiet_libraries()
     console = Console(quiet=not is_main())
@@ -81,7 +82,7 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
 
 
 @contextmanager
-def open_folder(plan: Plan, device: torch.device) -> Iterator[RunFolder]:
+def open_folder(plan: Plan[TrainConfig], device: torch.device) -> Iterator[RunFolder]:
     """The run's folder, made if it is new; the main process holds its lock and makes it first."""
     if several_processes() and not is_main():
         PartialState().wait_for_everyone()
@@ -99,7 +100,7 @@ def open_folder(plan: Plan, device: torch.device) -> Iterator[RunFolder]:
         yield run
 
 
-def train_in(run: RunFolder, plan: Plan, parts: Parts, console: Console) -> int:
+def train_in(run: RunFolder, plan: Plan[TrainConfig], parts: Parts, console: Console) -> int:
     """Evaluate, train, evaluate, report."""
     config, how = plan.config, f"mesotron train --resume {plan.path}"
     before = run.load("before")
@@ -199,7 +200,7 @@ def add_callbacks(
         trainer.add_callback(EvalEvery(every, trainer, accuracy))
 
 
-def fit(trainer: GRPOTrainer, plan: Plan) -> None:
+def fit(trainer: GRPOTrainer, plan: Plan[TrainConfig]) -> None:
     """Train from the checkpoint on; a run that was stopped after its last step is loaded alone."""
     checkpoint = plan.checkpoint
     if checkpoint is None:

@@ -7,26 +7,11 @@ usable. The training itself is in `warm_start`.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
 
 from mesotron.config import SftConfig, TrainConfig
-from mesotron.config.reading import from_plain
+from mesotron.rlvr.plan import Plan, begin, go_on
 from mesotron.rlvr.train import check_least, set_library_variables
-from mesotron.runs import Checkpoint, RunFolder, new_run_path, newest_whole
-
-
-@dataclass(frozen=True)
-class SftPlan:
-    """What to do: the settings, where, and from which checkpoint."""
-
-    config: SftConfig
-    path: Path
-    folder: RunFolder | None
-    """The run that is continued; None for a new one, whose folder is made when all is loaded."""
-    checkpoint: Checkpoint | None
-    notes: tuple[str, ...] = ()
-    """Sentences for the user, such as which checkpoint was damaged."""
+from mesotron.runs import new_run_path
 
 
 def run(config: SftConfig) -> int:
@@ -38,39 +23,17 @@ def run(config: SftConfig) -> int:
     Returns:
         The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
     """
-    plan = continue_run(config) if config.resume else new_run(config)
+    plan = go_on(SftConfig, config.resume) if config.resume else new_run(config)
     set_library_variables(TrainConfig(model=plan.config.model, task=plan.config.task))
     from mesotron.rlvr.warm_start import train
 
     return train(plan)
 
 
-def new_run(config: SftConfig) -> SftPlan:
+def new_run(config: SftConfig) -> Plan[SftConfig]:
     """The plan of a run from the beginning."""
     check(config)
-    path = config.out or new_run_path("sft")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(
-            f"{path} is not empty; give --out another name, or continue it with --resume {path}"
-        )
-    return SftPlan(config, path, None, None)
-
-
-def continue_run(config: SftConfig) -> SftPlan:
-    """The plan of a run that was stopped: its own settings, its newest whole checkpoint."""
-    assert config.resume is not None
-    path = config.resume.resolve()  # runs/last may come to mean another run
-    folder = RunFolder(path)
-    saved = from_plain(SftConfig, folder.config, f"{path / 'config.json'}")
-    if folder.result is not None:
-        raise ValueError(
-            f"{config.resume} has finished its {saved.steps} steps; evaluate it with mesotron eval "
-            f"{config.resume}, or start a new run"
-        )
-    found, damaged = newest_whole(folder.checkpoints)
-    notes = [f"damaged checkpoint left out: {wrong}" for wrong in damaged]
-    begin = f"step {found.step}" if found else "the beginning: there is no whole checkpoint"
-    return SftPlan(saved, path, folder, found, (*notes, f"continuing {path} from {begin}"))
+    return begin(config, config.out or new_run_path("sft"))
 
 
 def check(config: SftConfig) -> None:

@@ -6,14 +6,13 @@ variables are set that Hugging Face libraries read once, at import.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 
 from mesotron.config import TrainConfig
-from mesotron.config.reading import from_plain
-from mesotron.runs import Checkpoint, RunFolder, new_run_path, newest_whole
+from mesotron.rlvr.plan import Plan, begin, go_on
+from mesotron.runs import new_run_path
 
 LEAST = {
     "steps": 1,
@@ -34,19 +33,6 @@ LEAST = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to do: the settings, where, and from which checkpoint."""
-
-    config: TrainConfig
-    path: Path
-    folder: RunFolder | None
-    """The run that is continued; None for a new one, whose folder is made when all is loaded."""
-    checkpoint: Checkpoint | None
-    notes: tuple[str, ...] = ()
-    """Sentences for the user, such as which checkpoint was damaged."""
-
-
 def run(config: TrainConfig) -> int:
     """Train, or continue a run.
 
@@ -57,7 +43,7 @@ def run(config: TrainConfig) -> int:
         The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
     """
     check_installed()
-    plan = continue_run(config) if config.resume else new_run(config)
+    plan = go_on(TrainConfig, config.resume) if config.resume else new_run(config)
     set_library_variables(plan.config)
     from mesotron.rlvr.session import train
 
@@ -73,32 +59,10 @@ def check_installed() -> None:
             )
 
 
-def new_run(config: TrainConfig) -> Plan:
+def new_run(config: TrainConfig) -> Plan[TrainConfig]:
     """The plan of a run from the beginning."""
     check(config)
-    path = config.out or new_run_path(config.recipe)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(
-            f"{path} is not empty; give --out another name, or continue it with --resume {path}"
-        )
-    return Plan(config, path, None, None)
-
-
-def continue_run(config: TrainConfig) -> Plan:
-    """The plan of a run that was stopped: its own settings, its newest whole checkpoint."""
-    assert config.resume is not None
-    path = config.resume.resolve()  # runs/last may come to mean another run
-    folder = RunFolder(path)
-    saved = from_plain(TrainConfig, folder.config, f"{path / 'config.json'}")
-    if folder.result is not None:
-        raise ValueError(
-            f"{config.resume} has finished its {saved.steps} steps; evaluate it with mesotron eval "
-            f"{config.resume}, or start a new run"
-        )
-    found, damaged = newest_whole(folder.checkpoints)
-    notes = [f"damaged checkpoint left out: {wrong}" for wrong in damaged]
-    begin = f"step {found.step}" if found else "the beginning: there is no whole checkpoint"
-    return Plan(saved, path, folder, found, (*notes, f"continuing {path} from {begin}"))
+    return begin(config, config.out or new_run_path(config.recipe))
 
 
 def check(config: TrainConfig) -> None:

@@ -14,16 +14,16 @@ from transformers import PrinterCallback, set_seed
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from mesotron.config import OptimConfig
+from mesotron.config import OptimConfig, SftConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.rlvr.callbacks import PoliteStop, RunLog
 from mesotron.rlvr.demonstrations import make_demonstrations
 from mesotron.rlvr.models import choose_device, load_model, lora_config
 from mesotron.rlvr.optimizer import build_optimizer, check_settings, clip_auxiliary
+from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.resume import SafeCheckpoints
 from mesotron.rlvr.rounding import warn_of_lost_steps
 from mesotron.rlvr.session import quiet_libraries
-from mesotron.rlvr.sft import SftPlan
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
@@ -67,7 +67,7 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
         return found
 
 
-def train(plan: SftPlan) -> int:
+def train(plan: Plan[SftConfig]) -> int:
     """Carry out a plan; see `mesotron.rlvr.sft.run` for the exit codes."""
     quiet_libraries()
     config, console = plan.config, Console()
@@ -93,7 +93,7 @@ def train(plan: SftPlan) -> int:
         return train_in(run, plan, trainer, console)
 
 
-def make_folder(plan: SftPlan, device: torch.device) -> RunFolder:
+def make_folder(plan: Plan[SftConfig], device: torch.device) -> RunFolder:
     """The folder of a new run."""
     words = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     found = describe_environment(words, plan.config.seed, threads=torch.get_num_threads())
@@ -101,7 +101,7 @@ def make_folder(plan: SftPlan, device: torch.device) -> RunFolder:
 
 
 def trainer_arguments(
-    plan: SftPlan, device: torch.device, model: Any, run: RunFolder
+    plan: Plan[SftConfig], device: torch.device, model: Any, run: RunFolder
 ) -> dict[str, Any]:
     """Every argument of TRL's `SFTConfig`."""
     config, on_cpu = plan.config, device.type == "cpu"
@@ -129,7 +129,7 @@ def trainer_arguments(
     }
 
 
-def train_in(run: RunFolder, plan: SftPlan, trainer: WarmStart, console: Console) -> int:
+def train_in(run: RunFolder, plan: Plan[SftConfig], trainer: WarmStart, console: Console) -> int:
     """Train until done or asked to stop, and say how to go on."""
     config, how = plan.config, f"mesotron sft --resume {plan.path}"
     trainer.remove_callback(PrinterCallback)
@@ -158,7 +158,7 @@ def train_in(run: RunFolder, plan: SftPlan, trainer: WarmStart, console: Console
     return 0
 
 
-def report(plan: SftPlan, found: dict[str, float]) -> str:
+def report(plan: Plan[SftConfig], found: dict[str, float]) -> str:
     """How the run ended, as a page of Markdown."""
     config = plan.config
     return (

@@ -1,0 +1,49 @@
+"""Where a run begins: in a new folder, or at the newest whole checkpoint of a stopped one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from mesotron.config import SftConfig, TrainConfig
+from mesotron.config.reading import from_plain
+from mesotron.runs import Checkpoint, RunFolder, newest_whole
+
+Config = TypeVar("Config", TrainConfig, SftConfig)
+
+
+@dataclass(frozen=True)
+class Plan(Generic[Config]):
+    """What to do: the settings, where, and from which checkpoint."""
+
+    config: Config
+    path: Path
+    folder: RunFolder | None = None
+    """The run that is continued; None for a new one, whose folder is made when all is loaded."""
+    checkpoint: Checkpoint | None = None
+    notes: tuple[str, ...] = ()
+    """Sentences for the user, such as which checkpoint was damaged."""
+
+
+def begin(config: Config, path: Path) -> Plan[Config]:
+    """The plan of a run from the beginning."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(
+            f"{path} is not empty; give --out another name, or continue it with --resume {path}"
+        )
+    return Plan(config, path)
+
+
+def go_on(config_type: type[Config], resume: Path) -> Plan[Config]:
+    """The plan of a run that was stopped: its own settings, its newest whole checkpoint."""
+    path = resume.resolve()  # runs/last may come to mean another run
+    folder = RunFolder(path)
+    saved = from_plain(config_type, folder.config, f"{path / 'config.json'}")
+    if folder.result is not None:
+        raise ValueError(
+            f"{resume} has finished its {saved.steps} steps; evaluate it with mesotron eval "
+            f"{resume}, or start a new run"
+        )
+    found, damaged = newest_whole(folder.checkpoints)
+    notes = [f"damaged checkpoint left out: {wrong}" for wrong in damaged]
+    start = f"step {found.step}" if found else "the beginning: there is no whole checkpoint"
+    return Plan(saved, path, folder, found, (*notes, f"continuing {path} from {start}"))
