@@ -85,6 +85,8 @@ def write_folder(file: Path, folder: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             str(file.parent), dtype=torch.float32, trust_remote_code=False, **place
         )
+    # A stranger's file: Transformers raises each of these for some fault, or for an architecture
+    # that it does not convert.
     except (KeyError, NotImplementedError, OSError, TypeError, ValueError) as error:
         sentence = " ".join(str(error).split()).split(". ")[0] or type(error).__name__
         raise ValueError(
