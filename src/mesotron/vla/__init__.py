@@ -1,0 +1,1 @@
+"""Vision-language-action policies: worlds, demonstrations, a policy, behaviour cloning, success."""
