@@ -1,0 +1,173 @@
+"""The corpus as data: every run, what it is meant to show, and which half it belongs to.
+
+Each setting is the default recipe of `mesotron train` (the shipped tiny model on generated
+arithmetic) with a few flags, at one to three seeds. `kind` is what it was made to be; whether it came to that
+is decided by what happened (`labels.py`), never by the watch.
+"""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Half = Literal["tuning", "held_out"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Runs that differ in their seed alone.
+
+    Args:
+        name: a word.
+        kind: the failure it is made to provoke, or healthy.
+        flags: of `mesotron train`, in one string.
+        seeds: even ones are for tuning, odd ones held out; a setting that has only odd seeds is
+            one that no threshold has ever met.
+        steps: optimizer steps.
+    """
+
+    name: str
+    kind: str
+    flags: str
+    seeds: tuple[int, ...] = (0, 1)
+    steps: int = 80
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the corpus."""
+
+    setting: Setting
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its folder's name."""
+        return f"{self.setting.name}-{self.seed}"
+
+    @property
+    def half(self) -> Half:
+        """By the seed's parity, fixed before the first run was made."""
+        return "tuning" if self.seed % 2 == 0 else "held_out"
+
+
+def healthy(name: str, flags: str, seeds: tuple[int, ...] = (0, 1), steps: int = 80) -> Setting:
+    """A run that a sensible person would start."""
+    return Setting(name=name, kind="healthy", flags=flags, seeds=seeds, steps=steps)
+
+
+def failing(
+    kind: str, name: str, flags: str, seeds: tuple[int, ...] = (0, 1), steps: int = 70
+) -> Setting:
+    """A run with something wrong in it."""
+    return Setting(name=name, kind=kind, flags=flags, seeds=seeds, steps=steps)
+
+
+CONSTANT = "--optim.schedule constant"
+SHORT = "--rollout.prompts 8"
+
+HEALTHY = (
+    healthy("default", "", (0, 1, 3)),
+    healthy("muon_slow", f"--optim.lr 2e-4 {CONSTANT}"),
+    healthy("adamw", "--optim.name adamw --optim.lr 2e-4"),
+    healthy("adamw_slow", f"--optim.name adamw --optim.lr 5e-5 {CONSTANT}"),
+    healthy("muon_sgd", "--optim.name muon_sgd --optim.lr 4e-4"),
+    healthy("pion", "--optim.name pion --optim.cutoff noise --optim.lr 6e-4"),
+    healthy("gmpo", "--objective.name gmpo --rollout.updates 4 --optim.lr 2e-4"),
+    healthy("dr_grpo", "--objective.name dr_grpo --optim.lr 4e-4", (1,)),
+    healthy("dapo", "--objective.name dapo --optim.lr 4e-4", (0,)),
+    healthy("mgrpo", "--objective.name mgrpo --optim.lr 2e-4"),
+    healthy("vote", "--objective.name vote --optim.lr 1e-4"),
+    healthy("kl", "--objective.beta 0.04 --optim.warmup 0.1"),
+    healthy("sparse", "--reward.parts sparse --optim.lr 3e-4"),
+    healthy("easy", "--task.levels 1 2", (0, 1)),
+    healthy("saturated", "--task.levels 1 --optim.lr 3e-4"),
+    healthy("hard", "--task.levels 3 4"),
+    healthy("cool", "--rollout.temperature 0.7 --optim.lr 4e-4", (1,)),
+    healthy("warm", "--rollout.temperature 1.2 --optim.lr 4e-4", (0,)),
+    healthy("small_batch", "--rollout.prompts 4 --rollout.generations 4 --optim.lr 1e-4"),
+    healthy("wide_groups", "--rollout.prompts 4 --rollout.generations 32 --optim.lr 3e-4", (1,)),
+    healthy("lora", "--model.lora 8 --optim.name adamw --optim.lr 1e-3"),
+    healthy("overlong", "--reward.parts two_part overlong --reward.overlong-buffer 12", (0,)),
+)
+
+OPTIMIZER = (
+    failing("huge_step", "muon_x10", f"--optim.lr 6e-3 {CONSTANT}"),
+    failing("huge_step", "muon_x30", f"--optim.lr 2e-2 {CONSTANT}", (1,)),
+    failing("huge_step", "adamw_x10", f"--optim.name adamw --optim.lr 3e-3 {CONSTANT}"),
+    failing("huge_step", "adamw_x100", f"--optim.name adamw --optim.lr 3e-2 {CONSTANT}", (0,)),
+    failing("huge_step", "pion_x20",
+            f"--optim.name pion --optim.cutoff noise --optim.lr 1.5e-2 {CONSTANT}"),
+    failing("huge_step", "sgd_x300", "--optim.name muon_sgd --optim.lr 4e-4 --optim.aux-lr 30 "
+            f"--optim.max-grad-norm 0 {CONSTANT}"),
+    failing("rising_step", "muon_rising", "--optim.lr 2e-2 --optim.warmup 0.95", steps=90),
+    failing("rising_step", "adamw_rising",
+            "--optim.name adamw --optim.lr 1e-2 --optim.warmup 0.95", steps=90),
+    failing("rising_step", "muon_sgd_rising",
+            "--optim.name muon_sgd --optim.lr 1e-2 --optim.warmup 0.95", (1,), steps=90),
+    failing("slow_decay", "muon_slowly", f"--optim.lr 1.5e-3 {CONSTANT}", steps=110),
+    failing("reuse", "unclipped_reuse", "--rollout.updates 8 --objective.epsilon 10 "
+            f"--optim.lr 2e-3 {CONSTANT}"),
+    failing("negative_kl", "negative_kl", f"--objective.beta -0.2 {CONSTANT}"),
+)  # fmt: skip
+
+REWARD = (
+    failing("gamed", "longer", f"--reward.parts gamed_rewards:longer {CONSTANT}"),
+    failing("gamed", "shorter", f"--reward.parts gamed_rewards:shorter {CONSTANT}"),
+    failing("gamed", "repeating", f"--reward.parts gamed_rewards:repeating {CONSTANT}"),
+    failing("gamed", "many_numbers", f"--reward.parts gamed_rewards:many_numbers {CONSTANT}", (1,)),
+    failing("gamed", "mentioned",
+            f"--reward.parts gamed_rewards:mentioned --optim.lr 1e-3 {CONSTANT}", steps=90),
+    failing("gamed", "format_alone", f"--reward.parts format --optim.lr 1e-3 {CONSTANT}"),
+    failing("parser_trap", "unboxed", f"--reward.parts gamed_rewards:unboxed {CONSTANT}"),
+    failing("wrong_sign", "inverted", f"--reward.parts gamed_rewards:inverted {CONSTANT}"),
+    failing("noise", "noise", f"--reward.parts gamed_rewards:noise --optim.lr 1.5e-3 {CONSTANT}"),
+    failing("sparse_collapse", "sparse_collapse",
+            f"--reward.parts sparse --optim.lr 5e-3 {CONSTANT}"),
+    failing("constant_reward", "constant", "--reward.parts gamed_rewards:constant"),
+    failing("broken_reward", "broken", "--reward.parts gamed_rewards:broken"),
+    failing("nonfinite", "overflowing", "--reward.parts gamed_rewards:overflowing"),
+    failing("stall", "stalling", f"--reward.parts gamed_rewards:stalling {SHORT}", steps=60),
+)  # fmt: skip
+
+SAMPLING = (
+    failing("hot", "hot", f"--rollout.temperature 2.5 --optim.lr 1e-3 {CONSTANT}"),
+    failing("hot", "warm_fast", f"--rollout.temperature 1.5 --optim.lr 2.5e-3 {CONSTANT}", (1,)),
+    failing("cold", "cold", f"--rollout.temperature 0.2 --optim.lr 2.5e-3 {CONSTANT}"),
+    failing("truncation", "cut", "--rollout.max-tokens 10"),
+    failing("starvation", "starved",
+            "--task.levels 5 --reward.parts sparse --optim.lr 1e-4 --rollout.max-tokens 48"),
+    failing("self_reward", "vote_fast", f"--objective.name vote --optim.lr 2e-3 {CONSTANT}"),
+    failing("self_reward", "vote_free",
+            f"--objective.name vote --objective.beta 0 --optim.lr 1.2e-3 {CONSTANT}", steps=100),
+    failing("self_reward", "mgrpo_fast",
+            f"--objective.name mgrpo --optim.lr 3e-3 {CONSTANT}", (1,)),
+    failing("dead_optimizer", "pion_dead",
+            "--optim.name pion --optim.promote 0 --optim.aux-lr 0 --optim.lr 1e-4"),
+)  # fmt: skip
+
+SETTINGS = (*HEALTHY, *OPTIMIZER, *REWARD, *SAMPLING)
+
+
+def corpus_runs() -> list[Run]:
+    """Every run, settings in a fixed random order: a limit of time leaves no kind out."""
+    settings = random.Random(0).sample(SETTINGS, len(SETTINGS))
+    return [Run(setting, seed) for setting in settings for seed in setting.seeds]
+
+
+# Provoked collapses of the optimizer that rollback is to rescue -> the healthy setting to reach.
+RESCUES = {
+    "muon_x10": "default",
+    "adamw_x10": "adamw",
+    "pion_x20": "pion",
+    "muon_rising": "default",
+    "adamw_rising": "adamw",
+    "muon_slowly": "default",
+    "unclipped_reuse": "default",
+    "sparse_collapse": "sparse",
+}
+
+
+def rescue_runs() -> list[Run]:
+    """The collapses of `RESCUES` once more, with time to recover."""
+    chosen = [setting for setting in SETTINGS if setting.name in RESCUES]
+    return [Run(replace(setting, steps=110), seed) for setting in chosen for seed in setting.seeds]
