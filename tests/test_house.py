@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "mesotron"
 FILES = sorted(SOURCE.rglob("*.py"))
 # From the ground up: a room imports itself and the rooms before it.
 ROOMS = ["config", "runs", "spectral", "optim", "jax", "probes", "watch", "rlvr", "ppo", "vla"]
-ROOMS += ["report", "recipes", "compare", "bench"]
+ROOMS += ["report", "recipes", "compare", "bundle", "bench"]
 FRAMEWORKS = {"torch", "jax", "flax", "optax", "transformers", "trl"}
 
 

@@ -43,6 +43,7 @@ COMMANDS = {
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo.command:run"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
+    "bundle": Command(config.BundleConfig, "mesotron.bundle.command:run"),
     "bench optim": Command(config.BenchOptimConfig, "mesotron.bench.optim_step:run"),
     "bench train": Command(config.BenchTrainConfig, "mesotron.bench.training:run"),
     "bench snake": Command(config.BenchSnakeConfig, "mesotron.bench.snake:run"),

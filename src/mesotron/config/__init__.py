@@ -6,6 +6,7 @@ Names that live in a registry (filters, models) are checked by the registry's ow
 """
 
 from mesotron.config.bench import BenchOptimConfig, BenchPpoConfig, BenchTrainConfig
+from mesotron.config.bundle import BundleConfig
 from mesotron.config.fields import POSITIONAL, OptimizerName
 from mesotron.config.filters import RouteConfig, SpectrumConfig
 from mesotron.config.ppo import BenchSnakeConfig, SnakeConfig
@@ -28,6 +29,7 @@ __all__ = [
     "BenchPpoConfig",
     "BenchSnakeConfig",
     "BenchTrainConfig",
+    "BundleConfig",
     "EvalConfig",
     "ModelConfig",
     "ObjectiveConfig",
