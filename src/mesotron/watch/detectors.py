@@ -6,26 +6,11 @@ limits have not been fitted to anything yet.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
 
+from mesotron.watch.remedies import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART, Change
 from mesotron.watch.signs import Sign
 
 Case = tuple[Sign, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One part of a remedy as data: what a guard does to the run's config before it goes on.
-
-    Args:
-        field: dotted name of a config field, such as optim.lr.
-        act: multiply by the value, set to it, or raise to at least it.
-        value: the number or word.
-    """
-
-    field: str
-    act: Literal["multiply", "set", "at_least"]
-    value: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +47,6 @@ class Detector:
         signs = [sign for case in (*self.cases, *self.fatal) for sign in case]
         return tuple(dict.fromkeys(sign.metric for sign in signs))
 
-
-SMALLER_STEP = Change(field="optim.lr", act="multiply", value=0.5)
-KL_TO_START = Change(field="objective.beta", act="at_least", value=0.01)
-TWO_PART = Change(field="reward.parts", act="set", value=("two_part",))
-COOLER = Change(field="rollout.temperature", act="multiply", value=0.8)
 
 # Signs that many failures share.
 REWARD_FELL = Sign(metric="reward", moved="down", by=0.3, since="best")

@@ -13,6 +13,7 @@ from mesotron.config import WatchSettings
 from mesotron.watch.detectors import DETECTORS, Case, Detector
 from mesotron.watch.events import Event, Evidence, Severity
 from mesotron.watch.metrics import METRICS, STEP_NAMES, canonical
+from mesotron.watch.onset import began
 from mesotron.watch.signs import Sign
 from mesotron.watch.tracks import Look, Track, is_finite
 
@@ -46,6 +47,7 @@ class Engine:
         self.settings = check(settings or WatchSettings())
         self.detectors = tuple(detectors)
         self.tracks: dict[str, Track] = {}
+        self.steps: dict[str, list[int]] = {}  # of the values that each track remembers
         self.counts = {detector.name: Counts(len(detector.cases)) for detector in detectors}
         self.step = -1
         self._due = {detector.name: [fresh_names(case) for case in detector.cases]
@@ -67,7 +69,7 @@ class Engine:
         found = self._derive(canonical(numbers))
         for name, value in found.items():
             if is_finite(value):
-                self._track(name).add(value)
+                self._add(name, value)
         return [event for d in self.detectors for event in self._judge(d, found.keys())]
 
     def blind(self) -> dict[str, tuple[str, ...]]:
@@ -85,11 +87,28 @@ class Engine:
         """What was told and is not over: detector -> severity."""
         return {name: count.told for name, count in self.counts.items() if count.told != "clear"}
 
+    def unwell_since(self) -> int | None:
+        """The first step of anything harmful that was told and is not over; None in health."""
+        active = [self.counts[d.name] for d in self.detectors if not d.harmless]
+        found = [count.began for count in active if count.told != "clear"]
+        return min((step for step in found if step is not None), default=None)
+
+    def condemn(self, name: str) -> Event:
+        """Let a detector speak at once, as fatal, whatever its patience.
+
+        Args:
+            name: of the detector, whose first case is quoted.
+        """
+        detector = next(d for d in self.detectors if d.name == name)
+        self.counts[name].told = "stop"
+        return self._event(detector, detector.cases[0], 0)
+
     def values(self) -> dict[str, Any]:
         """The engine's whole memory, for JSON."""
         return {
             "step": self.step,
             "tracks": {name: track.values() for name, track in self.tracks.items()},
+            "steps": {name: list(steps) for name, steps in self.steps.items()},
             "counts": {name: count.values() for name, count in self.counts.items()},
         }
 
@@ -99,9 +118,11 @@ class Engine:
         self.tracks = {}
         for name, kept in values["tracks"].items():
             self._track(name).load_values(kept)
-        for name, kept in values["counts"].items():
-            if name in self.counts:
-                self.counts[name].load_values(kept)
+        self.steps = {name: list(steps) for name, steps in values["steps"].items()}
+        for detector in self.detectors:
+            self.counts[detector.name] = count = Counts(len(detector.cases))
+            if detector.name in values["counts"]:
+                count.load_values(values["counts"][detector.name])
 
     def _derive(self, found: dict[str, float]) -> dict[str, float]:
         """Add the numbers that follow from others."""
@@ -119,6 +140,12 @@ class Engine:
     def _now(self, name: str) -> float | None:
         look = self.tracks[name].look(0) if name in self.tracks else None
         return look.now if look else None
+
+    def _add(self, name: str, value: float) -> None:
+        track, steps = self._track(name), self.steps.setdefault(name, [])
+        track.add(value)
+        steps.append(self.step)
+        del steps[: len(steps) - len(track.recent)]
 
     def _track(self, name: str) -> Track:
         if name not in self.tracks:
@@ -173,18 +200,25 @@ class Engine:
 
     def _event(self, detector: Detector, signs: Case, scale: int) -> Event:
         seen: dict[str, Evidence] = {}
+        since: list[int | None] = []
         for sign in signs:
             look = self.tracks[sign.metric].look(scale) if sign.metric in self.tracks else None
-            if look is not None and sign.metric not in seen:
-                seen[sign.metric] = evidence(sign, look)
+            if look is not None:
+                seen.setdefault(sign.metric, evidence(sign, look))
+                since.append(began(sign, look, self.steps[sign.metric]))
+        count = self.counts[detector.name]
+        # A stop goes back as far as the warning that it follows.
+        since.append(count.began if signs else None)
+        count.began = min((step for step in since if step is not None), default=None)
         return Event(
             step=self.step,
             detector=detector.name,
-            severity=self.counts[detector.name].told,
+            severity=count.told,
             diagnosis=detector.diagnosis,
             remedy=detector.remedy,
             changes=tuple(asdict(change) for change in detector.changes),
             evidence=tuple(seen.values()),
+            began=count.began,
         )
 
 
@@ -199,6 +233,7 @@ class Counts:
         self.shown, self.fatal = [0] * cases, [0] * cases
         self.quiet = 0
         self.told: Severity = "clear"
+        self.began: int | None = None  # the first step of what was told
 
     def row(self, case: int, shown: bool, fatal: bool) -> None:
         """Count one row for one case."""
@@ -209,13 +244,14 @@ class Counts:
     def values(self) -> dict[str, Any]:
         """For JSON."""
         return {"shown": list(self.shown), "fatal": list(self.fatal),
-                "quiet": self.quiet, "told": self.told}  # fmt: skip
+                "quiet": self.quiet, "told": self.told, "began": self.began}  # fmt: skip
 
     def load_values(self, values: Mapping[str, Any]) -> None:
         """Take over what `values` gave, if it was of as many cases."""
         if len(values["shown"]) == len(self.shown):
             self.shown, self.fatal = list(values["shown"]), list(values["fatal"])
             self.quiet, self.told = values["quiet"], values["told"]
+            self.began = values["began"]
 
 
 def check(settings: WatchSettings) -> WatchSettings:

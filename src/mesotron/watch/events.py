@@ -1,8 +1,9 @@
-"""What the watch says: one event for each failure seen, with the evidence for it.
+"""What the watch says and does: events for failures seen, acts for what the guard did about them.
 
-Events are plain data. They go to events.jsonl, to the story, and to whoever acts on them.
+Both are plain data. They go to events.jsonl, to the story, and to whoever reads those.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -36,8 +37,9 @@ class Event:
         severity: warn, stop (the run is dead), or clear (what was warned of is over).
         diagnosis: one sentence.
         remedy: one sentence.
-        changes: the remedy as data, see `detectors.Change`.
+        changes: the remedy as data, see `remedies.Change`.
         evidence: the metrics that showed it.
+        began: the first step of the change that showed it, see `onset`; None where it is over.
     """
 
     step: int
@@ -47,6 +49,7 @@ class Event:
     remedy: str
     changes: tuple[dict[str, Any], ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    began: int | None = None
 
     def record(self) -> dict[str, Any]:
         """The event as JSON holds it."""
@@ -67,6 +70,71 @@ class Event:
         shown = ", ".join(map(describe, self.evidence))
         told = f"{where}: {self.diagnosis}{f' ({shown})' if shown else ''}"
         return f"{told}; {self.remedy}" if with_remedy else told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Act:
+    """One thing that the guard did.
+
+    Args:
+        step: at which.
+        action: rollback (gone back and on with a remedy) or stop (given up).
+        detector: whose event it answers.
+        attempt: how many times the run has now been gone back; of a stop, how many times it had.
+        checkpoint: step of the checkpoint that was restored; None for a stop.
+        changes: what was changed: {"field", "old", "new"} each.
+        refused: what could not be changed in this trainer: {"field", "why"} each.
+        reason: one sentence.
+        evidence: of the event.
+    """
+
+    step: int
+    action: Literal["rollback", "stop"]
+    detector: str
+    attempt: int
+    checkpoint: int | None = None
+    changes: tuple[dict[str, Any], ...] = ()
+    refused: tuple[dict[str, Any], ...] = ()
+    reason: str
+    evidence: tuple[dict[str, Any], ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """The act as JSON holds it."""
+        return asdict(self) | {"kind": "guard"}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Act":
+        """The act that `record` wrote.
+
+        Example:
+            >>> act = Act(step=9, action="stop", detector="repetition", attempt=0, reason="why")
+            >>> Act.from_record(act.record()) == act
+            True
+        """
+        found = {key: tuple(value) if isinstance(value, list) else value
+                 for key, value in record.items() if key != "kind"}  # fmt: skip
+        return cls(**found)
+
+    def sentence(self) -> str:
+        """The act in one line.
+
+        Example:
+            >>> change = {"field": "optim.lr", "old": 0.01, "new": 0.005}
+            >>> print(Act(step=70, action="rollback", detector="repetition", attempt=1,
+            ...     checkpoint=50, changes=(change,), reason="repetition").sentence())
+            step 70 rollback 1 to step 50: repetition; optim.lr 0.01 to 0.005
+        """
+        where = f" {self.attempt} to step {self.checkpoint}" if self.action == "rollback" else ""
+        done = [f"{one['field']} {show(one['old'])} to {show(one['new'])}" for one in self.changes]
+        left = [f"{one['field']} not changed: {one['why']}" for one in self.refused]
+        return "; ".join([f"step {self.step} {self.action}{where}: {self.reason}", *done, *left])
+
+
+def show(value: Any) -> str:
+    """A setting in a few letters."""
+    if isinstance(value, list | tuple):
+        return "+".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def describe(evidence: Evidence) -> str:
