@@ -154,9 +154,8 @@ def test_parameters_and_states_keep_their_dtype(name, dtype):
     for group in optimizer.param_groups:
         for p in group["params"]:
             kept = {k: v.dtype for k, v in optimizer.state[p].items()}
-            expected = wide if group["rule"] in ("muon", "pion") else dtype
             assert kept.pop("step", torch.float32) == torch.float32
-            assert set(kept.values()) == {expected}
+            assert set(kept.values()) == {wide}
 
 
 @every

@@ -200,7 +200,7 @@ def test_a_skip_decided_on_the_device_leaves_everything(rule, dense):
     p = p.clone() if dense else p
     group = Muon([nn.Parameter(torch.ones(3))], lr=0.1).param_groups[0]
     bad = torch.tensor([1.0, float("nan"), 1.0])
-    STEPS[rule]([p], [bad], [state], group, torch.tensor(1.0), stats)
+    STEPS[rule]([p], [bad], [state], group, torch.tensor(1.0), stats, [0])
     assert torch.equal(p, torch.ones(3))
     assert all(not value.any() for value in state.values())
     assert all(value == 0 for value in stats.read().values())

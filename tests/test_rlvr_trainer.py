@@ -262,21 +262,17 @@ def test_an_optimizer_built_before_wrapping_is_refused(tmp_path):
         trainer.train()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rate", "lost"),
-    [(torch.bfloat16, 1e-6, True), (torch.bfloat16, 1e-2, False), (torch.float32, 1e-6, False)],
-)
-def test_steps_that_bfloat16_rounds_away_are_told(tmp_path, caplog, dtype, rate, lost):
-    parts = {"model": make_model().to(dtype), "optim": "adamw"}
-    trainer = make_trainer(tmp_path, parts=parts, learning_rate=rate)
-    optimizer = trainer.create_optimizer()
-    assert ("rounded away" in caplog.text) is lost
-    before = weights(trainer)
-    for p in trainer.model.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    still = [(p == before[name]).float().mean() for name, p in trainer.model.named_parameters()]
-    assert (torch.stack(still).mean().item() > 0.5) is lost
+def test_small_steps_reach_bfloat16_weights(tmp_path):
+    """To the nearest, AdamW at 1e-6 would move none of them."""
+    parts = {"model": make_model().to(torch.bfloat16), "optim": "adamw"}
+    trainer = make_trainer(tmp_path, parts=parts, learning_rate=1e-6)
+    optimizer, before = trainer.create_optimizer(), weights(trainer)
+    for _ in range(30):
+        for p in trainer.model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    moved = [(before[n] - p).detach().double() for n, p in trainer.model.named_parameters()]
+    assert torch.cat([x.flatten() for x in moved]).mean().item() == pytest.approx(30e-6, rel=0.2)
 
 
 def test_gmpo_with_one_update_per_rollout_is_told_in_python_too(tmp_path, caplog):

@@ -1,12 +1,14 @@
 """The auxiliary rules, for everything that is not a hidden matrix: AdamW, and SGD with momentum.
 
 Both call PyTorch's own functional optimizers (fused where the device has them), so they are
-bit-equal to `torch.optim.AdamW` and `torch.optim.SGD`; weight decay is decoupled in both.
+bit-equal to `torch.optim.AdamW` and `torch.optim.SGD`; weight decay is decoupled in both. Weights
+narrower than float32 are stepped as float32 copies with float32 state, and bfloat16 ones rounded
+back at random: to the nearest, a step of 1e-6 would leave most of them where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,21 +16,31 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from mesotron.optim.precision import round_stochastically, step_seed, wide_dtype
 from mesotron.optim.stats import SAMPLE_ELEMENTS, SAMPLE_TENSORS, StepStats
 
 State = dict[str, Any]
 _FUSED_DEVICES = ("cpu", "cuda", "xpu", "mps")
+# Narrow weights that are widened together; their copies take 8 bytes each.
+_BATCH_ELEMENTS = 2**26
 
 
 def adamw_state(p: Tensor) -> State:
     """What AdamW keeps for a parameter before its first step; sharded like the parameter."""
-    step = torch.zeros((), dtype=torch.float32, device=p.device)
-    return {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+    dtype = wide_dtype(p.dtype)
+    moments = {key: torch.zeros_like(p, dtype=dtype) for key in ("exp_avg", "exp_avg_sq")}
+    return {"step": _counter(p), **moments}
 
 
 def sgd_state(p: Tensor) -> State:
     """What SGD keeps for a parameter before its first step; sharded like the parameter."""
-    return {"momentum_buffer": torch.zeros_like(p)}
+    dtype = wide_dtype(p.dtype)
+    momentum = {"momentum_buffer": torch.zeros_like(p, dtype=dtype)}
+    return momentum if p.dtype == dtype else {"step": _counter(p), **momentum}
+
+
+def _counter(p: Tensor) -> Tensor:
+    return torch.zeros((), dtype=torch.float32, device=p.device)
 
 
 def adamw_step(
@@ -38,16 +50,59 @@ def adamw_step(
     group: dict[str, Any],
     found_inf: Tensor | None,
     stats: StepStats,
+    streams: Sequence[int],
 ) -> None:
-    """One AdamW step. `found_inf` is a float tensor on the device; 1 leaves everything as it is."""
+    """One AdamW step.
+
+    Args:
+        params, grads, states: of one group and one device; an empty state is filled.
+        group: its hyper-parameters.
+        found_inf: a float tensor on the device; 1 leaves everything as it is.
+        stats: receives what was done.
+        streams: of the random rounding, one for each parameter, from `rounding_seed`.
+    """
     for p, state in zip(params, states, strict=True):
         if not state:
             state |= adamw_state(p)
-    beta1, beta2 = group["betas"]
     grads = [_laid_out_like(p, g) for p, g in zip(params, grads, strict=True)]
+    _step_widened(_adamw, params, grads, states, group, found_inf, streams)
+    _sample_adamw(grads, states, group, found_inf, stats)
+
+
+def sgd_step(
+    params: list[Tensor],
+    grads: list[Tensor],
+    states: list[State],
+    group: dict[str, Any],
+    found_inf: Tensor | None,
+    stats: StepStats,
+    streams: Sequence[int],
+) -> None:
+    """One step of SGD with momentum, M <- mu M + G, and decoupled weight decay; see `adamw_step`
+    for the arguments."""
+    for p, state in zip(params, states, strict=True):
+        if not state:
+            state |= sgd_state(p)
+    grads = [_laid_out_like(p, g) for p, g in zip(params, grads, strict=True)]
+    _step_widened(_sgd, params, grads, states, group, found_inf, streams)
+    _sample_sgd(grads, states, group, found_inf, stats)
+
+
+STEPS = {"adamw": adamw_step, "sgd": sgd_step}
+NEW_STATE = {"adamw": adamw_state, "sgd": sgd_state}
+
+
+def _adamw(
+    params: list[Tensor],
+    grads: list[Tensor],
+    states: list[State],
+    group: dict[str, Any],
+    found_inf: Tensor | None,
+) -> None:
     fused = _fused(params, states)
     if _skipped_by_host(fused, found_inf):
         return
+    beta1, beta2 = group["betas"]
     adamw(
         params,
         grads,
@@ -65,22 +120,15 @@ def adamw_step(
         eps=group["eps"],
         maximize=False,
     )
-    _sample_adamw(grads, states, group, found_inf, stats)
 
 
-def sgd_step(
+def _sgd(
     params: list[Tensor],
     grads: list[Tensor],
     states: list[State],
     group: dict[str, Any],
     found_inf: Tensor | None,
-    stats: StepStats,
 ) -> None:
-    """One step of SGD with momentum, M <- mu M + G, and decoupled weight decay."""
-    for p, state in zip(params, states, strict=True):
-        if not state:
-            state |= sgd_state(p)
-    grads = [_laid_out_like(p, g) for p, g in zip(params, grads, strict=True)]
     fused = _fused(params, states)
     if _skipped_by_host(fused, found_inf):
         return
@@ -103,11 +151,48 @@ def sgd_step(
         nesterov=group["nesterov"],
         maximize=False,
     )
-    _sample_sgd(grads, states, group, found_inf, stats)
+    counters = [s["step"] for s in states if "step" in s]
+    if counters:
+        torch._foreach_add_(counters, 1 if found_inf is None else 1 - found_inf)  # pyright: ignore
 
 
-STEPS = {"adamw": adamw_step, "sgd": sgd_step}
-NEW_STATE = {"adamw": adamw_state, "sgd": sgd_state}
+def _step_widened(
+    rule: Callable[..., None],
+    params: list[Tensor],
+    grads: list[Tensor],
+    states: list[State],
+    group: dict[str, Any],
+    found_inf: Tensor | None,
+    streams: Sequence[int],
+) -> None:
+    """Step weights of float32 and float64 where they lie, narrower ones as copies."""
+    narrow = [k for k, p in enumerate(params) if p.dtype != wide_dtype(p.dtype)]
+    wide = [k for k in range(len(params)) if k not in set(narrow)]
+    if wide:
+        picked = ([part[k] for k in wide] for part in (params, grads, states))
+        rule(*picked, group, found_inf)
+    for batch in _batches(narrow, params):
+        copies, wide_grads = ([x[k].float() for k in batch] for x in (params, grads))
+        rule(copies, wide_grads, [states[k] for k in batch], group, found_inf)
+        for k, copy in zip(batch, copies, strict=True):
+            if params[k].dtype == torch.bfloat16:
+                seed = step_seed(states[k]["step"], streams[k])
+                round_stochastically(copy, params[k], seed)
+            else:
+                params[k].copy_(copy)
+
+
+def _batches(numbers: list[int], params: list[Tensor]) -> Iterator[list[int]]:
+    """Some parameters at a time, so that the copies of a large model do not double its memory."""
+    batch, size = [], 0
+    for k in numbers:
+        if batch and size + params[k].numel() > _BATCH_ELEMENTS:
+            yield batch
+            batch, size = [], 0
+        batch.append(k)
+        size += params[k].numel()
+    if batch:
+        yield batch
 
 
 def _fused(params: list[Tensor], states: list[State]) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mesotron.optim.auxiliary import sgd_state
+from mesotron.optim.precision import wide_dtype
 from mesotron.optim.routed import RoutedOptimizer
 from mesotron.optim.rules import SPECTRAL_RULES
 from mesotron.optim.spectral_step import momentum_dtype
@@ -89,7 +91,8 @@ def _translate(
         momentum = momentum.to(momentum_dtype(group, p.dtype))
         if form == "sum":
             momentum = momentum * (1 - group["momentum"])
-    return {"momentum_buffer": momentum}
+        return {"momentum_buffer": momentum}
+    return {**sgd_state(p), "momentum_buffer": momentum}
 
 
 def _like(p: Tensor, state: Mapping[str, Any], key: str) -> Tensor:
@@ -102,4 +105,5 @@ def _like(p: Tensor, state: Mapping[str, Any], key: str) -> Tensor:
         raise ValueError(
             f"{key} has shape {tuple(state[key].shape)}, the parameter has {tuple(p.shape)}"
         )
-    return state[key].detach().to(device=p.device, copy=True).view(p.shape)
+    dtype = wide_dtype(p.dtype)
+    return state[key].detach().to(device=p.device, dtype=dtype, copy=True).view(p.shape)

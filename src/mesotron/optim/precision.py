@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 _PROBE_SIZE = 96  # 1.8 MFLOP: 40 ms where bfloat16 is emulated, microseconds elsewhere
+_GOLDEN = 0x9E3779B1 - 2**32  # odd and without pattern: neighbours end far apart
 _PROBE_MARGIN = 1.3  # bfloat16 must win clearly before accuracy is given up for it
 
 
@@ -71,7 +72,32 @@ def rounding_seed(step: int, number: int, part: int) -> int:
     return zlib.crc32(struct.pack("<III", step % 2**32, number, part))
 
 
-def round_stochastically(values: Tensor, out: Tensor, seed: int) -> None:
+def step_seed(step: Tensor, stream: int) -> Tensor:
+    """The seed of a parameter's step where the step is counted on the device.
+
+    Nothing of it is computed by the host, so that a replayed CUDA graph rounds each step anew.
+
+    Args:
+        step: 0-d, steps made so far.
+        stream: tells parameters apart, from `rounding_seed`.
+
+    Returns:
+        A 0-d int32 on the step's device.
+    """
+    return _mix((step.int() * _GOLDEN).bitwise_xor(stream - 2**31))
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that an optimizer computes and keeps its state in: float32, or wider.
+
+    Example:
+        >>> wide_dtype(torch.bfloat16), wide_dtype(torch.float64)
+        (torch.float32, torch.float64)
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
+def round_stochastically(values: Tensor, out: Tensor, seed: int | Tensor) -> None:
     """Round float32 `values` into bfloat16 `out`, up or down at random so that the mean is kept.
 
     A weight of 1 moves in bfloat16 by steps of 1/128: an update of 1e-5 rounded to nearest is lost
@@ -81,12 +107,36 @@ def round_stochastically(values: Tensor, out: Tensor, seed: int) -> None:
     Args:
         values: float32, any shape.
         out: bfloat16, same shape; written.
-        seed: of the random bits, from `rounding_seed`.
+        seed: of the random bits: a number from `rounding_seed`, or a tensor from `step_seed`.
     """
-    generator = torch.Generator(values.device).manual_seed(seed)
     bits = values.contiguous().view(torch.int32)
-    noise = torch.randint(
-        0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator
-    )
+    noise = _hashed_bits(bits, seed) if isinstance(seed, Tensor) else _drawn_bits(bits, seed)
     rounded = ((bits + noise) & -65536).view(torch.float32)
     out.copy_(torch.where(values.isfinite(), rounded, values))
+
+
+def _drawn_bits(like: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.randint(
+        0, 1 << 16, like.shape, dtype=torch.int32, device=like.device, generator=generator
+    )
+
+
+def _hashed_bits(like: Tensor, seed: Tensor) -> Tensor:
+    """16 bits for each element: a hash of its place and the seed."""
+    places = torch.arange(like.numel(), dtype=torch.int32, device=like.device)
+    found = _mix(places.mul_(_GOLDEN).add_(seed))
+    return _shifted(found, 16).view(like.shape)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """An int32 hash in which every bit of the input moves half of the output's (lowbias32 of
+    Wellons, 2018); overwrites x."""
+    x.bitwise_xor_(_shifted(x, 16)).mul_(0x7FEB352D)
+    x.bitwise_xor_(_shifted(x, 15)).mul_(0x846CA68B - 2**32)
+    return x.bitwise_xor_(_shifted(x, 16))
+
+
+def _shifted(x: Tensor, number: int) -> Tensor:
+    """Bits moved to the right, zeros after them: an int32 would drag its sign along."""
+    return (x >> number) & (1 << (32 - number)) - 1

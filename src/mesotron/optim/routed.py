@@ -29,6 +29,7 @@ from mesotron.optim.groups import (
     sort_parameters,
     split_by_rank,
 )
+from mesotron.optim.precision import rounding_seed
 from mesotron.optim.rules import AUXILIARY_RULES
 from mesotron.optim.spectral_step import (
     LocalJob,
@@ -176,12 +177,14 @@ class RoutedOptimizer(torch.optim.Optimizer):
         finite = _report_finite(group["name"], [dense_grad(p) for p in params], stats)
         found_inf = None
         if finite.device.type == "cpu":
-            params = [p for p, ok in zip(params, finite.tolist(), strict=True) if ok]
+            places = [place for place, ok in zip(places, finite.tolist(), strict=True) if ok]
+            params = [place.param for place in places]
         else:
             found_inf = (~finite.all()).float()
         if params:
             grads, states = [dense_grad(p) for p in params], [self.state[p] for p in params]
-            STEPS[group["rule"]](params, grads, states, group, found_inf, stats)
+            streams = [rounding_seed(0, place.number, 0) for place in places]
+            STEPS[group["rule"]](params, grads, states, group, found_inf, stats, streams)
 
     def _refuse_frozen(self) -> None:
         params = [p for group in self.param_groups for p in group["params"]]

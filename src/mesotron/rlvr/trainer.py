@@ -24,7 +24,6 @@ from mesotron.rlvr.objectives.dynamic import PromptStream
 from mesotron.rlvr.objectives.options import loss_arguments, resolve, warn_if_on_policy
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_auxiliary
 from mesotron.rlvr.resampling import Resampling
-from mesotron.rlvr.rounding import warn_of_lost_steps
 from mesotron.rlvr.scoring import vote
 from mesotron.rlvr.verify import Verifier
 
@@ -124,7 +123,6 @@ class GRPOTrainer(Resampling):
         wrapped = self.policy if model is None else model
         if self.optimizer is None and self.optim is not None:
             self.optimizer = build_optimizer(wrapped, self.optim)
-            warn_of_lost_steps(self.optimizer)
         optimizer = super().create_optimizer(model)
         check_all_train(wrapped, optimizer)
         return optimizer

@@ -22,7 +22,6 @@ from mesotron.rlvr.models import choose_device, load_model, lora_config
 from mesotron.rlvr.optimizer import build_optimizer, check_settings, clip_auxiliary
 from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.resume import SafeCheckpoints
-from mesotron.rlvr.rounding import warn_of_lost_steps
 from mesotron.rlvr.session import quiet_libraries
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder, describe_environment
@@ -49,7 +48,6 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The optimizer that the config names, over the weights that train."""
         self.optimizer = build_optimizer(model or self.model, self.optim_config)
-        warn_of_lost_steps(self.optimizer)
         return self.optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:

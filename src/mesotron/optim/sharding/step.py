@@ -98,7 +98,7 @@ def _step_mesh(
     agreed = agree(parts, team)
     report_skipped(parts, agreed, team, stats)
     mine = StepStats()
-    _step_auxiliary(optimizer, parts, agreed, mine)
+    _step_auxiliary(optimizer, parts, agreed, team, mine)
     groups, alignments = [], []
     for dtype, numbers in _spectral_parts(parts, agreed).items():
         alignments.append(_step_spectral(optimizer, parts, numbers, dtype, agreed, team, mine))
@@ -117,7 +117,11 @@ def _make_state(optimizer: RoutedOptimizer, part: Part) -> None:
 
 
 def _step_auxiliary(
-    optimizer: RoutedOptimizer, parts: list[Part], agreed: Agreement, mine: StepStats
+    optimizer: RoutedOptimizer,
+    parts: list[Part],
+    agreed: Agreement,
+    team: Team,
+    mine: StepStats,
 ) -> None:
     """AdamW or SGD on each rank's own elements; a group's parts are stepped together."""
     groups: dict[str, list[int]] = {}
@@ -136,7 +140,15 @@ def _step_auxiliary(
         group = parts[kept[0]].group
         step = STEPS[group["rule"]]
         weights, grads = [parts[k].weight for k in kept], [parts[k].gradient() for k in kept]
-        step(weights, grads, states, group, found_inf, mine)
+        streams = [rounding_seed(0, parts[k].number, _first_holder(parts[k], team)) for k in kept]
+        step(weights, grads, states, group, found_inf, mine, streams)
+
+
+def _first_holder(part: Part, team: Team) -> int:
+    """The first of the ranks that hold what this one holds: copies must be rounded alike."""
+    shape, placements = part.param.shape, part.param.placements
+    boxes = [local_box(shape, placements, team.mesh_shape, place) for place in team.coordinates]
+    return boxes.index(boxes[team.me])
 
 
 def _steppable(
