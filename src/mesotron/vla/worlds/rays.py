@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mesotron.vla.worlds.engine import mj
+from mesotron.vla.worlds.engine import Data, Model, mj
 
 AMBIENT = 0.45
 SKY = (0.55, 0.65, 0.75)
