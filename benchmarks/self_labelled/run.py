@@ -1,103 +1,124 @@
-"""Label-free training on the tiny model until plain voting collapses: vote against M-GRPO.
+"""Label-free training on the tiny model, long enough to collapse: plain voting against M-GRPO.
 
-    python benchmarks/self_labelled/run.py --out runs/self_labelled --steps 120 --seeds 0 1 2
+    python benchmarks/self_labelled/run.py --steps 300 --lr 3e-4 6e-4 --seeds 0 1 2
 
-Each run is `mesotron train arith_mgrpo` in a process of its own, several at once. A run that is
-there already is not made again, one that was stopped is continued. The summary holds the greedy
-held-out accuracy at the start, at the best and at the last evaluation, as the paper's table does.
+Each run is `mesotron train arith_mgrpo` in a process of its own, several at once, at a constant
+rate and one KL weight for all; `grpo` has the gold answers and shows what the rate itself does. A
+run that is there already is not made again, one that was stopped is continued. The result holds
+the greedy held-out accuracy and what was logged, every tenth step.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from mesotron.runs.lines import read_rows
+
+HERE = Path(__file__).parent
 CONTENDERS = {
-    "vote": ["--objective.name", "vote"],
-    "mgrpo_momentum": ["--objective.name", "mgrpo", "--objective.entropy-filter", "off"],
-    "mgrpo": ["--objective.name", "mgrpo"],
-    "corewarding": ["--objective.name", "corewarding"],
+    "vote": "--objective.name vote",
+    "mgrpo_momentum": "--objective.name mgrpo --objective.entropy-filter off",
+    "mgrpo": "--objective.name mgrpo",
+    "corewarding": "--objective.name corewarding",
+    "grpo": "--objective.name grpo",
 }
+LOGGED = ("reward", "facts/correct", "facts/formatted", "votes/share", "votes/label_accuracy",
+          "answers/top_share", "answers/distinct_in_group", "entropy", "kl",
+          "completions/mean_length")  # fmt: skip
+Cell = tuple[str, float, int]
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words = argparse.ArgumentParser(description="Plain voting against M-GRPO")
     words.add_argument("--out", type=Path, default=Path("runs/self_labelled"))
-    words.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
+    words.add_argument("--result", type=Path, default=HERE / "result.json")
+    words.add_argument("--contenders", nargs="+", default=["vote", "mgrpo", "grpo"])
     words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    words.add_argument("--steps", type=int, default=120)
-    words.add_argument("--eval-every", type=int, default=20)
-    words.add_argument("--prompts", type=int, default=8)
-    words.add_argument("--lr", type=float, nargs="+", default=[1e-3])
-    words.add_argument("--workers", type=int, default=os.cpu_count())
-    words.add_argument("--minutes", type=float, default=600, help="stop, resumable, after these")
+    words.add_argument("--lr", type=float, nargs="+", default=[3e-4, 6e-4])
+    words.add_argument("--beta", type=float, default=0.005, help="weight of the KL term, for all")
+    words.add_argument("--steps", type=int, default=300)
+    words.add_argument("--prompts", type=int, default=16)
+    words.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    words.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once")
+    words.add_argument("--seconds", type=float, default=math.inf, help="stop, resumable, after")
     given = words.parse_args()
+    given.until = time.monotonic() + given.seconds
     given.out.mkdir(parents=True, exist_ok=True)
     cells = [
         (name, lr, seed) for seed in given.seeds for lr in given.lr for name in given.contenders
     ]
     with ThreadPoolExecutor(given.workers) as pool:
-        list(pool.map(lambda cell: train(*cell, given), cells))
-    summary = [found for cell in cells if (found := summarise(*cell, given))]
-    (given.out / "summary.json").write_text(json.dumps(summary, indent=1))
-    for row in summary:
-        print({key: value for key, value in row.items() if key != "curve"})
+        list(pool.map(lambda cell: train(cell, given), cells))
+    found = [one for cell in cells if (one := summarise(cell, given))]
+    given.result.write_text(json.dumps(found))
+    for one in found:
+        print(*(one[key] for key in ("contender", "lr", "seed", "steps")), one["greedy"])
 
 
-def folder(name: str, lr: float, seed: int, given: argparse.Namespace) -> Path:
+def folder(cell: Cell, given: argparse.Namespace) -> Path:
+    name, lr, seed = cell
     return given.out / f"{name}-{lr:g}-{seed}"
 
 
-def train(name: str, lr: float, seed: int, given: argparse.Namespace) -> None:
-    path = folder(name, lr, seed, given)
-    command = [sys.executable, "-m", "mesotron", "train"]
-    if (path / "result.json").exists():
+def train(cell: Cell, given: argparse.Namespace) -> None:
+    """One run, unless it is finished or there is no time left."""
+    path, left = folder(cell, given), given.until - time.monotonic()
+    if (path / "result.json").exists() or left < 5:
         return
-    if (path / "config.json").exists():
-        command += ["--resume", str(path)]
-    else:
-        command += ["arith_mgrpo", *CONTENDERS[name], "--out", str(path), "--seed", str(seed)]
-        command += ["--optim.lr", str(lr), "--optim.schedule", "constant"]
-        command += ["--steps", str(given.steps), "--threads", "1"]
-        command += ["--eval-every", str(given.eval_every), "--device", "cpu", "--guard", "off"]
-        command += ["--rollout.prompts", str(given.prompts), "--save-every", "0"]
     with (given.out / f"{path.name}.log").open("a") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
+            command(cell, given), stdout=log, stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
         try:
-            process.wait(60 * given.minutes)
+            process.wait(None if math.isinf(left) else left)
         except subprocess.TimeoutExpired:
             process.terminate()  # saves a checkpoint and exits
             process.wait()
 
 
-def summarise(name: str, lr: float, seed: int, given: argparse.Namespace) -> dict | None:
-    path = folder(name, lr, seed, given)
-    if not (path / "metrics.jsonl").exists():
+def command(cell: Cell, given: argparse.Namespace) -> list[str]:
+    """The run as it would be typed; a stopped one is continued."""
+    (name, lr, seed), path = cell, folder(cell, given)
+    typed = [sys.executable, "-m", "mesotron", "train"]
+    if (path / "config.json").exists():
+        return [*typed, "--resume", str(path)]
+    flags = f"arith_mgrpo {CONTENDERS[name]} --out {path} --seed {seed} --steps {given.steps}"
+    flags += f" --optim.lr {lr} --optim.schedule constant --objective.beta {given.beta}"
+    flags += f" --rollout.prompts {given.prompts} --device {given.device} --model.dtype float32"
+    flags += " --eval-every 10 --save-every 0 --guard off --threads 1"
+    return [*typed, *flags.split()]
+
+
+def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
+    """One run's curves; None if it has not begun."""
+    (name, lr, seed), path = cell, folder(cell, given)
+    rows = read_rows(path / "metrics.jsonl")
+    if not rows:
         return None
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     seen = [(row["step"], row["eval/greedy"]) for row in rows if "eval/greedy" in row]
     start = json.loads((path / "before.json").read_text())["greedy"]["strict"]["value"]
-    curve = [(0, start), *seen]
-    last = rows[-1]
     return {
         "contender": name,
         "lr": lr,
         "seed": seed,
-        "steps": last["step"],
-        "start": start,
-        "best": max(curve, key=lambda point: point[1]),
-        "last": curve[-1],
-        "vote_share": last.get("votes/share"),
-        "label_accuracy": last.get("votes/label_accuracy"),
-        "top_answer_share": last.get("answers/top_share"),
-        "entropy": last.get("entropy"),
-        "curve": curve,
+        "steps": rows[-1]["step"],
+        "seconds": sum(row["time/step"] for row in rows),
+        "greedy": [(0, start), *seen],
+        "logged": {key: tens(rows, key) for key in LOGGED if key in rows[0]},
     }
+
+
+def tens(rows: list[dict], key: str) -> list[float]:
+    """Means of ten rows each, to five digits."""
+    blocks = [rows[k : k + 10] for k in range(0, len(rows), 10)]
+    return [float(f"{sum(row[key] for row in block) / len(block):.5g}") for block in blocks]
 
 
 if __name__ == "__main__":

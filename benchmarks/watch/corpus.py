@@ -17,6 +17,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from runs import Run, corpus_runs, rescue_runs
@@ -33,6 +34,7 @@ def main() -> None:
     words.add_argument("--pack", type=Path, default=HERE / "corpus.json.gz")
     words.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once")
     words.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    words.add_argument("--cpu-workers", type=int, default=0, help="more runs at once, on the CPU")
     words.add_argument("--seconds", type=float, default=math.inf, help="stop, resumable, after")
     words.add_argument("--only", nargs="+", default=[], help="settings by name")
     words.add_argument("--steps", type=int, help="fewer than the settings say, to try it out")
@@ -43,43 +45,47 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     runs = rescue_runs() if given.rollback else corpus_runs()
     runs = [run for run in runs if not given.only or run.setting.name in given.only]
-    with ThreadPoolExecutor(given.workers) as pool:
-        list(pool.map(lambda run: make(run, given), runs))
+    devices: SimpleQueue[str] = SimpleQueue()
+    for device in [given.device] * given.workers + ["cpu"] * given.cpu_workers:
+        devices.put(device)
+    with ThreadPoolExecutor(given.workers + given.cpu_workers) as pool:
+        list(pool.map(lambda run: make(run, devices, given), runs))
     packed = [found for run in runs if (found := collect(run, given.out / run.name))]
     with gzip.open(given.pack, "wt", encoding="utf-8", compresslevel=9) as file:
-        json.dump({"device": given.device, "runs": packed}, file)
+        json.dump(packed, file)
     print(f"{len(packed)} of {len(runs)} runs in {given.pack}, {given.pack.stat().st_size:,} bytes")
 
 
-def make(run: Run, given: argparse.Namespace) -> None:
+def make(run: Run, devices: SimpleQueue[str], given: argparse.Namespace) -> None:
     """Train one run unless it is finished; past the limit of time nothing is begun."""
     path, left = given.out / run.name, given.until - time.monotonic()
     if (path / "exit_code").exists() or left < 5:
         return
-    began = time.monotonic()
+    device, began = devices.get(), time.monotonic()
+    typed = command(run, path, device, given)
     with (given.out / f"{run.name}.log").open("a") as log:
-        process = subprocess.Popen(
-            command(run, path, given), stdout=log, stderr=log, env=environment()
-        )
+        process = subprocess.Popen(typed, stdout=log, stderr=log, env=environment())
         try:
             code = process.wait(None if math.isinf(left) else left)
         except subprocess.TimeoutExpired:
             process.terminate()  # saves a checkpoint and exits
             process.wait()
             return
+        finally:
+            devices.put(device)
     if path.exists():
         (path / "exit_code").write_text(str(code))
-    print(f"{run.name}: exit {code}, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{run.name}: {device}, exit {code}, {time.monotonic() - began:.0f} s", flush=True)
 
 
-def command(run: Run, path: Path, given: argparse.Namespace) -> list[str]:
+def command(run: Run, path: Path, device: str, given: argparse.Namespace) -> list[str]:
     """The run as it would be typed; a stopped one is continued."""
     train = [sys.executable, "-m", "mesotron", "train"]
     if (path / "config.json").exists():
         return [*train, "--resume", str(path)]
     guard = ["rollback", "--save-every", "5"] if given.rollback else ["off", "--save-every", "0"]
     flags = f"--out {path} --seed {run.seed} --steps {given.steps or run.setting.steps} --threads 1"
-    flags += f" --device {given.device} --model.dtype float32"
+    flags += f" --device {device} --model.dtype float32"
     flags += f" --task.num-eval {NUM_EVAL} --eval-every {EVAL_EVERY}"
     return [*train, *run.setting.flags.split(), *flags.split(), "--guard", *guard]
 
@@ -107,6 +113,7 @@ def collect(run: Run, path: Path) -> dict[str, Any] | None:
         "seed": run.seed,
         "half": run.half,
         "flags": run.setting.flags,
+        "device": config["device"],
         "exit_code": int((path / "exit_code").read_text()),
         "completions": config["rollout"]["prompts"] * config["rollout"]["generations"],
         "before": before["greedy"]["strict"]["value"],

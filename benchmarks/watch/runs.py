@@ -1,8 +1,8 @@
 """The corpus as data: every run, what it is meant to show, and which half it belongs to.
 
 Each setting is the default recipe of `mesotron train` (the shipped tiny model on generated
-arithmetic) with a few flags, at one to three seeds. `kind` is what it was made to be; whether it came to that
-is decided by what happened (`labels.py`), never by the watch.
+arithmetic) with a few flags, at one to three seeds. `kind` is what it was made to be; whether it
+came to that is decided by what happened (`labels.py`), never by the watch.
 """
 
 import random
@@ -29,7 +29,7 @@ class Setting:
     kind: str
     flags: str
     seeds: tuple[int, ...] = (0, 1)
-    steps: int = 80
+    steps: int = 60
 
 
 @dataclass(frozen=True)
@@ -50,43 +50,45 @@ class Run:
         return "tuning" if self.seed % 2 == 0 else "held_out"
 
 
-def healthy(name: str, flags: str, seeds: tuple[int, ...] = (0, 1), steps: int = 80) -> Setting:
+HALF = "--rollout.prompts 8"
+
+
+def healthy(name: str, flags: str, seeds: tuple[int, ...] = (0, 1), steps: int = 60) -> Setting:
     """A run that a sensible person would start."""
     return Setting(name=name, kind="healthy", flags=flags, seeds=seeds, steps=steps)
 
 
 def failing(
-    kind: str, name: str, flags: str, seeds: tuple[int, ...] = (0, 1), steps: int = 70
+    kind: str, name: str, flags: str, seeds: tuple[int, ...] = (0, 1), steps: int = 60
 ) -> Setting:
-    """A run with something wrong in it."""
-    return Setting(name=name, kind=kind, flags=flags, seeds=seeds, steps=steps)
+    """A run with something wrong in it, of half the default batch."""
+    return Setting(name=name, kind=kind, flags=f"{HALF} {flags}", seeds=seeds, steps=steps)
 
 
 CONSTANT = "--optim.schedule constant"
-SHORT = "--rollout.prompts 8"
 
 HEALTHY = (
-    healthy("default", "", (0, 1, 3)),
-    healthy("muon_slow", f"--optim.lr 2e-4 {CONSTANT}"),
+    healthy("default", "", (0, 1, 3), steps=80),
+    healthy("muon_slow", f"{HALF} --optim.lr 2e-4 {CONSTANT}"),
     healthy("adamw", "--optim.name adamw --optim.lr 2e-4"),
-    healthy("adamw_slow", f"--optim.name adamw --optim.lr 5e-5 {CONSTANT}"),
+    healthy("adamw_slow", f"{HALF} --optim.name adamw --optim.lr 5e-5 {CONSTANT}"),
     healthy("muon_sgd", "--optim.name muon_sgd --optim.lr 4e-4"),
-    healthy("pion", "--optim.name pion --optim.cutoff noise --optim.lr 6e-4"),
+    healthy("pion", f"{HALF} --optim.name pion --optim.cutoff noise --optim.lr 6e-4"),
     healthy("gmpo", "--objective.name gmpo --rollout.updates 4 --optim.lr 2e-4"),
     healthy("dr_grpo", "--objective.name dr_grpo --optim.lr 4e-4", (1,)),
-    healthy("dapo", "--objective.name dapo --optim.lr 4e-4", (0,)),
-    healthy("mgrpo", "--objective.name mgrpo --optim.lr 2e-4"),
-    healthy("vote", "--objective.name vote --optim.lr 1e-4"),
-    healthy("kl", "--objective.beta 0.04 --optim.warmup 0.1"),
-    healthy("sparse", "--reward.parts sparse --optim.lr 3e-4"),
+    healthy("dapo", f"{HALF} --objective.name dapo --optim.lr 4e-4", (0,)),
+    healthy("mgrpo", f"{HALF} --objective.name mgrpo --optim.lr 2e-4"),
+    healthy("vote", f"{HALF} --objective.name vote --optim.lr 1e-4"),
+    healthy("kl", f"{HALF} --objective.beta 0.04 --optim.warmup 0.1"),
+    healthy("sparse", f"{HALF} --reward.parts sparse --optim.lr 3e-4"),
     healthy("easy", "--task.levels 1 2", (0, 1)),
-    healthy("saturated", "--task.levels 1 --optim.lr 3e-4"),
+    healthy("saturated", f"{HALF} --task.levels 1 --optim.lr 3e-4"),
     healthy("hard", "--task.levels 3 4"),
     healthy("cool", "--rollout.temperature 0.7 --optim.lr 4e-4", (1,)),
-    healthy("warm", "--rollout.temperature 1.2 --optim.lr 4e-4", (0,)),
+    healthy("warm", f"{HALF} --rollout.temperature 1.2 --optim.lr 4e-4", (0,)),
     healthy("small_batch", "--rollout.prompts 4 --rollout.generations 4 --optim.lr 1e-4"),
     healthy("wide_groups", "--rollout.prompts 4 --rollout.generations 32 --optim.lr 3e-4", (1,)),
-    healthy("lora", "--model.lora 8 --optim.name adamw --optim.lr 1e-3"),
+    healthy("lora", f"{HALF} --model.lora 8 --optim.name adamw --optim.lr 1e-3"),
     healthy("overlong", "--reward.parts two_part overlong --reward.overlong-buffer 12", (0,)),
 )
 
@@ -126,7 +128,7 @@ REWARD = (
     failing("constant_reward", "constant", "--reward.parts gamed_rewards:constant"),
     failing("broken_reward", "broken", "--reward.parts gamed_rewards:broken"),
     failing("nonfinite", "overflowing", "--reward.parts gamed_rewards:overflowing"),
-    failing("stall", "stalling", f"--reward.parts gamed_rewards:stalling {SHORT}", steps=60),
+    failing("stall", "stalling", "--reward.parts gamed_rewards:stalling"),
 )  # fmt: skip
 
 SAMPLING = (
