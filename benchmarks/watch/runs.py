@@ -144,7 +144,7 @@ SAMPLING = (
     failing("self_reward", "mgrpo_fast",
             f"--objective.name mgrpo --optim.lr 3e-3 {CONSTANT}", (1,)),
     failing("dead_optimizer", "pion_dead",
-            "--optim.name pion --optim.promote 0 --optim.aux-lr 0 --optim.lr 1e-4"),
+            "--optim.name pion --optim.promote 0 --optim.aux-lr 0 --optim.lr 1e-6"),
 )  # fmt: skip
 
 SETTINGS = (*HEALTHY, *OPTIMIZER, *REWARD, *SAMPLING)
