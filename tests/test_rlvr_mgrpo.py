@@ -168,14 +168,31 @@ def test_the_entropy_filter_takes_the_lowest_out_of_vote_and_loss(tmp_path):
             return H
 
     trainer = make_trainer(
-        tmp_path, Filtered, parts={"objective": objective()}, num_generations=12,
+        tmp_path, Filtered, parts={"objective": objective(beta=0.5)}, num_generations=12,
         per_device_train_batch_size=12, max_steps=1,
     )  # fmt: skip
     kept = spy(trainer)
     trainer.train()
-    assert kept[0]["advantages"][1] == 0
+    (batch,) = kept
+    assert batch["advantages"][1] == 0
     assert trainer.scored.rewards[0].isnan()[1]
     assert rows(trainer)[0]["anchor/dropped"] >= 2 / 16
+    out = trainer.scored.rewards[0].isnan()
+    tokens = (batch["completion_mask"] * ~out[:, None]).sum()
+    assert batch["num_items_in_batch"] == tokens
+
+    def loss_and_figures(batch):
+        trainer.current_gradient_accumulation_steps = 1
+        loss = trainer._compute_loss(trainer.model.train(), batch).item()
+        return loss, *(trainer._metrics["train"][name][-1] for name in ("kl", "entropy"))
+
+    # Whatever a dropped completion says, it moves neither the loss nor a mean.
+    ids = batch["completion_ids"].clone()
+    ids[1] = (ids[1] + 3) % 20
+    far = batch["ref_per_token_logps"] - 5.0 * out[:, None]
+    other = {**batch, "completion_ids": ids, "ref_per_token_logps": far}
+    assert loss_and_figures(other) == pytest.approx(loss_and_figures(batch), rel=1e-5)
+    assert batch["completion_mask"][1].sum() > 0  # it is still read as it was written
 
 
 def test_the_filters_entropies_are_those_of_the_loss(tmp_path):

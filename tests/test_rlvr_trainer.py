@@ -13,6 +13,7 @@ from mesotron.config.training import ObjectiveConfig, OptimConfig
 from mesotron.rlvr.facts import Judge
 from mesotron.rlvr.formats import FORMATS
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_auxiliary
+from mesotron.rlvr.policy_loss import loss_mask
 from mesotron.rlvr.trainer import CHECKED_AGAINST, OVERRIDDEN, GRPOTrainer
 from mesotron.rlvr.verify import Verifier
 from rlvr_tiny import (
@@ -372,7 +373,8 @@ def test_dropped_groups_leave_the_loss(tmp_path):
     seen = 0
     for batch, row in zip(kept, rows(trainer), strict=True):
         even = [int(trainer._tokenizer.decode(ids[:1])) % 2 == 0 for ids in unpadded(batch)]
-        lengths = batch["completion_mask"].sum(1).tolist()
+        assert (batch["completion_mask"].sum(1) > 0).all()  # attention and lengths stay
+        lengths = loss_mask(batch).sum(1).tolist()
         silent = [n == 0 for n in lengths]
         assert all(s for s, e in zip(silent, even, strict=True) if e)
         assert batch["num_items_in_batch"] == sum(lengths)

@@ -4,6 +4,7 @@ TRL's `_compute_loss` is called for everything else (KL term, entropy bonus, rou
 with advantages of zero where the policy term is ours, so that none of it is written twice.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -119,6 +120,22 @@ class PolicyLoss(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibl
         ratio = None if old is None else logprobs - old
         figures = trajectory_figures(entropies, ratio, loss_mask(inputs))
         self._note(measure_policy(self._gather(figures)))
+
+    def _leave_out(self, batch: dict[str, Any], out: Sequence[bool]) -> dict[str, Any]:
+        """The batch without some completions: no policy term, no KL term, no entropy, no tokens.
+
+        TRL's `tool_mask` marks the tokens that train. Unlike `completion_mask` it has no part in
+        the attention, so the model reads what it read when the batch was scored.
+
+        Args:
+            batch: as scored, of this process.
+            out: [rows of all processes] which to leave out.
+        """
+        mask = loss_mask(batch)
+        start = self.accelerator.process_index * len(mask)
+        kept = [not left for left in out[start : start + len(mask)]]
+        batch = {**batch, "tool_mask": mask * mask.new_tensor(kept)[:, None]}
+        return {**batch, "num_items_in_batch": self._gather(batch["tool_mask"].sum()).sum()}
 
     def _gather(self, x: Tensor) -> Tensor:
         """Every process's rows one after the other; each must have as many."""

@@ -16,7 +16,6 @@ from mesotron.rlvr.objectives.dynamic import (
     missing_places,
     zero_signal,
 )
-from mesotron.rlvr.policy_loss import loss_mask
 from mesotron.rlvr.scoring import Scoring
 
 
@@ -44,6 +43,8 @@ class Resampling(Scoring):
     def _score_round(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Sample and score one batch, and measure it."""
         batch = super()._generate_and_score_completions(inputs)
+        if self.filtered:
+            batch = self._leave_out(batch, self.filtered)
         found = measure_rollout(self.scored)
         self._note(found)
         if (
@@ -94,10 +95,6 @@ class Resampling(Scoring):
         return rows
 
     def _drop(self, batch: dict[str, Any], silent: list[bool]) -> dict[str, Any]:
-        """Take groups out of the loss: no policy term, no KL term, no entropy, no tokens."""
-        G, mask = self._group_size(), batch["completion_mask"]
-        start = self.accelerator.process_index * len(mask)
-        kept = [not silent[row // G] for row in range(start, start + len(mask))]
-        batch = {**batch, "completion_mask": mask * mask.new_tensor(kept)[:, None]}
-        tokens = loss_mask(batch).sum()
-        return {**batch, "num_items_in_batch": self._gather(tokens).sum()}
+        """Take groups out of the loss."""
+        G = self._group_size()
+        return self._leave_out(batch, [out for out in silent for _ in range(G)])

@@ -20,10 +20,15 @@ from mesotron.rlvr.objectives.options import SELF_LABELLED
 
 
 class Scoring(AnchoredRollouts):
-    """Third layer: `judge` turns completions into facts, `scored` keeps the last round's."""
+    """Third layer: `judge` turns completions into facts, `scored` keeps the last round's.
+
+    `filtered` says which of the last round's completions, over all processes, the entropy filter
+    has left out; it is empty where there is no filter.
+    """
 
     judge: Judge | None
     scored: Scored
+    filtered: list[bool]
 
     @property
     def self_labelled(self) -> bool:
@@ -34,6 +39,7 @@ class Scoring(AnchoredRollouts):
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: Any
     ) -> Tensor:
         facts: list[Facts] = []
+        self.filtered = []
         rows, cut = inputs, self._truncated(completion_ids_list)
         if self.judge is not None:
             golds = [row.get("gold") for row in inputs]
@@ -74,6 +80,7 @@ class Scoring(AnchoredRollouts):
         wanted = number * len(facts) // G
         theirs = self._judge_voters(judge)[:wanted]
         dropped, anchor_dropped = self._outliers(completion_ids, wanted)
+        self.filtered = dropped
         prompts = len(facts) // G
         ballots = Ballots(
             policy=in_groups([fact.answer for fact in facts], G),
