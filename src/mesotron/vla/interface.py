@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from mesotron.config.vla import WorldConfig
+from mesotron.rlvr.evaluation.scores import Score, wilson
+from mesotron.runs.folder import plain
 
 Observation = dict[str, Any]
 Act = Callable[[list[Observation]], np.ndarray]
@@ -67,6 +69,16 @@ class World(Protocol):
         ...
 
     @property
+    def is_paired(self) -> bool:
+        """Whether a scene can be asked for something else (`swap`) and the hand put anywhere."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Actions taken in this episode."""
+        ...
+
+    @property
     def instruction(self) -> str:
         """What is asked in this episode."""
         ...
@@ -81,14 +93,28 @@ class World(Protocol):
         """Position of what the instruction is about, float32 (3,) in metres; never observed."""
         ...
 
-    def reset(self, seed: int, task: int, swap: bool = False) -> Observation:
+    @property
+    def qpos(self) -> np.ndarray:
+        """The simulator's joint positions, float32: with seed and task enough to draw the frame."""
+        ...
+
+    def reset(self, seed: int, task: int, swap: bool = False, scatter: bool = False) -> Observation:
         """Begin the episode of a scene.
 
         Args:
             seed: of the scene.
             task: index into `tasks`.
             swap: the same scene, but asked for what `wrong_instruction` says.
+            scatter: put the hand anywhere instead of where episodes begin.
         """
+        ...
+
+    def show(self, qpos: np.ndarray) -> Observation:
+        """What is seen in a recorded state of this episode's scene."""
+        ...
+
+    def picture(self, pixels: int) -> np.ndarray:
+        """An image for people, uint8 (pixels, pixels, 3), whatever the policy is given."""
         ...
 
     def observe(self) -> Observation:
@@ -210,6 +236,25 @@ class EvalResult:
             right, total = counts.get(episode.task, (0, 0))
             counts[episode.task] = (right + episode.success, total + 1)
         return counts
+
+    @property
+    def score(self) -> Score:
+        """Success over all episodes with its 95 % interval (Wilson)."""
+        return wilson(sum(episode.success for episode in self.episodes), len(self.episodes))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the frames, as JSON holds it."""
+        scores = {task: wilson(*counts) for task, counts in self.by_task.items()}
+        return {
+            "world": plain(self.world),
+            "control": self.control,
+            "success": plain(self.score),
+            "tasks": {
+                task: {"successes": right, "episodes": total, **plain(scores[task])}
+                for task, (right, total) in self.by_task.items()
+            },
+            "episodes": [plain(episode) for episode in self.episodes],
+        }
 
 
 def stack_images(observations: Sequence[Observation], camera: str) -> np.ndarray:

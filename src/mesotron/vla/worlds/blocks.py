@@ -44,6 +44,7 @@ class BlocksWorld:
 
     action_dim = 4
     max_steps = MAX_STEPS
+    is_paired = True
 
     def __init__(self, config: WorldConfig) -> None:
         self.config = config
@@ -88,9 +89,8 @@ class BlocksWorld:
         view = perturb_view(FRONT, self.config.perturbation, seed)
         self._view = view
         self._noise = np.random.default_rng([seed, 13])
-        if self.cameras:
-            self._painter = Painter(self.table.model, self._colours(), view.light)
-            self._front_rays = view.camera.rays(self.config.pixels)
+        self._painter = Painter(self.table.model, self._colours(), view.light)
+        self._front_rays = view.camera.rays(self.config.pixels)
 
     def _colours(self) -> np.ndarray:
         """Of every geom, (number of geoms, 3)."""
@@ -122,7 +122,7 @@ class BlocksWorld:
 
     def show(self, qpos: np.ndarray) -> Observation:
         """What is seen in a recorded state of this episode's scene."""
-        self.table.set_qpos(qpos)
+        self.table.set_qpos(qpos[: len(self.qpos)])  # tables of scenes are padded to one length
         return self.observe()
 
     def observe(self) -> Observation:
@@ -130,20 +130,27 @@ class BlocksWorld:
         hand = [*self.table.hand, self.table.gap]
         state = [*hand, *self.where] if self.gives_position else hand
         seen: Observation = {STATE: np.array(state, np.float32), TASK: self.instruction}
-        data = self.table.data
-        if self.cameras:
-            # Geoms move with joints; mj_step leaves them one physics step behind.
-            mj.mj_kinematics(self.table.model, data)
         for camera in self.cameras:
-            origin = np.array(self._view.camera.position)
-            rays = self._front_rays
-            if camera == "wrist":
-                origin, rays = self.table.hand + WRIST.position, self._wrist_rays
-            image = self._painter.paint(data, origin, rays)
-            if self._view.noise:
-                image = add_noise(image, self._view.noise, self._noise)
-            seen[IMAGES + camera] = image
+            seen[IMAGES + camera] = self._see(camera)
         return seen
+
+    def _see(self, camera: str) -> np.ndarray:
+        """One camera's image."""
+        origin, rays = np.array(self._view.camera.position), self._front_rays
+        if camera == "wrist":
+            origin, rays = self.table.hand + WRIST.position, self._wrist_rays
+        image = self._paint(origin, rays)
+        return add_noise(image, self._view.noise, self._noise) if self._view.noise else image
+
+    def _paint(self, origin: np.ndarray, rays: np.ndarray) -> np.ndarray:
+        # Geoms follow joints; a physics step leaves them where they were before it.
+        mj.mj_kinematics(self.table.model, self.table.data)
+        return self._painter.paint(self.table.data, origin, rays)
+
+    def picture(self, pixels: int) -> np.ndarray:
+        """An image for people, uint8 (pixels, pixels, 3), in worlds of states too."""
+        camera = self._view.camera
+        return self._paint(np.array(camera.position), camera.rays(pixels))
 
     def step(self, action: np.ndarray) -> Step:
         """Take one action, (4,): the hand's move in units of 3 cm, and the grip."""

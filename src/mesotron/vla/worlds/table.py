@@ -35,12 +35,10 @@ LOW, HIGH = (np.array(ends) for ends in zip(*WORKSPACE))
 def thing_xml(number: int, shape: Shape) -> str:
     """A loose body; its colour is the renderer's business."""
     w, h = HALF_WIDTH[shape], HALF_HEIGHT[shape]
-    geom = (
-        f'type="box" size="{w} {w} {h}"' if shape == "cube" else f'type="cylinder" size="{w} {h}"'
-    )
+    geom = f'"box" size="{w} {w} {h}"' if shape == "cube" else f'"cylinder" size="{w} {h}"'
     return (
-        f'<body name="thing{number}"><freejoint/>'
-        f'<geom name="thing{number}" {geom} mass="0.05" condim="4" friction="1.2 0.02 0.001"/></body>'
+        f'<body name="thing{number}"><freejoint/><geom name="thing{number}" type={geom}'
+        ' mass="0.05" condim="4" friction="1.2 0.02 0.001"/></body>'
     )
 
 
