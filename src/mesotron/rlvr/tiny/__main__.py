@@ -64,7 +64,9 @@ def write_model(checkpoint: Path, folder: Path) -> None:
     model, _ = load_model(ModelConfig(name=str(checkpoint)))
     model.config.use_cache = True  # training has switched it off
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.init_kwargs.pop("local_files_only", None)  # how it was read, and not what it is
+    tokenizer.save_pretrained(folder)
     print(f"the tiny model is in {folder}")
 
 
