@@ -1,0 +1,201 @@
+"""How well the watch does on the packed corpus: collapses caught, healthy runs stopped, how soon.
+
+    python benchmarks/watch/evaluate.py                         the tuning half, while tuning
+    python benchmarks/watch/evaluate.py --half held_out --write     once, at the end
+
+Every run goes through the engine row by row, as it was logged, and through the fixed thresholds of
+`static_thresholds`. A collapse is caught by a stop at or after its onset, less ten steps.
+"""
+
+import argparse
+import gzip
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from labels import Label, label
+from static_thresholds import StaticThresholds
+
+from mesotron.watch import Engine
+
+HERE = Path(__file__).parent
+# A stop this many steps before the onset is foresight; one still earlier saw something else.
+EARLY = 10
+Alarm = tuple[int, str]  # the step and what spoke
+Row = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a judge made of one run.
+
+    Args:
+        run: its name.
+        kind: what it was made to be.
+        outcome: what it came to.
+        why: the clause of the rule that said so.
+        onset: the step from which it went wrong.
+        alarm: the first stop; None if there was none.
+        lossy: whether there was something to lose; a run that never began has nothing.
+        lost: share of the peak that was gone at the alarm.
+    """
+
+    run: str
+    kind: str
+    outcome: str
+    why: str
+    onset: int | None
+    alarm: Alarm | None
+    lossy: bool
+    lost: float | None
+
+    @property
+    def caught(self) -> bool:
+        """Whether a failed run was stopped for what then happened."""
+        in_time = self.alarm is not None and self.alarm[0] >= (self.onset or 0) - EARLY
+        return self.outcome == "failed" and in_time
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description="Judge the watch by the corpus")
+    words.add_argument("--corpus", type=Path, default=HERE / "corpus.json.gz")
+    words.add_argument("--half", choices=("tuning", "held_out"), default="tuning")
+    words.add_argument("--without", default="", help="leave out metrics that begin so (eval/)")
+    words.add_argument("--write", action="store_true", help="also write the half's result.json")
+    given = words.parse_args()
+    runs = load(given.corpus, given.half)
+    found = {name: judge_all(runs, judge, given.without) for name, judge in JUDGES.items()}
+    for verdict in found["watch"]:
+        print(line(verdict))
+    result = {name: summarise(verdicts) for name, verdicts in found.items()}
+    print(json.dumps(result, indent=1))
+    if given.write:
+        verdicts = {name: [asdict(verdict) for verdict in found[name]] for name in found}
+        path = HERE / f"{given.half}{'_blind' if given.without else ''}.json"
+        path.write_text(json.dumps({"summary": result, "verdicts": verdicts}, indent=1))
+
+
+def load(path: Path, half: str) -> list[dict[str, Any]]:
+    """The runs of one half."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [run for run in json.load(file) if run["half"] == half]
+
+
+def rows_of(run: dict[str, Any], without: str = "") -> list[Row]:
+    """The rows as they were logged, but for metrics that begin with `without`."""
+    columns = {
+        name: values
+        for name, values in run["columns"].items()
+        if not (without and name.startswith(without))
+    }
+    return [
+        {name: values[k] for name, values in columns.items() if values[k] is not None}
+        for k in range(len(columns["step"]))
+    ]
+
+
+def watch_alarm(rows: Sequence[Row]) -> Alarm | None:
+    """The first stop of the watch."""
+    engine = Engine()
+    for row in rows:
+        for event in engine.update(row):
+            if event.severity == "stop":
+                return event.step, event.detector
+    return None
+
+
+def static_alarm(rows: Sequence[Row], severities: Sequence[str], shrink: int = 1) -> Alarm | None:
+    """The first row at which a fixed threshold of these severities holds."""
+    thresholds = StaticThresholds(shrink)
+    for row in rows:
+        found = [name for name, severity in thresholds.update(row) if severity in severities]
+        if found:
+            return int(row["step"]), found[0]
+    return None
+
+
+JUDGES: dict[str, Callable[[Sequence[Row]], Alarm | None]] = {
+    "watch": watch_alarm,
+    "static, high": lambda rows: static_alarm(rows, ("high",)),
+    "static, any": lambda rows: static_alarm(rows, ("medium", "high")),
+    "static, any, windows of a third": lambda rows: static_alarm(rows, ("medium", "high"), 3),
+}
+
+
+def judge_all(
+    runs: Sequence[dict[str, Any]],
+    judge: Callable[[Sequence[Row]], Alarm | None],
+    without: str = "",
+) -> list[Verdict]:
+    """A judge on every run; labels read all that was logged, the judge what is left to it."""
+    return [verdict(run, label(run), judge(rows_of(run, without))) for run in runs]
+
+
+def verdict(run: dict[str, Any], truth: Label, alarm: Alarm | None) -> Verdict:
+    """An alarm beside what really happened."""
+    return Verdict(
+        run=run["name"],
+        kind=run["kind"],
+        outcome=truth.outcome,
+        why=truth.why,
+        onset=truth.onset,
+        alarm=alarm,
+        lossy=bool(truth.curve),
+        lost=truth.lost_at(alarm[0]) if alarm else None,
+    )
+
+
+def summarise(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """The figures of the page, each share with its 95% interval."""
+    failed = [one for one in verdicts if one.outcome == "failed"]
+    well = [one for one in verdicts if one.outcome == "healthy"]
+    # A collapse that was missed has lost all by the time anybody looks.
+    lost = [one.lost if one.caught and one.lost is not None else 1.0 for one in failed if one.lossy]
+    kinds = sorted({one.kind for one in failed})
+    return {
+        "caught": share([one.caught for one in failed]),
+        "healthy runs stopped": share([one.alarm is not None for one in well]),
+        "median share lost at the alarm": median(lost) if lost else None,
+        "unclear": sum(one.outcome == "unclear" for one in verdicts),
+        "caught by kind": {
+            kind: share([one.caught for one in failed if one.kind == kind])["words"]
+            for kind in kinds
+        },
+        "missed": [one.run for one in failed if not one.caught],
+        "stopped in vain": [one.run for one in well if one.alarm is not None],
+    }
+
+
+def share(hits: Sequence[bool]) -> dict[str, Any]:
+    """A share with Wilson's 95% interval.
+
+    Example:
+        >>> share([True, True, False, True])["words"]
+        '3 of 4'
+    """
+    n, k = len(hits), sum(hits)
+    words = f"{k} of {n}"
+    if not n:
+        return {"words": words, "value": None, "low": None, "high": None}
+    z = 1.96
+    middle, wide = (k + z * z / 2) / (n + z * z), z * math.sqrt(k * (n - k) / n + z * z / 4)
+    low, high = middle - wide / (n + z * z), middle + wide / (n + z * z)
+    numbers = {"value": k / n, "low": max(low, 0.0), "high": min(high, 1.0)}
+    return {"words": words} | {name: round(number, 4) for name, number in numbers.items()}
+
+
+def line(one: Verdict) -> str:
+    """One run in a line of a table."""
+    alarm = f"stop at {one.alarm[0]} by {one.alarm[1]}" if one.alarm else "no stop"
+    lost = "" if one.lost is None else f", {one.lost:.0%} lost"
+    good = one.caught if one.outcome == "failed" else one.alarm is None
+    mark = "  " if good or one.outcome in ("unclear", "stalled") else "X "
+    return f"{mark}{one.run:<20} {one.outcome:<8} ({one.why}, onset {one.onset}): {alarm}{lost}"
+
+
+if __name__ == "__main__":
+    main()
