@@ -81,12 +81,8 @@ class StaticThresholds:
         found: list[tuple[str, Severity]] = [
             (rule.name, rule.severity) for rule in RULES if self._holds(rule)
         ]
-        for name, strength, limits in (
-            ("reward and length", self._correlation(), CORRELATED),
-            ("reward std spike", self._spike(), SPIKE),
-        ):
-            found += [(name, severity) for severity, limit in limits.items() if strength > limit]
-        return found
+        found += above("reward and length", self._correlation(), CORRELATED)
+        return found + above("reward std spike", self._spike(), SPIKE)
 
     def _window(self, rows: int) -> int:
         return max(rows // self.shrink, 1)
@@ -120,6 +116,11 @@ class StaticThresholds:
             return 0.0
         spread = deviation(values[-long:])
         return deviation(values[-short:]) / spread if spread > 0 else 0.0
+
+
+def above(name: str, value: float, limits: dict[Severity, float]) -> list[tuple[str, Severity]]:
+    """The severities whose limit a value exceeds."""
+    return [(name, severity) for severity, limit in limits.items() if value > limit]
 
 
 def deviation(values: list[float]) -> float:
