@@ -40,6 +40,7 @@ COMMANDS = {
         Presets(eval_defaults, describe_defaults),
     ),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
+    "report": Command(config.ReportConfig, "mesotron.report.command:run"),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo.command:run"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),

@@ -10,6 +10,7 @@ from mesotron.config.bundle import BundleConfig
 from mesotron.config.fields import POSITIONAL, OptimizerName
 from mesotron.config.filters import RouteConfig, SpectrumConfig
 from mesotron.config.ppo import BenchSnakeConfig, SnakeConfig
+from mesotron.config.report import ReportConfig
 from mesotron.config.training import (
     EvalConfig,
     ModelConfig,
@@ -35,6 +36,7 @@ __all__ = [
     "ObjectiveConfig",
     "OptimConfig",
     "OptimizerName",
+    "ReportConfig",
     "RewardConfig",
     "RolloutConfig",
     "RouteConfig",
