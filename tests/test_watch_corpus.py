@@ -1,0 +1,158 @@
+"""The corpus of runs: its list, its halves, its outcome rule, the baseline, the published figures."""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from mesotron.arguments import parse
+from mesotron.cli import COMMANDS
+from mesotron.rlvr.objectives.options import trl_arguments
+from mesotron.rlvr.train import check
+
+HERE = Path(__file__).resolve().parents[1] / "benchmarks" / "watch"
+sys.path.insert(0, str(HERE))
+
+import corpus  # noqa: E402
+import evaluate  # noqa: E402
+import gamed_rewards  # noqa: E402
+from labels import label  # noqa: E402
+from runs import RESCUES, SETTINGS, corpus_runs, rescue_runs  # noqa: E402
+from static_thresholds import StaticThresholds  # noqa: E402
+
+# --- the list -----------------------------------------------------------------------------
+
+
+def test_the_corpus_is_large_and_every_failure_is_in_both_halves():
+    runs = corpus_runs()
+    assert len(runs) >= 72
+    assert len({run.name for run in runs}) == len(runs)
+    assert sum(run.setting.kind == "healthy" for run in runs) >= 28
+    kinds = {half: {run.setting.kind for run in runs if run.half == half}
+             for half in ("tuning", "held_out")}  # fmt: skip
+    assert kinds["tuning"] == kinds["held_out"]
+    # Settings that no threshold has met.
+    assert sum(all(seed % 2 for seed in setting.seeds) for setting in SETTINGS) >= 5
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_run_can_be_typed(setting):
+    run = next(run for run in corpus_runs() if run.setting == setting)
+    given = argparse.Namespace(rollback=False, steps=None)
+    words = corpus.command(run, Path("nowhere"), "cpu", given)[4:]
+    command = COMMANDS["train"]
+    config = parse(command.config_type, words, "mesotron train", command.presets)
+    check(config)
+    trl_arguments(config.objective, config.rollout, config.optim)
+    for part in config.reward.parts:
+        module, _, name = part.partition(":")
+        assert not name or (module == "gamed_rewards" and callable(getattr(gamed_rewards, name)))
+
+
+def test_a_rescue_has_a_healthy_run_to_be_compared_with():
+    names = {run.name for run in corpus_runs()}
+    for run in rescue_runs():
+        assert f"{RESCUES[run.setting.name]}-{run.seed}" in names
+
+
+# --- the outcome rule ---------------------------------------------------------------------
+
+
+def made(correct, *, before=0.3, greedy=None, reward=None, unchanged=0.1, kind="x", **columns):
+    """A packed run with given curves."""
+    n = len(correct)
+    greedy = [before] * n if greedy is None else greedy
+    return {
+        "kind": kind, "before": before, "completions": 128, "unchanged": unchanged,
+        "columns": {
+            "step": list(range(1, n + 1)), "loss": [0.0] * n, "grad_norm": [0.5] * n,
+            "reward": reward or correct, "facts/correct": correct, "eval/greedy": greedy,
+            "groups/all_wrong": [0.2] * n, "time/step": [1.0] * n, **columns,
+        },
+    }  # fmt: skip
+
+
+def test_a_run_that_gains_is_healthy_and_one_that_loses_half_has_failed():
+    rising = [0.2 + 0.3 * k / 59 for k in range(60)]
+    assert label(made(rising)).outcome == "healthy"
+    falling = [0.4] * 30 + [0.4 - 0.4 * k / 29 for k in range(30)]
+    truth = label(made(falling))
+    assert truth.outcome == "failed"
+    assert 28 <= truth.onset <= 36
+    assert truth.lost_at(20) == pytest.approx(0.0, abs=1e-9)
+    assert truth.lost_at(46) == pytest.approx(0.5, abs=0.06)
+    assert label(made([0.4] * 30 + [0.29] * 30)).outcome == "unclear"
+
+
+def test_a_gamed_reward_does_not_hide_a_loss():
+    falling = [0.4] * 20 + [0.05] * 40
+    assert label(made(falling, reward=[0.1 * k for k in range(60)])).outcome == "failed"
+
+
+def test_accuracy_that_only_held_out_problems_show_counts():
+    hot = made([0.02] * 60, greedy=[0.3 - 0.005 * k for k in range(60)])
+    assert label(hot).why == "held-out accuracy lost"
+
+
+def test_runs_in_which_nothing_happens_have_failed():
+    assert label(made([0.3] * 60, unchanged=1.0)).why == "nothing changed"
+    starved = made([0.0] * 60, **{"groups/all_wrong": [0.95] * 60})
+    assert label(starved).why == "nearly every group all wrong"
+    broken = made([0.3] * 60, reward=[0.4] * 30 + [0.0] * 30)
+    assert label(broken).why == "reward lost"
+    sick = made([0.3] * 60, loss=[0.0] * 30 + [math.nan] * 30)
+    assert (label(sick).outcome, label(sick).onset) == ("failed", 31)
+
+
+def test_a_stall_is_no_collapse():
+    slow = [1.0] * 30 + [5.0] * 30
+    stalled = label(made([0.3] * 60, kind="stall", **{"time/step": slow}))
+    assert stalled.outcome == "stalled"
+    assert stalled.onset == 31
+    # The machine was busy: no fault of the run.
+    assert label(made([0.3] * 60, **{"time/step": slow})).outcome == "healthy"
+
+
+# --- judging ------------------------------------------------------------------------------
+
+
+def verdict(alarm, onset=40, outcome="failed"):
+    return evaluate.Verdict(
+        run="a", kind="x", outcome=outcome, why="", onset=onset, alarm=alarm, lossy=True, lost=0.2
+    )
+
+
+def test_a_stop_long_before_the_onset_catches_nothing():
+    assert verdict((45, "d")).caught
+    assert verdict((30, "d")).caught
+    assert not verdict((29, "d")).caught
+    assert not verdict(None).caught
+    found = evaluate.summarise(
+        [verdict((45, "d")), verdict(None), verdict((9, "d"), None, "healthy")]
+    )
+    assert found["caught"]["words"] == "1 of 2"
+    assert found["healthy runs stopped"]["words"] == "1 of 1"
+    assert found["median share lost at the alarm"] == pytest.approx(0.6)  # a miss has lost all
+
+
+def test_wilson_intervals():
+    # By hand from Wilson (1927): 8 of 10.
+    found = evaluate.share([True] * 8 + [False] * 2)
+    assert (found["low"], found["high"]) == pytest.approx((0.4902, 0.9433), abs=1e-3)
+
+
+def test_fixed_thresholds_hold_where_they_should():
+    row = {"step": 1.0, "reward": 0.5, "entropy": 0.5, "groups/spread": 0.3, "reward_std": 0.3,
+           "completions/mean_length": 20.0, "completions/clipped_ratio": 0.0}  # fmt: skip
+    quiet = StaticThresholds()
+    assert not any(quiet.update(row) for _ in range(100))
+    low = StaticThresholds()
+    seen = [low.update({**row, "entropy": 0.05}) for _ in range(31)]
+    assert seen[28] == []
+    assert seen[29] == [("entropy floor", "high")]
+    assert StaticThresholds(3).update({**row, "kl": 0.4}) == [("KL cap", "high")]
+    drift = StaticThresholds()
+    lengths = [drift.update({**row, "completions/mean_length": 20.0 + k}) for k in range(60)]
+    assert ("length drift", "medium") in lengths[-1]
