@@ -1,4 +1,4 @@
-"""The corpus of runs: its list, its halves, its outcome rule, the baseline, the published figures."""
+"""The corpus of runs: its list, its halves, its outcome rule, the baseline, the figures."""
 
 import argparse
 import math

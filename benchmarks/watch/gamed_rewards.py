@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mesotron.probes.text import repetition
-
 Ids = Sequence[Sequence[int]]
 # Rollouts that a reward has scored, for those that break on the way; one process is one run.
 _calls = {"broken": 0, "overflowing": 0, "stalling": 0}
@@ -30,8 +28,8 @@ def shorter(completion_ids: Ids, max_tokens: int) -> list[float]:
 
 
 def repeating(completion_ids: Ids) -> list[float]:
-    """A repetition penalty with the wrong sign."""
-    return [repetition([ids])["completions/repetition"] for ids in completion_ids]
+    """A repetition penalty with the wrong sign: the share of tokens that were there before."""
+    return [1 - len(set(ids)) / max(len(ids), 1) for ids in completion_ids]
 
 
 def unboxed(facts: Sequence[Any], completions: Sequence[str]) -> list[float]:
