@@ -99,7 +99,9 @@ def _build(
         group["lr"] = rate if scale == 1 else rate * scale
         groups += _split_vectors(group)
     rest = {key: value for key, value in options.items() if key not in _ROUTING}
-    return cls(groups, lr=lr, aux=aux, **rest)
+    optimizer = cls(groups, lr=lr, aux=aux, **rest)
+    optimizer.table = table
+    return optimizer
 
 
 def _split_vectors(group: dict[str, Any]) -> list[dict[str, Any]]:

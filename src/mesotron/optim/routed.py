@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,12 +41,18 @@ from mesotron.optim.spectral_step import (
 )
 from mesotron.optim.stats import StepStats
 
+if TYPE_CHECKING:
+    from mesotron.optim.routing import RoutingTable
+
 _log = logging.getLogger("mesotron")
 
 
 class RoutedOptimizer(torch.optim.Optimizer):
     """Runs each param group by its own rule. Use `Muon` or `Pion`, or a builder; see there for the
     arguments."""
+
+    table: RoutingTable | None = None
+    """What a builder made the groups from; None for groups made by hand, and in a copy."""
 
     def __init__(self, params: ParamsT, *, rule: str, aux: str, **defaults: Any) -> None:
         if aux not in AUXILIARY_RULES:

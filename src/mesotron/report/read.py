@@ -159,7 +159,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
         before=folder.load("before"),
         after=folder.load("after"),
         routing=(folder.load("routing") or {}).get("rows", []),
-        spectra=read_rows(path / "spectra.jsonl"),
+        spectra=folder.rows("spectra"),
         by_run=read_rows(path / "runs.jsonl"),
     )
 

@@ -3,7 +3,8 @@
 config.json   the resolved config        metrics.jsonl  one row a step: {"step": 3, "reward": 0.4}
 env.json      versions, device, seed     events.jsonl   what the watch saw and did
 result.json   how it ended, if it did    samples.jsonl  transcripts
-report.md     the same in words          checkpoints/   see `checkpoints`
+report.md     the same in words          spectra.jsonl  singular values of a few blocks
+routing.json  who is trained by what     checkpoints/   see `checkpoints`
 """
 
 import dataclasses
@@ -17,8 +18,8 @@ from typing import IO, Any, Literal, Self
 
 from mesotron.runs.lines import Row, append_row, cut_rows_after, read_rows, write_json
 
-Stream = Literal["metrics", "events", "samples"]
-STREAMS: tuple[Stream, ...] = ("metrics", "events", "samples")
+Stream = Literal["metrics", "events", "samples", "spectra"]
+STREAMS: tuple[Stream, ...] = ("metrics", "events", "samples", "spectra")
 
 
 def new_run_path(name: str, root: Path = Path("runs")) -> Path:
@@ -95,7 +96,7 @@ class RunFolder:
         return self.load("result")
 
     def append(self, stream: Stream, row: Row) -> None:
-        """Add one row to metrics, events or samples."""
+        """Add one row to a stream."""
         append_row(self.path / f"{stream}.jsonl", row)
 
     def rows(self, stream: Stream) -> list[Row]:

@@ -1,0 +1,112 @@
+"""Singular values of a few blocks, before and after the filter: what a step's filter really did.
+
+Exact (an SVD of each chosen block), so it is for a handful of steps of a run and not for each.
+Blocks that lie in pieces on several devices (DTensors) are left out.
+
+Legend: a block is one matrix that a spectral rule filters, m x n with m <= n; sigma is [m].
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from mesotron.optim.matrix import apply_filter
+from mesotron.optim.routed import RoutedOptimizer, dense_grad
+from mesotron.optim.rules import SPECTRAL_RULES
+from mesotron.optim.spectral_step import direction, group_filter
+from mesotron.optim.views import View
+
+# An SVD of a larger block takes longer than anybody waits for a picture.
+LARGEST_SIDE = 4096
+# Singular values kept of a block: more than a plot has room for.
+MOST_VALUES = 96
+
+
+class Block(NamedTuple):
+    """The first matrix of a parameter: its name, the parameter and the parameter's group."""
+
+    name: str
+    param: Tensor
+    group: dict[str, Any]
+
+
+def choose_blocks(optimizer: RoutedOptimizer, count: int = 4) -> list[Block]:
+    """A few parameters of spectral rules, evenly spaced over the model; of each its first block.
+
+    Args:
+        optimizer: groups with `param_names` name their parameters, others are numbered.
+        count: at most this many.
+
+    Example:
+        >>> from torch import nn
+        >>> from mesotron.optim import muon
+        >>> model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
+        >>> [block.name for block in choose_blocks(muon(model), 2)]
+        ['0.weight', '3.weight']
+    """
+    known = []
+    for group in optimizer.param_groups:
+        if group["rule"] not in SPECTRAL_RULES:
+            continue
+        numbered = [f"{group['name']} {k}" for k in range(len(group["params"]))]
+        names = group.get("param_names", numbered)
+        pairs = zip(names, group["params"], strict=True)
+        known += [Block(name, p, group) for name, p in pairs if not isinstance(p, DTensor)]
+    fitting = [block for block in known if min(block.param.shape[-2:]) <= LARGEST_SIDE]
+    count = min(count, len(fitting))
+    places = [k * (len(fitting) - 1) // max(count - 1, 1) for k in range(count)]
+    return [fitting[place] for place in places]
+
+
+@torch.no_grad()
+def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any] | None:
+    """What the filter got and what it made of it, right after a step while gradients are there.
+
+    A spectral filter keeps singular vectors, so its effect is read from a diagonal matrix of the
+    singular values: the filter that ran, at full precision.
+
+    Args:
+        optimizer: that made the step.
+        block: one of `choose_blocks`.
+
+    Returns:
+        `block`, `rule`, `view`, `shape` (m, n), and over `rank` (from 1) the values `before`, over
+        the largest, and `after`; at most 96 of them, evenly spaced. None without a gradient.
+
+    Example:
+        >>> from torch import nn
+        >>> from mesotron.optim import muon
+        >>> optimizer = muon(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+        >>> block = choose_blocks(optimizer)[0]
+        >>> block.param.grad = torch.diag(torch.tensor([2.0, 1.0, 0.0, 0.0]))
+        >>> optimizer.step()
+        >>> found = measure_spectrum(optimizer, block)
+        >>> found["before"], [round(x, 1) for x in found["after"]]
+        ([1.0, 0.5, 0.0, 0.0], [0.7, 1.1, 0.0, 0.0])
+    """
+    p, group = block.param, block.group
+    if p.grad is None:
+        return None
+    U = direction(dense_grad(p), optimizer.momentum_of(p, group), group, None)
+    window = View.parse(group["view"]).windows(U)[0]
+    m, n = window.block_shape
+    sigma = torch.linalg.svdvals(window.wide[0, 0].reshape(m, n).float())
+    if not sigma.isfinite().all() or sigma[0] == 0:
+        return None
+    X = torch.zeros(1, m, n, device=sigma.device)
+    X[0].diagonal().copy_(sigma)
+    filtered = apply_filter(X, group_filter(group)).X[0].diagonal()
+    kept = torch.linspace(0, m - 1, min(m, MOST_VALUES)).round().long()
+    return {
+        "block": block.name,
+        "rule": group["rule"],
+        "view": group["view"],
+        "shape": [m, n],
+        "rank": (kept + 1).tolist(),
+        "before": (sigma / sigma[0]).cpu()[kept].tolist(),
+        "after": filtered.cpu()[kept].tolist(),
+    }
