@@ -58,6 +58,9 @@ class DemosConfig:
     """Single frames with the hand anywhere, and what the expert would do there; in our worlds ten
     for each episode if not given, in others none."""
 
+    horizon: int = 8
+    """Actions that follow each single frame; at least the policy's chunk."""
+
     noise: float = 0.15
     """Standard deviation of what is added to the expert's moves; the clean ones are recorded."""
 

@@ -121,8 +121,12 @@ class World(Protocol):
         """What is seen now."""
         ...
 
+    def move(self, action: np.ndarray) -> tuple[bool, bool]:
+        """Take one action, (A,), without looking; returns whether it succeeded and is done."""
+        ...
+
     def step(self, action: np.ndarray) -> Step:
-        """Take one action, (A,)."""
+        """Take one action, (A,), and look."""
         ...
 
     def advance(self, actions: np.ndarray) -> Step:

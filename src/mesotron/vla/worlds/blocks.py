@@ -152,18 +152,22 @@ class BlocksWorld:
         camera = self._view.camera
         return self._paint(np.array(camera.position), camera.rays(pixels))
 
+    def move(self, action: np.ndarray) -> tuple[bool, bool]:
+        """Take one action, (4,), without looking: the hand's move in units of 3 cm, the grip."""
+        self.table.move(action)
+        self.num_steps += 1
+        success = self.table.is_in_bin(self.scene.target)
+        return success, success or self.num_steps >= self.max_steps
+
     def step(self, action: np.ndarray) -> Step:
-        """Take one action, (4,): the hand's move in units of 3 cm, and the grip."""
+        """Take one action and look."""
         return self.advance(action[None])
 
     def advance(self, actions: np.ndarray) -> Step:
         """Take several actions, (K, 4), until done; only the last observation is made."""
         success = done = False
         for action in actions:
-            self.table.move(action)
-            self.num_steps += 1
-            success = self.table.is_in_bin(self.scene.target)
-            done = success or self.num_steps >= self.max_steps
+            success, done = self.move(action)
             if done:
                 break
         return Step(self.observe(), success, done)
