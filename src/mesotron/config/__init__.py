@@ -22,6 +22,14 @@ from mesotron.config.training import (
     TaskConfig,
     TrainConfig,
 )
+from mesotron.config.vla import DemosConfig, WorldConfig
+from mesotron.config.vla import DemosConfig, WorldConfig
+from mesotron.config.vla_training import (
+    PartsOptimConfig,
+    PolicyConfig,
+    VlaEvalConfig,
+    VlaTrainConfig,
+)
 from mesotron.config.watch import WatchConfig, WatchSettings
 
 __all__ = [
@@ -31,11 +39,14 @@ __all__ = [
     "BenchSnakeConfig",
     "BenchTrainConfig",
     "BundleConfig",
+    "DemosConfig",
     "EvalConfig",
     "ModelConfig",
     "ObjectiveConfig",
     "OptimConfig",
     "OptimizerName",
+    "PartsOptimConfig",
+    "PolicyConfig",
     "ReportConfig",
     "RewardConfig",
     "RolloutConfig",
@@ -45,6 +56,9 @@ __all__ = [
     "SpectrumConfig",
     "TaskConfig",
     "TrainConfig",
+    "VlaEvalConfig",
+    "VlaTrainConfig",
     "WatchConfig",
     "WatchSettings",
+    "WorldConfig",
 ]
