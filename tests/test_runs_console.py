@@ -50,6 +50,49 @@ def test_a_terminal_shows_progress_sparklines_and_the_transcript():
     assert "3 + 4 = 7\\x1b[2J" in shown  # shown, not obeyed
 
 
+def test_the_last_alarm_stays_in_view_and_is_obeyed_by_no_terminal():
+    view = make(4, terminal=True)
+    with view:
+        view.alarm("step 2 warn, entropy collapse\x1b[2J: lower the rate")
+        view.update(3, {"reward": 1.0})
+    shown = output(view)
+    assert "last alarm: step 2 warn, entropy collapse\\x1b[2J: lower the rate" in shown
+    plain = make(4, terminal=False)
+    plain.alarm("step 2 stop, dead")
+    assert output(plain) == "step 2 stop, dead\n"  # once, as a line
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_cost_is_shown_where_rows_have_one(terminal):
+    view = make(4, terminal)
+    with view:
+        view.update(1, {"reward": 0.5})
+        assert "$" not in output(view)
+        view.update(2, {"reward": 0.5, "cost/spent": 1.25, "cost/projected": 2.5})
+        assert "left  $1.25 of $2.50" in output(view)
+        view.update(4, {"reward": 0.5, "cost/spent": 2.5})  # what was projected is remembered
+    assert "$2.50 of $2.50" in output(view)
+
+
+@pytest.mark.parametrize(("height", "shown"), [(40, 20), (16, 6), (5, 3)])
+def test_a_low_terminal_keeps_the_end_of_a_transcript(height, shown):
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=height)
+    view = LiveView(4, WATCHED, console)
+    view.show_transcript("\n".join(f"line {k}" for k in range(20)))
+    assert view._fit(view._transcript).splitlines()[-1] == "line 19"
+    assert len(view._fit(view._transcript).splitlines()) == shown
+
+
+def test_a_narrow_terminal_gets_short_bars():
+    console = Console(file=io.StringIO(), force_terminal=True, width=50, color_system=None)
+    view = LiveView(400, WATCHED, console)
+    with view:
+        for step in range(1, 101):
+            view.update(step, {"reward": step / 100})
+    last = output(view).split("step 100/400")[-1]
+    assert "1.000  (0.010 to 1.000)" in last  # on one line
+
+
 def test_a_row_without_a_metric_keeps_its_last_value():
     view = make(2, terminal=False)
     view.update(1, {"reward": 0.25})

@@ -17,13 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
+BAR_WIDTH = 40
 PLAIN_LINES = 20  # of a whole run, where there is no terminal
 WINDOW = 20  # steps that the time left is reckoned from
 SHOWN_CHARACTERS = 600
+SPENT, PROJECTED = "cost/spent", "cost/projected"  # in dollars, where a budget is kept
 
 
 class LiveView:
-    """Progress, time left, sparklines of some metrics and the latest transcript.
+    """Progress, time left and cost, sparklines of some metrics, the latest transcript and alarm.
 
     Args:
         steps: of the whole run.
@@ -46,7 +48,9 @@ class LiveView:
         self._history: dict[str, list[float]] = {name: [] for name in watched}
         self._step = 0
         self._times: deque[tuple[int, float]] = deque([(0, time.monotonic())], maxlen=WINDOW)
-        self._transcript = ""
+        self._transcript = self._alarm = ""
+        self._spent: float | None = None
+        self._projected: float | None = None
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
@@ -85,6 +89,11 @@ class LiveView:
         """Keep a transcript in view; plain output leaves it out, samples.jsonl has it."""
         self._transcript = shorten(text)
 
+    def alarm(self, sentence: str) -> None:
+        """Print what the watch says, and keep it in view."""
+        self._alarm = shorten(sentence)
+        self.say(sentence)
+
     def say(self, sentence: str) -> None:
         """Print a sentence above the view, or on its own line."""
         self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
@@ -100,6 +109,8 @@ class LiveView:
         for name, values in self._history.items():
             if isinstance(row.get(name), int | float):
                 values.append(float(row[name]))
+        self._spent = row.get(SPENT, self._spent)
+        self._projected = row.get(PROJECTED, self._projected)
 
     def _is_line_due(self) -> bool:
         every = max(1, self.steps // PLAIN_LINES)
@@ -108,24 +119,40 @@ class LiveView:
     def _line(self) -> str:
         shown = [f"{word} {self._history[name][-1]:.3f}" for name, word in self._known()]
         left = [f"{spell_time(self.seconds_left())} left"] if self._step < self.steps else []
-        return "  ".join([f"step {self._step}/{self.steps}", *shown, *left])
+        return "  ".join([f"step {self._step}/{self.steps}", *shown, *left, *self._cost()])
+
+    def _cost(self) -> list[str]:
+        if self._spent is None:
+            return []
+        ahead = f" of ${self._projected:,.2f}" if self._projected is not None else ""
+        return [f"${self._spent:,.2f}{ahead}"]
 
     def _known(self) -> list[tuple[str, str]]:
         return [(name, word) for name, word in self._watched.items() if self._history[name]]
 
     def _view(self) -> RenderableType:
+        width = max(min(BAR_WIDTH, self.console.width - 40), 8)
         table = Table.grid(padding=(0, 2))
         table.add_row(
             f"step {self._step}/{self.steps}",
-            ProgressBar(total=self.steps, completed=self._step, width=40),
-            f"{spell_time(self.seconds_left())} left",
+            ProgressBar(total=self.steps, completed=self._step, width=width),
+            "  ".join([f"{spell_time(self.seconds_left())} left", *self._cost()]),
         )
         for name, word in self._known():
             values = self._history[name]
-            table.add_row(word, sparkline(values), f"{values[-1]:.3f}")
-        if not self._transcript:
-            return table
-        return Group(table, Panel(Text(self._transcript), title="latest transcript"))
+            table.add_row(word, sparkline(values, width), f"{values[-1]:.3f}{spread(values)}")
+        parts: list[RenderableType] = [table]
+        if self._transcript:
+            parts.append(Panel(Text(self._fit(self._transcript)), title="latest transcript"))
+        if self._alarm:
+            parts.append(Text(f"last alarm: {self._alarm}", style="yellow"))
+        return Group(*parts)
+
+    def _fit(self, text: str) -> str:
+        """As many of the last lines as leave room for the rest of a low terminal."""
+        room = max(self.console.height - len(self._watched) - 8, 3)
+        lines = text.splitlines()
+        return "\n".join(lines[-room:])
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
@@ -144,6 +171,17 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     low, high = min(means), max(means)
     span = high - low or 1.0
     return "".join(BARS[int((x - low) / span * (len(BARS) - 1))] for x in means)
+
+
+def spread(values: Sequence[float]) -> str:
+    """From where to where a metric has been, so that a sparkline has a scale.
+
+    Example:
+        >>> spread([0.25, 1.0, 0.5])
+        '  (0.250 to 1.000)'
+    """
+    finite = [x for x in values if x - x == 0]
+    return f"  ({min(finite):.3f} to {max(finite):.3f})" if len(finite) > 1 else ""
 
 
 def spell_time(seconds: float | None) -> str:
