@@ -43,7 +43,6 @@ COMMANDS = {
     "report": Command(config.ReportConfig, "mesotron.report.command:run"),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo.command:run"),
     "vla demos": Command(config.DemosConfig, "mesotron.vla.demos.command:run"),
-    "vla demos": Command(config.DemosConfig, "mesotron.vla.command:run_demos"),
     "vla train": Command(config.VlaTrainConfig, "mesotron.vla.command:run_train"),
     "vla eval": Command(config.VlaEvalConfig, "mesotron.vla.command:run_eval"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),

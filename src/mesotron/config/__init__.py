@@ -23,7 +23,6 @@ from mesotron.config.training import (
     TrainConfig,
 )
 from mesotron.config.vla import DemosConfig, WorldConfig
-from mesotron.config.vla import DemosConfig, WorldConfig
 from mesotron.config.vla_training import (
     PartsOptimConfig,
     PolicyConfig,

@@ -1,4 +1,4 @@
-"""Configs of `mesotron vla train`: the policy, who optimizes which part of it, the run."""
+"""Configs of `mesotron vla train` and `vla eval`: the policy, who optimizes what, the run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,3 +163,41 @@ class VlaTrainConfig:
 
     threads: int | None = None
     """CPU threads; torch's own choice if not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlaEvalConfig:
+    """Measure a policy in its world: success by task, beside a wrong instruction and the expert."""
+
+    run: Path = field(default=Path("runs/last"), metadata=POSITIONAL)
+    """A run of mesotron vla train, or one of its checkpoints."""
+
+    episodes: int = 50
+    """Episodes of each task."""
+
+    execute: int | None = None
+    """Actions of each chunk carried out before looking again; the run's own if not given."""
+
+    controls: bool = True
+    """Also tell the policy a wrong instruction, and let the expert play."""
+
+    perturb: tuple[Literal["camera", "light", "noise", "position", "wording"], ...] = ()
+    """Also evaluate with these changed against training, one column each."""
+
+    validation: bool = False
+    """Use the scenes for choosing settings instead of those for the final number."""
+
+    gifs: int = 0
+    """Record this many episodes of each task beside the result."""
+
+    workers: int = 0
+    """Processes that simulate; as many as there are processors if 0."""
+
+    out: Path | None = None
+    """Folder of the result; RUN/eval if not given."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the policy runs; auto takes CUDA if there is one."""
+
+    threads: int | None = None
+    """CPU threads of the policy; torch's own choice if not given."""

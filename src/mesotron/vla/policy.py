@@ -76,20 +76,24 @@ class Context(NamedTuple):
 
 
 class Fusion(nn.Module):
-    """A transformer over image tokens, words (or their mean) and the state."""
+    """A transformer over image tokens, words and the state, all of which are told the sentence.
+
+    The sentence is added to every token: as one token among fifty it would at first be heard
+    faintly, and a small policy then learns to see long before it learns to listen.
+    """
 
     def __init__(self, size: Size, state_dim: int) -> None:
         super().__init__()
         self.word_tokens = size.word_tokens
         self.state = nn.Linear(state_dim, size.width)
+        self.sentence = nn.Linear(size.width, size.width)
         self.encoder = Stack(size.width, size.num_heads, size.mlp, size.fusion)
 
     def forward(self, images: Tensor | None, sentence: Sentence, state: Tensor) -> Context:
         """Image tokens [B, C * P, D] or None, a sentence, normalised states [B, S]."""
-        own = self.state(state)[:, None]
-        mean = sentence.pooled()[:, None]
-        tokens, real = [own, mean.to(own.dtype)], torch.ones_like(sentence.mask[:, :1])
-        masks = [real, real]
+        told = self.sentence(sentence.pooled())[:, None]
+        real = torch.ones_like(sentence.mask[:, :1])
+        tokens, masks = [self.state(state)[:, None]], [real]
         if self.word_tokens:
             tokens, masks = [*tokens, sentence.tokens], [*masks, sentence.mask]
         if images is not None:
@@ -97,7 +101,7 @@ class Fusion(nn.Module):
             masks.append(real.expand(-1, images.shape[1]))
         # Words alone are ever padded, and attention is faster without a mask.
         mask = torch.cat(masks, dim=1) if self.word_tokens else None
-        fused = self.encoder(torch.cat(tokens, dim=1), mask)
+        fused = self.encoder(torch.cat(tokens, dim=1) + told, mask)
         return Context(fused, mask, fused[:, 0])
 
 

@@ -1,0 +1,72 @@
+"""The commands `mesotron vla train` and `mesotron vla eval`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from mesotron.config.vla_training import VlaEvalConfig, VlaTrainConfig
+
+
+def run_train(config: VlaTrainConfig) -> int:
+    """Train, or go on training; returns the exit code."""
+    check_installed()
+    from mesotron.vla.session import train
+
+    return train(config)
+
+
+def run_eval(config: VlaEvalConfig) -> int:
+    """Measure a policy, print its table and write it as JSON; returns the exit code."""
+    check_installed()
+    from rich.console import Console
+
+    from mesotron.rlvr.models import choose_device
+    from mesotron.rlvr.train import check_least
+    from mesotron.vla import checkpoint, measure
+    from mesotron.vla.acting import make_act
+    from mesotron.vla.gifs import write_gifs
+    from mesotron.vla.interface import EVAL_SEED, VALIDATION_SEED
+
+    check_least(config, {"episodes": 1, "execute": 1, "gifs": 0, "workers": 0, "threads": 1})
+    device = choose_device(config.device, config.threads)
+    saved = checkpoint.load_policy(config.run, device)
+    if saved.world is None:
+        raise ValueError(
+            f"{config.run} was trained on recordings of no world that is known here: there is "
+            "nothing to play it in"
+        )
+    found = measure.measure(
+        make_act(saved.policy, device),
+        saved.world,
+        episodes=config.episodes,
+        execute=config.execute or measure.default_execute(saved.policy.config.chunk),
+        workers=config.workers,
+        controls=config.controls,
+        perturb=config.perturb,
+        first_seed=VALIDATION_SEED if config.validation else EVAL_SEED,
+        gifs=config.gifs,
+    )
+    console = Console()
+    console.print(f"{checkpoint.describe(saved.policy)}, step {saved.step}", highlight=False)
+    console.print(measure.as_table(found))
+    write_result(config.out or config.run / "eval", measure.as_json(found))
+    if config.gifs:
+        write_gifs(found[measure.SUCCESS], (config.out or config.run / "eval") / "gifs")
+    console.print(f"written to {config.out or config.run / 'eval'}", soft_wrap=True, markup=False)
+    return 0
+
+
+def write_result(folder: Path, result: dict) -> None:
+    """Write evaluation.json into a folder, made if need be."""
+    from mesotron.runs.lines import write_json
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "evaluation.json", result)
+
+
+def check_installed() -> None:
+    """Say what to install instead of failing at an import."""
+    for name in ("safetensors", "transformers"):
+        if find_spec(name) is None:
+            raise ValueError(f"mesotron vla needs {name}: pip install 'mesotron[vla]'")

@@ -1,0 +1,209 @@
+"""One run of behaviour cloning: folder, live view, watch, checkpoints, evaluation at the end.
+
+Killed and resumed, it ends with the bits of a run left alone (on the CPU; GPU sums may differ).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+
+from mesotron.config.reading import from_plain
+from mesotron.config.vla_training import VlaTrainConfig
+from mesotron.rlvr.models import choose_device
+from mesotron.rlvr.train import check_least
+from mesotron.runs import Checkpoint, RunFolder, describe_environment, new_run_path, newest_whole
+from mesotron.runs.console import LiveView
+from mesotron.runs.signals import StopRequest
+from mesotron.vla import checkpoint
+from mesotron.vla.demos import load_demos
+from mesotron.vla.finish import finish
+from mesotron.vla.interface import Demos
+from mesotron.vla.optimizer import route_parts
+from mesotron.vla.training import Trainer
+from mesotron.watch import Engine, Event
+
+WATCHED = {
+    "loss": "loss",
+    "grad_norm": "gradient",
+    "update_rms/action": "action step",
+    "gradient/action/effective_rank": "action rank",
+    "learning_rate": "rate",
+}
+LEAST = {
+    "steps": 1, "batch": 4, "seed": 0, "log_every": 1, "probe_every": 0, "save_every": 0, "keep": 1,
+    "episodes": 0, "execute": 1, "workers": 1, "threads": 1, "where": 0, "policy.chunk": 1,
+    "policy.patch": 1, "policy.flow_steps": 1, "policy.lora": 0, "optim.lr": 0, "optim.aux_lr": 0,
+    "optim.rank": 1, "optim.warmup": 0, "optim.max_grad_norm": 0,
+}  # fmt: skip
+# What a resumed run may be told anew; it changes no number of the training.
+_RESUMED_ANEW = ("resume", "save_every", "keep", "guard", "workers", "device", "threads")
+
+
+class Beginning(NamedTuple):
+    """Where a run begins: its settings, its folder if there is one, and a checkpoint if any."""
+
+    config: VlaTrainConfig
+    path: Path
+    folder: RunFolder | None
+    checkpoint: Checkpoint | None
+    notes: tuple[str, ...]
+
+
+def train(config: VlaTrainConfig) -> int:
+    """Train, or continue a run.
+
+    Returns:
+        The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
+    """
+    start = begin(config)
+    config = start.config
+    device = choose_device(config.device, config.threads)
+    console = Console()
+    demos = load_demos(config.demos)
+    trainer = Trainer(config, demos, device)
+    for note in (*start.notes, introduce(trainer, demos)):
+        say(console, note)
+    route_parts(trainer.policy, config.optim).render(console)
+    with open_folder(start, device) as run:
+        if start.checkpoint is not None:
+            checkpoint.restore(trainer, start.checkpoint.path, start.checkpoint.step)
+        run.cut_after(trainer.step)
+        stopped_by = fit(run, trainer, demos, console)
+        if trainer.step < config.steps:
+            why = f": {stopped_by.sentence()}" if stopped_by else ""
+            how = f"continue with mesotron vla train --resume {run.path}"
+            say(console, f"stopped and saved at step {trainer.step}{why}; {how}")
+            return 0
+        finish(run, trainer, demos, console)
+    return 0
+
+
+def begin(config: VlaTrainConfig) -> Beginning:
+    """A new run, or the one to resume with the settings that it began with."""
+    if config.resume is None:
+        check_least(config, LEAST)
+        path = config.out or new_run_path("vla")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ValueError(
+                f"{path} is not empty; give --out another name, or continue it with --resume {path}"
+            )
+        return Beginning(config, path, None, None, ())
+    path = config.resume.resolve()  # runs/last may come to mean another run
+    folder = RunFolder(path)
+    saved = from_plain(VlaTrainConfig, folder.config, f"{path / 'config.json'}")
+    if folder.result is not None:
+        raise ValueError(
+            f"{config.resume} has finished its {saved.steps} steps; evaluate it with mesotron vla "
+            f"eval {config.resume}, or start a new run"
+        )
+    found, damaged = newest_whole(folder.checkpoints)
+    notes = [f"damaged checkpoint left out: {wrong}" for wrong in damaged]
+    where = f"step {found.step}" if found else "the beginning: there is no whole checkpoint"
+    kept = {name: getattr(config, name) for name in _RESUMED_ANEW}
+    same = dataclasses.replace(saved, **kept)
+    return Beginning(same, path, folder, found, (*notes, f"continuing {path} from {where}"))
+
+
+def open_folder(start: Beginning, device: torch.device) -> RunFolder:
+    """The run's folder, made if it is new."""
+    if start.folder is not None:
+        return start.folder
+    words = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    found = describe_environment(words, start.config.seed, threads=torch.get_num_threads())
+    return RunFolder.create(start.path, start.config, found)
+
+
+def introduce(trainer: Trainer, demos: Demos) -> str:
+    """What is trained on what, in a sentence."""
+    helped = trainer.config.where
+    aid = (
+        f"; an auxiliary loss (weight {helped:g}) tells where the named object is" if helped else ""
+    )
+    return (
+        f"{checkpoint.describe(trainer.policy)}; {len(demos):,} observations, "
+        f"{len(demos.tasks)} instructions{aid}"
+    )
+
+
+def fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Event | None:
+    """Step to the end, or until somebody or the watch stops the run; returns what stopped it."""
+    config = trainer.config
+    log = Log(run, LiveView(config.steps, WATCHED, console), config.guard)
+    how = f"continue with mesotron vla train --resume {run.path}"
+    with log.view as view, StopRequest(view.say, how) as stop:
+        log.take_up(trainer.step)
+        while trainer.step < config.steps:
+            advance(trainer, log)
+            ends = stop.requested or log.stopped_by is not None
+            due = config.save_every and trainer.step % config.save_every == 0
+            if due or ends or trainer.step == config.steps:
+                checkpoint.save(run.checkpoints, trainer, demos.world, config.keep)
+            if ends:
+                break
+    return log.stopped_by
+
+
+def advance(trainer: Trainer, log: Log) -> None:
+    """One step, and its row of metrics if one is due."""
+    config = trainer.config
+    probed: dict[str, float] = {}
+    if config.probe_every and trainer.step % config.probe_every == 0:
+        probed = trainer.probe()
+    found = trainer.advance()
+    step = trainer.step
+    if step % config.log_every == 0 or step in (1, config.steps) or probed:
+        numbers = {name: float(value) for name, value in found.items()}
+        log.write(step, {**numbers, **trainer.statistics(), **probed})
+
+
+class Log:
+    """Rows of metrics to the folder, the view and the watch.
+
+    Args:
+        run: the folder.
+        view: entered by the caller.
+        guard: what to do with what the watch sees: "off", "warn" or "stop".
+
+    Attributes:
+        stopped_by: the event at which a guard stops the run, or None.
+    """
+
+    def __init__(self, run: RunFolder, view: LiveView, guard: str) -> None:
+        self.run, self.view, self.guard = run, view, guard
+        self.engine = Engine()
+        self.stopped_by: Event | None = None
+        self._last = (0, time.perf_counter())
+
+    def take_up(self, step: int) -> None:
+        """Read what the run has logged before, so that view and watch go on as if never stopped."""
+        rows = self.run.rows("metrics")
+        for row in rows:
+            self.engine.update(row)
+        self.view.start_at(step, rows)
+        self._last = (step, time.perf_counter())
+
+    def write(self, step: int, numbers: dict[str, float]) -> None:
+        """Write one row, show it, and tell of what the watch sees in it."""
+        now = time.perf_counter()
+        seconds = (now - self._last[1]) / max(step - self._last[0], 1)
+        self._last = (step, now)
+        row: dict[str, Any] = {"step": step, **numbers, "time/step": seconds}
+        self.run.append("metrics", row)
+        self.view.update(step, row)
+        for event in self.engine.update(row):
+            self.run.append("events", event.record())
+            if self.guard != "off":
+                self.view.say(event.sentence())
+            if event.severity == "stop" and self.guard == "stop":
+                self.stopped_by = event
+
+
+def say(console: Console, sentence: str) -> None:
+    """A sentence on one line, however narrow the terminal: paths in it can be copied."""
+    console.print(sentence, soft_wrap=True, highlight=False, markup=False)
