@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from mesotron.config.fields import POSITIONAL, OptimizerName
+from mesotron.config.watch import GuardName, RunWatchConfig
 
 FormatName = Literal["boxed", "answer", "hashes"]
 ObjectiveName = Literal[
@@ -222,6 +223,10 @@ class RolloutConfig:
     micro_batch: int | None = None
     """Completions in one forward pass; all that one update holds if not given."""
 
+    engine: Literal["generate", "graph"] = "generate"
+    """Who samples without vLLM: Transformers' generate, or a static cache with CUDA graphs.
+    Graphs save the host's time, which small models mostly wait for."""
+
     vllm: Literal["off", "colocate", "server"] = "off"
     """Sample with vLLM, in the same process or from a server."""
 
@@ -261,8 +266,11 @@ class TrainConfig:
     keep: int = 2
     """Checkpoints kept."""
 
-    guard: Literal["off", "warn", "stop"] = "warn"
-    """What the watch does when it sees the run fail: write it down, also say so, or also stop."""
+    guard: GuardName = "warn"
+    """What the watch does when it sees the run fail: write it down, also say so, also stop, or go
+    back to the last healthy checkpoint and on with the remedy."""
+
+    watch: RunWatchConfig = field(default=RunWatchConfig())
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto takes CUDA if there is one."""

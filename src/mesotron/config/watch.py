@@ -6,6 +6,7 @@ from typing import Literal
 
 from mesotron.config.fields import POSITIONAL
 
+GuardName = Literal["off", "warn", "stop", "rollback"]
 LogKind = Literal["auto", "run", "trainer_state", "jsonl", "csv", "tensorboard", "console"]
 
 
@@ -24,6 +25,18 @@ class WatchSettings:
 
     noise: float = 5.0
     """A change must also be this many standard errors of the run's own noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWatchConfig:
+    """The watch inside a training run."""
+
+    tries: int = 3
+    """With --guard rollback: how often a run is gone back before it is given up."""
+
+    snr_every: int = 0
+    """Measure the gradient's signal-to-noise ratio each so many steps; 0 never.
+    It costs about one more backward pass, which is logged as time/snr."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,12 +31,16 @@ class RunLog(TrainerCallback):
         run: its folder.
         view: what the terminal shows.
         trainer: whose latest completions are sampled; TRL keeps them in `_logs`.
+        refuse: end the run at a loss that is not a number; a guard may be able to go back instead.
     """
 
-    def __init__(self, run: RunFolder, view: LiveView, trainer: Any) -> None:
+    def __init__(
+        self, run: RunFolder, view: LiveView, trainer: Any, *, refuse: bool = True
+    ) -> None:
         self.run = run
         self.view = view
         self.trainer = trainer
+        self.refuse = refuse
 
     def on_log(
         self,
@@ -51,7 +55,8 @@ class RunLog(TrainerCallback):
             return
         if state.is_world_process_zero:
             self._write(state.global_step, logs)
-        refuse_non_finite(state.global_step, logs, self.run)
+        if self.refuse:
+            refuse_non_finite(state.global_step, logs, self.run)
 
     def _write(self, step: int, logs: dict[str, Any]) -> None:
         row = {key: value for key, value in logs.items() if value is not None}

@@ -12,7 +12,7 @@ from mesotron.rlvr.evaluation.transcripts import pair_up, printable, verdict
 from mesotron.rlvr.facts import Judge
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.runs import RunFolder
-from mesotron.watch import Engine
+from mesotron.watch.guard import Memory, merge
 from mesotron.watch.story import tell
 
 Row = dict[str, Any]
@@ -90,7 +90,7 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, f
         "",
         *(f"- {sentence}" for sentence in found["findings"]),
         *curve(rows),
-        *story(rows),
+        *story(rows, run.rows("events")),
         "",
         "## The same problems before and after",
         *transcript_lines(before, after),
@@ -114,15 +114,16 @@ def curve(rows: list[Row]) -> list[str]:
     return [*head, "|---" * (len(names) + 1) + "|", *body]
 
 
-def story(rows: list[Row]) -> list[str]:
-    """What the watch says about the run as a whole."""
+def story(rows: list[Row], events: list[Row]) -> list[str]:
+    """What the watch says about the run as a whole, and what the guard did."""
     if not rows:
         return []
-    engine = Engine()
-    events = [event for row in rows for event in engine.update(row)]
-    told = tell(rows, engine, events)
+    memory = Memory()
+    memory.replay(merge(rows, events), ())
+    told = tell(rows, memory.engine, memory.events, acts=memory.acts)
     advice = [told.diagnosis, told.remedy] if told.cause else []
-    return ["", "## The watch", "", told.text(), *(f"\n{sentence}" for sentence in advice)]
+    done = [act.sentence() for act in memory.acts]
+    return ["", "## The watch", "", told.text(), *(f"\n{line}" for line in (*advice, *done))]
 
 
 def transcript_lines(before: Row, after: Row) -> list[str]:

@@ -13,14 +13,17 @@ import errno
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from mesotron.rlvr.state import (
     Shard,
@@ -98,21 +101,26 @@ class SafeCheckpoints(Mixin):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         root, step = Path(self._get_output_dir(trial)), self.state.global_step
+        draft, main = checkpoints.draft_path(root, step), self.args.should_save
         self.store_flos()
-        try:
-            if self.args.should_save:
+
+        def start() -> None:
+            refuse_spoiled_weights(self.model, step)
+            if main:
                 checkpoints.start(root, step)
-            self.accelerator.wait_for_everyone()
-            self._write(checkpoints.draft_path(root, step))
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                checkpoints.publish(checkpoints.draft_path(root, step))
+
+        def publish() -> None:
+            if main:
+                checkpoints.publish(draft)
                 if self.args.save_total_limit:
                     checkpoints.prune(root, self.args.save_total_limit, newest=step)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(checkpoints.draft_path(root, step), ignore_errors=True)
+
+        try:
+            for part in (start, lambda: self._write(draft), publish):
+                all_or_none(part, step)
+        except (OSError, SafetensorError, ValueError) as error:
+            shutil.rmtree(draft, ignore_errors=True)
             raise explain_failed_write(error, root, step) from error
-        self.accelerator.wait_for_everyone()
 
     def _write(self, draft: Path) -> None:
         """Every process writes what it alone has; the main one writes everything else."""
@@ -179,18 +187,35 @@ class SafeCheckpoints(Mixin):
         if checkpoint is None:
             return
         mine = self._load_process_state(checkpoint)
-        steps = load_state(Path(checkpoint), self._optimizer_name())
-        spread_like_parameters(steps["optimizer"], self.optimizer)
-        self.optimizer.load_state_dict(steps["optimizer"])
+        steps = self._load_optimizer(Path(checkpoint))
         self.lr_scheduler.load_state_dict(steps["scheduler"])
         if steps["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(steps["scaler"])
         for name, part in self.stateful.items():
             if name not in mine["stateful"]:
                 raise ValueError(f"{checkpoint} has no state of {name}: it is of another objective")
-            part.load_tensors(mine["stateful"][name]["tensors"])
-            part.load_values(json.loads(mine["stateful"][name]["values"]))
+            load_part(part, mine["stateful"][name])
         self._load_own_state(mine)
+
+    def _load_optimizer(self, checkpoint: Path) -> dict[str, Any]:
+        """Fill the optimizer; returns what lies in the checkpoint beside it."""
+        steps = load_state(checkpoint, self._optimizer_name())
+        spread_like_parameters(steps["optimizer"], self.optimizer)
+        self.optimizer.load_state_dict(steps["optimizer"])
+        return steps
+
+    def restore_policy(self, checkpoint: Path) -> None:
+        """Go back to a checkpoint's weights in the middle of training, for `watch.rollback`.
+
+        Weights, optimizer, and those of `stateful` that hold tensors, which follow the weights (an
+        anchor); the schedule, the data's order, random states and counters go on.
+        """
+        self._load_from_checkpoint(str(checkpoint))
+        self._load_optimizer(checkpoint)
+        mine = self._load_process_state(str(checkpoint))
+        for name, part in self.stateful.items():
+            if part.tensors() or mine["stateful"][name]["tensors"]:
+                load_part(part, mine["stateful"][name])
 
     def _load_own_state(self, mine: dict[str, Any]) -> None:
         """Take back what `_own_state` gave."""
@@ -261,6 +286,12 @@ class ExactResume(SafeCheckpoints):
             self.entropy_coef, self._last_world_entropy = mine["entropy"]
 
 
+def load_part(part: Stateful, saved: dict[str, Any]) -> None:
+    """Give a part back what it gave for a checkpoint."""
+    part.load_tensors(saved["tensors"])
+    part.load_values(json.loads(saved["values"]))
+
+
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """A batch with its tensors on a device."""
     return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
@@ -293,6 +324,37 @@ def refuse_flat_shards(trainer: Any) -> None:
         raise ValueError(
             "DeepSpeed and FSDP1 keep weights in flat shards, which are not written exactly: use "
             "FSDP2 (fsdp_version: 2) or plain data parallelism"
+        )
+
+
+def all_or_none(act: Callable[[], None], step: int) -> None:
+    """Do something in every process; where it fails in one, raise in all, so that none waits."""
+    error: Exception | None = None
+    try:
+        act()
+    except Exception as raised:  # raised again below, once the others know
+        error = raised
+    told = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
+    if error is not None:
+        raise error
+    failed = [(number, words) for number, words in enumerate(told) if words is not None]
+    if failed:
+        number, words = failed[0]
+        raise ValueError(
+            f"process {number} could not write its part of the checkpoint of step {step} "
+            f"({words}); earlier ones are whole, so mend that and resume"
+        )
+
+
+def refuse_spoiled_weights(model: nn.Module, step: int) -> None:
+    """Refuse to save weights that are not numbers: the checkpoint before them is the one to use."""
+    weights = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    held = [w.detach() for w in weights if w.numel()]
+    peaks = torch._foreach_norm(held, float("inf")) if held else []  # pyright: ignore
+    if not all(bool(peak.isfinite()) for peak in peaks):
+        raise ValueError(
+            f"weights are not finite after step {step}, so training has stopped and this step was "
+            "not saved; resume from an earlier checkpoint with a smaller --optim.lr"
         )
 
 

@@ -24,6 +24,7 @@ from mesotron.rlvr.callbacks import WATCHED, EvalEvery, PoliteStop, RunLog
 from mesotron.rlvr.dataset import as_reward_function, check_enough, make_rows
 from mesotron.rlvr.facts import Judge
 from mesotron.rlvr.finish import compare, measure, show, write_report
+from mesotron.rlvr.live_settings import live_settings
 from mesotron.rlvr.models import choose_device, load_model, lora_config
 from mesotron.rlvr.objectives.options import resolve, trl_arguments
 from mesotron.rlvr.optimizer import check_settings
@@ -38,6 +39,9 @@ from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
 from mesotron.runs.signals import StopRequest
 from mesotron.watch.callback import Watch
+
+# An alarm may come three checkpoints late, and there must be one from before its evidence.
+KEPT_FOR_ROLLBACK = 4
 
 
 @dataclass
@@ -112,7 +116,7 @@ def train_in(run: RunFolder, plan: Plan[TrainConfig], parts: Parts, console: Con
     trainer = build_trainer(parts, run)
     reached = plan.checkpoint.step if plan.checkpoint else 0
     view = LiveView(config.steps, WATCHED, console)
-    watch = Watch(config.guard, run.path)
+    watch = make_watch(trainer, parts, run)
     with view, remarks_to(view), StopRequest(view.say, f"continue with {how}") as stop:
         view.start_at(reached, run.rows("metrics"))
         add_callbacks(trainer, parts, run, view, stop)
@@ -132,6 +136,18 @@ def train_in(run: RunFolder, plan: Plan[TrainConfig], parts: Parts, console: Con
         show(before, after, found, console)
     say(console, f"report: {run.path / 'report.md'}; more: mesotron eval {run.path}")
     return 0
+
+
+def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
+    """The watch of a run, which can change what this kind of run can be told on its way."""
+    config = parts.config
+    return Watch(
+        config.guard,
+        run.path,
+        trainer=trainer,
+        tries=config.watch.tries,
+        more=live_settings(trainer, config, parts.judge, parts.device),
+    )
 
 
 def is_main() -> bool:
@@ -159,6 +175,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         optim=config.optim,
         objective=resolve(config.objective, config.rollout.generations),
         judge=parts.judge,
+        engine=config.rollout.engine,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -174,7 +191,7 @@ def trainer_arguments(parts: Parts, run: RunFolder) -> dict[str, Any]:
         "logging_steps": 1,
         "logging_nan_inf_filter": False,  # a NaN is to be seen
         "save_steps": config.save_every or config.steps,
-        "save_total_limit": config.keep,
+        "save_total_limit": max(config.keep, KEPT_FOR_ROLLBACK * (config.guard == "rollback")),
         "use_cpu": on_cpu,
         "bf16": parts.model.dtype == torch.bfloat16,
         "dataloader_pin_memory": not on_cpu,
@@ -188,7 +205,8 @@ def add_callbacks(
     trainer: GRPOTrainer, parts: Parts, run: RunFolder, view: LiveView, stop: StopRequest
 ) -> None:
     """The run's log and view, the polite stop and, if asked for, evaluations on the way."""
-    trainer.add_callback(RunLog(run, view, trainer))
+    refuse = parts.config.guard != "rollback"
+    trainer.add_callback(RunLog(run, view, trainer, refuse=refuse))
     trainer.add_callback(PoliteStop(stop))
     every = parts.config.eval_every
     if every:

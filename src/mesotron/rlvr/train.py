@@ -21,6 +21,8 @@ LEAST = {
     "keep": 1,
     "seed": 0,
     "threads": 1,
+    "watch.tries": 1,
+    "watch.snr_every": 0,
     "model.lora": 0,
     "optim.lr": 0,
     "optim.warmup": 0,

@@ -111,6 +111,10 @@ def damage(path: Path) -> str | None:
                 return f"{file} has {size:,} bytes instead of {expected['bytes']:,}"
             if fingerprint(file) != expected:
                 return f"{file} has been changed since it was written"
+        for file in sorted(path.rglob("[!.]*")):
+            name = str(file.relative_to(path))
+            if file.is_file() and name not in (*listing, MANIFEST):
+                return f"{file} has been added since it was written"  # a loader might read it
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{path / MANIFEST} cannot be read ({type(error).__name__})"
     return None
@@ -136,8 +140,8 @@ def prune(root: Path, keep: int, newest: int) -> None:
     """Remove all but `keep` of the checkpoints up to the step that was just written.
 
     Later ones are what a resumed run could not use: counted, a damaged one would take the place of
-    the only whole one.
+    the only whole one. One of step 0 is the start that a guard can go back to, and stays.
     """
-    written = [found for found in list_checkpoints(root) if found.step <= newest]
+    written = [found for found in list_checkpoints(root) if 0 < found.step <= newest]
     for checkpoint in written[:-keep]:
         shutil.rmtree(checkpoint.path)

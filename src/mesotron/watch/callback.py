@@ -1,23 +1,36 @@
 """`mesotron.Watch`: the watch inside a trainer, as a plain TrainerCallback of Transformers.
 
 Works in any Trainer, TRL's and this library's too. It reads what is logged and nothing else; it can
-warn, or stop the run with a checkpoint. It changes neither weights nor settings.
+warn, stop the run with a checkpoint, or go back to a healthy checkpoint and on with a remedy.
+With several processes the first one decides and all act alike.
 """
 
 import logging
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
+import torch
+import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mesotron.config import WatchSettings
+from mesotron.config.watch import GuardName
 from mesotron.runs.folder import RunFolder
+from mesotron.watch import guard as decisions
 from mesotron.watch.engine import Engine, is_number
-from mesotron.watch.events import Event
+from mesotron.watch.events import Act, Event
+from mesotron.watch.guard import Memory
+from mesotron.watch.metrics import Row
+from mesotron.watch.remedies import Change, prescribe
+from mesotron.watch.rollback import go_back, refuse_what_cannot_go_back, whole_checkpoints
+from mesotron.watch.settings import Settings, apply, settings_of
 from mesotron.watch.story import Story, tell
 
-Guard = Literal["off", "warn", "stop"]
-GUARDS = ("off", "warn", "stop")
+GUARDS = get_args(GuardName)
+# Key of an act in a trainer's log_history, where a resumed run finds it.
+ACT = "mesotron/guard"
 log = logging.getLogger("mesotron.watch")
 
 
@@ -25,16 +38,20 @@ class Watch(TrainerCallback):
     """Watches a training run from its own logs.
 
     On a resumed run it first reads what the run has logged before, so that it judges as if the run
-    had never stopped. With several processes each watches alike, and the first one speaks.
+    had never stopped, and the remedies of earlier rollbacks are in force.
 
     Args:
         guard: warn tells what it sees on the logger "mesotron.watch"; stop also ends the run, with
-            a checkpoint, at the first event of that severity; off only keeps the events.
+            a checkpoint, at the first event of that severity; rollback instead goes back to the
+            last checkpoint from before the failure began, applies the detector's remedy and goes
+            on; off only keeps the events.
         run: a run folder whose events.jsonl gets every event.
         settings: warm-up, window, patience and noise, in logged rows.
+        trainer: whose weights and settings a rollback changes; needed for that alone.
+        tries: rollbacks before a run is given up.
+        more: settings that this trainer can be told beyond those of `settings.settings_of`.
 
     Attributes:
-        events: everything seen so far.
         stopped_by: the event that ended the run, or None.
 
     Example:
@@ -45,34 +62,66 @@ class Watch(TrainerCallback):
 
     def __init__(
         self,
-        guard: Guard = "warn",
+        guard: GuardName = "warn",
         run: Path | str | None = None,
         settings: WatchSettings | None = None,
+        *,
+        trainer: Any = None,
+        tries: int = 3,
+        more: Settings | None = None,
     ) -> None:
         if guard not in GUARDS:
             raise ValueError(f"guard {guard!r} is none of {', '.join(GUARDS)}")
+        if guard == "rollback":
+            check_rollback(trainer, tries)
         self.guard = guard
         self.run = None if run is None else RunFolder(Path(run))
         self.settings = settings
+        self.trainer, self.tries, self.more = trainer, tries, more or {}
         self._restart()
 
     def _restart(self) -> None:
-        self.engine = Engine(self.settings)
-        self.rows: list[dict[str, float]] = []
-        self.events: list[Event] = []
+        self.memory = Memory(self.settings)
         self.stopped_by: Event | None = None
+        self._waiting: list[Event] = []
+
+    @property
+    def engine(self) -> Engine:
+        """What judges the rows."""
+        return self.memory.engine
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything seen so far."""
+        return self.memory.events
+
+    @property
+    def acts(self) -> list[Act]:
+        """Everything done so far."""
+        return self.memory.acts
 
     def story(self) -> Story | None:
         """The run so far in words, or None before anything was logged."""
-        return tell(self.rows, self.engine, self.events) if self.rows else None
+        memory = self.memory
+        if not memory.rows:
+            return None
+        return tell(memory.rows, memory.engine, memory.events, acts=memory.acts)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Begin anew; on a resumed run, read what it has logged before."""
+        """Begin anew; on a resumed run, live through what it has logged before."""
         self._restart()
-        for row in state.log_history:
-            self._take(row, int(row.get("step", 0)))
+        there = self._checkpoints() if state.global_step else {}
+        known = [step for step in there if step <= state.global_step]
+        self.memory.replay(past(state), known)
+        if self.guard != "rollback":
+            return
+        self._put_in_force()
+        if not state.global_step and self._saves:
+            # A run that fails before its first checkpoint has its start to go back to.
+            self.trainer._save_checkpoint(self.trainer.model, trial=None)
+            self.memory.keep(0)
 
     def on_log(
         self,
@@ -82,13 +131,36 @@ class Watch(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Take in one row; tell of what is new; stop the run if that is the guard."""
-        for event in self._take(logs or {}, state.global_step):
-            if state.is_world_process_zero:
+        """Take in one row; tell of what is new; act if the guard is to."""
+        logs = logs or {}
+        new = self.memory.take(as_row(logs, state.global_step))
+        spoiled = self.guard == "rollback" and are_spoiled(self.trainer.model, logs)
+        if spoiled:  # patience would sample from them
+            new = [self.engine.condemn("nonfinite"), *new]
+            self.events.append(new[0])
+        if state.is_world_process_zero:
+            for event in new:
                 self._tell(event)
-            if event.severity == "stop" and self.guard == "stop" and self.stopped_by is None:
-                self.stopped_by = event
-                control.should_training_stop = control.should_save = True
+        self._waiting += new
+        if "loss" not in logs:  # of an evaluation; every process comes here with a step's row
+            return
+        waiting, self._waiting = self._waiting, []
+        event = decisions.choose_event(waiting, self.engine.detectors)
+        if self.guard == "stop":
+            self._stop(agreed(event), control)
+        elif self.guard == "rollback":
+            self._go_back(agreed(event), state, control, can_save=not spoiled)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Remember what was known at this checkpoint, and forget those that were removed."""
+        if self.guard == "rollback":
+            self.memory.keep(state.global_step)
+            there = {path.name for path in self._root.glob("checkpoint-*")}
+            gone = [step for step in self.memory.kept if f"checkpoint-{step}" not in there]
+            for step in gone:
+                del self.memory.kept[step]
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -98,15 +170,104 @@ class Watch(TrainerCallback):
         if story and state.is_world_process_zero and self.guard != "off":
             log.log(logging.INFO if story.condition == "healthy" else logging.WARNING, story.text())
 
-    def _take(self, row: dict[str, Any], step: int) -> list[Event]:
-        numbers = {key: float(value) for key, value in row.items() if is_number(value)}
-        self.rows.append({**numbers, "step": float(step)})
-        new = self.engine.update(self.rows[-1])
-        self.events += new
-        return new
+    # Acting
 
-    def _tell(self, event: Event) -> None:
+    def _stop(self, event: Event | None, control: TrainerControl, can_save: bool = True) -> None:
+        if event is not None and self.stopped_by is None:
+            self.stopped_by = event
+            control.should_training_stop = True
+            control.should_save = can_save
+
+    def _go_back(
+        self, event: Event | None, state: TrainerState, control: TrainerControl, can_save: bool
+    ) -> None:
+        """Go back and on, or give up; what was done is kept where a resumed run finds it."""
+        if event is None:
+            return
+        there = self._checkpoints()
+        memory, saves = self.memory, self._saves
+        chosen = agreed(decisions.choose_checkpoint(memory, event, there))
+        why = agreed(decisions.why_not(memory, event, chosen, self.tries, saves))
+        if why or chosen is None:
+            act = decisions.given_up(event, memory.attempts, why)
+            self._stop(event, control, can_save and saves)
+        else:
+            go_back(self.trainer, there[chosen])
+            number = memory.attempts + 1
+            remedy = prescribe(tuple(Change(**change) for change in event.changes), number)
+            outcome = apply(remedy, self._can_change(), number)
+            act = decisions.gone_back(event, number, chosen, outcome)
+            control.should_save = True  # a run killed from now on goes on from here
+        memory.done(act)
+        kept: Any = {"step": state.global_step, ACT: act.record()}
+        state.log_history.append(kept)
+        if state.is_world_process_zero:
+            self._tell(act)
+
+    def _put_in_force(self) -> None:
+        """Tell a resumed trainer what its checkpoint does not hold of earlier remedies."""
+        settings = self._can_change()
+        for change in (change for act in self.acts for change in act.changes):
+            setting = settings[change["field"]]
+            if not setting.in_checkpoint:
+                setting.write(change["new"])
+
+    def _can_change(self) -> Settings:
+        return settings_of(self.trainer) | self.more
+
+    @property
+    def _saves(self) -> bool:
+        return self.trainer.args.save_strategy != "no"
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.trainer.args.output_dir)
+
+    def _checkpoints(self) -> dict[int, Path]:
+        return whole_checkpoints(self._root) if self.guard == "rollback" else {}
+
+    def _tell(self, told: Event | Act) -> None:
         if self.run is not None:
-            self.run.append("events", event.record())
+            self.run.append("events", told.record())
         if self.guard != "off":
-            log.warning(event.sentence())
+            log.warning(told.sentence())
+
+
+def check_rollback(trainer: Any, tries: int) -> None:
+    """Refuse at the start what could not be done at the alarm."""
+    if trainer is None:
+        raise ValueError(
+            "guard='rollback' changes a trainer's weights: give it, as in "
+            "trainer.add_callback(mesotron.Watch(guard='rollback', trainer=trainer))"
+        )
+    if tries < 1:
+        raise ValueError(f"tries {tries} leaves no rollback: give 1 or more, or guard='stop'")
+    refuse_what_cannot_go_back(trainer)
+
+
+def are_spoiled(model: torch.nn.Module, logs: Mapping[str, Any]) -> bool:
+    """Whether a weight is not a finite number; looked for where loss or gradient was not."""
+    if all(math.isfinite(logs.get(name) or 0.0) for name in ("loss", "grad_norm")):
+        return False
+    return not all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad)
+
+
+def as_row(logs: Mapping[str, Any], step: int) -> Row:
+    """The numbers of what was logged, with their step."""
+    return {key: float(x) for key, x in logs.items() if is_number(x)} | {"step": float(step)}
+
+
+def past(state: TrainerState) -> Iterator[Row | Act]:
+    """What a resumed run has logged and done before."""
+    for row in state.log_history:
+        acted: Any = row.get(ACT)
+        yield Act.from_record(acted) if acted else as_row(row, int(row.get("step", 0)))
+
+
+def agreed(decision: Any) -> Any:
+    """The first process's decision in every process."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return decision
+    held = [decision]
+    dist.broadcast_object_list(held, src=0)
+    return held[0]

@@ -111,7 +111,7 @@ class Act:
             >>> Act.from_record(act.record()) == act
             True
         """
-        found = {key: tuple(value) if isinstance(value, list) else value
+        found: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value
                  for key, value in record.items() if key != "kind"}  # fmt: skip
         return cls(**found)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from mesotron.watch.detectors import Detector
 from mesotron.watch.engine import Engine
-from mesotron.watch.events import Event, Evidence, describe
+from mesotron.watch.events import Act, Event, Evidence, describe
 from mesotron.watch.metrics import Row, canonical
 from mesotron.watch.tracks import Since
 
@@ -51,6 +51,7 @@ class Story:
         events: everything that was told.
         blind: detectors that could not run -> metrics that they lack.
         notes: what else to know.
+        acts: everything that the guard did.
     """
 
     phases: tuple[Phase, ...]
@@ -64,6 +65,7 @@ class Story:
     events: tuple[Event, ...] = ()
     blind: dict[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
+    acts: tuple[Act, ...] = ()
 
     @property
     def condition(self) -> Condition:
@@ -73,7 +75,8 @@ class Story:
     def record(self) -> dict[str, Any]:
         """The story as JSON holds it."""
         out = asdict(self) | {"condition": self.condition, "text": self.text()}
-        return out | {"events": [event.record() for event in self.events]}
+        told = {"events": [event.record() for event in self.events]}
+        return out | told | {"acts": [act.record() for act in self.acts]}
 
     def text(self) -> str:
         """The story in one sentence."""
@@ -83,6 +86,8 @@ class Story:
             span = f"steps {phase.first}-{phase.last} {phase.condition}"
             parts.append(f"dead after step {phase.first}" if dead else span)
         told = ", ".join(parts)
+        told += "".join(f", gone back from step {act.step} to {act.checkpoint}"
+                        for act in self.acts if act.action == "rollback")  # fmt: skip
         ends = ", ".join(map(describe, self.numbers))
         told += f": {ends}" if ends else ""
         if self.cause:
@@ -96,7 +101,11 @@ class Story:
 
 
 def tell(
-    rows: Sequence[Row], engine: Engine, events: Sequence[Event], notes: Sequence[str] = ()
+    rows: Sequence[Row],
+    engine: Engine,
+    events: Sequence[Event],
+    notes: Sequence[str] = (),
+    acts: Sequence[Act] = (),
 ) -> Story:
     """Tell a run.
 
@@ -105,6 +114,7 @@ def tell(
         engine: the engine that has read them.
         events: what it said.
         notes: what a reader noted.
+        acts: what a guard did; from a rollback on the run is healthy until something new is said.
 
     Returns:
         The story.
@@ -119,7 +129,9 @@ the steps came after the last useful step, 29
     """
     detectors = {detector.name: detector for detector in engine.detectors}
     harmful = [event for event in events if not detectors[event.detector].harmless]
-    phases = find_phases(harmful, int(rows[0]["step"]), int(rows[-1]["step"]))
+    phases = find_phases(harmful, int(rows[0]["step"]), int(rows[-1]["step"]), acts)
+    back = max((act.step for act in acts if act.action == "rollback"), default=-1)
+    harmful = [event for event in harmful if event.step > back]
     cause = find_cause(harmful, engine.detectors, phases[-1].condition)
     useful = wasted = None
     unit = "steps"
@@ -138,26 +150,41 @@ the steps came after the last useful step, 29
         events=tuple(events),
         blind=engine.blind(),
         notes=tuple(notes),
+        acts=tuple(acts),
     )
 
 
-def find_phases(events: Sequence[Event], first: int, last: int) -> tuple[Phase, ...]:
-    """Healthy until something is warned of, drifting until all of it is over, dead from a stop."""
+def find_phases(
+    events: Sequence[Event], first: int, last: int, acts: Sequence[Act] = ()
+) -> tuple[Phase, ...]:
+    """Healthy until something is warned of, drifting until all of it is over, dead from a stop.
+
+    A rollback makes the run healthy again; without one nothing does after a stop.
+    """
     phases: list[Phase] = []
     condition: Condition = "healthy"
     start, warned = first, set()
-    for event in events:
-        (warned.discard if event.severity == "clear" else warned.add)(event.detector)
-        now: Condition = "drifting" if warned else "healthy"
-        now = "dead" if event.severity == "stop" else now
+    backs = [act for act in acts if act.action == "rollback"]
+    both: list[Event | Act] = sorted([*events, *backs], key=lambda one: one.step)
+    for one in both:
+        now = after(one, condition, warned)
         if now != condition:
             # A run that goes wrong at its first row has no healthy phase.
-            if event.step > start:
-                phases.append(Phase(condition=condition, first=start, last=event.step))
-            condition, start = now, event.step
-        if now == "dead":
-            break
+            if one.step > start:
+                phases.append(Phase(condition=condition, first=start, last=one.step))
+            condition, start = now, one.step
     return (*phases, Phase(condition=condition, first=start, last=last))
+
+
+def after(one: Event | Act, condition: Condition, warned: set[str]) -> Condition:
+    """The condition after an event or a rollback; `warned` is brought up to date."""
+    if isinstance(one, Act):
+        warned.clear()
+        return "healthy"
+    (warned.discard if one.severity == "clear" else warned.add)(one.detector)
+    if condition == "dead" or one.severity == "stop":
+        return "dead"
+    return "drifting" if warned else "healthy"
 
 
 def find_cause(
