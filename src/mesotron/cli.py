@@ -40,6 +40,7 @@ COMMANDS = {
         Presets(eval_defaults, describe_defaults),
     ),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
+    "compare": Command(config.CompareConfig, "mesotron.compare.command:run"),
     "report": Command(config.ReportConfig, "mesotron.report.command:run"),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo.command:run"),
     "vla demos": Command(config.DemosConfig, "mesotron.vla.demos.command:run"),

@@ -7,6 +7,7 @@ Names that live in a registry (filters, models) are checked by the registry's ow
 
 from mesotron.config.bench import BenchOptimConfig, BenchPpoConfig, BenchTrainConfig
 from mesotron.config.bundle import BundleConfig
+from mesotron.config.compare import CompareConfig, SweepConfig
 from mesotron.config.fields import POSITIONAL, OptimizerName
 from mesotron.config.filters import RouteConfig, SpectrumConfig
 from mesotron.config.ppo import BenchSnakeConfig, SnakeConfig
@@ -38,6 +39,7 @@ __all__ = [
     "BenchSnakeConfig",
     "BenchTrainConfig",
     "BundleConfig",
+    "CompareConfig",
     "DemosConfig",
     "EvalConfig",
     "ModelConfig",
@@ -53,6 +55,7 @@ __all__ = [
     "SftConfig",
     "SnakeConfig",
     "SpectrumConfig",
+    "SweepConfig",
     "TaskConfig",
     "TrainConfig",
     "VlaEvalConfig",

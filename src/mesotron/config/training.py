@@ -179,6 +179,9 @@ class OptimConfig:
     cutoff: float | Literal["noise"] | None = None
     """Pion's continuous strength: a fraction of the largest singular value, or noise."""
 
+    rank: int | None = None
+    """Low-rank Muon: keep this many directions of each block, by an exact SVD, which is slow."""
+
     momentum: float = 0.95
     """Momentum of the spectral rules."""
 

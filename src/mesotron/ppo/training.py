@@ -168,6 +168,7 @@ def finish(session: Session, states: TrainState) -> str:
     for way, games in found.items():
         result |= games.summarise(way)
         result[f"{way}_fruit_each"] = games.fruit.mean(1).tolist()
+        result[f"{way}_games"] = games.fruit.tolist()
     result["env_steps"], result["seconds"] = rows[-1]["time/env_steps"], rows[-1]["time/seconds"]
     result["steps_per_second"] = float(np.median([row["time/steps_per_second"] for row in rows]))
     if config.gif:

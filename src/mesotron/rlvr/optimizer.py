@@ -42,6 +42,12 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
     if given and config.name != "pion":
         key, value = next(iter(given.items()))
         raise ValueError(f"optim.{key} = {value} is Pion's: use --optim.name pion or leave it out")
+    if config.rank is not None:
+        if not config.name.startswith("muon"):
+            raise ValueError(
+                f"optim.rank = {config.rank} is Muon's: use --optim.name muon or leave it out"
+            )
+        options |= {"filter": "low_rank", "rank": config.rank}
     optimizer = BUILDERS[config.name](model, config.lr, **options, **given)
     check_all_train(model, optimizer)
     return optimizer

@@ -1,0 +1,39 @@
+"""The process of one cell: reads the config that the tournament wrote, and runs it.
+
+    python -m mesotron.compare.cell cells/ID.json
+
+What it prints is the cell's log; an error's last line is what the tournament says of it.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from mesotron.config import SnakeConfig, TrainConfig
+from mesotron.config.reading import from_plain
+from mesotron.runs.folder import plain
+from mesotron.runs.lines import write_json
+
+CONFIGS: dict[str, type] = {"rlvr": TrainConfig, "ppo": SnakeConfig}
+
+
+def write_settings(path: Path, kind: str, config: Any) -> list[str]:
+    """Write a cell's config, and return the words that start its process."""
+    write_json(path, {"kind": kind, "config": plain(config)})
+    return [sys.executable, "-m", "mesotron.compare.cell", str(path)]
+
+
+def main(path: Path) -> int:
+    """Run the config that a file holds; the kind's own exit code."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    config = from_plain(CONFIGS[values["kind"]], values["config"], str(path))
+    if values["kind"] == "ppo":
+        from mesotron.ppo.command import run
+    else:
+        from mesotron.rlvr.train import run
+    return run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,195 @@
+"""`mesotron compare RECIPE`: runs the cells that are due, side by side, and shows who won."""
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from mesotron.compare.cell import write_settings
+from mesotron.compare.kinds import make_kind
+from mesotron.compare.page import ended_line, markdown, progress_view, show
+from mesotron.compare.record import NAME, Cell, read_tournament
+from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_cores
+from mesotron.compare.tournament import Progress
+from mesotron.config import CompareConfig
+from mesotron.runs.lines import write_whole
+from mesotron.runs.signals import StopRequest
+
+LOOK_EVERY = 0.2  # seconds between two looks at the processes
+LEAST = {"seeds": 1, "search_seeds": 1, "rates": 1, "extend": 0, "seed": 0, "threads": 1}
+
+
+def run(config: CompareConfig) -> int:
+    """Run a tournament, or the rest of one.
+
+    Returns:
+        0 when every cell has a score; 1 if some crashed, and the rest is shown.
+
+    Raises:
+        KeyboardInterrupt: somebody stopped it; it says how to go on.
+    """
+    check(config)
+    kind = make_kind(config.recipe, config.set)
+    folder = config.out or Path("runs") / f"compare-{config.recipe}"
+    kind.contenders(config.optims or kind.usual, config.objectives)  # before a folder is made
+    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    console = Console()
+    with locked(folder):
+        old = read_tournament(folder) if (folder / NAME).exists() else None
+        progress = Progress(kind, config, folder, old)
+        Match(progress, console).play()
+        finish(progress, console)
+    return 1 if any(cell.state == "failed" for cell in progress.record.cells) else 0
+
+
+def check(config: CompareConfig) -> None:
+    """Refuse numbers that cannot be meant."""
+    for name, least in LEAST.items():
+        if getattr(config, name) < least:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} {getattr(config, name)} must be at least {least}")
+    if not config.factor > 1:
+        raise ValueError(f"--factor {config.factor:g} must be above 1")
+    if config.workers is not None and config.workers < 1:
+        raise ValueError(f"--workers {config.workers} must be at least 1")
+    for name, values in (("optims", config.optims), ("objectives", config.objectives)):
+        if len(set(values)) < len(values):
+            raise ValueError(f"--{name} {' '.join(values)} names one twice: give each once")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder alone; the system gives it back when the process ends, however it ends."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder} is in use by another process; wait for it or stop it first"
+            ) from None
+        yield
+
+
+class Match:
+    """The cells of a tournament in their processes, watched until the last has ended.
+
+    Args:
+        progress: what is due.
+        console: where it is shown.
+    """
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        self.progress = progress
+        self.console = console
+        config = progress.config
+        on_cpu = getattr(progress.kind.config, "device", "auto") == "cpu"
+        gpus = [] if on_cpu else list_gpus()
+        workers = config.workers or len(gpus) or max(1, num_cores() // config.threads)
+        self.pool = Pool(workers, gpus)
+        self.live = Live(console=console, auto_refresh=False, transient=True)
+        self.walls: list[float] = []
+
+    def play(self) -> None:
+        """Run whatever is due until nothing is."""
+        how = f"the same command goes on with {self.progress.folder}"
+        if self.console.is_terminal:
+            self.live.start()
+        try:
+            with StopRequest(self.say, how) as stop:
+                self._loop(stop)
+        finally:
+            self.pool.kill()
+            self.live.stop()
+        if stop.requested:
+            raise KeyboardInterrupt(how)
+
+    def _loop(self, stop: StopRequest) -> None:
+        told = False
+        while True:
+            for job in self.pool.take_ended():
+                self._end(job, stop.requested)
+            if stop.requested and not told:
+                self.pool.ask_to_stop()
+                told = True
+            if not stop.requested:
+                self.progress.plan()
+                self._fill()
+            if not self.pool.jobs:
+                break
+            self._refresh()
+            time.sleep(LOOK_EVERY)
+        self.progress.write()
+
+    def _fill(self) -> None:
+        """Start cells while there is room; one that an earlier call has finished is read alone."""
+        for cell in self.progress.waiting():
+            if not self.pool.has_room:
+                return
+            if self.progress.take_outcome(cell):
+                self.progress.plan()
+            else:
+                self._start(cell)
+            self.progress.write()
+
+    def _start(self, cell: Cell) -> None:
+        progress = self.progress
+        place = progress.folder / cell.run
+        words = write_settings(
+            place.with_name(f"{cell.id}.json"), progress.kind.name, progress.settings(cell)
+        )
+        log = place.with_name(f"{cell.id}.log")
+        self.pool.start(cell.id, words, log, progress.kind.environment(progress.config.threads))
+        cell.state = "running"
+
+    def _end(self, job: Job, stopping: bool) -> None:
+        """Read what came of a process; one that was asked to stop waits for the next call."""
+        cell = next(one for one in self.progress.record.cells if one.id == job.key)
+        cell.wall = time.monotonic() - job.began
+        if not self.progress.take_outcome(cell):
+            code = job.process.returncode
+            cell.state = "waiting" if stopping else "failed"
+            cell.why = "" if stopping else last_words(job.log, code)
+        if cell.state != "waiting":
+            self.walls.append(cell.wall)
+            self.progress.plan()
+            if cell.stage == "final":
+                self.progress.judge()
+            self.say(ended_line(cell, *self._clock()))
+        self.progress.write()
+
+    def _clock(self) -> tuple[int, int, float | None]:
+        """Cells that have ended, cells in all, and the time that the rest will take."""
+        total, left = self.progress.expected(), self.progress.cells_left()
+        if not self.walls:
+            return total - left, total, None
+        pace = sum(self.walls) / len(self.walls) / self.pool.workers
+        running = sum(time.monotonic() - job.began for job in self.pool.jobs) / self.pool.workers
+        return total - left, total, max(left * pace - running, 0.0)
+
+    def say(self, sentence: str) -> None:
+        """A sentence above the view, or a line of its own."""
+        self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+    def _refresh(self) -> None:
+        if self.console.is_terminal:
+            view = progress_view(self.progress.record, *self._clock())
+            self.live.update(view, refresh=True)
+
+
+def finish(progress: Progress, console: Console) -> None:
+    """The standings: to the record, as a page of Markdown and on the terminal."""
+    progress.judge()
+    progress.write()
+    page = progress.folder / "standings.md"
+    write_whole(page, markdown(progress.record))
+    show(progress.record, console)
+    console.print(
+        f"{page}; the page: mesotron report {progress.folder}",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )

@@ -1,0 +1,127 @@
+"""Which rates each contender tries: one rule for all, as a pure function of what is known so far.
+
+Rates are base * factor^k. The first cell has k = 0, the recipe's rate; the RMS of its updates tells
+where this contender's step is as large as AdamW's usual one, and the rest of its rates lie around
+there. If the best one then lies at an end of what was tried, the contender goes on beyond it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+# What AdamW's update has, as a share of its rate, once its moments have settled.
+USUAL_RATIO = 0.2
+# A filter that passes next to nothing would ask for a step without end.
+LARGEST_SHIFT = 4
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The rule.
+
+    Args:
+        base: the recipe's rate, in AdamW's unit.
+        factor: between neighbouring rates, above 1.
+        rates: how many every contender tries.
+        extend: how many more it may try at an end.
+    """
+
+    base: float
+    factor: float
+    rates: int
+    extend: int
+
+    def rate(self, k: int) -> float:
+        """The rate of a notch, to three digits.
+
+        Example:
+            >>> Grid(base=6e-4, factor=2.0, rates=4, extend=2).rate(1)
+            0.0012
+        """
+        return float(f"{self.base * self.factor**k:.3g}")
+
+    def centre(self, update_ratio: float | None) -> int:
+        """The notch whose step is as large as AdamW's usual one at the base rate.
+
+        Args:
+            update_ratio: RMS of an update over the rate, at the first cell; None is taken as usual.
+
+        Example:
+            >>> Grid(base=6e-4, factor=2.0, rates=4, extend=2).centre(0.05)
+            2
+        """
+        if update_ratio is None:
+            return 0
+        wanted = math.log(USUAL_RATIO / max(update_ratio, 1e-12)) / math.log(self.factor)
+        return round(min(max(wanted, -LARGEST_SHIFT), LARGEST_SHIFT))
+
+    def first_notches(self, centre: int) -> list[int]:
+        """The notches that everybody tries: 0, and those nearest to the centre, upward first.
+
+        Example:
+            >>> Grid(base=1.0, factor=2.0, rates=4, extend=2).first_notches(2)
+            [0, 2, 3, 1]
+        """
+        near = [centre]
+        for distance in range(1, self.rates + 1):
+            near += [centre + distance, centre - distance]
+        others = [k for k in near if k != 0]
+        return [0, *others][: self.rates]
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where a contender's search stands.
+
+    Args:
+        wanted: notches to try, in order; those known are among them.
+        best: the best notch once nothing more is wanted; None before, or if every cell failed.
+        extended: how many of `wanted` lie beyond the first grid.
+        edge: the end at which the best notch lies, if it does.
+        done: whether all that is wanted is known.
+    """
+
+    wanted: tuple[int, ...]
+    best: int | None
+    extended: int
+    edge: Literal["low", "high"] | None
+    done: bool
+
+
+def search(grid: Grid, known: Mapping[int, float | None], update_ratio: float | None) -> Search:
+    """What a contender is to try, given what it has tried.
+
+    Args:
+        grid: the rule.
+        known: notch -> mean score of its cells, None if they failed; a notch with an open cell is
+            left out.
+        update_ratio: see `Grid.centre`; only read once notch 0 is known.
+
+    Example:
+        >>> grid = Grid(base=1.0, factor=2.0, rates=3, extend=1)
+        >>> search(grid, {}, None).wanted
+        (0,)
+        >>> search(grid, {0: 0.3, 1: 0.5, -1: 0.2}, None).wanted  # the best lies at the end
+        (0, 1, -1, 2)
+    """
+    if 0 not in known:
+        return Search((0,), None, 0, None, False)
+    centre = grid.centre(update_ratio)
+    wanted = grid.first_notches(centre)
+    while all(k in known for k in wanted):
+        best = best_notch(wanted, known, centre)
+        if best is None:
+            return Search(tuple(wanted), None, len(wanted) - grid.rates, None, True)
+        beside = [k for k in (best + 1, best - 1) if k not in wanted]
+        if not beside or len(wanted) - grid.rates >= grid.extend:
+            edge = "high" if best == max(wanted) else "low" if best == min(wanted) else None
+            return Search(tuple(wanted), best, len(wanted) - grid.rates, edge, True)
+        wanted.append(beside[0])
+    return Search(tuple(wanted), None, len(wanted) - grid.rates, None, False)
+
+
+def best_notch(tried: list[int], known: Mapping[int, float | None], centre: int) -> int | None:
+    """The notch with the highest score; of equal ones the nearest to the centre."""
+    scored = {k: value for k in tried if (value := known[k]) is not None}
+    return max(scored, key=lambda k: (scored[k], -abs(k - centre), k), default=None)

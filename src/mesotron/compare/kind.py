@@ -1,0 +1,160 @@
+"""What a tournament and a sweep must know of a kind of run: how one is set up, started and read.
+
+A kind is met through this class alone. Nothing here loads a model: everything is read from run
+folders, so it works on runs that another process has made.
+"""
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from mesotron.compare.record import Contender, Verdict
+from mesotron.config import WatchSettings
+from mesotron.runs import RunFolder
+from mesotron.watch.command import suit
+from mesotron.watch.engine import Engine
+from mesotron.watch.story import tell
+
+Row = dict[str, Any]
+
+
+class Health(NamedTuple):
+    """What the watch says of a run: how it ended, why, and its sentence."""
+
+    verdict: Verdict
+    cause: str | None
+    story: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run has shown."""
+
+    scores: dict[str, float]
+    """Of each problem of the evaluation by its id, after training."""
+    start: dict[str, float]
+    """The same before training; empty if it was not measured."""
+    seconds: float
+    """Time of the training steps."""
+    tokens: float
+    steps: int
+    health: Health
+    update_ratio: float | None
+    """Median RMS of an update over the rate; None if the run does not log it."""
+
+
+class Kind(ABC):
+    """One kind of run, set up for one recipe.
+
+    Args:
+        recipe: the recipe's name.
+        changes: NAME=VALUE settings that differ from it, see `changes.change`.
+    """
+
+    name: ClassVar[str]
+    measure: ClassVar[str]
+    """What a score is, in words."""
+    curve: ClassVar[str]
+    """The metric whose curve is timed against the threshold."""
+    floor: ClassVar[float] = 0.0
+    """Score of every problem for a run that has diverged."""
+    usual: ClassVar[tuple[str, ...]]
+    """Optimizers of a tournament that names none."""
+
+    recipe: str
+    config: Any
+    """The recipe's config with the changes: what every run shares."""
+
+    @property
+    @abstractmethod
+    def base_rate(self) -> float:
+        """The recipe's learning rate in AdamW's unit."""
+
+    @abstractmethod
+    def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
+        """Those who take part; a name that is not known is refused with the known ones."""
+
+    @abstractmethod
+    def settings(self, contender: Contender, rate: float, seed: int, run: Path) -> Any:
+        """The whole config of one run, which writes to `run`."""
+
+    @abstractmethod
+    def resuming(self, run: Path) -> Any:
+        """The config that continues a run that was stopped."""
+
+    @abstractmethod
+    def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
+        """Scores by problem before and after training; the second is empty if it has not ended."""
+
+    @abstractmethod
+    def cost(self, rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+        """Training seconds and tokens that were spent up to each row."""
+
+    def environment(self, threads: int) -> dict[str, str]:
+        """Variables of the process of a run."""
+        return {"OMP_NUM_THREADS": str(threads)}
+
+    def update_ratio(self, rows: Sequence[Row]) -> float | None:
+        """Median over steps of an update's RMS over its rate."""
+        return None
+
+    def outcome(self, path: Path) -> Outcome | None:
+        """What a run has shown; None if it has neither ended nor diverged.
+
+        A run whose loss is not a number has ended: every problem then has the floor's score.
+        """
+        if not (path / "config.json").is_file():
+            return None
+        run = RunFolder(path)
+        rows = run.rows("metrics")
+        start, scores = self.evaluations(run)
+        broken = diverged_at(rows)
+        if broken is not None and not scores:
+            scores = dict.fromkeys(start, self.floor)
+        if not rows or (run.result is None and broken is None):
+            return None
+        seconds, tokens = self.cost(rows)
+        return Outcome(
+            scores=scores,
+            start=start,
+            seconds=seconds[-1],
+            tokens=tokens[-1],
+            steps=int(rows[-1]["step"]),
+            health=health_of(rows),
+            update_ratio=self.update_ratio(rows),
+        )
+
+
+def diverged_at(rows: Sequence[Row]) -> int | None:
+    """The first step whose loss is not a number.
+
+    Example:
+        >>> diverged_at([{"step": 1, "loss": 0.5}, {"step": 2, "loss": math.nan}])
+        2
+    """
+    losses = (
+        (int(row["step"]), [v for k, v in row.items() if k == "loss" or k.startswith("loss/")])
+        for row in rows
+    )
+    return next((step for step, each in losses if not all(map(math.isfinite, each))), None)
+
+
+def health_of(rows: Sequence[Row]) -> Health:
+    """What the watch says of a run's rows, by the settings that suit their number."""
+    engine = Engine(suit(WatchSettings(), len(rows)))
+    events = [event for row in rows for event in engine.update(row)]
+    story = tell(rows, engine, events)
+    broken = diverged_at(rows)
+    if broken is not None:
+        return Health("diverged", story.cause, f"diverged at step {broken}: {story.text()}")
+    return Health(story.condition, story.cause, story.text())
+
+
+def is_for_choosing(problem: str) -> bool:
+    """Whether a problem's score helps to choose rates; the others judge. By a hash of its id, so
+    that it is the same for every contender, seed and machine."""
+    return hashlib.sha256(problem.encode()).digest()[0] % 2 == 0

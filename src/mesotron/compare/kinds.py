@@ -1,0 +1,32 @@
+"""Which kind of run a recipe's name means."""
+
+import difflib
+from collections.abc import Sequence
+
+from mesotron.compare.games import Games
+from mesotron.compare.kind import Kind
+from mesotron.compare.language import Language
+from mesotron.recipes import RECIPES
+
+GAMES = ("snake",)
+KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Language, Games)}
+
+
+def make_kind(recipe: str, changes: Sequence[str] = ()) -> Kind:
+    """The kind of a recipe, set up for it.
+
+    Raises:
+        ValueError: there is no recipe of that name; the text names the closest.
+
+    Example:
+        >>> make_kind("snake").name, make_kind("arith").name
+        ('ppo', 'rlvr')
+    """
+    if recipe in GAMES:
+        return Games(recipe, changes)
+    if recipe in RECIPES:
+        return Language(recipe, changes)
+    known = (*RECIPES, *GAMES)
+    close = difflib.get_close_matches(recipe, known, n=1, cutoff=0.5)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise ValueError(f"unknown recipe {recipe!r}{hint}; recipes: {', '.join(known)}")

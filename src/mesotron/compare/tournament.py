@@ -1,0 +1,276 @@
+"""A tournament in progress: which cells are due, what came of those that ended, what to write.
+
+It starts no process. Everything follows from the record and the run folders, so that one that was
+stopped, or killed, goes on where it was.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from mesotron.compare import standings, words
+from mesotron.compare.grid import Grid, Search, search
+from mesotron.compare.kind import Kind, Outcome, is_for_choosing
+from mesotron.compare.record import (
+    Cell,
+    Contender,
+    Stage,
+    Threshold,
+    Tournament,
+    write_tournament,
+)
+from mesotron.config import CompareConfig
+from mesotron.runs import RunFolder, describe_environment
+from mesotron.runs.folder import plain
+
+# What may not change between two calls on one folder: its cells would not be comparable.
+FIXED = ("factor", "seed", "search_seeds", "rates", "base_rate", "config")
+
+
+class Progress:
+    """The state of a tournament.
+
+    Args:
+        kind: of its runs.
+        config: as typed.
+        folder: where it is written.
+        record: what an earlier call has left; None begins a new one.
+    """
+
+    def __init__(
+        self, kind: Kind, config: CompareConfig, folder: Path, record: Tournament | None = None
+    ) -> None:
+        self.kind = kind
+        self.config = config
+        self.folder = folder
+        self.grid = Grid(kind.base_rate, config.factor, config.rates, config.extend)
+        self.contenders = kind.contenders(config.optims or kind.usual, config.objectives)
+        self.record = new_record(kind, config, self.contenders)
+        self._notches: dict[str, int] = {}
+        if record is not None:
+            self._take_over(record)
+
+    @property
+    def search_seeds(self) -> list[int]:
+        """Seeds that choose rates."""
+        return [self.config.seed + k for k in range(self.config.search_seeds)]
+
+    @property
+    def final_seeds(self) -> list[int]:
+        """Seeds that judge; none of them has chosen a rate."""
+        first = self.config.seed + self.config.search_seeds
+        return [first + k for k in range(self.config.seeds)]
+
+    def _take_over(self, old: Tournament) -> None:
+        for name in FIXED:
+            if old.plan[name] != self.record.plan[name]:
+                raise ValueError(
+                    f"{self.folder} holds a tournament with another {name} "
+                    f"({difference(old.plan[name], self.record.plan[name])}): give --out another "
+                    "name, or the flags that it was begun with"
+                )
+        self.record.cells, self.record.problems = old.cells, old.problems
+        self.record.start = old.start
+        known = {one.name for one in self.contenders}
+        self.record.contenders += [one for one in old.contenders if one.name not in known]
+        self.contenders = self.record.contenders
+        for cell in self.record.cells:
+            if cell.state in ("running", "failed"):  # stopped, or to be tried again
+                cell.state, cell.why = "waiting", ""
+
+    def plan(self) -> None:
+        """Add the cells that have become due."""
+        for contender in self.contenders:
+            found = self.search_of(contender)
+            for k in found.wanted:
+                for seed in self.search_seeds:
+                    self._add(contender, self.grid.rate(k), seed, "search")
+            if found.best is not None:
+                for seed in self.final_seeds:
+                    self._add(contender, self.grid.rate(found.best), seed, "final")
+
+    def search_of(self, contender: Contender) -> Search:
+        """Where a contender's search stands."""
+        own = [
+            cell
+            for cell in self.record.cells
+            if cell.contender == contender.name and cell.stage == "search"
+        ]
+        by_rate: dict[float, list[Cell]] = {}
+        for cell in own:
+            by_rate.setdefault(cell.rate, []).append(cell)
+        reach = range(-40, 41)
+        notches = {self.grid.rate(k): k for k in reach}
+        known = {
+            notches[rate]: mean_score(cells)
+            for rate, cells in by_rate.items()
+            if len(cells) == len(self.search_seeds)
+            and all(cell.state in ("done", "failed") for cell in cells)
+        }
+        first = [cell.update_ratio for cell in by_rate.get(self.grid.rate(0), [])]
+        ratio = standings.mean(first)
+        return search(self.grid, known, ratio)
+
+    def _add(self, contender: Contender, rate: float, seed: int, stage: Stage) -> None:
+        id = f"{slug(contender.name)}.lr{rate:g}.s{seed}"
+        if all(cell.id != id for cell in self.record.cells):
+            self.record.cells.append(
+                Cell(
+                    id=id,
+                    contender=contender.name,
+                    objective=contender.objective,
+                    rate=rate,
+                    seed=seed,
+                    stage=stage,
+                    run=f"cells/{id}",
+                )
+            )
+
+    def waiting(self) -> list[Cell]:
+        """Cells to run, those that decide what comes next first."""
+        open_cells = [cell for cell in self.record.cells if cell.state == "waiting"]
+        return sorted(open_cells, key=lambda cell: cell.stage != "search")
+
+    def cells_left(self) -> int:
+        """Cells that have not ended, and those that will become due if no search is extended."""
+        ended = sum(cell.state in ("done", "failed") for cell in self.record.cells)
+        return self.expected() - ended
+
+    def expected(self) -> int:
+        """Cells of the whole, if no further search is extended."""
+        total = 0
+        for contender in self.contenders:
+            found = self.search_of(contender)
+            tried = max(len(found.wanted), self.config.rates)
+            total += tried * len(self.search_seeds)
+            if not found.done or found.best is not None:
+                total += len(self.final_seeds)
+        return total
+
+    def settings(self, cell: Cell) -> object:
+        """The config of a cell's run: the rest of one that was stopped, or all of a new one."""
+        run = (self.folder / cell.run).resolve()
+        if (run / "config.json").is_file():
+            return self.kind.resuming(run)
+        shutil.rmtree(run, ignore_errors=True)  # stopped before it was a run
+        contender = next(one for one in self.contenders if one.name == cell.contender)
+        return self.kind.settings(contender, cell.rate, cell.seed, run)
+
+    def take_outcome(self, cell: Cell) -> bool:
+        """Read a cell's run into the record; False if it has not ended."""
+        found = self.kind.outcome(self.folder / cell.run)
+        if found is None:
+            return False
+        cell.state = "done"
+        cell.seconds, cell.tokens, cell.steps = found.seconds, found.tokens, found.steps
+        cell.verdict, cell.cause, cell.story = found.health
+        cell.update_ratio = found.update_ratio
+        if cell.verdict == "diverged":
+            cell.why = cell.story
+        self._take_scores(cell, found)
+        if not self.config.keep_weights:
+            shutil.rmtree(self.folder / cell.run / "checkpoints")
+            (self.folder / cell.run / "checkpoints").mkdir()
+        return True
+
+    def _take_scores(self, cell: Cell, found: Outcome) -> None:
+        chosen = [id for id in found.scores if is_for_choosing(id) == (cell.stage == "search")]
+        known = self.record.problems.setdefault(cell.stage, chosen)
+        if set(known) != set(chosen) or not known:
+            cell.state, cell.why = "failed", "it was evaluated on other problems than the others"
+            return
+        cell.per_problem = [round(found.scores[id], 6) for id in known]
+        cell.score = fmean(cell.per_problem)
+        if found.start:
+            self.record.start[cell.stage] = fmean(found.start[id] for id in known)
+
+    def judge(self) -> None:
+        """The standings as far as they are known, and the words for them."""
+        searches = {one.name: self.search_of(one) for one in self.contenders}
+        rates = {
+            name: self.grid.rate(found.best)
+            for name, found in searches.items()
+            if found.best is not None
+        }
+        curves = {
+            cell.id: RunFolder(self.folder / cell.run).rows("metrics")
+            for cell in self.record.cells
+            if cell.stage == "final" and cell.state == "done"
+        }
+        standings.time_to_threshold(self.kind, self.record, curves)
+        standings.rank(self.record, searches, rates)
+        self.record.words = words.conclude(self.record)
+
+    def write(self) -> None:
+        """Bring the record to the disk."""
+        write_tournament(self.folder, self.record)
+
+
+def new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contender]) -> Tournament:
+    """A record without cells."""
+    plan = {
+        name: plain(getattr(config, name))
+        for name in ("seeds", "search_seeds", "rates", "factor", "extend", "seed", "threads", "set")
+    }
+    plan |= {"base_rate": kind.base_rate, "config": plain(kind.config)}
+    return Tournament(
+        recipe=kind.recipe,
+        kind=kind.name,
+        measure=kind.measure,
+        rule=rule_in_words(config, kind),
+        contenders=list(contenders),
+        plan=plan,
+        threshold=Threshold(metric=kind.curve),
+        environment=describe_environment("see the cells", config.seed),
+    )
+
+
+def rule_in_words(config: CompareConfig, kind: Kind) -> list[str]:
+    """How the comparison is made fair, for the page."""
+    searched = words.count(config.search_seeds, "seed")
+    return [
+        "Every run of one seed has the same data order, and every run of the tournament the same "
+        "start and the same held-out problems.",
+        f"Every contender tries {config.rates} rates, powers of {config.factor:g} apart, with "
+        f"{searched}: the recipe's rate, {kind.base_rate:g} in AdamW's unit, and those around the "
+        "rate at which the RMS of its updates, as measured in that first run, is AdamW's usual "
+        "0.2 of the rate.",
+        f"If the best rate is the smallest or the largest tried, up to {config.extend} more beyond "
+        "it are tried; the table counts all trials.",
+        "Rates are chosen on one half of the held-out problems. The other half judges, with "
+        f"{words.count(config.seeds, 'other seed')} for each contender.",
+        "Intervals are 95 % bootstrap intervals over seeds and problems. Others are compared with "
+        "the best by a t-test paired by seed and problem, with the variance clustered by both, "
+        "and p-values are Holm's.",
+    ]
+
+
+def mean_score(cells: Sequence[Cell]) -> float | None:
+    """Mean score of cells of one rate; None if any has none."""
+    found = [cell.score for cell in cells if cell.score is not None]
+    return fmean(found) if len(found) == len(cells) else None
+
+
+def slug(name: str) -> str:
+    """A name that a folder can have.
+
+    Example:
+        >>> slug("pion:promote=2+gmpo")
+        'pion_promote_2+gmpo'
+    """
+    return "".join(c if c.isalnum() or c in "_+-" else "_" for c in name)
+
+
+def difference(old: object, new: object, name: str = "") -> str:
+    """The first place at which two plain values differ, in words.
+
+    Example:
+        >>> difference({"a": {"b": 1}}, {"a": {"b": 2}})
+        'a.b: 1, not 2'
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys([*old, *new]):
+            if old.get(key) != new.get(key):
+                return difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    return f"{name}: {old}, not {new}" if name else f"{old}, not {new}"

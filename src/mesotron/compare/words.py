@@ -1,0 +1,128 @@
+"""The conclusion of a tournament in sentences: what was told apart, what was not, what broke."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from mesotron.compare.inference import LEVEL
+from mesotron.compare.record import Cell, Standing, Tournament
+from mesotron.runs.console import spell_time
+
+
+def conclude(record: Tournament) -> list[str]:
+    """What the standings say; empty without any score."""
+    rows = [row for row in record.standings if row.score is not None]
+    if not rows:
+        return ["No contender has a score: see why in the cells."]
+    return [
+        *leading(record, rows),
+        *tied(rows),
+        *(sentence for row in rows for sentence in behind(row)),
+        *quickest(rows),
+        *(sentence for row in record.standings for sentence in trouble(row)),
+        *dead_rates(record.cells),
+        *(f"{row.contender}: {edge_words(row)}" for row in rows if row.edge),
+        f"This holds for {record.recipe} at this length and size; it says nothing of others.",
+    ]
+
+
+def leading(record: Tournament, rows: Sequence[Standing]) -> list[str]:
+    """The first, against the untrained start."""
+    best = rows[0]
+    start = record.start.get("final")
+    since = "" if start is None else f", from {start:.3f} before training"
+    return [
+        f"{best.contender} is first: {best.score:.3f} [{best.low:.3f}, {best.high:.3f}] at rate "
+        f"{best.rate:g}{since} ({record.measure}, {count(len(best.seeds), 'seed')}).",
+        *(["One seed tells nothing of other seeds: take three or more."] if len(best.seeds) < 2
+          else []),
+    ]  # fmt: skip
+
+
+def tied(rows: Sequence[Standing]) -> list[str]:
+    """Those that the test cannot tell from the first."""
+    same = [row for row in rows[1:] if row.p_holm is not None and row.p_holm >= LEVEL]
+    if not same:
+        return []
+    shown = [f"{row.contender} (behind by {row.behind:.3f}, p = {row.p_holm:.2g})" for row in same]
+    verb = "is" if len(same) == 1 else "are"
+    return [f"{listing(shown)} {verb} not told apart from {rows[0].contender}."]
+
+
+def behind(row: Standing) -> list[str]:
+    """A contender that is worse than the first beyond doubt."""
+    if row.behind is None or row.p_holm is None or row.p_holm >= LEVEL:
+        return []
+    return [
+        f"{row.contender} is behind by {row.behind:.3f} [{row.behind_low:.3f}, "
+        f"{row.behind_high:.3f}] (p = {row.p_holm:.2g})."
+    ]
+
+
+def quickest(rows: Sequence[Standing]) -> list[str]:
+    """Who was half way first by the clock."""
+    timed = [(row.threshold_seconds, row) for row in rows if row.threshold_seconds is not None]
+    if len(timed) < 2:
+        return []
+    seconds, row = min(timed, key=lambda pair: pair[0])
+    slow, last = max(timed, key=lambda pair: pair[0])
+    return [
+        f"{row.contender} was half way after {spell_time(seconds)} of training, the first of all; "
+        f"{last.contender} after {spell_time(slow)}."
+    ]
+
+
+def trouble(row: Standing) -> list[str]:
+    """Final cells that died or crashed."""
+    found = []
+    if row.dead:
+        found.append(
+            f"{row.contender}: the watch calls {count(row.dead, 'final run')} of "
+            f"{len(row.seeds)} dead."
+        )
+    if row.failed:
+        found.append(f"{row.contender}: {count(row.failed, 'final run')} crashed, without a score.")
+    return found
+
+
+def dead_rates(cells: Sequence[Cell]) -> list[str]:
+    """At which rates the searches have found the end, by contender."""
+    sentences = []
+    for name in dict.fromkeys(cell.contender for cell in cells):
+        own = [cell for cell in cells if cell.contender == name and cell.stage == "search"]
+        dead = [cell for cell in own if cell.verdict in ("dead", "diverged")]
+        if dead:
+            rates = sorted({cell.rate for cell in dead})
+            causes = Counter(cell.cause or cell.verdict or "" for cell in dead)
+            why = causes.most_common(1)[0][0].replace("_", " ")
+            shown = listing([f"{rate:g}" for rate in rates])
+            sentences.append(f"{name} died in its search at rate {shown} ({why}).")
+    return sentences
+
+
+def edge_words(row: Standing) -> str:
+    """What it means that the best rate lies at an end."""
+    end, other = ("largest", "larger") if row.edge == "high" else ("smallest", "smaller")
+    return (
+        f"its best rate, {row.rate:g}, is the {end} of the {row.trials} tried, so a {other} one "
+        "may be better still."
+    )
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    Example:
+        >>> count(1, "seed"), count(3, "seed")
+        ('1 seed', '3 seeds')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def listing(parts: Sequence[str]) -> str:
+    """Words in a row.
+
+    Example:
+        >>> listing(["a", "b", "c"])
+        'a, b and c'
+    """
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
