@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from mesotron.rlvr.tiny.tokenizer import build_tokenizer
 from mesotron.runs import RunFolder
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
+from mesotron.watch.remedies import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART
 
 TIMES = ("time", "step_time")
 REWARD = """
@@ -246,6 +248,45 @@ def test_the_watch_can_stop_a_run_and_says_why(run, whole, monkeypatch, capsys):
     assert [(row["step"], row["detector"]) for row in events] == [(2, "entropy_collapse")]
     assert run("--guard off --steps 2 --out silent") == 0
     assert event.sentence() not in capsys.readouterr().out
+
+
+GONE_BACK = {
+    "lora": "--model.lora 2 --objective.beta 0.02 --rollout.updates 2",
+    "an anchor": "--objective.name mgrpo --objective.beta 0",
+    "another reward": "",
+}
+
+
+@pytest.mark.parametrize("case", GONE_BACK)
+def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch, case):
+    """With every remedy that a running trainer can be told."""
+    remedy = (SMALLER_STEP, KL_TO_START, TWO_PART, COOLER)
+    event = Event(
+        step=3, detector="entropy_collapse", severity="stop", diagnosis="it is gone", remedy="back",
+        changes=tuple(asdict(change) for change in remedy), began=2,
+    )  # fmt: skip
+
+    def see(self: Engine, row: dict[str, float]) -> list[Event]:
+        return [event] if row["step"] == 3 and "loss" in row else []
+
+    monkeypatch.setattr(Engine, "update", see)
+    words = f"{GONE_BACK[case]} --guard rollback --steps 6"
+    assert run(f"{words} --out whole") == 0
+    with monkeypatch.context() as patch:
+        at_row(patch, 5, kill)
+        with pytest.raises(Killed):
+            run(f"{words} --out killed")
+    assert run("--resume killed") == 0
+    assert_same_end("whole", "killed", step=6)
+    told = [RunFolder(Path(name)).rows("events") for name in ("whole", "killed")]
+    assert told[0] == told[1]
+    act = told[0][1]
+    assert (act["kind"], act["checkpoint"]) == ("guard", 1)
+    changed = {change["field"] for change in act["changes"]}
+    left = {one["field"] for one in act["refused"]}
+    assert changed | left == {change.field for change in remedy}
+    assert left == {"lora": {"objective.beta"}, "an anchor": {"reward.parts"}}.get(case, set())
+    assert "step 3 rollback 1 to step 1" in (Path("whole") / "report.md").read_text()
 
 
 def complaint(capsys: pytest.CaptureFixture[str]) -> str:
