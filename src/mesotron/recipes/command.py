@@ -1,9 +1,11 @@
-"""`mesotron train` as typed: a recipe and flags, or `--resume` and nothing else."""
+"""`mesotron train` as typed: a recipe and flags, or `--resume` and nothing else; then its page."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from mesotron.config import TrainConfig
 from mesotron.recipes import make_recipe
+from mesotron.report.command import NAME, write
 from mesotron.rlvr import train
 
 
@@ -15,4 +17,10 @@ def run(config: TrainConfig) -> int:
             f"--resume {config.resume} continues a run with its own settings; leave the recipe and "
             "the other flags out"
         )
-    return train.run(config)
+    return train.run(config, then=write_page)
+
+
+def write_page(path: Path) -> None:
+    """The report as a page beside report.md."""
+    write([path], path / NAME)
+    print(f"page: {path / NAME}")

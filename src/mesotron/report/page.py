@@ -22,6 +22,7 @@ from mesotron.report.sections import chart_frame, section, swatch
 SCRIPTS = ("chart.js", "page.js")
 # Lines over one another are drawn smooth, with the real ones faint behind them; a slider says so.
 SMOOTH = 0.7
+LONG = 40  # points; shorter curves are not noisy enough to be smoothed
 
 
 @dataclass
@@ -75,7 +76,8 @@ class Draft:
             top: what stands between the sentences and the parts.
             live: seconds after which the page loads itself again; None never.
         """
-        smooth = SMOOTH if len(self.runs) > 1 else 0.0
+        longest = max((len(run["x"]["main"]["steps"]) for run in self.runs), default=0)
+        smooth = SMOOTH if len(self.runs) > 1 and longest >= LONG else 0.0
         charts = [chart.record() for chart in self.charts]
         data = {"runs": self.runs, "smooth": smooth, "charts": charts}
         body = [

@@ -81,8 +81,15 @@ def chart_frame(chart: Chart, number: int, shared_legend: bool) -> Html:
 
 def legend(lines: Sequence[Line]) -> Html:
     """What each line is, with its colour and dash."""
-    items = [el("li", swatch(line.style), line.name) for line in lines]
+    items = [el("li", _sign(line), line.name) for line in lines]
     return el("ul", *items, class_="legend")
+
+
+def _sign(line: Line) -> Html:
+    if line.dots != "crosses":
+        return swatch(line.style)
+    drawn = el("path", d="M8 0l10 10m0 -10l-10 10", class_="cross")
+    return el("svg", drawn, class_="swatch", viewBox="0 0 26 10", aria_hidden="true")
 
 
 def swatch(style: int) -> Html:

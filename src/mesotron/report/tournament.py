@@ -18,7 +18,7 @@ from mesotron.report.page import Draft
 from mesotron.report.read import Column, Run, read_run
 from mesotron.report.runs_page import run_record
 from mesotron.report.sections import COLOURS, figures, flatten, fold, pairs, swatch, table
-from mesotron.report.words import Figure
+from mesotron.report.words import Figure, spell_count
 from mesotron.runs.console import spell_time
 from mesotron.runs.lines import Row
 
@@ -216,7 +216,7 @@ def rate_chart(record: Row, names: Sequence[str]) -> Chart:
         ys: Column = [score for _, score in dead]
         xs = [rate for rate, _ in dead]
         lines.append(Line(0, "dead or diverged", len(names), ys, x=xs, dots="crosses"))
-    title = f"{record['measure']} over learning rate"
+    title = f"{record['measure'][:1].upper()}{record['measure'][1:]} over learning rate"
     return Chart(title, lines, "Search cells, means over seeds.", log_x=True, x_name="rate")
 
 
@@ -272,14 +272,14 @@ def speed(record: Row, names: Sequence[str]) -> Html | None:
             key: median([cell[key] for cell in there])
             for key in ("threshold_seconds", "threshold_tokens", "threshold_steps")
         }
-        seconds = middle["threshold_seconds"]
+        seconds, tokens = middle["threshold_seconds"], middle["threshold_tokens"]
         rows.append(
             [
                 join(swatch(style), name),
                 f"{len(there)} of {len(cells)}",
                 spell_time(seconds) if seconds is not None else "never",
                 show(middle["threshold_steps"]),
-                show(middle["threshold_tokens"]),
+                "–" if tokens is None else spell_count(tokens),
             ]
         )
     goal = f"until {threshold['metric']} has passed {show(threshold['value'])}"
@@ -358,4 +358,4 @@ def median(values: list[Any]) -> float | None:
 
 def show(value: float | None) -> str:
     """A number with three digits, a dash if it is not known."""
-    return "–" if value is None else f"{value:.3g}"
+    return "–" if value is None else f"{value + 0.0:.3g}"

@@ -180,7 +180,8 @@ def _tell_sft(run: Run) -> str:
 
 def _tell_snake(run: Run) -> str:
     board = f"{run.config['width']}x{run.config['height']}"
-    made = f"PPO with {run.config['optim']} on {board} Snake"
+    rule = run.config["optim"] or ("muon" if run.config.get("use_muon") else "adam")
+    made = f"PPO with {rule} on {board} Snake"
     if not run.result:
         return f"{made}, {len(run.rows)} updates so far{_moved(run, 'episode/fruit', 'fruit')}."
     base, fruit = run.result["baselines"], run.result["greedy_fruit"]

@@ -30,6 +30,7 @@ from mesotron.rlvr.objectives.options import resolve, trl_arguments
 from mesotron.rlvr.optimizer import check_settings
 from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.rewards import Reward, make_reward
+from mesotron.rlvr.spectra import OptimizerLog
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.train import several_processes
@@ -207,6 +208,7 @@ def add_callbacks(
     """The run's log and view, the polite stop and, if asked for, evaluations on the way."""
     refuse = parts.config.guard != "rollback"
     trainer.add_callback(RunLog(run, view, trainer, refuse=refuse))
+    trainer.add_callback(OptimizerLog(run))
     trainer.add_callback(PoliteStop(stop))
     every = parts.config.eval_every
     if every:
@@ -236,7 +238,8 @@ def remarks_to(view: LiveView) -> Iterator[None]:
 
     class ToView(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            view.say(record.getMessage())
+            tell = view.alarm if record.name == "mesotron.watch" else view.say
+            tell(record.getMessage())
 
     handler, logger = ToView(), logging.getLogger("mesotron")
     logger.addHandler(handler)

@@ -5,7 +5,7 @@ variables are set that Hugging Face libraries read once, at import.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -35,11 +35,13 @@ LEAST = {
 }
 
 
-def run(config: TrainConfig) -> int:
+def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
     """Train, or continue a run.
 
     Args:
         config: as parsed; `resume` names a run whose own settings are then used.
+        then: called with the run's folder when it is over, or stopped and saved; in the first of
+            several processes.
 
     Returns:
         The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
@@ -49,7 +51,10 @@ def run(config: TrainConfig) -> int:
     set_library_variables(plan.config)
     from mesotron.rlvr.session import train
 
-    return train(plan)
+    code = train(plan)
+    if then is not None and os.environ.get("RANK", "0") == "0":
+        then(plan.path)
+    return code
 
 
 def check_installed() -> None:

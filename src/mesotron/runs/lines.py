@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+# Half of a surrogate pair, which a data set may hold and UTF-8 may not, is written as JSON's own
+# escape of it.
+ESCAPED = "backslashreplace"
 
 
 def append_row(path: Path, row: Row) -> None:
     """Add one row at the end of a file, making the file if need be."""
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8", errors=ESCAPED) as file:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
@@ -60,7 +63,7 @@ def cut_rows_after(path: Path, step: int) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Replace a file's text: a reader, or a kill, finds the old or the new one, never a part."""
     draft = path.with_name(f".{path.name}.writing")
-    with draft.open("w", encoding="utf-8") as file:
+    with draft.open("w", encoding="utf-8", errors=ESCAPED) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -54,15 +54,20 @@ function nearest(list, x) {
   return Math.abs(list[low] - x) <= Math.abs(list[high] - x) ? low : high;
 }
 
-// A running mean whose memory is `strength` (0 to 1); gaps stay gaps.
+// A running mean whose memory is `strength` (0 to 1), from both sides, so that nothing comes late;
+// gaps stay gaps.
 function smoothed(values, strength) {
-  let sum = 0, weight = 0;
-  return values.map((value) => {
-    if (value === null) return null;
-    sum = sum * strength + value * (1 - strength);
-    weight = weight * strength + 1 - strength;
-    return sum / weight;
-  });
+  const pass = (list) => {
+    let sum = 0, weight = 0;
+    return list.map((value) => {
+      if (value === null) return null;
+      sum = sum * strength + value * (1 - strength);
+      weight = weight * strength + 1 - strength;
+      return sum / weight;
+    });
+  };
+  const back = pass([...values].reverse()).reverse();
+  return pass(values).map((value, k) => (value === null ? null : (value + back[k]) / 2));
 }
 
 class Chart {
