@@ -7,6 +7,7 @@ Legend: B batch, K cameras, P patches of an image, L words, D width.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -48,9 +49,11 @@ class Vision(nn.Module):
                 f"images of {pixels} pixels do not divide into patches of {patch}: give "
                 f"--policy.patch a divisor of {pixels}"
             )
-        num_patches = (pixels // patch) ** 2
         self.patches = nn.Conv2d(3, size.width, patch, stride=patch)
-        self.positions = nn.Parameter(0.02 * torch.randn(num_cameras, num_patches, size.width))
+        places = plane_waves(pixels // patch, size.width)
+        # A camera's own offset tells it from the others; with one it does no harm.
+        offsets = 0.02 * torch.randn(num_cameras, 1, size.width)
+        self.positions = nn.Parameter(places[None] + offsets)
         self.encoder = Stack(size.width, size.num_heads, size.mlp, size.vision)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -60,6 +63,18 @@ class Vision(nn.Module):
         patches = self.patches(scaled).flatten(2).transpose(1, 2)
         X = patches + self.positions.to(patches.dtype).repeat(B, 1, 1)
         return self.encoder(X).reshape(B, -1, X.shape[-1])
+
+
+def plane_waves(side: int, width: int) -> Tensor:
+    """What positions are learned from: [side * side, D] sines and cosines of row and column, from a
+    quarter of a wave over the image to one wave every two patches."""
+    places = (torch.arange(side) + 0.5) / side
+    frequencies = torch.logspace(math.log10(0.25), math.log10(max(side / 2, 0.5)), width // 4)
+    angles = 2 * torch.pi * places[:, None] * frequencies
+    waves = torch.cat([angles.sin(), angles.cos()], dim=1)
+    rows = waves[:, None].expand(-1, side, -1)
+    columns = waves[None].expand(side, -1, -1)
+    return 0.5 * torch.cat([rows, columns], dim=-1).reshape(side * side, -1)
 
 
 class Language(nn.Module):

@@ -29,6 +29,7 @@ class Trainer:
         config: of the run.
         demos: to learn from.
         device: to train on.
+        frames: the same demonstrations as tensors, where several trainings share them.
 
     Attributes:
         policy: with float32 weights.
@@ -38,7 +39,13 @@ class Trainer:
     Example: see `mesotron.vla.session.train`, and benchmarks/vla/study.py for a bare loop.
     """
 
-    def __init__(self, config: VlaTrainConfig, demos: Demos, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: VlaTrainConfig,
+        demos: Demos,
+        device: torch.device,
+        frames: Frames | None = None,
+    ) -> None:
         self.config, self.device, self.step = config, device, 0
         torch.manual_seed(config.seed)
         self.policy = Policy(config.policy, body_of(demos), where=config.where > 0).to(device)
@@ -46,7 +53,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.policy, config.optim)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         encode = self.policy.language.encode
-        self.frames = Frames(demos, config.policy.chunk, encode, device)
+        self.frames = frames or Frames(demos, config.policy.chunk, encode, device)
         self.order = Order(len(self.frames), config.seed)
         self._probe = GradientProbe(self.policy) if config.probe_every else None
         self._bfloat16 = uses_bfloat16(config.dtype, device)
