@@ -15,10 +15,11 @@ pytest.importorskip("stable_baselines3")
 jnp = jax.numpy
 from mesotron.bench import plain_ppo, ppo_speed  # noqa: E402
 from mesotron.bench.snake_gym import SnakeGym, SnakeVecEnv  # noqa: E402
+from mesotron.bench.snake_numpy import SnakeNumpy  # noqa: E402
 from mesotron.bench.snake_sb3 import ENDS, SnakeNetwork, make_sb3  # noqa: E402
 from mesotron.config import BenchPpoConfig, SnakeConfig  # noqa: E402
 from mesotron.jax import label  # noqa: E402
-from mesotron.ppo.env import NUM_FEATURES, Observation  # noqa: E402
+from mesotron.ppo.env import HEAD, NUM_FEATURES, EnvState, Observation, SnakeEnv  # noqa: E402
 from mesotron.ppo.gae import estimate_advantages  # noqa: E402
 from mesotron.ppo.hyper import make_hyper  # noqa: E402
 from mesotron.ppo.loss import Batch, ppo_loss  # noqa: E402
@@ -34,19 +35,23 @@ TINY = SnakeConfig(
 def observations(count: int) -> Observation:
     rng = np.random.default_rng(0)
     cells = rng.uniform(size=(count, TINY.num_cells, NUM_FEATURES)).astype(np.float32)
+    cells[..., HEAD] = np.eye(TINY.num_cells)[rng.integers(TINY.num_cells, size=count)]
     mask = rng.uniform(size=(count, 4)) < 0.6
     mask[0] = False  # no legal move: all stay open
     return Observation(jnp.asarray(cells), jnp.asarray(mask))
 
 
-def test_the_networks_are_the_same():
+@pytest.mark.parametrize("readout", ["all", "head"])
+def test_the_networks_are_the_same(readout):
+    config = replace(TINY, readout=readout)
     seen = observations(5)
-    params = jax.tree.map(lambda x: x + 0.1, init_policy(jax.random.PRNGKey(0), TINY))
-    network = SnakeNetwork(TINY)
+    params = jax.jit(lambda key: init_policy(key, config))(jax.random.PRNGKey(0))
+    params = jax.tree.map(lambda x: np.asarray(x) + 0.1, params)
+    network = SnakeNetwork(config)
     network.load_jax(params)
     with torch.no_grad():
         found = network(*(torch.tensor(np.asarray(x)) for x in seen))
-    logits, values = apply_policy(params, seen, TINY)
+    logits, values = jax.jit(lambda params: apply_policy(params, seen, config))(params)
     np.testing.assert_allclose(found[0].numpy(), logits, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[1].numpy()[:, 0], values, rtol=1e-4, atol=1e-4)
 
@@ -103,6 +108,50 @@ def test_one_game_in_gymnasiums_form():
     assert total == fruit
 
 
+def test_the_game_in_numpy_is_the_game_in_jax():
+    config = SnakeConfig(width=3, height=4, num_steps=8, max_steps=40)
+    env, game = SnakeEnv(config), SnakeNumpy(config)
+    game.reset(seed=0)
+    step_in_jax = jax.jit(env.step)
+    rng, ends = np.random.default_rng(0), set()
+    for number in range(8):
+        state, _ = env.reset(jax.random.PRNGKey(number))
+        game.reset()
+        game.place(tuple(map(int, state.game.head_position)), fruit_of(state))
+        for k in range(config.time_limit):
+            mask = np.asarray(state.game.action_mask)
+            legal = np.flatnonzero(mask) if mask.any() and k != 9 * number else np.arange(4)
+            move = int(rng.choice(legal))
+            state, step = step_in_jax(state, move)
+            _, reward, terminated, truncated, info = game.step(move)
+            assert (reward, terminated, truncated) == (step.reward, step.terminated, step.truncated)
+            assert info["fruit"] == step.fruit
+            if terminated or truncated:
+                ends.add((terminated, truncated))
+                break
+            game.fruit = fruit_of(state)
+            expected = step.final_observation
+            np.testing.assert_allclose(game.observe()["cells"], expected.cells, rtol=1e-6)
+            np.testing.assert_array_equal(game.observe()["mask"], expected.mask)
+    assert ends == {(True, False), (False, True)}
+
+
+def fruit_of(state: EnvState) -> tuple[int, int]:
+    row, column = state.game.fruit_position
+    return int(row), int(column)
+
+
+@pytest.mark.parametrize("games", ["in_turn", pytest.param("processes", marks=pytest.mark.slow)])
+def test_stable_baselines3_takes_the_game_in_numpy(games):
+    """As its users have games: one after the other, and each in a process of its own."""
+    config = replace(TINY, num_envs=2, num_minibatches=2)
+    model = make_sb3(config, "cpu", games)
+    model.learn(config.batch_size)
+    assert model.num_timesteps == config.batch_size
+    assert model.get_env().num_envs == 2
+    model.get_env().close()
+
+
 def rollout(num_steps: int, num_games: int) -> plain_ppo.Memory:
     rng = np.random.default_rng(1)
     numbers = lambda: jnp.asarray(rng.normal(size=(num_steps, num_games)), jnp.float32)  # noqa: E731
@@ -156,14 +205,21 @@ def test_what_the_peer_has_not_is_refused():
 
 def test_ratios_and_shares():
     speeds = {"mesotron_adam": 90.0, "mesotron_muon": 81.0, "sb3_adam": 30.0}
-    rows = [{"name": name, "steps_per_second": speed} for name, speed in speeds.items()]
-    found = ppo_speed.ratios(rows, "steps_per_second")
-    assert found == {"ours_over_sb3": 3.0, "muon_share_of_step": pytest.approx(0.1)}
+    rows = [{"kind": k, "num_envs": 8, "speed": speed} for k, speed in speeds.items()]
+    rows += [{"kind": "mesotron_adam", "num_envs": 64, "speed": 600.0}]
+    found = ppo_speed.ratios(rows, "speed")
+    assert found == {
+        "ours_over_sb3@8": 3.0,
+        "muon_share_of_step@8": pytest.approx(0.1),
+        "fastest_ours_over_fastest_sb3": 20.0,
+    }
 
 
 def test_bench_ppo_refuses_what_it_does_not_know():
     with pytest.raises(ValueError, match="mesotron_muon"):
         ppo_speed.run(BenchPpoConfig(contenders=("sb3_addam",)))
+    with pytest.raises(ValueError, match="sb3_adam@64"):
+        ppo_speed.run(BenchPpoConfig(contenders=("sb3_adam@many",)))
     with pytest.raises(ValueError, match="one repeat"):
         ppo_speed.run(BenchPpoConfig(repeats=0))
 
@@ -179,5 +235,6 @@ def test_bench_ppo_times_everything(tmp_path, capsys):
     result = json.loads(out.read_text())
     assert [row["name"] for row in result["contenders"]] == list(ppo_speed.CONTENDERS)
     assert all(row["steps_per_second"] > 0 for row in result["contenders"])
-    assert {"ours_over_sb3", "ours_over_plain_jax", "muon_share_of_step"} <= set(result["ratios"])
+    wanted = {"ours_over_sb3@4", "ours_over_plain_jax@4", "muon_share_of_step@4"}
+    assert wanted <= set(result["ratios"])
     assert "steps/s" in capsys.readouterr().out

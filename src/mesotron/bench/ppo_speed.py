@@ -2,8 +2,9 @@
 
 Ours with each optimizer, a plain loop in JAX and Stable-Baselines3, all with one game, one network
 and one setting of PPO: playing and learning together, metrics on the host; compilation apart, no
-evaluation, no checkpoints. Beside the wall clock stands the processor time of the whole process,
-which other programs on the machine lengthen less; on a GPU it says nothing.
+evaluation, no checkpoints. `sb3_adam@64` plays 64 games where the rest play --num-envs. Beside the
+wall clock stands the processor time of this process, which other programs on the machine lengthen
+less; on a GPU, and where games have processes of their own, it says nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from statistics import median
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import torch
@@ -33,44 +34,70 @@ from mesotron.ppo.seeds import make_program
 
 Turn = Callable[[], object]
 OURS = {"mesotron_adam": "adam", "mesotron_muon": "muon", "mesotron_pion": "pion"}
-CONTENDERS = (*OURS, "plain_jax_adam", "sb3_adam", "sb3_muon")
+SB3_GAMES: dict[str, Literal["batched", "in_turn", "processes"]] = {
+    "sb3_adam": "batched",
+    "sb3_muon": "batched",
+    "sb3_in_turn": "in_turn",
+    "sb3_processes": "processes",
+}
+KINDS = (*OURS, "plain_jax_adam", *SB3_GAMES)
+# What is timed if nothing is named: processes are left to be asked for, since each loads torch.
+CONTENDERS = tuple(name for name in KINDS if name != "sb3_processes")
 PACKAGES = ("jax", "flax", "optax", "jumanji", "torch", "stable-baselines3", "gymnasium")
+
+
+class Entry(NamedTuple):
+    """A contender and the number of games it plays: `sb3_adam@64`, or `sb3_adam` for --num-envs."""
+
+    label: str
+    kind: str
+    game: SnakeConfig
 
 
 def run(config: BenchPpoConfig) -> int:
     """Time every contender, print the table, write JSON where asked."""
-    names = check_names(config.contenders, CONTENDERS)
     if config.repeats < 1 or config.updates < 1:
         raise ValueError("bench ppo needs at least one repeat and one update")
+    entries = [read_entry(label, config) for label in config.contenders or CONTENDERS]
     if config.out is not None:
         check_writable(config.out)
-    game = make_game(config)
-    game.check()
-    with progress(len(names) * (1 + config.repeats)) as say:
-        rows = measure(names, game, config, say)
-    result = {**describe(), "settings": settings(config), "contenders": rows}
-    result["ratios"] = ratios(rows, "steps_per_second")
+    result: dict[str, Any] = {**describe(), "settings": settings(config)}
+    with progress(len(entries) * (1 + config.repeats)) as say:
+        result["contenders"] = measure(entries, config, say)
+    result["ratios"] = ratios(result["contenders"], "steps_per_second")
     if jax.default_backend() == "cpu":
-        result["cpu_time_ratios"] = ratios(rows, "steps_per_cpu_second")
+        result["cpu_time_ratios"] = ratios(result["contenders"], "steps_per_cpu_second")
     show(result)
     if config.out is not None:
         write_result(result, config.out)
     return 0
 
 
-def make_game(config: BenchPpoConfig) -> SnakeConfig:
-    """The run that every contender makes a piece of; its rates end beyond the benchmark."""
-    steps = config.num_envs * config.num_steps
+def read_entry(label: str, config: BenchPpoConfig) -> Entry:
+    """A contender as it is written on the command line."""
+    kind, at, games = label.partition("@")
+    check_names((kind,), KINDS)
+    if at and not games.isdecimal():
+        raise ValueError(f"{label!r} must look like {kind}@64: the number of games it plays")
+    game = make_game(config, int(games) if at else config.num_envs)
+    game.check()
+    return Entry(label, kind, game)
+
+
+def make_game(config: BenchPpoConfig, num_envs: int) -> SnakeConfig:
+    """The run that a contender makes a piece of; its rates end beyond the benchmark."""
+    steps = num_envs * config.num_steps
     return SnakeConfig(
         width=config.board,
         height=config.board,
-        num_envs=config.num_envs,
+        num_envs=num_envs,
         num_steps=config.num_steps,
         num_minibatches=config.num_minibatches,
         update_epochs=config.update_epochs,
         d_model=config.d_model,
         num_layers=config.num_layers,
         num_heads=config.num_heads,
+        readout=config.readout,
         dtype=config.dtype,
         lr=1e-3,
         total_timesteps=1000 * steps,
@@ -79,28 +106,41 @@ def make_game(config: BenchPpoConfig) -> SnakeConfig:
 
 
 def measure(
-    names: tuple[str, ...], game: SnakeConfig, config: BenchPpoConfig, say: Callable[[str], None]
+    entries: list[Entry], config: BenchPpoConfig, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Warm up each contender, then time all of them once a round."""
     turns, first = {}, {}
-    for name in names:
-        say(f"{name}: first turn, compilation included")
-        turns[name] = prepare(name, game, config.updates)
-        first[name] = seconds(turns[name])[0]
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    for entry in entries:
+        say(f"{entry.label}: first turn, compilation included")
+        turns[entry.label] = prepare(entry, config.updates)
+        first[entry.label] = seconds(turns[entry.label])[0]
+    times: dict[str, list[tuple[float, float]]] = {entry.label: [] for entry in entries}
     for repeat in range(config.repeats):
-        for name in names:
-            say(f"{name}: {repeat + 1} of {config.repeats}")
-            times[name].append(seconds(turns[name]))
-    steps = config.updates * game.batch_size
-    rows = []
-    for name in names:
-        wall, cpu = (list(column) for column in zip(*times[name]))
-        row = {"name": name, "env_steps": steps, "first_seconds": first[name]}
-        row |= {"steps_per_second": steps / median(wall), "seconds": wall}
-        row |= {"steps_per_cpu_second": steps / median(cpu), "cpu_seconds": cpu}
-        rows.append(row)
-    return rows
+        for entry in entries:
+            say(f"{entry.label}: {repeat + 1} of {config.repeats}")
+            times[entry.label].append(seconds(turns[entry.label]))
+    return [
+        make_row(entry, config.updates, first[entry.label], times[entry.label]) for entry in entries
+    ]
+
+
+def make_row(
+    entry: Entry, updates: int, first: float, times: list[tuple[float, float]]
+) -> dict[str, Any]:
+    """A contender's times and what they mean."""
+    steps = updates * entry.game.batch_size
+    wall, cpu = (list(column) for column in zip(*times))
+    return {
+        "name": entry.label,
+        "kind": entry.kind,
+        "num_envs": entry.game.num_envs,
+        "env_steps": steps,
+        "first_seconds": first,
+        "steps_per_second": steps / median(wall),
+        "seconds": wall,
+        "steps_per_cpu_second": steps / median(cpu),
+        "cpu_seconds": cpu,
+    }
 
 
 def seconds(turn: Turn) -> tuple[float, float]:
@@ -110,13 +150,13 @@ def seconds(turn: Turn) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def prepare(name: str, game: SnakeConfig, updates: int) -> Turn:
+def prepare(entry: Entry, updates: int) -> Turn:
     """A function that makes so many updates and goes on from there when called again."""
-    if name in OURS:
-        return prepare_ours(replace(game, optim=OURS[name]), updates)
-    if name == "plain_jax_adam":
-        return prepare_plain(game, updates)
-    return prepare_sb3(game, updates, use_muon=name == "sb3_muon")
+    if entry.kind in OURS:
+        return prepare_ours(replace(entry.game, optim=OURS[entry.kind]), updates)
+    if entry.kind == "plain_jax_adam":
+        return prepare_plain(entry.game, updates)
+    return prepare_sb3(entry, updates)
 
 
 def prepare_ours(game: SnakeConfig, updates: int) -> Turn:
@@ -145,12 +185,13 @@ def prepare_plain(game: SnakeConfig, updates: int) -> Turn:
     return turn
 
 
-def prepare_sb3(game: SnakeConfig, updates: int, use_muon: bool) -> Turn:
-    """Stable-Baselines3 on the batched game, on the device that torch would take."""
+def prepare_sb3(entry: Entry, updates: int) -> Turn:
+    """Stable-Baselines3, on the device that torch would take."""
+    game = replace(entry.game, anneal_lr=False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = make_sb3(replace(game, anneal_lr=False), device=device)
+    model = make_sb3(game, device, SB3_GAMES[entry.kind])
     network: Any = model.policy.network
-    if use_muon:
+    if entry.kind == "sb3_muon":
         model.policy.optimizer = build.muon(network, lr=game.lr, weight_decay=0.0, overrides=ENDS)
 
     def turn() -> None:
@@ -162,10 +203,31 @@ def prepare_sb3(game: SnakeConfig, updates: int, use_muon: bool) -> Turn:
 
 
 def ratios(rows: list[dict[str, Any]], key: str) -> dict[str, float]:
-    """What the speeds under `key` say, of those pairs that were timed."""
-    speed = {row["name"]: row[key] for row in rows}
+    """What the speeds under `key` say: at the same number of games, and of the fastest of each.
+
+    Example:
+        >>> speeds = {"mesotron_adam": 90.0, "sb3_adam": 30.0}
+        >>> rows = [{"kind": k, "num_envs": 8, "speed": v} for k, v in speeds.items()]
+        >>> ratios(rows, "speed")
+        {'ours_over_sb3@8': 3.0, 'fastest_ours_over_fastest_sb3': 3.0}
+    """
+    found = {}
+    for games in sorted({row["num_envs"] for row in rows}):
+        speed = {row["kind"]: row[key] for row in rows if row["num_envs"] == games}
+        found |= {f"{name}@{games}": value for name, value in _compare(speed).items()}
+    ours = [row[key] for row in rows if row["kind"] == "mesotron_adam"]
+    theirs = [row[key] for row in rows if row["kind"] in SB3_GAMES and row["kind"] != "sb3_muon"]
+    if ours and theirs:
+        found["fastest_ours_over_fastest_sb3"] = max(ours) / max(theirs)
+    return found
+
+
+def _compare(speed: dict[str, float]) -> dict[str, float]:
+    """Ratios of those pairs that were timed."""
     pairs = {
         "ours_over_sb3": ("mesotron_adam", "sb3_adam"),
+        "ours_over_sb3_in_turn": ("mesotron_adam", "sb3_in_turn"),
+        "ours_over_sb3_processes": ("mesotron_adam", "sb3_processes"),
         "ours_over_plain_jax": ("mesotron_adam", "plain_jax_adam"),
         "muon_over_sb3_muon": ("mesotron_muon", "sb3_muon"),
     }
@@ -205,7 +267,8 @@ def show(result: dict[str, Any]) -> None:
     slowest = min(row["steps_per_second"] for row in rows)
     cells = [
         [
-            row["name"],
+            row["kind"],
+            f"{row['num_envs']:,}",
             f"{row['steps_per_second']:,.0f}",
             f"{row['steps_per_second'] / slowest:.2f}",
             f"{row['steps_per_cpu_second']:,.0f}",
@@ -214,7 +277,7 @@ def show(result: dict[str, Any]) -> None:
         for row in rows
     ]
     title = f"Snake {result['settings']['board']}x{result['settings']['board']}, {result['device']}"
-    headings = ["contender", "steps/s", "times the slowest", "steps/CPU s", "first turn s"]
+    headings = ["contender", "games", "steps/s", "times the slowest", "steps/CPU s", "first turn s"]
     show_table(title, headings, cells)
     by_cpu = result.get("cpu_time_ratios", {})
     for name, value in result["ratios"].items():

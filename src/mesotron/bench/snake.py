@@ -1,8 +1,8 @@
 """Adam, Muon and Pion on Snake with PPO: the same number of trials each, then the same seeds.
 
 One compiled program for each board and optimizer serves its sweep and its seeds, since rates and
-horizon are traced numbers. Every cell is written as soon as it is done; a study that was stopped
-goes on where it was.
+horizon are traced numbers; the programs of a board are compiled at once. Every cell is written as
+soon as it is done; a study that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -40,6 +43,15 @@ TRIALS: dict[str, list[dict[str, float]]] = {
 }
 
 
+class Kit(NamedTuple):
+    """What the cell of an optimizer is run with."""
+
+    config: SnakeConfig
+    program: Program
+    trials: list[dict[str, float]]
+    compile_seconds: float
+
+
 def run(config: BenchSnakeConfig) -> int:
     """Run every cell that the result lacks, and print each."""
     if not 1 <= config.seeds <= len(_SPECTRAL):
@@ -50,13 +62,14 @@ def run(config: BenchSnakeConfig) -> int:
     for side in config.boards:
         board = study["boards"].setdefault(f"{side}x{side}", {"cells": {}})
         base = make_base(config, side)
+        rules = [rule for rule in config.optims if rule not in board["cells"]]
+        with ThreadPoolExecutor() as pool:
+            random = pool.submit(measure_baselines, base)
+            kits = dict(zip(rules, pool.map(partial(prepare, config, base), rules)))
+            board.setdefault("baselines", random.result())
         evaluate = make_evaluation(base)
-        if "baselines" not in board:
-            board["baselines"] = measure_baselines(base)
-        for rule in config.optims:
-            if rule in board["cells"]:
-                continue
-            board["cells"][rule] = run_cell(config, base, rule, evaluate, board)
+        for rule, kit in kits.items():
+            board["cells"][rule] = run_cell(config, kit, evaluate, board)
             write_json(config.out, study)
             print(describe(side, rule, board), flush=True)
         if config.plot:
@@ -80,25 +93,29 @@ def make_base(config: BenchSnakeConfig, side: int) -> SnakeConfig:
         num_layers=config.num_layers,
         num_heads=config.num_heads,
         use_cnn=config.use_cnn,
+        readout=config.readout,
         dtype=config.dtype,
+        attention=config.attention,
         eval_episodes=config.eval_episodes,
         num_seeds=config.seeds,
         chunk=8,
     )
 
 
-def run_cell(
-    config: BenchSnakeConfig, base: SnakeConfig, rule: str, evaluate: Evaluate, board: Cell
-) -> Cell:
-    """Compile, measure the pace, sweep the rates, train the seeds, play whole games."""
-    fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
-    made = SnakeConfig(**{**fields, "optim": rule})
+def prepare(config: BenchSnakeConfig, base: SnakeConfig, rule: str) -> Kit:
+    """Compile the program of an optimizer."""
+    made = replace(base, optim=cast(Any, rule))
     program = make_program(made, config.seeds)
     trials = [{**trial, "seed": 0} for trial in TRIALS[rule][: config.seeds]]
+    runs = make_runs(made, trials)
     began = time.perf_counter()
-    warm = program.advance(program.start(make_runs(made, trials)), make_runs(made, trials), 0)
-    jax.block_until_ready(warm)
-    compiled = time.perf_counter() - began
+    jax.block_until_ready(program.advance(program.start(runs), runs, 0))
+    return Kit(made, program, trials, time.perf_counter() - began)
+
+
+def run_cell(config: BenchSnakeConfig, kit: Kit, evaluate: Evaluate, board: Cell) -> Cell:
+    """Measure the pace, sweep the rates, train the seeds, play whole games."""
+    made, program, trials = kit.config, kit.program, kit.trials
     if "updates" not in board:
         board["updates"] = plan_updates(config, made, program, make_runs(made, trials))
     updates = board["updates"]
@@ -111,7 +128,7 @@ def run_cell(
     return {
         "rates": {name: value for name, value in best.items() if name != "seed"},
         "trials": [{**trial, "sampled_fruit": float(s)} for trial, s in zip(trials, scores)],
-        "compile_seconds": compiled,
+        "compile_seconds": kit.compile_seconds,
         "steps_per_seed": updates * made.batch_size,
         "seconds": final["seconds"],
         "steps_per_second": updates * made.batch_size * config.seeds / final["seconds"],

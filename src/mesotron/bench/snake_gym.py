@@ -15,16 +15,9 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from mesotron.bench.snake_numpy import Seen, observation_space
 from mesotron.config import SnakeConfig
-from mesotron.ppo.env import NUM_ACTIONS, NUM_FEATURES, EnvState, Observation, SnakeEnv, Step
-
-Seen = dict[str, np.ndarray]
-
-
-def observation_space(config: SnakeConfig) -> spaces.Dict:
-    """Cells [T, F] and the mask of legal moves [4], both float32."""
-    cells = spaces.Box(0.0, np.inf, (config.num_cells, NUM_FEATURES), np.float32)
-    return spaces.Dict({"cells": cells, "mask": spaces.Box(0.0, 1.0, (NUM_ACTIONS,), np.float32)})
+from mesotron.ppo.env import NUM_ACTIONS, EnvState, Observation, SnakeEnv, Step
 
 
 class SnakeGym(gymnasium.Env):

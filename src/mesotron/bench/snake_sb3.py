@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from gymnasium import Env
 from stable_baselines3 import PPO
 from stable_baselines3.common.distributions import CategoricalDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mesotron.bench.snake_gym import SnakeVecEnv
+from mesotron.bench.snake_numpy import SnakeNumpy
 from mesotron.config import SnakeConfig
 from mesotron.ppo.env import HEAD, NUM_ACTIONS, NUM_FEATURES
 from mesotron.ppo.policy import waves
@@ -41,12 +45,13 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(width, eps=1e-6)
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
-    def forward(self, X: Tensor) -> Tensor:
-        """[B, T, d] -> [B, T, d]."""
+    def forward(self, X: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """[B, T, d] -> [B, T, d]; X looks at itself, or at `tokens`."""
         Y = self.attention_norm(X)
+        seen = Y if tokens is None else self.attention_norm(tokens)
         heads = [
-            layer(Y).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
+            layer(Z).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer, Z in ((self.query, Y), (self.key, seen), (self.value, seen))
         ]
         Y = F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
         X = X + self.out(Y)
@@ -60,6 +65,7 @@ class SnakeNetwork(nn.Module):
         super().__init__()
         d = config.d_model
         self.masked = config.action_mask
+        self.over_all = config.num_layers - (config.readout == "head")
         self.input = nn.Linear(NUM_FEATURES, d)
         self.position_rows = nn.Parameter(_tensor(waves(config.height, d)))
         self.position_columns = nn.Parameter(_tensor(waves(config.width, d)))
@@ -75,11 +81,12 @@ class SnakeNetwork(nn.Module):
         """Cells [B, T, F] and mask [B, 4] -> logits [B, 4], values [B, 1]."""
         places = self.position_rows[:, None] + self.position_columns[None]
         X = self.input(cells) + places.flatten(0, 1)
-        for layer in self.layers:
+        for layer in self.layers[: self.over_all]:
             X = layer(X)
-        X = self.final_norm(X)
-        head = torch.einsum("bt,btd->bd", cells[..., HEAD], X)
-        read = torch.cat([head, X.mean(1)], dim=-1)
+        head = torch.einsum("bt,btd->bd", cells[..., HEAD], X)[:, None]
+        for layer in self.layers[self.over_all :]:
+            head = layer(head, X)
+        read = torch.cat([self.final_norm(head)[:, 0], self.final_norm(X).mean(1)], dim=-1)
         features = F.gelu(self.trunk(read), approximate="tanh")
         logits = self.actor(features)
         if self.masked:
@@ -147,19 +154,26 @@ class SnakePolicy(ActorCriticPolicy):
         return CategoricalDistribution(NUM_ACTIONS).proba_distribution(logits), values
 
 
-def make_sb3(config: SnakeConfig, device: str = "auto", **policy_options: Any) -> PPO:
-    """Stable-Baselines3's PPO on the batched game, with the settings of a config.
+def make_sb3(
+    config: SnakeConfig,
+    device: str = "auto",
+    games: Literal["batched", "in_turn", "processes"] = "batched",
+    **policy_options: Any,
+) -> PPO:
+    """Stable-Baselines3's PPO with the settings of a config.
 
     Args:
         config: board, PPO and network; without convolution and dropout.
         device: torch's.
+        games: all in one compiled call, or in NumPy one after the other, or in NumPy each in a
+            process of its own.
         **policy_options: `optimizer_class` and `optimizer_kwargs`; Adam if not given.
     """
     if config.use_cnn or config.dropout or config.kl_coef:
         raise ValueError("the Stable-Baselines3 peer has neither convolution, dropout nor kl_coef")
     return PPO(
         SnakePolicy,
-        SnakeVecEnv(config),
+        make_games(config, games),
         learning_rate=lambda left: config.lr * (left if config.anneal_lr else 1.0),
         n_steps=config.num_steps,
         batch_size=config.minibatch_size,
@@ -174,6 +188,17 @@ def make_sb3(config: SnakeConfig, device: str = "auto", **policy_options: Any) -
         seed=config.seed,
         device=device,
     )
+
+
+def make_games(config: SnakeConfig, games: Literal["batched", "in_turn", "processes"]) -> VecEnv:
+    """The games of a config, in the three forms that Stable-Baselines3 can be given."""
+    if games == "batched":
+        return SnakeVecEnv(config)
+    makers: list[Callable[[], Env]] = [partial(SnakeNumpy, config)] * config.num_envs
+    if games == "in_turn":
+        return VecMonitor(DummyVecEnv(makers))
+    # Spawned, since JAX and CUDA do not survive a fork.
+    return VecMonitor(SubprocVecEnv(makers, start_method="spawn"))
 
 
 def _linear(name: str, layer: dict[str, Any]) -> dict[str, Any]:

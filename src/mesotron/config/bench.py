@@ -92,7 +92,8 @@ class BenchPpoConfig:
     """Time PPO on Snake against Stable-Baselines3 and a plain loop in JAX, in one run."""
 
     contenders: tuple[str, ...] = field(default=(), metadata=POSITIONAL)
-    """What to time, by name; everything if not given."""
+    """What to time, by name, or as sb3_adam@64 with its own number of games; everything but
+    sb3_processes if not given."""
 
     board: int = 6
     """Rows and columns of the board."""
@@ -117,6 +118,9 @@ class BenchPpoConfig:
 
     num_heads: int = 4
     """Its attention heads."""
+
+    readout: Literal["all", "head"] = "all"
+    """Where its last layer looks from: all cells, or the snake's head alone."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"
     """Precision of the JAX networks' products; Stable-Baselines3's are float32."""
