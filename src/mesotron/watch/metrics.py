@@ -41,7 +41,7 @@ _TABLE = (
         meaning="mean reward",
         names=("reward", "rewards/mean", "critic/score/mean", "critic/rewards/mean",
                "objective/scores", "reward/mean", "mean_reward", "rollout/ep_rew_mean",
-               "train_reward", "policy/reward", "reward_mean"),
+               "train_reward", "policy/reward", "reward_mean", "episode/fruit"),
     ),
     Metric(
         name="zero_signal",
@@ -90,7 +90,7 @@ _TABLE = (
         name="truncated",
         meaning="completions cut by the limit",
         names=("facts/truncated", "completions/clipped_ratio", "response_length/clip_ratio",
-               "completions/truncated"),
+               "completions/truncated", "episode/truncated"),
         share=True,
     ),
     Metric(
@@ -109,7 +109,7 @@ _TABLE = (
         name="entropy",
         meaning="entropy of a token in nats",
         names=("entropy", "actor/entropy", "actor/entropy_loss", "policy/entropy_avg",
-               "objective/entropy", "losses/entropy", "entropy/mean"),
+               "objective/entropy", "losses/entropy", "entropy/mean", "policy/entropy"),
     ),
     Metric(
         name="top_share",
@@ -160,18 +160,19 @@ _TABLE = (
         name="loss",
         meaning="loss",
         names=("loss", "actor/pg_loss", "policy_loss", "actor/loss", "loss/policy_avg", "act_loss",
-               "losses/policy_loss"),
+               "losses/policy_loss", "loss/policy"),
     ),
     Metric(
         name="grad_norm",
         meaning="norm of the gradient",
-        names=("grad_norm", "actor/grad_norm", "optim/grad_norm", "train_grad_norm"),
+        names=("grad_norm", "actor/grad_norm", "optim/grad_norm", "train_grad_norm",
+               "optim/gradient_norm"),
     ),
     Metric(
         name="kl",
         meaning="distance to the start in nats a token",
         names=("kl", "kl/start", "actor/kl_loss", "objective/kl", "losses/approxkl",
-               "actor/ppo_kl"),
+               "actor/ppo_kl", "policy/kl"),
     ),
     Metric(
         name="ratio_high",
