@@ -85,8 +85,38 @@ def move_anchor(sharded: bool) -> dict[str, Any]:
     }
 
 
+def fail_to_save(failing: int, number: int) -> str:
+    """What this process says when one of them cannot write its part of a checkpoint."""
+    from mesotron.rlvr import resume
+    from rlvr_tiny import make_trainer
+
+    save = resume.save_state
+
+    def fail(draft: Path, name: str, tree: Any) -> None:
+        if name == f"process-{failing}":
+            raise OSError(number, os.strerror(number))
+        save(draft, name, tree)
+
+    resume.save_state = fail
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+        trainer = make_trainer(Path(folder), **settings)
+        try:
+            trainer.train()
+        except (OSError, ValueError) as error:
+            return str(error)
+        finally:
+            resume.save_state = save
+    return "it went on"
+
+
 def run_on(num: int, cases: list[tuple], function: str = "run_steps") -> list[dict[str, Any]]:
     """Run a function of this file with each case on so many processes; the main one's results."""
+    return run_everywhere(num, cases, function)[0]
+
+
+def run_everywhere(num: int, cases: list[tuple], function: str) -> list[list[Any]]:
+    """The same; the results of every process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     with socket.socket() as free:
@@ -111,7 +141,7 @@ def run_on(num: int, cases: list[tuple], function: str = "run_steps") -> list[di
             process.join()
     failures = [text for ok, text in answers if not ok]
     assert not failures, failures[0]
-    return answers[0][1]
+    return [results for _, results in answers]
 
 
 def _serve(rank: int, num: int, port: int, function: str, cases: list[tuple], pipe: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard as ShardPlacement
 from torch.distributed.tensor import distribute_module, distribute_tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 import mesotron
 from mesotron.rlvr import resume
@@ -209,6 +209,20 @@ def test_a_full_disk_is_a_sentence_and_leaves_earlier_checkpoints(tmp_path, monk
         make_trainer(tmp_path, max_steps=1).train()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
     assert resume.checkpoints.damage(tmp_path / "checkpoint-1") is None
+
+
+def test_spoiled_weights_are_not_saved(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=2)
+
+    class Spoil(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, model, **_):
+            if state.global_step == 1:  # counted before the step
+                next(model.parameters()).data.view(-1)[3] = torch.inf
+
+    trainer.add_callback(Spoil())
+    with pytest.raises(ValueError, match="weights are not finite after step 2, so training has"):
+        trainer.train()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
 
 
 def test_another_model_or_objective_is_refused(tmp_path):

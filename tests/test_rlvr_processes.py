@@ -1,10 +1,12 @@
 """Two processes make the steps of one, where each holds whole groups and where groups span both."""
 
+import errno
+
 import pytest
 import torch
 
 from mesotron.config.training import ObjectiveConfig, OptimConfig
-from rlvr_processes import move_anchor, run_on
+from rlvr_processes import move_anchor, run_everywhere, run_on
 
 # Eight completions of each process; a group of 16 spans both.
 SHAPES = {"whole": {"num_generations": 4}, "spanning": {"num_generations": 16}}
@@ -80,6 +82,16 @@ def test_an_anchor_of_shards_is_the_anchor_of_the_whole():
     for place in ("inside", "after"):
         for name, weight in plain[place].items():
             torch.testing.assert_close(torch.tensor(sharded[place][name]), torch.tensor(weight))
+
+
+def test_a_checkpoint_that_fails_in_one_process_fails_in_all():
+    """Without it the main process would wait for the other one for ever."""
+    cases = [(1, errno.ENOSPC), (1, errno.EIO)]
+    (full, broken), (own_full, own_broken) = run_everywhere(2, cases, "fail_to_save")
+    assert "the disk is full: the checkpoint of step 1" in full
+    assert "the disk is full: the checkpoint of step 1" in own_full
+    assert "Input/output error" in own_broken
+    assert "process 1 could not write its part of the checkpoint of step 1 (OSError" in broken
 
 
 def compare(objective, one, two):

@@ -320,7 +320,7 @@ def test_a_question_that_computes_for_ever_is_cut_and_the_next_one_answered():
     pool = WorkerPool(timeout=0.5, num_workers=1)
     replies = pool.ask([{"answer": "9999999^{9999999}"}, {"answer": "x+1"}])
     pool.close()
-    assert replies == [None, {"value": "x + 1"}]
+    assert replies == [verify_pool.TOO_LONG, {"value": "x + 1"}]
 
 
 def test_the_parent_kills_a_worker_that_only_waits(tmp_path, monkeypatch):
@@ -380,13 +380,27 @@ def test_each_distinct_question_is_asked_once(monkeypatch):
 
     def reply(self, requests):
         asked.extend(requests)
-        return [None for _ in requests]
+        return [verify_pool.TOO_LONG for _ in requests]
 
     monkeypatch.setattr(WorkerPool, "ask", reply)
     verifier = Verifier()
     assert verifier.same(["x", "x", "x"], ["y", "y", "y"]) == [False] * 3
     assert verifier.same(["x"], ["y"]) == [False]
     assert asked == [{"answer": "x"}, {"answer": "y"}]
+
+
+def test_what_a_busy_machine_had_no_time_for_is_asked_again(monkeypatch):
+    """The clock ran out, which says nothing about the answer; the second time there is time."""
+    replies = [None, {"value": "x"}]
+
+    def reply(self, requests):
+        return [replies.pop(0) for _ in requests]
+
+    monkeypatch.setattr(WorkerPool, "ask", reply)
+    verifier = Verifier()
+    assert verifier.keys(["x+0"]) == [None]
+    assert verifier.keys(["x+0"]) == ["x"]
+    assert verifier.keys(["x+0"]) == ["x"]  # and is then known
 
 
 def test_threads_share_one_verifier(verifier):

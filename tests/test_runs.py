@@ -192,6 +192,10 @@ def test_the_same_step_again_replaces_it(tmp_path):
         (lambda path: (path / "model.safetensors").write_text("wei"), "has 3 bytes instead of 7"),
         (lambda path: (path / "model.safetensors").write_text("WEIGHTS"), "has been changed"),
         (lambda path: (path / "inner" / "state.json").unlink(), "state.json is missing"),
+        (
+            lambda path: (path / "model-2.safetensors").write_text(""),
+            "model-2.safetensors has",
+        ),
         (lambda path: (path / "manifest.json").unlink(), "manifest.json cannot be read"),
         (lambda path: (path / "manifest.json").write_text("[1]"), "manifest.json cannot be read"),
         (lambda path: (path / "manifest.json").write_text('{"files": {"a": 1}}'), "a is missing"),

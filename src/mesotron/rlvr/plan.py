@@ -1,5 +1,6 @@
 """Where a run begins: in a new folder, or at the newest whole checkpoint of a stopped one."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -25,8 +26,12 @@ class Plan(Generic[Config]):
 
 
 def begin(config: Config, path: Path) -> Plan[Config]:
-    """The plan of a run from the beginning."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    """The plan of a run from the beginning.
+
+    Of several processes the main one alone looks at the folder: it may have made it by now.
+    """
+    main = os.environ.get("RANK", "0") == "0"
+    if main and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(
             f"{path} is not empty; give --out another name, or continue it with --resume {path}"
         )

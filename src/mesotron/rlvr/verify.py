@@ -110,18 +110,22 @@ class Verifier:
         return [key is not None for key in self.keys(golds)]
 
     def _ask(self, requests: list[Request]) -> list[Any]:
-        """Values of the replies; each distinct request is sent once and remembered."""
+        """Values of the replies; each distinct request is sent once and its verdict remembered.
+
+        None where there was no verdict: a machine that was too busy may have time next time.
+        """
         names = [tuple(request.values()) for request in requests]
         with self._lock:
             known = {name: self._replies[name] for name in names if name in self._replies}
         fresh = {n: r for n, r in zip(names, requests) if n not in known}
         for name, reply in zip(fresh, self._pool.ask(list(fresh.values()))):
-            known[name] = reply["value"] if reply else None
+            if reply is not None:
+                known[name] = reply["value"]
         with self._lock:
             self._replies.update(known)
             while len(self._replies) > _REMEMBERED:
                 self._replies.popitem(last=False)
-        return [known[name] for name in names]
+        return [known.get(name) for name in names]
 
 
 def _short(answers: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ START_SECONDS = 120.0  # for a slow disk: sympy is large
 PATIENCE = 4
 
 Request = dict[str, str]
+TOO_LONG: dict[str, Any] = {"value": None, "error": "TooLong"}
 
 
 class Worker:
@@ -68,12 +70,17 @@ class Worker:
         return True
 
     def receive(self) -> dict[str, Any] | None:
-        """The reply, or None if there is none in time; the worker is then dead."""
+        """The reply; without one the worker is dead.
+
+        Returns:
+            `TOO_LONG` if the worker ran out of its processor time, which it would again. None if
+            the clock ran out, or something else ended it: that says nothing about the question.
+        """
         reply = self._reply(PATIENCE * self.timeout)
-        if not reply:
-            self.stop()
-            return None
-        return json.loads(reply)
+        if reply:
+            return json.loads(reply)
+        self.stop()
+        return TOO_LONG if self.process.returncode == -signal.SIGPROF else None
 
     @property
     def alive(self) -> bool:
@@ -133,7 +140,7 @@ class WorkerPool:
         self._finalizer = weakref.finalize(self, _stop_all, self._processes, self._owner)
 
     def ask(self, requests: Sequence[Request]) -> list[dict[str, Any] | None]:
-        """Replies in the order of the requests; None where the deadline passed."""
+        """Replies in the order of the requests; None where there is no verdict this time."""
         if not requests:
             return []
         if importlib.util.find_spec("math_verify") is None:

@@ -22,11 +22,14 @@ from mesotron.rlvr.models import choose_device, load_model, lora_config
 from mesotron.rlvr.optimizer import build_optimizer, check_settings, clip_auxiliary
 from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.resume import SafeCheckpoints
-from mesotron.rlvr.session import quiet_libraries
+from mesotron.rlvr.session import quiet_libraries, say
+from mesotron.rlvr.spectra import OptimizerLog
+from mesotron.rlvr.spending import SHOWN, Spending, limits_of, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
 from mesotron.runs.signals import StopRequest
+from mesotron.watch.budget import Meter
 
 WATCHED = {"loss": "loss", "mean_token_accuracy": "tokens right", "entropy": "entropy"}
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
@@ -59,15 +62,27 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
             logs |= {f"optim/{name}": x for name, x in self._routed().stats().items()}
         super().log(logs, start_time)
 
+    def _own_state(self) -> dict[str, Any]:
+        return {"num_tokens": self._total_train_tokens}
+
+    def _load_own_state(self, mine: dict[str, Any]) -> None:
+        self._total_train_tokens = mine["num_tokens"]
+
     def _routed(self) -> RoutedOptimizer:
         found = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate wraps it
         assert isinstance(found, RoutedOptimizer)
         return found
 
 
-def train(plan: Plan[SftConfig]) -> int:
-    """Carry out a plan; see `mesotron.rlvr.sft.run` for the exit codes."""
+def train(plan: Plan[SftConfig], began: float | None = None) -> int:
+    """Carry out a plan; see `mesotron.rlvr.sft.run` for the exit codes.
+
+    Args:
+        plan: what to do.
+        began: when the command began, on `time.monotonic`, which its limits count from.
+    """
     quiet_libraries()
+    limits_of(plan.config)  # refused before anything is loaded
     config, console = plan.config, Console()
     for note in plan.notes:
         console.print(note, soft_wrap=True, highlight=False)
@@ -77,7 +92,7 @@ def train(plan: Plan[SftConfig]) -> int:
     model, tokenizer = load_model(config.model, device)
     rows = make_demonstrations(task, config, tokenizer)
     folder = plan.folder or make_folder(plan, device)
-    with folder as run:
+    with folder as run, metered(config, run, began) as meter:
         run.cut_after(plan.checkpoint.step if plan.checkpoint else 0)
         set_seed(config.seed)  # LoRA draws its start before the trainer seeds
         trainer = WarmStart(
@@ -88,7 +103,7 @@ def train(plan: Plan[SftConfig]) -> int:
             peft_config=lora_config(config.model),
             optim=config.optim,
         )
-        return train_in(run, plan, trainer, console)
+        return train_in(run, plan, trainer, meter, console)
 
 
 def make_folder(plan: Plan[SftConfig], device: torch.device) -> RunFolder:
@@ -127,21 +142,27 @@ def trainer_arguments(
     }
 
 
-def train_in(run: RunFolder, plan: Plan[SftConfig], trainer: WarmStart, console: Console) -> int:
+def train_in(
+    run: RunFolder, plan: Plan[SftConfig], trainer: WarmStart, meter: Meter, console: Console
+) -> int:
     """Train until done or asked to stop, and say how to go on."""
     config, how = plan.config, f"mesotron sft --resume {plan.path}"
     trainer.remove_callback(PrinterCallback)
     reached = plan.checkpoint.step if plan.checkpoint else 0
-    view = LiveView(config.steps, WATCHED, console)
+    view = LiveView(config.steps, WATCHED | SHOWN, console)
+    spending = Spending(meter, run, trainer)
     with view, StopRequest(view.say, f"continue with {how}") as stop:
         view.start_at(reached, run.rows("metrics"))
         trainer.add_callback(RunLog(run, view, trainer))
+        trainer.add_callback(OptimizerLog(run))
         trainer.add_callback(PoliteStop(stop))
+        trainer.add_callback(spending)
         if reached < config.steps:
             trainer.train(str(plan.checkpoint.path) if plan.checkpoint else None)
     step = max(reached, trainer.state.global_step)
     if step < config.steps:
-        console.print(f"stopped and saved at step {step}; continue with {how}")
+        why = f": {spending.stopped_by}" if spending.stopped_by else ""
+        say(console, f"stopped and saved at step {step}{why}; continue with {how}")
         return 0
     last = run.rows("metrics")[-1]
     found = {"steps": step, "loss": last["loss"], "token_accuracy": last["mean_token_accuracy"]}
