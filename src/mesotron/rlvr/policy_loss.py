@@ -9,16 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from mesotron.rlvr.measure import measure_policy, trajectory_figures
 from mesotron.rlvr.objectives.anchor import Anchor
 from mesotron.rlvr.objectives.gmpo import LossInputs, LossOutputs, gmpo_loss
-from mesotron.rlvr.resume import ExactResume
+from mesotron.rlvr.rollouts import Rollouts
 
 
-class PolicyLoss(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """First layer over TRL's trainer: `geometric` swaps the policy term for GMPO's."""
+class PolicyLoss(Rollouts):
+    """Second layer over TRL's trainer: `geometric` swaps the policy term for GMPO's."""
 
     geometric: bool = False
     _seen: tuple[Tensor, Tensor] | None = None

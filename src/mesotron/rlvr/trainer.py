@@ -24,6 +24,7 @@ from mesotron.rlvr.objectives.dynamic import PromptStream
 from mesotron.rlvr.objectives.options import loss_arguments, resolve, warn_if_on_policy
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_auxiliary
 from mesotron.rlvr.resampling import Resampling
+from mesotron.rlvr.rollouts import Engine
 from mesotron.rlvr.scoring import vote
 from mesotron.rlvr.verify import Verifier
 
@@ -61,6 +62,7 @@ class GRPOTrainer(Resampling):
         optim: muon, pion, muon_sgd, adamw, or an `OptimConfig`; None is what `args` says. A name
             alone takes `args.learning_rate`.
         objective: a name or an `ObjectiveConfig`; None is what `args` says.
+        engine: who samples: generate is TRL's own ways, graph a static cache and captured graphs.
         judge: turns completions into facts; self-labelled objectives without one read \\boxed{}.
         **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
 
@@ -82,12 +84,13 @@ class GRPOTrainer(Resampling):
         optim: str | OptimConfig | None = None,
         objective: str | ObjectiveConfig | None = None,
         judge: Judge | None = None,
+        engine: Engine = "generate",
         **rest: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else GRPOConfig("mesotron-grpo")
         self.objective = resolve_for(args, objective)
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
-        self.judge = judge
+        self.judge, self.engine = judge, engine
         funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         funcs = [func for func in funcs if func is not None]
         if objective is not None:

@@ -1,0 +1,290 @@
+"""Completions at the speed of the GPU: a static cache, and one captured graph that makes a token.
+
+`generate` of Transformers launches every kernel of every layer from Python, and for a model of less
+than a billion weights the GPU mostly waits. Here the work of one token is captured once for a shape
+(rows, prompt length, completion length) and replayed. Where there is no CUDA the same steps run
+without a graph. Full attention only; nothing sharded.
+
+Shapes: B rows, P padded prompt length, N longest completion, L = P + N cache length, V vocabulary.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import StaticCache
+
+# Prompts are padded up to a multiple of this, so that few shapes serve a whole data set.
+PROMPT_STEP = 32
+# Shapes whose graphs and caches are kept.
+KEPT_SHAPES = 4
+# Tokens between two looks at whether all rows have ended: a look waits for the GPU.
+LOOK_EVERY = 8
+# Capture needs every lazy initialisation to have happened.
+WARM_UPS = 2
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn from softmax(logits / temperature)."""
+
+    temperature: float = 1.0
+    """0 takes the likeliest token."""
+    top_k: int = 0
+    """Only the k likeliest tokens; 0 for all."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that together hold this much."""
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """One token for each row.
+
+        Args:
+            logits: (B, V), any floating type.
+
+        Returns:
+            (B,) token ids.
+
+        Example:
+            >>> Sampling(temperature=0.0).draw(torch.tensor([[0.1, 0.7]])).tolist()
+            [1]
+        """
+        if self.temperature == 0:
+            return logits.argmax(dim=-1)
+        probs = (logits.float() / self.temperature).softmax(dim=-1)
+        if self.top_k or self.top_p < 1:
+            probs = self.cut(probs)
+        # The smallest of exponentials with rates p_i has index i with probability p_i; unlike
+        # torch.multinomial this never looks at a value from the host.
+        return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
+
+    def cut(self, probs: Tensor) -> Tensor:
+        """Zero outside of the nucleus and of the k likeliest; the likeliest always stays."""
+        ordered, places = probs.sort(dim=-1, descending=True)
+        before = ordered.cumsum(dim=-1) - ordered
+        outside = before >= self.top_p
+        outside[:, 0] = False
+        if self.top_k:
+            outside[:, self.top_k :] = True
+        return torch.zeros_like(probs).scatter(-1, places, ordered.masked_fill(outside, 0.0))
+
+
+class Slate:
+    """The fixed tensors of one shape, and the work of one token on them.
+
+    Args:
+        model: answers `model(input_ids, attention_mask, position_ids, past_key_values)`.
+        shape: B, P and N.
+        sampling: how tokens are drawn.
+        eos: tokens that end a completion.
+        pad: what a row gets after its end.
+    """
+
+    def __init__(
+        self, model: Any, shape: tuple[int, int, int], sampling: Sampling, eos: Tensor, pad: int
+    ) -> None:
+        B, P, N = shape
+        device = eos.device
+        self.model, self.sampling, self.eos, self.pad = model, sampling, eos, pad
+        self.P, self.N = P, N
+        self.cache = StaticCache(config=model.config, max_cache_len=P + N)
+        self.tokens = torch.zeros(B, 1, dtype=torch.long, device=device)
+        self.places = torch.zeros(B, 1, dtype=torch.long, device=device)
+        self.seen = torch.zeros(B, 1, 1, P + N, dtype=torch.bool, device=device)
+        self.running = torch.ones(B, dtype=torch.bool, device=device)
+        self.written = torch.zeros(B, N, dtype=torch.long, device=device)
+        self.count = torch.zeros(1, dtype=torch.long, device=device)  # tokens written
+        self.replay: Callable[[], None] = self.step
+
+    def begin(self, ids: Tensor, mask: Tensor) -> None:
+        """Read the prompts and draw the first token of each row.
+
+        Args:
+            ids: (B, P) padded on the left.
+            mask: (B, P) booleans, false on the padding.
+        """
+        P, N = self.P, self.N
+        self.cache.reset()
+        self.running.fill_(True)
+        self.count.zero_()
+        self.seen.zero_()
+        self.seen[:, 0, 0, :P] = mask
+        causal = torch.ones(P, P + N, dtype=torch.bool, device=ids.device).tril()
+        # A padded query attends to itself: with nothing to attend to it would give NaN, which
+        # survives being masked.
+        itself = torch.eye(P, P + N, dtype=torch.bool, device=ids.device)
+        seen = (self.seen & causal) | itself  # (B, 1, P, L)
+        places = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        self.places.copy_(places[:, -1:])
+        self.write(self.logits(ids, seen, places))
+
+    def step(self) -> None:
+        """One more token for every row; all on the device, nothing allocated by the caller."""
+        self.seen.index_fill_(3, self.P + self.count - 1, True)
+        self.places.add_(1)
+        self.write(self.logits(self.tokens, self.seen, self.places))
+
+    def logits(self, ids: Tensor, seen: Tensor, places: Tensor) -> Tensor:
+        """(B, V) of the last position."""
+        out = self.model(
+            input_ids=ids,
+            attention_mask=seen,
+            position_ids=places,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return out.logits[:, -1]
+
+    def write(self, logits: Tensor) -> None:
+        """Draw a token for each row that runs and note it."""
+        chosen = torch.where(self.running, self.sampling.draw(logits), self.pad)
+        self.written.index_copy_(1, self.count, chosen[:, None])
+        self.tokens.copy_(chosen[:, None])
+        self.running &= torch.isin(chosen, self.eos, invert=True)
+        self.count.add_(1)
+
+    def capture(self, pool: Any) -> None:
+        """Make `replay` a graph of `step`; what was begun must be begun again."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self.step()
+        self.replay = graph.replay
+
+    def rows(self) -> list[list[int]]:
+        """The tokens of each row up to its end, the ending token included."""
+        length = int(self.count)
+        tokens = self.written[:, :length]
+        ends = torch.isin(tokens, self.eos)
+        # Positions up to the first end: no end before this one.
+        before = ends.long().cumsum(dim=1) - ends.long()
+        kept = (before == 0).sum(dim=1).tolist()
+        return [row[:n] for row, n in zip(tokens.tolist(), kept, strict=True)]
+
+
+class GraphSampler:
+    """Samples completions of a model whose weights change in place between calls.
+
+    Args:
+        model: a causal language model of Transformers with full attention in every layer.
+        eos: ids that end a completion.
+        pad: the id that pads.
+        sampling: how tokens are drawn; PyTorch's own generator of the device draws.
+        dtype: in which to sample. If it is not the weights' own, a copy of them in this type is
+            kept beside the model and brought up to date at each call.
+
+    Example:
+        sampler = GraphSampler(model, eos=[2], pad=0, dtype=torch.bfloat16)
+        completions = sampler.sample([[5, 6, 7], [8]], max_tokens=32)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        eos: Sequence[int],
+        pad: int,
+        sampling: Sampling | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_attention(model)
+        weight = next(model.parameters())
+        self.model, self.pad, self.sampling = model, pad, sampling or Sampling()
+        self.eos = torch.tensor(list(eos), device=weight.device)
+        self.on_gpu = weight.device.type == "cuda"
+        own = dtype is not None and dtype != weight.dtype
+        self.copy = narrow_copy(model, dtype) if own and dtype is not None else None
+        self.slates: OrderedDict[tuple[int, int, int], Slate] = OrderedDict()
+        self.pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
+
+    @torch.no_grad()
+    def sample(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        """Complete each prompt once.
+
+        Args:
+            prompts: token ids, none empty.
+            max_tokens: longest completion.
+
+        Returns:
+            The tokens after each prompt, with the one that ended it if it ended.
+        """
+        trains = self.model.training
+        self.model.eval()
+        try:
+            if self.copy is not None:
+                refresh(self.copy, self.model)
+            ids, mask = self.pad_left(prompts)
+            slate = self.slate(ids, mask, max_tokens)
+            slate.begin(ids, mask)
+            for n in range(1, max_tokens):
+                if n % LOOK_EVERY == 0 and not bool(slate.running.any()):
+                    break
+                slate.replay()
+            return slate.rows()
+        finally:
+            self.model.train(trains)
+
+    def pad_left(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """(B, P) ids and booleans, P a multiple of `PROMPT_STEP`."""
+        P = -(-max(map(len, prompts)) // PROMPT_STEP) * PROMPT_STEP
+        ids = torch.full((len(prompts), P), self.pad)
+        mask = torch.zeros(len(prompts), P, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            ids[row, P - len(prompt) :] = torch.tensor(prompt)
+            mask[row, P - len(prompt) :] = True
+        return ids.to(self.eos.device), mask.to(self.eos.device)
+
+    def slate(self, ids: Tensor, mask: Tensor, max_tokens: int) -> Slate:
+        """The tensors and the graph of this shape, kept for the next call."""
+        shape = (ids.shape[0], ids.shape[1], max_tokens)
+        if shape not in self.slates:
+            while len(self.slates) >= KEPT_SHAPES:
+                self.slates.popitem(last=False)
+            slate = Slate(self.copy or self.model, shape, self.sampling, self.eos, self.pad)
+            if self.on_gpu and max_tokens > WARM_UPS + 1:
+                # Warming up draws: the same numbers must follow whether a graph was made or not.
+                state = torch.cuda.get_rng_state()
+                slate.begin(ids, mask)
+                slate.capture(self.pool)
+                torch.cuda.set_rng_state(state)
+            self.slates[shape] = slate
+        self.slates.move_to_end(shape)
+        return self.slates[shape]
+
+
+def check_attention(model: nn.Module) -> None:
+    """Refuse models whose cache is not one static block of keys and values per layer."""
+    config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+        odd = ", ".join(sorted(kinds - {"full_attention"})) or "a sliding window"
+        raise ValueError(
+            f"rollout.engine graph needs full attention in every layer, and this model has {odd}: "
+            "use rollout.engine generate, or vLLM"
+        )
+
+
+def narrow_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy that computes in another type, without what Accelerate hung on the model's forward."""
+    hung = {name: model.__dict__.pop(name) for name in ("forward", "_original_forward")
+            if name in model.__dict__}  # fmt: skip
+    try:
+        made = copy.deepcopy(model)
+    finally:
+        model.__dict__.update(hung)
+    return made.to(dtype).eval().requires_grad_(False)
+
+
+def refresh(made: nn.Module, model: nn.Module) -> None:
+    """Bring a copy's weights and buffers up to date."""
+    mine, theirs = ([*one.parameters(), *one.buffers()] for one in (made, model))
+    for old, new in zip(mine, theirs, strict=True):
+        old.copy_(new)

@@ -1,0 +1,64 @@
+"""Who samples inside TRL's trainer: TRL's own ways, or captured graphs (`rollout.engine`)."""
+
+from typing import Any, Literal
+
+import torch
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from mesotron.rlvr.graph_sampler import GraphSampler, Sampling
+from mesotron.rlvr.resume import ExactResume
+
+Engine = Literal["generate", "graph"]
+
+
+class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """First layer over TRL's trainer: `engine` graph samples with a `GraphSampler`."""
+
+    engine: Engine = "generate"
+    _sampler: GraphSampler | None = None
+
+    def _generate_single_turn(
+        self,
+        prompt_ids: Any,
+        images: Any,
+        multimodal_fields: Any,
+        num_generations: int,
+        has_tool_images: bool = False,
+    ) -> Any:
+        """TRL's, unless graphs sample."""
+        if self.engine != "graph":
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, has_tool_images
+            )
+        if self._sampler is None:
+            self._sampler = self._make_sampler()
+        return self._sampler.sample(prompt_ids, self.max_completion_length), None
+
+    def _make_sampler(self) -> GraphSampler:
+        """A sampler of the policy as TRL's arguments say; what it cannot do is refused."""
+        args = self.args
+        odd = {
+            "use_vllm": self.use_vllm,
+            "tools": bool(self.tools),
+            "min_p": bool(self.min_p),
+            "repetition_penalty": self.repetition_penalty != 1.0,
+            "generation_kwargs": bool(args.generation_kwargs),
+            "images": self._is_vlm,
+            "DeepSpeed": self.is_deepspeed_enabled,
+            "FSDP": self.is_fsdp_enabled,
+        }
+        asked = [name for name, is_asked in odd.items() if is_asked]
+        if asked:
+            raise ValueError(
+                f"rollout.engine graph does not go with {', '.join(asked)}: use rollout.engine "
+                "generate"
+            )
+        half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        assert self.model is not None
+        return GraphSampler(
+            self.model,
+            eos=self.eos_token_ids,
+            pad=self._tokenizer.pad_token_id,
+            sampling=Sampling(self.temperature, self.top_k or 0, self.top_p),
+            dtype=half,
+        )

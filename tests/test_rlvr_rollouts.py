@@ -1,0 +1,225 @@
+"""Sampling with a static cache (and on a GPU a captured graph) against `generate` and theory."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from mesotron.config import ObjectiveConfig, OptimConfig, RolloutConfig
+from mesotron.rlvr.graph_sampler import GraphSampler, Sampling, narrow_copy, refresh
+from mesotron.rlvr.objectives.options import trl_arguments
+from mesotron.rlvr.trainer import GRPOTrainer
+from rlvr_tiny import make_arguments, make_data, make_tokenizer, small_digits
+from rlvr_tiny import make_model as make_digits_model
+
+EOS, PAD, VOCABULARY = 1, 0, 50
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU"))]  # fmt: skip
+
+
+def make_model(kind=LlamaForCausalLM, **extra):
+    torch.manual_seed(0)
+    configs = {LlamaForCausalLM: LlamaConfig, Qwen2ForCausalLM: Qwen2Config}
+    config = configs[kind](
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.4,  # far from uniform, so that greedy paths are not ties
+        **extra,
+    )
+    return kind(config).eval()
+
+
+def random_prompts(count: int = 6):
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, 40, (count,), generator=generator).tolist()
+    return [torch.randint(2, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+def by_generate(model, prompt: list[int], max_tokens: int) -> list[int]:
+    """The greedy completion of one prompt alone: no padding, no batch."""
+    ids = torch.tensor([prompt], device=model.device)
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_tokens,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, Qwen2ForCausalLM])
+def test_greedy_equals_generate(kind, device):
+    model = make_model(kind).to(device)
+    prompts = random_prompts()
+    sampler = GraphSampler(model, [EOS], PAD, Sampling(temperature=0.0))
+    wanted = [by_generate(model, prompt, 20) for prompt in prompts]
+    assert sampler.sample(prompts, 20) == wanted
+    assert sampler.sample(prompts, 20) == wanted  # nothing is left over from the first call
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_that_changed_in_place_are_seen(device):
+    model = make_model().to(device)
+    sampler = GraphSampler(model, [EOS], PAD, Sampling(temperature=0.0))
+    prompts = random_prompts()
+    before = sampler.sample(prompts, 12)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    after = sampler.sample(prompts, 12)
+    assert after == [by_generate(model, prompt, 12) for prompt in prompts]
+    assert after != before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_end_at_their_ending_token(device):
+    model = make_model().to(device)
+    prompts = random_prompts(8)
+    free = GraphSampler(model, [VOCABULARY + 1], PAD, Sampling(temperature=0.0))
+    endless = free.sample(prompts, 16)
+    end = endless[0][4]  # a token that greedy decoding writes
+    stopped = GraphSampler(model, [end], PAD, Sampling(temperature=0.0)).sample(prompts, 16)
+    for row, whole in zip(stopped, endless, strict=True):
+        wanted = whole[: whole.index(end) + 1] if end in whole else whole
+        assert row == wanted
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_draws_follow_the_softmax(device):
+    """The first token of many equal prompts against the model's own probabilities."""
+    model = make_model(tie_word_embeddings=False).to(device)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.2)
+    prompt = random_prompts(1)[0]
+    logits = model(torch.tensor([prompt], device=device)).logits[0, -1].float()
+    number = 4000
+    torch.manual_seed(3)
+    rows = GraphSampler(model, [EOS], PAD, Sampling(temperature=0.7)).sample([prompt] * number, 1)
+    counts = torch.bincount(torch.tensor([row[0] for row in rows]), minlength=VOCABULARY)
+    wanted = (logits / 0.7).softmax(-1).cpu()
+    error = (wanted * (1 - wanted) / number).sqrt()
+    assert ((counts / number - wanted).abs() < 5 * error + 1e-3).all()
+
+
+def test_nucleus_and_top_k():
+    probs = torch.tensor([[0.1, 0.5, 0.25, 0.15]])
+    assert Sampling(top_p=0.7).cut(probs).nonzero()[:, 1].tolist() == [1, 2]
+    assert Sampling(top_p=1e-6).cut(probs).nonzero()[:, 1].tolist() == [1]
+    assert Sampling(top_k=3).cut(probs).nonzero()[:, 1].tolist() == [1, 2, 3]
+    drawn = Sampling(top_k=1).draw(probs.log().repeat(100, 1))
+    assert drawn.unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_seed_decides_and_a_first_call_is_no_different(device):
+    model = make_model().to(device)
+    prompts = random_prompts()
+    sampler = GraphSampler(model, [EOS], PAD)
+
+    def draw():
+        torch.manual_seed(7)
+        return sampler.sample(prompts, 12)
+
+    first = draw()
+    assert draw() == first
+    sampler.slates.clear()
+    assert draw() == first
+    torch.manual_seed(8)
+    assert sampler.sample(prompts, 12) != first
+
+
+def test_the_model_is_left_as_it_was():
+    model = make_model().train()
+    GraphSampler(model, [EOS], PAD).sample(random_prompts(), 4)
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_few_shapes_are_kept():
+    sampler = GraphSampler(make_model(), [EOS], PAD)
+    for rows in range(1, 8):
+        sampler.sample([[5, 6]] * rows, 2)
+    assert len(sampler.slates) == 4
+    sampler.sample([[5, 6], [5] * 33], 2)
+    assert max(sampler.slates) == (7, 32, 2)
+    assert (2, 64, 2) in sampler.slates
+
+
+def test_a_copy_in_another_type_follows_the_model():
+    model = make_model()
+    made = narrow_copy(model, torch.bfloat16)
+    assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
+    assert made.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(3.0)
+    refresh(made, model)
+    assert made.model.norm.weight.unique().item() == 3.0
+
+
+def test_a_sliding_window_is_refused():
+    model = make_model(Qwen2ForCausalLM, use_sliding_window=True, sliding_window=8,
+                       max_window_layers=0)  # fmt: skip
+    with pytest.raises(ValueError, match=r"full attention.*rollout\.engine generate"):
+        GraphSampler(model, [EOS], PAD)
+
+
+def train(folder, **settings):
+    objective = settings.pop("objective", None)
+    engine = settings.pop("engine", "graph")
+    trainer = GRPOTrainer(
+        make_digits_model(),
+        small_digits,
+        make_arguments(folder, **settings),
+        make_data(),
+        processing_class=make_tokenizer(),
+        objective=objective,
+        engine=engine,
+    )
+    trainer.train()
+    return trainer
+
+
+def weights(trainer):
+    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
+
+
+@pytest.mark.parametrize("objective", [None, "mgrpo"])
+def test_a_trainer_samples_with_it_and_learns(tmp_path, objective):
+    """The policy and, in its place, the anchor; the seed decides."""
+    first = train(tmp_path, objective=objective)
+    start = torch.cat([p.detach().flatten() for p in make_digits_model().parameters()])
+    assert first._sampler is not None
+    assert (weights(first) - start).abs().max() > 1e-3
+    assert torch.equal(weights(train(tmp_path, objective=objective)), weights(first))
+
+
+def test_nearly_greedy_both_engines_train_alike(tmp_path):
+    """At a temperature of 1e-4 the draws do not matter: the same completions, the same steps."""
+    a = train(tmp_path, temperature=1e-4, beta=0.1)
+    b = train(tmp_path, temperature=1e-4, beta=0.1, engine="generate")
+    assert b._sampler is None
+    lengths = [
+        [row["completions/mean_length"] for row in t.state.log_history if "loss" in row]
+        for t in (a, b)
+    ]
+    assert lengths[0] == lengths[1]
+    torch.testing.assert_close(weights(a), weights(b), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"min_p": 0.1}, {"repetition_penalty": 1.2}])
+def test_what_it_cannot_sample_is_refused(tmp_path, settings):
+    with pytest.raises(ValueError, match=rf"does not go with {next(iter(settings))}"):
+        train(tmp_path, **settings)
+
+
+def test_two_engines_are_one_too_many():
+    rollout = RolloutConfig(engine="graph", vllm="colocate")
+    with pytest.raises(ValueError, match="both sample"):
+        trl_arguments(ObjectiveConfig(), rollout, OptimConfig())
