@@ -60,12 +60,12 @@ def test_a_rescue_has_a_healthy_run_to_be_compared_with():
 # --- the outcome rule ---------------------------------------------------------------------
 
 
-def made(correct, *, before=0.3, greedy=None, reward=None, unchanged=0.1, kind="x", **columns):
-    """A packed run with given curves."""
-    n = len(correct)
-    greedy = [before] * n if greedy is None else greedy
+def made(greedy, *, correct=None, reward=None, unchanged=0.1, kind="x", **columns):
+    """A packed run with given curves; it begins at the first held-out accuracy."""
+    n = len(greedy)
+    correct = correct or greedy
     return {
-        "kind": kind, "before": before, "completions": 128, "unchanged": unchanged,
+        "kind": kind, "before": greedy[0], "prompts": 16, "unchanged": unchanged,
         "columns": {
             "step": list(range(1, n + 1)), "loss": [0.0] * n, "grad_norm": [0.5] * n,
             "reward": reward or correct, "facts/correct": correct, "eval/greedy": greedy,
@@ -91,14 +91,18 @@ def test_a_gamed_reward_does_not_hide_a_loss():
     assert label(made(falling, reward=[0.1 * k for k in range(60)])).outcome == "failed"
 
 
-def test_accuracy_that_only_held_out_problems_show_counts():
-    hot = made([0.02] * 60, greedy=[0.3 - 0.005 * k for k in range(60)])
-    assert label(hot).why == "held-out accuracy lost"
+def test_held_out_problems_decide_and_training_dates():
+    noisy = [0.4, 0.1] * 20 + [0.1] * 20
+    assert label(made([0.4] * 60, correct=noisy)).outcome == "unclear"
+    hot = label(made([0.3 - 0.005 * k for k in range(60)], correct=[0.02] * 60))
+    assert (hot.outcome, hot.onset) == ("failed", 7)
+    late = label(made([0.4] * 20 + [0.1] * 40, correct=[0.4] * 30 + [0.05] * 30))
+    assert 28 <= late.onset <= 32
 
 
 def test_runs_in_which_nothing_happens_have_failed():
     assert label(made([0.3] * 60, unchanged=1.0)).why == "nothing changed"
-    starved = made([0.0] * 60, **{"groups/all_wrong": [0.95] * 60})
+    starved = made([0.02] * 60, **{"groups/all_wrong": [0.95] * 60})
     assert label(starved).why == "nearly every group all wrong"
     broken = made([0.3] * 60, reward=[0.4] * 30 + [0.0] * 30)
     assert label(broken).why == "reward lost"

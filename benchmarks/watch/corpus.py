@@ -115,7 +115,7 @@ def collect(run: Run, path: Path) -> dict[str, Any] | None:
         "flags": run.setting.flags,
         "device": config["device"],
         "exit_code": int((path / "exit_code").read_text()),
-        "completions": config["rollout"]["prompts"] * config["rollout"]["generations"],
+        "prompts": config["rollout"]["prompts"],
         "before": before["greedy"]["strict"]["value"],
         "after": after and after["greedy"]["strict"]["value"],
         "unchanged": after and unchanged(before, after),

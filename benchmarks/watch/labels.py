@@ -1,24 +1,25 @@
-"""What became of a run, by a rule that was written down before any run was made.
+"""What became of a run, by a rule that was fixed before any detector had seen the corpus.
 
-The rule reads the true correctness of training completions (smoothed), the greedy accuracy on
-held-out problems, and whether held-out completions changed at all. It knows no detector and no
-threshold of the watch. What it cannot place is called unclear and counts on neither side.
+Greedy accuracy on a fixed set of held-out problems decides; the true correctness of training
+completions, which is noisier (new prompts at each step), says when. The rule knows no detector and
+no threshold of the watch. What it cannot place is called unclear and counts on neither side.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 Outcome = Literal["healthy", "failed", "stalled", "unclear"]
 Curve = Sequence[tuple[float, float]]
 
-# Share of the peak: lost at or below the first, kept at or above the second, unclear between.
+# Share of the best: lost at or below the first, kept at or above the second, unclear between.
 LOST, KEPT = 0.5, 0.8
 # A curve that never reached this had nothing to lose.
 SOMETHING = 0.1
-# Completions that one point of a smoothed curve rests on, and rows at the least.
-COMPLETIONS, ROWS = 400, 5
+# Prompts that one point of a smoothed training curve rests on, and rows at the least.
+PROMPTS, ROWS = 80, 5
 # Held-out problems: a healthy run may end this much below its start (noise of 100 problems).
 SLACK = 0.05
 
@@ -54,35 +55,35 @@ def label(run: dict[str, Any]) -> Label:
         for step, value in zip(steps, columns[name]):
             if value is not None and not math.isfinite(value):
                 return Label(outcome="failed", why=f"{name} is {value}", onset=int(step))
-    width = max(ROWS, math.ceil(COMPLETIONS / run["completions"]))
+    width = max(ROWS, math.ceil(PROMPTS / run["prompts"]))
     correct = smooth(steps, columns["facts/correct"], width)
-    reward = smooth(steps, columns["reward"], width)
     greedy = [(0.0, run["before"])] + [
-        (step, value)
-        for step, value in zip(steps, columns.get("eval/greedy", ()))
-        if value is not None
+        (step, value) for step, value in zip(steps, columns["eval/greedy"]) if value is not None
     ]
-    for words, curve in (
-        ("right answers in training", correct),
-        ("held-out accuracy", greedy),
-        ("reward", reward),
-    ):
-        if is_lost(curve):
-            # The training curve is the finer one; it dates the loss wherever it shows it.
-            return Label(outcome="failed", why=f"{words} lost", onset=onset(curve), curve=curve)
+    kept = left(greedy) >= KEPT
+    if is_lost(greedy) or (is_lost(correct) and not kept):
+        # The training curve is the finer one; it dates the loss wherever it shows it.
+        curve = correct if is_lost(correct) else greedy
+        return Label(outcome="failed", why="accuracy lost", onset=onset(curve), curve=curve)
+    reward = smooth(steps, columns["reward"], width)
+    if is_lost(reward) and not is_lost(correct):
+        return Label(outcome="failed", why="reward lost", onset=onset(reward), curve=reward)
     if run["unchanged"] is not None and run["unchanged"] >= 0.99:
         return Label(outcome="failed", why="nothing changed", onset=int(steps[0]))
     if mean(columns["groups/all_wrong"][-20:]) >= 0.9:
         return Label(outcome="failed", why="nearly every group all wrong", onset=int(steps[0]))
-    if run["kind"] == "stall":
-        times = columns["time/step"]
-        if mean(times[-10:]) >= 3 * mean(times[:20]):
-            first = next(step for step, t in zip(steps, times) if t >= 2 * mean(times[:20]))
-            return Label(outcome="stalled", why="steps take three times as long", onset=int(first))
-    kept = ends_at(correct) >= KEPT * max(value for _, value in correct)
-    if kept and greedy[-1][1] >= run["before"] - SLACK:
-        return Label(outcome="healthy", why="nothing lost")
-    return Label(outcome="unclear", why="some lost, less than half")
+    if run["kind"] == "stall" and (slow := slow_from(steps, columns["time/step"])):
+        return Label(outcome="stalled", why="steps take three times as long", onset=slow)
+    if kept and greedy[-1][1] >= run["before"] - SLACK and not is_lost(correct):
+        return Label(outcome="healthy", why="accuracy kept")
+    return Label(outcome="unclear", why=f"{left(greedy):.0%} of the best held-out accuracy left")
+
+
+def slow_from(steps: Sequence[float], times: Sequence[float]) -> int | None:
+    """The first of the slow steps, if the last ten take three times as long as the first twenty."""
+    usual = median(times[:20])
+    slow = [int(step) for step, t in zip(steps[20:], times[20:]) if t >= 2 * usual]
+    return slow[0] if median(times[-10:]) >= 3 * usual else None
 
 
 def smooth(steps: Sequence[float], values: Sequence[float | None], width: int) -> Curve:
@@ -96,15 +97,14 @@ def smooth(steps: Sequence[float], values: Sequence[float | None], width: int) -
 
 
 def is_lost(curve: Curve) -> bool:
-    """Whether there was something, and less than half of it is left."""
-    peak = max(value for _, value in curve)
-    return peak >= SOMETHING and ends_at(curve) <= LOST * peak
+    """Whether there was something, and at most half of it is left."""
+    return max(value for _, value in curve) >= SOMETHING and left(curve) <= LOST
 
 
-def ends_at(curve: Curve) -> float:
-    """The level at the end: the mean of the last tenth of the points, of the last at the least."""
-    last = max(len(curve) // 10, 1)
-    return mean([value for _, value in curve[-last:]])
+def left(curve: Curve) -> float:
+    """The level at the end (the mean of the last fifth of the points) as a share of the best."""
+    last, peak = max(len(curve) // 5, 1), max(value for _, value in curve)
+    return mean([value for _, value in curve[-last:]]) / peak if peak > 0 else 1.0
 
 
 def onset(curve: Curve) -> int:
