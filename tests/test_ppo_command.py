@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ pytest.importorskip("jumanji")
 jax = pytest.importorskip("jax")
 from mesotron.arguments import parse  # noqa: E402
 from mesotron.config import SnakeConfig  # noqa: E402
+from mesotron.ppo import training  # noqa: E402
 from mesotron.ppo.draw import draw_board, draw_game  # noqa: E402
 from mesotron.ppo.training import next_chunk, read_config, train_snake  # noqa: E402
 from mesotron.runs import RunFolder  # noqa: E402
@@ -99,9 +102,64 @@ def test_a_game_is_drawn(tmp_path):
     assert tuple(board[36, 36]) != tuple(board[60, 36]) != tuple(board[12, 12])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compile_once(tmp_path_factory):
+    """Runs of one config share what was compiled, as they would in one process of a sweep."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (str(tmp_path_factory.mktemp("compiled")), 0.0)):
+        jax.config.update(name, value)
+    yield
+    for name, value in zip(names, before):
+        jax.config.update(name, value)
+
+
+@pytest.mark.slow
+def test_signals_save_and_the_run_goes_on_to_the_same_end(tmp_path, monkeypatch, capsys):
+    one = replace(TINY, save_dir=tmp_path, num_seeds=1)
+    train_snake(replace(one, run_name="whole"))
+    capsys.readouterr()
+    ask = replace(one, run_name="asked")
+    write_chunk = training.write_chunk
+    for number, done in ((signal.SIGTERM, 2), (signal.SIGINT, 4)):
+
+        def write_and_be_asked(*words, number=number):
+            write_chunk(*words)
+            os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(training, "write_chunk", write_and_be_asked)
+        assert train_snake(ask) == 0
+        assert f"stopped at update {done} of 6; go on with" in capsys.readouterr().out
+        assert (tmp_path / "asked" / "checkpoints" / f"checkpoint-{done}").is_dir()
+        ask = SnakeConfig(resume=tmp_path / "asked", chunk=2, gif=False)
+    monkeypatch.undo()
+    assert train_snake(ask) == 0
+    a, b = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "asked")
+    for one, other in zip(a.rows("metrics"), b.rows("metrics"), strict=True):
+        for name in one:
+            assert name.startswith("time/") or one[name] == other[name], name
+    assert a.result["greedy_games"] == b.result["greedy_games"]
+
+
+@pytest.mark.slow
+def test_the_guard_ends_a_run_that_has_broken(tmp_path, capsys):
+    """A rate at which weights are no longer numbers: saved, told, exit code 0."""
+    wild = replace(TINY, save_dir=tmp_path, run_name="wild", num_seeds=1, chunk=1)
+    wild = replace(wild, muon_lr=1e38, aux_adam_lr=1e38, guard="stop")
+    assert train_snake(wild) == 0
+    said = capsys.readouterr().out
+    folder = RunFolder(tmp_path / "wild")
+    events = folder.rows("events")
+    assert (events[-1]["detector"], events[-1]["severity"]) == ("nonfinite", "stop")
+    last = folder.rows("metrics")[-1]["step"]
+    assert last < wild.num_updates
+    assert f"stopped by the watch (nonfinite) at update {last} of 6; go on with" in said
+    assert (folder.checkpoints / f"checkpoint-{last}").is_dir()
+    assert folder.result is None
+
+
 @pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_same_end(tmp_path, capsys):
-    """Defect 11 too: what the result says is measured by whole games at the end."""
     whole = replace(TINY, save_dir=tmp_path, run_name="whole", eval_freq=6)
     train_snake(whole)
     said = capsys.readouterr().out

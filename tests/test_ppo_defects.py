@@ -1,6 +1,6 @@
 """Eleven defects that a Snake trainer with this interface once had, and that kept it from learning.
 
-Each has a test by its number; the eleventh, which needs a whole run, is in test_ppo_command.
+Each has a test by its number; the eleventh, on what a run writes, is in test_ppo_guard.
 """
 
 import numpy as np

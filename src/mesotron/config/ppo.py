@@ -178,6 +178,10 @@ class SnakeConfig:
     eval_episodes: int = 128
     """Whole games of an evaluation, greedy and sampled each."""
 
+    guard: Literal["off", "warn", "stop"] = "warn"
+    """What the watch does when the run fails: write it down, say it too, or also save and stop;
+    runs side by side are not stopped."""
+
     gif: bool = True
     """Draw a greedy game at the end."""
 
@@ -224,9 +228,14 @@ class SnakeConfig:
         return self.batch_size // self.num_minibatches
 
     @property
+    def is_single(self) -> bool:
+        """Whether one run is trained, and not several side by side."""
+        return self.num_seeds == 1 and not self.sweep
+
+    @property
     def num_groups(self) -> int:
         """Groups of games shuffled apart: one for each device, where devices share a run."""
-        return self.num_shards if self.num_seeds == 1 and not self.sweep else 1
+        return self.num_shards if self.is_single else 1
 
     @property
     def num_updates(self) -> int:

@@ -9,6 +9,7 @@ Legend: S steps of a rollout, N games, B = S N; G shards, each shuffling its own
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -170,6 +171,7 @@ def update_once(
         state.params, state.opt_state, batch, learn_key, config, hyper, pretrained
     )
     metrics = losses | _describe(steps, batch, state, config, hyper)
+    metrics["optim/update_rms"] = _distance(params, state.params)
     return TrainState(params, opt_state, env, observation, key, state.update + 1), metrics
 
 
@@ -289,3 +291,9 @@ def _describe(
         "value/explained": 1 - unexplained / (jnp.var(batch.targets) + 1e-8),
         "optim/lr": anneal(rate, hyper.num_gradient_steps if config.anneal_lr else None)(made),
     }
+
+
+def _distance(new: Params, old: Params) -> Array:
+    """Root mean square of how far the weights have moved."""
+    moved: Any = jax.tree.map(jnp.subtract, new, old)
+    return optax.tree.norm(moved) / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moved)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +11,10 @@ import numpy as np
 from mesotron.config import SnakeConfig
 from mesotron.ppo.draw import Curve
 from mesotron.ppo.evaluate import Games
+from mesotron.ppo.guard import Guard
 from mesotron.ppo.hyper import Runs
 from mesotron.ppo.mirrors import Mirrors
+from mesotron.ppo.policy import Params
 from mesotron.ppo.seeds import Program
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
@@ -28,8 +31,10 @@ class Session(NamedTuple):
     folder: RunFolder
     runs: Runs
     program: Program
+    evaluate: Callable[[Params, int], dict[str, Games]]
     view: LiveView
     mirrors: Mirrors
+    guard: Guard
 
     @property
     def by_run(self) -> Path:
@@ -54,13 +59,15 @@ def write_chunk(
     for k in range(count):
         step = done + k + 1
         seconds = start + (end - start) * (k + 1) / count
-        times = {"time/seconds": seconds, "time/steps_per_second": rate}
+        times = {"time/seconds": seconds, "time/step": (end - start) / count}
+        times["time/steps_per_second"] = rate
         times["time/env_steps"] = float(step * config.batch_size)
         values = {name: column[:, k] for name, column in metrics.items()}
         row = {"step": step, **mean_over_runs(values), **times}
         session.folder.append("metrics", row)
         session.view.update(step, row)
         session.mirrors.write(row)
+        session.guard.take(row)
         if len(runs) > 1:
             for number, run in enumerate(runs):
                 own = mean_over_runs({name: v[number : number + 1] for name, v in values.items()})

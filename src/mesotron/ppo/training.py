@@ -18,7 +18,8 @@ import numpy as np
 from mesotron.config import SnakeConfig
 from mesotron.ppo import checkpoint
 from mesotron.ppo.draw import draw_curves, draw_game
-from mesotron.ppo.evaluate import make_evaluation, measure_baselines, record_game
+from mesotron.ppo.evaluate import Games, make_evaluation, measure_baselines, record_game
+from mesotron.ppo.guard import Guard
 from mesotron.ppo.hyper import read_runs
 from mesotron.ppo.loop import TrainState
 from mesotron.ppo.mirrors import Mirrors
@@ -38,7 +39,7 @@ _WATCHED = {
     "value/explained": "value explained",
     "time/steps_per_second": "steps/s",
 }
-_RESUMED_ANEW = ("resume", "chunk", "save_freq", "gif", "wandb", "tensorboard")
+_RESUMED_ANEW = ("resume", "chunk", "save_freq", "guard", "gif", "wandb", "tensorboard")
 
 
 def train_snake(config: SnakeConfig) -> int:
@@ -51,14 +52,20 @@ def train_snake(config: SnakeConfig) -> int:
             LiveView(config.num_updates, _WATCHED) as view,
             Mirrors(config, folder.path) as mirrors,
         ):
-            session = Session(config, folder, runs, program, view, mirrors)
-            states, done = take_up(session)
-            states, done = train(session, states, done)
-        if done < config.num_updates:
-            print(f"stopped at update {done} of {config.num_updates}; go on with "
-                  f"mesotron ppo snake --resume {folder.path}")  # fmt: skip
+            guard = Guard(config, folder, view.say)
+            evaluate = make_evaluation(config)
+            session = Session(config, folder, runs, program, evaluate, view, mirrors, guard)
+            how = f"go on with mesotron ppo snake --resume {folder.path}"
+            with StopRequest(view.say, how) as stop:
+                states, done = take_up(session)
+                states, done = train(session, states, done, stop)
+            found = evaluate_end(session, states) if done == config.num_updates else None
+        if found is None:
+            ended = guard.stopped_by
+            why = f" by the watch ({ended.detector.replace('_', ' ')})" if ended else ""
+            print(f"stopped{why} at update {done} of {config.num_updates}; {how}")
             return 0
-        print(finish(session, states))
+        print(finish(session, states, found))
     return 0
 
 
@@ -110,11 +117,14 @@ def take_up(session: Session) -> tuple[TrainState, int]:
         view.say(f"{sentence}; the checkpoint before it is used")
     folder.cut_after(done)
     cut_rows_after(session.by_run, done)
+    session.guard.take_up()
     return states, done
 
 
-def train(session: Session, states: TrainState, done: int) -> tuple[TrainState, int]:
-    """Advance chunk by chunk to the end, or until somebody asks to stop."""
+def train(
+    session: Session, states: TrainState, done: int, stop: StopRequest
+) -> tuple[TrainState, int]:
+    """Advance chunk by chunk to the end, or until somebody or the watch asks to stop."""
     config, folder = session.config, session.folder
     before = time.perf_counter()
     states, _ = session.program.advance(states, session.runs, 0)  # compiles, and changes nothing
@@ -123,21 +133,19 @@ def train(session: Session, states: TrainState, done: int) -> tuple[TrainState, 
     rows = folder.rows("metrics")
     session.view.start_at(done, rows)  # the time left is reckoned without the compilation
     began = time.perf_counter() - (rows[-1]["time/seconds"] if rows else 0.0)
-    evaluate = make_evaluation(config)
-    how = f"go on with mesotron ppo snake --resume {folder.path}"
-    with StopRequest(session.view.say, how) as stop:
-        while done < config.num_updates and not stop.requested:
-            count = next_chunk(config, done)
-            before = time.perf_counter()
-            states, metrics = session.program.advance(states, session.runs, count)
-            metrics = {name: np.asarray(values) for name, values in metrics.items()}
-            now = time.perf_counter()
-            write_chunk(session, metrics, done, count, before - began, now - began)
-            done += count
-            if config.eval_freq and done % config.eval_freq == 0:
-                write_evaluation(session, evaluate(states.params, EVALUATION_SEED), done)
-            if is_due(config.save_freq, done) or done == config.num_updates or stop.requested:
-                checkpoint.save(folder.checkpoints, done, states)
+    while done < config.num_updates and not stop.requested and session.guard.stopped_by is None:
+        count = next_chunk(config, done)
+        before = time.perf_counter()
+        states, metrics = session.program.advance(states, session.runs, count)
+        metrics = {name: np.asarray(values) for name, values in metrics.items()}
+        now = time.perf_counter()
+        write_chunk(session, metrics, done, count, before - began, now - began)
+        done += count
+        if is_due(config.eval_freq, done) and done < config.num_updates:
+            write_evaluation(session, session.evaluate(states.params, EVALUATION_SEED), done)
+        ends = done == config.num_updates or stop.requested or session.guard.stopped_by
+        if is_due(config.save_freq, done) or ends:
+            checkpoint.save(folder.checkpoints, done, states)
     return states, done
 
 
@@ -158,16 +166,25 @@ def is_due(every: int, done: int) -> bool:
     return bool(every) and done % every == 0
 
 
-def finish(session: Session, states: TrainState) -> str:
-    """Evaluate, draw, write the result; returns the last words."""
+def evaluate_end(session: Session, states: TrainState) -> dict[str, Games]:
+    """Whole games of the trained policies, which the result is made of; mirrors get them too."""
+    found = session.evaluate(states.params, EVALUATION_SEED)
+    last = session.config.num_updates
+    if all(row["step"] != last for row in session.folder.rows("samples")):
+        write_evaluation(session, found, last)
+    return found
+
+
+def finish(session: Session, states: TrainState, found: dict[str, Games]) -> str:
+    """Draw, write the result; returns the last words."""
     config, folder = session.config, session.folder
-    found = make_evaluation(config)(states.params, EVALUATION_SEED)
     baselines = measure_baselines(config)
     rows = folder.rows("metrics")
     result: dict[str, Any] = {"baselines": baselines, "runs": session.runs.values}
     for way, games in found.items():
         result |= games.summarise(way)
         result[f"{way}_fruit_each"] = games.fruit.mean(1).tolist()
+        result[f"{way}_games"] = games.fruit.tolist()
         result[f"{way}_games"] = games.fruit.tolist()
     result["env_steps"], result["seconds"] = rows[-1]["time/env_steps"], rows[-1]["time/seconds"]
     result["steps_per_second"] = float(np.median([row["time/steps_per_second"] for row in rows]))
@@ -177,6 +194,8 @@ def finish(session: Session, states: TrainState) -> str:
         draw_game(record_game(params, config), config, folder.path / "game.gif")
     draw_curves({config.rule: curve_of(session)}, baselines, folder.path / "curves.png",
                 f"Snake {config.width}x{config.height}, training games")  # fmt: skip
-    words = describe(result, config)
+    story = session.guard.story()
+    result["condition"] = story.condition
+    words = f"{describe(result, config)}\nwatch    {story.text()}"
     folder.finish(result, words)
     return f"{words}\n{folder.path}"
