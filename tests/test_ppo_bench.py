@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("jumanji")
 pytest.importorskip("jax")
-from mesotron.bench import snake  # noqa: E402
-from mesotron.config import BenchSnakeConfig, SnakeConfig  # noqa: E402
-from quick_jax import quick_compilation  # noqa: E402, F401
+from mesotron.bench import snake
+from mesotron.config import BenchSnakeConfig, SnakeConfig
+from quick_jax import quick_compilation  # noqa: F401
 
 
 def test_every_optimizer_has_the_same_number_of_trials():
