@@ -1,7 +1,11 @@
 """What is refused before anything heavy is imported, and before a folder is made."""
 
+import subprocess
+import sys
+
 import pytest
 
+from mesotron import cli
 from mesotron.config import TrainConfig
 from mesotron.rlvr.plan import begin
 
@@ -12,3 +16,39 @@ def test_the_folder_that_the_main_process_made_is_no_obstacle_to_the_others(monk
         begin(TrainConfig(), tmp_path)
     monkeypatch.setenv("RANK", "1")
     assert begin(TrainConfig(), tmp_path).path == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--optim.name", "muon", "--optim.cutoff", "noise"], "is Pion's"),
+        (["--optim.name", "pion", "--optim.promote", "9"], "promote=9 must lie between"),
+        (["--optim.name", "pion", "--optim.cutoff", "0.9"], "cutoff=0.9 must be"),
+        (["--optim.momentum", "1"], "--optim.momentum 1 must be"),
+        (["--optim.weight-decay", "-1"], "--optim.weight-decay -1 must be"),
+        (["--optim.aux-lr", "-1"], "--optim.aux-lr -1 must be"),
+        (["--optim.scale", "-2"], "scale=-2.0 must be"),
+        (["--objective.name", "cispo", "--objective.epsilon", "0.2"], "cispo has no clip width"),
+        (["--rollout.prompts", "3", "--rollout.updates", "7"], "cannot be shared by 7 updates"),
+        (["--reward.parts", "two_parts"], "did you mean two_part"),
+        (["--task.levels", "9"], "no level 9"),
+        (["--task.name", "file", "--task.path", "no.jsonl"], "there is no file or folder no.jsonl"),
+        (["--model.name", "nope"], "there is no model 'nope'"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_torch_is_imported(words, told, capsys, monkeypatch):
+    """In this process: the trainer's module must not be reached."""
+    monkeypatch.setitem(sys.modules, "mesotron.rlvr.session", None)
+    assert cli.main(["train", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_checks_load_no_torch():
+    code = (
+        "import sys\nfrom mesotron.config import SftConfig, TrainConfig\n"
+        "from mesotron.rlvr import sft, train\n"
+        "train.check(TrainConfig())\nsft.check(SftConfig())\n"
+        "print({'torch', 'trl', 'transformers', 'datasets', 'jax'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from mesotron.config import ModelConfig, TaskConfig
-from mesotron.rlvr import converted, models
+from mesotron.rlvr import converted
 from mesotron.rlvr.formats import FORMATS
-from mesotron.rlvr.models import choose_device, choose_dtype, load_model, locate, lora_config
+from mesotron.rlvr.models import choose_device, choose_dtype, load_model, lora_config
+from mesotron.rlvr.places import TINY_WEIGHTS, locate
 from mesotron.rlvr.prompts import build_prompt
 from mesotron.rlvr.rendering import render
 from mesotron.rlvr.tasks import arith
@@ -271,9 +272,9 @@ def test_the_network_is_its_seed_and_leaves_torch_alone():
 
 
 def test_the_shipped_model_is_small_whole_and_knows_its_words():
-    files = {path.name for path in models.TINY_WEIGHTS.iterdir()}
+    files = {path.name for path in TINY_WEIGHTS.iterdir()}
     assert "model.safetensors" in files
-    assert sum(path.stat().st_size for path in models.TINY_WEIGHTS.iterdir()) < 6_000_000
+    assert sum(path.stat().st_size for path in TINY_WEIGHTS.iterdir()) < 6_000_000
     model, tokenizer = load_model(ModelConfig())
     assert isinstance(model, LlamaForCausalLM)
     assert isinstance(tokenizer, PreTrainedTokenizerFast)

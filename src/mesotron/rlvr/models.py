@@ -7,7 +7,6 @@ optimizer is built.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mesotron.config import ModelConfig
-from mesotron.rlvr.converted import convert_gguf, smollm2_file, without_bars
+from mesotron.rlvr.converted import without_bars
+from mesotron.rlvr.places import locate
 
 if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-TINY_WEIGHTS = Path(__file__).parent / "tiny" / "weights"
 CHAT_END = "<|im_end|>"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def load_model(
@@ -53,52 +51,6 @@ def load_model(
     model, tokenizer = read(place, dtype, source=config.name)
     agree_on_tokens(model, tokenizer, source=config.name)
     return model.to(device).eval(), tokenizer  # type: ignore[arg-type]
-
-
-def locate(name: str) -> str:
-    """The folder or the hub name behind a model's name; a GGUF file is converted first."""
-    path = Path(name).expanduser()
-    if name == "tiny":
-        return str(TINY_WEIGHTS)
-    if name == "smollm2":
-        return str(convert_gguf(smollm2_file()))
-    if path.suffix == ".gguf" and path.is_file():
-        return str(convert_gguf(path))
-    if path.is_dir():
-        check_folder(path)
-        return str(path)
-    if path.exists():
-        raise ValueError(f"{name} is a file: give the model's folder, or a .gguf file")
-    if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf":
-        raise ValueError(
-            f"there is no model {name!r}: give tiny, smollm2, an existing folder or .gguf file, or "
-            "a name on the hub such as Qwen/Qwen2.5-0.5B-Instruct"
-        )
-    return name
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds no model, or one that would have to be unpickled."""
-    config = folder / "config.json"
-    if not config.is_file():
-        raise ValueError(
-            f"{folder} is a folder without a config.json: give a Transformers model folder"
-        )
-    try:
-        content = json.loads(config.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{config} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{config} is not the config.json of a Transformers model")
-    if any(folder.glob("*.safetensors")):
-        return
-    pickles = sorted(found.name for form in _PICKLES for found in folder.glob(form))
-    if pickles:
-        raise ValueError(
-            f"{folder} has its weights as a pickle ({pickles[0]}), which can run code when it is "
-            "read: save the model again with save_pretrained(...), which writes safetensors"
-        )
-    raise ValueError(f"{folder} has a config.json but no *.safetensors: the weights are missing")
 
 
 def read(place: str, dtype: torch.dtype, source: str) -> tuple[Any, Any]:

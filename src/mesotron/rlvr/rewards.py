@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from typing import Any
 
 from mesotron.config.training import RewardConfig
-from mesotron.probes.text import repetition as repeated_share
 from mesotron.rlvr.facts import Facts, Judge
 from mesotron.rlvr.own_reward import call_own, import_own
 
@@ -70,7 +69,9 @@ def length(completion: Completion) -> float | None:
 
 def repetition(completion: Completion) -> float | None:
     """Minus the share of 4-grams of tokens that were there before, 0 to nearly -1 (2502.03373)."""
-    return 0.0 - repeated_share([completion.ids])["completions/repetition"]
+    from mesotron.probes import repetition  # torch, which a refused setting does not wait for
+
+    return 0.0 - repetition([completion.ids])["completions/repetition"]
 
 
 def overlong(completion: Completion) -> float | None:
@@ -95,7 +96,7 @@ class Reward:
     """A reward that is ready to be called; `make_reward` builds it from a config."""
 
     def __init__(self, config: RewardConfig, judge: Judge, max_tokens: int) -> None:
-        _check(config, max_tokens)
+        check_reward(config, max_tokens)
         self.config = config
         self.judge = judge
         self.max_tokens = max_tokens
@@ -190,7 +191,8 @@ def _total(scores: list[tuple[float, float | None]]) -> float | None:
     return math.fsum(values) if len(values) == len(scores) else None
 
 
-def _check(config: RewardConfig, max_tokens: int) -> None:
+def check_reward(config: RewardConfig, max_tokens: int) -> None:
+    """Refuse unknown parts, and weights and shares that make no sense; see `make_reward`."""
     for name in config.parts:
         if name not in PARTS and ":" not in name:
             close = get_close_matches(name, PARTS, n=1)

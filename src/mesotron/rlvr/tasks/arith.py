@@ -85,6 +85,12 @@ LEVELS: dict[int, Level] = {
 USUAL_LEVELS = (1, 2, 3, 4)
 
 
+def check_levels(levels: tuple[int, ...]) -> None:
+    """Refuse a level that is not there."""
+    if unknown := [level for level in levels if level not in LEVELS]:
+        raise ValueError(f"arith has the levels 1 to 5 and no level {unknown[0]}")
+
+
 def generate(split: Split, count: int, levels: tuple[int, ...], seed: int) -> list[Problem]:
     """Distinct problems of one split, levels in turn.
 
@@ -99,9 +105,8 @@ def generate(split: Split, count: int, levels: tuple[int, ...], seed: int) -> li
         >>> problem.solution.endswith(problem.gold)
         True
     """
+    check_levels(levels)
     levels = levels or USUAL_LEVELS
-    if unknown := [level for level in levels if level not in LEVELS]:
-        raise ValueError(f"arith has the levels 1 to 5 and no level {unknown[0]}")
     rng = random.Random(f"arith {split} {seed}")
     problems: dict[str, Problem] = {}
     fruitless = 0  # draws in a row that brought nothing new

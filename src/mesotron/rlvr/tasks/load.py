@@ -10,9 +10,9 @@ from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tasks.gsm8k import HUB, gsm8k_problem
 from mesotron.rlvr.tasks.math import math_problem
 from mesotron.rlvr.tasks.problem import Problem, Task, assemble, hold_out
-from mesotron.rlvr.tasks.table import Row, read_splits
+from mesotron.rlvr.tasks.table import Row, check_path, read_splits
 
-__all__ = ["Problem", "Task", "load_task"]
+__all__ = ["Problem", "Task", "check_task", "load_task"]
 
 GENERATED = 20_000  # training problems of a generated task if the config does not say
 
@@ -32,20 +32,25 @@ def load_task(config: TaskConfig) -> Task:
         >>> len(task.train), len(task.eval), task.format.name
         (3, 2, 'boxed')
     """
-    _check_sizes(config)
+    check_task(config)
     train, held_out = _generated(config) if config.name == "arith" else _read(config)
     return assemble(train, held_out, config, FORMATS[config.format])
 
 
-def _check_sizes(config: TaskConfig) -> None:
+def check_task(config: TaskConfig) -> None:
+    """Refuse what needs no problem to be read: sizes, levels, and a path that leads nowhere."""
     for name in ("num_train", "num_eval", "few_shot"):
         value = getattr(config, name)
         if value is not None and value < 0:
             raise ValueError(f"{name}={value} must not be negative")
     if config.levels and config.name not in ("arith", "math"):
         raise ValueError(f"the task {config.name} has no levels: leave out --task.levels")
-    if config.name == "arith" and config.path:
-        raise ValueError("arith is generated and has no file: leave out --task.path")
+    if config.name == "arith":
+        if config.path:
+            raise ValueError("arith is generated and has no file: leave out --task.path")
+        arith.check_levels(config.levels)
+    else:
+        check_path(_place(config)[0])
 
 
 def _generated(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:

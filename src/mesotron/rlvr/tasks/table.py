@@ -59,9 +59,17 @@ def read_splits(path: str, subset: str | None = None) -> tuple[list[Row], list[R
         return _read_folder(local)
     if local.is_file():
         return list(read_rows(local)), None
+    check_path(path)
+    return _read_hub(path, subset)
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that leads nowhere; what may be a name on the hub passes unasked."""
+    local = Path(path).expanduser()
+    if local.is_dir() or local.is_file():
+        return
     if local.suffix in SUFFIXES or path.startswith((".", "/", "~")) or local.exists():
         raise ValueError(f"there is no file or folder {path}: check --task.path")
-    return _read_hub(path, subset)
 
 
 def read_rows(path: Path) -> Iterator[Row]:

@@ -1,0 +1,59 @@
+"""Settings that cannot work, refused before torch and TRL are imported: in a second, not in twenty.
+
+What only a model, a file's rows or a user's module can tell is refused where they are loaded.
+"""
+
+import os
+
+from mesotron.config import OptimConfig, RolloutConfig, SftConfig, TrainConfig
+from mesotron.rlvr.objectives.options import trl_arguments
+from mesotron.rlvr.places import check_name
+from mesotron.rlvr.rewards import check_reward
+from mesotron.rlvr.tasks.load import check_task
+from mesotron.spectral import make_filter
+from mesotron.spectral.scale import check_scale
+
+
+def check_parts(config: TrainConfig | SftConfig) -> None:
+    """Refuse a part of a run's config that no run can have.
+
+    Args:
+        config: as parsed.
+
+    Example:
+        >>> check_parts(TrainConfig(optim=OptimConfig(name="pion", cutoff="noise")))
+    """
+    check_name(config.model.name)
+    check_task(config.task)
+    check_optim(config.optim)
+    if isinstance(config, TrainConfig):
+        check_reward(config.reward, config.rollout.max_tokens)
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        trl_arguments(config.objective, config.rollout, config.optim, processes)
+    else:
+        trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
+
+
+def check_optim(config: OptimConfig) -> None:
+    """Refuse an optimizer's settings that its rule does not have.
+
+    Args:
+        config: see `OptimConfig`.
+
+    Example:
+        >>> check_optim(OptimConfig(name="pion", promote=2))
+    """
+    if not 0 <= config.momentum < 1:
+        raise ValueError(f"--optim.momentum {config.momentum:g} must be at least 0 and below 1")
+    if not config.weight_decay >= 0:
+        raise ValueError(f"--optim.weight-decay {config.weight_decay:g} must be at least 0")
+    if config.aux_lr is not None and not config.aux_lr >= 0:
+        raise ValueError(f"--optim.aux-lr {config.aux_lr:g} must be at least 0")
+    given = {"promote": config.promote, "cutoff": config.cutoff}
+    strength = {key: value for key, value in given.items() if value is not None}
+    if strength and config.name != "pion":
+        key, value = next(iter(strength.items()))
+        raise ValueError(f"optim.{key} = {value} is Pion's: use --optim.name pion or leave it out")
+    check_scale(config.scale)
+    if config.name == "pion":
+        make_filter("pion", promote=config.promote or 0, cutoff=config.cutoff)
