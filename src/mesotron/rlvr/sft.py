@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from mesotron.config import SftConfig, TrainConfig
+from mesotron.rlvr.checks import check_parts
 from mesotron.rlvr.plan import Plan, begin, go_on
 from mesotron.rlvr.train import check_least, set_library_variables
 from mesotron.runs import new_run_path
@@ -49,3 +50,4 @@ def check(config: SftConfig) -> None:
     check_least(config, least | parts)
     if not 0 <= config.loose <= 1:
         raise ValueError(f"--loose {config.loose:g} is a share: give a number from 0 to 1")
+    check_parts(config)

@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from mesotron.config import TrainConfig
+from mesotron.rlvr.checks import check_parts
 from mesotron.rlvr.plan import Plan, begin, go_on
 from mesotron.runs import new_run_path
 
@@ -82,6 +83,7 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"--rollout.top-p {top_p:g} is a share: give a number above 0, up to 1")
     if several_processes() and config.out is None:
         raise ValueError("several processes must agree on the run's folder: give it with --out")
+    check_parts(config)
 
 
 def check_least(config: object, least: Mapping[str, int]) -> None:
