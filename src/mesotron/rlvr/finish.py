@@ -1,5 +1,6 @@
 """Before and after: the greedy evaluations around a run, and the report that compares them."""
 
+import shlex
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from mesotron.rlvr.evaluation.transcripts import pair_up, printable, verdict
 from mesotron.rlvr.facts import Judge
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.runs import RunFolder
+from mesotron.runs.console import spell_time
 from mesotron.watch.guard import Memory, merge
 from mesotron.watch.story import tell
 
@@ -82,11 +84,15 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, f
         f"Model {config.model.name}, task {config.task.name}, objective {config.objective.name}, "
         f"optimizer {config.optim.name} at learning rate {config.optim.lr:g}, seed {config.seed}.",
         "",
+        *circumstances(run, config, rows),
+        "",
         f"Greedy accuracy on {found['problems']} held-out problems, with 95 % intervals:",
         "",
         "| before | after | gain |",
         "|---|---|---|",
         "| " + " | ".join(str(score) for score in scores.values()) + " |",
+        "",
+        "In the format: {:.0%} before, {:.0%} after.".format(*map(format_rate, (before, after))),
         "",
         *(f"- {sentence}" for sentence in found["findings"]),
         *curve(rows),
@@ -97,6 +103,25 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, f
         "",
     ]
     return "\n".join(lines)
+
+
+def circumstances(run: RunFolder, config: TrainConfig, rows: list[Row]) -> list[str]:
+    """How the run was started, how much each rollout sampled, and what the steps took."""
+    rollout, words = config.rollout, run.environment.get("command", [])
+    updates = "one update" if rollout.updates == 1 else f"{rollout.updates} updates"
+    spent = sum(row.get("time/step", 0.0) for row in rows)
+    return [
+        f"    mesotron {shlex.join(words)}",
+        "",
+        f"Each rollout: {rollout.prompts} prompts x {rollout.generations} completions of at most "
+        f"{rollout.max_tokens} tokens, for {updates}. The {len(rows)} steps took "
+        f"{spell_time(spent)}, on {run.environment.get('device', 'an unknown device')}.",
+    ]
+
+
+def format_rate(result: Row) -> float:
+    """The share of greedy completions whose answer stands in the format."""
+    return result["greedy"]["rates"]["facts/formatted"]
 
 
 def curve(rows: list[Row]) -> list[str]:
