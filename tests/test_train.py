@@ -147,7 +147,7 @@ def test_a_whole_run_leaves_a_whole_folder(run, tmp_path, capsys):
     assert made.rows("samples")[0].keys() >= {"step", "prompt", "completion", "reward"}
     report = (made.path / "report.md").read_text()
     assert "| before | after | gain |" in report
-    assert re.search(r"^    mesotron .*\n\nEach rollout: \d+ prompts x \d+ completions", report, re.M)
+    assert re.search(r"\n    mesotron .*\n\nEach rollout: \d+ prompts x \d+ compl", report)
     assert re.search(r"The 4 steps took \d+s, on cpu\.", report)
     assert re.search(r"In the format: \d+% before, \d+% after\.", report)
     assert "## The same problems before and after" in report
