@@ -1,5 +1,6 @@
 """`mesotron train` as a user meets it: whole runs, interruptions, resumes, and what goes wrong."""
 
+import itertools
 import json
 import math
 import os
@@ -21,18 +22,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mesotron import cli
 from mesotron.config import ModelConfig, TaskConfig, TrainConfig
-from mesotron.rlvr import session, train
+from mesotron.rlvr import session, spending, train
 from mesotron.rlvr.callbacks import refuse_non_finite
 from mesotron.rlvr.formats import FORMATS
 from mesotron.rlvr.prompts import solved_text
 from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tiny.tokenizer import build_tokenizer
 from mesotron.runs import RunFolder
+from mesotron.watch.budget import Limits, Meter
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from mesotron.watch.remedies import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART
 
-TIMES = ("time", "step_time")
+TIMES = ("time", "step_time", "cost")
 REWARD = """
 def distinct(completion_ids, **_):
     return [len(set(ids)) / 4 for ids in completion_ids]
@@ -293,6 +295,47 @@ def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch,
     assert "step 3 rollback 1 to step 1" in (Path("whole") / "report.md").read_text()
 
 
+@pytest.fixture
+def slow_clock(monkeypatch):
+    """A clock for the meter that moves 100 seconds at each look."""
+    looks = itertools.count(0, 100)
+
+    def make(limits: Limits, *, before: float, began: float | None) -> Meter:
+        return Meter(limits, before=before, began=None, clock=lambda: float(next(looks)))
+
+    monkeypatch.setattr(spending, "Meter", make)
+
+
+def test_a_run_is_ended_before_its_time_limit_and_can_be_continued(run, whole, slow_clock, capsys):
+    # Step 2 ends at 400; a step takes up to 200 and saving 100.
+    assert run("--time-limit 650s --out stopped") == 0
+    told = capsys.readouterr().out
+    assert "stopped and saved at step 2: the time limit of 650 s leaves no room" in told
+    rows = RunFolder(Path("stopped")).rows("metrics")
+    assert [row["time/spent"] for row in rows] == [200.0, 400.0]
+    assert "cost/spent" not in rows[0]
+    assert run("--resume stopped") == 0  # another session has its own limit
+    assert_same_end(whole, "stopped")
+
+
+def test_a_budget_counts_over_all_sessions(run, whole, slow_clock, capsys):
+    assert run("--budget 0.5 --price 3 --out bought") == 0  # 600 seconds
+    told = capsys.readouterr().out
+    assert "the budget of 0.5 dollars leaves no room" in told
+    assert "spent $ 0.167  projected $ 0.417" in told
+    rows = RunFolder(Path("bought")).rows("metrics")
+    assert rows[0]["cost/projected"] == pytest.approx(500 / 3600 * 3)
+    spent = RunFolder(Path("bought")).load("spent")
+    assert spent is not None
+    assert spent["dollars"] == pytest.approx(spent["seconds"] / 3600 * 3)
+    assert run("--resume bought --budget 0.2") == 2
+    assert "of its budget of 0.2 dollars: give a larger --budget" in complaint(capsys)
+    assert run("--resume bought --budget 9") == 0
+    assert_same_end(whole, "bought")
+    after = RunFolder(Path("bought")).rows("metrics")
+    assert after[-1]["cost/spent"] > spent["dollars"]
+
+
 def complaint(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr."""
     errors = capsys.readouterr().err
@@ -312,6 +355,9 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
         ("--rollout.updates 3", "cannot be shared by 3 updates"),
         ("--rollout.updates 0", "--rollout.updates 0 must be at least 1"),
         ("--rollout.generations 1", "--rollout.generations 1 must be at least 2"),
+        ("--budget 5", "--budget 5 needs the price of an hour"),
+        ("--time-limit never", "'never' is no duration"),
+        ("--guard rollback --watch.tries 0", "--watch.tries 0 must be at least 1"),
         ("--rollout.temperature 0", "--rollout.temperature 0 must be above 0"),
         ("--optim.lr nan", "--optim.lr nan must be at least 0"),
         ("--optim.cutoff 0.5", "optim.cutoff = 0.5 is Pion's"),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mesotron import __version__, config
 from mesotron.arguments import Presets, UsageError, hint, parse
-from mesotron.recipes import describe_recipes, make_recipe
+from mesotron.recipes import describe_recipes, make_plan, make_recipe
 from mesotron.rlvr.run_defaults import describe_defaults, eval_defaults
 
 
@@ -32,6 +32,9 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command(
         config.TrainConfig, "mesotron.recipes.command:run", Presets(make_recipe, describe_recipes)
+    ),
+    "plan": Command(
+        config.PlanConfig, "mesotron.rlvr.estimate:run", Presets(make_plan, describe_recipes)
     ),
     "sft": Command(config.SftConfig, "mesotron.rlvr.sft:run"),
     "eval": Command(

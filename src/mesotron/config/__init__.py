@@ -10,6 +10,7 @@ from mesotron.config.bundle import BundleConfig
 from mesotron.config.compare import CompareConfig, SweepConfig
 from mesotron.config.fields import POSITIONAL, OptimizerName
 from mesotron.config.filters import RouteConfig, SpectrumConfig
+from mesotron.config.plan import PlanConfig
 from mesotron.config.ppo import BenchSnakeConfig, SnakeConfig
 from mesotron.config.report import ReportConfig
 from mesotron.config.training import (
@@ -47,6 +48,7 @@ __all__ = [
     "OptimConfig",
     "OptimizerName",
     "PartsOptimConfig",
+    "PlanConfig",
     "PolicyConfig",
     "ReportConfig",
     "RewardConfig",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mesotron.config.budget import GpuName
 from mesotron.config.fields import POSITIONAL, OptimizerName
 from mesotron.config.watch import GuardName, RunWatchConfig
 
@@ -275,6 +276,19 @@ class TrainConfig:
 
     watch: RunWatchConfig = field(default=RunWatchConfig())
 
+    budget: float | None = None
+    """Dollars that the run may cost in all; it is saved and ended before the step that would cross
+    them. Needs --price or --gpu."""
+
+    price: float | None = None
+    """Dollars for an hour of one GPU, or of the machine if it has none."""
+
+    gpu: GpuName | None = None
+    """Take the price from the table of typical ones."""
+
+    time_limit: str | None = None
+    """End before this much time has passed since the command began, saved: 3h, 90m, 1h30m."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto takes CUDA if there is one."""
 
@@ -320,6 +334,19 @@ class SftConfig:
 
     keep: int = 2
     """Checkpoints kept."""
+
+    budget: float | None = None
+    """Dollars that the run may cost in all; it is saved and ended before the step that would cross
+    them. Needs --price or --gpu."""
+
+    price: float | None = None
+    """Dollars for an hour of one GPU, or of the machine if it has none."""
+
+    gpu: GpuName | None = None
+    """Take the price from the table of typical ones."""
+
+    time_limit: str | None = None
+    """End before this much time has passed since the command began, saved: 3h, 90m, 1h30m."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto takes CUDA if there is one."""

@@ -5,8 +5,9 @@ docs/papers.md gives the source of each value.
 
 import difflib
 from collections.abc import Callable
+from dataclasses import fields
 
-from mesotron.config import TrainConfig
+from mesotron.config import PlanConfig, TrainConfig
 from mesotron.recipes import arith, gsm8k, math
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
@@ -43,6 +44,17 @@ def make_recipe(name: str) -> TrainConfig:
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise ValueError(f"unknown recipe {name!r}{hint}; recipes: {', '.join(RECIPES)}")
     return RECIPES[name]()
+
+
+def make_plan(name: str) -> PlanConfig:
+    """The plan of a recipe, without a pace.
+
+    Example:
+        >>> make_plan("arith").steps == make_recipe("arith").steps
+        True
+    """
+    recipe = make_recipe(name)
+    return PlanConfig(**{field.name: getattr(recipe, field.name) for field in fields(recipe)})
 
 
 def describe_recipes() -> str:

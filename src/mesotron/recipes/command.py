@@ -11,11 +11,12 @@ from mesotron.rlvr import train
 
 def run(config: TrainConfig) -> int:
     """Train a recipe, or continue a run with the settings it has; see `mesotron.rlvr.train.run`."""
-    if config.resume and replace(config, resume=None) != make_recipe(TrainConfig().recipe):
+    plain = replace(config, resume=None, **dict.fromkeys(train.SPENDING))
+    if config.resume and plain != make_recipe(TrainConfig().recipe):
         # To drop a flag in silence would be worse than a no.
         raise ValueError(
             f"--resume {config.resume} continues a run with its own settings; leave the recipe and "
-            "the other flags out"
+            "the other flags out, but for budget, price and time"
         )
     return train.run(config, then=write_page)
 

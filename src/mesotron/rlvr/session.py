@@ -31,6 +31,7 @@ from mesotron.rlvr.optimizer import check_settings
 from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.rewards import Reward, make_reward
 from mesotron.rlvr.spectra import OptimizerLog
+from mesotron.rlvr.spending import SHOWN, Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.train import several_processes
@@ -39,6 +40,7 @@ from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
 from mesotron.runs.signals import StopRequest
+from mesotron.watch.budget import Meter
 from mesotron.watch.callback import Watch
 
 # An alarm may come three checkpoints late, and there must be one from before its evidence.
@@ -60,16 +62,24 @@ class Parts:
     """The part of `GRPOConfig` that objective, rollout and optimizer decide."""
 
 
-def train(plan: Plan[TrainConfig]) -> int:
-    """Carry out a plan; see `mesotron.rlvr.train.run` for the exit codes."""
+def train(plan: Plan[TrainConfig], began: float | None = None) -> int:
+    """Carry out a plan; see `mesotron.rlvr.train.run` for the exit codes.
+
+    Args:
+        plan: what to do.
+        began: when the command began, on `time.monotonic`, which its limits count from.
+    """
     quiet_libraries()
     console = Console(quiet=not is_main())
     for note in plan.notes:
         say(console, note)
     with Verifier(plan.config.reward.timeout) as verifier:
         parts = load(plan.config, verifier)
-        with open_folder(plan, parts.device) as run:
-            return train_in(run, plan, parts, console)
+        with (
+            open_folder(plan, parts.device) as run,
+            metered(plan.config, run, began) as meter,
+        ):
+            return train_in(run, plan, parts, meter, console)
 
 
 def load(config: TrainConfig, verifier: Verifier) -> Parts:
@@ -105,7 +115,9 @@ def open_folder(plan: Plan[TrainConfig], device: torch.device) -> Iterator[RunFo
         yield run
 
 
-def train_in(run: RunFolder, plan: Plan[TrainConfig], parts: Parts, console: Console) -> int:
+def train_in(
+    run: RunFolder, plan: Plan[TrainConfig], parts: Parts, meter: Meter, console: Console
+) -> int:
     """Evaluate, train, evaluate, report."""
     config, how = plan.config, f"mesotron train --resume {plan.path}"
     before = run.load("before")
@@ -116,17 +128,19 @@ def train_in(run: RunFolder, plan: Plan[TrainConfig], parts: Parts, console: Con
             run.save("before", before)
     trainer = build_trainer(parts, run)
     reached = plan.checkpoint.step if plan.checkpoint else 0
-    view = LiveView(config.steps, WATCHED, console)
-    watch = make_watch(trainer, parts, run)
+    view = LiveView(config.steps, WATCHED | SHOWN, console)
+    watch, spending = make_watch(trainer, parts, run), Spending(meter, run, trainer)
     with view, remarks_to(view), StopRequest(view.say, f"continue with {how}") as stop:
         view.start_at(reached, run.rows("metrics"))
         add_callbacks(trainer, parts, run, view, stop)
+        trainer.add_callback(spending)
         trainer.add_callback(watch)
         fit(trainer, plan)
-    if trainer.state.global_step < config.steps:
-        why = f": {watch.stopped_by.sentence()}" if watch.stopped_by else ""
-        step = trainer.state.global_step
-        say(console, f"stopped and saved at step {step}{why}; continue with {how}")
+    step = trainer.state.global_step
+    if step < config.steps:
+        why = why_stopped(watch) or spending.stopped_by
+        reason = f": {why}" if why else ""
+        say(console, f"stopped and saved at step {step}{reason}; continue with {how}")
         return 0
     after = evaluate_part(parts, trainer.model, "after")
     found = compare(before, after)
@@ -149,6 +163,13 @@ def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
         tries=config.watch.tries,
         more=live_settings(trainer, config, parts.judge, parts.device),
     )
+
+
+def why_stopped(watch: Watch) -> str | None:
+    """What the watch ended a run for, one sentence; None if it did not."""
+    if watch.stopped_by is None:
+        return None
+    return watch.acts[-1].sentence() if watch.acts else watch.stopped_by.sentence()
 
 
 def is_main() -> bool:

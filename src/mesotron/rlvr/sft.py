@@ -7,12 +7,14 @@ usable. The training itself is in `warm_start`.
 from __future__ import annotations
 
 import os
+import time
 
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.rlvr.checks import check_parts
-from mesotron.rlvr.plan import Plan, begin, go_on
-from mesotron.rlvr.train import check_least, set_library_variables
+from mesotron.rlvr.plan import Plan, begin
+from mesotron.rlvr.train import check_least, go_on_within, set_library_variables
 from mesotron.runs import new_run_path
+from mesotron.watch.budget import limits_of
 
 
 def run(config: SftConfig) -> int:
@@ -24,11 +26,13 @@ def run(config: SftConfig) -> int:
     Returns:
         The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
     """
-    plan = go_on(SftConfig, config.resume) if config.resume else new_run(config)
+    began = time.monotonic()
+    plan = go_on_within(config) if config.resume else new_run(config)
+    limits_of(plan.config)  # refuses a budget without a price
     set_library_variables(TrainConfig(model=plan.config.model, task=plan.config.task))
     from mesotron.rlvr.warm_start import train
 
-    return train(plan)
+    return train(plan, began)
 
 
 def new_run(config: SftConfig) -> Plan[SftConfig]:

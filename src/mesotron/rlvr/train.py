@@ -5,15 +5,18 @@ variables are set that Hugging Face libraries read once, at import.
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 
 from mesotron.config import TrainConfig
 from mesotron.rlvr.checks import check_parts
-from mesotron.rlvr.plan import Plan, begin, go_on
+from mesotron.rlvr.plan import Config, Plan, begin, go_on
 from mesotron.runs import new_run_path
+from mesotron.watch.budget import limits_of
 
 LEAST = {
     "steps": 1,
@@ -35,6 +38,9 @@ LEAST = {
     "rollout.micro_batch": 1,
 }
 
+# What a run may take is not what it is: these can be given anew when it is continued.
+SPENDING = ("budget", "price", "gpu", "time_limit")
+
 
 def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
     """Train, or continue a run.
@@ -47,15 +53,26 @@ def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
     Returns:
         The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
     """
+    began = time.monotonic()
     check_installed()
-    plan = go_on(TrainConfig, config.resume) if config.resume else new_run(config)
+    plan = go_on_within(config) if config.resume else new_run(config)
+    limits_of(plan.config)  # refuses a budget without a price
     set_library_variables(plan.config)
     from mesotron.rlvr.session import train
 
-    code = train(plan)
+    code = train(plan, began)
     if then is not None and os.environ.get("RANK", "0") == "0":
         then(plan.path)
     return code
+
+
+def go_on_within(config: Config) -> Plan[Config]:
+    """The plan of a run that was stopped, with the limits that are given anew."""
+    assert config.resume is not None
+    plan = go_on(type(config), config.resume)
+    given = {name: getattr(config, name) for name in SPENDING}
+    changed = {name: value for name, value in given.items() if value is not None}
+    return replace(plan, config=replace(plan.config, **changed))
 
 
 def check_installed() -> None:

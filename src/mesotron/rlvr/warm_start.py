@@ -24,7 +24,7 @@ from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.resume import SafeCheckpoints
 from mesotron.rlvr.session import quiet_libraries, say
 from mesotron.rlvr.spectra import OptimizerLog
-from mesotron.rlvr.spending import SHOWN, Spending, limits_of, metered
+from mesotron.rlvr.spending import SHOWN, Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
@@ -82,7 +82,6 @@ def train(plan: Plan[SftConfig], began: float | None = None) -> int:
         began: when the command began, on `time.monotonic`, which its limits count from.
     """
     quiet_libraries()
-    limits_of(plan.config)  # refused before anything is loaded
     config, console = plan.config, Console()
     for note in plan.notes:
         console.print(note, soft_wrap=True, highlight=False)

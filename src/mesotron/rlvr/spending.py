@@ -1,0 +1,122 @@
+"""Cost during a run: a metric in every row, and a stop before the step that would cross a limit.
+
+What was spent is kept in the run's spent.json, so that a resumed run goes on counting, the steps
+that were lost with a kill included.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from mesotron.config import SftConfig, TrainConfig
+from mesotron.runs import RunFolder
+from mesotron.watch.budget import Meter, limits_of
+from mesotron.watch.callback import agreed
+
+# Seconds between two writings of spent.json: each waits for the disk.
+WRITE_EVERY = 10.0
+SHOWN = {"cost/spent": "spent $", "cost/projected": "projected $"}
+
+
+@contextmanager
+def metered(
+    config: TrainConfig | SftConfig, run: RunFolder, began: float | None
+) -> Iterator[Meter]:
+    """The meter of a run for one session; what was spent is written down however it ends.
+
+    Args:
+        config: with the limits; a run whose budget is spent is refused.
+        run: whose spent.json says what earlier sessions took.
+        began: when the command began, on `time.monotonic`; now if None.
+    """
+    before = (run.load("spent") or {"seconds": 0.0})["seconds"]
+    meter = Meter(limits_of(config), before=before, began=began)
+    spent = meter.dollars(before)
+    if config.budget is not None and spent is not None and spent >= config.budget:
+        raise ValueError(
+            f"{run.path} has spent {spent:.2f} of its budget of {config.budget:g} dollars: give a "
+            "larger --budget"
+        )
+    try:
+        yield meter
+    finally:
+        write_spent(meter, run)
+
+
+def write_spent(meter: Meter, run: RunFolder) -> None:
+    """Write down what was spent up to now; of several processes the main one does."""
+    if os.environ.get("RANK", "0") == "0":
+        meter.now = meter.clock()
+        run.save("spent", {"seconds": meter.spent, "dollars": meter.dollars(meter.spent)})
+
+
+class Spending(TrainerCallback):
+    """Puts time and cost into each row, and ends training before a limit is crossed.
+
+    Args:
+        meter: of the run.
+        run: its folder.
+        trainer: whose rows; TRL collects a row's metrics in `_metrics`.
+
+    Attributes:
+        stopped_by: why training was ended, or None.
+    """
+
+    def __init__(self, meter: Meter, run: RunFolder, trainer: Any) -> None:
+        self.meter, self.run, self.trainer = meter, run, trainer
+        self.stopped_by: str | None = None
+        self._written = time.monotonic()
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Time the first step from here."""
+        self.meter.start()
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Measure; ask for a checkpoint and the end if the next step would not fit."""
+        self.meter.step()
+        left = state.max_steps - state.global_step
+        for name, value in spending_row(self.meter, left).items():
+            self.trainer._metrics["train"][name].append(value)
+        why = agreed(self.meter.refusal()) if left else None
+        if why is not None:
+            self.stopped_by = why
+            control.should_save = control.should_training_stop = True
+        if time.monotonic() - self._written > WRITE_EVERY:
+            self._written = time.monotonic()
+            write_spent(self.meter, self.run)
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        """Saving takes time too."""
+        self.meter.saved()
+
+
+def spending_row(meter: Meter, steps_left: int) -> dict[str, float]:
+    """time/* in seconds and, where the price is known, cost/* in dollars.
+
+    Example:
+        >>> from mesotron.watch.budget import Limits
+        >>> times = iter([0.0, 1800.0, 3600.0])
+        >>> meter = Meter(Limits(price=4.0), began=0.0, clock=lambda: next(times))
+        >>> meter.start(), meter.step(), meter.step()
+        (None, None, None)
+        >>> spending_row(meter, steps_left=2)["cost/projected"]
+        8.0
+    """
+    projected = meter.projected(steps_left)
+    seconds = {"spent": meter.spent} | ({} if projected is None else {"projected": projected})
+    found = {f"time/{name}": value for name, value in seconds.items()}
+    for name, value in seconds.items():
+        cost = meter.dollars(value)
+        if cost is not None:
+            found[f"cost/{name}"] = cost
+    return found

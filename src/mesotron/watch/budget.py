@@ -1,0 +1,199 @@
+"""Money and time: what a run has spent, what it will spend, and whether the next step fits.
+
+Plain arithmetic on a clock; knows no trainer. Dollars are hours times a price: nothing is asked
+of a provider, and what a machine costs before the command starts is not seen.
+"""
+
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import mean
+
+from mesotron.config import SftConfig, TrainConfig
+from mesotron.config.budget import PRICES
+
+UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+# Steps whose slowest stands for the next one, and whose mean for those to come.
+RECENT = 20
+
+
+def parse_duration(text: str) -> float:
+    """A duration as people write it, in seconds.
+
+    Args:
+        text: 3h, 90m, 1h30m, 45s, or a plain number of seconds.
+
+    Example:
+        >>> parse_duration("1h30m"), parse_duration("90")
+        (5400.0, 90.0)
+    """
+    text = text.strip().lower()
+    parts = re.findall(r"(\d+(?:\.\d+)?)([dhms]?)", text)
+    total = sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
+    units = [unit for _, unit in parts]
+    if "".join(number + unit for number, unit in parts) != text or not total > 0 or (
+        "" in units and len(units) > 1
+    ):  # fmt: skip
+        raise ValueError(f"--time-limit {text!r} is no duration: write 3h, 90m, 1h30m or 45s")
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a run may take.
+
+    Args:
+        dollars: over all of its sessions; None is no limit.
+        price: dollars for an hour of the whole machine; None is unknown.
+        seconds: of this session alone; None is no limit.
+    """
+
+    dollars: float | None = None
+    price: float | None = None
+    seconds: float | None = None
+
+
+def limits_of(config: TrainConfig | SftConfig) -> Limits:
+    """The limits that a config sets; refuses a budget without a price.
+
+    Example:
+        >>> from mesotron.config import TrainConfig
+        >>> limits_of(TrainConfig(budget=45, gpu="h100", time_limit="3h"))
+        Limits(dollars=45, price=3.95, seconds=10800.0)
+    """
+    price = config.price if config.price is not None or not config.gpu else PRICES[config.gpu]
+    for name, value in (("budget", config.budget), ("price", config.price)):
+        if value is not None and not value > 0:
+            raise ValueError(f"--{name} {value:g} must be above 0")
+    if config.budget is not None and price is None:
+        raise ValueError(
+            f"--budget {config.budget:g} needs the price of an hour: give --price 3.95, or "
+            "--gpu h100"
+        )
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    return Limits(
+        dollars=config.budget,
+        price=None if price is None else price * processes,
+        seconds=None if config.time_limit is None else parse_duration(config.time_limit),
+    )
+
+
+class Meter:
+    """Counts a run's time and money from the start of the command.
+
+    Args:
+        limits: what it may take.
+        before: seconds that earlier sessions of the run have taken.
+        began: when this session began, on the clock.
+        clock: gives seconds.
+
+    Example:
+        >>> now = iter([10.0, 20.0, 32.0, 32.0])
+        >>> meter = Meter(Limits(seconds=50.0), began=0.0, clock=lambda: next(now))
+        >>> meter.step(), meter.step(), meter.step()
+        (None, None, None)
+        >>> meter.refusal()
+        'the time limit of 50 s leaves no room for a step of up to 12 s and for saving'
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        before: float = 0.0,
+        began: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits, self.before, self.clock = limits, before, clock
+        self.began = clock() if began is None else began
+        self.now = self.began
+        self.slowest_save = 0.0
+        self._last: float | None = None
+        self._recent: deque[float] = deque(maxlen=RECENT)
+
+    def step(self) -> None:
+        """A step has ended; what was saved after the one before counts for it."""
+        self.now = self.clock()
+        if self._last is not None:
+            self._recent.append(self.now - self._last)
+        self._last = self.now
+
+    def saved(self) -> None:
+        """A checkpoint has been written since the step ended."""
+        self.slowest_save = max(self.slowest_save, self.clock() - self.now)
+
+    def start(self) -> None:
+        """Training begins: the first step is timed from here."""
+        self._last = self.now = self.clock()
+
+    @property
+    def spent(self) -> float:
+        """Seconds up to the last step, those of earlier sessions included."""
+        return self.before + self.now - self.began
+
+    def projected(self, steps_left: int) -> float | None:
+        """Seconds of the whole run at its present pace; None before a step was timed."""
+        return self.spent + mean(self._recent) * steps_left if self._recent else None
+
+    def dollars(self, seconds: float) -> float | None:
+        """What so many seconds cost; None if the price is unknown."""
+        return None if self.limits.price is None else seconds / 3600 * self.limits.price
+
+    def refusal(self) -> str | None:
+        """Why the next step must not be begun, one sentence; None if it fits."""
+        if not self._recent:
+            return None
+        step = max(self._recent)
+        need, limits = step + self.slowest_save, self.limits
+        room = f"leaves no room for a step of up to {step:.3g} s and for saving"
+        if limits.seconds is not None and self.now - self.began + need > limits.seconds:
+            return f"the time limit of {limits.seconds:g} s {room}"
+        cost = self.dollars(self.spent + need)
+        if limits.dollars is not None and cost is not None and cost > limits.dollars:
+            return f"the budget of {limits.dollars:g} dollars {room}"
+        return None
+
+
+@dataclass(frozen=True)
+class StepMath:
+    """How prompts become optimizer steps.
+
+    Args:
+        prompts_per_update: prompts whose completions one optimizer step trains on.
+        completions_per_update: completions sampled for it.
+        updates_per_epoch: optimizer steps until each prompt was asked once.
+        completions_per_epoch: completions sampled by then.
+    """
+
+    prompts_per_update: float
+    completions_per_update: float
+    updates_per_epoch: int
+    completions_per_epoch: int
+
+
+def step_math(num_prompts: int, prompts: int, generations: int, updates: int = 1) -> StepMath:
+    """The step math of group-relative training.
+
+    Args:
+        num_prompts: of the whole data.
+        prompts: of one rollout batch: what one pass of the model holds, times accumulation.
+        generations: completions of each prompt, those of an anchor included.
+        updates: optimizer steps made with each rollout batch.
+
+    Example:
+        Batches of 1 prompt, accumulated 4 times:
+
+        >>> found = step_math(5000, prompts=1 * 4, generations=4)
+        >>> found.updates_per_epoch, found.completions_per_epoch
+        (1250, 20000)
+    """
+    rollouts = num_prompts // prompts  # a batch that would not be full is left out, as TRL does
+    return StepMath(
+        prompts_per_update=prompts / updates,
+        completions_per_update=prompts * generations / updates,
+        updates_per_epoch=rollouts * updates,
+        completions_per_epoch=rollouts * prompts * generations,
+    )
