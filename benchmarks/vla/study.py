@@ -19,7 +19,6 @@ import os
 import queue
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +285,7 @@ def run(args: argparse.Namespace, cells: Cells, began: float, deadline: float) -
                 f"{key}: validation {cell['validation']:.2f} test {cell['test']:.2f} wrong "
                 f"{cell['wrong']:.2f} loss {cell['loss']:.3f} in {cell['seconds']:.0f} s",
             )
-    for process, orders in crew:
+    for _, orders in crew:
         orders.put(None)
     for process, _ in crew:
         process.join(timeout=3)
@@ -356,7 +355,7 @@ def train_cell(
         if trainer.step in probe_at and probing:
             probes.append({"step": trainer.step, **trainer.probe(), **trainer.statistics()})
         found = trainer.advance()
-        if trainer.step % 20 == 0:
+        if trainer.step % 20 == 0 or trainer.step == cell["steps"]:
             losses.append([trainer.step, float(found["loss"])])
     trained = time.time() - start
     stats = trainer.statistics()

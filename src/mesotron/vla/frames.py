@@ -111,12 +111,17 @@ class Order:
 
     def rows(self, step: int, size: int) -> Tensor:
         """The rows of a step, int64 [size]; steps count from 0."""
-        places = range(step * size, (step + 1) * size)
-        return torch.stack([self._at(*divmod(place, self.num_rows)) for place in places])
+        found: list[Tensor] = []
+        first, missing = step * size, size
+        while missing:
+            epoch, place = divmod(first, self.num_rows)
+            found.append(self._permuted(epoch)[place : place + missing])
+            first, missing = first + len(found[-1]), missing - len(found[-1])
+        return torch.cat(found)
 
-    def _at(self, epoch: int, place: int) -> Tensor:
+    def _permuted(self, epoch: int) -> Tensor:
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed((self.seed << 32) + epoch)
             self._permutation = torch.randperm(self.num_rows, generator=generator)
             self._epoch = epoch
-        return self._permutation[place]
+        return self._permutation
