@@ -29,9 +29,10 @@ CONTENDERS = {
     "muon": dict.fromkeys(PARTS, "muon"),
     "muon_pion": dict.fromkeys(PARTS, "muon") | {"action": "pion"},
     "pion": dict.fromkeys(PARTS, "pion"),
-    # An exact SVD of every action matrix at every step: one seed, small budget, few rates.
+    # An exact SVD of every action matrix at every step: a single cell, at Muon's best rate.
     "muon_low_rank": dict.fromkeys(PARTS, "muon") | {"action": "low_rank"},
 }
+SLOW = "muon_low_rank"
 WORLDS = {
     "blocks": {"name": "blocks", "pixels": 24},
     "object10": {"name": "object10", "pixels": 64},
@@ -173,15 +174,14 @@ def read_cells(path: Path) -> list[Cell]:
 def plan(args: argparse.Namespace, done: dict[str, Cell]) -> list[Cell]:
     """All cells that are known by now, in order: the rates, the finalists, the strengths."""
     cells = []
+    quick = [name for name in args.contenders if name != SLOW]
     for head in args.heads:
-        for contender in args.contenders:
-            slow = contender == "muon_low_rank"
-            rates = args.rates[1:4] if slow else args.rates
-            cells += [make_cell(args, head, contender, rate) for rate in rates]
+        for contender in quick:
+            cells += [make_cell(args, head, contender, rate) for rate in args.rates]
     for head in args.heads:
-        for contender in args.contenders:
+        for contender in quick:
             best = best_rate(args, done, head, contender, args.small)
-            if best is None or contender == "muon_low_rank":
+            if best is None:
                 continue
             full = [make_cell(args, head, contender, r, steps=args.full) for r in (best, best / 2)]
             cells += full
@@ -197,7 +197,11 @@ def plan(args: argparse.Namespace, done: dict[str, Cell]) -> list[Cell]:
                     make_cell(args, head, contender, chosen, steps=args.full, strength=f"k_p={k}")
                     for k in range(5)
                 ]
-    return sorted(cells, key=lambda cell: cell["steps"] > args.small)
+    cells.sort(key=lambda cell: cell["steps"] > args.small)
+    best = best_rate(args, done, args.heads[0], "muon", args.small)
+    if SLOW in args.contenders and best is not None:
+        cells.append(make_cell(args, args.heads[0], SLOW, best))
+    return cells
 
 
 def make_cell(
