@@ -15,6 +15,8 @@ import numpy as np
 
 RESAMPLES = 4000
 LEVEL = 0.05
+# Degrees of freedom beyond which t is not told from the normal, and the sum below grows coarse.
+ALMOST_NORMAL = 1e4
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,13 @@ def bootstrap(X: np.ndarray, seed: int = 0) -> Interval:
 def paired_test(D: np.ndarray) -> Difference:
     """Is the mean difference zero? A t-test with the variance clustered by seed and by problem.
 
-    Var = V_seed + V_problem - V_both, where V_seed is the variance of the mean of the S seed means,
+    V = V_seed + V_problem - V_both, where V_seed is the variance of the mean of the S seed means,
     V_problem that of the P problem means, and V_both that of all S P numbers, which the first two
-    count twice; never less than either of the two. The degrees of freedom are S - 1, of the smaller
-    cluster. With one seed nothing is known of other seeds: V_problem alone, P - 1.
+    count twice; never less than either of the two. The degrees of freedom are Satterthwaite's,
+    V^2 / (V_seed^2 / (S - 1) + V_problem^2 / (P - 1) + V_both^2 / (S P - 1)): near S - 1 where
+    seeds differ much, more where they do not. With one seed nothing is known of others, and
+    V_problem stands alone. In simulations of three seeds without a difference, 5 % of the p-values
+    lie below 0.05 whether seeds matter or not (see the tests).
 
     Args:
         D: [S, P].
@@ -79,20 +84,20 @@ def paired_test(D: np.ndarray) -> Difference:
 
     References:
         Cameron, Gelbach and Miller, Robust inference with multiway clustering, Journal of Business
-        & Economic Statistics (2011).
+        & Economic Statistics (2011). Satterthwaite, An approximate distribution of estimates of
+        variance components, Biometrics Bulletin (1946).
     """
     S, P = D.shape
     mean = float(D.mean())
-    by_problem = variance_of_mean(D.mean(0))
-    if S == 1:
-        variance, freedom = by_problem, P - 1
-    else:
-        by_seed = variance_of_mean(D.mean(1))
-        both = by_seed + by_problem - variance_of_mean(D.ravel())
-        variance, freedom = max(by_seed, by_problem, both), S - 1
-    error = math.sqrt(variance)
-    if error == 0:
+    by_seed, by_problem, both = map(variance_of_mean, (D.mean(1), D.mean(0), D.ravel()))
+    variance = max(by_seed, by_problem, by_seed + by_problem - both)
+    if variance == 0:
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+    freedom = float(P - 1)
+    if S > 1:
+        spread = by_seed**2 / (S - 1) + by_problem**2 / (P - 1) + both**2 / (S * P - 1)
+        freedom = min(max(variance**2 / spread, S - 1.0), P - 1.0)
+    error = math.sqrt(variance)
     half = t_quantile(1 - LEVEL / 2, freedom) * error
     return Difference(mean, mean - half, mean + half, t_tail(abs(mean) / error, freedom))
 
@@ -102,25 +107,26 @@ def variance_of_mean(x: np.ndarray) -> float:
     return float(x.var(ddof=1) / len(x)) if len(x) > 1 else 0.0
 
 
-def t_tail(t: float, freedom: int) -> float:
+def t_tail(t: float, freedom: float) -> float:
     """P(|T| > t) for Student's t, by its angle: T = sqrt(nu) tan(a) has density ~ cos(a)^(nu - 1).
 
     Example:
         >>> round(t_tail(4.302653, 2), 4), round(t_tail(0.0, 5), 4)
         (0.05, 1.0)
     """
+    freedom = min(freedom, ALMOST_NORMAL)
     start = math.atan(t / math.sqrt(freedom))
     return integral(start, freedom) / integral(0.0, freedom)
 
 
-def integral(start: float, freedom: int) -> float:
+def integral(start: float, freedom: float) -> float:
     """Of cos(a)^(freedom - 1) from `start` to a right angle."""
     angles = np.linspace(start, math.pi / 2, 4001)
     heights = np.cos(angles).clip(0.0) ** (freedom - 1)
     return float((heights[1:] + heights[:-1]).mean() / 2 * (math.pi / 2 - start))
 
 
-def t_quantile(share: float, freedom: int) -> float:
+def t_quantile(share: float, freedom: float) -> float:
     """The t below which this share of Student's distribution lies, above one half; by bisection.
 
     Example:

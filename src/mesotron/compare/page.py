@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -12,32 +13,51 @@ from mesotron.runs.console import spell_time
 MARKS = {"healthy": "", "drifting": " ~", "dead": " †", "diverged": " ×"}
 STYLES = {"healthy": "", "drifting": "yellow", "dead": "red", "diverged": "red"}
 LEGEND = "~ drifting, † dead by the watch, × diverged, ! crashed, * the rate that was chosen"
-HEADINGS = ("#", "contender", "rate", "score", "behind the best", "p (Holm)", "half way",
-            "seconds", "tokens", "trials", "dead")  # fmt: skip
+RANKING = ("contender", "rate", "score", "behind the best", "p (Holm)")
+COSTS = ("contender", "half way", "seconds", "tokens", "trials", "dead")
 
 
 def show(record: Tournament, console: Console) -> None:
-    """Ranking, map and conclusion on a terminal."""
-    table = Table(title=f"{record.recipe}: {record.measure}, 95 % intervals")
-    for heading in HEADINGS:
-        table.add_column(heading, no_wrap=heading == "contender")
-    for row in record.standings:
-        table.add_row(*ranking_row(row))
-    console.print(table)
+    """Ranking, costs, map and conclusion on a terminal."""
+    title = f"{record.recipe}: {record.measure}, 95 % intervals"
+    console.print(table_of(title, RANKING, [ranking_row(row) for row in record.standings]))
+    console.print(
+        table_of(
+            "one final run: time until half way, training time, tokens; trials of the search",
+            COSTS,
+            [cost_row(row) for row in record.standings],
+        )
+    )
     console.print(map_view(record))
     for sentence in record.words:
         console.print(sentence, highlight=False, markup=False)
 
 
+def table_of(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table that fits into 80 columns where its words do."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, no_wrap=heading == "contender")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def ranking_row(row: Standing) -> list[str]:
-    """One contender's line."""
+    """One contender's place."""
     return [
-        str(row.rank),
         row.contender,
         f"{row.rate:g}" + ("" if row.edge is None else f" ({row.edge} end)"),
         spell(row.score, row.low, row.high),
         spell(row.behind, row.behind_low, row.behind_high),
         "" if row.p_holm is None else f"{row.p_holm:.2g}",
+    ]
+
+
+def cost_row(row: Standing) -> list[str]:
+    """What one contender has cost, and what became of its runs."""
+    return [
+        row.contender,
         "–" if row.threshold_seconds is None else spell_time(row.threshold_seconds),
         "" if row.seconds is None else f"{row.seconds:.0f}",
         "" if row.tokens is None else f"{row.tokens:,.0f}",
@@ -87,7 +107,12 @@ def entry(record: Tournament, contender: str, rate: float) -> tuple[str, str]:
 
 def map_view(record: Tournament) -> RenderableType:
     """Rates across, contenders down; what died is marked."""
-    table = Table(title="search: score by rate (AdamW's unit)", caption=LEGEND)
+    table = Table(
+        title="search: score by rate (AdamW's unit)",
+        caption=LEGEND,
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("contender", no_wrap=True)
     rates = rates_of(record.cells)
     for rate in rates:
@@ -128,7 +153,10 @@ def markdown(record: Tournament) -> str:
         "",
         f"## Ranking: {record.measure}",
         "",
-        *grid_lines(HEADINGS, [ranking_row(row) for row in record.standings]),
+        *grid_lines(
+            [*RANKING, *COSTS[1:]],
+            [[*ranking_row(row), *cost_row(row)[1:]] for row in record.standings],
+        ),
         "",
         "## Rates: score of the search",
         "",

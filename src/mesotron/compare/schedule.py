@@ -61,8 +61,23 @@ class Pool:
         """Whether another process may start."""
         return len(self.jobs) < self.workers
 
-    def start(self, key: str, words: Sequence[str], log: Path, variables: Mapping[str, str]) -> Job:
-        """Start a process; its output goes to the end of the log."""
+    def start(
+        self,
+        key: str,
+        words: Sequence[str],
+        log: Path,
+        variables: Mapping[str, str],
+        keep_open: Sequence[int] = (),
+    ) -> Job:
+        """Start a process; its output goes to the end of the log.
+
+        Args:
+            key: what the job is called.
+            words: its command line.
+            log: a file.
+            variables: beside those of this process.
+            keep_open: files that it inherits, such as a lock that is to last as long as it does.
+        """
         taken = {job.slot for job in self.jobs}
         slot = next(k for k in range(self.workers) if k not in taken)
         environment = {**os.environ, **variables}
@@ -70,7 +85,12 @@ class Pool:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
         with log.open("ab") as output:
             process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                pass_fds=keep_open,
             )
         self.jobs.append(Job(key, process, slot, log, monotonic()))
         return self.jobs[-1]

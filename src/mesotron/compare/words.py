@@ -61,10 +61,12 @@ def behind(row: Standing) -> list[str]:
 def quickest(rows: Sequence[Standing]) -> list[str]:
     """Who was half way first by the clock."""
     timed = [(row.threshold_seconds, row) for row in rows if row.threshold_seconds is not None]
-    if len(timed) < 2:
+    if not timed:
         return []
     seconds, row = min(timed, key=lambda pair: pair[0])
     slow, last = max(timed, key=lambda pair: pair[0])
+    if seconds == slow:
+        return []
     return [
         f"{row.contender} was half way after {spell_time(seconds)} of training, the first of all; "
         f"{last.contender} after {spell_time(slow)}."

@@ -1,0 +1,66 @@
+"""A process that leaves the folder of a `mesotron train` run behind without training anything.
+
+What it scores follows from its config, so that a test knows who must win: the nearer a rate is to
+its optimizer's best one, the more problems are solved. Large rates diverge, larger ones crash.
+"""
+
+import json
+import math
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from mesotron.runs import RunFolder
+
+BEST = {"adamw": 1e-3, "muon": 1e-3, "pion": 4e-3}
+SKILL = {"adamw": 0.6, "muon": 0.6, "pion": 0.25}
+PROBLEMS = 120
+
+
+def chance(config: dict) -> float:
+    name, rate = config["optim"]["name"], config["optim"]["lr"]
+    return SKILL[name] - 0.1 * abs(math.log2(rate / BEST[name]))
+
+
+def evaluation(seed: str, share: float) -> dict:
+    rng = random.Random(seed)
+    ids = [f"problem-{k}" for k in range(PROBLEMS)]
+    return {"transcripts": [{"id": id, "correct": rng.random() < share} for id in ids]}
+
+
+def write_run(config: dict) -> None:
+    rate, steps = config["optim"]["lr"], config["steps"]
+    run = RunFolder.create(Path(config["out"]), config, {})
+    with run:
+        run.save("before", evaluation("before", 0.2))
+        diverges = rate > 0.009
+        ratio = 0.05 if config["optim"]["name"] == "pion" else 0.2
+        for step in range(1, steps + 1):
+            broken = diverges and step == steps
+            row = {"step": step, "loss": math.nan if broken else 0.1, "step_time": 2.0}
+            row |= {"facts/correct": 0.2 + 0.4 * step / steps, "num_tokens": 100.0 * step}
+            row |= {"optim/muon/update_rms": ratio * rate, "learning_rate": rate}
+            run.append("metrics", row)
+            time.sleep(float(os.environ.get("SECONDS_A_STEP", "0")))
+        if diverges:
+            raise ValueError(f"the loss is nan at step {steps}")
+        after = evaluation(f"{config['seed']} {config['optim']['name']}", chance(config))
+        run.save("after", after)
+        share = sum(one["correct"] for one in after["transcripts"]) / PROBLEMS
+        run.finish({"steps": steps, "after": {"value": share}}, "done")
+
+
+if __name__ == "__main__":
+    config = json.loads(Path(sys.argv[1]).read_text())["config"]
+    if config["resume"]:
+        resumed = Path(config["resume"])
+        config = json.loads((resumed / "config.json").read_text())
+        for path in resumed.glob("*.json*"):
+            path.unlink()
+        (resumed / "lock").unlink()
+        (resumed / "checkpoints").rmdir()
+    if os.environ.get("CRASH_AT") == f"{config['optim']['name']} {config['seed']}":
+        raise RuntimeError("out of memory")
+    write_run(config)

@@ -1,0 +1,281 @@
+"""The tournament: its rule, its processes, its record; cells here train nothing (compare_cell)."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from mesotron.cli import main
+from mesotron.compare import command
+from mesotron.compare.cell import write_settings
+from mesotron.compare.grid import Grid, search
+from mesotron.compare.kinds import make_kind
+from mesotron.compare.record import read_tournament
+from mesotron.compare.schedule import Pool, last_words
+
+CELL = Path(__file__).parent / "compare_cell.py"
+SMALL = ["--rates", "3", "--factor", "2", "--seeds", "3", "--workers", "2"]
+SET = ["--set", "optim.lr=0.001", "steps=6"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A tournament's folder, with cells that train nothing."""
+
+    def fake(path, kind, config):
+        return [sys.executable, str(CELL), *write_settings(path, kind, config)[-1:]]
+
+    monkeypatch.setattr(command, "write_settings", fake)
+    return tmp_path / "t"
+
+
+def compare(folder, *words):
+    return main(["compare", "arith", *SMALL, *words, *SET, "--out", str(folder)])
+
+
+def by_name(record):
+    return {row.contender: row for row in record.standings}
+
+
+def test_a_tournament_finds_who_is_better_and_says_so(folder, capsys):
+    assert compare(folder, "--optims", "adamw", "muon", "pion") == 0
+    record = read_tournament(folder)
+    rows = by_name(record)
+    assert {cell.state for cell in record.cells} == {"done"}
+    # The same skill: not told apart. A third less: behind, beyond doubt.
+    first, second = sorted(("adamw", "muon"), key=lambda name: rows[name].rank)
+    assert (rows[first].rank, rows[second].rank, rows["pion"].rank) == (1, 2, 3)
+    assert rows[second].p_holm >= 0.05 > rows["pion"].p_holm
+    assert rows["pion"].behind == pytest.approx(rows[first].score - rows["pion"].score)
+    told = " ".join(record.words)
+    assert f"{second} (behind by" in told
+    assert "not told apart" in told
+    assert "pion is behind by" in told
+    assert (folder / "standings.md").read_text().count("| pion |") == 2
+    assert "not told apart" in " ".join(capsys.readouterr().out.split())
+
+
+def test_rates_are_matched_by_what_updates_measured_and_trials_are_counted(folder):
+    compare(folder, "--optims", "muon", "pion")
+    record = read_tournament(folder)
+    tried = {
+        name: sorted({c.rate for c in record.cells if c.contender == name and c.stage == "search"})
+        for name in ("muon", "pion")
+    }
+    assert tried["muon"] == [5e-4, 1e-3, 2e-3]
+    # Its updates are a quarter as large as AdamW's: it searches around four times the rate.
+    assert set(tried["pion"]) >= {1e-3, 4e-3, 8e-3}
+    rows = by_name(record)
+    assert rows["pion"].rate == 4e-3
+    assert rows["pion"].trials == len(tried["pion"]) == 3 + rows["pion"].extended
+    assert (rows["muon"].trials, rows["muon"].extended, rows["muon"].edge) == (3, 0, None)
+
+
+def test_the_verdict_uses_other_problems_and_other_seeds_than_the_search(folder):
+    compare(folder, "--optims", "adamw")
+    record = read_tournament(folder)
+    assert not set(record.problems["search"]) & set(record.problems["final"])
+    assert sum(map(len, record.problems.values())) == 120
+    seeds = {stage: {c.seed for c in record.cells if c.stage == stage} for stage in record.problems}
+    assert seeds == {"search": {0}, "final": {1, 2, 3}}
+    for cell in record.cells:
+        assert len(cell.per_problem) == len(record.problems[cell.stage])
+        assert cell.score == pytest.approx(sum(cell.per_problem) / len(cell.per_problem))
+
+
+def test_a_crash_is_told_and_the_rest_goes_on(folder, monkeypatch, capsys):
+    monkeypatch.setenv("CRASH_AT", "muon 2")
+    assert compare(folder, "--optims", "adamw", "muon") == 1
+    record = read_tournament(folder)
+    failed = [cell for cell in record.cells if cell.state == "failed"]
+    assert [(cell.contender, cell.seed) for cell in failed] == [("muon", 2)]
+    assert failed[0].why == "RuntimeError: out of memory"
+    rows = by_name(record)
+    assert (rows["muon"].seeds, rows["muon"].failed) == ([1, 3], 1)
+    assert rows["adamw"].seeds == [1, 2, 3]
+    assert "RuntimeError: out of memory" in (folder / "standings.md").read_text()
+    # Called again, it tries that cell alone once more.
+    monkeypatch.delenv("CRASH_AT")
+    capsys.readouterr()
+    assert compare(folder, "--optims", "adamw", "muon") == 0
+    ran = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]
+    assert len(ran) == 1
+    assert "muon at 0.001, seed 2, final" in ran[0]
+
+
+def test_a_diverged_cell_is_a_result_with_the_lowest_score(folder):
+    set_ = ["--set", "optim.lr=0.005", "steps=6"]
+    words = ["compare", "arith", *SMALL, "--extend", "0", "--optims", "adamw", *set_]
+    assert main([*words, "--out", str(folder)]) == 0
+    record = read_tournament(folder)
+    diverged = [cell for cell in record.cells if cell.verdict == "diverged"]
+    assert [(cell.rate, cell.state, cell.score) for cell in diverged] == [(0.01, "done", 0.0)]
+    assert "diverged at step 6" in diverged[0].why
+    assert by_name(record)["adamw"].edge == "low"
+    assert "smallest of the 3 tried" in " ".join(record.words)
+    assert "0.000 ×" in (folder / "standings.md").read_text()
+
+
+def test_a_stopped_tournament_goes_on_and_ends_as_one_left_alone(folder, monkeypatch, capsys):
+    looks = []
+
+    def look(seconds, sleep=command.time.sleep):
+        looks.append(seconds)
+        if len(looks) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        sleep(seconds)
+
+    monkeypatch.setenv("SECONDS_A_STEP", "0.1")
+    monkeypatch.setattr(command.time, "sleep", look)
+    assert compare(folder, "--optims", "adamw", "muon") == 130
+    told = capsys.readouterr().err
+    assert f"the same command goes on with {folder}" in " ".join(told.split())
+    states = {cell.state for cell in read_tournament(folder).cells}
+    assert "waiting" in states
+    assert "running" not in states
+    monkeypatch.setenv("SECONDS_A_STEP", "0")
+    assert compare(folder, "--optims", "adamw", "muon") == 0
+    resumed = read_tournament(folder)
+    assert compare(folder.with_name("alone"), "--optims", "adamw", "muon") == 0
+    alone = read_tournament(folder.with_name("alone"))
+    scores = [{c.id: c.per_problem for c in record.cells} for record in (resumed, alone)]
+    assert scores[0] == scores[1]
+    assert [r.contender for r in resumed.standings] == [r.contender for r in alone.standings]
+
+
+def test_what_was_begun_cannot_go_on_with_another_rule(folder, capsys):
+    compare(folder, "--optims", "adamw")
+    words = ["compare", "arith", *SMALL, "--optims", "adamw", "--set", "optim.lr=0.001", "steps=7"]
+    assert main([*words, "--out", str(folder)]) == 2
+    told = capsys.readouterr().err
+    assert "another config (steps: 6, not 7)" in told
+    # A new contender may join; nothing is run again.
+    assert compare(folder, "--optims", "adamw", "muon") == 0
+    ran = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]
+    assert len(ran) == 6
+    assert all("muon at" in line for line in ran)
+
+
+def test_two_processes_do_not_share_a_folder(folder, capsys):
+    folder.mkdir()
+    with command.locked(folder):
+        assert compare(folder, "--optims", "adamw") == 2
+    assert "in use by another process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["arith", "--optims", "sgd"], "unknown optimizer 'sgd'"),
+        (["arith", "--objectives", "ppo"], "unknown objective 'ppo'"),
+        (["snake", "--objectives", "grpo"], "PPO has no objective"),
+        (["arit"], "did you mean arith?"),
+        (["arith", "--set", "rollout.prompt=8"], "did you mean prompts?"),
+        (["arith", "--set", "steps=many"], "'many' is not a whole number"),
+        (["arith", "--set", "optim=muon"], "optim has parts"),
+        (["arith", "--factor", "1"], "--factor 1 must be above 1"),
+        (["arith", "--seeds", "0"], "--seeds 0 must be at least 1"),
+        (["arith", "--optims", "muon", "muon"], "names one twice"),
+        (["arith", "--set", "optim.scale=spectral"], "not AdamW's unit"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(
+    words, sentence, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_of_a_contender_are_its_own_and_the_rest_is_the_recipes(tmp_path):
+    kind = make_kind("qwen3_gsm8k_pion", ["steps=3", "optim.schedule=cosine"])
+    muon, pion = kind.contenders(["muon", "pion:promote=2,per_head=false"], [])
+    config = kind.settings(muon, 1e-5, 7, tmp_path)
+    assert (config.optim.name, config.optim.promote, config.optim.aux_lr) == ("muon", None, None)
+    assert (config.optim.schedule, config.optim.lr, config.seed) == ("cosine", 1e-5, 7)
+    config = kind.settings(pion, 1e-5, 7, tmp_path)
+    assert (config.optim.name, config.optim.promote, config.optim.per_head) == ("pion", 2, False)
+    several = kind.contenders(["muon"], ["grpo", "gmpo"])
+    assert [one.name for one in several] == ["muon+grpo", "muon+gmpo"]
+    assert kind.settings(several[1], 1e-5, 7, tmp_path).objective.name == "gmpo"
+
+
+def test_snake_rates_are_matched_to_adams(tmp_path):
+    kind = make_kind("snake", ["d_model=64"])
+    config = kind.settings(kind.contenders(["muon"], [])[0], 1e-3, 3, tmp_path / "cell")
+    # A 64 x 64 step of spectral norm s has RMS s / 8; AdamW's usual one is 0.2 of its rate.
+    assert config.muon_lr / 8 == pytest.approx(0.2 * 1e-3)
+    assert (config.aux_adam_lr, config.rule, config.seed) == (1e-3, "muon", 3)
+    assert config.save_dir / config.run_name == tmp_path / "cell"
+
+
+def test_a_search_stops_at_its_limit_and_says_that_it_stands_at_an_end():
+    grid = Grid(base=1.0, factor=2.0, rates=3, extend=2)
+    rising = {k: k / 10 for k in range(-2, 9)}
+    found = search(grid, rising, None)
+    assert (found.wanted, found.best, found.extended, found.edge) == (
+        (0, 1, -1, 2, 3),
+        3,
+        2,
+        "high",
+    )
+    flat = search(grid, dict.fromkeys(range(-4, 5), 0.5), None)
+    assert (flat.best, flat.extended, flat.edge) == (0, 0, None)
+    crashed = search(grid, dict.fromkeys(range(-4, 5)), None)
+    assert (crashed.best, crashed.done) == (None, True)
+
+
+def test_a_filter_that_passes_little_is_searched_further_up_but_not_without_end():
+    grid = Grid(base=1.0, factor=2.0, rates=4, extend=0)
+    assert [grid.centre(x) for x in (0.2, 0.1, 0.8, 1e-9, 0.0, None)] == [0, 1, -2, 4, 4, 0]
+    # Everybody tries as many rates, wherever they lie.
+    assert {len(set(grid.first_notches(k))) for k in range(-4, 5)} == {4}
+
+
+def test_processes_get_a_gpu_each_and_their_last_words_are_kept(tmp_path):
+    pool = Pool(2, gpus=["3", "5"])
+    told = "import os, sys; print(os.environ['CUDA_VISIBLE_DEVICES']); sys.exit('no memory')"
+    for key in ("a", "b"):
+        pool.start(key, [sys.executable, "-c", told], tmp_path / key, {})
+    assert not pool.has_room
+    ended = {}
+    while pool.jobs:
+        ended |= {job.key: job for job in pool.take_ended()}
+    assert [(tmp_path / key).read_text().split()[0] for key in ("a", "b")] == ["3", "5"]
+    assert last_words(ended["a"].log, ended["a"].process.returncode) == "no memory"
+    assert last_words(tmp_path / "none", -9) == "killed by signal 9"
+
+
+@pytest.mark.slow
+def test_a_tiny_real_tournament_of_language_models(tmp_path):
+    size = ["steps=3", "rollout.prompts=2", "rollout.generations=4", "task.num_eval=24"]
+    words = ["compare", "arith", "--optims", "muon", "lowrank", "--rates", "2", "--extend", "0"]
+    assert main([*words, "--seeds", "2", "--set", *size, "--out", str(tmp_path / "t")]) == 0
+    record = read_tournament(tmp_path / "t")
+    assert len(record.cells) == 8
+    assert {cell.state for cell in record.cells} == {"done"}
+    assert all(cell.tokens > 0 and cell.seconds > 0 and cell.steps == 3 for cell in record.cells)
+    ratios = {c.contender: c.update_ratio for c in record.cells if c.rate == 6e-4}
+    assert ratios["muon"] == pytest.approx(0.17, abs=0.05)
+    assert ratios["lowrank"] < ratios["muon"] / 2
+    for cell in record.cells:
+        config = json.loads((tmp_path / "t" / cell.run / "config.json").read_text())
+        assert config["optim"]["lr"] == cell.rate
+        assert config["seed"] == cell.seed
+
+
+@pytest.mark.slow
+def test_a_tiny_real_tournament_of_games(tmp_path):
+    pytest.importorskip("jumanji")
+    size = ["total_timesteps=512", "num_envs=8", "num_steps=16", "num_minibatches=2",
+            "eval_episodes=16"]  # fmt: skip
+    words = ["compare", "snake", "--optims", "adam", "muon", "--rates", "1", "--extend", "0"]
+    assert main([*words, "--seeds", "1", "--set", *size, "--out", str(tmp_path / "t")]) == 0
+    record = read_tournament(tmp_path / "t")
+    assert len(record.cells) == 4
+    assert all(cell.tokens == 512 and cell.score is not None for cell in record.cells)
+    assert record.start["final"] > 0
