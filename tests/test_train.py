@@ -295,6 +295,21 @@ def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch,
     assert "step 3 rollback 1 to step 1" in (Path("whole") / "report.md").read_text()
 
 
+def test_measuring_the_signal_moves_nothing(run, whole):
+    assert run("--watch.snr-every 2 --out measured") == 0
+    rows = RunFolder(Path("measured")).rows("metrics")
+    assert [row["step"] for row in rows if "gradient/snr" in row] == [2, 4]
+    assert rows[1]["time/snr"] > 0
+    for row in rows:
+        for name in ("gradient/snr", "gradient/signal", "gradient/noise"):
+            row.pop(name, None)
+    left = [{k: row[k] for k in row if not k.startswith(TIMES)} for row in rows]
+    assert left == rows_of(whole)
+    last = "checkpoints/checkpoint-4/model.safetensors"
+    one, other = load_file(whole / last), load_file(Path("measured") / last)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 @pytest.fixture
 def slow_clock(monkeypatch):
     """A clock for the meter that moves 100 seconds at each look."""

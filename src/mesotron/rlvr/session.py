@@ -30,6 +30,7 @@ from mesotron.rlvr.objectives.options import resolve, trl_arguments
 from mesotron.rlvr.optimizer import check_settings
 from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.rewards import Reward, make_reward
+from mesotron.rlvr.snr import SnrProbe
 from mesotron.rlvr.spectra import OptimizerLog
 from mesotron.rlvr.spending import SHOWN, Spending, metered
 from mesotron.rlvr.tasks.load import load_task
@@ -231,6 +232,10 @@ def add_callbacks(
     trainer.add_callback(RunLog(run, view, trainer, refuse=refuse))
     trainer.add_callback(OptimizerLog(run))
     trainer.add_callback(PoliteStop(stop))
+    if parts.config.watch.snr_every:
+        # Before all others: the trainer's own callback times the optimizer from here.
+        probe = SnrProbe(parts.config.watch.snr_every, trainer)
+        trainer.callback_handler.callbacks.insert(0, probe)
     every = parts.config.eval_every
     if every:
 
