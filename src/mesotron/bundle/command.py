@@ -64,15 +64,15 @@ def check(config: BundleConfig) -> None:
 
 
 def table(needs: list[Need], bare: list[Path], target: Target) -> Table:
-    """What the target keeps and what it gets, and who asked for it."""
-    shown = Table(title=f"Python {target.python}, {target.machine}, glibc {target.glibc}")
+    """What the target gets, and who asked for it."""
+    kept = sum(need.kept is not None for need in needs)
+    machine = f"Python {target.python}, {target.machine}, glibc {target.glibc}"
+    shown = Table(title=f"{machine}: keeps {kept} packages that serve")
     for name in ("package", "asked for by", "the target has", "packed"):
         shown.add_column(name)
     shown.add_column("MiB", justify="right")
-    for need in sorted(needs, key=lambda need: (need.kept is not None, need.name)):
-        if need.kept or need.wheel is None:
-            shown.add_row(need.name, need.asked_by, need.kept, "", "")
-        else:
+    for need in sorted(needs, key=lambda need: need.name):
+        if need.wheel and not need.kept:
             had = f"{need.outdated} (does not serve)" if need.outdated else ""
             shown.add_row(need.name, need.asked_by, had, *facts_of(need.wheel))
     for path in bare:
