@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mesotron.config.vla_training import PartsOptimConfig, VlaTrainConfig
 from mesotron.rlvr.optimizer import clip_auxiliary
-from mesotron.vla.frames import Frames, Order, body_of
+from mesotron.vla.frames import Frames, Order, body_of, mix
 from mesotron.vla.gradients import GradientProbe
 from mesotron.vla.interface import Demos
 from mesotron.vla.normalise import fit_all
@@ -90,8 +90,7 @@ class Trainer:
     def losses_of(self, rows: Tensor) -> dict[str, Tensor]:
         """The losses of some rows at this step, and their weighted sum under "loss"."""
         seen, targets = self.frames.batch(rows)
-        generator = torch.Generator(self.device)
-        generator.manual_seed((self.config.seed << 32) + self.step)
+        generator = torch.Generator(self.device).manual_seed(mix(self.config.seed, self.step))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16):
             found = self._losses(seen, targets, generator)
         total = found["loss/action"]
