@@ -61,7 +61,7 @@ class Transition(NamedTuple):
     truncated: Array
     fruit: Array
     length: Array
-    dropout_keys: Array
+    dropout_keys: Array | None
 
 
 class Rollout(NamedTuple):
@@ -185,7 +185,8 @@ def play(
     """
     env_step = jax.vmap(SnakeEnv(config).step)
     # One key for each game and rollout, kept with every step: scoring drops the same units.
-    dropout_keys = jax.random.split(jax.random.fold_in(key, 0), config.num_envs)
+    split = jax.random.split(jax.random.fold_in(key, 0), config.num_envs)
+    dropout_keys = split if config.dropout else None
 
     def act(carry: tuple[EnvState, Observation, Observation], key: Array) -> tuple[Any, Transition]:
         env, seen, cut = carry
@@ -211,7 +212,8 @@ def play(
     carry = (state.env, state.observation, state.observation)
     (env, observation, cut), steps = jax.lax.scan(act, carry, keys)
     ends = jax.tree.map(lambda *pair: jnp.concatenate(pair), observation, cut)
-    _, values = apply_policy(state.params, ends, config, jnp.tile(dropout_keys, (2, 1)))
+    twice = jax.tree.map(lambda keys: jnp.tile(keys, (2, 1)), dropout_keys)
+    _, values = apply_policy(state.params, ends, config, twice)
     return env, observation, Rollout(steps, *jnp.split(values, 2))
 
 
@@ -242,9 +244,9 @@ def learn(
 
     keys = jax.random.split(key, config.update_epochs)
     (params, opt_state), metrics = jax.lax.scan(epoch, (params, opt_state), keys)
-    largest = metrics["policy/ratio_max"].max()
+    largest, first = metrics["policy/ratio_max"].max(), metrics["policy/kl"][0, 0]
     means = jax.tree.map(jnp.mean, metrics)
-    return params, opt_state, means | {"policy/ratio_max": largest}
+    return params, opt_state, means | {"policy/ratio_max": largest, "policy/mismatch": first}
 
 
 def by_group(X: Array, groups: int) -> Array:

@@ -29,7 +29,7 @@ class Batch(NamedTuple):
         rollout_log_probs: [B] of the actions, by the policy that took them.
         advantages: [B].
         targets: [B] of the critic.
-        dropout_keys: [B, 2] that the steps were acted with.
+        dropout_keys: [B, 2] that the steps were acted with; None without dropout.
     """
 
     observation: Observation
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     rollout_log_probs: Array
     advantages: Array
     targets: Array
-    dropout_keys: Array
+    dropout_keys: Array | None
 
 
 def ppo_loss(
