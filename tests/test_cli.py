@@ -285,3 +285,23 @@ def test_every_shipped_config_reads_its_own_defaults():
         missing = [word for name in arguments.required(kind) for word in (f"--{name}", "x")]
         made = parse(kind, missing, "mesotron x")
         assert isinstance(made, kind)
+
+
+def test_a_line_reaches_a_log_file_when_it_is_said(tmp_path):
+    """Block-buffered, the file would stay empty until the command ends."""
+    code = (
+        "import sys, types\nfrom mesotron import cli\n"
+        "def run(config):\n    print('first line')\n    sys.stdin.read()\n    return 0\n"
+        "sys.modules['slow'] = types.SimpleNamespace(run=run)\n"
+        "cli.COMMANDS['spectrum'] = cli.COMMANDS['spectrum']._replace(target='slow:run')\n"
+        "sys.exit(cli.main(['spectrum']))\n"
+    )
+    log = tmp_path / "log.txt"
+    with log.open("w") as file:
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=file)
+    deadline = time.monotonic() + 60
+    while not log.read_text() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    alive, said = process.poll() is None, log.read_text()
+    process.communicate()
+    assert (alive, said, process.returncode) == (True, "first line\n", 0)

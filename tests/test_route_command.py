@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -114,3 +117,16 @@ def test_bad_arguments(folder):
     (folder / "config.json").unlink()
     with pytest.raises(ValueError, match=r"folder without a config.json"):
         run(RouteConfig(model=str(folder)))
+
+
+@pytest.mark.parametrize("name", ["nope", "nope/nope"])
+def test_without_a_network_a_name_is_refused_at_once(name):
+    """The hub's client would try again and again, and say so on stderr."""
+    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    environment |= {"HF_ENDPOINT": "http://127.0.0.1:9", "https_proxy": "", "all_proxy": ""}
+    command = [sys.executable, "-m", "mesotron", "route", name]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 2
+    assert "could not be read from the hub" in done.stderr
+    assert "Retry" not in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -44,6 +44,7 @@ COMMANDS = {
     ),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
     "compare": Command(config.CompareConfig, "mesotron.compare.command:run"),
+    "sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run"),
     "report": Command(config.ReportConfig, "mesotron.report.command:run"),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo.command:run"),
     "vla demos": Command(config.DemosConfig, "mesotron.vla.demos.command:run"),
@@ -70,7 +71,8 @@ def main(words: list[str] | None = None) -> int:
         130 after Ctrl-C.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without sigma shows a question mark
+        # A terminal without sigma shows a question mark; a log file gets each line when it is said.
+        sys.stdout.reconfigure(errors="replace", line_buffering=True)
     try:
         code = dispatch(sys.argv[1:] if words is None else words)
         sys.stdout.flush()

@@ -84,7 +84,11 @@ def missing(place: str, source: str, error: OSError) -> str:
         sentence = " ".join(str(error).split()).split(". ")[0]
         return f"{source} is not a whole model folder: {sentence}"
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    reason = "HF_HUB_OFFLINE is set" if offline else "no network, no such name, or no permission"
+    reason = (
+        "HF_HUB_OFFLINE is set, or there is no network"
+        if offline
+        else "no such name, or no permission"
+    )
     return (
         f"{source} is no local folder and could not be read from the hub ({reason}): download it "
         "and give its folder, or use --model.name tiny or smollm2"

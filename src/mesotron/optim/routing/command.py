@@ -18,6 +18,7 @@ from torch import nn
 from mesotron.config import RouteConfig
 from mesotron.optim.routing.route import route
 from mesotron.optim.routing.table import RoutingTable
+from mesotron.runs.hub import go_offline_without_network
 
 _MATRIX = {"muon": "muon", "pion": "pion", "muon_sgd": "muon", "adamw": "adamw"}
 _AUX = {"muon": "adamw", "pion": "adamw", "muon_sgd": "sgd", "adamw": "adamw"}
@@ -81,6 +82,8 @@ def load_on_meta(source: str) -> nn.Module:
         ValueError: no such place, a broken config, or an architecture that Transformers does not
             know.
     """
+    if not Path(source).exists():
+        go_offline_without_network()
     try:
         import transformers
     except ImportError as error:

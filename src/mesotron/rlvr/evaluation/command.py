@@ -17,6 +17,7 @@ from rich.table import Table
 
 from mesotron.config import EvalConfig, ModelConfig, TrainConfig
 from mesotron.rlvr.train import needs_hub, set_library_variables
+from mesotron.runs.hub import go_offline_without_network
 
 if TYPE_CHECKING:
     from mesotron.rlvr.evaluation.measure import EvalResult
@@ -31,6 +32,7 @@ def run(config: EvalConfig) -> int:
     asked = [config.model, *([config.against] if config.against else [])]
     settings = [TrainConfig(model=ModelConfig(name=name), task=config.task) for name in asked]
     set_library_variables(max(settings, key=needs_hub))  # one that needs the hub, if any does
+    go_offline_without_network()
     from mesotron.rlvr.evaluation.subject import Subject, find_subject
 
     subject = find_subject(config.model)

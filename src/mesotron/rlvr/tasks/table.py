@@ -165,10 +165,11 @@ def _read_hub(name: str, subset: str | None) -> tuple[list[Row], list[Row] | Non
         splits = datasets.load_dataset(name, subset)
     except Exception as error:
         # The hub's client raises a dozen unrelated types for one fact: it is not to be had.
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
+        offline = os.environ.get("HF_HUB_OFFLINE") == "1"
+        reason = " (HF_HUB_OFFLINE is set, or there is no network)" if offline else ""
         first = str(error).partition("\n")[0][:200]
         raise ValueError(
-            f"{name!r} is no local file, and the hub does not give it{offline}: "
+            f"{name!r} is no local file, and the hub does not give it{reason}: "
             f"{type(error).__name__}: {first}"
         ) from error
     assert isinstance(splits, dict)  # without a split's name load_dataset gives all of them
