@@ -16,6 +16,7 @@ from mesotron.config import TrainConfig
 from mesotron.rlvr.checks import check_parts
 from mesotron.rlvr.plan import Config, Plan, begin, go_on
 from mesotron.runs import new_run_path
+from mesotron.runs.hub import go_offline_without_network
 from mesotron.watch.budget import limits_of
 
 LEAST = {
@@ -58,6 +59,7 @@ def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
     plan = go_on_within(config) if config.resume else new_run(config)
     limits_of(plan.config)  # refuses a budget without a price
     set_library_variables(plan.config)
+    go_offline_without_network()
     from mesotron.rlvr.session import train
 
     code = train(plan, began)
