@@ -14,6 +14,7 @@ from mesotron.rlvr.checks import check_parts
 from mesotron.rlvr.plan import Plan, begin
 from mesotron.rlvr.train import check_least, go_on_within, set_library_variables
 from mesotron.runs import new_run_path
+from mesotron.runs.hub import go_offline_without_network
 from mesotron.watch.budget import limits_of
 
 
@@ -30,6 +31,7 @@ def run(config: SftConfig) -> int:
     plan = go_on_within(config) if config.resume else new_run(config)
     limits_of(plan.config)  # refuses a budget without a price
     set_library_variables(TrainConfig(model=plan.config.model, task=plan.config.task))
+    go_offline_without_network()
     from mesotron.rlvr.warm_start import train
 
     return train(plan, began)
