@@ -305,16 +305,6 @@ def test_each_parts_step_is_told(action):
     assert steps["update_rms/action"] > 1e-5
 
 
-def test_pion_without_promotion_leaves_the_action_module_still():
-    """What the prototype saw: no direction of a fresh action module holds half of the energy."""
-    policy = make_policy()
-    optimizer = build_optimizer(policy, PartsOptimConfig(promote=0, lr=1e-2))
-    policy.losses(look(policy), wanted(policy), torch.Generator())["loss/action"].backward()
-    optimizer.step()
-    stats = optimizer.stats()
-    assert stats["action/pion/dead_blocks"] > 0.3
-
-
 def test_the_probe_tells_rank_and_signal_of_each_part():
     policy = make_policy()
     demos = make_demos()
