@@ -5,6 +5,7 @@ Several of these may work on one study at once. W&B's own way is `wandb sweep FI
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,8 +136,9 @@ class Search:
         variables = {"OMP_NUM_THREADS": str(self.config.threads)}
         variables |= command.variables if self.config.threads == 1 else {}
         log = trial.run.with_suffix(".log")
-        started = [sys.executable, "-m", "mesotron", *words]
-        self.pool.start(key, started, log, variables, keep_open=(trial.claim.fileno(),))
+        self.pool.start(
+            key, process_words(words), log, variables, keep_open=(trial.claim.fileno(),)
+        )
         self.trials[key], self.pulses[key] = trial, Pulse(trial.run)
         return True
 
@@ -181,6 +183,11 @@ class Search:
     def say(self, sentence: str) -> None:
         """A line of its own."""
         self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+
+def process_words(words: Sequence[str]) -> list[str]:
+    """How a command of ours is started, without asking the PATH."""
+    return [sys.executable, "-m", "mesotron", *words]
 
 
 def spell(value: object) -> str:

@@ -1,0 +1,78 @@
+"""Intervals and tests of a tournament: known values, and their level where nothing differs."""
+
+import numpy as np
+import pytest
+
+from mesotron.compare.inference import bootstrap, holm, paired_test, t_quantile, t_tail
+
+
+def answers(rng, seeds, problems, seed_spread, shift=0.0):
+    """[2, S, P] of two contenders whose chances differ by problem and, in logits, by seed."""
+    hardness = rng.normal(0.0, 1.5, problems)
+    moved = rng.normal(0.0, seed_spread, (2, seeds, 1)) - np.array([0.0, shift])[:, None, None]
+    return (rng.random((2, seeds, problems)) < 1 / (1 + np.exp(-hardness - moved))).astype(float)
+
+
+# From tables of Student's t.
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 12.706), (2, 4.303), (4, 2.776), (30, 2.042), (1e6, 1.960)]
+)
+def test_student_s_t(freedom, t):
+    assert t_quantile(0.975, freedom) == pytest.approx(t, abs=1e-3)
+    assert t_tail(t, freedom) == pytest.approx(0.05, abs=1e-4)
+    assert t_tail(-0.0, freedom) == 1.0
+
+
+@pytest.mark.parametrize("seed_spread", [0.0, 0.2, 0.8])
+def test_without_a_difference_few_are_called_different(seed_spread):
+    """Seeds that do not matter, and seeds that do: the level is kept, and is not wasted either."""
+    rng, times = np.random.default_rng(0), 600
+    pairs = (answers(rng, 3, 200, seed_spread) for _ in range(times))
+    false = sum(paired_test(a - b).p < 0.05 for a, b in pairs) / times
+    assert 0.01 < false < 0.075
+
+
+def test_problems_alone_would_be_fooled_where_seeds_matter():
+    """What the clusters are for: pooled over seeds and problems, every third null is rejected."""
+    rng, times, fooled = np.random.default_rng(0), 300, 0
+    for _ in range(times):
+        a, b = answers(rng, 3, 200, 0.8)
+        D = (a - b).ravel()
+        fooled += abs(D.mean()) > 1.96 * D.std(ddof=1) / np.sqrt(D.size)
+    assert fooled / times > 0.3
+
+
+def test_a_real_difference_is_found_and_its_interval_covers_it():
+    rng = np.random.default_rng(0)
+    found = [paired_test(a - b) for a, b in (answers(rng, 3, 300, 0.1, 1.0) for _ in range(200))]
+    assert np.mean([one.p < 0.05 for one in found]) > 0.8
+    truth = np.mean([one.value for one in found])
+    assert np.mean([one.low <= truth <= one.high for one in found]) > 0.9
+
+
+def test_equal_scores_are_equal_and_constant_leads_are_certain():
+    assert paired_test(np.zeros((3, 10))).p == 1.0
+    assert paired_test(np.ones((3, 10))).p == 0.0
+
+
+def test_one_seed_is_judged_by_its_problems_alone():
+    D = np.random.default_rng(0).normal(0.3, 1.0, (1, 100))
+    x = D[0]
+    t = x.mean() / (x.std(ddof=1) / 10)
+    assert paired_test(D).p == pytest.approx(t_tail(t, 99))
+
+
+def test_the_bootstrap_sees_both_seeds_and_problems():
+    rng = np.random.default_rng(0)
+    by_seed = np.repeat(rng.random((3, 1)), 50, axis=1)
+    by_problem = np.repeat(rng.random((1, 50)), 3, axis=0)
+    for X in (by_seed, by_problem):
+        found = bootstrap(X)
+        assert found.low < X.mean() - 0.02 < X.mean() + 0.02 < found.high
+    assert bootstrap(by_seed) == bootstrap(by_seed)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.02, 0.03, 0.04]) == [0.04, 0.06, 0.06, 0.06]
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
