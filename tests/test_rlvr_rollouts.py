@@ -223,3 +223,10 @@ def test_two_engines_are_one_too_many():
     rollout = RolloutConfig(engine="graph", vllm="colocate")
     with pytest.raises(ValueError, match="both sample"):
         trl_arguments(ObjectiveConfig(), rollout, OptimConfig())
+
+
+def test_a_temperature_changed_on_the_way_is_taken_over(tmp_path):
+    trainer = train(tmp_path, max_steps=1)
+    trainer.temperature = 0.5
+    trainer._generate_single_turn([[5, 6]], None, {}, 1)
+    assert trainer._sampler.sampling.temperature == 0.5

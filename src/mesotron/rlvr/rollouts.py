@@ -30,11 +30,12 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
             return super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, num_generations, has_tool_images
             )
-        if self._sampler is None:
-            self._sampler = self._make_sampler()
+        sampling = Sampling(self.temperature, self.top_k or 0, self.top_p)
+        if self._sampler is None or self._sampler.sampling != sampling:  # a remedy may cool it
+            self._sampler = self._make_sampler(sampling)
         return self._sampler.sample(prompt_ids, self.max_completion_length), None
 
-    def _make_sampler(self) -> GraphSampler:
+    def _make_sampler(self, sampling: Sampling) -> GraphSampler:
         """A sampler of the policy as TRL's arguments say; what it cannot do is refused."""
         args = self.args
         odd = {
@@ -59,6 +60,6 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
             self.model,
             eos=self.eos_token_ids,
             pad=self._tokenizer.pad_token_id,
-            sampling=Sampling(self.temperature, self.top_k or 0, self.top_p),
+            sampling=sampling,
             dtype=half,
         )
