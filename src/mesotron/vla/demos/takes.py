@@ -57,8 +57,9 @@ def plan_takes(config: DemosConfig, world: World) -> list[Take]:
     if config.episodes < 0 or starts < 0 or config.episodes + starts == 0:
         raise ValueError(f"{config.episodes} episodes and {starts} starts make no demonstrations")
     if not world.is_paired:
+        # Task by task: a simulator of another task takes a while to build.
         whole = [Take(config.seed + k // tasks, k % tasks) for k in range(config.episodes)]
-        return check_seeds(whole)
+        return check_seeds(sorted(whole, key=lambda take: take.task))
     pairs = [(k // 2, k // 2 % tasks, k % 2 == 1) for k in range(config.episodes)]
     whole = [Take(config.seed + scene, task, swap) for scene, task, swap in pairs]
     first = config.seed + (config.episodes + 1) // 2

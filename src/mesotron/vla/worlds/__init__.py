@@ -26,6 +26,11 @@ def build_world(config: WorldConfig) -> World:
         ('red-cube', 'blue-cube')
     """
     require("mujoco", "vla")
+    if config.name == "metaworld":
+        require("metaworld", "metaworld")
+        from mesotron.vla.worlds.metaworld import MetaWorld
+
+        return MetaWorld(config)
     from mesotron.vla.worlds.blocks import BlocksWorld
 
     return BlocksWorld(config)
