@@ -18,8 +18,8 @@ from mesotron.vla.worlds.rays import AMBIENT, FAR, SKY, Light
 
 # Groups that MuJoCo's own viewer shows; the others hold collision shapes.
 SHOWN = np.array([1, 1, 1, 0, 0, 0], np.uint8)
-
-UNSET = (
+# A geom's own colour unless the model names one, which then wins over its material.
+UNSET = (0.5, 0.5, 0.5, 1.0)
     0.5,
     0.5,
     0.5,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,7 @@ class MetaWorld:
         check(config)
         self._name = ""
         self._renderers: dict[int, Any] = {}
+        weakref.finalize(self, close_renderers, self._renderers)  # before the window system ends
         self.num_steps = 0
 
     def reset(self, seed: int, task: int, swap: bool = False, scatter: bool = False) -> Observation:
@@ -73,7 +75,7 @@ class MetaWorld:
             self._name = self.tasks[task]
             self.env, self._policy = open_task(self._name)
             self._colours = geom_colours(self.env.model)
-            self._close_renderers()
+            close_renderers(self._renderers)
         self._task, self.num_steps = task, 0
         self.env.seed(seed)
         self.env.reset()
@@ -146,11 +148,6 @@ class MetaWorld:
         renderer.update_scene(self.env.data, camera=free_camera(self._view.camera))
         return renderer.render().copy()
 
-    def _close_renderers(self) -> None:
-        for renderer in self._renderers.values():
-            renderer.close()
-        self._renderers.clear()
-
     def move(self, action: np.ndarray) -> tuple[bool, bool]:
         """Take one action, (4,), without looking."""
         self._full, _, _, _, info = self.env.step(np.clip(action, -1, 1))
@@ -199,6 +196,13 @@ def open_renderer(model: Model, pixels: int) -> Any:
     for flag in (mj.mjtRndFlag.mjRND_SHADOW, mj.mjtRndFlag.mjRND_REFLECTION):
         renderer.scene.flags[flag] = 0
     return renderer
+
+
+def close_renderers(renderers: dict[int, Any]) -> None:
+    """Give back their windows."""
+    for renderer in renderers.values():
+        renderer.close()
+    renderers.clear()
 
 
 def free_camera(camera: Camera) -> Any:
