@@ -16,6 +16,7 @@ from mesotron.compare.record import NAME, Cell, read_tournament
 from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_cores
 from mesotron.compare.tournament import Progress
 from mesotron.config import CompareConfig
+from mesotron.report.command import write as write_report
 from mesotron.runs.lines import write_whole
 from mesotron.runs.signals import StopRequest
 
@@ -181,15 +182,11 @@ class Match:
 
 
 def finish(progress: Progress, console: Console) -> None:
-    """The standings: to the record, as a page of Markdown and on the terminal."""
+    """The standings: to the record, as pages of Markdown and HTML, and on the terminal."""
     progress.judge()
     progress.write()
-    page = progress.folder / "standings.md"
-    write_whole(page, markdown(progress.record))
+    words, page = (progress.folder / name for name in ("standings.md", "report.html"))
+    write_whole(words, markdown(progress.record))
+    write_report([progress.folder], page)
     show(progress.record, console)
-    console.print(
-        f"{page}; the page: mesotron report {progress.folder}",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
+    console.print(f"{words}\n{page}", soft_wrap=True, highlight=False, markup=False)

@@ -238,7 +238,8 @@ def rule_in_words(config: CompareConfig, kind: Kind) -> list[str]:
         "0.2 of the rate.",
         f"If the best rate is the smallest or the largest tried, up to {config.extend} more beyond "
         "it are tried; the table counts all trials.",
-        "Rates are chosen on one half of the held-out problems. The other half judges, with "
+        "A rate is chosen by its score together with its neighbours' (half the weight its own, a "
+        "quarter each), on one half of the held-out problems. The other half judges, with "
         f"{words.count(config.seeds, 'other seed')} for each contender.",
         "Intervals are 95 % bootstrap intervals over seeds and problems. Others are compared with "
         "the best by a t-test paired by seed and problem, with the variance clustered by both, "
