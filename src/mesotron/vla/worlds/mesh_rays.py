@@ -20,11 +20,6 @@ from mesotron.vla.worlds.rays import AMBIENT, FAR, SKY, Light
 SHOWN = np.array([1, 1, 1, 0, 0, 0], np.uint8)
 # A geom's own colour unless the model names one, which then wins over its material.
 UNSET = (0.5, 0.5, 0.5, 1.0)
-    0.5,
-    0.5,
-    0.5,
-    1.0,
-)  # a geom's own colour unless the model says one; it wins over materials
 
 
 class Mark(NamedTuple):
