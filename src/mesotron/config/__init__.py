@@ -5,13 +5,18 @@ field marked POSITIONAL may be given without its flag.
 Names that live in a registry (filters, models) are checked by the registry's owner, not here.
 """
 
-from mesotron.config.bench import BenchOptimConfig, BenchPpoConfig, BenchTrainConfig
+from mesotron.config.bench import (
+    BenchOptimConfig,
+    BenchPpoConfig,
+    BenchSnakeConfig,
+    BenchTrainConfig,
+)
 from mesotron.config.bundle import BundleConfig
 from mesotron.config.compare import CompareConfig, SweepConfig
 from mesotron.config.fields import POSITIONAL, OptimizerName
 from mesotron.config.filters import RouteConfig, SpectrumConfig
 from mesotron.config.plan import PlanConfig
-from mesotron.config.ppo import BenchSnakeConfig, SnakeConfig
+from mesotron.config.ppo import SnakeConfig
 from mesotron.config.report import ReportConfig
 from mesotron.config.training import (
     EvalConfig,

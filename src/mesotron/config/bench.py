@@ -88,6 +88,78 @@ class BenchTrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BenchSnakeConfig:
+    """Compare Adam, Muon and Pion on Snake: a rate sweep each, then seeds, in one program."""
+
+    boards: tuple[int, ...] = field(default=(6,), metadata=POSITIONAL)
+    """Sides of the boards."""
+
+    optims: tuple[Literal["adam", "muon", "pion"], ...] = ("adam", "muon", "pion")
+    """Optimizers to compare."""
+
+    seeds: int = 5
+    """Seeds of each optimizer, trained side by side; also the number of rates that are tried."""
+
+    seconds: float = 60.0
+    """What the seeds of one optimizer may take; the first optimizer's pace turns it into steps,
+    which are then the same for all."""
+
+    steps: int | None = None
+    """Environment steps of each seed, instead of --seconds."""
+
+    sweep_share: float = 0.2
+    """Length of a trial of the rate sweep, as a share of the steps of a seed."""
+
+    num_envs: int = 1024
+    """Games played side by side in each run."""
+
+    num_steps: int = 64
+    """Steps of each game in one rollout."""
+
+    update_epochs: int = 4
+    """Passes over each rollout."""
+
+    num_minibatches: int = 16
+    """Gradient steps in one pass."""
+
+    gamma: float = 0.99
+    """Discount."""
+
+    ent_coef: float = 0.01
+    """Weight of the entropy bonus."""
+
+    d_model: int = 64
+    """Width of a token."""
+
+    num_layers: int = 2
+    """Transformer layers."""
+
+    num_heads: int = 4
+    """Attention heads."""
+
+    use_cnn: bool = False
+    """Put a 3x3 convolution before the transformer."""
+
+    readout: Literal["all", "head"] = "all"
+    """Where the last layer looks from: all cells, or the snake's head alone."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the network's products; auto is bfloat16 on an accelerator."""
+
+    attention: Literal["auto", "xla", "cudnn"] = "auto"
+    """Who computes attention, see mesotron ppo snake."""
+
+    eval_episodes: int = 256
+    """Whole games of the evaluation, greedy and sampled each."""
+
+    out: Path = Path("benchmarks/ppo/study.json")
+    """Result; cells that it has already are not run again."""
+
+    plot: bool = True
+    """Also draw the curves beside it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchPpoConfig:
     """Time PPO on Snake against Stable-Baselines3 and a plain loop in JAX, in one run."""
 
