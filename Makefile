@@ -12,10 +12,10 @@ export HF_HUB_OFFLINE ?= 1
 TEST_ENV := OMP_NUM_THREADS=1
 WORKERS ?= 2
 
-.PHONY: help demo test lint pytest slow docs format install clean
+.PHONY: help demo test lint pytest slow screenshots docs format install clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One thread: the model is too small for more, which wait for each other where other programs run.
 demo: $(STAMP)  ## what the filters do to a spectrum, then reinforcement learning in minutes
@@ -34,6 +34,9 @@ pytest: $(STAMP)
 
 slow: $(STAMP)  ## every test, the slow ones too
 	$(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) -m "slow or not slow"
+
+screenshots: $(STAMP)  ## take the documentation's pictures of the report anew (needs chromium)
+	MESOTRON_SCREENSHOTS=1 $(TEST_ENV) $(BIN)/pytest -q tests/test_report_browser.py -k screenshots
 
 docs: $(STAMP)  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -15,9 +15,9 @@ from mesotron.report.catalogue import CHAPTERS, Plot, match
 from mesotron.report.read import Column, Run, make_columns
 from mesotron.report.series import Buckets, axes_of, describe, make_buckets
 
-# Numbers that the page may hold, of about seven bytes each: 1.4 MB, and 0.5 MB for the rest.
-BUDGET, BUDGET_REST = 200_000, 70_000
-MOST_POINTS, FEWEST_POINTS = 400, 24
+# Numbers that the page may hold, of about seven bytes each: 0.8 MB, and 0.3 MB for the rest.
+BUDGET, BUDGET_REST = 120_000, 45_000
+MOST_POINTS, FEWEST_POINTS = 300, 24
 # Bands of more runs than this hide one another.
 MOST_BANDS = 4
 # Colours of Okabe and Ito's palette without yellow; with four dashes 28 lines differ in both.

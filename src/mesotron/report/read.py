@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from mesotron.runs import RunFolder
 from mesotron.runs.lines import Row, read_rows
-from mesotron.watch import DETECTORS, Engine
+from mesotron.watch import DETECTORS
+from mesotron.watch.events import Event, Evidence
+from mesotron.watch.guard import Memory, merge
 from mesotron.watch.metrics import canonical
 from mesotron.watch.readers import read_log
 from mesotron.watch.story import Condition, Story, tell
@@ -68,8 +70,8 @@ class Run:
     @property
     def kind(self) -> Kind:
         """Which command made it, from the fields of its config."""
-        for kind, fields in _SIGNS.items():
-            if all(field in self.config for field in fields):
+        for kind, signs in _SIGNS.items():
+            if all(sign in self.config for sign in signs):
                 return kind
         return "other"
 
@@ -91,11 +93,17 @@ class Run:
 
     @cached_property
     def story(self) -> Story | None:
-        """The watch's story of the rows; None if they have nothing that it knows."""
+        """The run in the watch's words; None if its rows have nothing that the watch knows.
+
+        Of a run that was watched, by what was seen then; of somebody else's log, by what is seen
+        in it now.
+        """
         if not any("reward" in canonical(row) for row in self.rows[:50]):
             return None
-        engine = Engine()
-        return tell(self.rows, engine, [e for row in self.rows for e in engine.update(row)])
+        memory = Memory()
+        memory.replay(merge(self.rows, self.written), ())
+        seen = memory.events if self.kind == "other" else read_events(self.written)
+        return tell(self.rows, memory.engine, seen, acts=memory.acts)
 
     @cached_property
     def events(self) -> list[Row]:
@@ -114,14 +122,15 @@ class Run:
             return self.story.condition if self.kind == "other" and self.story else None
         harmless = {detector.name for detector in DETECTORS if detector.harmless}
         warned: set[str] = set()
+        dead = False
         for event in self.events:
             name, severity = str(event.get("detector")), event.get("severity")
-            if name in harmless:
-                continue
-            if severity == "stop":
-                return "dead"
-            (warned.discard if severity == "clear" else warned.add)(name)
-        return "drifting" if warned else "healthy"
+            if event.get("action") == "rollback":
+                warned, dead = set(), False
+            elif severity and name not in harmless:
+                dead = dead or severity == "stop"
+                (warned.discard if severity == "clear" else warned.add)(name)
+        return "dead" if dead else "drifting" if warned else "healthy"
 
     def last(self, metric: str) -> float | None:
         """The last finite value of a metric."""
@@ -177,6 +186,19 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     return [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
 
 
+def read_events(rows: Sequence[Row]) -> list[Event]:
+    """What the watch wrote as its own events; detectors that are not known here are left out."""
+    known = {detector.name for detector in DETECTORS}
+    names = {field.name for field in fields(Event)}
+    found = []
+    for row in rows:
+        if row.get("kind") == "watch" and row.get("detector") in known:
+            values: dict[str, Any] = {key: row[key] for key in row.keys() & names}
+            values["evidence"] = tuple(Evidence(**one) for one in row.get("evidence", ()))
+            found.append(Event(**values))
+    return found
+
+
 def short_names(paths: Sequence[Path]) -> list[str]:
     """The shortest ends of paths that are all different.
 
@@ -204,8 +226,12 @@ def make_columns(rows: Sequence[Row]) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     for place, row in enumerate(rows):
         for key, value in row.items():
-            if key != "step" and is_number(value):
-                columns.setdefault(key, [None] * len(rows))[place] = float(value)
+            if not is_number(value):
+                continue
+            if key not in columns:
+                columns[key] = [None] * len(rows)
+            columns[key][place] = float(value)
+    columns.pop("step", None)
     return columns
 
 

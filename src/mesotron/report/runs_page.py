@@ -14,6 +14,7 @@ from mesotron.report.sections import (
     event_text,
     figures,
     fold,
+    kind_of,
     routing,
     runs_table,
     settings,
@@ -85,7 +86,7 @@ def run_record(run: Run, axes: dict[str, Any]) -> dict[str, Any]:
     marks = [
         {
             "step": event["step"],
-            "severity": str(event.get("severity", "")),
+            "severity": kind_of(event),
             "text": event_text(event),
         }
         for event in run.events

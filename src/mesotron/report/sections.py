@@ -13,9 +13,10 @@ from mesotron.report.markup import Html, el, join
 from mesotron.report.read import Run
 from mesotron.report.words import Figure, cost_line, final_score
 from mesotron.runs.lines import Row
+from mesotron.watch.events import Act
 
-SIGNS = {"warn": "▲", "stop": "■", "clear": "○"}
-WORDS = {"warn": "warning", "stop": "stop", "clear": "over"}
+SIGNS = {"warn": "▲", "stop": "■", "clear": "○", "rollback": "↺"}
+WORDS = {"warn": "warning", "stop": "stop", "clear": "over", "rollback": "gone back"}
 
 
 def section(title: str, *children: str | None, name: str = "") -> Html:
@@ -155,20 +156,29 @@ def event_list(events: Sequence[Row]) -> Html | None:
         return None
     items = []
     for event in events:
-        severity = str(event.get("severity", ""))
-        mark = el("span", SIGNS.get(severity, "●"), class_=f"sign {severity}", aria_hidden="true")
-        what = str(event.get("detector") or event.get("kind") or "event").replace("_", " ")
-        head = f" step {event['step']}, {WORDS.get(severity, severity or 'note')}: {what}. "
-        told = "" if severity == "clear" else str(event.get("diagnosis") or event.get("text") or "")
-        items.append(el("li", mark, el("b", head), told))
+        kind = kind_of(event)
+        mark = el("span", SIGNS.get(kind, "●"), class_=f"sign {kind}", aria_hidden="true")
+        head = el("b", f" step {event['step']}, {event_text(event)}. ")
+        items.append(el("li", mark, head, event_detail(event)))
     return el("ol", *items, class_="events")
+
+
+def kind_of(event: Row) -> str:
+    """What the watch saw (warn, stop, clear) or the guard did (rollback, stop)."""
+    return str(event.get("severity") or event.get("action") or "note")
 
 
 def event_text(event: Row) -> str:
     """One event as the mark on a curve says it."""
-    severity = str(event.get("severity", ""))
     what = str(event.get("detector") or event.get("kind") or "event").replace("_", " ")
-    return f"{WORDS.get(severity, severity or 'note')}: {what}"
+    return f"{WORDS.get(kind_of(event), kind_of(event))}: {what}"
+
+
+def event_detail(event: Row) -> str:
+    """What else is to be said of an event: its diagnosis, or what the guard did."""
+    if event.get("kind") == "guard":
+        return Act.from_record(event).sentence()
+    return "" if kind_of(event) == "clear" else str(event.get("diagnosis") or "")
 
 
 def phases(run: Run) -> Html | None:

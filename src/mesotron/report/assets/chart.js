@@ -3,7 +3,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 200, LEFT = 52, RIGHT = 14, TOP = 14, BOTTOM = 24;
-const SIGNS = { warn: "▲", stop: "■", clear: "○" };
+const SIGNS = { warn: "▲", stop: "■", clear: "○", rollback: "↺" };
 const MOST_READ = 4; // lines whose values fit above a chart; more are listed beside the cursor
 
 function make(name, attributes, parent, text) {
@@ -151,7 +151,8 @@ class Chart {
     this.drawAxes();
     const id = `clip${this.page.charts.indexOf(this)}`;
     const clip = make("clipPath", { id }, this.svg);
-    make("rect", { x: LEFT, y: 0, width: width - LEFT - RIGHT + 1, height: HEIGHT - BOTTOM + 1 }, clip);
+    // A little wider than the axes: a dot on the edge is whole.
+    make("rect", { x: LEFT - 6, y: 0, width: width - LEFT - RIGHT + 12, height: HEIGHT - BOTTOM + 5 }, clip);
     this.inside = make("g", { "clip-path": `url(#${id})` }, this.svg);
     this.drawRules();
     for (const line of this.lines()) this.drawBand(line);
@@ -332,8 +333,8 @@ class Chart {
     const line = this.lines()[0];
     if (!line) return null;
     const xs = this.xs(line), x = this.cursor();
-    if (x === null) return xs[step > 0 ? 0 : xs.length - 1];
-    return xs[Math.min(Math.max(nearest(xs, x) + step, 0), xs.length - 1)];
+    const from = x !== null ? nearest(xs, x) : step > 0 ? -1 : xs.length;
+    return xs[Math.min(Math.max(from + step, 0), xs.length - 1)];
   }
 
   listen() {
@@ -349,6 +350,7 @@ class Chart {
       }
     });
     this.svg.addEventListener("pointerdown", (event) => {
+      if (!this.drawn) return;
       if (event.pointerType === "mouse" && event.button === 0) start = pixel(event);
       else this.setCursor(this.fromPixel(pixel(event)));
     });
