@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 
 PRELOAD = ["mesotron.rlvr.trainer", "torch._dynamo", "transformers.models.llama.modeling_llama"]
 
@@ -52,6 +53,48 @@ def run_steps(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]
     anchor = trainer.anchor.tensors() if trainer.anchor is not None else {}
     logs = rows(trainer) if trainer.is_world_process_zero() else []
     return {"weights": weights, "anchor": {n: w.tolist() for n, w in anchor.items()}, "rows": logs}
+
+
+def obey_the_first(kind: str) -> list[dict[str, Any]]:
+    """The first process alone sees a failure, or the end of its budget; what each one then did."""
+    import torch.distributed as dist
+    import trl
+
+    import mesotron
+    from mesotron.rlvr.spending import Spending
+    from mesotron.runs import RunFolder
+    from mesotron.watch.budget import Limits, Meter
+    from mesotron.watch.engine import Engine
+    from mesotron.watch.events import Event
+    from rlvr_tiny import make_trainer
+
+    trl.GRPOTrainer._generate_single_turn = scripted
+    first = os.environ["RANK"] == "0"
+    change = {"field": "optim.lr", "act": "multiply", "value": 0.5}
+    event = Event(step=3, detector="repetition", severity="stop", diagnosis="", remedy="",
+                  changes=(change,), began=2)  # fmt: skip
+
+    def see(self: Engine, row: dict[str, float]) -> list[Event]:
+        return [event] if first and kind == "rollback" and row["step"] == 3 else []
+
+    Engine.update = see
+    shared = [tempfile.mkdtemp()]
+    PartialState()
+    dist.broadcast_object_list(shared, src=0)
+    saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    trainer = make_trainer(Path(shared[0]), trl.GRPOTrainer, **saving)
+    watch = mesotron.Watch(guard="rollback", trainer=trainer)
+    limit = 1e-9 if first and kind == "budget" else 1e9
+    run = RunFolder.create(Path(shared[0]) / "run", {}, {}) if first else None
+    trainer.add_callback(Spending(Meter(Limits(seconds=limit)), run, trainer))
+    trainer.add_callback(watch)
+    trainer.train()
+    rate = trainer.optimizer.param_groups[0]["initial_lr"]
+    mine = {"acts": [act.checkpoint for act in watch.acts], "steps": trainer.state.global_step,
+            "weights": trainer.model.lm_head.weight.detach().tolist(), "rate": rate}  # fmt: skip
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
 
 
 def move_anchor(sharded: bool) -> dict[str, Any]:

@@ -11,11 +11,14 @@ import trl
 from transformers import Trainer, TrainingArguments
 
 import mesotron
+from mesotron import cli
+from mesotron.runs import RunFolder
 from mesotron.watch import Act, Change, Engine, Event
 from mesotron.watch.guard import Memory, choose_checkpoint, choose_event, merge, why_not
 from mesotron.watch.remedies import KL_TO_START, SMALLER_STEP, prescribe
 from mesotron.watch.settings import Setting, apply, scale_rates
 from mesotron.watch.story import tell
+from rlvr_processes import run_on
 from rlvr_tiny import make_trainer, rows, same, weights
 from watch_streams import FAILURES, TURN
 
@@ -158,6 +161,35 @@ def test_the_story_goes_on_after_a_rollback():
     assert told.cause is None
     assert f"gone back from step {memory.acts[0].step} to 70" in told.text()
     assert json.dumps(told.record())
+
+
+def test_the_command_knows_that_a_run_has_gone_back(tmp_path, capsys):
+    stream = FAILURES["reward_collapse"](0)
+    fallen = [row for row in stream if row["step"] <= 110]
+    calm = [{**row, "step": row["step"] + 81} for row in stream if 30 <= row["step"] < 70]
+    run = RunFolder.create(tmp_path / "run", {}, {})
+    for row in (*fallen, *calm):
+        run.append("metrics", row)
+    assert cli.main(["watch", str(run.path), "--check"]) == 1
+    act = Act(step=110, action="rollback", detector="reward_collapse", attempt=1, checkpoint=70,
+              reason="why", changes=({"field": "optim.lr", "old": 0.1, "new": 0.05},))  # fmt: skip
+    run.append("events", act.record())
+    capsys.readouterr()
+    assert cli.main(["watch", str(run.path), "--check"]) == 0
+    told = capsys.readouterr().out
+    assert "step 110 rollback 1 to step 70: why; optim.lr 0.1 to 0.05" in told
+    assert "gone back from step 110 to 70" in told
+
+
+@pytest.mark.parametrize("changed", [{"checkpoint": 400}, {"step": None}, {"step": "9"}])
+def test_an_act_that_cannot_be_is_a_sentence(tmp_path, capsys, changed):
+    run = RunFolder.create(tmp_path / "run", {}, {})
+    for row in FAILURES["reward_collapse"](0):
+        run.append("metrics", row)
+    act = Act(step=110, action="rollback", detector="x", attempt=1, checkpoint=7, reason="why")
+    run.append("events", act.record() | changed)
+    assert cli.main(["watch", str(run.path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 # in trainers -------------------------------------------------------------------------------------
@@ -348,3 +380,16 @@ def test_a_change_is_what_its_act_says():
     assert replace(SMALLER_STEP, act="set", value=3).applied_to(1) == 3
     assert KL_TO_START.applied_to(0.0) == 0.01
     assert KL_TO_START.applied_to(0.5) == 0.5
+
+
+@pytest.mark.slow
+def test_all_processes_do_what_the_first_decides():
+    (gone_back,), (stopped,) = (
+        run_on(2, [(kind,)], "obey_the_first") for kind in ("rollback", "budget")
+    )
+    assert gone_back[0] == gone_back[1]
+    assert gone_back[0]["acts"] == [1]
+    assert gone_back[0]["rate"] == 0.005
+    assert gone_back[0]["steps"] == 4
+    assert stopped[0] == stopped[1]
+    assert stopped[0]["steps"] == 1

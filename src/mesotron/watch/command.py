@@ -5,13 +5,15 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from mesotron.config import WatchConfig, WatchSettings
-from mesotron.watch.engine import Engine
-from mesotron.watch.events import Event
+from mesotron.runs.lines import read_rows
+from mesotron.watch.events import Act, Event
+from mesotron.watch.guard import Memory, merge
 from mesotron.watch.metrics import METRICS, canonical, own_name
 from mesotron.watch.readers import Log, Stream, read_log
 from mesotron.watch.readers.parser import Row
@@ -33,7 +35,10 @@ def run(config: WatchConfig) -> int:
         0; 1 if `check` was asked for and the run is dead.
     """
     console = Console(highlight=False, soft_wrap=True)
-    watcher = Watcher(config.settings, read_renames(config.rename))
+    events = config.path / "events.jsonl"
+    watcher = Watcher(
+        config.settings, read_renames(config.rename), events if events.is_file() else None
+    )
     log = follow(config, watcher, console) if config.follow else read_log(config.path, config.kind)
     if not config.follow:
         watcher.settings = suit(config.settings, len(log.rows))
@@ -52,28 +57,39 @@ class Watcher:
     Args:
         settings: of the engine.
         renames: our name -> the name in the log.
+        events: the events.jsonl of a run folder, whose guard may have gone back.
     """
 
-    def __init__(self, settings: WatchSettings, renames: dict[str, str]) -> None:
-        self.settings, self.renames = settings, renames
+    def __init__(
+        self, settings: WatchSettings, renames: dict[str, str], events: Path | None = None
+    ) -> None:
+        self.settings, self.renames, self.path = settings, renames, events
         self.restart()
 
     def restart(self) -> None:
         """Forget every row, as when a run was resumed from before them."""
-        self.engine = Engine(self.settings)
+        self.memory = Memory(self.settings)
         self.rows: list[Row] = []
-        self.events: list[Event] = []
 
     def watch(self, rows: Sequence[Row]) -> list[Event]:
         """Take in rows; returns the events that are new."""
-        new: list[Event] = []
         for row in rows:
             known = {own_name(ours): row[theirs] for ours, theirs in self.renames.items()
                      if theirs in row}  # fmt: skip
             self.rows.append(row | known)
-            new += self.engine.update(self.rows[-1])
-        self.events += new
-        return new
+        records = [] if self.path is None else read_rows(self.path)
+        if rows and sum(record.get("kind") == "guard" for record in records) > len(self.acts):
+            # It has gone back: live through it again, this time knowing when.
+            self.memory = Memory(self.settings)
+            self.memory.replay(merge(self.rows, records), ())
+            return [event for event in self.memory.events if event.step >= rows[0]["step"]]
+        fresh = self.rows[len(self.rows) - len(rows) :]
+        return [event for row in fresh for event in self.memory.take(row)]
+
+    @property
+    def acts(self) -> list[Act]:
+        """What a guard did."""
+        return self.memory.acts
 
     def story(self, log: Log) -> Story:
         """The story so far, or a sentence where the rows say nothing."""
@@ -92,7 +108,8 @@ class Watcher:
             notes.append(
                 f"{len(self.rows)} rows are few: the first {self.settings.warmup} are the baseline"
             )
-        return tell(self.rows, self.engine, self.events, notes)
+        memory = self.memory
+        return tell(self.rows, memory.engine, memory.events, notes, self.acts)
 
 
 def follow(config: WatchConfig, watcher: Watcher, console: Console) -> Log:
@@ -151,6 +168,10 @@ def show(story: Story, console: Console, with_events: bool) -> None:
     """Print the story; the events too unless they were printed as they came."""
     for event in story.events if with_events else ():
         console.print(Text(event.sentence(with_remedy=False), STYLES[event.severity]))
+    for act in story.acts:
+        console.print(
+            Text(act.sentence(), STYLES["clear" if act.checkpoint is not None else "stop"])
+        )
     console.print(Text(story.text(), f"bold {STYLES[story.condition]}"))
     if story.cause:
         console.print(f"why: {story.diagnosis}")

@@ -4,7 +4,7 @@ Both are plain data. They go to events.jsonl, to the story, and to whoever reads
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 Severity = Literal["warn", "stop", "clear"]
@@ -111,8 +111,12 @@ class Act:
             >>> Act.from_record(act.record()) == act
             True
         """
-        found: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value
-                 for key, value in record.items() if key != "kind"}  # fmt: skip
+        names = {item.name for item in fields(cls)}
+        found: dict[str, Any] = {key: record[key] for key in names & record.keys()}
+        if not isinstance(found.get("step"), int) or not {"action", "detector", "attempt",
+                                                          "reason"} <= found.keys():  # fmt: skip
+            raise ValueError(f"this is no act of a guard, which has a step and a reason: {record}")
+        found |= {key: tuple(x) for key, x in found.items() if isinstance(x, list)}
         return cls(**found)
 
     def sentence(self) -> str:

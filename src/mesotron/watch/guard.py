@@ -87,6 +87,11 @@ class Memory:
 
     def done(self, act: Act) -> None:
         """Remember an act; after a rollback judge as at the checkpoint."""
+        if act.checkpoint is not None and act.checkpoint not in self.kept:
+            raise ValueError(
+                f"it is said to have gone back from step {act.step} to {act.checkpoint}, which is "
+                "not before that: events.jsonl is of another run"
+            )
         self.acts.append(act)
         if act.checkpoint is not None:
             self.undo(act.checkpoint)
