@@ -49,6 +49,13 @@ def assert_same_bits(a, b):
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
+def test_moves_are_scored_by_the_numbers_they_were_made_by(whole):
+    """Before the first step on a rollout every probability ratio is 1, in every update."""
+    _, metrics = whole
+    assert np.abs(metrics["policy/mismatch"]).max() < 1e-6
+    assert np.abs(metrics["policy/kl"]).max() > 1e-6  # and not any more after steps
+
+
 def test_a_run_in_pieces_has_the_bits_of_a_run_in_one(program, whole):
     states = program.start(RUNS)
     for count in (1, 0, 2, 2):
