@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mesotron.runs import RunFolder
 
-BEST = {"adamw": 1e-3, "muon": 1e-3, "pion": 4e-3}
+BEST = {"adamw": 1e-3, "muon": 1e-3, "pion": 4e-3}  # of the matrices
 SKILL = {"adamw": 0.6, "muon": 0.6, "pion": 0.25}
 PROBLEMS = 120
 

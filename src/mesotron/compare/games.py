@@ -53,18 +53,21 @@ class Games(Kind):
                 raise ValueError(f"unknown optimizer {name!r}: choose from {', '.join(OPTIMS)}")
         return [Contender(name=x, optim=x, objective="", about=OPTIMS[x]) for x in optims]
 
-    def settings(self, contender: Contender, rate: float, seed: int, run: Path) -> SnakeConfig:
+    def settings(
+        self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
+    ) -> SnakeConfig:
         """The game with an optimizer at a rate.
 
-        Muon's and Pion's own rate is the spectral norm of a step of a wide matrix. Its RMS change
-        of a weight is that over sqrt(inputs), and AdamW's usual one 0.2 of its rate.
+        Muon's and Pion's own rate is the spectral norm of a step of a wide matrix. The RMS change
+        of a weight by a step of full rank is that over sqrt(inputs), AdamW's usual one 0.2 of its
+        rate. PPO logs no update's RMS, so what Pion's filter takes away is not made up for.
         """
         return replace(
             self.config,
             optim=contender.optim,
             use_muon=False,
             lr=rate,
-            muon_lr=0.2 * rate * math.sqrt(self.config.d_model),
+            muon_lr=0.2 * rate * gain * math.sqrt(self.config.d_model),
             aux_adam_lr=rate,
             seed=seed,
             save_dir=run.parent,

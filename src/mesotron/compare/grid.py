@@ -1,11 +1,10 @@
 """Which rates each contender tries: one rule for all, as a pure function of what is known so far.
 
-Rates are base * factor^k. The first cell has k = 0, the recipe's rate; the RMS of its updates tells
-where this contender's step is as large as AdamW's usual one, and the rest of its rates lie around
-there. If the best one then lies at an end of what was tried, the contender goes on beyond it.
+Rates are base * factor^k in AdamW's unit, the same for everybody; `gain` is what makes a
+contender's updates as large as AdamW's at the same rate. If the best rate lies at an end of what
+was tried, the contender goes on beyond it.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +12,7 @@ from typing import Literal
 # What AdamW's update has, as a share of its rate, once its moments have settled.
 USUAL_RATIO = 0.2
 # A filter that passes next to nothing would ask for a step without end.
-LARGEST_SHIFT = 4
+LARGEST_GAIN = 32.0
 
 
 @dataclass(frozen=True)
@@ -41,33 +40,33 @@ class Grid:
         """
         return float(f"{self.base * self.factor**k:.3g}")
 
-    def centre(self, update_ratio: float | None) -> int:
-        """The notch whose step is as large as AdamW's usual one at the base rate.
-
-        Args:
-            update_ratio: RMS of an update over the rate, at the first cell; None is taken as usual.
+    def first_notches(self) -> list[int]:
+        """The notches that everybody tries: 0 and those nearest to it, upward first.
 
         Example:
-            >>> Grid(base=6e-4, factor=2.0, rates=4, extend=2).centre(0.05)
-            2
+            >>> Grid(base=1.0, factor=2.0, rates=4, extend=2).first_notches()
+            [0, 1, -1, 2]
         """
-        if update_ratio is None:
-            return 0
-        wanted = math.log(USUAL_RATIO / max(update_ratio, 1e-12)) / math.log(self.factor)
-        return round(min(max(wanted, -LARGEST_SHIFT), LARGEST_SHIFT))
+        near = [0]
+        for distance in range(1, self.rates):
+            near += [distance, -distance]
+        return near[: self.rates]
 
-    def first_notches(self, centre: int) -> list[int]:
-        """The notches that everybody tries: 0, and those nearest to the centre, upward first.
 
-        Example:
-            >>> Grid(base=1.0, factor=2.0, rates=4, extend=2).first_notches(2)
-            [0, 2, 3, 1]
-        """
-        near = [centre]
-        for distance in range(1, self.rates + 1):
-            near += [centre + distance, centre - distance]
-        others = [k for k in near if k != 0]
-        return [0, *others][: self.rates]
+def gain_of(update_ratio: float | None) -> float:
+    """What a contender's own rate must be over AdamW's for updates of AdamW's size; two digits.
+
+    Args:
+        update_ratio: RMS of its updates over its rate, as measured; None is taken as usual.
+
+    Example:
+        >>> gain_of(0.2), gain_of(0.05), gain_of(0.0), gain_of(None)
+        (1.0, 4.0, 32.0, 1.0)
+    """
+    if update_ratio is None:
+        return 1.0
+    wanted = USUAL_RATIO / max(update_ratio, USUAL_RATIO / LARGEST_GAIN)
+    return float(f"{max(wanted, 1 / LARGEST_GAIN):.2g}")
 
 
 @dataclass(frozen=True)
@@ -89,28 +88,24 @@ class Search:
     done: bool
 
 
-def search(grid: Grid, known: Mapping[int, float | None], update_ratio: float | None) -> Search:
+def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
     """What a contender is to try, given what it has tried.
 
     Args:
         grid: the rule.
         known: notch -> mean score of its cells, None if they failed; a notch with an open cell is
             left out.
-        update_ratio: see `Grid.centre`; only read once notch 0 is known.
 
     Example:
         >>> grid = Grid(base=1.0, factor=2.0, rates=3, extend=1)
-        >>> search(grid, {}, None).wanted
-        (0,)
-        >>> search(grid, {0: 0.3, 1: 0.5, -1: 0.2}, None).wanted  # the best lies at the end
+        >>> search(grid, {}).wanted
+        (0, 1, -1)
+        >>> search(grid, {0: 0.3, 1: 0.5, -1: 0.2}).wanted  # the best lies at the end
         (0, 1, -1, 2)
     """
-    if 0 not in known:
-        return Search((0,), None, 0, None, False)
-    centre = grid.centre(update_ratio)
-    wanted = grid.first_notches(centre)
+    wanted = grid.first_notches()
     while all(k in known for k in wanted):
-        best = best_notch(wanted, known, centre)
+        best = best_notch(wanted, known)
         if best is None:
             return Search(tuple(wanted), None, len(wanted) - grid.rates, None, True)
         beside = [k for k in (best + 1, best - 1) if k not in wanted]
@@ -121,16 +116,16 @@ def search(grid: Grid, known: Mapping[int, float | None], update_ratio: float | 
     return Search(tuple(wanted), None, len(wanted) - grid.rates, None, False)
 
 
-def best_notch(tried: list[int], known: Mapping[int, float | None], centre: int) -> int | None:
+def best_notch(tried: list[int], known: Mapping[int, float | None]) -> int | None:
     """The notch with the highest score together with its neighbours; of equal ones the nearest to
-    the centre.
+    the recipe's rate.
 
     One seed's lone peak is mostly luck, and the last rate before the cliff falls off it with the
     next seed: half of the weight is a notch's own score, a quarter each neighbour's. A neighbour
     that was not tried, or crashed, counts as the notch itself.
 
     Example:
-        >>> best_notch([0, 1, 2, 3], {0: 0.40, 1: 0.45, 2: 0.46, 3: 0.02}, centre=0)
+        >>> best_notch([0, 1, 2, 3], {0: 0.40, 1: 0.45, 2: 0.46, 3: 0.02})
         1
     """
     scored = {k: value for k in tried if (value := known[k]) is not None}
@@ -138,4 +133,4 @@ def best_notch(tried: list[int], known: Mapping[int, float | None], centre: int)
     def together(k: int) -> float:
         return (2 * scored[k] + scored.get(k - 1, scored[k]) + scored.get(k + 1, scored[k])) / 4
 
-    return max(scored, key=lambda k: (round(together(k), 9), -abs(k - centre), k), default=None)
+    return max(scored, key=lambda k: (round(together(k), 9), -abs(k), k), default=None)

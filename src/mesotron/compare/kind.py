@@ -79,8 +79,22 @@ class Kind(ABC):
         """Those who take part; a name that is not known is refused with the known ones."""
 
     @abstractmethod
-    def settings(self, contender: Contender, rate: float, seed: int, run: Path) -> Any:
-        """The whole config of one run, which writes to `run`."""
+    def settings(
+        self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
+    ) -> Any:
+        """The whole config of one run.
+
+        Args:
+            contender: one of `contenders`.
+            rate: in AdamW's unit.
+            seed: of everything that is drawn.
+            run: the folder that it writes.
+            gain: the matrices' own rate over `rate`.
+        """
+
+    def probe(self, contender: Contender, seed: int, run: Path) -> Any | None:
+        """A short run that measures how large a contender's updates are; None if none is needed."""
+        return None
 
     @abstractmethod
     def resuming(self, run: Path) -> Any:

@@ -36,6 +36,9 @@ OPTIMS: dict[str, tuple[str, OptimConfig]] = {
 SHORTER = {
     "arith": ("steps=36", "rollout.prompts=8", "task.num_eval=600"),
 }
+# Momentum has half settled by then.
+PROBE_STEPS = 12
+PROBE_PROBLEMS = 8
 ALWAYS = ("guard=warn", "save_every=0", "keep=1")
 
 
@@ -66,8 +69,10 @@ class Language(Kind):
 
     @property
     def base_rate(self) -> float:
-        """The recipe's own rate: its unit is AdamW's, whatever the optimizer."""
-        return self.config.optim.lr
+        """The recipe's own rate; where its AdamW has another than its matrices, AdamW's."""
+        optim = self.config.optim
+        apart = optim.name in ("muon", "pion") and optim.aux_lr is not None
+        return optim.aux_lr if apart and optim.aux_lr else optim.lr
 
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         """Every optimizer with every objective; the recipe's objective if none is named."""
@@ -93,14 +98,33 @@ class Language(Kind):
         config = change(replace(self.config.optim, **kept), variant.split(",") if variant else ())
         return f"{about}; {variant.replace(',', ', ')}" if variant else about, config
 
-    def settings(self, contender: Contender, rate: float, seed: int, run: Path) -> TrainConfig:
-        """The recipe with the contender's optimizer and objective, at a rate, with a seed."""
+    def settings(
+        self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
+    ) -> TrainConfig:
+        """The recipe with the contender's optimizer and objective, at a rate, with a seed.
+
+        Embeddings, norms and head keep AdamW's rate, whatever the gain of the matrices; SGD's has
+        another unit, and its own default.
+        """
+        optim = self.optim_config(contender.optim)[1]
+        if optim.name in ("muon", "pion") and optim.aux_lr is None:
+            optim = replace(optim, aux_lr=rate)
         return replace(
             self.config,
-            optim=replace(self.optim_config(contender.optim)[1], lr=rate),
+            optim=replace(optim, lr=rate * gain),
             objective=replace(self.config.objective, name=contender.objective),
             seed=seed,
             out=run,
+        )
+
+    def probe(self, contender: Contender, seed: int, run: Path) -> TrainConfig | None:
+        """A few steps at the recipe's rate, hardly evaluated; AdamW's own step is the unit."""
+        if self.optim_config(contender.optim)[1].name == "adamw":
+            return None
+        config = self.settings(contender, self.base_rate, seed, run)
+        few = min(config.task.num_eval, PROBE_PROBLEMS)
+        return replace(
+            config, steps=min(config.steps, PROBE_STEPS), task=replace(config.task, num_eval=few)
         )
 
     def resuming(self, run: Path) -> TrainConfig:
@@ -121,10 +145,10 @@ class Language(Kind):
         return seconds, [float(row.get("num_tokens", 0.0)) for row in rows]
 
     def update_ratio(self, rows: Sequence[Row]) -> float | None:
-        """Of the groups of hidden matrices; None for AdamW, whose own step is the unit."""
+        """Of the groups of hidden matrices, over the later half of the steps; None for AdamW."""
         ratios = [
             value / row["learning_rate"]
-            for row in rows
+            for row in rows[len(rows) // 2 :]
             for name, value in row.items()
             if name.endswith("/update_rms")
             and name.startswith(("optim/muon", "optim/pion"))

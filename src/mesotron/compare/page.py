@@ -47,7 +47,8 @@ def ranking_row(row: Standing) -> list[str]:
     """One contender's place."""
     return [
         row.contender,
-        f"{row.rate:g}" + ("" if row.edge is None else f" ({row.edge} end)"),
+        f"{row.rate:g}{'' if row.gain == 1 else f' x{row.gain:g}'}"
+        + ("" if row.edge is None else f" ({row.edge} end)"),
         spell(row.score, row.low, row.high),
         spell(row.behind, row.behind_low, row.behind_high),
         "" if row.p_holm is None else f"{row.p_holm:.2g}",
@@ -136,9 +137,12 @@ def ended_line(cell: Cell, done: int, total: int, seconds: float | None) -> str:
     """A cell that has ended, on one line."""
     left = f"; about {spell_time(seconds)} left" if done < total else ""
     what = f"{cell.contender} at {cell.rate:g}, seed {cell.seed}, {cell.stage}"
-    if cell.score is None:
-        return f"{done}/{total} {what}: failed, {cell.why}{left}"
     took = "" if cell.wall is None else f", {spell_time(cell.wall)}"
+    if cell.state == "failed":
+        return f"{done}/{total} {what}: failed, {cell.why}{left}"
+    if cell.score is None:
+        ratio = "is not logged" if cell.update_ratio is None else f"{cell.update_ratio:.3g}"
+        return f"{done}/{total} {what}: RMS of updates over rate {ratio}{took}{left}"
     return f"{done}/{total} {what}: {cell.score:.3f}, {cell.verdict}{took}{left}"
 
 

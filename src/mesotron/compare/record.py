@@ -14,7 +14,7 @@ from mesotron.runs.lines import write_json
 
 NAME = "tournament.json"
 
-Stage = Literal["search", "final"]
+Stage = Literal["probe", "search", "final"]
 State = Literal["waiting", "running", "done", "failed"]
 Verdict = Literal["healthy", "drifting", "dead", "diverged"]
 
@@ -43,14 +43,17 @@ class Cell:
     """Learning rate in AdamW's unit."""
     seed: int
     stage: Stage
-    """search cells choose a contender's rate; final cells, with other seeds, judge it."""
+    """A probe is a short run that measures the size of a contender's updates; search cells choose
+    its rate; final cells, with other seeds, judge it."""
+    gain: float = 1.0
+    """What the matrices' own rate is over `rate`, so that their updates are as large as AdamW's."""
     state: State = "waiting"
     why: str = ""
     """Of a failed cell what it said last; of a done one that it diverged and when."""
     run: str = ""
     """Its run folder, relative to the tournament's."""
     score: float | None = None
-    """Mean of `per_problem`."""
+    """Mean of `per_problem`; a probe has none."""
     per_problem: list[float] | None = None
     """One number for each of the stage's problems, in the order of `Tournament.problems[stage]`."""
     seconds: float | None = None
@@ -82,6 +85,8 @@ class Standing:
     contender: str
     rate: float
     """The rate that its search chose."""
+    gain: float
+    """What its matrices' own rate is over that."""
     seeds: list[int]
     """Those of its final cells that count."""
     score: float | None

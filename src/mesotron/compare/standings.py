@@ -43,6 +43,7 @@ def line(record: Tournament, name: str, search: Search, rate: float) -> Standing
         rank=0,
         contender=name,
         rate=rate,
+        gain=cells[0].gain if cells else 1.0,
         seeds=[cell.seed for cell in scored],
         score=interval.value if interval else None,
         low=interval.low if interval else None,

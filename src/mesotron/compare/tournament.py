@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from mesotron.compare import standings, words
-from mesotron.compare.grid import Grid, Search, search
+from mesotron.compare.grid import Grid, Search, gain_of, search
 from mesotron.compare.kind import Kind, Outcome, is_for_choosing
 from mesotron.compare.record import (
     Cell,
@@ -24,6 +24,9 @@ from mesotron.config import CompareConfig
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.folder import plain
 
+STAGES = ("probe", "search", "final")
+# Notches that a search can ever reach.
+FURTHEST = 100
 # What may not change between two calls on one folder: its cells would not be comparable.
 FIXED = ("factor", "seed", "search_seeds", "rates", "base_rate", "config")
 
@@ -47,7 +50,6 @@ class Progress:
         self.grid = Grid(kind.base_rate, config.factor, config.rates, config.extend)
         self.contenders = kind.contenders(config.optims or kind.usual, config.objectives)
         self.record = new_record(kind, config, self.contenders)
-        self._notches: dict[str, int] = {}
         if record is not None:
             self._take_over(record)
 
@@ -82,38 +84,51 @@ class Progress:
     def plan(self) -> None:
         """Add the cells that have become due."""
         for contender in self.contenders:
+            gain = self._gain(contender)
+            if gain is None:
+                continue
             found = self.search_of(contender)
             for k in found.wanted:
                 for seed in self.search_seeds:
-                    self._add(contender, self.grid.rate(k), seed, "search")
+                    self._add(contender, self.grid.rate(k), seed, "search", gain)
             if found.best is not None:
                 for seed in self.final_seeds:
-                    self._add(contender, self.grid.rate(found.best), seed, "final")
+                    self._add(contender, self.grid.rate(found.best), seed, "final", gain)
+
+    def _gain(self, contender: Contender) -> float | None:
+        """What a contender's rates are multiplied by; None until its probe has ended."""
+        if self.kind.probe(contender, self.config.seed, self.folder) is None:
+            return 1.0
+        probes = [cell for cell in self._cells_of(contender, "probe") if cell.state != "waiting"]
+        if not probes:
+            self._add(contender, self.grid.base, self.config.seed, "probe", 1.0)
+            return None
+        return None if probes[0].state == "running" else gain_of(probes[0].update_ratio)
+
+    def _cells_of(self, contender: Contender, stage: Stage) -> list[Cell]:
+        return [
+            cell
+            for cell in self.record.cells
+            if cell.contender == contender.name and cell.stage == stage
+        ]
 
     def search_of(self, contender: Contender) -> Search:
         """Where a contender's search stands."""
-        own = [
-            cell
-            for cell in self.record.cells
-            if cell.contender == contender.name and cell.stage == "search"
-        ]
-        by_rate: dict[float, list[Cell]] = {}
-        for cell in own:
-            by_rate.setdefault(cell.rate, []).append(cell)
-        reach = range(-40, 41)
-        notches = {self.grid.rate(k): k for k in reach}
+        notches = {self.grid.rate(k): k for k in range(-FURTHEST, FURTHEST + 1)}
+        by_notch: dict[int, list[Cell]] = {}
+        for cell in self._cells_of(contender, "search"):
+            by_notch.setdefault(notches[cell.rate], []).append(cell)
         known = {
-            notches[rate]: mean_score(cells)
-            for rate, cells in by_rate.items()
+            k: mean_score(cells)
+            for k, cells in by_notch.items()
             if len(cells) == len(self.search_seeds)
             and all(cell.state in ("done", "failed") for cell in cells)
         }
-        first = [cell.update_ratio for cell in by_rate.get(self.grid.rate(0), [])]
-        ratio = standings.mean(first)
-        return search(self.grid, known, ratio)
+        return search(self.grid, known)
 
-    def _add(self, contender: Contender, rate: float, seed: int, stage: Stage) -> None:
-        id = f"{slug(contender.name)}.lr{rate:g}.s{seed}"
+    def _add(self, contender: Contender, rate: float, seed: int, stage: Stage, gain: float) -> None:
+        short = slug(contender.name)
+        id = f"{short}.probe" if stage == "probe" else f"{short}.lr{rate:g}.s{seed}"
         if all(cell.id != id for cell in self.record.cells):
             self.record.cells.append(
                 Cell(
@@ -123,6 +138,7 @@ class Progress:
                     rate=rate,
                     seed=seed,
                     stage=stage,
+                    gain=gain,
                     run=f"cells/{id}",
                 )
             )
@@ -130,7 +146,7 @@ class Progress:
     def waiting(self) -> list[Cell]:
         """Cells to run, those that decide what comes next first."""
         open_cells = [cell for cell in self.record.cells if cell.state == "waiting"]
-        return sorted(open_cells, key=lambda cell: cell.stage != "search")
+        return sorted(open_cells, key=lambda cell: STAGES.index(cell.stage))
 
     def cells_left(self) -> int:
         """Cells that have not ended, and those that will become due if no search is extended."""
@@ -142,6 +158,7 @@ class Progress:
         total = 0
         for contender in self.contenders:
             found = self.search_of(contender)
+            total += self.kind.probe(contender, self.config.seed, self.folder) is not None
             tried = max(len(found.wanted), self.config.rates)
             total += tried * len(self.search_seeds)
             if not found.done or found.best is not None:
@@ -155,7 +172,9 @@ class Progress:
             return self.kind.resuming(run)
         shutil.rmtree(run, ignore_errors=True)  # stopped before it was a run
         contender = next(one for one in self.contenders if one.name == cell.contender)
-        return self.kind.settings(contender, cell.rate, cell.seed, run)
+        if cell.stage == "probe":
+            return self.kind.probe(contender, cell.seed, run)
+        return self.kind.settings(contender, cell.rate, cell.seed, run, cell.gain)
 
     def take_outcome(self, cell: Cell) -> bool:
         """Read a cell's run into the record; False if it has not ended."""
@@ -168,7 +187,8 @@ class Progress:
         cell.update_ratio = found.update_ratio
         if cell.verdict == "diverged":
             cell.why = cell.story
-        self._take_scores(cell, found)
+        if cell.stage != "probe":
+            self._take_scores(cell, found)
         if not self.config.keep_weights:
             shutil.rmtree(self.folder / cell.run / "checkpoints")
             (self.folder / cell.run / "checkpoints").mkdir()
@@ -232,10 +252,14 @@ def rule_in_words(config: CompareConfig, kind: Kind) -> list[str]:
     return [
         "Every run of one seed has the same data order, and every run of the tournament the same "
         "start and the same held-out problems.",
-        f"Every contender tries {config.rates} rates, powers of {config.factor:g} apart, with "
-        f"{searched}: the recipe's rate, {kind.base_rate:g} in AdamW's unit, and those around the "
-        "rate at which the RMS of its updates, as measured in that first run, is AdamW's usual "
-        "0.2 of the rate.",
+        "Rates are in AdamW's unit. A short run measures the RMS of a contender's updates, and its "
+        "matrices' own rate is multiplied so that it is AdamW's usual 0.2 of the rate (the x in "
+        "the table); embeddings, norms and head keep the rate itself, or SGD's own."
+        if kind.name == "rlvr"
+        else "Rates are in Adam's unit: Muon's and Pion's own are those at which a step of full "
+        "rank changes a weight as much as Adam's usual 0.2 of the rate.",
+        f"Every contender tries {config.rates} rates with {searched}, powers of {config.factor:g} "
+        f"apart around the recipe's, {kind.base_rate:g}.",
         f"If the best rate is the smallest or the largest tried, up to {config.extend} more beyond "
         "it are tried; the table counts all trials.",
         "A rate is chosen by its score together with its neighbours' (half the weight its own, a "
