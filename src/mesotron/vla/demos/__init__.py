@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mesotron.vla.demos.lerobot import is_lerobot, load_lerobot
 from mesotron.vla.demos.make import make_demos
 from mesotron.vla.demos.shards import MANIFEST, load_shards
 from mesotron.vla.interface import Demos
@@ -9,11 +10,12 @@ from mesotron.vla.interface import Demos
 __all__ = ["load_demos", "make_demos"]
 
 
-def load_demos(path: Path) -> Demos:
+def load_demos(path: Path, pixels: int | None = None) -> Demos:
     """Load demonstrations into memory.
 
     Args:
         path: a folder of `mesotron vla demos`, or a LeRobotDataset (v3.0).
+        pixels: width and height to shrink a LeRobotDataset's images to; ours have their size.
 
     Raises:
         ValueError: it is neither, not finished, or needs a package that is missing.
@@ -22,6 +24,6 @@ def load_demos(path: Path) -> Demos:
         raise ValueError(f"{path} is not there; make it with: mesotron vla demos --out {path}")
     if (path / MANIFEST).is_file():
         return load_shards(path)
-    raise ValueError(
-        f"{path} holds no demonstrations: it has neither {MANIFEST} nor meta/info.json"
-    )
+    if is_lerobot(path):
+        return load_lerobot(path, pixels)
+    raise ValueError(f"{path} holds no demonstrations: neither {MANIFEST} nor meta/info.json")

@@ -1,7 +1,9 @@
 """`mesotron vla demos`: make demonstrations, draw compact ones, export them to LeRobot."""
 
 from mesotron.config.vla import DemosConfig
+from mesotron.vla.demos.lerobot_export import export_lerobot
 from mesotron.vla.demos.make import render_demos, write_demos
+from mesotron.vla.demos.shards import load_shards
 
 
 def run(config: DemosConfig) -> int:
@@ -10,4 +12,7 @@ def run(config: DemosConfig) -> int:
         render_demos(config)
     else:
         write_demos(config)
+    if config.lerobot is not None:
+        left = export_lerobot(load_shards(config.out), config.lerobot)
+        print(f"{config.lerobot}: a LeRobotDataset v3.0; {left:,} single frames are not in it")
     return 0

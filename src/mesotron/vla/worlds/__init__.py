@@ -40,6 +40,6 @@ def require(package: str, extra: str) -> None:
     """Say in a sentence what is missing."""
     if importlib.util.find_spec(package) is None:
         raise ValueError(
-            f"this world is simulated by {package}, which is not installed: "
+            f"this needs the package {package}, which is not installed: "
             f'pip install "mesotron[{extra}]"'
         )
