@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def make_tournament(path: Path, names: tuple[str, ...] = ("adamw", "muon", "pion
             cells.append(make_cell(path, name, 4e-4, seed, "final", 0.45 + 0.05 * place))
         score = 0.45 + 0.05 * place
         best = place == len(names) - 1
-        standings.insert(0, Standing(
+        standings.insert(0, make_standing(
             rank=0, contender=name, rate=4e-4, seeds=[0, 1], score=score, low=score - 0.04,
             high=score + 0.04, by_seed=[score, score], behind=None if best else -0.05 * (2 - place),
             behind_low=None if best else -0.1, behind_high=None if best else 0.01,
@@ -154,6 +155,12 @@ def make_tournament(path: Path, names: tuple[str, ...] = ("adamw", "muon", "pion
     )  # fmt: skip
     write_tournament(path, record)
     return record
+
+
+def make_standing(**values: Any) -> Standing:
+    """A line of the ranking; what the report does not draw is not known."""
+    unknown: dict[str, Any] = {field.name: None for field in fields(Standing)}
+    return Standing(**unknown | values)
 
 
 def make_cell(path: Path, name: str, rate: float, seed: int, stage: Any, score: float,

@@ -167,7 +167,7 @@ def interval(one: Row, low: float, high: float, start: float | None, style: int)
 def curves(draft: Draft, folder: Path, record: Row, names: Sequence[str]) -> list[Html]:
     """The final cells' curves, seed by seed, in their contender's colour; before, the search's."""
     cells = [cell for cell in record["cells"] if cell["run"] and cell["stage"] == "final"]
-    cells = cells or [cell for cell in record["cells"] if cell["run"]]
+    cells = cells or [cell for cell in record["cells"] if cell["run"] and cell["stage"] == "search"]
     runs, styles = [], []
     for cell in cells[:MOST_CELLS]:
         run = read_cell(folder, cell)
