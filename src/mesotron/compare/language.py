@@ -71,8 +71,9 @@ class Language(Kind):
     def base_rate(self) -> float:
         """The recipe's own rate; where its AdamW has another than its matrices, AdamW's."""
         optim = self.config.optim
-        apart = optim.name in ("muon", "pion") and optim.aux_lr is not None
-        return optim.aux_lr if apart and optim.aux_lr else optim.lr
+        if optim.name in ("muon", "pion") and optim.aux_lr is not None:
+            return optim.aux_lr
+        return optim.lr
 
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         """Every optimizer with every objective; the recipe's objective if none is named."""
