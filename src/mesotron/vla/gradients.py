@@ -74,8 +74,10 @@ class GradientProbe:
 def shape_of(part: str, grads: Sequence[Tensor]) -> dict[str, float]:
     """Mean effective rank, its share of the possible, and mean share of the top direction."""
     stride = max(1, -(-len(grads) // MOST_MATRICES))
-    # On the CPU: one core finds singular values as fast as a GPU, which has other work.
-    picked = [g.cpu() for g in grads[::stride] if bool(g.any())]
+    # On the CPU: one core finds singular values as fast as a GPU, which has other work. A matrix of
+    # zeros or of numbers that are not finite has none.
+    there = [g.cpu() for g in grads[::stride]]
+    picked = [g for g in there if bool(g.any()) and bool(torch.isfinite(g).all())]
     if not picked:
         return {}
     ranks = [effective_rank(g) for g in picked]

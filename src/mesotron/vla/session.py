@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 from mesotron.config.reading import from_plain
 from mesotron.config.vla_training import VlaTrainConfig
+from mesotron.optim import RoutingTable
 from mesotron.rlvr.models import choose_device
 from mesotron.rlvr.train import check_least
 from mesotron.runs import Checkpoint, RunFolder, describe_environment, new_run_path, newest_whole
@@ -69,8 +71,10 @@ def train(config: VlaTrainConfig) -> int:
     trainer = Trainer(config, demos, device)
     for note in (*start.notes, introduce(trainer, demos)):
         say(console, note)
-    route_parts(trainer.policy, config.optim).render(console)
+    table = route_parts(trainer.policy, config.optim)
+    console.print(by_part(table))
     with open_folder(start, device) as run:
+        (run.path / "routing.txt").write_text(table.to_text(full=True))
         if start.checkpoint is not None:
             checkpoint.restore(trainer, start.checkpoint.path, start.checkpoint.step)
         run.cut_after(trainer.step)
@@ -129,6 +133,19 @@ def introduce(trainer: Trainer, demos: Demos) -> str:
         f"{checkpoint.describe(trainer.policy)}; {len(demos):,} observations, "
         f"{len(demos.tasks)} instructions{aid}"
     )
+
+
+def by_part(table: RoutingTable) -> Table:
+    """The routing table in few rows: each part's rules and what they train."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    for row in table:
+        count = counts.setdefault((row.name.split(".")[0], row.rule), [0, 0])
+        count[0] += 1
+        count[1] += row.numel
+    shown = Table("part", "rule", "tensors", "parameters", box=None, pad_edge=False)
+    for (part, rule), (tensors, parameters) in counts.items():
+        shown.add_row(part, rule, str(tensors), f"{parameters:,}")
+    return shown
 
 
 def fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Event | None:

@@ -130,15 +130,15 @@ def draw_scene(
     count = int(rng.integers(suite.least, suite.most + 1))
     others = [k for k in rng.permutation(len(suite.things)) if k != task][: count - 1]
     order = rng.permutation([task, *others])
-    places = draw_places(rng, count, outside)
     yaws = rng.uniform(-MOST_YAW, MOST_YAW, count)
+    hand = tuple(float(rng.uniform(low, high)) for low, high in HAND_START)
+    wording = rng.random()
+    # Last, since it takes as many numbers as it needs: a perturbed scene is else the same.
+    places = draw_places(rng, count, outside)
     things = tuple(
         replace(suite.things[k], place=place, yaw=float(yaw))
         for k, place, yaw in zip(order, places, yaws, strict=True)
     )
-    hand = tuple(float(rng.uniform(low, high)) for low, high in HAND_START)
-    # Drawn for every scene, so that rewording an evaluation moves nothing else.
-    wording = rng.random()
     sentences = HELD_OUT if reworded else TRAINING
     return Scene(
         things,

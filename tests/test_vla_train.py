@@ -1,0 +1,203 @@
+"""Runs of behaviour cloning: exact resume, the watch, what is refused, evaluation elsewhere."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mesotron.config import (
+    DemosConfig,
+    PartsOptimConfig,
+    PolicyConfig,
+    VlaEvalConfig,
+    VlaTrainConfig,
+    WorldConfig,
+)
+from mesotron.runs import RunFolder
+from mesotron.vla import command, finish, session
+from mesotron.vla.demos import load_demos, make_demos
+from mesotron.vla.training import Trainer, rate_factor, uses_bfloat16
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory):
+    """A few demonstrations with pictures of 8 pixels."""
+    path = tmp_path_factory.mktemp("demos") / "blocks"
+    world = WorldConfig(name="blocks", pixels=8)
+    make_demos(DemosConfig(world=world, out=path, episodes=4, starts=8, workers=1), say=None)
+    return path
+
+
+def make_config(demos, out) -> VlaTrainConfig:
+    return VlaTrainConfig(
+        demos=demos,
+        policy=PolicyConfig(size="ci", chunk=6, head="flow"),
+        steps=STEPS,
+        batch=8,
+        out=out,
+        log_every=1,
+        probe_every=4,
+        save_every=3,
+        episodes=0,
+        device="cpu",
+    )
+
+
+@pytest.fixture
+def config(demos, tmp_path):
+    return make_config(demos, tmp_path / "run")
+
+
+def weights(path) -> dict[str, torch.Tensor]:
+    return load_file(path / "checkpoints" / f"checkpoint-{STEPS}" / "policy.safetensors")
+
+
+def without_time(rows: list[dict]) -> list[dict]:
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def assert_same_run(a, b) -> None:
+    first, second = weights(a), weights(b)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    rows = [without_time(RunFolder(path).rows("metrics")) for path in (a, b)]
+    assert rows[0] == rows[1]
+
+
+@pytest.fixture(scope="module")
+def left_alone(demos, tmp_path_factory):
+    """A run that nothing has happened to."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    assert session.train(make_config(demos, path)) == 0
+    return path
+
+
+def interrupt(monkeypatch, at: int, how) -> None:
+    """Let something happen in a run's step."""
+    advance = Trainer.advance
+
+    def interrupted(self):
+        found = advance(self)
+        if self.step == at:
+            how()
+        return found
+
+    monkeypatch.setattr(Trainer, "advance", interrupted)
+
+
+def test_ctrl_c_saves_and_the_resumed_run_ends_alike(config, left_alone, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        interrupt(patch, at=4, how=lambda: os.kill(os.getpid(), signal.SIGINT))
+        assert session.train(config) == 0
+    assert config.out is not None
+    assert f"--resume {config.out}" in capsys.readouterr().out
+    assert RunFolder(config.out).result is None
+    assert session.train(VlaTrainConfig(resume=config.out)) == 0
+    assert_same_run(left_alone, config.out)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(config, left_alone, monkeypatch):
+    def die() -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        interrupt(patch, at=5, how=die)
+        with pytest.raises(RuntimeError, match="killed"):
+            session.train(config)
+    assert config.out is not None
+    assert [row["step"] for row in RunFolder(config.out).rows("metrics")] == [1, 2, 3, 4]
+    assert session.train(VlaTrainConfig(resume=config.out)) == 0
+    assert_same_run(left_alone, config.out)
+    with pytest.raises(ValueError, match="has finished its 8 steps"):
+        session.train(VlaTrainConfig(resume=config.out))
+
+
+def test_a_row_tells_of_every_part(left_alone):
+    rows = RunFolder(left_alone).rows("metrics")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    names = {"loss", "loss/action", "grad_norm", "grad_norm/auxiliary", "learning_rate",
+             "update_rms/vision", "update_rms/action", "optim/action/pion/dead_blocks",
+             "time/step"}  # fmt: skip
+    assert names <= set(rows[0])
+    probes = [row["step"] for row in rows if "gradient/action/snr" in row]
+    assert probes == [1, 5]  # measured before the steps 1 and 5
+    assert rows[-1]["learning_rate"] == pytest.approx(PartsOptimConfig().lr / STEPS)
+
+
+def test_seeds_give_other_runs(config, left_alone, tmp_path):
+    session.train(replace(config, out=tmp_path / "other", seed=1))
+    one, other = weights(left_alone), weights(tmp_path / "other")
+    assert not torch.equal(one["action.queries"], other["action.queries"])
+
+
+def test_where_is_learned_only_when_asked(config, tmp_path, capsys):
+    session.train(replace(config, where=0.5, out=tmp_path / "told", steps=2))
+    row = RunFolder(tmp_path / "told").rows("metrics")[0]
+    assert row["loss"] == pytest.approx(row["loss/action"] + 0.5 * row["loss/where"], rel=1e-5)
+    assert "auxiliary loss" in (tmp_path / "told" / "report.md").read_text()
+    assert "auxiliary loss" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_guard_stops_a_run_that_is_not_finite(config, demos, monkeypatch, capsys):
+    broken = load_demos(demos)
+    broken.action = np.full_like(broken.action, np.nan)
+    monkeypatch.setattr(session, "load_demos", lambda path: broken)
+    assert session.train(replace(config, guard="stop", steps=200)) == 0
+    assert config.out is not None
+    events = RunFolder(config.out).rows("events")
+    assert events[0]["detector"] == "nonfinite"
+    assert RunFolder(config.out).rows("metrics")[-1]["step"] < 50
+    assert "stopped and saved" in capsys.readouterr().out
+
+
+def test_a_machine_without_a_simulator_says_how_to_evaluate(config, monkeypatch, capsys):
+    monkeypatch.setattr(finish, "find_spec", lambda name: None)
+    session.train(replace(config, steps=1, episodes=2))
+    assert config.out is not None
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"no mujoco; evaluate with mesotron vla eval {config.out}" in words
+
+
+def test_evaluation_of_a_run_that_was_trained_elsewhere(left_alone, capsys, tmp_path):
+    found = tmp_path / "eval"
+    settings = VlaEvalConfig(run=left_alone, episodes=1, workers=1, perturb=("light", "wording"),
+                             gifs=1, out=found, device="cpu")  # fmt: skip
+    assert command.run_eval(settings) == 0
+    result = json.loads((found / "evaluation.json").read_text())
+    assert list(result) == ["success", "wrong instruction", "expert", "light", "wording"]
+    assert result["expert"]["success"]["value"] == 1
+    assert result["success"]["success"]["high"] > 0  # an interval, even at no success
+    assert len(list((found / "gifs").glob("*.gif"))) == 2
+    assert "red-cube" in capsys.readouterr().out
+
+
+def test_what_cannot_be_meant_is_one_sentence(sentence, demos, tmp_path):
+    words = ["vla", "train", str(demos), "--policy.size", "ci", "--device", "cpu"]
+    assert "--steps 0 must be at least 1" in sentence(*words, "--steps", "0")
+    assert "bfloat16" in sentence(*words, "--dtype", "bfloat16", "--out", str(tmp_path / "a"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "is not empty" in sentence(*words, "--out", str(tmp_path / "full"))
+
+
+def test_recordings_without_positions_cannot_teach_where(config, demos):
+    bare = load_demos(demos)
+    bare.where = None
+    with pytest.raises(ValueError, match="--where 1 needs demonstrations that say where"):
+        Trainer(replace(config, where=1.0), bare, torch.device("cpu"))
+
+
+def test_rates_rise_and_fall_as_said():
+    shape = PartsOptimConfig(schedule="cosine", warmup=0.2)
+    found = [rate_factor(shape, k, 10) for k in range(10)]
+    assert found[:3] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert all(a > b for a, b in pairwise(found[2:]))
+    assert rate_factor(PartsOptimConfig(schedule="constant"), 9, 10) == 1
+    assert not uses_bfloat16("auto", torch.device("cpu"))
