@@ -138,7 +138,7 @@ def test_a_whole_run_leaves_a_whole_folder(run, tmp_path, capsys):
     made = RunFolder(Path("runs/last"))
     rows = made.rows("metrics")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert [row["step"] for row in rows if "eval/greedy" in row] == [2, 4]
+    assert [row["step"] for row in rows if "eval/greedy" in row] == [1, 2, 4]
     assert {"reward", "entropy", "facts/formatted", "groups/mixed", "optim/skipped"} <= rows[
         0
     ].keys()
@@ -187,6 +187,19 @@ def test_killed_before_the_first_checkpoint(run, whole, monkeypatch, capsys):
     assert run("--resume killed") == 0
     assert "from the beginning: there is no whole checkpoint" in capsys.readouterr().out
     assert_same_end(whole, "killed")
+
+
+def test_a_guarded_run_has_its_start_to_go_back_to(run, whole, monkeypatch, capsys):
+    words = "--guard rollback --save-every 3"
+    with monkeypatch.context() as patch:
+        at_row(patch, 2, kill)
+        with pytest.raises(Killed):
+            run(f"{words} --out killed")
+    assert run("--resume killed") == 0
+    assert "from step 0" in capsys.readouterr().out
+    assert_same_end(whole, "killed")
+    kept = {path.name for path in Path("killed/checkpoints").iterdir()}
+    assert kept == {"checkpoint-0", "checkpoint-3", "checkpoint-4"}
 
 
 def test_killed_after_the_last_step_only_reports(run, monkeypatch):

@@ -125,6 +125,10 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
     ),
     "lying_loss": lambda seed: failing(seed, LOST),
     "reward_collapse": lambda seed: failing(seed, LOST),
+    "accuracy_collapse": lambda seed: constant(
+        failing(seed, {"facts/correct": 0.05, "eval/greedy": 0.05, "eval/sampled": 0.05}),
+        reward=0.5, votes__share=0.6,
+    ),
     "stalled_throughput": lambda seed: failing(seed, {"time/step": 20.0}, over=3),
 }  # fmt: skip
 ONLY_WARN = {"reward_saturation", "lying_loss", "stalled_throughput"}

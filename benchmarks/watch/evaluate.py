@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from corpus import NUM_EVAL
 from labels import Label, label
 from static_thresholds import StaticThresholds
 
@@ -65,10 +66,15 @@ def main() -> None:
     words.add_argument("--corpus", type=Path, default=HERE / "corpus.json.gz")
     words.add_argument("--half", choices=("tuning", "held_out"), default="tuning")
     words.add_argument("--without", default="", help="leave out metrics that begin so (eval/)")
+    words.add_argument("--judges", nargs="+", default=list(JUDGES), help="which ones to ask")
     words.add_argument("--write", action="store_true", help="also write the half's result.json")
     given = words.parse_args()
     runs = load(given.corpus, given.half)
-    found = {name: judge_all(runs, judge, given.without) for name, judge in JUDGES.items()}
+    found = {
+        name: judge_all(runs, judge, given.without)
+        for name, judge in JUDGES.items()
+        if name in given.judges
+    }
     for verdict in found["watch"]:
         print(line(verdict))
     result = {name: summarise(verdicts) for name, verdicts in found.items()}
@@ -86,11 +92,16 @@ def load(path: Path, half: str) -> list[dict[str, Any]]:
 
 
 def rows_of(run: dict[str, Any], without: str = "") -> list[Row]:
-    """The rows as they were logged, but for metrics that begin with `without`."""
+    """The rows as they were logged, but for metrics that begin with `without`.
+
+    These runs logged neither their first evaluation nor of how many problems it was; since then
+    the row of step 1 has both.
+    """
+    greedy = [run["before"], *run["columns"]["eval/greedy"][1:]]
+    problems = [None if value is None else float(NUM_EVAL) for value in greedy]
+    known = run["columns"] | {"eval/greedy": greedy, "eval/problems": problems}
     columns = {
-        name: values
-        for name, values in run["columns"].items()
-        if not (without and name.startswith(without))
+        name: values for name, values in known.items() if not (without and name.startswith(without))
     }
     return [
         {name: values[k] for name, values in columns.items() if values[k] is not None}

@@ -77,7 +77,8 @@ class StaticThresholds:
     def update(self, row: Row) -> list[tuple[str, Severity]]:
         """Take in one row; the rules that hold now, with their severity."""
         for name, value in row.items():
-            self.past.setdefault(name, []).append(value)
+            if math.isfinite(value):  # the toolkit's comparisons with NaN are all false
+                self.past.setdefault(name, []).append(value)
         found: list[tuple[str, Severity]] = [
             (rule.name, rule.severity) for rule in RULES if self._holds(rule)
         ]

@@ -23,7 +23,7 @@ class WatchSettings:
     patience: int = 3
     """Rows in a row that must show a failure before it is told."""
 
-    noise: float = 5.0
+    noise: float = 4.0
     """A change must also be this many standard errors of the run's own noise."""
 
 

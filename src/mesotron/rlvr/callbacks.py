@@ -110,16 +110,31 @@ class PoliteStop(TrainerCallback):
 class EvalEvery(TrainerCallback):
     """Puts the greedy accuracy into the row of every n-th step, as eval/greedy.
 
+    The first row has the accuracy before training, so that whoever reads the rows knows what
+    there was to lose.
+
     Args:
         every: how many steps apart.
         trainer: whose rows; TRL collects a row's metrics in `_metrics`.
         accuracy: measures the model as it is.
+        start: the accuracy before training.
+        problems: how many it is measured on.
     """
 
-    def __init__(self, every: int, trainer: Any, accuracy: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        every: int,
+        trainer: Any,
+        accuracy: Callable[[], float],
+        *,
+        start: float,
+        problems: int,
+    ) -> None:
         self.every = every
         self.trainer = trainer
         self.accuracy = accuracy
+        self.start = start
+        self.problems = problems
 
     def on_step_end(
         self,
@@ -130,7 +145,14 @@ class EvalEvery(TrainerCallback):
     ) -> None:
         """Evaluate; greedy decoding draws no random number, so training is not moved."""
         if state.global_step % self.every == 0:
-            self.trainer._metrics["train"]["eval/greedy"].append(self.accuracy())
+            self._log(self.accuracy())
+        elif state.global_step == 1:
+            self._log(self.start)
+
+    def _log(self, accuracy: float) -> None:
+        metrics = self.trainer._metrics["train"]
+        metrics["eval/greedy"].append(accuracy)
+        metrics["eval/problems"].append(float(self.problems))
 
 
 def refuse_non_finite(step: int, logs: dict[str, Any], run: RunFolder) -> None:

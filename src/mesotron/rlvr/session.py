@@ -133,7 +133,7 @@ def train_in(
     watch, spending = make_watch(trainer, parts, run), Spending(meter, run, trainer)
     with view, remarks_to(view), StopRequest(view.say, f"continue with {how}") as stop:
         view.start_at(reached, run.rows("metrics"))
-        add_callbacks(trainer, parts, run, view, stop)
+        add_callbacks(trainer, parts, run, view, stop, before)
         trainer.add_callback(spending)
         trainer.add_callback(watch)
         fit(trainer, plan)
@@ -225,7 +225,12 @@ def trainer_arguments(parts: Parts, run: RunFolder) -> dict[str, Any]:
 
 
 def add_callbacks(
-    trainer: GRPOTrainer, parts: Parts, run: RunFolder, view: LiveView, stop: StopRequest
+    trainer: GRPOTrainer,
+    parts: Parts,
+    run: RunFolder,
+    view: LiveView,
+    stop: StopRequest,
+    before: dict[str, Any],
 ) -> None:
     """The run's log and view, the polite stop and, if asked for, evaluations on the way."""
     refuse = parts.config.guard != "rollback"
@@ -243,7 +248,9 @@ def add_callbacks(
             found = evaluate_part(parts, trainer.model, "on the way")
             return found["greedy"]["strict"]["value"]
 
-        trainer.add_callback(EvalEvery(every, trainer, accuracy))
+        start, problems = before["greedy"]["strict"]["value"], before["problems"]
+        evaluations = EvalEvery(every, trainer, accuracy, start=start, problems=problems)
+        trainer.add_callback(evaluations)
 
 
 def fit(trainer: GRPOTrainer, plan: Plan[TrainConfig]) -> None:

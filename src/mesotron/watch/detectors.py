@@ -1,8 +1,8 @@
 """Every failure the watch knows, as data: its signs, when it is fatal, the diagnosis, the remedy.
 
 Rules are relative to the run's own first rows or to its best plateau; levels are backstops. Each
-detector names the public run or paper that taught it. The engine that reads this is `engine`; the
-limits have not been fitted to anything yet.
+detector names the public run or paper that taught it. The engine that reads this is `engine`;
+limits that decide on a stop were fitted on the tuning half of benchmarks/watch.
 """
 
 from dataclasses import dataclass
@@ -76,7 +76,11 @@ DETECTORS = (
             (Sign(metric="kl", moved="up", by=9, change=0.1, since="usual"),),
             (Sign(metric="ratio_high", moved="up", by=4, change=3, since="usual"),),
         ),
-        fatal=((REWARD_LOST,), (Sign(metric="grad_norm", moved="up", by=99),)),
+        fatal=(
+            (REWARD_LOST,),
+            (Sign(metric="grad_norm", moved="up", by=99),),
+            (Sign(metric="kl", moved="up", change=0.5), REWARD_NOT_UP),
+        ),
         diagnosis="the steps are many times larger than at the start of this run",
         remedy="halve the learning rate and go back to the last healthy checkpoint; with Muon "
         "prefer pion, which drops the noisy directions",
@@ -111,9 +115,9 @@ DETECTORS = (
                 Sign(metric="formatted", moved="down", by=0.3, change=0.15, since="best"),
                 Sign(metric="correct_unformatted", moved="up", change=0.1),
             ),
-            (Sign(metric="formatted", moved="down", by=0.5, since="best"), REWARD_FELL),
+            (Sign(metric="formatted", moved="down", by=0.5, since="best"),),
         ),
-        fatal=((REWARD_LOST,), (Sign(metric="formatted", moved="down", by=0.8, since="best"),)),
+        fatal=((REWARD_LOST,), (Sign(metric="formatted", moved="down", by=0.6, since="best"),)),
         diagnosis="answers are right but no longer in the format that the reward reads",
         remedy="pay for the format apart from the answer (two_part) and halve the learning rate",
         changes=(TWO_PART, SMALLER_STEP),
@@ -257,10 +261,14 @@ DETECTORS = (
         cases=(
             (Sign(metric="dead_blocks", moved="above", level=0.9),),
             (Sign(metric="update_ratio", moved="below", level=1e-4),),
+            (Sign(metric="update_rms", moved="below", level=1e-8),),
             (Sign(metric="grad_norm", moved="below", level=1e-10),
              Sign(metric="zero_signal", moved="below", level=0.5)),
         ),
-        fatal=((Sign(metric="update_ratio", moved="below", level=1e-6),),),
+        fatal=(
+            (Sign(metric="update_ratio", moved="below", level=1e-6),),
+            (Sign(metric="update_rms", moved="below", level=1e-8),),
+        ),
         diagnosis="there is a learning rate, yet weights do not move",
         remedy="check that the optimizer holds the parameters that train (build it after LoRA); "
         "with pion raise promote or use cutoff='noise'",
@@ -288,7 +296,7 @@ DETECTORS = (
         changes=(Change(field="rollout.generations", act="multiply", value=2),),
         taught_by="NeMo-RL #3567 (all rewards zero); TRL #3452 (loss 0, reward 0, why?)",
         patience=3,
-        fatal_patience=8,
+        fatal_patience=5,
     ),
     Detector(
         name="reward_saturation",
@@ -339,6 +347,25 @@ DETECTORS = (
         "groups and entropy to see why",
         changes=(SMALLER_STEP,),
         taught_by="open-r1 #257 and ConvSearch-R1 #6: reward falls to 0 after some hundred steps",
+    ),
+    Detector(
+        name="accuracy_collapse",
+        cases=(
+            (Sign(metric="heldout", moved="down", by=0.2, since="best"),),
+            (Sign(metric="correct", moved="down", by=0.3, since="best"),),
+        ),
+        fatal=(
+            (Sign(metric="heldout", moved="down", by=0.25, since="best"),),
+            (Sign(metric="correct", moved="down", by=0.4, since="best"),),
+        ),
+        diagnosis="right answers are being lost, whatever the reward says",
+        remedy="go back to the checkpoint with the best held-out score and halve the learning "
+        "rate; if the reward did not fall, it pays for something else than being right",
+        changes=(SMALLER_STEP, KL_TO_START),
+        taught_by="arXiv 2603.08660: held-out accuracy is the only test of a reward that is "
+        "being hacked",
+        patience=1 / 3,
+        fatal_patience=1 / 3,
     ),
     Detector(
         name="stalled_throughput",

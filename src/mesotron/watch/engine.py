@@ -19,7 +19,9 @@ from mesotron.watch.tracks import Look, Track, is_finite
 
 SCALES = (0, 1)
 # A word may be wrong more often than a stop: it asks for this much of the settings' noise.
-WARN, STOP = 0.6, 1.0
+WARN, STOP = 0.75, 1.0
+# Evaluations are few: so are the chances that noise alone moves one.
+RARE = 0.45
 # A warning is over when nothing showed it for this many times its patience.
 CLEAR = 4
 
@@ -70,6 +72,8 @@ class Engine:
         for name, value in found.items():
             if is_finite(value):
                 self._add(name, value)
+        if found.get("heldout_problems", 0.0) > 0 and "heldout" in self.tracks:
+            self.tracks["heldout"].trials = found["heldout_problems"]
         return [event for d in self.detectors for event in self._judge(d, found.keys())]
 
     def blind(self) -> dict[str, tuple[str, ...]]:
@@ -194,8 +198,7 @@ class Engine:
         if sign.metric not in self.tracks:
             return sign.optional
         look = self.tracks[sign.metric].look(scale)
-        # Evaluations are few: so are the chances that noise alone moves one.
-        rare = 0.5 if METRICS[sign.metric].sparse else 1.0
+        rare = RARE if METRICS[sign.metric].sparse else 1.0
         return look is not None and sign.shown(look, self.settings.noise * caution * rare)
 
     def _event(self, detector: Detector, signs: Case, scale: int) -> Event:

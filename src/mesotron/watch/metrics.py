@@ -143,6 +143,12 @@ _TABLE = (
         sparse=True,
     ),
     Metric(
+        name="heldout_problems",
+        meaning="how many problems are held out",
+        names=("eval/problems",),
+        sparse=True,
+    ),
+    Metric(
         name="greedy",
         meaning="accuracy of greedy decoding",
         names=("eval/greedy", "eval_greedy_accuracy", "eval/greedy_accuracy"),

@@ -48,9 +48,12 @@ class Look:
         if since == "usual":
             before = self._before()
             return middle(before) if before else None
-        if since == "start" or self.track.start is None:
-            return self.track.start
-        return self._plateau().best
+        start = self.track.start
+        if since == "start" or start is None:
+            return start
+        # A fall in the first rows leaves no high plateau behind, but a high start.
+        best = self._plateau().best
+        return start if best is None else max(best, start)
 
     def doubt(self, since: Since) -> float:
         """The standard error of the present minus that reference."""
@@ -94,6 +97,7 @@ class Track:
         self.start: float | None = None
         self.recent: list[float] = []
         self.looks = (Look(self, 0), Look(self, 1))
+        self.trials: float | None = None  # of a share: how many problems each value is of
         self._noise: float | None = None
 
     def add(self, value: float) -> None:
@@ -117,19 +121,25 @@ class Track:
     def noise(self) -> float:
         """Standard deviation of the noise of the values that are remembered."""
         if self._noise is None:
-            self._noise = deviation(self.recent)
+            self._noise = deviation(self.recent) if not self.trials else self._binomial()
         return self._noise
+
+    def _binomial(self) -> float:
+        """Of a share of that many problems; the few values of it would give their trend instead."""
+        widest = max(value * (1 - value) for value in self.recent)
+        return math.sqrt(max(widest, 0.0) / (self.trials or 1))
 
     def values(self) -> dict[str, Any]:
         """Everything it remembers, for JSON."""
         best = [look.best for look in self.looks]
-        return {"first": list(self.first), "recent": list(self.recent), "best": best}
+        return {"first": list(self.first), "recent": list(self.recent), "best": best,
+                "trials": self.trials}  # fmt: skip
 
     def load_values(self, values: dict[str, Any]) -> None:
         """Take over what `values` gave."""
         self.first, self.recent = list(values["first"]), list(values["recent"])
         self.start = middle(self.first) if len(self.first) == self.warmup else None
-        self._noise = None
+        self.trials, self._noise = values["trials"], None
         for look, best in zip(self.looks, values["best"], strict=True):
             look.best = best
             if self.recent:
