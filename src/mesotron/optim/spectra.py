@@ -75,7 +75,7 @@ def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any]
 
     Returns:
         `block`, `rule`, `view`, `shape` (m, n), and over `rank` (from 1) the values `before`, over
-        the largest, and `after`; at most 96 of them, evenly spaced. None without a gradient.
+        the largest, and `after`; at most 96 of them, evenly spaced. None without a finite gradient.
 
     Example:
         >>> from torch import nn
@@ -94,9 +94,10 @@ def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any]
     U = direction(dense_grad(p), optimizer.momentum_of(p, group), group, None)
     window = View.parse(group["view"]).windows(U)[0]
     m, n = window.block_shape
-    sigma = torch.linalg.svdvals(window.wide[0, 0].reshape(m, n).float())
-    if not sigma.isfinite().all() or sigma[0] == 0:
+    matrix = window.wide[0, 0].reshape(m, n).float()
+    if not matrix.isfinite().all() or not matrix.any():  # of neither is there a spectrum
         return None
+    sigma = torch.linalg.svdvals(matrix)
     X = torch.zeros(1, m, n, device=sigma.device)
     X[0].diagonal().copy_(sigma)
     filtered = apply_filter(X, group_filter(group)).X[0].diagonal()
