@@ -141,7 +141,9 @@ def train_in(
     if step < config.steps:
         why = why_stopped(watch) or spending.stopped_by
         reason = f": {why}" if why else ""
-        say(console, f"stopped and saved at step {step}{reason}; continue with {how}")
+        # A guard that gives up on spoiled weights does not save them.
+        saved = " and saved" * (run.checkpoints / f"checkpoint-{step}").exists()
+        say(console, f"stopped{saved} at step {step}{reason}; continue with {how}")
         return 0
     after = evaluate_part(parts, trainer.model, "after")
     found = compare(before, after)

@@ -112,7 +112,7 @@ class Watch(TrainerCallback):
     ) -> None:
         """Begin anew; on a resumed run, live through what it has logged before."""
         self._restart()
-        there = self._checkpoints() if state.global_step else {}
+        there = self._checkpoints() if state.global_step else ()
         known = [step for step in there if step <= state.global_step]
         self.memory.replay(past(state), known)
         if self.guard != "rollback":
@@ -156,11 +156,12 @@ class Watch(TrainerCallback):
     ) -> None:
         """Remember what was known at this checkpoint, and forget those that were removed."""
         if self.guard == "rollback":
-            self.memory.keep(state.global_step)
             there = {path.name for path in self._root.glob("checkpoint-*")}
             gone = [step for step in self.memory.kept if f"checkpoint-{step}" not in there]
             for step in gone:
                 del self.memory.kept[step]
+            # Another process may still be writing it.
+            self.memory.keep(state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -184,15 +185,14 @@ class Watch(TrainerCallback):
         """Go back and on, or give up; what was done is kept where a resumed run finds it."""
         if event is None:
             return
-        there = self._checkpoints()
-        memory, saves = self.memory, self._saves
-        chosen = agreed(decisions.choose_checkpoint(memory, event, there))
-        why = agreed(decisions.why_not(memory, event, chosen, self.tries, saves))
-        if why or chosen is None:
+        memory = self.memory
+        # The first process alone reads the checkpoints through.
+        chosen, why = agreed(self._choose(event) if state.is_world_process_zero else None)
+        if why:
             act = decisions.given_up(event, memory.attempts, why)
-            self._stop(event, control, can_save and saves)
+            self._stop(event, control, can_save and self._saves)
         else:
-            go_back(self.trainer, there[chosen])
+            go_back(self.trainer, self._root / f"checkpoint-{chosen}")
             number = memory.attempts + 1
             remedy = prescribe(tuple(Change(**change) for change in event.changes), number)
             outcome = apply(remedy, self._can_change(), number)
@@ -203,6 +203,11 @@ class Watch(TrainerCallback):
         state.log_history.append(kept)
         if state.is_world_process_zero:
             self._tell(act)
+
+    def _choose(self, event: Event) -> tuple[int | None, str]:
+        """The checkpoint to go back to, or why there is none."""
+        chosen = decisions.choose_checkpoint(self.memory, event, self._checkpoints())
+        return chosen, decisions.why_not(self.memory, event, chosen, self.tries, self._saves)
 
     def _put_in_force(self) -> None:
         """Tell a resumed trainer what its checkpoint does not hold of earlier remedies."""
@@ -223,8 +228,8 @@ class Watch(TrainerCallback):
     def _root(self) -> Path:
         return Path(self.trainer.args.output_dir)
 
-    def _checkpoints(self) -> dict[int, Path]:
-        return whole_checkpoints(self._root) if self.guard == "rollback" else {}
+    def _checkpoints(self) -> set[int]:
+        return whole_checkpoints(self._root) if self.guard == "rollback" else set()
 
     def _tell(self, told: Event | Act) -> None:
         if self.run is not None:

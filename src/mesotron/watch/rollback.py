@@ -59,15 +59,15 @@ def refuse_what_cannot_go_back(trainer: Any) -> None:
         )
 
 
-def whole_checkpoints(root: Path) -> dict[int, Path]:
-    """The checkpoints of a folder that can be gone back to, by step.
+def whole_checkpoints(root: Path) -> set[int]:
+    """Steps of the checkpoints of a folder that can be gone back to.
 
     Args:
         root: a Trainer's output folder. Checkpoints with a manifest are checked against it, others
             must have come to their last file.
     """
     return {
-        found.step: found.path for found in list_checkpoints(root)
+        found.step for found in list_checkpoints(root)
         if (damage(found.path) is None if (found.path / MANIFEST).exists()
             else (found.path / "trainer_state.json").exists())
     }  # fmt: skip
