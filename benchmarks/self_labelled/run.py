@@ -25,6 +25,11 @@ CONTENDERS = {
     "vote": "--objective.name vote",
     "mgrpo_momentum": "--objective.name mgrpo --objective.entropy-filter off",
     "mgrpo": "--objective.name mgrpo",
+    # Here a policy goes as far in 100 steps as a large one in thousands, and an anchor of 0.99 with
+    # it: one that remembers 1,000 steps, and one of these with as many votes as the policy.
+    "mgrpo_slow": "--objective.name mgrpo --objective.momentum 0.999",
+    "mgrpo_half": "--objective.name mgrpo --objective.momentum 0.999 "
+    "--objective.momentum-generations 4",
     "corewarding": "--objective.name corewarding",
     "grpo": "--objective.name grpo",
 }
