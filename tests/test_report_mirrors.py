@@ -4,16 +4,25 @@ W&B and trackio take the same dictionary from the same callbacks of Transformers
 installed where these tests run, and W&B's offline mode needs its package too.
 """
 
+import io
+import logging
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from transformers.integrations import TensorBoardCallback
 
+from mesotron.config import TrainConfig
+from mesotron.recipes import command
+from mesotron.report import read_run, render_runs
+from mesotron.rlvr import session
 from mesotron.rlvr.callbacks import RunLog
+from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.spectra import OptimizerLog
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.watch.readers import read_log
+from report_worlds import make_run
 from rlvr_tiny import make_trainer
 
 pytest.importorskip("tensorboard")
@@ -75,8 +84,6 @@ def test_a_resumed_run_forgets_the_spectra_that_it_will_write_again(run, tmp_pat
 
 
 def test_the_page_of_the_folder_draws_both(run):
-    from mesotron.report import read_run, render_runs
-
     page = render_runs([read_run(Path(run.path))])
     assert "What does the filter do?" in page
     assert "Routing: " in page
@@ -86,7 +93,7 @@ def test_the_page_of_the_folder_draws_both(run):
 def test_train_leaves_a_page_beside_its_report(tmp_path, monkeypatch, capsys, rank, written):
     """The command's own path, with a training that is over at once."""
 
-    def train(plan: Plan[TrainConfig]) -> int:
+    def train(plan: Plan[TrainConfig], *_: object) -> int:
         make_run(plan.path)
         return 0
 
