@@ -117,9 +117,7 @@ def describe(world: WorldConfig) -> str:
 def check(config: DemosConfig) -> None:
     """Refuse what cannot be meant."""
     if config.horizon < 1:
-        raise ValueError(
-            f"{config.horizon} actions after a frame are none; give --horizon 1 or more"
-        )
+        raise ValueError(f"--horizon {config.horizon} leaves a frame no action; give 1 or more")
     if config.noise < 0:
         raise ValueError(f"noise {config.noise} is negative; give --noise 0 for none")
     if config.world.perturbation != "none":
@@ -156,9 +154,7 @@ def open_folder(folder: Path, world: WorldConfig, compact: bool, facts: dict[str
             )
         return
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(
-            f"{folder} is not empty and holds no demonstrations; give --out another name"
-        )
+        raise ValueError(f"{folder} holds something else; give --out another name")
     folder.mkdir(parents=True, exist_ok=True)
     write_manifest(folder, world, compact, facts)
 
