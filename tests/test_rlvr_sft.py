@@ -135,6 +135,16 @@ def test_killed_and_resumed_equals_left_alone(config, tmp_path):
         assert [row[name] for row in first] == [row[name] for row in second]
 
 
+def test_a_warm_start_is_ended_before_its_time_limit(config, capsys):
+    assert sft.run(replace(config, time_limit="0.001s", price=3.95)) == 0
+    told = capsys.readouterr().out
+    assert "stopped and saved at step 1: the time limit of 0.001 s leaves no room" in told
+    (row,) = RunFolder(config.out).rows("metrics")
+    assert 0 < row["cost/spent"] < row["cost/projected"]
+    assert sft.run(SftConfig(resume=config.out, time_limit="1h")) == 0
+    assert [row["step"] for row in RunFolder(config.out).rows("metrics")] == [1, 2, 3, 4]
+
+
 def test_lora_trains_the_adapter_alone(config):
     config = replace(config, model=replace(config.model, lora=2), steps=2, save_every=0)
     assert sft.run(config) == 0
