@@ -13,8 +13,9 @@ from mesotron.compare import command
 from mesotron.compare.cell import write_settings
 from mesotron.compare.grid import Grid, search
 from mesotron.compare.kinds import make_kind
-from mesotron.compare.record import read_tournament
+from mesotron.compare.record import Cell, Threshold, Tournament, read_tournament
 from mesotron.compare.schedule import Pool, last_words
+from mesotron.compare.standings import time_to_threshold
 
 CELL = Path(__file__).parent / "compare_cell.py"
 SMALL = ["--rates", "3", "--factor", "2", "--seeds", "3", "--workers", "2"]
@@ -180,6 +181,7 @@ def test_two_processes_do_not_share_a_folder(folder, capsys):
         (["arith", "--optims", "sgd"], "unknown optimizer 'sgd'"),
         (["arith", "--objectives", "ppo"], "unknown objective 'ppo'"),
         (["snake", "--objectives", "grpo"], "PPO has no objective"),
+        (["vla", "--set", "demos=no/such"], "no demonstrations in no/such"),
         (["arit"], "did you mean arith?"),
         (["arith", "--set", "rollout.prompt=8"], "did you mean prompts?"),
         (["arith", "--set", "steps=many"], "'many' is not a whole number"),
@@ -220,6 +222,32 @@ def test_snake_rates_are_matched_to_adams(tmp_path):
     assert config.muon_lr / 8 == pytest.approx(0.2 * 1e-3)
     assert (config.aux_adam_lr, config.rule, config.seed) == (1e-3, "muon", 3)
     assert config.save_dir / config.run_name == tmp_path / "cell"
+
+
+def test_rules_of_a_robots_parts_follow_the_contender(tmp_path):
+    kind = make_kind("vla", [f"demos={tmp_path}", "steps=7"])
+    one = next(one for one in kind.contenders(kind.usual, []) if one.name == "pion_action")
+    optim = kind.settings(one, 2e-3, 3, tmp_path / "cell").optim
+    assert (optim.vision, optim.fusion, optim.action, optim.lr) == ("muon", "muon", "pion", 2e-3)
+
+
+def test_half_way_down_a_curve_that_falls(tmp_path):
+    """Losses from 9 to 1 and from 9 to 6: half way to the best one's end is 5."""
+    kind = make_kind("vla", [f"demos={tmp_path}", "batch=2"])
+    cells = [Cell(id=x, contender=x, objective="", rate=1.0, seed=0, stage="final") for x in "ab"]
+    record = Tournament(recipe="vla", kind="vla", measure="", rule=[], contenders=[], plan={},
+                        cells=cells, threshold=Threshold(metric=kind.curve))  # fmt: skip
+
+    def rows(end):
+        losses = [9.0] * 5 + [end] * 10
+        return [{"step": k, "loss/action": x, "time/step": 2.0} for k, x in enumerate(losses, 1)]
+
+    time_to_threshold(kind, record, {"a": rows(1.0), "b": rows(6.0)})
+    assert record.threshold.value == 5.0
+    # The mean of five steps passes 5 with the third of the new ones.
+    assert (cells[0].threshold_steps, cells[0].threshold_seconds) == (8, 16.0)
+    assert cells[0].threshold_tokens == 16.0
+    assert cells[1].threshold_steps is None
 
 
 def test_a_search_stops_at_its_limit_and_says_that_it_stands_at_an_end():

@@ -7,15 +7,20 @@ What it prints is the cell's log; an error's last line is what the tournament sa
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mesotron.config import SnakeConfig, TrainConfig
+from mesotron.config import SnakeConfig, TrainConfig, VlaTrainConfig
 from mesotron.config.reading import from_plain
 from mesotron.runs.folder import plain
 from mesotron.runs.lines import write_json
 
-CONFIGS: dict[str, type] = {"rlvr": TrainConfig, "ppo": SnakeConfig}
+COMMANDS: dict[str, tuple[type, str]] = {
+    "rlvr": (TrainConfig, "mesotron.rlvr.train:run"),
+    "ppo": (SnakeConfig, "mesotron.ppo.command:run"),
+    "vla": (VlaTrainConfig, "mesotron.vla.command:run_train"),
+}
 
 
 def write_settings(path: Path, kind: str, config: Any) -> list[str]:
@@ -27,12 +32,10 @@ def write_settings(path: Path, kind: str, config: Any) -> list[str]:
 def main(path: Path) -> int:
     """Run the config that a file holds; the kind's own exit code."""
     values = json.loads(path.read_text(encoding="utf-8"))
-    config = from_plain(CONFIGS[values["kind"]], values["config"], str(path))
-    if values["kind"] == "ppo":
-        from mesotron.ppo.command import run
-    else:
-        from mesotron.rlvr.train import run
-    return run(config)
+    config_type, target = COMMANDS[values["kind"]]
+    module, function = target.split(":")
+    config = from_plain(config_type, values["config"], str(path))
+    return getattr(import_module(module), function)(config)
 
 
 if __name__ == "__main__":

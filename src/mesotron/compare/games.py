@@ -30,6 +30,10 @@ class Games(Kind):
 
     name = "ppo"
     measure = "fruit of a greedy game"
+    unit = (
+        "Rates are in Adam's unit: Muon's and Pion's own are those at which a step of full rank "
+        "changes a weight as much as Adam's usual 0.2 of the rate."
+    )
     curve = "episode/fruit"
     usual = ("adam", "muon", "pion")
 

@@ -58,8 +58,12 @@ class Kind(ABC):
     name: ClassVar[str]
     measure: ClassVar[str]
     """What a score is, in words."""
+    unit: ClassVar[str]
+    """What a rate means to the contenders, in a sentence for the page."""
     curve: ClassVar[str]
     """The metric whose curve is timed against the threshold."""
+    falls: ClassVar[bool] = False
+    """Whether that curve falls as the run learns."""
     floor: ClassVar[float] = 0.0
     """Score of every problem for a run that has diverged."""
     usual: ClassVar[tuple[str, ...]]
@@ -68,6 +72,9 @@ class Kind(ABC):
     recipe: str
     config: Any
     """The recipe's config with the changes: what every run shares."""
+
+    @abstractmethod
+    def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None: ...
 
     @property
     @abstractmethod

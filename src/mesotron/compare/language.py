@@ -53,6 +53,11 @@ class Language(Kind):
 
     name = "rlvr"
     measure = "greedy accuracy on held-out problems"
+    unit = (
+        "Rates are in AdamW's unit. A short run measures the RMS of a contender's updates, and its "
+        "matrices' own rate is multiplied so that it is AdamW's usual 0.2 of the rate (the x in "
+        "the table); embeddings, norms and head keep the rate itself, or SGD's own."
+    )
     curve = "facts/correct"
     usual = ("adamw", "muon", "muon_sgd", "muon_heads", "pion", "pion_cutoff")
 

@@ -61,7 +61,7 @@ class Cell:
     wall: float | None = None
     """Time of the whole process."""
     tokens: float | None = None
-    """Tokens (or environment steps) that training has read."""
+    """Tokens, environment steps or frames that training has read."""
     steps: int | None = None
     threshold_seconds: float | None = None
     """Training time until the curve has passed `Tournament.threshold`; null if it never did."""
@@ -136,7 +136,7 @@ class Tournament:
 
     recipe: str
     kind: str
-    """rlvr or ppo: what kind of run a cell is."""
+    """rlvr, ppo or vla: what kind of run a cell is."""
     measure: str
     """What a score is, such as "greedy accuracy"."""
     rule: list[str]

@@ -115,7 +115,8 @@ def mean(values: Sequence[float | None]) -> float | None:
 def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[Row]]) -> None:
     """Set the threshold from the final cells' curves, and when each cell has passed it.
 
-    Half way from the mean of all curves' first steps to the mean of the best contender's last ones.
+    Half way from the mean of all curves' first steps to the mean of the best contender's last ones;
+    of a curve that falls, downward.
 
     Args:
         kind: names the metric, and counts seconds and tokens.
@@ -124,7 +125,8 @@ def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[
     """
     assert record.threshold is not None
     name = record.threshold.metric
-    smooth = {id: smoothed(rows, name) for id, rows in curves.items()}
+    sign = -1.0 if kind.falls else 1.0
+    smooth = {id: smoothed(rows, name, sign) for id, rows in curves.items()}
     known = [cell for cell in record.cells if smooth.get(cell.id)]
     if not known:
         return
@@ -132,7 +134,8 @@ def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[
     for cell in known:
         ends.setdefault(cell.contender, []).append(smooth[cell.id][-1][1])
     start = fmean(smooth[cell.id][0][1] for cell in known)
-    record.threshold.value = value = (start + max(map(fmean, ends.values()))) / 2
+    value = (start + max(map(fmean, ends.values()))) / 2
+    record.threshold.value = sign * value
     for cell in known:
         place = next((k for k, point in smooth[cell.id] if point >= value), None)
         seconds, tokens = kind.cost(curves[cell.id])
@@ -141,14 +144,14 @@ def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[
         cell.threshold_steps = None if place is None else int(curves[cell.id][place]["step"])
 
 
-def smoothed(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:
+def smoothed(rows: Sequence[Row], name: str, sign: float = 1.0) -> list[tuple[int, float]]:
     """(index of the row, mean of the last few values up to it), for rows that have the metric.
 
     Example:
         >>> smoothed([{"x": 1.0}, {}, {"x": 3.0}], "x")
         [(0, 1.0), (2, 2.0)]
     """
-    found = [(k, row[name]) for k, row in enumerate(rows) if name in row]
+    found = [(k, sign * row[name]) for k, row in enumerate(rows) if name in row]
     return [
         (k, fmean(value for _, value in found[max(place - WINDOW + 1, 0) : place + 1]))
         for place, (k, _) in enumerate(found)

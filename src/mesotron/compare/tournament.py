@@ -195,6 +195,10 @@ class Progress:
         return True
 
     def _take_scores(self, cell: Cell, found: Outcome) -> None:
+        if cell.verdict == "diverged" and not found.scores:
+            cell.score = self.kind.floor
+            self._floor(cell)
+            return
         chosen = [id for id in found.scores if is_for_choosing(id) == (cell.stage == "search")]
         known = self.record.problems.setdefault(cell.stage, chosen)
         if set(known) != set(chosen) or not known:
@@ -205,8 +209,16 @@ class Progress:
         if found.start:
             self.record.start[cell.stage] = fmean(found.start[id] for id in known)
 
+    def _floor(self, cell: Cell) -> None:
+        """No problem is solved by a run that diverged before it was asked any."""
+        if cell.stage in self.record.problems:
+            cell.per_problem = [self.kind.floor] * len(self.record.problems[cell.stage])
+
     def judge(self) -> None:
         """The standings as far as they are known, and the words for them."""
+        for cell in self.record.cells:
+            if cell.verdict == "diverged" and cell.stage != "probe" and cell.per_problem is None:
+                self._floor(cell)
         searches = {one.name: self.search_of(one) for one in self.contenders}
         rates = {
             name: self.grid.rate(found.best)
@@ -252,12 +264,7 @@ def rule_in_words(config: CompareConfig, kind: Kind) -> list[str]:
     return [
         "Every run of one seed has the same data order, and every run of the tournament the same "
         "start and the same held-out problems.",
-        "Rates are in AdamW's unit. A short run measures the RMS of a contender's updates, and its "
-        "matrices' own rate is multiplied so that it is AdamW's usual 0.2 of the rate (the x in "
-        "the table); embeddings, norms and head keep the rate itself, or SGD's own."
-        if kind.name == "rlvr"
-        else "Rates are in Adam's unit: Muon's and Pion's own are those at which a step of full "
-        "rank changes a weight as much as Adam's usual 0.2 of the rate.",
+        kind.unit,
         f"Every contender tries {config.rates} rates with {searched}, powers of {config.factor:g} "
         f"apart around the recipe's, {kind.base_rate:g}.",
         f"If the best rate is the smallest or the largest tried, up to {config.extend} more beyond "

@@ -36,6 +36,7 @@ class Command:
 XLA = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
 COMMANDS = {
     "train": Command(("--out={parent}/{name}",), ("after", "value"), "--threads"),
+    "vla train": Command(("--out={parent}/{name}",), ("success",), "--threads"),
     "ppo snake": Command(
         ("--save-dir={parent}", "--run-name={name}"), ("greedy_fruit",), variables=XLA
     ),

@@ -12,12 +12,13 @@ class CompareConfig:
     """Compare optimizers and objectives fairly: a search of the rate for each, then fresh seeds."""
 
     recipe: str = field(default="arith", metadata=POSITIONAL)
-    """A recipe of mesotron train, or snake for PPO."""
+    """A recipe of mesotron train, snake for PPO, or vla for a robot's policy, with
+    --set demos=FOLDER."""
 
     optims: tuple[str, ...] = ()
     """Who takes part, of adamw, muon, muon_sgd, muon_heads, pion, pion_cutoff and lowrank, or
-    variants such as pion:promote=2; all but lowrank if not given. In PPO of adam, muon and
-    pion."""
+    variants such as pion:promote=2; all but lowrank if not given. For snake of adam, muon and
+    pion; for vla of adamw, muon, pion_action, pion and lowrank."""
 
     objectives: tuple[str, ...] = ()
     """Objectives to combine each optimizer with; the recipe's own if not given."""
