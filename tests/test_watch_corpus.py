@@ -124,7 +124,15 @@ def test_a_stall_is_no_collapse():
 
 def verdict(alarm, onset=40, outcome="failed"):
     return evaluate.Verdict(
-        run="a", kind="x", outcome=outcome, why="", onset=onset, alarm=alarm, lossy=True, lost=0.2
+        run="a",
+        kind="x",
+        outcome=outcome,
+        why="",
+        onset=onset,
+        alarm=alarm,
+        lossy=True,
+        lost=0.2,
+        reward_lost=0.1,
     )
 
 
@@ -138,7 +146,9 @@ def test_a_stop_long_before_the_onset_catches_nothing():
     )
     assert found["caught"]["words"] == "1 of 2"
     assert found["healthy runs stopped"]["words"] == "1 of 1"
-    assert found["median share lost at the alarm"] == pytest.approx(0.6)  # a miss has lost all
+    assert found["right answers lost at the alarm, median"] == pytest.approx(
+        0.6
+    )  # a miss has lost all
 
 
 def test_wilson_intervals():

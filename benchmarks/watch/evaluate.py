@@ -42,7 +42,8 @@ class Verdict:
         onset: the step from which it went wrong.
         alarm: the first stop; None if there was none.
         lossy: whether there was something to lose; a run that never began has nothing.
-        lost: share of the peak that was gone at the alarm.
+        lost: share of the right answers (or of a broken reward) that was gone at the alarm.
+        reward_lost: share of the training reward's peak that was.
     """
 
     run: str
@@ -53,6 +54,7 @@ class Verdict:
     alarm: Alarm | None
     lossy: bool
     lost: float | None
+    reward_lost: float | None
 
     @property
     def caught(self) -> bool:
@@ -157,6 +159,7 @@ def verdict(run: dict[str, Any], truth: Label, alarm: Alarm | None) -> Verdict:
         alarm=alarm,
         lossy=bool(truth.curve),
         lost=truth.lost_at(alarm[0]) if alarm else None,
+        reward_lost=truth.reward_lost_at(alarm[0]) if alarm else None,
     )
 
 
@@ -164,13 +167,13 @@ def summarise(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The figures of the page, each share with its 95% interval."""
     failed = [one for one in verdicts if one.outcome == "failed"]
     well = [one for one in verdicts if one.outcome == "healthy"]
-    # A collapse that was missed has lost all by the time anybody looks.
-    lost = [one.lost if one.caught and one.lost is not None else 1.0 for one in failed if one.lossy]
+    lossy = [one for one in failed if one.lossy]
     kinds = sorted({one.kind for one in failed})
     return {
         "caught": share([one.caught for one in failed]),
         "healthy runs stopped": share([one.alarm is not None for one in well]),
-        "median share lost at the alarm": median(lost) if lost else None,
+        "reward lost at the alarm, median": middle(lossy, [one.reward_lost for one in lossy]),
+        "right answers lost at the alarm, median": middle(lossy, [one.lost for one in lossy]),
         "unclear": sum(one.outcome == "unclear" for one in verdicts),
         "caught by kind": {
             kind: share([one.caught for one in failed if one.kind == kind])["words"]
@@ -179,6 +182,12 @@ def summarise(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "missed": [one.run for one in failed if not one.caught],
         "stopped in vain": [one.run for one in well if one.alarm is not None],
     }
+
+
+def middle(verdicts: Sequence[Verdict], lost: Sequence[float | None]) -> float | None:
+    """The median; a collapse that was missed has lost all by the time anybody looks."""
+    shares = [x if one.caught and x is not None else 1.0 for one, x in zip(verdicts, lost)]
+    return round(median(shares), 4) if shares else None
 
 
 def share(hits: Sequence[bool]) -> dict[str, Any]:
@@ -202,7 +211,7 @@ def share(hits: Sequence[bool]) -> dict[str, Any]:
 def line(one: Verdict) -> str:
     """One run in a line of a table."""
     alarm = f"stop at {one.alarm[0]} by {one.alarm[1]}" if one.alarm else "no stop"
-    lost = "" if one.lost is None else f", {one.lost:.0%} lost"
+    lost = "" if one.lost is None else f", {one.lost:.0%} lost ({one.reward_lost:.0%} of reward)"
     good = one.caught if one.outcome == "failed" else one.alarm is None
     mark = "  " if good or one.outcome in ("unclear", "stalled") else "X "
     return f"{mark}{one.run:<20} {one.outcome:<8} ({one.why}, onset {one.onset}): {alarm}{lost}"

@@ -33,19 +33,27 @@ class Label:
         why: the clause of the rule that decided.
         onset: the step from which it went wrong: the last one near its peak; None if healthy.
         curve: (step, value) of what was lost, smoothed; empty where nothing was there to lose.
+        reward: the same of the training reward.
     """
 
     outcome: Outcome
     why: str
     onset: int | None = None
     curve: Curve = ()
+    reward: Curve = ()
 
     def lost_at(self, step: int) -> float | None:
         """Share of the peak that was gone at a step; None where nothing was there to lose."""
         if not self.curve:
             return None
-        peak = max(value for _, value in self.curve)
-        return 1 - min(self.curve, key=lambda point: abs(point[0] - step))[1] / peak
+        return 1 - value_at(self.curve, step) / max(value for _, value in self.curve)
+
+    def reward_lost_at(self, step: int) -> float | None:
+        """The same of the training reward and its peak until then: one that is gamed rises."""
+        if not self.curve:
+            return None
+        peak = max(value for at, value in self.reward if at <= max(step, self.reward[0][0]))
+        return max(1 - value_at(self.reward, step) / peak, 0.0) if peak > 0 else 1.0
 
 
 def label(run: dict[str, Any]) -> Label:
@@ -57,6 +65,7 @@ def label(run: dict[str, Any]) -> Label:
                 return Label(outcome="failed", why=f"{name} is {value}", onset=int(step))
     width = max(ROWS, math.ceil(PROMPTS / run["prompts"]))
     correct = smooth(steps, columns["facts/correct"], width)
+    reward = smooth(steps, columns["reward"], width)
     greedy = [(0.0, run["before"])] + [
         (step, value) for step, value in zip(steps, columns["eval/greedy"]) if value is not None
     ]
@@ -64,10 +73,9 @@ def label(run: dict[str, Any]) -> Label:
     if is_lost(greedy) or (is_lost(correct) and not kept):
         # The training curve is the finer one; it dates the loss wherever it shows it.
         curve = correct if is_lost(correct) else greedy
-        return Label(outcome="failed", why="accuracy lost", onset=onset(curve), curve=curve)
-    reward = smooth(steps, columns["reward"], width)
+        return lost("accuracy lost", curve, reward)
     if is_lost(reward) and not is_lost(correct):
-        return Label(outcome="failed", why="reward lost", onset=onset(reward), curve=reward)
+        return lost("reward lost", reward, reward)
     if run["unchanged"] is not None and run["unchanged"] >= 0.99:
         return Label(outcome="failed", why="nothing changed", onset=int(steps[0]))
     if mean(columns["groups/all_wrong"][-20:]) >= 0.9:
@@ -77,6 +85,11 @@ def label(run: dict[str, Any]) -> Label:
     if kept and greedy[-1][1] >= run["before"] - SLACK and not is_lost(correct):
         return Label(outcome="healthy", why="accuracy kept")
     return Label(outcome="unclear", why=f"{left(greedy):.0%} of the best held-out accuracy left")
+
+
+def lost(why: str, curve: Curve, reward: Curve) -> Label:
+    """The label of a run that had something and lost it."""
+    return Label(outcome="failed", why=why, onset=onset(curve), curve=curve, reward=reward)
 
 
 def slow_from(steps: Sequence[float], times: Sequence[float]) -> int | None:
@@ -94,6 +107,11 @@ def smooth(steps: Sequence[float], values: Sequence[float | None], width: int) -
         (step, mean([value for _, value in known[max(k - half, 0) : k + half + 1]]))
         for k, (step, _) in enumerate(known)
     ]
+
+
+def value_at(curve: Curve, step: int) -> float:
+    """The value of the nearest point."""
+    return min(curve, key=lambda point: abs(point[0] - step))[1]
 
 
 def is_lost(curve: Curve) -> bool:
