@@ -203,6 +203,21 @@ def test_snake_is_drawn_beside_random_players_with_a_band_over_its_runs(tmp_path
     assert (line["low"][3], line["y"][3], line["high"][3]) == (4, 4.5, 5)
 
 
+def test_vla_runs_tell_success_beside_its_controls(tmp_path):
+    config = {"demos": "demos", "policy": {}, "optim": {"action": "pion", "lr": 0.001}}
+    run = RunFolder.create(tmp_path / "v", config, {"device": "cpu"})
+    for step in (10, 20):
+        row = {"loss": 1 / step, "update_rms/action": 1e-4, "gradient/action/snr": 0.5}
+        run.append("metrics", {"step": step, **row})
+    assert "at rate 0.001, 20 steps, loss from 0.1 to 0.05." in page_of(run.path).text
+    found = {"success": 0.9, "wrong instruction": 0.1, "expert": 1.0}
+    run.finish({"steps": 20, "loss": 0.05, **found}, "words")
+    page = page_of(run.path)
+    assert "succeeds in 90.0% of the episodes, and 10.0% when told a wrong instr" in page.text
+    titles = [chart["title"] for chart in json.loads(page.data)["charts"]]
+    assert titles == ["Loss", "Update RMS", "Signal to noise of the gradient"]
+
+
 def test_anybodys_log_is_drawn_with_what_the_watch_sees_in_it(tmp_path):
     log = tmp_path / "trainer_state.json"
     history = [{"step": k, "reward": 0.7 if k < 40 else 0.02, "kl": 0.1} for k in range(1, 90)]

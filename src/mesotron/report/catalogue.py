@@ -90,7 +90,7 @@ CHAPTERS = (
         Plot("Length of a game", {"episode/length": "moves"}),
     )),
     Chapter("How large are its steps?", (
-        Plot("Update RMS", {"optim/*/update_rms": ""},
+        Plot("Update RMS", {"optim/*/update_rms": "", "update_rms/*": ""},
              "Root mean square of the change of a weight in one step, by rule.", log=True),
         Plot("Learning rate", {"learning_rate": "rate", "optim/lr": "rate"}),
         Plot("Gradient norm", {
@@ -102,6 +102,10 @@ CHAPTERS = (
              "Blocks that the filter lets nothing through of."),
         Plot("Energy in few directions", {"optim/*/concentration": ""},
              "Toward 1 all of a block's gradient points one way."),
+        Plot("Effective rank of the gradient", {"gradient/*/effective_rank": ""},
+             "Of each part's matrices, mean over them."),
+        Plot("Signal to noise of the gradient", {"gradient/*/snr": ""},
+             "At or below 0 for long: the batch is too small for this gradient."),
         Plot("Log-ratio of new to old", {
                  "ratio/log_max": "largest", "ratio/log_min": "smallest"}),
     )),
@@ -109,6 +113,8 @@ CHAPTERS = (
         Plot("Seconds of a step", {
                  "time/step": "step", "time/rollout": "rollout", "time/optimizer": "optimizer"}),
         Plot("Steps a second", {"time/steps_per_second": "environment steps a second"}),
+        Plot("Seconds in all", {"time/spent": "spent", "time/projected": "projected"},
+             "Of the command, with loading, saving and evaluations."),
         Plot("Dollars", {"cost/spent": "spent", "cost/projected": "projected"}),
     )),
 )  # fmt: skip

@@ -22,7 +22,7 @@ from mesotron.watch.metrics import canonical
 from mesotron.watch.readers import read_log
 from mesotron.watch.story import Condition, Story, tell
 
-Kind = Literal["train", "sft", "snake", "other"]
+Kind = Literal["train", "sft", "snake", "vla", "other"]
 Column = list[float | None]
 
 # Fields that only the config of this kind of run has.
@@ -30,6 +30,7 @@ _SIGNS: dict[Kind, tuple[str, ...]] = {
     "train": ("recipe", "rollout", "objective"),
     "sft": ("loose", "batch", "optim"),
     "snake": ("muon_lr", "num_envs", "total_timesteps"),
+    "vla": ("demos", "policy", "optim"),
 }
 
 
@@ -118,7 +119,7 @@ class Run:
 
         The story would say the same, but tells it from all the rows: a page of many runs waits.
         """
-        if self.kind != "train":
+        if self.kind not in ("train", "vla"):
             return self.story.condition if self.kind == "other" and self.story else None
         harmless = {detector.name for detector in DETECTORS if detector.harmless}
         warned: set[str] = set()

@@ -24,7 +24,12 @@ from mesotron.report.spectra import spectra_charts
 from mesotron.report.transcripts import transcript_parts
 from mesotron.report.words import figures_of, tell_run, tell_runs
 
-KINDS = {"train": "reinforcement learning", "sft": "warm start", "snake": "PPO on Snake"}
+KINDS = {
+    "train": "reinforcement learning",
+    "sft": "warm start",
+    "snake": "PPO on Snake",
+    "vla": "vision, language, action",
+}
 PAIRS_EACH = 2  # problems shown of each run, of several
 
 

@@ -20,8 +20,8 @@ class Figure(NamedTuple):
 
 def tell_run(run: Run) -> list[str]:
     """One run in two sentences: what came of it, and how it went."""
-    told = {"train": _tell_train, "sft": _tell_sft, "snake": _tell_snake}.get(run.kind, _tell_other)
-    return [told(run), *_tell_watch(run), *_tell_cost(run)]
+    told = {"train": _tell_train, "sft": _tell_sft, "snake": _tell_snake, "vla": _tell_vla}
+    return [told.get(run.kind, _tell_other)(run), *_tell_watch(run), *_tell_cost(run)]
 
 
 def tell_runs(runs: Sequence[Run]) -> list[str]:
@@ -64,6 +64,8 @@ def final_score(run: Run) -> Score | None:
         )
     if "greedy_fruit" in result:
         return Score("greedy fruit", result["greedy_fruit"], f"{result['greedy_fruit']:.2f}")
+    if run.kind == "vla" and "success" in result:
+        return Score("success", result["success"], f"{result['success']:.1%}")
     for metric, word in (("reward", "reward"), ("mean_token_accuracy", "share of tokens right")):
         column = [x for x in run.columns.get(metric, []) if x is not None and x - x == 0]
         if column:
@@ -101,11 +103,12 @@ def figures_of(run: Run) -> list[Figure]:
             )
         )
         found.append(Figure("random", f"{base['random_masked']:.2f}", "among legal moves"))
+    elif run.kind == "vla" and "success" in result:
+        shares = [(name, x) for name, x in result.items() if name not in ("steps", "loss")]
+        found += [Figure(name, f"{share:.1%}") for name, share in shares]
     else:
         score = final_score(run)
-        if score:
-            note = "mean of the last tenth" if "after" not in result else ""
-            found.append(Figure(score.word, score.shown, note))
+        found += [Figure(score.word, score.shown, "mean of the last tenth")] if score else []
     if run.condition:
         found.append(Figure("the watch", run.condition, _cause(run)))
     return [*found, *_spent(run)]
@@ -130,10 +133,11 @@ def cost_line(run: Run) -> str:
 
 
 def seconds_of(run: Run) -> float | None:
-    """Seconds of training: what the rows say."""
-    last = run.last("time/seconds")
-    if last is not None:
-        return last
+    """What the rows say: the whole session where it was metered, else the steps together."""
+    for metric in ("time/seconds", "time/spent"):
+        last = run.last(metric)
+        if last is not None:
+            return last
     total = run.total("time/step")
     return run.total("step_time") if total is None else total
 
@@ -189,6 +193,17 @@ def _tell_snake(run: Run) -> str:
         f"{made} eats {fruit:.1f} fruit of {base['maximum']:.0f} when it plays greedily, where "
         f"random legal moves eat {base['random_masked']:.1f}."
     )
+
+
+def _tell_vla(run: Run) -> str:
+    optim = run.config["optim"]
+    made = f"Behaviour cloning with {optim['action']} on the action module at rate {optim['lr']:g}"
+    steps = int(run.steps[-1]) if run.rows else 0
+    if not run.result or "success" not in run.result:
+        return f"{made}, {steps} steps{_moved(run, 'loss', 'loss')}."
+    wrong = run.result.get("wrong instruction")
+    control = f", and {wrong:.1%} when told a wrong instruction" if wrong is not None else ""
+    return f"{made} succeeds in {run.result['success']:.1%} of the episodes{control}."
 
 
 def _tell_other(run: Run) -> str:
