@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -173,6 +175,37 @@ def test_two_processes_do_not_share_a_folder(folder, capsys):
     with command.locked(folder):
         assert compare(folder, "--optims", "adamw") == 2
     assert "in use by another process" in capsys.readouterr().err
+
+
+def test_a_killed_tournament_leaves_its_folder_to_its_cells_and_then_goes_on(folder, capsys):
+    """`kill -9` on the tournament alone: a cell that still runs keeps the folder."""
+    code = (
+        "import sys; from mesotron.compare import command; from mesotron.cli import main;"
+        "from mesotron.compare.cell import write_settings;"
+        "command.write_settings = lambda *x: [sys.executable, sys.argv[1], write_settings(*x)[-1]];"
+        "sys.exit(main(sys.argv[2:]))"
+    )
+    words = ["compare", "arith", *SMALL, "--optims", "adamw", *SET, "--out", str(folder)]
+    slow = {**os.environ, "SECONDS_A_STEP": "0.5"}
+    process = subprocess.Popen([sys.executable, "-c", code, str(CELL), *words], env=slow)
+    while not any(folder.glob("cells/*/metrics.jsonl")):
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert compare(folder, "--optims", "adamw") == 2
+    assert "a cell that one has left" in capsys.readouterr().err
+    while not in_use_no_more(folder):
+        time.sleep(0.1)
+    assert compare(folder, "--optims", "adamw") == 0
+    assert {cell.state for cell in read_tournament(folder).cells} == {"done"}
+
+
+def in_use_no_more(folder):
+    try:
+        with command.locked(folder):
+            return True
+    except ValueError:
+        return False
 
 
 @pytest.mark.parametrize(

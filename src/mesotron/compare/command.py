@@ -39,10 +39,10 @@ def run(config: CompareConfig) -> int:
     kind.contenders(config.optims or kind.usual, config.objectives)  # before a folder is made
     (folder / "cells").mkdir(parents=True, exist_ok=True)
     console = Console()
-    with locked(folder):
+    with locked(folder) as lock:
         old = read_tournament(folder) if (folder / NAME).exists() else None
         progress = Progress(kind, config, folder, old)
-        Match(progress, console).play()
+        Match(progress, console, lock).play()
         finish(progress, console)
     return 1 if any(cell.state == "failed" for cell in progress.record.cells) else 0
 
@@ -63,16 +63,18 @@ def check(config: CompareConfig) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder alone; the system gives it back when the process ends, however it ends."""
+def locked(folder: Path) -> Iterator[int]:
+    """Hold a folder alone. Yields the lock's file number: cells keep it open, so that the folder is
+    in use until the last of them has ended, however this process ends."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"{folder} is in use by another process; wait for it or stop it first"
+                f"{folder} is in use by another process, or by a cell that one has left; wait for "
+                "it or stop it first"
             ) from None
-        yield
+        yield lock.fileno()
 
 
 class Match:
@@ -81,10 +83,12 @@ class Match:
     Args:
         progress: what is due.
         console: where it is shown.
+        lock: file number of the folder's lock, see `locked`.
     """
 
-    def __init__(self, progress: Progress, console: Console) -> None:
+    def __init__(self, progress: Progress, console: Console, lock: int) -> None:
         self.progress = progress
+        self.lock = lock
         self.console = console
         config = progress.config
         on_cpu = getattr(progress.kind.config, "device", "auto") == "cpu"
@@ -143,7 +147,8 @@ class Match:
             place.with_name(f"{cell.id}.json"), progress.kind.name, progress.settings(cell)
         )
         log = place.with_name(f"{cell.id}.log")
-        self.pool.start(cell.id, words, log, progress.kind.environment(progress.config.threads))
+        variables = progress.kind.environment(progress.config.threads)
+        self.pool.start(cell.id, words, log, variables, keep_open=(self.lock,))
         cell.state = "running"
 
     def _end(self, job: Job, stopping: bool) -> None:

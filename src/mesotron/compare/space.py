@@ -16,6 +16,8 @@ from typing import Any, Literal
 Value = float | int | str | bool
 RANGE = re.compile(r"(?P<low>[^,]+?)\.\.(?P<high>[^,]+)")
 DISTRIBUTIONS = ("constant", "categorical", "int_uniform", "uniform", "log_uniform_values")
+# Recipes that are no recipes of `mesotron train`, as in a tournament.
+OTHERS = {"snake": ("ppo", "snake"), "vla": ("vla", "train")}
 # Words that send a run's metrics to W&B, which needs an account.
 TO_WANDB = (["--wandb"], ["--report-to", "wandb"], ["--report-to=wandb"])
 
@@ -97,8 +99,7 @@ def read_space(file: str, ranges: Sequence[str]) -> Space:
     if path.suffix in (".yaml", ".yml", ".json"):
         space = from_mapping(load(path), path)
     else:
-        command = ("ppo", "snake") if file == "snake" else ("train", file)
-        space = Space(file, command, ())
+        space = Space(file, OTHERS.get(file, ("train", file)), ())
     named = {one.name for one in typed}
     dimensions = [one for one in space.dimensions if one.name not in named] + typed
     if not any(one.choices[1:] or one.low != one.high for one in dimensions):

@@ -12,13 +12,12 @@ class CompareConfig:
     """Compare optimizers and objectives fairly: a search of the rate for each, then fresh seeds."""
 
     recipe: str = field(default="arith", metadata=POSITIONAL)
-    """A recipe of mesotron train, snake for PPO, or vla for a robot's policy, with
-    --set demos=FOLDER."""
+    """A recipe of mesotron train; snake for PPO; vla for a robot's policy (--set demos=FOLDER)."""
 
     optims: tuple[str, ...] = ()
-    """Who takes part, of adamw, muon, muon_sgd, muon_heads, pion, pion_cutoff and lowrank, or
-    variants such as pion:promote=2; all but lowrank if not given. For snake of adam, muon and
-    pion; for vla of adamw, muon, pion_action, pion and lowrank."""
+    """Of adamw, muon, muon_sgd, muon_heads, pion, pion_cutoff and lowrank; all but the last if not
+    given. Variants are written pion:promote=2.
+    For snake of adam, muon and pion; for vla of adamw, muon, pion_action, pion and lowrank."""
 
     objectives: tuple[str, ...] = ()
     """Objectives to combine each optimizer with; the recipe's own if not given."""
@@ -54,8 +53,7 @@ class CompareConfig:
     """Keep the checkpoints of finished cells."""
 
     out: Path | None = None
-    """Folder of the tournament, runs/compare-RECIPE if not given; one that is there is
-    continued."""
+    """Folder of the tournament; runs/compare-RECIPE if not given. One that is there goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,26 +61,25 @@ class SweepConfig:
     """Search a run's settings with Optuna, in the ranges of a W&B sweep file."""
 
     file: str = field(metadata=POSITIONAL)
-    """A sweep file in W&B's form (YAML or JSON), or a recipe's name with --space."""
+    """A sweep file in W&B's form (YAML or JSON); or a recipe as in mesotron compare, with
+    --space."""
 
     space: tuple[str, ...] = ()
-    """Ranges of flags, in place of or beside the file's: optim.lr=1e-5..1e-3 (both ends above 0
-    and a decade or more apart: in logarithm), rollout.updates=1..4, optim.name=muon,pion."""
+    """Ranges of flags beside the file's: optim.lr=1e-5..1e-3 optim.name=muon,pion seed=0..9.
+    Numbers above 0 and a decade or more apart are drawn in logarithm."""
 
     metric: str | None = None
-    """What to make large or small: a name in metrics.jsonl (the mean of the last tenth of the
-    rows) or in result.json; the file's, or the score that mesotron compare takes, if not given."""
+    """What to make large or small; the file's, or the run's own score, if not given.
+    A name in metrics.jsonl (the mean of the last tenth of its values) or in result.json."""
 
     goal: Literal["maximize", "minimize"] | None = None
     """Which; the file's, or maximize, if not given."""
 
     trials: int = 20
-    """Trials of the whole study that end with a score or are pruned; those of other workers
-    count."""
+    """Trials of the whole study that have a score or were pruned, whoever ran them."""
 
     workers: int | None = None
-    """Trials run at once by this process; one for each GPU, or for each core without one, if not
-    given."""
+    """Trials run at once; one for each GPU, or for each core without one, if not given."""
 
     threads: int = 1
     """CPU threads of a trial."""
@@ -97,12 +94,11 @@ class SweepConfig:
     """Name of the study in its storage; the file's own name if not given."""
 
     storage: str | None = None
-    """A database that several machines share, such as postgresql://...; a file in --out if not
-    given, which several processes of one machine may share."""
+    """A database that several machines share, such as postgresql://...
+    A file in --out, which several processes of one machine may share, if not given."""
 
     seed: int = 0
     """Seed of the sampler."""
 
     out: Path | None = None
-    """Folder of the trials' runs, runs/sweep-NAME if not given; a study that is there is
-    continued."""
+    """Folder of the trials' runs; runs/sweep-NAME if not given. A study that is there goes on."""
