@@ -32,7 +32,7 @@ from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.rewards import Reward, make_reward
 from mesotron.rlvr.snr import SnrProbe
 from mesotron.rlvr.spectra import OptimizerLog
-from mesotron.rlvr.spending import SHOWN, Spending, metered
+from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.train import several_processes
@@ -129,7 +129,7 @@ def train_in(
             run.save("before", before)
     trainer = build_trainer(parts, run)
     reached = plan.checkpoint.step if plan.checkpoint else 0
-    view = LiveView(config.steps, WATCHED | SHOWN, console)
+    view = LiveView(config.steps, WATCHED, console)
     watch, spending = make_watch(trainer, parts, run), Spending(meter, run, trainer)
     with view, remarks_to(view), StopRequest(view.say, f"continue with {how}") as stop:
         view.start_at(reached, run.rows("metrics"))

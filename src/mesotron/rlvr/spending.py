@@ -19,7 +19,6 @@ from mesotron.watch.callback import agreed
 
 # Seconds between two writings of spent.json: each waits for the disk.
 WRITE_EVERY = 10.0
-SHOWN = {"cost/spent": "spent $", "cost/projected": "projected $"}
 
 
 @contextmanager
