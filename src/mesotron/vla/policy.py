@@ -78,8 +78,8 @@ class Context(NamedTuple):
 class Fusion(nn.Module):
     """A transformer over image tokens, words and the state, all of which are told the sentence.
 
-    The sentence is added to every token: as one token among fifty it would at first be heard
-    faintly, and a small policy then learns to see long before it learns to listen.
+    The sentence is added to every token: attention begins even, and one token among fifty would
+    at first be heard faintly.
     """
 
     def __init__(self, size: Size, state_dim: int) -> None:
