@@ -350,7 +350,7 @@ def test_a_budget_counts_over_all_sessions(run, whole, slow_clock, capsys):
     assert run("--budget 0.5 --price 3 --out bought") == 0  # 600 seconds
     told = capsys.readouterr().out
     assert "the budget of 0.5 dollars leaves no room" in told
-    assert "spent $ 0.167  projected $ 0.417" in told
+    assert "$0.17 of $0.42" in told  # spent, and projected
     rows = RunFolder(Path("bought")).rows("metrics")
     assert rows[0]["cost/projected"] == pytest.approx(500 / 3600 * 3)
     spent = RunFolder(Path("bought")).load("spent")
