@@ -13,8 +13,8 @@ class WorldConfig:
     """A simulated world, what is seen of it, and which of its tasks are done."""
 
     name: WorldName = "blocks"
-    """blocks (two objects in view) and object10 (four to six of ten) are ours: put the named
-    object into the bin. Their _state twins give the object's position instead of images.
+    """blocks (two objects in view) and object10 (four to six of ten): put the named one into a bin.
+    Their _state twins give the object's position instead of images.
     metaworld is the package of that name."""
 
     pixels: int = 24

@@ -14,7 +14,7 @@ import numpy as np
 
 from mesotron.config.vla import WorldConfig
 from mesotron.vla.interface import Act, Episode, EvalResult, Observation
-from mesotron.vla.simulation.episodes import Job, Played, forget
+from mesotron.vla.simulation.episodes import Job, Played, forgetting
 from mesotron.vla.simulation.processes import Workers
 from mesotron.vla.worlds import build_world
 
@@ -54,13 +54,12 @@ def evaluate(
     jobs = list_jobs(tasks, seeds, wrong, frames, batch)
     if execute < 1:
         raise ValueError(f"{execute} actions cannot be taken before looking again; give 1 or more")
-    with Workers(workers) as crew:
+    with Workers(workers) as crew, forgetting():
         played = [
             episode
             for start in range(0, len(jobs), batch)
             for episode in play_wave(act, world, jobs[start : start + batch], crew, execute)
         ]
-    forget()
     return summarise(world, tasks, jobs, played, "wrong instruction" if wrong else "")
 
 
@@ -75,9 +74,8 @@ def evaluate_expert(
     """
     tasks = build_world(world).tasks
     jobs = list_jobs(tasks, seeds, False, frames, batch=1)
-    with Workers(workers) as crew:
+    with Workers(workers) as crew, forgetting():
         done = dict(crew.map(f"{EPISODES}:play_expert", [(world, job) for job in jobs]))
-    forget()
     return summarise(world, tasks, jobs, [done[k] for k in range(len(jobs))], "expert")
 
 

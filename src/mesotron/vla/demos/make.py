@@ -167,9 +167,12 @@ def run_jobs(target: str, jobs: list[tuple[Any, ...]], workers: int, say: Say) -
         return
     with Workers(workers) as crew, LiveView(len(jobs), {"frames": "frames"}, console) as view:
         frames = 0
-        for done, (_, made) in enumerate(crew.map(target, jobs), 1):
-            frames += made
-            view.update(done, {"frames": frames})
+        try:
+            for done, (_, made) in enumerate(crew.map(target, jobs), 1):
+                frames += made
+                view.update(done, {"frames": frames})
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the same command goes on from here") from None
 
 
 def make_shard(path: Path, config: DemosConfig, takes: list[Take], first: int) -> int:

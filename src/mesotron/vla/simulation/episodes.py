@@ -6,6 +6,8 @@ the error is kept, and the world is built anew.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -132,7 +134,11 @@ def play_expert(config: WorldConfig, job: Job) -> Played:
             return played
 
 
-def forget() -> None:
-    """Let go of every world."""
-    _worlds.clear()
-    _live.clear()
+@contextmanager
+def forgetting() -> Iterator[None]:
+    """Let go of this process's worlds at the end, however it comes."""
+    try:
+        yield
+    finally:
+        _worlds.clear()
+        _live.clear()

@@ -75,7 +75,8 @@ def normals(model: Model, data: Data, geoms: np.ndarray, points: np.ndarray) -> 
     inner = np.empty_like(local)
     is_round = model.geom_type[geoms] == CYLINDER
     for rows, normal in ((~is_round, box_normals), (is_round, cylinder_normals)):
-        inner[rows] = normal(local[rows], model.geom_size[geoms[rows]])
+        if rows.any():
+            inner[rows] = normal(local[rows], model.geom_size[geoms[rows]])
     return np.einsum("vij,vj->vi", frames, inner)
 
 
