@@ -95,6 +95,7 @@ class Match:
         gpus = [] if on_cpu else list_gpus()
         workers = config.workers or len(gpus) or max(1, num_cores() // config.threads)
         self.pool = Pool(workers, gpus)
+        progress.record.workers = workers
         self.live = Live(console=console, auto_refresh=False, transient=True)
         self.walls: list[float] = []
 

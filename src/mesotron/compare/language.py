@@ -34,7 +34,7 @@ OPTIMS: dict[str, tuple[str, OptimConfig]] = {
 # What a tournament of a recipe changes in it, so that many runs fit into an hour of two cores; with
 # more held-out problems, since one half of them chooses and the other judges.
 SHORTER = {
-    "arith": ("steps=36", "rollout.prompts=8", "task.num_eval=600"),
+    "arith": ("steps=32", "rollout.prompts=8", "task.num_eval=600"),
 }
 # Momentum has half settled by then.
 PROBE_STEPS = 12

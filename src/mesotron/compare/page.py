@@ -171,6 +171,8 @@ def markdown(record: Tournament) -> str:
         "",
         LEGEND,
         "",
+        f"{len(record.cells)} runs, {record.workers} at once, {spell_time(record.wall)} in all.",
+        "",
         "## How it was compared",
         "",
         *(f"- {sentence}" for sentence in record.rule),

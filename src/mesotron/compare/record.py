@@ -155,6 +155,10 @@ class Tournament:
     """The conclusion in sentences."""
     environment: dict[str, Any] = field(default_factory=dict)
     """Versions, commit and machine."""
+    workers: int = 1
+    """Cells run at once by the last call."""
+    wall: float = 0.0
+    """Seconds that the whole has taken, over all calls."""
 
 
 def write_tournament(folder: Path, record: Tournament) -> None:

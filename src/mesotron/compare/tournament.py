@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from time import monotonic
 
 from mesotron.compare import standings, words
 from mesotron.compare.grid import Grid, Search, gain_of, search
@@ -50,6 +51,7 @@ class Progress:
         self.grid = Grid(kind.base_rate, config.factor, config.rates, config.extend)
         self.contenders = kind.contenders(config.optims or kind.usual, config.objectives)
         self.record = new_record(kind, config, self.contenders)
+        self._began, self._wall_before = monotonic(), 0.0
         if record is not None:
             self._take_over(record)
 
@@ -74,6 +76,7 @@ class Progress:
                 )
         self.record.cells, self.record.problems = old.cells, old.problems
         self.record.start = old.start
+        self._wall_before = old.wall
         known = {one.name for one in self.contenders}
         self.record.contenders += [one for one in old.contenders if one.name not in known]
         self.contenders = self.record.contenders
@@ -236,6 +239,7 @@ class Progress:
 
     def write(self) -> None:
         """Bring the record to the disk."""
+        self.record.wall = self._wall_before + monotonic() - self._began
         write_tournament(self.folder, self.record)
 
 
