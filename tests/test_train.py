@@ -276,7 +276,9 @@ GONE_BACK = {
 }
 
 
-@pytest.mark.parametrize("case", GONE_BACK)
+@pytest.mark.parametrize(
+    "case", ["lora", "another reward", pytest.param("an anchor", marks=pytest.mark.slow)]
+)
 def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch, case):
     """With every remedy that a running trainer can be told."""
     remedy = (SMALLER_STEP, KL_TO_START, TWO_PART, COOLER)
