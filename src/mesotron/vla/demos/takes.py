@@ -91,12 +91,12 @@ def record(world: World, take: Take, noise: float, horizon: int) -> Recorded:
         horizon: actions that follow a single frame.
     """
     rng = np.random.default_rng([take.seed, take.task, take.swap, 17])
-    world.reset(take.seed, take.task, take.swap, take.scatter)
+    first = world.reset(take.seed, take.task, take.swap, take.scatter)
     kept = Recorded(take, [], [], [], [], success=False)
     for number in range(horizon if take.scatter else world.max_steps):
         action = world.expert()
         if number == 0 or not take.scatter:
-            kept.observations.append(world.observe())
+            kept.observations.append(world.observe() if number else first)
             kept.where.append(world.where)
             kept.qpos.append(world.qpos)
         kept.actions.append(action)

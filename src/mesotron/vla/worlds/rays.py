@@ -9,6 +9,7 @@ Legend: P pixels (H * W), V of them on something other than the table.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -30,16 +31,24 @@ class Camera:
 
     def rays(self, pixels: int) -> np.ndarray:
         """Unit directions of a square image's pixels, row by row from the top left, (P, 3)."""
-        forward = np.subtract(self.target, self.position)
-        forward = forward / np.linalg.norm(forward)
-        right = np.cross(forward, (0.0, 0.0, 1.0))  # a camera never looks straight down
-        right /= np.linalg.norm(right)
-        above = np.cross(right, forward)
-        half = np.tan(np.radians(self.field_of_view) / 2)
-        across = half * ((np.arange(pixels) + 0.5) * 2 / pixels - 1)
-        grid = forward + across[None, :, None] * right - across[:, None, None] * above
-        grid = grid.reshape(-1, 3)
-        return grid / np.linalg.norm(grid, axis=1, keepdims=True)
+        return aim_rays(self, pixels)
+
+
+@lru_cache(maxsize=8)
+def aim_rays(camera: Camera, pixels: int) -> np.ndarray:
+    """See `Camera.rays`; kept, since every episode looks through the same few cameras."""
+    forward = np.subtract(camera.target, camera.position)
+    forward = forward / np.linalg.norm(forward)
+    right = np.cross(forward, (0.0, 0.0, 1.0))  # a camera never looks straight down
+    right /= np.linalg.norm(right)
+    above = np.cross(right, forward)
+    half = np.tan(np.radians(camera.field_of_view) / 2)
+    across = half * ((np.arange(pixels) + 0.5) * 2 / pixels - 1)
+    grid = forward + across[None, :, None] * right - across[:, None, None] * above
+    grid = grid.reshape(-1, 3)
+    rays = grid / np.linalg.norm(grid, axis=1, keepdims=True)
+    rays.flags.writeable = False
+    return rays
 
 
 @dataclass(frozen=True)
