@@ -1,5 +1,5 @@
 """The documentation of numbers against the numbers: stats() and docs/metrics.md, lr units and
-docs/optimizers.md."""
+docs/learning_rate.md."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from mesotron import cli
+from mesotron.config.training import ObjectiveConfig
 from mesotron.optim.optimizer import Muon, Pion
+from mesotron.runs import RunFolder
 from mesotron.spectral.scale import SCALES, step_scale
+from rlvr_tiny import make_trainer, rows
 
 DOCS = Path(__file__).parents[1] / "docs"
 AUXILIARY = {"<group>/update_rms", "<group>/cosine", "<group>/skipped"}
@@ -69,7 +73,7 @@ def test_before_the_first_step_as_the_page_says():
 
 
 def test_the_table_of_rates_makes_equal_steps():
-    rows = table(DOCS / "optimizers.md", "`scale`")
+    rows = table(DOCS / "learning_rate.md", "`scale`")
     named = [row[0].strip('"') for row in rows]
     assert set(SCALES) <= set(named)
     for name, row in zip(named, rows, strict=True):
@@ -103,3 +107,51 @@ def test_code_on_the_page_runs(page, capsys):
     for block in blocks:
         exec(compile(block, page, "exec"), {})
     assert "update_rms" in capsys.readouterr().out
+
+
+# Every key of a training run
+
+
+def known(key: str) -> bool:
+    """Whether a key of a row has a line on the page; names of groups and rewards are left open."""
+    page = (DOCS / "metrics.md").read_text()
+    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    names = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    for stem in ("entropy/trajectory", "entropy/token"):
+        names |= {f"{stem}_q{k}" for k in (1, 2, 3)}
+    if key.startswith("optim/"):
+        rest = key.removeprefix("optim/")
+        return rest in names or f"<group>/{rest.rpartition('/')[2]}" in names
+    return re.sub(r"^rewards/.*/(mean|std)$", r"rewards/F/\1", key) in names
+
+
+OBJECTIVES = {
+    "kl and several updates": {"objective": ObjectiveConfig(name="grpo", beta=0.1)},
+    "an anchor": {"objective": ObjectiveConfig(name="mgrpo", loss="gmpo"), "optim": "muon"},
+    "resampling": {"objective": ObjectiveConfig(name="cispo", dynamic_sampling="resample")},
+}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("case", OBJECTIVES)
+def test_every_key_of_a_trainers_rows_is_on_the_page(case, tmp_path):
+    settings = {"max_steps": 2, "steps_per_generation": 2, "entropy_coef": 0.01}
+    trainer = make_trainer(tmp_path, parts=OBJECTIVES[case], **settings)
+    trainer.train()
+    keys = {key for row in rows(trainer) for key in row} - {"step"}
+    assert len(keys) > 30
+    assert {key for key in keys if not known(key)} == set()
+
+
+@pytest.mark.filterwarnings("default")
+def test_every_key_of_a_runs_rows_is_on_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = (
+        "--steps 2 --rollout.prompts 2 --rollout.generations 4 --rollout.max-tokens 4 --device cpu "
+        "--task.num-train 8 --task.num-eval 2 --eval-every 1 --price 3 --watch.snr-every 1"
+    )
+    assert cli.main(["train", *sizes.split(), "--out", "run"]) == 0
+    found = RunFolder(tmp_path / "run").rows("metrics")
+    keys = {key for row in found for key in row} - {"step"}
+    assert {"eval/greedy", "cost/spent", "facts/correct", "gradient/snr"} <= keys
+    assert {key for key in keys if not known(key)} == set()
