@@ -178,7 +178,8 @@ def _overlay(plot: Plot, metric: str, word: str, runs: Sequence[Run], grids: Gri
     elif len(words) == 1 and "" not in words:
         title = plot.title
     rules = next((found for run in runs if (found := _rules(plot, run))), ())
-    note = plot.note.partition(";")[0].rstrip(".") + "." if plot.note else ""
+    # A note may be about one of several lines, and speaks of a band that is not drawn here.
+    note = "" if plot.spoken or not plot.note else plot.note.partition(";")[0].rstrip(".") + "."
     return Chart(title, lines, note, plot.log, rules=rules)
 
 

@@ -89,11 +89,9 @@ def top_figures(record: Row) -> list[Figure]:
     found, cells = [], record["cells"]
     if record["standings"]:
         best = record["standings"][0]
-        note = f"95 % interval {show(best['low'])} to {show(best['high'])}"
-        found.append(
-            Figure("first", best["contender"], f"{record['measure']} {show(best['score'])}")
-        )
-        found.append(Figure(record["measure"], show(best["score"]), note))
+        spread = f"95 % interval {show(best['low'])} to {show(best['high'])}"
+        found.append(Figure("first", best["contender"], record["measure"]))
+        found.append(Figure("its score", show(best["score"]), spread))
     bad = sum(cell["verdict"] in ENDED_BADLY for cell in cells)
     failed = sum(cell["state"] == "failed" for cell in cells)
     found.append(Figure("cells", str(len(cells)), f"{bad} dead or diverged, {failed} failed"))
@@ -131,7 +129,7 @@ def ranking(record: Row, names: Sequence[str]) -> Html | None:
         )
     head = [
         "contender",
-        record["measure"],
+        "score",
         "",
         "95 % interval",
         "behind the best",
@@ -142,8 +140,8 @@ def ranking(record: Row, names: Sequence[str]) -> Html | None:
         "ended badly",
     ]
     began = "" if start is None else f" The thin line is the untrained start, {show(start)}."
-    note = f"Means over seeds and problems, with bootstrap intervals.{began}"
-    return join(table(head, rows, note))
+    note = f"{record['measure']}, means over seeds and problems, bootstrap intervals.{began}"
+    return table(head, rows, note[:1].upper() + note[1:], class_="ranking")
 
 
 def interval(one: Row, low: float, high: float, start: float | None, style: int) -> Html | None:

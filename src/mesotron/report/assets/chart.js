@@ -4,6 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 200, LEFT = 52, RIGHT = 14, TOP = 14, BOTTOM = 24;
 const SIGNS = { warn: "▲", stop: "■", clear: "○", rollback: "↺" };
+const MOST_FAINT = 6; // real lines behind smooth ones; more are a carpet
 const MOST_READ = 4; // lines whose values fit above a chart; more are listed beside the cursor
 
 function make(name, attributes, parent, text) {
@@ -129,9 +130,10 @@ class Chart {
     if (!(y0 <= y1)) [y0, y1] = [0, 1];
     if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
     const level = y0 === y1;
-    if (level) { const half = Math.abs(y0) * 0.1 || 1; y0 -= half; y1 += half; }
+    if (level && y0 === 0) y1 = 1;
+    else if (level) { const half = Math.abs(y0) * 0.1; y0 -= half; y1 += half; }
     const pad = (y1 - y0) * 0.06;
-    const fromZero = !this.spec.log && !level && y0 >= 0 && y0 < 0.6 * y1;
+    const fromZero = !this.spec.log && (!level || y0 === 0) && y0 >= 0 && y0 < 0.6 * y1;
     const spread = this.spec.lines.some((line) => line.dots) ? (x1 - x0) * 0.04 : 0; // whole dots
     return { x0: x0 - spread, x1: x1 + spread, y0: fromZero ? 0 : y0 - pad, y1: y1 + pad };
   }
@@ -225,7 +227,8 @@ class Chart {
     const { pieces, sparse } = this.pieces(line.y);
     if (line.dots !== "crosses") {
       const soft = this.shared && this.page.smooth > 0 && !sparse;
-      if (soft) make("path", { d: this.path(xs, line.y, pieces), class: `line raw c${line.colour}` }, this.inside);
+      const faint = soft && this.lines().length <= MOST_FAINT;
+      if (faint) make("path", { d: this.path(xs, line.y, pieces), class: `line raw c${line.colour}` }, this.inside);
       const values = soft ? smoothed(line.y, this.page.smooth) : line.y;
       make("path", { d: this.path(xs, values, pieces), class: `line ${style}` }, this.inside);
     }
