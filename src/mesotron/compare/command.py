@@ -91,8 +91,7 @@ class Match:
         self.lock = lock
         self.console = console
         config = progress.config
-        on_cpu = getattr(progress.kind.config, "device", "auto") == "cpu"
-        gpus = [] if on_cpu else list_gpus()
+        gpus = list_gpus() if progress.kind.uses_gpu() else []
         workers = config.workers or len(gpus) or max(1, num_cores() // config.threads)
         self.pool = Pool(workers, gpus)
         progress.record.workers = workers
@@ -102,6 +101,11 @@ class Match:
     def play(self) -> None:
         """Run whatever is due until nothing is."""
         how = f"the same command goes on with {self.progress.folder}"
+        done, total, _ = self._clock()
+        self.say(
+            f"{len(self.progress.contenders)} contenders, {total} runs or some more of which "
+            f"{done} are done, {self.pool.workers} at once; in {self.progress.folder}"
+        )
         if self.console.is_terminal:
             self.live.start()
         try:

@@ -115,6 +115,10 @@ class Kind(ABC):
     def cost(self, rows: Sequence[Row]) -> tuple[list[float], list[float]]:
         """Training seconds and tokens that were spent up to each row."""
 
+    def uses_gpu(self) -> bool:
+        """Whether a run takes a GPU if there is one."""
+        return True
+
     def environment(self, threads: int) -> dict[str, str]:
         """Variables of the process of a run."""
         return {"OMP_NUM_THREADS": str(threads)}

@@ -22,7 +22,7 @@ OPTIMS: dict[str, tuple[str, OptimConfig]] = {
     "muon_sgd": ("Muon on hidden matrices, SGD on the rest", OptimConfig(name="muon_sgd")),
     "muon_heads": ("Muon, head by head in attention", OptimConfig(name="muon", per_head=True)),
     "pion": (
-        "Pion as its paper trains language models: head by head, k_p = 0",
+        "Pion as its paper trains language models, head by head with k_p = 0",
         OptimConfig(name="pion", per_head=True, promote=0),
     ),
     "pion_cutoff": (
@@ -102,7 +102,7 @@ class Language(Kind):
         about, own = OPTIMS[name]
         kept = {field: getattr(own, field) for field in OWN}
         config = change(replace(self.config.optim, **kept), variant.split(",") if variant else ())
-        return f"{about}; {variant.replace(',', ', ')}" if variant else about, config
+        return f"{about}, but {variant.replace(',', ', ')}" if variant else about, config
 
     def settings(
         self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
@@ -132,6 +132,10 @@ class Language(Kind):
         return replace(
             config, steps=min(config.steps, PROBE_STEPS), task=replace(config.task, num_eval=few)
         )
+
+    def uses_gpu(self) -> bool:
+        """Unless the recipe, or --set device=cpu, says otherwise."""
+        return self.config.device != "cpu"
 
     def resuming(self, run: Path) -> TrainConfig:
         """`--resume`: the run knows its own settings."""

@@ -78,6 +78,10 @@ class Robots(Kind):
         optim = replace(self.config.optim, lr=rate * gain, **rules)
         return replace(self.config, optim=optim, seed=seed, out=run)
 
+    def uses_gpu(self) -> bool:
+        """Unless the recipe, or --set device=cpu, says otherwise."""
+        return self.config.device != "cpu"
+
     def resuming(self, run: Path) -> VlaTrainConfig:
         """`--resume`: the run knows its own settings."""
         return VlaTrainConfig(resume=run)
