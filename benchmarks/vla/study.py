@@ -41,6 +41,8 @@ WORLDS = {
 EPISODES = {"blocks": 300, "object10": 2000, "mt10": 500}
 VALIDATION, TEST = 10, 20  # episodes of each task
 SEEDS = 3
+ALONE = 30  # seconds in which the first process may compile
+GRACE = 20  # seconds for what is being played when the time is up
 Cell = dict[str, Any]
 
 
@@ -249,12 +251,12 @@ def run(args: argparse.Namespace, cells: Cells, began: float, deadline: float) -
     crew: list[tuple[Any, Any]] = []
     busy: dict[int, str] = {}
     config = settings(args)
-    first = cells.next(args, set())
-    if first is None:
+    if cells.next(args, set()) is None:
         return
-    while time.time() < deadline:
-        # The first process compiles the GPU's kernels; the others then find them in the cache.
-        warm = bool(crew) and (len(cells.done) > 0 or bool(cells.failed))
+    # The first process compiles the GPU's kernels; the others then find them in the cache.
+    alone_until = 0.0 if args.device == "cpu" or cells.done else time.time() + ALONE
+    while time.time() < deadline + GRACE:
+        warm = time.time() > alone_until or len(cells.done) > 0 or len(cells.failed) > 0
         wanted = args.processes if warm else 1
         while len(crew) < wanted:
             orders: Any = context.Queue()
@@ -264,7 +266,7 @@ def run(args: argparse.Namespace, cells: Cells, began: float, deadline: float) -
             process.start()
             crew.append((process, orders))
         for number, (process, orders) in enumerate(crew):
-            if number not in busy and process.is_alive():
+            if number not in busy and process.is_alive() and time.time() < deadline:
                 cell = cells.next(args, set(busy.values()))
                 if cell is not None:
                     busy[number] = key_of(cell)
