@@ -178,13 +178,20 @@ def test_evaluation_of_a_run_that_was_trained_elsewhere(left_alone, capsys, tmp_
     assert "red-cube" in capsys.readouterr().out
 
 
-def test_what_cannot_be_meant_is_one_sentence(sentence, demos, tmp_path):
-    words = ["vla", "train", str(demos), "--policy.size", "ci", "--device", "cpu"]
-    assert "--steps 0 must be at least 1" in sentence(*words, "--steps", "0")
-    assert "bfloat16" in sentence(*words, "--dtype", "bfloat16", "--out", str(tmp_path / "a"))
+def test_what_cannot_be_meant_is_one_sentence(config, demos, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    assert "is not empty" in sentence(*words, "--out", str(tmp_path / "full"))
+    wrong = {
+        "--steps 0 must be at least 1": replace(config, steps=0),
+        "--dtype bfloat16 needs a GPU": replace(config, dtype="bfloat16"),
+        "is not empty": replace(config, out=tmp_path / "full"),
+        "mesotron vla demos": replace(config, demos=tmp_path / "none"),
+    }
+    for words, settings in wrong.items():
+        with pytest.raises(ValueError, match=words):
+            command.run_train(settings)
+    assert config.out is not None
+    assert not config.out.exists()
 
 
 def test_recordings_without_positions_cannot_teach_where(config, demos):
