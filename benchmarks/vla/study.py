@@ -350,7 +350,10 @@ def train_cell(
         found = evaluate(act, world, seeds, execute=execute, workers=1, wrong=wrong, batch=200)
         return found.success
 
-    untrained = play(EVAL_SEED, 2) if cell["seed"] == 0 else None
+    # Before training all contenders are alike: once is enough.
+    begins = (args.contenders[0], args.rates[0], args.small, 0)
+    first = (cell["contender"], cell["rate"], cell["steps"], cell["seed"]) == begins
+    untrained = play(EVAL_SEED, 2) if first else None
     losses, probes = [], []
     probe_at = {round(share * cell["steps"]) for share in (0, 0.02, 0.1, 0.25, 0.5, 0.75, 0.95)}
     probing = cell["seed"] == 0 and cell["steps"] == args.full
