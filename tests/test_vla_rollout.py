@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mesotron.config.vla import WorldConfig
+from mesotron.config.vla import DemosConfig, WorldConfig
+from mesotron.vla.demos import make_demos
 from mesotron.vla.gifs import write_gifs
 from mesotron.vla.interface import EVAL_SEED, EvalResult, stack_images
 from mesotron.vla.rollout import evaluate, evaluate_expert
@@ -236,6 +237,27 @@ def job():
     from mesotron.vla.simulation.episodes import Job
 
     return Job(0, EVAL_SEED, 0)
+
+
+def test_a_world_of_ones_own_is_named_by_its_class(tmp_path, monkeypatch):
+    """Also in processes, which import it by the same name."""
+    (tmp_path / "my_worlds.py").write_text(
+        "from dataclasses import replace\n"
+        "from mesotron.vla.worlds.blocks import BlocksWorld\n"
+        "class Bigger(BlocksWorld):\n"
+        "    max_steps = 99\n"
+        "    def __init__(self, config):\n"
+        "        super().__init__(replace(config, name='blocks_state'))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = WorldConfig(name="my_worlds:Bigger")
+    assert evaluate_expert(mine, SEEDS, workers=2).success == 1
+    assert evaluate(reach, mine, SEEDS, workers=1).episodes[0].steps == 99
+    demos = make_demos(
+        DemosConfig(world=mine, out=tmp_path / "d", episodes=2, starts=2, workers=1), say=None
+    )
+    assert demos.images == {}
+    assert demos.world == mine
 
 
 def test_an_empty_result_has_no_share():

@@ -280,6 +280,10 @@ def test_mistakes_are_sentences():
         build(tasks=("pink-cube",))
     with pytest.raises(ValueError, match="4 pixels show nothing"):
         build(pixels=4)
+    with pytest.raises(ValueError, match=r"no world 'bloks'; there are blocks, .* of your own"):
+        build("bloks")
+    with pytest.raises(ValueError, match="nowhere:World cannot be imported: No module"):
+        build("nowhere:World")
 
 
 @pytest.mark.parametrize(("name", "package"), [("blocks", "mujoco"), ("metaworld", "metaworld")])

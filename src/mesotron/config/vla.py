@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-WorldName = Literal["blocks", "object10", "blocks_state", "object10_state", "metaworld"]
 PerturbationName = Literal["none", "camera", "light", "noise", "position", "wording"]
 
 
@@ -12,10 +11,10 @@ PerturbationName = Literal["none", "camera", "light", "noise", "position", "word
 class WorldConfig:
     """A simulated world, what is seen of it, and which of its tasks are done."""
 
-    name: WorldName = "blocks"
+    name: str = "blocks"
     """blocks (two objects in view) and object10 (four to six of ten): put the named one into a bin.
-    Their _state twins give the object's position instead of images.
-    metaworld is the package of that name."""
+    blocks_state and object10_state give the object's position instead of images.
+    metaworld is the package of that name. MODULE:CLASS is a world of your own."""
 
     pixels: int = 24
     """Width and height of an image."""
@@ -32,13 +31,6 @@ class WorldConfig:
 
     renderer: Literal["rays", "gl"] = "rays"
     """Cast rays, the same picture on every machine, or use OpenGL if you have it (metaworld)."""
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        """Names of the cameras; none in a world of states."""
-        if self.name.endswith("_state"):
-            return ()
-        return ("front", "wrist") if self.wrist else ("front",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,10 +67,12 @@ def write_demos(config: DemosConfig, say: Say = print) -> None:
     world = config.world
     # Without images a take is quick, and the same for every size of picture.
     blind = replace(world, pixels=8, wrist=False) if config.compact else world
-    takes = plan_takes(config, build_world(blind))
+    simulator = build_world(world)
+    takes = plan_takes(config, simulator)
     blocks = split(takes, config.horizon)
     facts = {"num_shards": len(blocks), "noise": config.noise, "horizon": config.horizon}
     facts |= {"episodes": config.episodes, "starts": len(takes) - config.episodes}
+    facts |= {"cameras": list(simulator.cameras)}
     open_folder(config.out, world, config.compact, facts | {"seed": config.seed})
     jobs = [
         (shard_path(config.out, k), replace(config, world=blind), block, first)
@@ -98,7 +100,9 @@ def render_demos(config: DemosConfig, say: Say = print) -> None:
             f"give --world.name {source.name}"
         )
     kept = ("num_shards", "noise", "horizon", "episodes", "starts", "seed")
-    open_folder(config.out, world, False, {key: manifest[key] for key in kept})
+    facts = {key: manifest[key] for key in kept}
+    facts |= {"cameras": list(build_world(world).cameras)}
+    open_folder(config.out, world, False, facts)
     numbers = range(manifest["num_shards"])
     jobs = [
         (shard_path(config.render, k), shard_path(config.out, k), world)
@@ -205,7 +209,7 @@ def render_shard(source: Path, path: Path, world: WorldConfig) -> int:
             simulator.reset(take.seed, take.task, take.swap)
             scene = take
         shown.append(simulator.show(qpos))
-    for camera in world.cameras:
+    for camera in simulator.cameras:
         arrays[IMAGES + camera] = np.stack([seen[IMAGES + camera] for seen in shown])
     write_shard(path, {k: v for k, v in arrays.items() if k not in (QPOS, *TAKE_FIELDS)})
     return len(shown)

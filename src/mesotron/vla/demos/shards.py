@@ -133,7 +133,7 @@ def load_shards(folder: Path) -> Demos:
         ValueError: shards are missing, or hold no images yet.
     """
     manifest = read_manifest(folder)
-    if manifest["compact"] and world_of(manifest).cameras:
+    if manifest["compact"] and manifest["cameras"]:
         raise ValueError(
             f"{folder} holds no images, only what they are made of: "
             f"mesotron vla demos --render {folder} --out FOLDER"
@@ -145,10 +145,11 @@ def load_shards(folder: Path) -> Demos:
             f"{folder} is not finished, {len(missing)} of {len(paths)} shards are missing: "
             "give the command that made it once more"
         )
-    return join([read_shard(path) for path in paths], world_of(manifest))
+    shards = [read_shard(path) for path in paths]
+    return join(shards, manifest["cameras"], world_of(manifest))
 
 
-def join(shards: list[Arrays], world: WorldConfig) -> Demos:
+def join(shards: list[Arrays], cameras: list[str], world: WorldConfig) -> Demos:
     """Shards as one set: rows and texts are counted through."""
     full = [arrays for arrays in shards if len(arrays["action"])]
     texts = sorted({str(text) for arrays in full for text in arrays["tasks"]})
@@ -163,7 +164,7 @@ def join(shards: list[Arrays], world: WorldConfig) -> Demos:
         for arrays in full
     ]
     return Demos(
-        images={camera: column(IMAGES + camera) for camera in world.cameras},
+        images={camera: column(IMAGES + camera) for camera in cameras},
         state=column(STATE),
         task_index=np.concatenate(task_index),
         tasks=texts,

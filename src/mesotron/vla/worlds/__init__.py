@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from importlib import import_module
 
 from mesotron.config.vla import WorldConfig
 from mesotron.vla.interface import World
 
+NAMES = ("blocks", "object10", "blocks_state", "object10_state", "metaworld")
 # The rays need no window system, and importing MuJoCo with one that is half there fails.
 os.environ.setdefault("MUJOCO_GL", "disable")
 
@@ -18,13 +20,23 @@ os.environ.setdefault("MUJOCO_GL", "disable")
 def build_world(config: WorldConfig) -> World:
     """Build the world that a config names.
 
+    Args:
+        config: `name` is one of NAMES, or `module:Class` of your own, which is called with it.
+
     Raises:
-        ValueError: a package is missing, or there is no such task.
+        ValueError: there is no such world or task, or a package is missing.
 
     Example:
         >>> build_world(WorldConfig(name="object10")).tasks[:2]
         ('red-cube', 'blue-cube')
     """
+    if ":" in config.name:
+        return own_world(config)
+    if config.name not in NAMES:
+        raise ValueError(
+            f"there is no world {config.name!r}; there are {', '.join(NAMES)}, "
+            "and MODULE:CLASS names one of your own"
+        )
     require("mujoco", "vla")
     if config.name == "metaworld":
         require("metaworld", "metaworld")
@@ -34,6 +46,15 @@ def build_world(config: WorldConfig) -> World:
     from mesotron.vla.worlds.blocks import BlocksWorld
 
     return BlocksWorld(config)
+
+
+def own_world(config: WorldConfig) -> World:
+    """A world that is not ours, by `module:Class`."""
+    module, name = config.name.split(":", 1)
+    try:
+        return getattr(import_module(module), name)(config)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(f"the world {config.name} cannot be imported: {error}") from error
 
 
 def require(package: str, extra: str) -> None:

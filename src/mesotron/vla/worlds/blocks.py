@@ -50,13 +50,13 @@ class BlocksWorld:
         self.config = config
         self.suite = SUITES[config.name.removesuffix("_state")]
         self.gives_position = config.name.endswith("_state")
-        self.cameras = config.cameras
+        self.cameras = () if self.gives_position else ("front", "wrist")[: 1 + config.wrist]
         self.state_dim = 7 if self.gives_position else 4
         names = tuple(thing.name for thing in self.suite.things)
         unknown = [task for task in config.tasks if task not in names]
         if unknown:
             raise ValueError(f"{config.name} has no task {unknown[0]!r}; it has {', '.join(names)}")
-        if config.cameras and config.pixels < 8:
+        if self.cameras and config.pixels < 8:
             raise ValueError(f"{config.pixels} pixels show nothing; give --world.pixels 8 or more")
         self.tasks = config.tasks or names
         self._thing_of_task = [names.index(task) for task in self.tasks]
