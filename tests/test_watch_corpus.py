@@ -1,6 +1,7 @@
 """The corpus of runs: its list, its halves, its outcome rule, the baseline, the figures."""
 
 import argparse
+import json
 import math
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from mesotron.arguments import parse
 from mesotron.cli import COMMANDS
 from mesotron.rlvr.objectives.options import trl_arguments
 from mesotron.rlvr.train import check
+from mesotron.watch import Engine
+from mesotron.watch.tracks import Track
 
 HERE = Path(__file__).resolve().parents[1] / "benchmarks" / "watch"
 sys.path.insert(0, str(HERE))
@@ -170,3 +173,52 @@ def test_fixed_thresholds_hold_where_they_should():
     drift = StaticThresholds()
     lengths = [drift.update({**row, "completions/mean_length": 20.0 + k}) for k in range(60)]
     assert ("length drift", "medium") in lengths[-1]
+
+
+@pytest.mark.parametrize(("half", "without"), [("held_out", ""), ("held_out", "eval/")])
+def test_the_published_figures_are_those_of_this_watch(half, without):
+    runs = evaluate.load(HERE / "corpus.json.gz", half)
+    assert {run["name"] for run in runs} == {r.name for r in corpus_runs() if r.half == half}
+    found = evaluate.judge_all(runs, evaluate.watch_alarm, without)
+    name = f"{half}_blind.json" if without else f"{half}.json"
+    published = json.loads((HERE / name).read_text())
+    assert evaluate.summarise(found) == published["summary"]["watch"]
+    assert [(one.run, one.alarm) for one in found] == [
+        (one["run"], one["alarm"] and tuple(one["alarm"])) for one in published["verdicts"]["watch"]
+    ]
+
+
+# --- what the corpus taught the tracks ----------------------------------------------------
+
+
+def test_the_noise_of_an_evaluation_is_that_of_its_problems():
+    track = Track(warmup=1, window=1)
+    for accuracy in (0.26, 0.45, 0.44):  # learning is no noise
+        track.add(accuracy)
+    assert track.noise > 0.1
+    engine = Engine()
+    for step, accuracy in enumerate((0.26, 0.45, 0.44)):
+        engine.update({"step": step, "eval/greedy": accuracy, "eval/problems": 100})
+    assert engine.tracks["heldout"].noise == pytest.approx(math.sqrt(0.45 * 0.55 / 100))
+    again = Engine()
+    again.load_values(json.loads(json.dumps(engine.values())))
+    assert again.tracks["heldout"].noise == engine.tracks["heldout"].noise
+
+
+@pytest.mark.parametrize(("problems", "stopped"), [(20, False), (200, True)])
+def test_a_few_problems_more_or_less_stop_no_run(problems, stopped):
+    engine, found = Engine(), []
+    for step, accuracy in enumerate((0.4, 0.45, 0.45, 0.3)):
+        found += engine.update({"step": step, "eval/greedy": accuracy, "eval/problems": problems})
+    assert [event.severity for event in found if event.detector == "accuracy_collapse"] == (
+        ["stop"] if stopped else []
+    )
+
+
+def test_a_fall_in_the_first_rows_is_not_forgotten():
+    track = Track(warmup=10, window=5)
+    for value in [0.4] * 10 + [0.0] * 60:
+        track.add(value)
+    long = track.look(1)
+    assert long.best < 0.4
+    assert long.reference("best") == 0.4
