@@ -9,7 +9,7 @@ from pathlib import Path
 from mesotron.config import ReportConfig
 from mesotron.report.read import read_runs
 from mesotron.report.runs_page import render_runs
-from mesotron.report.tournament import RECORD, render_tournament
+from mesotron.report.tournament import RECORD, is_finished, render_tournament
 from mesotron.runs.lines import write_whole
 
 NAME = "report.html"
@@ -20,7 +20,7 @@ MOST_RUNS = 28
 def run(config: ReportConfig) -> int:
     """Write the page, once or until the runs are over; returns the exit code."""
     paths = find(config.paths)
-    out = config.out or default_out(config.paths, paths)
+    out = config.out or default_out(config.paths)
     if config.live:
         return follow(paths, out, config.every)
     write(paths, out)
@@ -80,11 +80,11 @@ def runs_in(path: Path) -> list[Path]:
     return [child for child in inside if not child.is_symlink()]
 
 
-def default_out(named: Sequence[Path], found: Sequence[Path]) -> Path:
-    """Beside what it tells of, if that is one folder; else here."""
-    if len(named) == 1:
-        return named[0] / NAME if named[0].is_dir() else named[0].with_name(NAME)
-    return Path(NAME)
+def default_out(named: Sequence[Path]) -> Path:
+    """In or beside what it tells of, if one path was named; else here."""
+    if len(named) > 1:
+        return Path(NAME)
+    return named[0] / NAME if named[0].is_dir() else named[0].with_name(NAME)
 
 
 def follow(paths: Sequence[Path], out: Path, every: float) -> int:
@@ -118,7 +118,5 @@ def stamp(path: Path) -> list[tuple[str, int, int]]:
 def is_over(path: Path) -> bool:
     """Whether nothing more will come: a run has its result, a tournament no open cell."""
     if is_tournament(path):
-        from mesotron.report.tournament import is_finished
-
         return is_finished(path)
     return (path / "result.json").is_file()

@@ -17,7 +17,7 @@ from typing import Any
 from mesotron import __version__
 from mesotron.report.charts import Chart
 from mesotron.report.markup import Html, el, embed
-from mesotron.report.sections import chart_frame, section, swatch
+from mesotron.report.sections import anchor, chart_frame, section, swatch
 
 SCRIPTS = ("chart.js", "page.js")
 # Lines over one another are drawn smooth, with the real ones faint behind them; a slider says so.
@@ -49,11 +49,6 @@ class Draft:
         """A part under a heading; nothing if it would be empty."""
         if any(child is not None for child in children):
             self.parts.append((title, section(title, *children)))
-
-    def add_ready(self, title: str, part: Html | None) -> None:
-        """A part that brings its own heading."""
-        if part is not None:
-            self.parts.append((title, part))
 
     def frames(self, charts: Sequence[Chart]) -> Html:
         """The frames of charts, which the script will draw."""
@@ -121,10 +116,7 @@ class Draft:
         )  # fmt: skip
 
     def _nav(self) -> Html:
-        links = []
-        for title, part in self.parts:
-            key = str(part).split('id="', 1)[1].split('"', 1)[0]
-            links.append(el("li", el("a", title, href=f"#{key}")))
+        links = [el("li", el("a", title, href=f"#{anchor(title)}")) for title, _ in self.parts]
         return el("nav", el("ul", *links), aria_label="Parts of this report")
 
     def _bar(self) -> Html | None:

@@ -18,7 +18,7 @@ from mesotron.report.sections import (
     routing,
     runs_table,
     settings,
-    watch_section,
+    watch_parts,
 )
 from mesotron.report.spectra import spectra_charts
 from mesotron.report.transcripts import transcript_parts
@@ -59,7 +59,7 @@ def render_run(run: Run, live: float | None = None) -> str:
     """The page of one run."""
     kind = f"mesotron report · {KINDS.get(run.kind, 'run')}"
     draft = Draft(run.name, kind, tell_run(run), names=[run.name])
-    draft.add_ready("The watch", watch_section(run))
+    draft.add("The watch", *watch_parts(run))
     draw(draft, [run])
     draft.add("What it wrote", *transcript_parts(run))
     draft.add("Settings", routing(run), settings(run))

@@ -19,9 +19,19 @@ SIGNS = {"warn": "▲", "stop": "■", "clear": "○", "rollback": "↺"}
 WORDS = {"warn": "warning", "stop": "stop", "clear": "over", "rollback": "gone back"}
 
 
-def section(title: str, *children: str | None, name: str = "") -> Html:
+def anchor(title: str) -> str:
+    """A title as links name it.
+
+    Example:
+        >>> anchor("Is it learning?")
+        'is-it-learning'
+    """
+    return title.lower().strip("?").replace(" ", "-").replace(",", "")
+
+
+def section(title: str, *children: str | None) -> Html:
     """A part of the page under a heading of its own."""
-    key = name or title.lower().strip("?").replace(" ", "-").replace(",", "")
+    key = anchor(title)
     head = el("h2", title, id=f"{key}-title")
     return el("section", head, *children, id=key, aria_labelledby=f"{key}-title")
 
@@ -130,24 +140,20 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def watch_section(run: Run) -> Html | None:
-    """The story and the events in words."""
+def watch_parts(run: Run) -> list[Html | None]:
+    """The story and the events in words; nothing if there is neither."""
     story = run.story
-    if story is None and not run.events:
-        return None
-    parts: list[str | None] = []
-    if story is not None:
-        parts += [phases(run), el("p", f"{story.text()}.", class_="story")]
-        if story.cause:
-            parts.append(el("p", el("b", "Why: "), f"{story.diagnosis}."))
-            parts.append(el("p", el("b", "What to do: "), f"{story.remedy}."))
-        if story.blind:
-            names = ", ".join(name.replace("_", " ") for name in story.blind)
-            parts.append(
-                el("p", f"Could not look for, for lack of a metric: {names}.", class_="note")
-            )
-    parts.append(event_list(run.events))
-    return section("The watch", *parts)
+    if story is None:
+        return [event_list(run.events)]
+    parts = [phases(run), el("p", f"{story.text()}.", class_="story")]
+    if story.cause:
+        parts.append(el("p", el("b", "Why: "), f"{story.diagnosis}."))
+        parts.append(el("p", el("b", "What to do: "), f"{story.remedy}."))
+    if story.blind:
+        names = ", ".join(name.replace("_", " ") for name in story.blind)
+        lacking = f"Could not look for, for lack of a metric: {names}."
+        parts.append(el("p", lacking, class_="note"))
+    return [*parts, event_list(run.events)]
 
 
 def event_list(events: Sequence[Row]) -> Html | None:
