@@ -310,8 +310,9 @@ def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch,
     assert "step 3 rollback 1 to step 1" in (Path("whole") / "report.md").read_text()
 
 
-def test_measuring_the_signal_moves_nothing(run, whole):
+def test_measuring_the_signal_moves_nothing(run, whole, capsys):
     assert run("--watch.snr-every 2 --out measured") == 0
+    assert capsys.readouterr().out.count("every 2 steps that is") == 1
     rows = RunFolder(Path("measured")).rows("metrics")
     assert [row["step"] for row in rows if "gradient/snr" in row] == [2, 4]
     assert rows[1]["time/snr"] > 0

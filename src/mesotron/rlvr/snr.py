@@ -6,6 +6,7 @@ time/snr; training is not moved by a bit. With several processes each looks at i
 main one's numbers are logged.
 """
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from trl.trainer.utils import split_tensor_dict
 
 from mesotron.probes import snr_from_norms
 from mesotron.rlvr.state import random_state, restore_random_state
+
+log = logging.getLogger("mesotron.watch")
 
 # Parts of a step that is one forward pass; a step of several has a part for each.
 PARTS = 4
@@ -37,6 +40,7 @@ class SnrProbe(TrainerCallback):
                 "them in shards: leave it out"
             )
         self.every, self.trainer = every, trainer
+        self._told = False
 
     def on_pre_optimizer_step(
         self,
@@ -52,6 +56,27 @@ class SnrProbe(TrainerCallback):
             spent = {"time/snr": time.perf_counter() - began}
             for name, value in (found | spent).items():
                 self.trainer._metrics["train"][name].append(value)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Say once what it costs."""
+        row = logs or {}
+        if self._told or not {"time/snr", "time/step"} <= row.keys():
+            return
+        self._told = True
+        if state.is_world_process_zero:
+            probe = row["time/snr"]
+            share = probe / self.every / max(row["time/step"] - probe, 1e-9)
+            log.warning(
+                "measuring the gradient's signal took %.2g s; every %d steps that is %.1f%% of "
+                "the run's time", probe, self.every, 100 * share,
+            )  # fmt: skip
 
 
 def measure_snr(trainer: Any) -> dict[str, float]:
