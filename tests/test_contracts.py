@@ -200,6 +200,20 @@ def test_bfloat16_weights_do_not_round_the_loaded_state(name):
 
 
 @every
+def test_loaded_state_goes_to_the_device_of_the_weights(name):
+    """All of it: fused kernels refuse a counter that PyTorch leaves where it was saved from."""
+    model, optimizer = build(name)
+    train(model, optimizer, range(1))
+    with torch.device("meta"):  # a device that every machine has
+        elsewhere = Tiny()
+    resumed = OPTIMIZERS[name].make(elsewhere.parameters(), lr=0.01)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for p in elsewhere.parameters():
+        found = {key: x.device.type for key, x in resumed.state[p].items() if isinstance(x, Tensor)}
+        assert set(found.values()) == {"meta"}, found
+
+
+@every
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies_go_on_alike_and_apart(name, copier):
     model, optimizer = build(name)

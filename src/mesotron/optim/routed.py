@@ -202,15 +202,19 @@ class RoutedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in PyTorch, but state keeps the dtype it was saved in (PyTorch would round fp32
-        momentum to bf16), and the state of another rule is refused."""
+        momentum to bf16), all of it goes to the parameter's device (PyTorch leaves counters where
+        they were saved from, and fused kernels then refuse them), and the state of another rule
+        is refused."""
         check_same_rules(self.param_groups, state_dict["param_groups"])
         super().load_state_dict(state_dict)
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
         params = [p for g in self.param_groups for p in g["params"]]
         for index, p in zip(saved, params, strict=True):
             for key, value in state_dict["state"].get(index, {}).items():
-                if isinstance(value, Tensor) and value.dtype != self.state[p][key].dtype:
-                    self.state[p][key] = value.to(device=self.state[p][key].device, copy=True)
+                if isinstance(value, Tensor):
+                    loaded = self.state[p][key]
+                    if value.dtype != loaded.dtype or loaded.device != p.device:
+                        self.state[p][key] = value.to(device=p.device, copy=True)
 
 
 def dense_grad(p: Tensor) -> Tensor:
