@@ -224,6 +224,20 @@ def test_a_folder_of_others_is_not_touched(demos, tmp_path):
     assert read_manifest(config.out)["episodes"] == 2
 
 
+def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch):
+    from mesotron.vla.demos import make
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(make, "record", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="the same command goes on from here"):
+        write_demos(replace(CONFIG, out=tmp_path / "d"), say=None)
+    monkeypatch.undo()
+    write_demos(replace(CONFIG, out=tmp_path / "d"), say=None)
+    assert len(load_demos(tmp_path / "d")) > 60
+
+
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_a_path_without_demonstrations_is_a_sentence(tmp_path, name):
     with pytest.raises(ValueError, match=r"is not there; make it|holds no demonstrations"):

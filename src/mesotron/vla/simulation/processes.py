@@ -25,7 +25,9 @@ def count_workers(wanted: int) -> int:
     """`wanted`, or as many as this process may use processors if it is 0."""
     if wanted < 0:
         raise ValueError(f"{wanted} workers cannot be; give 0 for as many as there are processors")
-    return wanted or len(os.sched_getaffinity(0))
+    if sys.platform == "linux":  # a container may use fewer than there are
+        return wanted or len(os.sched_getaffinity(0))
+    return wanted or os.cpu_count() or 1
 
 
 def resolve(target: str) -> Callable[..., Any]:
