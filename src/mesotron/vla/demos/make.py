@@ -236,9 +236,8 @@ def report(folder: Path, num_shards: int, say: Say) -> None:
                 kept += len(np.unique(file["episode_index"]))
     share = kept / max(1, kept + failed)
     if say is not None:
-        say(
-            f"{folder}: {observations:,} frames of {kept:,} takes; {failed} failed and were left out"
-        )
+        counts = f"{observations:,} frames of {kept:,} takes; {failed} failed and were left out"
+        say(f"{folder}: {counts}")
     if share < LEAST_SUCCESS:
         raise ValueError(
             f"the expert succeeded in {share:.0%} of the episodes, less than {LEAST_SUCCESS:.0%}; "
