@@ -496,7 +496,7 @@ def test_spectra_and_routing_are_drawn_where_a_run_has_them(tmp_path):
         "before the filter, step 1", "after the filter, step 1",
     ]  # fmt: skip
     assert chart["lines"][1]["y"] == [1, 0.9, 0]
-    assert "Routing: 1 parameters" in page.text
+    assert "Who is trained by which rule" in page.text
     assert "because" in page.text
 
 

@@ -279,7 +279,7 @@ def routing(run: Run) -> Html | None:
         ]
         for row in run.routing
     ]
-    return fold(f"Routing: {len(rows)} parameters", table(head, rows, "Who got which rule"))
+    return fold("Routing", table(head, rows, "Who is trained by which rule"))
 
 
 def fold(title: str, *children: str | None) -> Html:

@@ -38,7 +38,7 @@ class OptimizerLog(TrainerCallback):
             return
         self.blocks = choose_blocks(optimizer)
         if optimizer.table is not None:
-            self.run.save("routing", {"rows": [asdict(row) for row in optimizer.table]})
+            self.run.save("routing", {"rows": [asdict(row) for row in optimizer.table.merged()]})
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
@@ -92,6 +92,17 @@ class RoutingTable:
             if rows:
                 found[rule] = Count(len(rows), sum(row.numel for row in rows))
         return found
+
+    def merged(self) -> list[Row]:
+        """Rows that differ only in their layer numbers as one, under a name with ranges.
+
+        Example:
+            >>> from mesotron.optim.routing import route
+            >>> table = route(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))))
+            >>> [row.name for row in table.merged()]
+            ['{0..2}.weight', '{0..3}.bias', '3.weight']
+        """
+        return [replace(row, name=name) for name, row in _collapse(self.rows)]
 
     def groups(self, model: nn.Module, **common: Any) -> list[dict[str, Any]]:
         """Optimizer parameter groups: one per (rule, view, lr_scale).
@@ -200,8 +211,7 @@ class RoutingTable:
 
     def _lines(self, full: bool) -> list[list[str]]:
         scaled = "lr" in self._header()
-        merged = [(row.name, row) for row in self.rows] if full else _collapse(self.rows)
-        return [_cells(name, row, scaled) for name, row in merged]
+        return [_cells(row, scaled) for row in (self.rows if full else self.merged())]
 
 
 def _group_name(rule: str, view: str, lr_scale: float) -> str:
@@ -209,11 +219,11 @@ def _group_name(rule: str, view: str, lr_scale: float) -> str:
     return name if lr_scale == 1.0 else f"{name} lr*{lr_scale:g}"
 
 
-def _cells(name: str, row: Row, scaled: bool) -> list[str]:
+def _cells(row: Row, scaled: bool) -> list[str]:
     view = row.view if row.rule in SPECTRAL_RULES else "-"
     reason = row.reason + (f"; tied to {', '.join(row.aliases)}" if row.aliases else "")
     shape = "x".join(map(str, row.shape)) or "scalar"
-    cells = [name, shape, row.role, row.rule, view, reason]
+    cells = [row.name, shape, row.role, row.rule, view, reason]
     if scaled:
         cells.insert(5, f"{row.lr_scale:g}")
     return cells
