@@ -24,7 +24,7 @@ from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.resume import SafeCheckpoints
 from mesotron.rlvr.session import quiet_libraries, say
 from mesotron.rlvr.spectra import OptimizerLog
-from mesotron.rlvr.spending import SHOWN, Spending, metered
+from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
@@ -148,7 +148,7 @@ def train_in(
     config, how = plan.config, f"mesotron sft --resume {plan.path}"
     trainer.remove_callback(PrinterCallback)
     reached = plan.checkpoint.step if plan.checkpoint else 0
-    view = LiveView(config.steps, WATCHED | SHOWN, console)
+    view = LiveView(config.steps, WATCHED, console)
     spending = Spending(meter, run, trainer)
     with view, StopRequest(view.say, f"continue with {how}") as stop:
         view.start_at(reached, run.rows("metrics"))

@@ -91,8 +91,9 @@ class Meter:
         clock: gives seconds.
 
     Example:
-        >>> now = iter([10.0, 20.0, 32.0, 32.0])
+        >>> now = iter([10.0, 20.0, 32.0, 40.0])
         >>> meter = Meter(Limits(seconds=50.0), began=0.0, clock=lambda: next(now))
+        >>> meter.start()
         >>> meter.step(), meter.step(), meter.step()
         (None, None, None)
         >>> meter.refusal()

@@ -34,7 +34,7 @@ def began(sign: Sign, look: Look, steps: Sequence[int]) -> int | None:
         ...     track.add(reward)
         >>> fell = Sign(metric="reward", moved="down", by=0.5)
         >>> began(fell, track.look(0), range(26))
-        21
+        20
     """
     well = judge(sign, look)
     if well is None:
