@@ -60,7 +60,7 @@ def play(trainer: Trainer, demos: Demos, controls: bool = True) -> dict[str, flo
 def pictures(tmp_path_factory) -> Demos:
     """Demonstrations of the two-object world at 24 pixels."""
     path = Path(tmp_path_factory.mktemp("demos")) / "blocks"
-    return make_demos(DemosConfig(out=path, episodes=300, starts=4000, workers=0), say=None)
+    return make_demos(DemosConfig(out=path, episodes=200, starts=2000, workers=0), say=None)
 
 
 def test_from_the_position_of_the_object_in_seconds(tmp_path):
@@ -76,7 +76,7 @@ def test_from_the_position_of_the_object_in_seconds(tmp_path):
 
 @pytest.mark.slow
 def test_from_images_and_words_in_a_minute(pictures):
-    trainer, untrained = train(replace(CONFIG, steps=400), pictures)
+    trainer, untrained = train(replace(CONFIG, steps=500), pictures)
     found = play(trainer, pictures)
     assert untrained == 0
     assert found[SUCCESS] >= 0.4
