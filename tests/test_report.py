@@ -246,6 +246,14 @@ def test_runs_over_one_another_have_a_chart_for_each_metric(tmp_path):
     assert "Where their settings differ" in page.text  # the seed
 
 
+def test_scores_of_different_kinds_are_not_ranked(tmp_path):
+    make_run(tmp_path / "a")
+    make_snake(tmp_path / "s")
+    text = page_of(tmp_path / "a", tmp_path / "s").text
+    assert "Two runs side by side. The watch found nothing wrong." in text
+    assert "greedy fruit 30.25" in text
+
+
 def test_lines_of_28_runs_differ_in_colour_or_dash():
     assert len({(k % 7, k % 4) for k in range(command.MOST_RUNS)}) == command.MOST_RUNS
 

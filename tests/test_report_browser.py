@@ -225,7 +225,7 @@ def test_focus_goes_through_the_page_in_its_order(browser, pages):
 
 
 def test_a_hidden_run_another_axis_and_a_zoom_change_what_is_drawn(browser, pages):
-    browser.open(pages["both"])
+    browser.open(pages["both"], height=3000)
     browser.settle()
     lines = "return document.querySelectorAll('.plot svg')[0].querySelectorAll('path.line').length"
     both = browser.run(lines)

@@ -47,8 +47,8 @@ def render_runs(runs: Sequence[Run], live: float | None = None) -> str:
         return render_run(runs[0], live)
     names = [run.name for run in runs]
     draft = Draft(f"{len(runs)} runs", "mesotron report", tell_runs(runs), names=names)
-    draw(draft, runs)
     draft.add("The runs", runs_table(runs), differences(runs))
+    draw(draft, runs)
     written = [(run, transcript_parts(run, PAIRS_EACH)) for run in runs]
     draft.add("What they wrote", *(fold(run.name, *parts) for run, parts in written if parts))
     draft.add("Settings", *(fold(run.name, routing(run), settings(run)) for run in runs))

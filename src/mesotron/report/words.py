@@ -29,7 +29,7 @@ def tell_runs(runs: Sequence[Run]) -> list[str]:
     count = f"{_count(len(runs))} runs side by side"
     scored = [(run, score) for run in runs if (score := final_score(run)) is not None]
     told = [f"{count}."]
-    if scored:
+    if len({score.word for _, score in scored}) == 1:  # fruit and accuracy have no best
         best, worst = max(scored, key=lambda x: x[1].value), min(scored, key=lambda x: x[1].value)
         word = best[1].word
         told = [
