@@ -263,8 +263,9 @@ def test_every_combination_of_rules_can_be_said():
     assert rules_of(policy, mixed) == {
         "vision": {"adamw"}, "language": {"pion"}, "fusion": {"muon"}, "action": {"muon"},
     }  # fmt: skip
-    filters = {g["name"].split()[0]: g["filter"] for g in build_optimizer(policy, mixed).param_groups
-               if g["rule"] in ("muon", "pion")}  # fmt: skip
+    groups = build_optimizer(policy, mixed).param_groups
+    spectral = [group for group in groups if group["rule"] in ("muon", "pion")]
+    filters = {group["name"].split()[0]: group["filter"] for group in spectral}
     assert filters == {"language/pion": "pion", "fusion/muon": "low_rank", "action/muon": "muon"}
 
 
@@ -278,6 +279,12 @@ def test_embeddings_tables_and_the_head_are_adamws():
     rates = {g["rule"]: g["lr"] for g in optimizer.param_groups}
     assert rates == {"adamw": 0.25, "muon": 0.5, "pion": 0.5}
     assert all(g["weight_decay"] == 0 for g in optimizer.param_groups if "_vectors" in g["name"])
+
+
+def test_the_action_modules_rate_can_differ():
+    config = PartsOptimConfig(lr=0.1, aux_lr=0.25, action_scale=4)
+    rates = {g["name"]: g["lr"] for g in build_optimizer(make_policy(), config).param_groups}
+    assert (rates["action/pion"], rates["fusion/muon"], rates["action/adamw"]) == (0.4, 0.1, 0.25)
 
 
 def test_adamws_matrices_keep_the_matrix_rate():

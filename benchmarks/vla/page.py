@@ -43,8 +43,10 @@ def main() -> None:
     draw_gradients(cells, path.with_name(f"{path.stem}_gradients.png"))
 
 
-def of(cells: list[Cell], **wanted: Any) -> list[Cell]:
-    return [cell for cell in cells if all(cell[key] == value for key, value in wanted.items())]
+def of(cells: list[Cell], action_scale: float = 1, **wanted: Any) -> list[Cell]:
+    """Cells with these values."""
+    same = [cell for cell in cells if cell.get("action_scale", 1) == action_scale]
+    return [cell for cell in same if all(cell[key] == value for key, value in wanted.items())]
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

@@ -41,6 +41,8 @@ WORLDS = {
 EPISODES = {"blocks": 300, "object10": 2000, "mt10": 500}
 VALIDATION, TEST = 10, 20  # episodes of each task
 SEEDS = 3
+# In the calibration Pion's noise edge moved the action module a quarter as far as Muon did.
+MATCHED = 4
 ALONE = 30  # seconds in which the first process may compile
 GRACE = 20  # seconds for what is being played when the time is up
 Cell = dict[str, Any]
@@ -136,7 +138,8 @@ def make_data(args: argparse.Namespace, began: float) -> dict[str, Any]:
 
 def key_of(cell: Cell) -> str:
     names = ("head", "contender", "rate", "strength", "steps", "seed")
-    return "/".join(str(cell[name]) for name in names)
+    scale = cell.get("action_scale", 1)
+    return "/".join([*(str(cell[name]) for name in names), *([f"x{scale}"] if scale != 1 else [])])
 
 
 class Cells:
@@ -195,10 +198,10 @@ def plan(args: argparse.Namespace, done: dict[str, Cell]) -> list[Cell]:
                         make_cell(args, head, contender, chosen, steps=args.full, seed=seed)
                     )
             if contender == "muon_pion" and chosen is not None and head == args.heads[0]:
-                cells += [
-                    make_cell(args, head, contender, chosen, steps=args.full, strength=f"k_p={k}")
-                    for k in range(5)
-                ]
+                tried = [make_cell(args, head, contender, chosen, steps=args.full)]
+                tried += [tried[0] | {"strength": f"k_p={k}"} for k in range(5)]
+                # At the same rate, and with an action step that is about as large as Muon's.
+                cells += tried + [cell | {"action_scale": MATCHED} for cell in tried]
     cells.sort(key=lambda cell: cell["steps"] > args.small)
     best = best_rate(args, done, args.heads[0], "muon", args.small)
     if SLOW in args.contenders and best is not None:
@@ -235,6 +238,7 @@ def best_rate(
         if (cell["head"], cell["contender"], cell["steps"]) == (head, contender, steps)
         and cell["seed"] == 0
         and cell["strength"] == "noise"
+        and cell.get("action_scale", 1) == 1
     ]
     if len(found) < (wanted or len(args.rates)):
         return None
@@ -389,7 +393,8 @@ def train_config(args: argparse.Namespace, cell: Cell) -> Any:
     strength = cell["strength"]
     promote = int(strength.removeprefix("k_p=")) if strength.startswith("k_p=") else None
     rules = CONTENDERS[cell["contender"]]
-    optim = PartsOptimConfig(**rules, lr=cell["rate"], promote=promote)
+    scale = cell.get("action_scale", 1)
+    optim = PartsOptimConfig(**rules, lr=cell["rate"], promote=promote, action_scale=scale)
     policy = PolicyConfig(size=args.size, head=cell["head"])
     return VlaTrainConfig(
         policy=policy,

@@ -64,6 +64,10 @@ class PartsOptimConfig:
     lr: float = 5e-3
     """Learning rate of matrices in AdamW's unit, whatever the rule."""
 
+    action_scale: float = 1.0
+    """Factor on the rate of the action module's matrices: Pion passes a few directions, so that its
+    step is several times smaller than Muon's at the same rate."""
+
     aux_lr: float | None = 1e-3
     """Rate of embeddings, positions, norms, biases and the output layer; matrices that AdamW has
     keep --optim.lr."""

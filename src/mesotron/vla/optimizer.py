@@ -87,6 +87,7 @@ def _finish(
 ) -> list[dict[str, Any]]:
     """The groups of one part: its matrices, and apart from them what has another rate or no weight
     decay."""
+    rate = config.lr * (config.action_scale if part == "action" else 1.0)
     aux_lr = config.lr if config.aux_lr is None else config.aux_lr
     made: dict[tuple[bool, bool], dict[str, Any]] = {}
     for place in places:
@@ -95,7 +96,7 @@ def _finish(
         key = (hidden, p.ndim < 2)
         if key not in made:
             made[key] = {"params": [], "param_names": [], "rule": group["rule"]}
-            made[key] |= {"view": group["view"], "lr": config.lr if hidden else aux_lr}
+            made[key] |= {"view": group["view"], "lr": rate if hidden else aux_lr}
             made[key]["name"] = f"{part}/{group['name']}" + _ending(group["rule"], *key)
             made[key] |= {"weight_decay": 0.0} if p.ndim < 2 else {}
             if getattr(config, part, "") == "low_rank" and group["rule"] == "muon":

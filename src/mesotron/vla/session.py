@@ -41,6 +41,7 @@ LEAST = {
     "steps": 1, "batch": 4, "seed": 0, "log_every": 1, "probe_every": 0, "save_every": 0, "keep": 1,
     "episodes": 0, "execute": 1, "workers": 1, "threads": 1, "where": 0, "policy.chunk": 1,
     "policy.patch": 1, "policy.flow_steps": 1, "policy.lora": 0, "optim.lr": 0, "optim.aux_lr": 0,
+    "optim.action_scale": 0,
     "optim.rank": 1, "optim.warmup": 0, "optim.max_grad_norm": 0,
 }  # fmt: skip
 # What a resumed run may be told anew; it changes no number of the training.
