@@ -206,6 +206,24 @@ def test_the_keyboard_reads_a_chart(browser, pages):
     assert browser.run("return document.querySelector('.readout').textContent") == ""
 
 
+def test_many_lines_are_read_in_a_list_beside_the_cursor(browser, pages):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(pages["tournament"])
+    browser.run("document.querySelector('.plot').focus()")
+    browser.keys(Keys.END)
+    rows = browser.run(
+        "return [...document.querySelectorAll('.tip-row')].map((r) => r.textContent)"
+    )
+    assert len(rows) == 6  # two seeds of three contenders
+    values = [float(row.split()[0]) for row in rows]
+    assert values == sorted(values, reverse=True)
+    assert "pion, rate 0.0004, seed 1" in browser.run(
+        "return document.getElementById('said').textContent"
+    )
+    assert browser.errors() == []  # the policy has nothing against where it stands
+
+
 def test_focus_goes_through_the_page_in_its_order(browser, pages):
     from selenium.webdriver.common.keys import Keys
 
