@@ -69,7 +69,7 @@ def write_demos(config: DemosConfig, say: Say = print) -> None:
     blind = replace(world, pixels=8, wrist=False) if config.compact else world
     simulator = build_world(world)
     takes = plan_takes(config, simulator)
-    blocks = split(takes, config.horizon)
+    blocks = split(takes, simulator.max_steps // 3, config.horizon)
     facts = {"num_shards": len(blocks), "noise": config.noise, "horizon": config.horizon}
     facts |= {"episodes": config.episodes, "starts": len(takes) - config.episodes}
     facts |= {"cameras": list(simulator.cameras)}
@@ -131,10 +131,16 @@ def check(config: DemosConfig) -> None:
         )
 
 
-def split(takes: list[Take], horizon: int) -> list[tuple[int, list[Take]]]:
-    """Blocks of takes of one kind, with the number of each block's first."""
+def split(takes: list[Take], length: int, horizon: int) -> list[tuple[int, list[Take]]]:
+    """Blocks of takes of one kind, with the number of each block's first.
+
+    Args:
+        takes: all of them.
+        length: actions of an episode, about.
+        horizon: actions of a single frame.
+    """
     blocks: list[tuple[int, list[Take]]] = []
-    for scatter, actions in ((False, 20), (True, horizon)):
+    for scatter, actions in ((False, length), (True, horizon)):
         kind = [(k, take) for k, take in enumerate(takes) if take.scatter is scatter]
         size = max(1, SHARD_ACTIONS // actions)
         for start in range(0, len(kind), size):
