@@ -256,7 +256,7 @@ def rules_of(policy: Policy, config: PartsOptimConfig) -> dict[str, set[str]]:
 
 def test_every_combination_of_rules_can_be_said():
     policy = make_policy(replace(CI, head="flow"))
-    assert rules_of(policy, PartsOptimConfig()) == {
+    assert rules_of(policy, PartsOptimConfig(action="pion")) == {
         "vision": {"muon"}, "language": {"muon"}, "fusion": {"muon"}, "action": {"pion"},
     }  # fmt: skip
     mixed = PartsOptimConfig(vision="adamw", language="pion", fusion="low_rank", action="muon")
@@ -275,14 +275,14 @@ def test_embeddings_tables_and_the_head_are_adamws():
     for name in ("vision.patches.weight", "vision.positions", "language.embedding.weight",
                  "action.queries", "action.head.weight"):  # fmt: skip
         assert table.row(name).rule == "adamw", name
-    optimizer = build_optimizer(policy, PartsOptimConfig(lr=0.5, aux_lr=0.25))
+    optimizer = build_optimizer(policy, PartsOptimConfig(action="pion", lr=0.5, aux_lr=0.25))
     rates = {g["rule"]: g["lr"] for g in optimizer.param_groups}
     assert rates == {"adamw": 0.25, "muon": 0.5, "pion": 0.5}
     assert all(g["weight_decay"] == 0 for g in optimizer.param_groups if "_vectors" in g["name"])
 
 
 def test_the_action_modules_rate_can_differ():
-    config = PartsOptimConfig(lr=0.1, aux_lr=0.25, action_scale=4)
+    config = PartsOptimConfig(action="pion", lr=0.1, aux_lr=0.25, action_scale=4)
     rates = {g["name"]: g["lr"] for g in build_optimizer(make_policy(), config).param_groups}
     assert (rates["action/pion"], rates["fusion/muon"], rates["action/adamw"]) == (0.4, 0.1, 0.25)
 

@@ -40,6 +40,7 @@ def make_config(demos, out) -> VlaTrainConfig:
     return VlaTrainConfig(
         demos=demos,
         policy=PolicyConfig(size="ci", chunk=6, head="flow"),
+        optim=PartsOptimConfig(action="pion"),
         steps=STEPS,
         batch=8,
         out=out,

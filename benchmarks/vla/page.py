@@ -39,7 +39,8 @@ def main() -> None:
     print(finalists_table(cells, budgets, settings))
     print(strength_table(cells))
     print(gradient_table(cells))
-    draw_rates(cells, budgets[0], path.with_name(f"{path.stem}_rates.png"))
+    if len({cell["rate"] for cell in of(cells, steps=budgets[0])}) > 1:
+        draw_rates(cells, budgets[0], path.with_name(f"{path.stem}_rates.png"))
     draw_gradients(cells, path.with_name(f"{path.stem}_gradients.png"))
 
 
@@ -109,32 +110,20 @@ def finalists_table(cells: list[Cell], budgets: list[int], settings: dict[str, A
 
 
 def strength_table(cells: list[Cell]) -> str:
-    """Pion's strength on the action module."""
-    tried = of(cells, contender="muon_pion", seed=0)
-    steps = max(cell["steps"] for cell in cells)
-    pion = [cell for cell in tried if cell["strength"].startswith("k_p")]
-    if not pion:
-        return ""
-    rate, head = pion[0]["rate"], pion[0]["head"]
-    noise = of(tried, steps=steps, rate=rate, head=head, strength="noise")
+    """Pion's strength on the action module: success, and what half-way through it let pass."""
     rows = []
-    for cell in sorted(pion, key=lambda cell: cell["strength"]) + noise:
-        stats = {key: value for key, value in (cell["probes"] or [cell["statistics"]])[-1].items()}
-        row = [cell["strength"], f"{cell['test']:.2f}", f"{cell['loss']:.3f}"]
-        for probe in (cell["probes"][1:2], cell["probes"][-1:]):
-            for key in ("optim/action/pion/passed_rank", "optim/action/pion/dead_blocks"):
-                row.append(f"{probe[0][key]:.2f}" if probe else f"{stats.get(key, 0):.2f}")
-        rows.append(row)
-    head_row = [
-        "strength",
-        "success",
-        "loss",
-        "passed early",
-        "dead early",
-        "passed late",
-        "dead late",
-    ]
-    return table(head_row, rows)
+    for scale in sorted({cell.get("action_scale", 1) for cell in cells}):
+        tried = of(cells, action_scale=scale, contender="muon_pion", seed=0)
+        tried = [cell for cell in tried if cell["probes"]]
+        for cell in sorted(tried, key=lambda cell: (cell["rate"], cell["strength"])):
+            half = cell["probes"][4]
+            step = half["update_rms/action"] / half["update_rms/vision"]
+            row = [cell["strength"], f"{cell['rate']:g}", f"{scale:g}", f"{cell['test']:.2f}"]
+            row += [f"{cell['loss']:.3f}", f"{step:.2f}"]
+            row += [f"{half[f'optim/action/pion/{k}']:.2f}" for k in ("passed_rank", "dead_blocks")]
+            rows.append(row)
+    head_row = ["strength", "rate", "action scale", "success", "loss", "action step / vision step"]
+    return table([*head_row, "passed", "dead"], rows)
 
 
 def gradient_table(cells: list[Cell]) -> str:
@@ -207,12 +196,8 @@ def draw_gradients(cells: list[Cell], path: Path) -> None:
                 points = [point for point in points if point[1] is not None]
                 axis.plot(*zip(*points, strict=True), "o-", ms=3, color=COLOURS[name],
                           label=NAMES[name])  # fmt: skip
-            if row is axes[0]:
+            if key == "effective_rank":
                 axis.set_title(part)
-            if key != "top_share":
-                axis.set_yscale("symlog", linthresh=0.01) if key == "snr" else axis.set_yscale(
-                    "log"
-                )
         row[0].set_ylabel(words)
     axes[0][0].legend(fontsize=7)
     for axis in axes[-1]:

@@ -58,10 +58,10 @@ class PartsOptimConfig:
     fusion: PartRule = "muon"
     """Rule of the matrices where images, words and the robot's state meet."""
 
-    action: PartRule = "pion"
-    """Rule of the action module's matrices."""
+    action: PartRule = "muon"
+    """Rule of the action module's matrices; the Pion paper's recipe has pion here."""
 
-    lr: float = 5e-3
+    lr: float = 1e-2
     """Learning rate of matrices in AdamW's unit, whatever the rule."""
 
     action_scale: float = 1.0

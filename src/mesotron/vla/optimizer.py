@@ -48,7 +48,7 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
         >>> from mesotron.config.vla_training import PolicyConfig
         >>> from mesotron.vla.policy import Body, Policy
         >>> policy = Policy(PolicyConfig(size="ci"), Body((), 0, 4, 4))
-        >>> optimizer = build_optimizer(policy, PartsOptimConfig(cutoff=0.2))
+        >>> optimizer = build_optimizer(policy, PartsOptimConfig(action="pion", cutoff=0.2))
         >>> [g["cutoff"] for g in optimizer.param_groups if g["name"] == "action/pion"]
         [0.2]
     """
