@@ -167,7 +167,7 @@ def test_an_expert_that_fails_is_an_error(tmp_path):
     config = DemosConfig(
         out=tmp_path / "bad",
         episodes=6,
-        starts=0,
+        starts=60,  # which cannot fail, and hide nothing
         noise=3.0,
         workers=1,
         world=WorldConfig(name="blocks_state"),

@@ -80,7 +80,7 @@ def write_demos(config: DemosConfig, say: Say = print) -> None:
         if not shard_path(config.out, k).exists()
     ]
     run_jobs(f"{HERE}:make_shard", jobs, config.workers, say)
-    report(config.out, len(blocks), say)
+    report(config.out, say)
 
 
 def render_demos(config: DemosConfig, say: Say = print) -> None:
@@ -110,7 +110,7 @@ def render_demos(config: DemosConfig, say: Say = print) -> None:
         if not shard_path(config.out, k).exists()
     ]
     run_jobs(f"{HERE}:render_shard", jobs, config.workers, say)
-    report(config.out, len(numbers), say)
+    report(config.out, say)
 
 
 def describe(world: WorldConfig) -> str:
@@ -231,16 +231,18 @@ def cached_world(config: WorldConfig) -> World:
     return _worlds[config]
 
 
-def report(folder: Path, num_shards: int, say: Say) -> None:
+def report(folder: Path, say: Say) -> None:
     """Say how the expert did, and refuse an expert that fails often."""
+    manifest = read_manifest(folder)
     failed = observations = kept = 0
-    for number in range(num_shards):
+    for number in range(manifest["num_shards"]):
         with np.load(shard_path(folder, number)) as file:
             failed += int(file["failed"])
             if "start" in file.files:
                 observations += len(file["start"])
                 kept += len(np.unique(file["episode_index"]))
-    share = kept / max(1, kept + failed)
+    # Of whole episodes: a single frame cannot fail.
+    share = 1 - failed / max(1, manifest["episodes"])
     if say is not None:
         counts = f"{observations:,} frames of {kept:,} takes; {failed} failed and were left out"
         say(f"{folder}: {counts}")
