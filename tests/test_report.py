@@ -15,7 +15,7 @@ from mesotron.compare.record import write_tournament
 from mesotron.config import ReportConfig
 from mesotron.report import command, read_run, read_runs, render_runs
 from mesotron.report.catalogue import CHAPTERS
-from mesotron.report.charts import FEWEST_POINTS, make_chapters, make_grids, make_rest
+from mesotron.report.charts import FEWEST_POINTS, MOST_POINTS, make_chapters, make_grids, make_rest
 from mesotron.report.markup import el, embed, escape, visible
 from mesotron.report.page import fingerprint, script, style
 from mesotron.report.read import Run, short_names
@@ -294,6 +294,19 @@ def test_a_spike_of_one_step_survives_the_reduction():
     assert max(buckets.means(column)) == pytest.approx(0.9)
     assert buckets.middles([float(k) for k in range(1000)])[0] == 0.0
     assert buckets.middles([float(k) for k in range(1000)])[-1] == 999.0
+
+
+def test_a_long_run_has_bands_and_says_only_of_its_own_what_they_are(tmp_path):
+    rows = [make_row(k, 900, random.Random(k)) for k in range(1, 901)]
+    make_run(tmp_path / "a", 900, rows=rows)
+    page = page_of(tmp_path / "a")
+    charts = {chart["title"]: chart for chart in json.loads(page.data)["charts"]}
+    line = charts["Gradient norm"]["lines"][0]
+    assert len(line["y"]) == MOST_POINTS
+    assert all(a <= y <= b for a, y, b in zip(line["low"], line["y"], line["high"], strict=True))
+    assert max(line["high"]) == pytest.approx(max(row["grad_norm"] for row in rows), rel=1e-3)
+    assert "the band is one standard deviation" in page.text
+    assert "the range over runs" not in page.text
 
 
 def test_every_metric_is_drawn_once(tmp_path):

@@ -89,12 +89,14 @@ class Grids:
         main: the points of each run in the catalogue's plots.
         rest: in the other ones.
         bands: whether lines have bands.
+        overlaid: whether a line is a run, rather than a metric of the only one.
         styles: colour and dash of each run.
     """
 
     main: list[Buckets]
     rest: list[Buckets]
     bands: bool
+    overlaid: bool
     styles: Sequence[int]
 
     def record(self, runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -119,6 +121,7 @@ def make_grids(runs: Sequence[Run], styles: Sequence[int] | None = None) -> Grid
         [make_buckets(len(run.rows), main) for run in runs],
         [make_buckets(len(run.rows), rest) for run in runs],
         bands,
+        len(runs) > 1 or styles is not None,
         range(len(runs)) if styles is None else styles,
     )
 
@@ -145,28 +148,29 @@ def make_rest(runs: Sequence[Run], grids: Grids) -> list[Chart]:
 
 
 def _draw_plot(plot: Plot, runs: Sequence[Run], grids: Grids) -> list[Chart]:
-    runs_of: dict[str, str] = {}
-    for run in runs:
-        runs_of |= {metric: word for metric, word in _lines_of(plot, run).items()}
-    if not runs_of:
-        return []
-    if len(runs) == 1:
-        return [_single_chart(plot, runs[0], runs_of, grids)]
-    return [_overlay(plot, metric, word, runs, grids) for metric, word in runs_of.items()]
+    metrics = {metric: word for run in runs for metric, word in _lines_of(plot, run).items()}
+    if grids.overlaid:
+        return [_overlay(plot, metric, word, runs, grids) for metric, word in metrics.items()]
+    return [_single_chart(plot, runs[0], metrics, grids)] if metrics else []
 
 
 def _single_chart(plot: Plot, run: Run, metrics: dict[str, str], grids: Grids) -> Chart:
     buckets, lines = grids.main[0], []
+    low, high = _band(plot, run, next(iter(metrics)), buckets)
+    note = plot.note if low is not None else _without_band(plot)
     for place, (metric, word) in enumerate(metrics.items()):
         column = run.columns[metric]
-        low, high = _band(plot, run, metric, buckets) if place == 0 else (None, None)
-        if low is None and not buckets.whole:
-            low, high = buckets.lows(column), buckets.highs(column)
+        if place > 0 or low is None:
+            low = None if buckets.whole else buckets.lows(column)
+            high = None if buckets.whole else buckets.highs(column)
         summary = describe(column, run.steps)
         lines.append(Line(0, word, place, buckets.means(column), low, high, summary=summary))
-    shown_band = any(line.low is not None for line in lines)
-    note = plot.note if shown_band else plot.note.partition(";")[0].rstrip(".") + "."
-    return Chart(plot.title, lines, note if plot.note else "", plot.log, rules=_rules(plot, run))
+    return Chart(plot.title, lines, note, plot.log, rules=_rules(plot, run))
+
+
+def _without_band(plot: Plot) -> str:
+    """The note without its second half, which tells of the band."""
+    return plot.note.partition(";")[0].rstrip(".") + "." if plot.note else ""
 
 
 def _overlay(plot: Plot, metric: str, word: str, runs: Sequence[Run], grids: Grids) -> Chart:
@@ -178,8 +182,7 @@ def _overlay(plot: Plot, metric: str, word: str, runs: Sequence[Run], grids: Gri
     elif len(words) == 1 and "" not in words:
         title = plot.title
     rules = next((found for run in runs if (found := _rules(plot, run))), ())
-    # A note may be about one of several lines, and speaks of a band that is not drawn here.
-    note = "" if plot.spoken or not plot.note else plot.note.partition(";")[0].rstrip(".") + "."
+    note = "" if plot.spoken else _without_band(plot)  # it may be about another line
     return Chart(title, lines, note, plot.log, rules=rules)
 
 
