@@ -52,9 +52,10 @@ def own_world(config: WorldConfig) -> World:
     """A world that is not ours, by `module:Class`."""
     module, name = config.name.split(":", 1)
     try:
-        return getattr(import_module(module), name)(config)
+        make = getattr(import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
         raise ValueError(f"the world {config.name} cannot be imported: {error}") from error
+    return make(config)
 
 
 def require(package: str, extra: str) -> None:

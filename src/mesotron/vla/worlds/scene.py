@@ -33,6 +33,9 @@ OUTER_REGION = ((-0.165, 0.165), (-0.185, 0.065))
 SPACING = 0.085
 HAND_START = ((-0.12, 0.12), (-0.15, 0.10), (0.13, 0.19))
 WORKSPACE = ((-0.18, 0.18), (-0.20, 0.20), (0.025, 0.20))
+BIN = (0.0, 0.16)
+BIN_HALF = (0.062, 0.055)
+BIN_HEIGHT = 0.03
 MOST_YAW = 0.2
 TRIES = 1000
 
@@ -177,11 +180,6 @@ def touches(thing: Thing, x: float, y: float, z: float) -> bool:
     """Whether an open hand there may touch a thing; right above it is free."""
     above = z > 2 * HALF_HEIGHT[thing.shape] + 0.015
     return not above and np.hypot(x - thing.place[0], y - thing.place[1]) < SPACING
-
-
-BIN = (0.0, 0.16)
-BIN_HALF = (0.062, 0.055)
-BIN_HEIGHT = 0.03
 
 
 def over_bin(x: float, y: float, z: float) -> bool:
