@@ -44,8 +44,6 @@ LEAST = {
     "optim.action_scale": 0,
     "optim.rank": 1, "optim.warmup": 0, "optim.max_grad_norm": 0,
 }  # fmt: skip
-# What a resumed run may be told anew; it changes no number of the training.
-_RESUMED_ANEW = ("resume", "save_every", "keep", "guard", "workers", "device", "threads")
 
 
 class Beginning(NamedTuple):
@@ -98,6 +96,8 @@ def begin(config: VlaTrainConfig) -> Beginning:
             raise ValueError(
                 f"{path} is not empty; give --out another name, or continue it with --resume {path}"
             )
+        # So that it can be resumed from anywhere.
+        config = dataclasses.replace(config, demos=config.demos.resolve())
         return Beginning(config, path, None, None, ())
     path = config.resume.resolve()  # runs/last may come to mean another run
     folder = RunFolder(path)
@@ -110,9 +110,7 @@ def begin(config: VlaTrainConfig) -> Beginning:
     found, damaged = newest_whole(folder.checkpoints)
     notes = [f"damaged checkpoint left out: {wrong}" for wrong in damaged]
     where = f"step {found.step}" if found else "the beginning: there is no whole checkpoint"
-    kept = {name: getattr(config, name) for name in _RESUMED_ANEW}
-    same = dataclasses.replace(saved, **kept)
-    return Beginning(same, path, folder, found, (*notes, f"continuing {path} from {where}"))
+    return Beginning(saved, path, folder, found, (*notes, f"continuing {path} from {where}"))
 
 
 def open_folder(start: Beginning, device: torch.device) -> RunFolder:
