@@ -65,6 +65,6 @@ def moments(steps: int) -> set[int]:
 
     Example:
         >>> sorted(moments(60))
-        [1, 16, 30, 45, 60]
+        [1, 16, 31, 45, 60]
     """
     return {1 + round(k * (steps - 1) / (MOMENTS - 1)) for k in range(MOMENTS)}
