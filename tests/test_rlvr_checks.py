@@ -52,3 +52,14 @@ def test_the_checks_load_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("words", [["nope"], ["tiny", "--task.levels", "9"], ["runs/last"]])
+def test_an_evaluation_that_cannot_be_is_refused_before_torch_is_imported(words, tmp_path):
+    code = (
+        "import sys\nfrom mesotron import cli\ncode = cli.main(['eval', *sys.argv[1:]])\n"
+        "print(code, {'torch', 'transformers', 'datasets'} & set(sys.modules))\n"
+    )
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "2 set()\n", done.stderr

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from mesotron.config import ModelConfig
 from mesotron.config.reading import from_plain
-from mesotron.rlvr.models import load_model
+from mesotron.rlvr.places import check_name
 from mesotron.rlvr.run_defaults import run_of
 from mesotron.runs import RunFolder, newest_whole
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Subject:
 
     def load(self, device: torch.device) -> tuple[Any, Any]:
         """The model and its tokenizer, LoRA weights merged into it."""
+        from mesotron.rlvr.models import load_model  # torch: a wrong name is refused without it
+
         model, tokenizer = load_model(self.model, device)
         return (add_adapter(model, self.adapter) if self.adapter else model), tokenizer
 
@@ -54,6 +57,7 @@ def find_subject(name: str) -> Subject:
         )
     run = run_of(name)
     if run is None:
+        check_name(name)
         return Subject(name, ModelConfig(name=name))
     if path.name.startswith("checkpoint-"):
         return of_run(run, path, name)
