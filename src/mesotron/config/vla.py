@@ -1,6 +1,6 @@
 """Configs of vision-language-action runs: the world, its demonstrations, evaluation in it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +37,7 @@ class WorldConfig:
 class DemosConfig:
     """Make demonstrations with a world's scripted expert."""
 
-    world: WorldConfig = field(default_factory=WorldConfig)
+    world: WorldConfig = WorldConfig()
     """The world, at the size at which the policy will see it."""
 
     out: Path = Path("demos")
