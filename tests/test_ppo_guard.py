@@ -74,6 +74,15 @@ def test_the_guard_writes_says_and_stops_as_it_is_told(folder, guard):
     assert "dead after step" in watch.story().text()
 
 
+def test_a_device_that_scores_moves_otherwise_than_it_made_them_is_doubted_once(folder):
+    heard = []
+    watch = Guard(replace(CONFIG, guard="off"), folder, heard.append)
+    for step, mismatch in enumerate([2e-4, 0.03, 0.04]):
+        watch.take(row(step + 1, 5.0) | {"policy/mismatch": mismatch})
+    assert len(heard) == 1
+    assert "policy/mismatch is 0.03 at update 2" in heard[0]
+
+
 def test_runs_side_by_side_are_warned_of_and_go_on(folder):
     watch = Guard(replace(CONFIG, guard="stop", num_seeds=3), folder, lambda words: None)
     for each in collapse():

@@ -14,6 +14,9 @@ from mesotron.runs.lines import Row
 from mesotron.watch import Engine, Event
 from mesotron.watch.story import Story, tell
 
+# Rounding to bfloat16 makes a few ten thousandths.
+MOST_MISMATCH = 0.01
+
 
 class Guard:
     """Watches the rows of a run, writes events, and says when the run is to end.
@@ -36,6 +39,7 @@ class Guard:
         self.rows: list[Row] = []
         self.events: list[Event] = []
         self.stopped_by: Event | None = None
+        self._doubted = False
 
     def take_up(self) -> None:
         """Take in what the run has written before; what was told then is not told again."""
@@ -44,6 +48,7 @@ class Guard:
 
     def take(self, row: Row) -> None:
         """Take in a new row and tell what is new."""
+        self._doubt(row)
         for event in self._judge(row):
             self.folder.append("events", event.record())
             if self.config.guard != "off":
@@ -55,6 +60,17 @@ class Guard:
     def story(self) -> Story:
         """The run so far in words; it has at least one row."""
         return tell(self.rows, self.engine, self.events)
+
+    def _doubt(self, row: Row) -> None:
+        """Say once that the device or its compiler cannot be trusted, whatever the guard."""
+        mismatch = row.get("policy/mismatch", 0.0)
+        if mismatch > MOST_MISMATCH and not self._doubted:
+            self._doubted = True
+            self.say(
+                f"policy/mismatch is {mismatch:.2g} at update {row['step']}: moves are scored by "
+                f"other numbers than they were made by; {self.config.dtype} is computed wrongly "
+                "here, take the other --dtype or --attention xla"
+            )
 
     def _judge(self, row: Row) -> list[Event]:
         self.rows.append(row)

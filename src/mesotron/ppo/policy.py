@@ -97,7 +97,7 @@ def apply_policy(
         >>> logits.shape, values.shape
         ((3, 4), (3,))
     """
-    X = _embed(params, observation.cells, config, compute_dtype(config))
+    X = _embed(params, observation.cells, config, jnp.dtype(config.dtype))
 
     def block(X: Array, scanned: tuple[Params, Array], tokens: Array | None = None) -> Array:
         layer, number = scanned
@@ -111,8 +111,6 @@ def apply_policy(
     # Unrolled: a loop writes and reads all that backward needs between its turns, which made a
     # gradient of two layers on an H200 take 1.8 times as long.
     X, _ = jax.lax.scan(lambda X, layer: (block(X, layer), None), X, first, unroll=True)
-    # Not as a product of matrices: rows of 36 numbers in bfloat16 begin at odd places of 16 bytes,
-    # and on an H200 (JAX 0.11) every second observation came out wrong.
     at_head = observation.cells[..., HEAD, None].astype(X.dtype)
     head = (at_head * X).sum(1, keepdims=True)
     if over_all < config.num_layers:
@@ -125,13 +123,6 @@ def apply_policy(
     if config.action_mask:
         logits = mask_logits(logits, observation.mask)
     return logits, _apply(params["critic"], features)[..., 0]
-
-
-def compute_dtype(config: SnakeConfig) -> Any:
-    """Of the products inside the transformer."""
-    if config.dtype == "auto":
-        return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-    return jnp.dtype(config.dtype)
 
 
 def choose_attention(Q: Array, config: SnakeConfig) -> Literal["xla", "cudnn"]:
