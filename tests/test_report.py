@@ -246,6 +246,21 @@ def test_runs_over_one_another_have_a_chart_for_each_metric(tmp_path):
     assert "Where their settings differ" in page.text  # the seed
 
 
+def test_held_out_accuracy_stands_beside_the_start_that_runs_share(tmp_path):
+    for k, start in enumerate((0.25, 0.25, 0.5)):
+        rows = [{"step": step, "reward": 0.5, "eval/greedy": 0.6} for step in range(1, 9)]
+        run = make_run(tmp_path / str(k), 8, rows=rows)
+        before = {"greedy": {"strict": {"value": start}}, "transcripts": []}
+        run.save("before", before)
+
+    def rules(*names: str) -> list:
+        charts = json.loads(page_of(*(tmp_path / name for name in names)).data)["charts"]
+        return next(c["rules"] for c in charts if c["title"].startswith("Held-out accuracy"))
+
+    assert rules("0") == rules("0", "1") == [[0.25, "before training"]]
+    assert rules("0", "2") == []
+
+
 def test_scores_of_different_kinds_are_not_ranked(tmp_path):
     make_run(tmp_path / "a")
     make_snake(tmp_path / "s")

@@ -181,9 +181,10 @@ def _overlay(plot: Plot, metric: str, word: str, runs: Sequence[Run], grids: Gri
         title = word[0].upper() + word[1:]
     elif len(words) == 1 and "" not in words:
         title = plot.title
-    rules = next((found for run in runs if (found := _rules(plot, run))), ())
+    rules = {found for run in runs if (found := _rules(plot, run))}
     note = "" if plot.spoken else _without_band(plot)  # it may be about another line
-    return Chart(title, lines, note, plot.log, rules=rules)
+    # Runs that began elsewhere have no common line to be held against.
+    return Chart(title, lines, note, plot.log, rules=rules.pop() if len(rules) == 1 else ())
 
 
 def _metric_lines(
@@ -246,14 +247,15 @@ def _edges(columns: list[Column], pick: Any, buckets: Buckets) -> Column:
 
 
 def _rules(plot: Plot, run: Run) -> tuple[tuple[float, str], ...]:
-    """Snake's games are told beside those of a random player."""
+    """What a curve is to be held against: a random player, or the model before training."""
     baselines = (run.result or {}).get("baselines", {})
-    if "episode/fruit" not in plot.lines or not baselines:
-        return ()
-    return (
-        (baselines["random_masked"], "random legal moves"),
-        (baselines["maximum"], "a full board"),
-    )
+    if "episode/fruit" in plot.lines and baselines:
+        legal, full = baselines["random_masked"], baselines["maximum"]
+        return ((legal, "random legal moves"), (full, "a full board"))
+    start = (run.before or {}).get("greedy", {}).get("strict", {}).get("value")
+    if "eval/greedy" in plot.lines and start is not None:
+        return ((start, "before training"),)
+    return ()
 
 
 def _lines_of(plot: Plot, run: Run) -> dict[str, str]:
