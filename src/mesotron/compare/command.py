@@ -15,6 +15,7 @@ from mesotron.compare.page import ended_line, markdown, progress_view, show
 from mesotron.compare.record import NAME, Cell, read_tournament
 from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_cores
 from mesotron.compare.tournament import Progress
+from mesotron.compare.words import count
 from mesotron.config import CompareConfig
 from mesotron.report.command import write as write_report
 from mesotron.runs.lines import write_whole
@@ -102,9 +103,10 @@ class Match:
         """Run whatever is due until nothing is."""
         how = f"the same command goes on with {self.progress.folder}"
         done, total, _ = self._clock()
+        who = count(len(self.progress.contenders), "contender")
         self.say(
-            f"{len(self.progress.contenders)} contenders, {total} runs or some more of which "
-            f"{done} are done, {self.pool.workers} at once; in {self.progress.folder}"
+            f"{who}, at least {count(total, 'run')} ({done} done), {self.pool.workers} at once, in "
+            f"{self.progress.folder}"
         )
         if self.console.is_terminal:
             self.live.start()
