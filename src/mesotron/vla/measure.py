@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from mesotron.config.vla import WorldConfig
-from mesotron.rlvr.evaluation.scores import Score
+from mesotron.rlvr.evaluation.scores import Score, wilson
 from mesotron.vla.interface import EVAL_SEED, Act, EvalResult
 from mesotron.vla.rollout import evaluate, evaluate_expert
 
@@ -76,7 +76,8 @@ def as_rows(found: dict[str, EvalResult]) -> list[list[str]]:
         cells = []
         for result in found.values():
             right, total = result.by_task[task]
-            cells.append(f"{right}/{total}")
+            score = wilson(right, total)
+            cells.append(f"{right}/{total} [{score.low:.2f}, {score.high:.2f}]")
         rows.append([task, *cells])
     return [*rows, [MEAN, *(short(result.score) for result in found.values())]]
 
