@@ -34,6 +34,7 @@ class Games(Kind):
         "Rates are in Adam's unit: Muon's and Pion's own are those at which a step of full rank "
         "changes a weight as much as Adam's usual 0.2 of the rate."
     )
+    before = "by random legal moves"
     curve = "episode/fruit"
     usual = ("adam", "muon", "pion")
 

@@ -66,6 +66,8 @@ class Kind(ABC):
     """Whether that curve falls as the run learns."""
     floor: ClassVar[float] = 0.0
     """Score of every problem for a run that has diverged."""
+    before: ClassVar[str] = "before training"
+    """What the scores are that a run starts from."""
     usual: ClassVar[tuple[str, ...]]
     """Optimizers of a tournament that names none."""
 

@@ -149,6 +149,8 @@ class Tournament:
     """Stage -> ids of the problems that its scores are taken from; no problem is in both."""
     start: dict[str, float] = field(default_factory=dict)
     """Stage -> score of the untrained start on the same problems."""
+    before: str = "before training"
+    """What that start is, in words."""
     threshold: Threshold | None = None
     standings: list[Standing] = field(default_factory=list)
     words: list[str] = field(default_factory=list)

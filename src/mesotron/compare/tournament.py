@@ -254,6 +254,7 @@ def new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contender
         recipe=kind.recipe,
         kind=kind.name,
         measure=kind.measure,
+        before=kind.before,
         rule=rule_in_words(config, kind),
         contenders=list(contenders),
         plan=plan,

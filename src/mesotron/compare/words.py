@@ -26,10 +26,10 @@ def conclude(record: Tournament) -> list[str]:
 
 
 def leading(record: Tournament, rows: Sequence[Standing]) -> list[str]:
-    """The first, against the untrained start."""
+    """The first, and what it started from."""
     best = rows[0]
     start = record.start.get("final")
-    since = "" if start is None else f", from {start:.3f} before training"
+    since = "" if start is None else f", against {start:.3f} {record.before}"
     return [
         f"{best.contender} is first: {best.score:.3f} [{best.low:.3f}, {best.high:.3f}] at rate "
         f"{best.rate:g}{since} ({record.measure}, {count(len(best.seeds), 'seed')}).",
@@ -104,6 +104,8 @@ def dead_rates(cells: Sequence[Cell]) -> list[str]:
 def edge_words(row: Standing) -> str:
     """What it means that the best rate lies at an end."""
     end, other = ("largest", "larger") if row.edge == "high" else ("smallest", "smaller")
+    if row.trials == 1:
+        return f"no rate but {row.rate:g} was tried; others may be better."
     return (
         f"its best rate, {row.rate:g}, is the {end} of the {row.trials} tried, so a {other} one "
         "may be better still."
