@@ -29,9 +29,9 @@ class Robots(Kind):
     """`mesotron vla train`; a score is whether a seeded episode succeeded.
 
     Example:
-        >>> kind = Robots("vla", ("demos=.", "steps=200"))
-        >>> kind.config.steps, kind.base_rate, len(kind.contenders(kind.usual, []))
-        (200, 0.005, 5)
+        >>> kind = Robots("vla", ("demos=.", "optim.lr=0.002"))
+        >>> kind.base_rate, len(kind.contenders(kind.usual, []))
+        (0.002, 5)
     """
 
     name = "vla"
