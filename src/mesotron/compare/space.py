@@ -40,6 +40,11 @@ class Dimension:
     log: bool = False
 
     @property
+    def varies(self) -> bool:
+        """Whether it takes more than one value."""
+        return len(self.choices) > 1 if self.choices else self.low < self.high
+
+    @property
     def whole(self) -> bool:
         """Whether it takes whole numbers alone."""
         return isinstance(self.low, int) and isinstance(self.high, int)
@@ -102,7 +107,7 @@ def read_space(file: str, ranges: Sequence[str]) -> Space:
         space = Space(file, OTHERS.get(file, ("train", file)), ())
     named = {one.name for one in typed}
     dimensions = [one for one in space.dimensions if one.name not in named] + typed
-    if not any(one.choices[1:] or one.low != one.high for one in dimensions):
+    if not any(one.varies for one in dimensions):
         raise ValueError(
             f"{file} leaves nothing to search: give ranges, as in --space optim.lr=1e-5..1e-3"
         )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -22,6 +23,7 @@ from mesotron.compare.trials import (
     resume_words,
     start_words,
 )
+from mesotron.compare.words import count
 from mesotron.config import SweepConfig
 from mesotron.runs.console import spell_time
 from mesotron.runs.lines import write_json
@@ -155,7 +157,8 @@ class Search:
         why = self.doomed.pop(job.key, None) or (pulse.dead() if self.config.prune else None)
         score = read_score(trial.run, self.config.metric or self.space.metric, self.space.command)
         took = spell_time(time.monotonic() - job.began)
-        shown = " ".join(f"{name}={spell(value)}" for name, value in trial.values.items())
+        names = [one.name for one in self.space.dimensions if one.varies]
+        shown = " ".join(f"{name}={spell(trial.values[name])}" for name in names)
         if why is not None:
             self.study.prune(trial, why)
             self.say(f"trial {trial.number} {shown}: pruned, {why} ({took})")
@@ -208,8 +211,9 @@ def finish(study: "Study", space: Space, folder: Path, console: Console) -> None
         for one in found
     ]
     write_json(folder / "sweep.json", {"name": space.name, "metric": space.metric, "trials": rows})
-    names = [one.name for one in space.dimensions]
-    table = Table(title=f"{space.name}: {len(found)} trials, the best first")
+    names = [one.name for one in space.dimensions if one.varies]
+    counted = count(len(found), "trial")
+    table = Table(title=f"{space.name}: {counted}, the best first", box=SIMPLE_HEAD)
     for heading in ("trial", space.metric or "score", *names, "why pruned"):
         table.add_column(heading)
     for row in rows[:SHOWN]:
