@@ -1,6 +1,7 @@
 """What an hour of a rented GPU costs, as data; the standard library only.
 
-List prices of an on-demand provider without a contract. They move: give --price for your own.
+About what on-demand providers ask without a contract; none is a quotation. They move: give --price
+for your own.
 """
 
 from typing import Literal
