@@ -86,6 +86,16 @@ def test_a_later_requirement_changes_an_earlier_choice(tmp_path, shelf):
     assert len(list((tmp_path / "wheels").glob("base-*"))) == 1
 
 
+def test_wheels_of_another_machine_are_not_packed(tmp_path, shelf):
+    for place in ("manylinux2014_x86_64", "manylinux2014_aarch64"):
+        made = make_wheel(shelf, "compiled", "1.0")
+        made.rename(shelf / f"compiled-1.0-cp312-cp312-{place}.whl")
+    for machine in ("x86_64", "aarch64"):
+        target = Target("3.12", machine, "2.28")
+        found = Wheelhouse(tmp_path / "wheels", target).obtain(Requirement("compiled"))
+        assert found.name.endswith(f"{machine}.whl")
+
+
 def test_requirements_in_a_circle_end(tmp_path, shelf):
     make_wheel(shelf, "hen", "1.0", ("egg",))
     make_wheel(shelf, "egg", "1.0", ("hen[brood]",))

@@ -9,6 +9,7 @@ from torch import nn
 from mesotron.optim import auxiliary
 from mesotron.optim.optimizer import Muon
 from mesotron.optim.precision import round_stochastically, rounding_seed, step_seed
+from mesotron.optim.stats import StepStats
 
 RULES = ["adamw", "sgd"]
 
@@ -108,3 +109,15 @@ def test_hashed_bits_are_even_and_independent():
     centred = up - 0.3
     assert (centred[1:] * centred[:-1]).mean().abs() < 0.002  # from step to step
     assert (centred[:, 1:] * centred[:, :-1]).mean().abs() < 0.002  # from place to place
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_flag_of_bad_gradients_is_obeyed_where_no_kernel_is_fused(rule):
+    """Weights with gaps in memory have none; PyTorch's other kernels refuse the flag."""
+    options = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+    group = {**options, "momentum": 0.9, "nesterov": True, "name": "rest"}
+    for bad in (0.0, 1.0):
+        p = torch.ones(4, 6)[:, ::2]
+        flag = torch.tensor(bad)
+        auxiliary.STEPS[rule]([p], [torch.ones(4, 3)], [{}], group, flag, StepStats(), [0])
+        assert torch.equal(p, torch.ones(4, 3)) == bool(bad)

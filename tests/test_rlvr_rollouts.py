@@ -156,11 +156,19 @@ def test_a_copy_in_another_type_follows_the_model():
     model = make_model()
     made = narrow_copy(model, torch.bfloat16)
     assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
+    assert made.model.rotary_emb.inv_freq.dtype == torch.float32
     assert made.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
     with torch.no_grad():
         model.model.norm.weight.fill_(3.0)
     refresh(made, model)
     assert made.model.norm.weight.unique().item() == 3.0
+
+
+def test_attention_that_adds_its_mask_is_refused():
+    model = make_model()
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="needs attention sdpa, and this model has eager"):
+        GraphSampler(model, [EOS], PAD)
 
 
 def test_a_sliding_window_is_refused():

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -49,6 +50,13 @@ class Target:
         newest = int(self.glibc.split(".")[1])
         tags = [f"manylinux_2_{minor}" for minor in range(newest, OLDEST_GLIBC - 1, -1)]
         return [f"{tag}_{self.machine}" for tag in [*tags, "manylinux2014"]]
+
+    def tags(self) -> set[Tag]:
+        """What the name of a wheel may say for it to run there."""
+        major, minor = map(int, self.python.split(".")[:2])
+        places = self.platforms()
+        own = cpython_tags((major, minor), platforms=places)
+        return {*own, *compatible_tags((major, minor), f"cp{major}{minor}", [*places, "any"])}
 
     def markers(self, extra: str = "") -> dict[str, str]:
         """The values that a requirement's marker (`; python_version < "3.11"`) asks about."""

@@ -37,10 +37,10 @@ class Wheelhouse:
         Raises:
             ValueError: no wheel for the target meets it.
         """
-        lying = [path for path in self.of(wanted.name) if meets(path, wanted)]
+        lying = [path for path in self.of(wanted.name) if meets(path, wanted, self.target)]
         if lying:
             return lying[0]
-        for path in self.of(wanted.name):  # of another version, which no longer serves
+        for path in self.of(wanted.name):  # of another version or machine, of no use any more
             path.unlink()
         here = version_here(wanted.name)
         if here is not None and wanted.specifier.contains(here, prereleases=True):
@@ -77,9 +77,10 @@ class Wheelhouse:
         return new.pop() if done.returncode == 0 and new else None
 
 
-def meets(path: Path, wanted: Requirement) -> bool:
-    """Whether a wheel's version is one that a requirement allows."""
-    return wanted.specifier.contains(parse_wheel_filename(path.name)[1], prereleases=True)
+def meets(path: Path, wanted: Requirement, target: Target) -> bool:
+    """Whether a wheel is of a version that a requirement allows, and runs on the target."""
+    _, version, _, tags = parse_wheel_filename(path.name)
+    return bool(tags & target.tags()) and wanted.specifier.contains(version, prereleases=True)
 
 
 def version_here(name: str) -> str | None:

@@ -111,7 +111,7 @@ def _adamw(
         [],
         [s["step"] for s in states],
         fused=fused,
-        found_inf=found_inf,
+        found_inf=found_inf if fused else None,  # the others assert that there is none
         amsgrad=False,
         beta1=beta1,
         beta2=beta2,
@@ -143,7 +143,7 @@ def _sgd(
         grads,
         momenta,
         fused=fused,
-        found_inf=found_inf,
+        found_inf=found_inf if fused else None,  # the others assert that there is none
         weight_decay=0.0,
         momentum=group["momentum"],
         lr=group["lr"],

@@ -261,8 +261,15 @@ class GraphSampler:
 
 
 def check_attention(model: nn.Module) -> None:
-    """Refuse models whose cache is not one static block of keys and values per layer."""
+    """Refuse models whose cache is not one static block of keys and values per layer, and attention
+    that does not read a mask of booleans: eager attention would add it."""
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    if config._attn_implementation != "sdpa":
+        raise ValueError(
+            f"rollout.engine graph needs attention sdpa, and this model has "
+            f"{config._attn_implementation}: load it with attn_implementation='sdpa', or use "
+            "rollout.engine generate"
+        )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
         odd = ", ".join(sorted(kinds - {"full_attention"})) or "a sliding window"
@@ -280,7 +287,9 @@ def narrow_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         made = copy.deepcopy(model)
     finally:
         model.__dict__.update(hung)
-    return made.to(dtype).eval().requires_grad_(False)
+    for p in made.parameters():  # buffers stay: rotary angles are worthless in bfloat16
+        p.data = p.data.to(dtype)
+    return made.eval().requires_grad_(False)
 
 
 def refresh(made: nn.Module, model: nn.Module) -> None:
