@@ -1,7 +1,9 @@
 """A process that leaves the folder of a `mesotron train` run behind without training anything.
 
 What it scores follows from its config, so that a test knows who must win: the nearer a rate is to
-its optimizer's best one, the more problems are solved. Large rates diverge, larger ones crash.
+its optimizer's best one, the more problems are solved. Large rates diverge. Variables name runs,
+by optimizer and seed, that are to crash or to end with weights that are not numbers, and optimizers
+whose updates are not.
 """
 
 import json
@@ -36,16 +38,23 @@ def write_run(config: dict) -> None:
     with run:
         run.save("before", evaluation("before", 0.2))
         diverges = rate > 0.009
-        ratio = 0.05 if config["optim"]["name"] == "pion" else 0.2
+        name = config["optim"]["name"]
+        ratio = 0.05 if name == "pion" else 0.2
+        ratio = math.nan if os.environ.get("NAN_UPDATES") == name else ratio
+        falls = config["optim"]["schedule"] == "linear"
         for step in range(1, steps + 1):
             broken = diverges and step == steps
             row = {"step": step, "loss": math.nan if broken else 0.1, "step_time": 2.0}
             row |= {"facts/correct": 0.2 + 0.4 * step / steps, "num_tokens": 100.0 * step}
-            row |= {"optim/muon/update_rms": ratio * rate, "learning_rate": rate}
+            share = 1 - (step - 1) / steps if falls else 1.0
+            # As Transformers has it: the rate of the first group, which is the auxiliary rule's.
+            row |= {"optim/muon/update_rms": ratio * rate * share, "learning_rate": 0.1 * share}
             run.append("metrics", row)
             time.sleep(float(os.environ.get("SECONDS_A_STEP", "0")))
         if diverges:
             raise ValueError(f"the loss is nan at step {steps}")
+        if os.environ.get("SPOIL_AT") == f"{name} {config['seed']}":
+            raise ValueError(f"weights are not finite after step {steps}, so training has stopped")
         after = evaluation(f"{config['seed']} {config['optim']['name']}", chance(config))
         run.save("after", after)
         share = sum(one["correct"] for one in after["transcripts"]) / PROBLEMS

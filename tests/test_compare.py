@@ -130,6 +130,38 @@ def test_a_diverged_cell_is_a_result_with_the_lowest_score(folder):
     assert "0.000 ×" in (folder / "standings.md").read_text()
 
 
+def test_weights_that_are_not_numbers_are_a_divergence_and_no_crash(folder, monkeypatch):
+    monkeypatch.setenv("SPOIL_AT", "adamw 2")
+    assert compare(folder, "--optims", "adamw") == 0
+    record = read_tournament(folder)
+    spoiled = [cell for cell in record.cells if cell.verdict == "diverged"]
+    assert [(cell.seed, cell.stage, cell.state) for cell in spoiled] == [(2, "final", "done")]
+    assert spoiled[0].per_problem == [0.0] * len(record.problems["final"])
+    assert "diverged after step 6: ValueError: weights are not finite" in spoiled[0].why
+    row = by_name(record)["adamw"]
+    assert (row.seeds, row.dead, row.failed) == ([1, 2, 3], 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("CRASH_AT", "pion 0", "RuntimeError: out of memory"),
+        ("NAN_UPDATES", "pion", "it logged no update of a finite size"),
+    ],
+)
+def test_a_contender_whose_updates_were_not_measured_does_not_take_part(
+    folder, monkeypatch, variable, value, why
+):
+    monkeypatch.setenv(variable, value)
+    assert compare(folder, "--optims", "adamw", "pion") == 1
+    record = read_tournament(folder)
+    assert [cell.stage for cell in record.cells if cell.contender == "pion"] == ["probe"]
+    assert [row.contender for row in record.standings] == ["adamw"]
+    assert f"pion does not take part: the run that was to measure its updates failed ({why})." in (
+        record.words
+    )
+
+
 def test_a_stopped_tournament_goes_on_and_ends_as_one_left_alone(folder, monkeypatch, capsys):
     looks = []
 
@@ -168,6 +200,33 @@ def test_what_was_begun_cannot_go_on_with_another_rule(folder, capsys):
     ran = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]
     assert len(ran) == 7
     assert all("muon at" in line for line in ran)
+
+
+def test_a_namesake_with_another_objective_is_refused(folder, capsys):
+    assert compare(folder, "--optims", "adamw", "--objectives", "grpo") == 0
+    assert compare(folder, "--optims", "adamw", "--objectives", "gmpo") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "holds a contender adamw with another objective (grpo, not gmpo)" in told
+
+
+def test_a_longer_search_may_choose_another_rate_and_the_old_finals_count_no_more(folder, capsys):
+    # AdamW's best rate is 1e-3; the recipe's is a quarter of it, so two more are needed.
+    words = ["compare", "arith", *SMALL, "--optims", "adamw"]
+    words += ["--set", "optim.lr=0.00025", "steps=6", "--out", str(folder)]
+    assert main([*words, "--extend", "0"]) == 0
+    first = by_name(read_tournament(folder))["adamw"]
+    assert (first.rate, first.edge) == (5e-4, "high")
+    assert main([*words, "--extend", "3"]) == 0
+    record = read_tournament(folder)
+    row = by_name(record)["adamw"]
+    assert (row.rate, row.seeds) == (1e-3, [1, 2, 3])
+    finals = [cell for cell in record.cells if cell.stage == "final"]
+    assert sorted({cell.rate for cell in finals}) == [5e-4, 1e-3]
+    of_chosen = [cell.score for cell in finals if cell.rate == 1e-3]
+    assert row.score == pytest.approx(sum(of_chosen) / 3)
+    assert {cell.rate for cell in finals if cell.threshold_steps is not None} == {1e-3}
+    assert main([*words, "--extend", "0"]) == 2
+    assert "may grow but not shrink" in " ".join(capsys.readouterr().err.split())
 
 
 def test_two_processes_do_not_share_a_folder(folder, capsys):
@@ -222,6 +281,8 @@ def in_use_no_more(folder):
         (["arith", "--factor", "1"], "--factor 1 must be above 1"),
         (["arith", "--seeds", "0"], "--seeds 0 must be at least 1"),
         (["arith", "--optims", "muon", "muon"], "names one twice"),
+        (["arith", "--set", "task.num_eval=2"], "2 problems to evaluate on are too few"),
+        (["snake", "--set", "eval_episodes=16"], "16 problems to evaluate on are too few"),
         (["arith", "--set", "optim.scale=spectral"], "not AdamW's unit"),
     ],
 )
@@ -283,6 +344,26 @@ def test_half_way_down_a_curve_that_falls(tmp_path):
     assert cells[1].threshold_steps is None
 
 
+def test_there_is_no_half_way_where_nothing_got_better(tmp_path):
+    """A curve that rises, losses that are not numbers, and one lucky step at the start."""
+    kind = make_kind("vla", [f"demos={tmp_path}", "batch=2"])
+    cells = [Cell(id=x, contender=x, objective="", rate=1.0, seed=0, stage="final",
+                  threshold_steps=3) for x in "ab"]  # fmt: skip
+    record = Tournament(recipe="vla", kind="vla", measure="", rule=[], contenders=[], plan={},
+                        cells=cells, threshold=Threshold(metric=kind.curve))  # fmt: skip
+
+    def rows(*losses):
+        return [{"step": k, "loss/action": x, "time/step": 2.0} for k, x in enumerate(losses, 1)]
+
+    time_to_threshold(kind, record, {"a": rows(*[1.0] * 5, *[9.0] * 5), "b": rows(*[1.0] * 10)})
+    assert record.threshold.value is None
+    assert [cell.threshold_steps for cell in cells] == [None, None]
+    lucky = rows(0.0, *[9.0] * 20, *[1.0] * 5)
+    time_to_threshold(kind, record, {"a": lucky, "b": rows(*[9.0] * 5, *[float("nan")] * 5)})
+    assert record.threshold.value == pytest.approx((7.2 + 9.0) / 4 + 0.5)
+    assert [cell.threshold_steps for cell in cells] == [24, None]
+
+
 def test_a_search_stops_at_its_limit_and_says_that_it_stands_at_an_end():
     grid = Grid(base=1.0, factor=2.0, rates=3, extend=2)
     rising = {k: k / 10 for k in range(-2, 9)}
@@ -315,7 +396,7 @@ def test_processes_get_a_gpu_each_and_their_last_words_are_kept(tmp_path):
 
 @pytest.mark.slow
 def test_a_tiny_real_tournament_of_language_models(tmp_path):
-    size = ["steps=3", "rollout.prompts=2", "rollout.generations=4", "task.num_eval=24"]
+    size = ["steps=3", "rollout.prompts=2", "rollout.generations=4", "task.num_eval=60"]
     words = ["compare", "arith", "--optims", "muon", "lowrank", "--rates", "2", "--extend", "0"]
     assert main([*words, "--seeds", "2", "--set", *size, "--out", str(tmp_path / "t")]) == 0
     record = read_tournament(tmp_path / "t")
@@ -335,7 +416,7 @@ def test_a_tiny_real_tournament_of_language_models(tmp_path):
 def test_a_tiny_real_tournament_of_games(tmp_path):
     pytest.importorskip("jumanji")
     size = ["total_timesteps=512", "num_envs=8", "num_steps=16", "num_minibatches=2",
-            "eval_episodes=16"]  # fmt: skip
+            "eval_episodes=48"]  # fmt: skip
     words = ["compare", "snake", "--optims", "adam", "muon", "--rates", "1", "--extend", "0"]
     assert main([*words, "--seeds", "1", "--set", *size, "--out", str(tmp_path / "t")]) == 0
     record = read_tournament(tmp_path / "t")

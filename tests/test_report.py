@@ -513,6 +513,42 @@ def test_a_tournament_that_goes_on_has_a_page_too(tmp_path):
     assert command.is_over(tmp_path / "done")
 
 
+def test_nobody_without_a_score_is_called_the_best(tmp_path):
+    record = make_tournament(tmp_path / "t")
+    for row in record.standings:
+        row.score = row.low = row.high = row.behind = row.p_holm = None
+    write_tournament(tmp_path / "t", record)
+    assert "the best" not in Page(render_tournament(tmp_path / "t")).text.replace(
+        "behind the best", ""
+    )
+    record.standings, record.words = [], ["No contender has a score: see why in the cells."]
+    write_tournament(tmp_path / "t", record)
+    assert command.is_over(tmp_path / "t")
+
+
+def test_cells_at_a_rate_that_was_given_up_are_not_drawn(tmp_path):
+    record = make_tournament(tmp_path / "t")
+    left = next(cell for cell in record.cells if cell.stage == "final")
+    left.rate *= 4
+    write_tournament(tmp_path / "t", record)
+    page = Page(render_tournament(tmp_path / "t"))
+    charts = {chart["title"]: chart for chart in json.loads(page.data)["charts"]}
+    assert len(charts["Reward"]["lines"]) == 5  # of two seeds of three
+
+
+def test_a_tournament_is_stamped_by_its_cells_and_not_by_what_is_being_written(tmp_path):
+    make_tournament(tmp_path / "t")
+    (tmp_path / "t" / ".tournament.json.writing").symlink_to(tmp_path / "gone")
+    (tmp_path / "t" / "vanished.json").symlink_to(tmp_path / "gone")
+    before = command.stamp(tmp_path / "t")
+    metrics = next((tmp_path / "t").glob("cells/*/metrics.jsonl"))
+    metrics.write_text(metrics.read_text() + '{"step": 11}\n')
+    after = command.stamp(tmp_path / "t")
+    changed = {name for name, *_ in set(after) - set(before)}
+    assert changed == {str(metrics)}
+    assert not any("writing" in name or "vanished" in name for name, *_ in after)
+
+
 # ---- spectra, routing and the page after training ----
 
 

@@ -15,10 +15,13 @@ from mesotron.cli import COMMANDS, main, split_name
 from mesotron.compare import sweep
 from mesotron.compare.space import read_space
 from mesotron.compare.trials import read_score, start_words
+from mesotron.config import SweepConfig
 from mesotron.runs import RunFolder
 
 pytest.importorskip("optuna")
 yaml = pytest.importorskip("yaml")
+
+from mesotron.compare.study import Study  # noqa: E402 - it loads optuna
 
 FILES = sorted((Path(__file__).parents[1] / "sweeps").glob("*.yaml"))
 TRIAL = Path(__file__).parent / "sweep_trial.py"
@@ -137,6 +140,29 @@ def test_two_processes_share_a_study_without_sharing_a_trial(folder):
     rows = trials(folder)
     assert 4 <= len(rows) <= 5
     assert len({row["values"]["optim.lr"] for row in rows}) == len(rows)
+
+
+def test_a_trial_that_ended_between_the_look_and_the_claim_is_left_alone(tmp_path):
+    config = SweepConfig(file="arith", space=("optim.lr=1e-4..1e-3",))
+    study = Study(read_space(config.file, config.space), config, tmp_path)
+    trial = study.next()
+    [seen] = study.study.get_trials()  # by another worker, while it runs
+    study.complete(trial, 0.5)
+    assert study._take_up(seen) is None
+    claim = study._claim(trial.number)
+    assert claim is not None  # and was let go
+    claim.close()
+
+
+def test_a_study_keeps_its_goal_and_metric_and_shows_them(folder, capsys):
+    space = ["--space", "optim.lr=1e-4..1e-3", "--metric", "train/reward"]
+    assert run_sweep(folder, 1, *space) == 0
+    assert json.loads((folder / "sweep.json").read_text())["metric"] == "train/reward"
+    assert "train/reward" in capsys.readouterr().out
+    assert run_sweep(folder, 2, *space[:2]) == 2
+    assert "has the metric train/reward, not score" in " ".join(capsys.readouterr().err.split())
+    assert run_sweep(folder, 2, *space, "--goal", "minimize") == 2
+    assert "has the goal maximize, not minimize" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_sweep_whose_every_trial_crashes_ends_with_the_reason(folder, monkeypatch, capsys):

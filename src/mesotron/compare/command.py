@@ -14,7 +14,7 @@ from mesotron.compare.kinds import make_kind
 from mesotron.compare.page import ended_line, markdown, progress_view, show
 from mesotron.compare.record import NAME, Cell, read_tournament
 from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_cores
-from mesotron.compare.tournament import Progress
+from mesotron.compare.tournament import Progress, check_problems
 from mesotron.compare.words import count
 from mesotron.config import CompareConfig
 from mesotron.report.command import write as write_report
@@ -36,6 +36,7 @@ def run(config: CompareConfig) -> int:
     """
     check(config)
     kind = make_kind(config.recipe, config.set)
+    check_problems(kind)
     folder = config.out or Path("runs") / f"compare-{config.recipe}"
     kind.contenders(config.optims or kind.usual, config.objectives)  # before a folder is made
     (folder / "cells").mkdir(parents=True, exist_ok=True)

@@ -79,6 +79,11 @@ class Games(Kind):
             run_name=run.name,
         )
 
+    @property
+    def num_problems(self) -> int:
+        """Greedy games."""
+        return self.config.eval_episodes
+
     def resuming(self, run: Path) -> SnakeConfig:
         """`--resume`: the run knows its own settings."""
         return SnakeConfig(resume=run, gif=False)

@@ -21,6 +21,10 @@ from mesotron.watch.story import tell
 
 Row = dict[str, Any]
 
+# Last words of a run whose weights were not numbers any more though every loss that it had logged
+# was one: what refuses to save them, and what PyTorch says when it is to sample from such a model.
+SPOILED = ("weights are not finite", "probability tensor contains either `inf`, `nan`")
+
 
 class Health(NamedTuple):
     """What the watch says of a run: how it ended, why, and its sentence."""
@@ -44,7 +48,7 @@ class Outcome:
     steps: int
     health: Health
     update_ratio: float | None
-    """Median RMS of an update over the rate; None if the run does not log it."""
+    """Median RMS of an update over the rate; None if the run does not tell."""
 
 
 class Kind(ABC):
@@ -109,6 +113,11 @@ class Kind(ABC):
     def resuming(self, run: Path) -> Any:
         """The config that continues a run that was stopped."""
 
+    @property
+    def num_problems(self) -> int | None:
+        """Problems that choose and judge together; None if the runs alone find out."""
+        return None
+
     @abstractmethod
     def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
         """Scores by problem before and after training; the second is empty if it has not ended."""
@@ -125,24 +134,30 @@ class Kind(ABC):
         """Variables of the process of a run."""
         return {"OMP_NUM_THREADS": str(threads)}
 
-    def update_ratio(self, rows: Sequence[Row]) -> float | None:
-        """Median over steps of an update's RMS over its rate."""
+    def update_ratio(self, run: RunFolder, rows: Sequence[Row]) -> float | None:
+        """Median over steps of an update's RMS over its rate; None if the run does not tell."""
         return None
 
-    def outcome(self, path: Path) -> Outcome | None:
+    def outcome(self, path: Path, last_line: str = "") -> Outcome | None:
         """What a run has shown; None if it has neither ended nor diverged.
 
-        A run whose loss is not a number has ended: every problem then has the floor's score.
+        A run whose loss, or whose weights, are not numbers has ended: every problem then has the
+        floor's score.
+
+        Args:
+            path: its folder.
+            last_line: the last that its process wrote, which may tell of spoiled weights.
         """
         if not (path / "config.json").is_file():
             return None
         run = RunFolder(path)
         rows = run.rows("metrics")
         start, scores = self.evaluations(run)
-        broken = diverged_at(rows)
-        if broken is not None and not scores:
+        ending = last_line if run.result is None and is_spoiled(last_line) else ""
+        broken = diverged_at(rows) is not None or bool(ending)
+        if broken and not scores:
             scores = dict.fromkeys(start, self.floor)
-        if not rows or (run.result is None and broken is None):
+        if not rows or (run.result is None and not broken):
             return None
         seconds, tokens = self.cost(rows)
         return Outcome(
@@ -151,8 +166,8 @@ class Kind(ABC):
             seconds=seconds[-1],
             tokens=tokens[-1],
             steps=int(rows[-1]["step"]),
-            health=health_of(rows),
-            update_ratio=self.update_ratio(rows),
+            health=health_of(rows, ending),
+            update_ratio=self.update_ratio(run, rows),
         )
 
 
@@ -170,14 +185,32 @@ def diverged_at(rows: Sequence[Row]) -> int | None:
     return next((step for step, each in losses if not all(map(math.isfinite, each))), None)
 
 
-def health_of(rows: Sequence[Row]) -> Health:
-    """What the watch says of a run's rows, by the settings that suit their number."""
+def is_spoiled(last_line: str) -> bool:
+    """Whether a process's last line says that the weights were not numbers any more.
+
+    Example:
+        >>> is_spoiled("ValueError: weights are not finite after step 4, so training has stopped")
+        True
+    """
+    return any(words in last_line for words in SPOILED)
+
+
+def health_of(rows: Sequence[Row], ending: str = "") -> Health:
+    """What the watch says of a run's rows, by the settings that suit their number.
+
+    Args:
+        rows: of metrics.
+        ending: last words of a run with spoiled weights.
+    """
     engine = Engine(suit(WatchSettings(), len(rows)))
     events = [event for row in rows for event in engine.update(row)]
     story = tell(rows, engine, events)
     broken = diverged_at(rows)
     if broken is not None:
         return Health("diverged", story.cause, f"diverged at step {broken}: {story.text()}")
+    if ending:
+        step = int(rows[-1]["step"])
+        return Health("diverged", story.cause, f"diverged after step {step}: {ending}")
     return Health(story.condition, story.cause, story.text())
 
 

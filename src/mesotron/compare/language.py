@@ -1,5 +1,6 @@
 """Runs of `mesotron train` as cells: language models with verifiable rewards."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -124,14 +125,26 @@ class Language(Kind):
         )
 
     def probe(self, contender: Contender, seed: int, run: Path) -> TrainConfig | None:
-        """A few steps at the recipe's rate, hardly evaluated; AdamW's own step is the unit."""
+        """A few steps at the recipe's rate, hardly evaluated; AdamW's own step is the unit.
+
+        The rate is constant: what a row calls the rate is the auxiliary rule's (SGD's own, for
+        instance), so the matrices' is known from the config alone.
+        """
         if self.optim_config(contender.optim)[1].name == "adamw":
             return None
         config = self.settings(contender, self.base_rate, seed, run)
         few = min(config.task.num_eval, PROBE_PROBLEMS)
         return replace(
-            config, steps=min(config.steps, PROBE_STEPS), task=replace(config.task, num_eval=few)
+            config,
+            steps=min(config.steps, PROBE_STEPS),
+            task=replace(config.task, num_eval=few),
+            optim=replace(config.optim, schedule="constant", warmup=0.0),
         )
+
+    @property
+    def num_problems(self) -> int:
+        """Those that are held out."""
+        return self.config.task.num_eval
 
     def uses_gpu(self) -> bool:
         """Unless the recipe, or --set device=cpu, says otherwise."""
@@ -154,17 +167,21 @@ class Language(Kind):
             seconds.append(spent)
         return seconds, [float(row.get("num_tokens", 0.0)) for row in rows]
 
-    def update_ratio(self, rows: Sequence[Row]) -> float | None:
-        """Of the groups of hidden matrices, over the later half of the steps; None for AdamW."""
-        ratios = [
-            value / row["learning_rate"]
+    def update_ratio(self, run: RunFolder, rows: Sequence[Row]) -> float | None:
+        """Of the groups of hidden matrices, over the later half of the steps; None for AdamW, and
+        where the rate was not constant, since rows hold the auxiliary rule's rate alone."""
+        optim = run.config["optim"]
+        if optim["schedule"] != "constant" or optim["warmup"] > 0 or not optim["lr"] > 0:
+            return None
+        updates = [
+            value
             for row in rows[len(rows) // 2 :]
             for name, value in row.items()
             if name.endswith("/update_rms")
             and name.startswith(("optim/muon", "optim/pion"))
-            and row["learning_rate"] > 0
+            and math.isfinite(value)
         ]
-        return statistics.median(ratios) if ratios else None
+        return statistics.median(updates) / optim["lr"] if updates else None
 
 
 def scores_of(evaluation: dict[str, Any] | None) -> dict[str, float]:

@@ -68,13 +68,14 @@ class Cell:
     threshold_tokens: float | None = None
     threshold_steps: int | None = None
     verdict: Verdict | None = None
-    """How the watch says it ended; diverged is a loss that is not a number."""
+    """How the watch says it ended; diverged are losses or weights that are not numbers."""
     cause: str | None = None
     """The watch's word for what went wrong, such as entropy_collapse."""
     story: str = ""
     """The watch's sentence."""
     update_ratio: float | None = None
-    """Median over steps of the update's RMS over the rate; AdamW's usual one is about 0.2."""
+    """Of a probe: median over steps of the update's RMS over the rate; AdamW's usual one is about
+    0.2."""
 
 
 @dataclass(kw_only=True)
@@ -102,7 +103,7 @@ class Standing:
     p: float | None
     """Of the paired test against the best, as it is."""
     p_holm: float | None
-    """The same after Holm's correction for all the comparisons."""
+    """The same after Holm's correction for all pairs of contenders: any might have been best."""
     seconds: float | None
     """Means over the final cells."""
     tokens: float | None
@@ -127,7 +128,8 @@ class Threshold:
     metric: str
     """Name in metrics.jsonl; the mean of the last few steps counts."""
     value: float | None = None
-    """Half way from the curves' start to the best contender's end; null until that is known."""
+    """Half way from the curves' start to the best contender's end; null until that is known, and
+    if no contender's curve got better."""
 
 
 @dataclass(kw_only=True)

@@ -118,10 +118,12 @@ class Pool:
 def last_words(log: Path, code: int) -> str:
     """Why a process failed: the last line that it wrote, or how it ended if it wrote none."""
     ending = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return ending if code < 0 else last_line(log) or ending
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log; empty if there is none."""
     if not log.is_file():
-        return ending
+        return ""
     lines = log.read_bytes()[-LOG_TAIL:].decode(errors="replace").splitlines()
-    told = [line.strip() for line in lines if line.strip()]
-    if code < 0 or not told:
-        return ending
-    return told[-1]
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -3,7 +3,9 @@
 From the finished cells alone. Search cells choose rates and are not counted here.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from statistics import fmean, median
 
 import numpy as np
@@ -35,7 +37,7 @@ def rank(record: Tournament, searches: Mapping[str, Search], rates: Mapping[str,
 
 def line(record: Tournament, name: str, search: Search, rate: float) -> Standing:
     """One contender's line, without its place and its comparison with the best."""
-    cells = final_cells(record, name)
+    cells = final_cells(record, name, rate)
     scored = [cell for cell in cells if cell.per_problem is not None]
     interval = bootstrap(scores(scored)) if scored else None
     reached = [cell.threshold_seconds for cell in scored if cell.threshold_seconds is not None]
@@ -58,7 +60,7 @@ def line(record: Tournament, name: str, search: Search, rate: float) -> Standing
         tokens=mean([cell.tokens for cell in scored]),
         threshold_seconds=median(reached) if 2 * len(reached) > len(scored) else None,
         trials=sum(cell.contender == name and cell.stage == "search" for cell in record.cells),
-        extended=search.extended,
+        extended=search.extended * record.plan["search_seeds"],
         edge=search.edge,
         dead=sum(cell.verdict in ("dead", "diverged") for cell in scored),
         failed=sum(cell.state == "failed" for cell in cells),
@@ -66,23 +68,30 @@ def line(record: Tournament, name: str, search: Search, rate: float) -> Standing
 
 
 def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
-    """The paired test of every other contender against the first, corrected together."""
-    tested: list[tuple[Standing, Difference]] = []
-    for row in rows[1:]:
-        found = difference(record, rows[0].contender, row.contender)
+    """The paired test of every other contender against the first, corrected for all pairs: the
+    first was chosen by the same scores, and any pair might have been the one with the largest lead.
+    """
+    tested: list[tuple[Standing, Standing, Difference]] = []
+    for first, second in combinations(rows, 2):
+        found = difference(record, first, second)
         if found is not None:
-            tested.append((row, found))
-    corrected = holm([found.p for _, found in tested])
-    for (row, found), p in zip(tested, corrected, strict=True):
-        row.behind, row.behind_low, row.behind_high = found.value, found.low, found.high
-        row.p, row.p_holm = found.p, p
+            tested.append((first, second, found))
+    corrected = holm([found.p for *_, found in tested])
+    for (first, row, found), p in zip(tested, corrected, strict=True):
+        if first is rows[0]:
+            row.behind, row.behind_low, row.behind_high = found.value, found.low, found.high
+            row.p, row.p_holm = found.p, p
 
 
-def difference(record: Tournament, first: str, second: str) -> Difference | None:
+def difference(record: Tournament, first: Standing, second: Standing) -> Difference | None:
     """The first's lead over the second, over the seeds that both have a score of."""
     pairs = [
-        {cell.seed: cell for cell in final_cells(record, name) if cell.per_problem is not None}
-        for name in (first, second)
+        {
+            cell.seed: cell
+            for cell in final_cells(record, row.contender, row.rate)
+            if cell.per_problem is not None
+        }
+        for row in (first, second)
     ]
     seeds = sorted(pairs[0].keys() & pairs[1].keys())
     if not seeds:
@@ -91,12 +100,16 @@ def difference(record: Tournament, first: str, second: str) -> Difference | None
     return paired_test(better - worse)
 
 
-def final_cells(record: Tournament, name: str) -> list[Cell]:
-    """A contender's cells of the last stage that have ended, by seed."""
+def final_cells(record: Tournament, name: str, rate: float) -> list[Cell]:
+    """A contender's cells of the last stage that have ended, by seed.
+
+    Of the chosen rate alone: a search that went on later may have left cells at another.
+    """
     found = [
         cell
         for cell in record.cells
-        if cell.contender == name and cell.stage == "final" and cell.state in ("done", "failed")
+        if (cell.contender, cell.rate, cell.stage) == (name, rate, "final")
+        and cell.state in ("done", "failed")
     ]
     return sorted(found, key=lambda cell: cell.seed)
 
@@ -116,43 +129,57 @@ def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[
     """Set the threshold from the final cells' curves, and when each cell has passed it.
 
     Half way from the mean of all curves' first steps to the mean of the best contender's last ones;
-    of a curve that falls, downward.
+    of a curve that falls, downward. If nobody's got better there is no half way.
 
     Args:
         kind: names the metric, and counts seconds and tokens.
         record: its threshold and its cells are filled in.
-        curves: id of a cell -> its rows of metrics, of final cells that have ended.
+        curves: id of a cell -> its rows of metrics, of final cells of chosen rates that have ended.
     """
     assert record.threshold is not None
     name = record.threshold.metric
     sign = -1.0 if kind.falls else 1.0
     smooth = {id: smoothed(rows, name, sign) for id, rows in curves.items()}
     known = [cell for cell in record.cells if smooth.get(cell.id)]
+    record.threshold.value = None
+    for cell in record.cells:
+        cell.threshold_seconds = cell.threshold_tokens = cell.threshold_steps = None
     if not known:
         return
     ends: dict[str, list[float]] = {}
     for cell in known:
         ends.setdefault(cell.contender, []).append(smooth[cell.id][-1][1])
     start = fmean(smooth[cell.id][0][1] for cell in known)
-    value = (start + max(map(fmean, ends.values()))) / 2
+    end = max(map(fmean, ends.values()))
+    if not end > start:
+        return
+    value = (start + end) / 2
     record.threshold.value = sign * value
     for cell in known:
         place = next((k for k, point in smooth[cell.id] if point >= value), None)
-        seconds, tokens = kind.cost(curves[cell.id])
-        cell.threshold_seconds = None if place is None else seconds[place]
-        cell.threshold_tokens = None if place is None else tokens[place]
-        cell.threshold_steps = None if place is None else int(curves[cell.id][place]["step"])
+        if place is not None:
+            seconds, tokens = kind.cost(curves[cell.id])
+            cell.threshold_seconds, cell.threshold_tokens = seconds[place], tokens[place]
+            cell.threshold_steps = int(curves[cell.id][place]["step"])
 
 
 def smoothed(rows: Sequence[Row], name: str, sign: float = 1.0) -> list[tuple[int, float]]:
-    """(index of the row, mean of the last few values up to it), for rows that have the metric.
+    """(index of the row, mean of the last few values up to it), for rows that have the metric as a
+    finite number. It begins with the first whole window: one lucky step passes no threshold.
 
     Example:
-        >>> smoothed([{"x": 1.0}, {}, {"x": 3.0}], "x")
-        [(0, 1.0), (2, 2.0)]
+        >>> smoothed([{"x": 1.0}, {}, {"x": 3.0}], "x")  # fewer than a window: all of them
+        [(2, 2.0)]
     """
-    found = [(k, sign * row[name]) for k, row in enumerate(rows) if name in row]
+    found = [
+        (k, sign * row[name])
+        for k, row in enumerate(rows)
+        if name in row and math.isfinite(row[name])
+    ]
+    if not found:
+        return []
+    window = min(WINDOW, len(found))
     return [
-        (k, fmean(value for _, value in found[max(place - WINDOW + 1, 0) : place + 1]))
-        for place, (k, _) in enumerate(found)
+        (found[last][0], fmean(value for _, value in found[last + 1 - window : last + 1]))
+        for last in range(window - 1, len(found))
     ]

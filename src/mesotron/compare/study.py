@@ -62,6 +62,27 @@ class Study:
             direction=config.goal or space.goal,
             load_if_exists=True,
         )
+        self._refuse_another_aim()
+
+    @property
+    def metric(self) -> str | None:
+        """What is searched for; None is the run's own score."""
+        return self.config.metric or self.space.metric
+
+    def _refuse_another_aim(self) -> None:
+        """Scores of one study must mean the same, and be wanted in the same direction."""
+        wanted = {"goal": self.config.goal or self.space.goal, "metric": self.metric or "score"}
+        attributes = self.study.user_attrs
+        held = {"goal": self.study.direction.name.lower()}
+        held["metric"] = attributes.get("metric", wanted["metric"])
+        for name, value in wanted.items():
+            if held[name] != value:
+                raise ValueError(
+                    f"the study {self.study.study_name} has the {name} {held[name]}, not {value}: "
+                    "give --study or --out another name"
+                )
+        if "metric" not in attributes:
+            self.study.set_user_attr("metric", wanted["metric"])
 
     def next(self) -> Trial | None:
         """A trial that was left by its worker, or a new one; None if there are enough."""
@@ -104,6 +125,10 @@ class Study:
             return None  # its worker is about to draw them, or died there: one trial fewer
         claim = self._claim(trial.number)
         if claim is None:
+            return None
+        now = self.study.get_trials(deepcopy=False)[trial.number]
+        if now.state != TrialState.RUNNING:  # it ended between the look and the claim
+            claim.close()
             return None
         return Trial(trial.number, dict(trial.params), self._run(trial.number), claim)
 

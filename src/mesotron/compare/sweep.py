@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from mesotron.compare.kind import is_spoiled
 from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_cores
 from mesotron.compare.space import Space, read_space
 from mesotron.compare.trials import (
@@ -155,7 +156,10 @@ class Search:
         """Tell the study what came of a trial."""
         trial, pulse = self.trials.pop(job.key), self.pulses.pop(job.key)
         why = self.doomed.pop(job.key, None) or (pulse.dead() if self.config.prune else None)
-        score = read_score(trial.run, self.config.metric or self.space.metric, self.space.command)
+        score = read_score(trial.run, self.study.metric, self.space.command)
+        told = last_words(job.log, job.process.returncode)
+        if score is None and why is None and is_spoiled(told):
+            why = told
         took = spell_time(time.monotonic() - job.began)
         names = [one.name for one in self.space.dimensions if one.varies]
         shown = " ".join(f"{name}={spell(trial.values[name])}" for name in names)
@@ -168,7 +172,7 @@ class Search:
         elif stopping:
             self.study.leave(trial)
         else:
-            self._crash(trial, last_words(job.log, job.process.returncode), shown)
+            self._crash(trial, told, shown)
             return
         self.crashes = 0
 
@@ -210,11 +214,11 @@ def finish(study: "Study", space: Space, folder: Path, console: Console) -> None
         }
         for one in found
     ]
-    write_json(folder / "sweep.json", {"name": space.name, "metric": space.metric, "trials": rows})
+    write_json(folder / "sweep.json", {"name": space.name, "metric": study.metric, "trials": rows})
     names = [one.name for one in space.dimensions if one.varies]
     counted = count(len(found), "trial")
     table = Table(title=f"{space.name}: {counted}, the best first", box=SIMPLE_HEAD)
-    for heading in ("trial", space.metric or "score", *names, "why pruned"):
+    for heading in ("trial", study.metric or "score", *names, "why pruned"):
         table.add_column(heading)
     for row in rows[:SHOWN]:
         score = "" if row["score"] is None else f"{row['score']:.4g}"

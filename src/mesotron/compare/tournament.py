@@ -21,6 +21,7 @@ from mesotron.compare.record import (
     Tournament,
     write_tournament,
 )
+from mesotron.compare.schedule import last_line
 from mesotron.config import CompareConfig
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.folder import plain
@@ -30,6 +31,8 @@ STAGES = ("probe", "search", "final")
 FURTHEST = 100
 # What may not change between two calls on one folder: its cells would not be comparable.
 FIXED = ("factor", "seed", "search_seeds", "rates", "base_rate", "config")
+# Problems that either half must have: with fewer nothing can be told apart.
+LEAST_HALF = 10
 
 
 class Progress:
@@ -74,6 +77,12 @@ class Progress:
                     f"({difference(old.plan[name], self.record.plan[name])}): give --out another "
                     "name, or the flags that it was begun with"
                 )
+        if old.plan["extend"] > self.config.extend:
+            raise ValueError(
+                f"{self.folder} holds a tournament with --extend {old.plan['extend']}, which may "
+                f"grow but not shrink to {self.config.extend}: rates beyond it may have been chosen"
+            )
+        refuse_namesakes(self.folder, old.contenders, self.contenders)
         self.record.cells, self.record.problems = old.cells, old.problems
         self.record.start = old.start
         self._wall_before = old.wall
@@ -99,14 +108,15 @@ class Progress:
                     self._add(contender, self.grid.rate(found.best), seed, "final", gain)
 
     def _gain(self, contender: Contender) -> float | None:
-        """What a contender's rates are multiplied by; None until its probe has ended."""
+        """What a contender's rates are multiplied by; None until its probe has measured it.
+
+        A contender whose probe fails goes no further: any gain would be a guess.
+        """
         if self.kind.probe(contender, self.config.seed, self.folder) is None:
             return 1.0
-        probes = [cell for cell in self._cells_of(contender, "probe") if cell.state != "waiting"]
-        if not probes:
-            self._add(contender, self.grid.base, self.config.seed, "probe", 1.0)
-            return None
-        return None if probes[0].state == "running" else gain_of(probes[0].update_ratio)
+        self._add(contender, self.grid.base, self.config.seed, "probe", 1.0)
+        probe = self._cells_of(contender, "probe")[0]
+        return gain_of(probe.update_ratio) if probe.state == "done" else None
 
     def _cells_of(self, contender: Contender, stage: Stage) -> list[Cell]:
         return [
@@ -162,6 +172,8 @@ class Progress:
         for contender in self.contenders:
             found = self.search_of(contender)
             total += self.kind.probe(contender, self.config.seed, self.folder) is not None
+            if any(cell.state == "failed" for cell in self._cells_of(contender, "probe")):
+                continue
             tried = max(len(found.wanted), self.config.rates)
             total += tried * len(self.search_seeds)
             if not found.done or found.best is not None:
@@ -181,7 +193,8 @@ class Progress:
 
     def take_outcome(self, cell: Cell) -> bool:
         """Read a cell's run into the record; False if it has not ended."""
-        found = self.kind.outcome(self.folder / cell.run)
+        run = self.folder / cell.run
+        found = self.kind.outcome(run, last_line(run.with_name(f"{cell.id}.log")))
         if found is None:
             return False
         cell.state = "done"
@@ -192,9 +205,12 @@ class Progress:
             cell.why = cell.story
         if cell.stage != "probe":
             self._take_scores(cell, found)
+        elif found.update_ratio is None:
+            cell.state, cell.why = "failed", cell.why or "it logged no update of a finite size"
         if not self.config.keep_weights:
-            shutil.rmtree(self.folder / cell.run / "checkpoints")
-            (self.folder / cell.run / "checkpoints").mkdir()
+            self.write()  # a run whose weights are gone must be known to have ended
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+            (run / "checkpoints").mkdir(exist_ok=True)
         return True
 
     def _take_scores(self, cell: Cell, found: Outcome) -> None:
@@ -206,6 +222,10 @@ class Progress:
         known = self.record.problems.setdefault(cell.stage, chosen)
         if set(known) != set(chosen) or not known:
             cell.state, cell.why = "failed", "it was evaluated on other problems than the others"
+            return
+        if len(known) < LEAST_HALF:
+            cell.state = "failed"
+            cell.why = f"{len(known)} problems are too few to tell anything: hold out more"
             return
         cell.per_problem = [round(found.scores[id], 6) for id in known]
         cell.score = fmean(cell.per_problem)
@@ -231,7 +251,9 @@ class Progress:
         curves = {
             cell.id: RunFolder(self.folder / cell.run).rows("metrics")
             for cell in self.record.cells
-            if cell.stage == "final" and cell.state == "done"
+            if cell.stage == "final"
+            and cell.state == "done"
+            and rates.get(cell.contender) == cell.rate
         }
         standings.time_to_threshold(self.kind, self.record, curves)
         standings.rank(self.record, searches, rates)
@@ -279,8 +301,32 @@ def rule_in_words(config: CompareConfig, kind: Kind) -> list[str]:
         f"{words.count(config.seeds, 'other seed')} for each contender.",
         "Intervals are 95 % bootstrap intervals over seeds and problems. Others are compared with "
         "the best by a t-test paired by seed and problem, with the variance clustered by both, "
-        "and p-values are Holm's.",
+        "and p-values are Holm's for all pairs of contenders.",
     ]
+
+
+def check_problems(kind: Kind) -> None:
+    """Refuse a recipe whose problems cannot be halved; a hash halves them, never quite evenly."""
+    found, least = kind.num_problems, 4 * LEAST_HALF
+    if found is not None and found < least:
+        raise ValueError(
+            f"{found} problems to evaluate on are too few: one half chooses rates and the other "
+            f"judges, so take {least} or more (--set task.num_eval or eval_episodes)"
+        )
+
+
+def refuse_namesakes(folder: Path, old: Sequence[Contender], new: Sequence[Contender]) -> None:
+    """Refuse a contender whose name stands for another one in a folder."""
+    known = {one.name: one for one in old}
+    for one in new:
+        before = known.get(one.name, one)
+        for name in ("optim", "objective"):
+            was, now = getattr(before, name), getattr(one, name)
+            if was != now:
+                raise ValueError(
+                    f"{folder} holds a contender {one.name} with another {name} ({was}, not "
+                    f"{now}): give --out another name"
+                )
 
 
 def mean_score(cells: Sequence[Cell]) -> float | None:

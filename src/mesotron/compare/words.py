@@ -12,15 +12,16 @@ def conclude(record: Tournament) -> list[str]:
     """What the standings say; empty without any score."""
     rows = [row for row in record.standings if row.score is not None]
     if not rows:
-        return ["No contender has a score: see why in the cells."]
+        return ["No contender has a score: see why in the cells.", *not_measured(record.cells)]
     return [
         *leading(record, rows),
         *tied(rows),
         *(sentence for row in rows for sentence in behind(row)),
         *quickest(rows),
         *(sentence for row in record.standings for sentence in trouble(row)),
+        *not_measured(record.cells),
         *dead_rates(record.cells),
-        *(f"{row.contender}: {edge_words(row)}" for row in rows if row.edge),
+        *(f"{row.contender}: {edge_words(record.cells, row)}" for row in rows if row.edge),
         f"This holds for {record.recipe} at this length and size; it says nothing of others.",
     ]
 
@@ -86,6 +87,16 @@ def trouble(row: Standing) -> list[str]:
     return found
 
 
+def not_measured(cells: Sequence[Cell]) -> list[str]:
+    """Contenders that do not take part, since nobody knows how large their steps are."""
+    return [
+        f"{cell.contender} does not take part: the run that was to measure its updates failed "
+        f"({cell.why})."
+        for cell in cells
+        if cell.stage == "probe" and cell.state == "failed"
+    ]
+
+
 def dead_rates(cells: Sequence[Cell]) -> list[str]:
     """At which rates the searches have found the end, by contender."""
     sentences = []
@@ -101,13 +112,15 @@ def dead_rates(cells: Sequence[Cell]) -> list[str]:
     return sentences
 
 
-def edge_words(row: Standing) -> str:
+def edge_words(cells: Sequence[Cell], row: Standing) -> str:
     """What it means that the best rate lies at an end."""
+    own = (cell for cell in cells if cell.contender == row.contender and cell.stage == "search")
+    tried = len({cell.rate for cell in own})
     end, other = ("largest", "larger") if row.edge == "high" else ("smallest", "smaller")
-    if row.trials == 1:
+    if tried == 1:
         return f"no rate but {row.rate:g} was tried; others may be better."
     return (
-        f"its best rate, {row.rate:g}, is the {end} of the {row.trials} tried, so a {other} one "
+        f"its best rate, {row.rate:g}, is the {end} of the {tried} tried, so a {other} one "
         "may be better still."
     )
 

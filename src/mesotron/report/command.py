@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mesotron.config import ReportConfig
@@ -110,9 +111,18 @@ def follow(paths: Sequence[Path], out: Path, every: float) -> int:
 
 
 def stamp(path: Path) -> list[tuple[str, int, int]]:
-    """Names, sizes and times of the files that a page is made of."""
-    files = [path] if path.is_file() else sorted(path.glob("*.json*"))
-    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    """Names, sizes and times of the files that a page is made of, a tournament's cells included.
+
+    Names with a dot are files that are just being written; any file may be gone at a second look.
+    """
+    inside = [*path.glob("*.json*"), *path.glob("cells/*/metrics.jsonl")]
+    found = []
+    for file in [path] if path.is_file() else sorted(inside):
+        if not file.name.startswith("."):
+            with suppress(FileNotFoundError):
+                facts = file.stat()
+                found.append((str(file), facts.st_size, facts.st_mtime_ns))
+    return found
 
 
 def is_over(path: Path) -> bool:

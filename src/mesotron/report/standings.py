@@ -83,7 +83,7 @@ def interval(one: Row, low: float, high: float, start: float | None, style: int)
 def behind(one: Row) -> str:
     """How far behind the best, with its interval."""
     if one["behind"] is None:
-        return "the best"
+        return "the best" if one["rank"] == 1 and one["score"] is not None else "–"
     return f"{show(one['behind'])} ({show(one['behind_low'])} to {show(one['behind_high'])})"
 
 
@@ -168,10 +168,20 @@ def search_cells(record: Row, name: str) -> list[Row]:
     return [c for c in record["cells"] if c["contender"] == name and c["stage"] == "search"]
 
 
+def final_cells(record: Row) -> list[Row]:
+    """The final cells that count: not those at a rate that a longer search has left again."""
+    chosen = {one["contender"]: one["rate"] for one in record["standings"]}
+    return [
+        cell
+        for cell in record["cells"]
+        if cell["stage"] == "final" and chosen.get(cell["contender"], cell["rate"]) == cell["rate"]
+    ]
+
+
 def speed(record: Row, names: Sequence[str]) -> Html | None:
     """Time, tokens and steps to the threshold, median over the final cells that got there."""
     threshold = record["threshold"]
-    finals = [cell for cell in record["cells"] if cell["stage"] == "final"]
+    finals = final_cells(record)
     if not threshold or threshold["value"] is None or not finals:
         return None
     rows = []

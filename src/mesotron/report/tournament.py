@@ -20,6 +20,7 @@ from mesotron.report.sections import figures, flatten, fold, pairs, table
 from mesotron.report.standings import (
     ENDED_BADLY,
     failures,
+    final_cells,
     ranking,
     rate_chart,
     rate_map,
@@ -78,10 +79,10 @@ def read_record(folder: Path) -> Row:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether no cell is waiting or running, and the ranking is made."""
+    """Whether no cell is waiting or running, and it is concluded, be it without a score."""
     record = read_record(folder)
     is_open = any(cell["state"] in ("waiting", "running") for cell in record["cells"])
-    return bool(record["standings"]) and not is_open
+    return bool(record["standings"] or record["words"]) and not is_open
 
 
 def progress(record: Row) -> list[str]:
@@ -94,8 +95,8 @@ def progress(record: Row) -> list[str]:
 def top_figures(record: Row) -> list[Figure]:
     """Who leads, and how much was run."""
     found, cells = [], record["cells"]
-    if record["standings"]:
-        best = record["standings"][0]
+    best = record["standings"][0] if record["standings"] else None
+    if best is not None and best["score"] is not None:
         spread = f"95 % interval {show(best['low'])} to {show(best['high'])}"
         found.append(Figure("first", best["contender"], record["measure"]))
         found.append(Figure("its score", show(best["score"]), spread))
@@ -108,7 +109,7 @@ def top_figures(record: Row) -> list[Figure]:
 
 def curves(draft: Draft, folder: Path, record: Row, names: Sequence[str]) -> list[Html]:
     """The final cells' curves, seed by seed, in their contender's colour; before, the search's."""
-    cells = [cell for cell in record["cells"] if cell["run"] and cell["stage"] == "final"]
+    cells = [cell for cell in final_cells(record) if cell["run"]]
     cells = cells or [cell for cell in record["cells"] if cell["run"] and cell["stage"] == "search"]
     runs, styles = [], []
     for cell in cells[:MOST_CELLS]:
