@@ -11,7 +11,9 @@ import pytest
 
 from mesotron.config import WatchSettings
 from mesotron.watch import DETECTORS, Engine, Event
+from mesotron.watch.detectors import Detector
 from mesotron.watch.metrics import METRICS, canonical
+from mesotron.watch.signs import Sign
 from mesotron.watch.story import tell
 from mesotron.watch.tracks import Track, deviation
 from watch_streams import FAILURES, HEALTHY, ONLY_WARN, STEPS, TURN, Row, failing, healthy
@@ -354,3 +356,30 @@ def test_the_page_lists_the_detectors_in_their_order():
     for (_, diagnosis, reads), detector in zip(rows, DETECTORS, strict=True):
         assert diagnosis == detector.diagnosis
         assert re.findall(r"`(\w+)`", reads) == list(detector.metrics)
+
+
+def stops_of(rates, share):
+    """Detectors that stop a run whose steps are `share` of its learning rates."""
+    engine = Engine()
+    rows = [{"learning_rate": lr, "optim/muon/update_rms": share * lr} for lr in rates]
+    events = [event for row in rows for event in engine.update(row)]
+    return {event.detector for event in events if event.severity == "stop"}
+
+
+def test_a_schedule_at_its_end_or_its_start_is_no_dead_optimizer():
+    tail = [1e-6 * 0.5 * (1 + math.cos(math.pi * k / 400)) for k in range(400)]
+    assert stops_of(tail, 0.2) == set()
+    assert stops_of([1e-6 * k / 1000 for k in range(1, 400)], 0.2) == set()
+    assert stops_of([1e-6] * 40, 0.005) == {"dead_optimizer"}
+
+
+def test_a_row_is_quiet_once_however_many_cases_were_judged():
+    cases = tuple((Sign(metric=name, moved="above", level=1.0),) for name in ("kl", "entropy"))
+    detector = Detector(name="d", cases=cases, diagnosis="", remedy="", taught_by="")
+    engine = Engine(detectors=[detector])
+    ill = [engine.update({"kl": 2.0, "entropy": 0.1}) for _ in range(20)]
+    assert [event.severity for events in ill for event in events] == ["warn"]
+    rows = [engine.update({"kl": 0.1, "entropy": 0.1}) for _ in range(40)]
+    cleared = next(k for k, events in enumerate(rows) if events)
+    # The present is a median of five (gone after three), and four times the patience is waited.
+    assert cleared >= 4 * 3

@@ -205,7 +205,7 @@ def test_the_noise_of_an_evaluation_is_that_of_its_problems():
     assert again.tracks["heldout"].noise == engine.tracks["heldout"].noise
 
 
-@pytest.mark.parametrize(("problems", "stopped"), [(20, False), (200, True)])
+@pytest.mark.parametrize(("problems", "stopped"), [(20, False), (400, True)])
 def test_a_few_problems_more_or_less_stop_no_run(problems, stopped):
     engine, found = Engine(), []
     for step, accuracy in enumerate((0.4, 0.45, 0.45, 0.3)):

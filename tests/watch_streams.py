@@ -38,7 +38,11 @@ HEALTHY = {
     "learning_rate": (1e-5, 1e-5, 0.0),
     "time/step": (2.0, 2.2, 0.2),
 }
-EVALS = {"eval/greedy": (0.4, 0.75, 0.02), "eval/sampled": (0.35, 0.7, 0.02)}
+EVALS = {
+    "eval/greedy": (0.4, 0.75, 0.02),
+    "eval/sampled": (0.35, 0.7, 0.02),
+    "eval/problems": (400.0, 400.0, 0.0),
+}
 
 
 def healthy(seed: int, steps: int = STEPS) -> list[Row]:

@@ -84,7 +84,7 @@ def main() -> None:
     if given.write:
         verdicts = {name: [asdict(verdict) for verdict in found[name]] for name in found}
         path = HERE / f"{given.half}{'_blind' if given.without else ''}.json"
-        path.write_text(json.dumps({"summary": result, "verdicts": verdicts}, indent=1))
+        path.write_text(json.dumps({"summary": result, "verdicts": verdicts}, indent=1) + "\n")
 
 
 def load(path: Path, half: str) -> list[dict[str, Any]]:

@@ -52,6 +52,9 @@ class Detector:
 REWARD_FELL = Sign(metric="reward", moved="down", by=0.3, since="best")
 REWARD_LOST = Sign(metric="reward", moved="down", by=0.5, since="best")
 REWARD_NOT_UP = Sign(metric="reward", moved="not_up", by=0.1)
+# Steps that were as small from the start on: in a warm-up they grow, and at the end of a schedule
+# they have shrunk. (The rate itself is logged of the first group alone.)
+EVER_SO_SMALL = Sign(metric="update_rms", moved="still", by=0.5)
 ALWAYS: tuple[Case, ...] = ((),)
 
 # In order: where several speak at once, the first is called the cause.
@@ -261,13 +264,13 @@ DETECTORS = (
         cases=(
             (Sign(metric="dead_blocks", moved="above", level=0.9),),
             (Sign(metric="update_ratio", moved="below", level=1e-4),),
-            (Sign(metric="update_rms", moved="below", level=1e-8),),
+            (Sign(metric="update_rms", moved="below", level=1e-8), EVER_SO_SMALL),
             (Sign(metric="grad_norm", moved="below", level=1e-10),
              Sign(metric="zero_signal", moved="below", level=0.5)),
         ),
         fatal=(
             (Sign(metric="update_ratio", moved="below", level=1e-6),),
-            (Sign(metric="update_rms", moved="below", level=1e-8),),
+            (Sign(metric="update_rms", moved="below", level=1e-8), EVER_SO_SMALL),
         ),
         diagnosis="there is a learning rate, yet weights do not move",
         remedy="check that the optimizer holds the parameters that train (build it after LoRA); "

@@ -5,6 +5,7 @@ itself: every rule is in `detectors`. Its memory is JSON, so that it survives a 
 on nothing; a guard does.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,8 +21,10 @@ from mesotron.watch.tracks import Look, Track, is_finite
 SCALES = (0, 1)
 # A word may be wrong more often than a stop: it asks for this much of the settings' noise.
 WARN, STOP = 0.75, 1.0
-# Evaluations are few: so are the chances that noise alone moves one.
-RARE = 0.45
+# Evaluations are few, and so are the chances that noise alone moves one: the first ask for this
+# share of the settings' noise, later ones for this much more for each e-fold of their number. At
+# most 2 in 100 flat runs of 100 evaluations are stopped so (tests/test_watch_evaluations.py).
+RARE, RARE_GROWTH = 0.68, 0.1
 # A warning is over when nothing showed it for this many times its patience.
 CLEAR = 4
 
@@ -171,6 +174,8 @@ class Engine:
             if severity and scale is not None:
                 count.told = severity
                 return [self._event(detector, signs, scale)]
+        if due:
+            count.end_row()
         patience = max(self.settings.patience * detector.patience, 1)
         if due and count.told == "warn" and count.quiet >= CLEAR * patience:
             count.told = "clear"
@@ -198,8 +203,10 @@ class Engine:
         if sign.metric not in self.tracks:
             return sign.optional
         look = self.tracks[sign.metric].look(scale)
-        rare = RARE if METRICS[sign.metric].sparse else 1.0
-        return look is not None and sign.shown(look, self.settings.noise * caution * rare)
+        if look is None:
+            return False
+        rare = RARE + RARE_GROWTH * math.log(look.track.seen) if look.track.rare else 1.0
+        return sign.shown(look, self.settings.noise * caution * rare)
 
     def _event(self, detector: Detector, signs: Case, scale: int) -> Event:
         seen: dict[str, Evidence] = {}
@@ -242,6 +249,9 @@ class Counts:
         """Count one row for one case."""
         self.shown[case] = self.shown[case] + 1 if shown else 0
         self.fatal[case] = self.fatal[case] + 1 if fatal else 0
+
+    def end_row(self) -> None:
+        """All cases of a row have been counted: once more nothing was shown, or something was."""
         self.quiet = 0 if any(self.shown) else self.quiet + 1
 
     def values(self) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 A track sees one value at a time, keeps a bounded memory, and gives it as JSON, so that a resumed
 run is watched as if it had never stopped. It is looked at on two scales: a short window sees a fast
 collapse, a long one sees a slow decline through the noise of small batches. Medians throughout: one
-wild row moves nothing.
+wild row moves nothing. Of a rare metric (an evaluation) each value counts by itself, and its best
+is the median of the three best ones: the very best of many is the luckiest.
 """
 
 import math
@@ -20,6 +21,10 @@ MEMORY = 64
 TRIMMED_BEND = 1.611
 # ... and the median of n values has this times the error of their mean.
 MEDIAN_ERROR = 1.25
+# Values whose median is the best of a rare metric.
+TOP = 3
+# Problems that a rare share is taken to be of where nothing says of how many.
+ASSUMED_TRIALS = 100
 
 
 class Look:
@@ -52,11 +57,14 @@ class Look:
         if since == "start" or start is None:
             return start
         # A fall in the first rows leaves no high plateau behind, but a high start.
-        best = self._plateau().best
+        best = self.track.best_of_top if self.track.rare else self._plateau().best
         return start if best is None else max(best, start)
 
     def doubt(self, since: Since) -> float:
         """The standard error of the present minus that reference."""
+        trials, reference = self.track.trials, self.reference(since)
+        if trials and reference is not None:  # two shares, each of that many problems
+            return math.sqrt((spread(self.now) + spread(reference)) / trials)
         counts = {"start": self.track.warmup, "best": self._plateau().window,
                   "usual": len(self._before())}  # fmt: skip
         error = math.sqrt(1 / self.window + 1 / max(counts[since], 1)) * self.track.noise
@@ -96,13 +104,18 @@ class Track:
         self.first: list[float] = []
         self.start: float | None = None
         self.recent: list[float] = []
+        self.seen = 0
+        self.top: list[float] = []  # of a rare metric: the highest ones, highest first
         self.looks = (Look(self, 0), Look(self, 1))
         self.trials: float | None = None  # of a share: how many problems each value is of
         self._noise: float | None = None
 
     def add(self, value: float) -> None:
         """Take in the next finite value."""
+        self.seen += 1
         self.recent.append(value)
+        if self.rare:
+            self.top = sorted([*self.top, value], reverse=True)[:TOP]
         if len(self.recent) > MEMORY + self.windows[1]:
             del self.recent[0]
         if len(self.first) < self.warmup:
@@ -118,32 +131,50 @@ class Track:
         return self.looks[scale] if len(self.recent) >= self.windows[scale] else None
 
     @property
+    def rare(self) -> bool:
+        """Whether each value counts by itself."""
+        return self.windows[0] == 1
+
+    @property
+    def best_of_top(self) -> float | None:
+        """The best of a rare metric; None before there are enough to tell luck from it."""
+        return middle(self.top) if len(self.top) == TOP else None
+
+    @property
     def noise(self) -> float:
         """Standard deviation of the noise of the values that are remembered."""
         if self._noise is None:
-            self._noise = deviation(self.recent) if not self.trials else self._binomial()
+            self._noise = self._binomial(self.trials) if self.trials else deviation(self.recent)
+            if self.rare and not self.trials and all(0 <= value <= 1 for value in self.recent):
+                # The scatter of two or three values may be nothing by chance.
+                self._noise = max(self._noise, self._binomial(ASSUMED_TRIALS))
         return self._noise
 
-    def _binomial(self) -> float:
+    def _binomial(self, trials: float) -> float:
         """Of a share of that many problems; the few values of it would give their trend instead."""
-        widest = max(value * (1 - value) for value in self.recent)
-        return math.sqrt(max(widest, 0.0) / (self.trials or 1))
+        return math.sqrt(max(map(spread, self.recent), default=0.0) / trials)
 
     def values(self) -> dict[str, Any]:
         """Everything it remembers, for JSON."""
         best = [look.best for look in self.looks]
         return {"first": list(self.first), "recent": list(self.recent), "best": best,
-                "trials": self.trials}  # fmt: skip
+                "trials": self.trials, "seen": self.seen, "top": list(self.top)}  # fmt: skip
 
     def load_values(self, values: dict[str, Any]) -> None:
         """Take over what `values` gave."""
         self.first, self.recent = list(values["first"]), list(values["recent"])
         self.start = middle(self.first) if len(self.first) == self.warmup else None
         self.trials, self._noise = values["trials"], None
+        self.seen, self.top = values["seen"], list(values["top"])
         for look, best in zip(self.looks, values["best"], strict=True):
             look.best = best
             if self.recent:
                 look.now = middle(self.recent[-look.window :])
+
+
+def spread(share: float) -> float:
+    """The variance of one throw of a coin that falls so; 0 for what is no share."""
+    return max(share * (1 - share), 0.0)
 
 
 def middle(values: Sequence[float]) -> float:

@@ -1,0 +1,51 @@
+"""Evaluations under the watch: chance stops no flat run, and what is really lost is still seen."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mesotron.watch import Engine
+from mesotron.watch.tracks import Track
+
+RUNS, EVALUATIONS = 80, 100
+
+
+def is_stopped(scores, problems=None):
+    """Whether a run with these evaluations, ten steps apart, is stopped."""
+    engine = Engine()
+    known = {} if problems is None else {"eval/problems": float(problems)}
+    rows = ({"step": 10 * k, "eval/greedy": float(x)} | known for k, x in enumerate(scores))
+    return any(event.severity == "stop" for row in rows for event in engine.update(row))
+
+
+def test_chance_stops_hardly_any_flat_run():
+    # Each evaluation throws anew: more noise than the same problems at a fixed policy have.
+    draw, stopped, blind = np.random.default_rng(0), [], []
+    for problems in (100, 200):
+        for accuracy in (0.2, 0.3, 0.4):
+            scores = draw.binomial(problems, accuracy, size=(RUNS, EVALUATIONS)) / problems
+            stopped += [is_stopped(run, problems) for run in scores]
+            # Where nothing says of how many problems.
+            blind += [is_stopped(run) for run in scores[:20, :50]]
+    assert sum(stopped) <= 0.02 * len(stopped)
+    assert sum(blind) <= 0.02 * len(blind)
+
+
+@pytest.mark.parametrize("evaluations", [5, 100])
+def test_half_of_the_accuracy_lost_stops_a_run_however_long(evaluations):
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        before = draw.binomial(200, 0.4, size=evaluations) / 200
+        assert is_stopped([*before, *draw.binomial(200, 0.2, size=3) / 200], 200)
+
+
+def test_the_best_evaluation_alone_is_luck():
+    track = Track(warmup=1, window=1)
+    for score in (0.3, 0.32, 0.5, 0.31):
+        track.add(score)
+    assert track.look(0).reference("best") == 0.32
+    again = Track(warmup=1, window=1)
+    again.load_values(json.loads(json.dumps(track.values())))
+    assert again.look(0).reference("best") == 0.32
+    assert again.seen == 4
