@@ -91,6 +91,30 @@ def test_a_budget_counts_what_earlier_sessions_took():
     assert meter_at(Limits(seconds=1000), 100, 200, before=5000).refusal() is None
 
 
+def test_earlier_sessions_cost_what_they_did_then():
+    now = iter([3600.0])
+    dear = Limits(price=8.0)
+    meter = Meter(dear, before=3600.0, paid=2.0, began=0.0, clock=lambda: next(now))
+    meter.start()
+    assert meter.dollars(meter.before) == 2.0
+    assert meter.dollars(meter.spent) == 10.0
+
+
+def test_a_slow_evaluation_is_not_forgotten_between_two():
+    now = [0.0]
+    meter = Meter(Limits(seconds=500.0), began=0.0, clock=lambda: now[0])
+    meter.start()
+    with meter.evaluation():
+        now[0] += 100
+    for _ in range(40):  # more than are remembered
+        now[0] += 10
+        meter.step()
+    # 500 seconds are gone.
+    meter.limits = Limits(seconds=600.0)
+    assert meter.refusal() is None
+    assert "a step of up to 110 s" in (meter.refusal(evaluates=True) or "")
+
+
 def test_a_projection_follows_the_pace():
     meter = meter_at(Limits(price=3600.0), 2, 4, before=10)
     assert meter.spent == 14

@@ -331,8 +331,8 @@ def slow_clock(monkeypatch):
     """A clock for the meter that moves 100 seconds at each look."""
     looks = itertools.count(0, 100)
 
-    def make(limits: Limits, *, before: float, began: float | None) -> Meter:
-        return Meter(limits, before=before, began=None, clock=lambda: float(next(looks)))
+    def make(limits: Limits, *, began: float | None, **earlier: Any) -> Meter:
+        return Meter(limits, **earlier, began=None, clock=lambda: float(next(looks)))
 
     monkeypatch.setattr(spending, "Meter", make)
 
@@ -361,10 +361,12 @@ def test_a_budget_counts_over_all_sessions(run, whole, slow_clock, capsys):
     assert spent["dollars"] == pytest.approx(spent["seconds"] / 3600 * 3)
     assert run("--resume bought --budget 0.2") == 2
     assert "of its budget of 0.2 dollars: give a larger --budget" in complaint(capsys)
-    assert run("--resume bought --budget 9") == 0
+    assert run("--resume bought --budget 9 --gpu h100") == 0
     assert_same_end(whole, "bought")
     after = RunFolder(Path("bought")).rows("metrics")
-    assert after[-1]["cost/spent"] > spent["dollars"]
+    first = after[len(rows)]  # the old hours at the old price, the new ones at the new
+    session = first["time/spent"] - spent["seconds"]
+    assert first["cost/spent"] == pytest.approx(spent["dollars"] + session / 3600 * 3.95)
 
 
 def complaint(capsys: pytest.CaptureFixture[str]) -> str:
@@ -427,6 +429,8 @@ def test_a_loss_that_is_not_a_number_stops_before_it_is_saved(run, monkeypatch, 
     assert "the loss is nan at step 2" in complaint(capsys)
     assert [path.name for path in (Path("spoiled") / "checkpoints").iterdir()] == ["checkpoint-1"]
     assert math.isnan(RunFolder(Path("spoiled")).rows("metrics")[1]["loss"])
+    events = RunFolder(Path("spoiled")).rows("events")
+    assert [(row["step"], row["detector"]) for row in events] == [(2, "nonfinite")]
 
 
 def test_a_finite_loss_goes_on(tmp_path):

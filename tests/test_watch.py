@@ -6,11 +6,15 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
 from mesotron.config import WatchSettings
 from mesotron.watch import DETECTORS, Engine, Event
+from mesotron.watch.callback import Watch
 from mesotron.watch.detectors import Detector
 from mesotron.watch.metrics import METRICS, canonical
 from mesotron.watch.signs import Sign
@@ -383,3 +387,23 @@ def test_a_row_is_quiet_once_however_many_cases_were_judged():
     cleared = next(k for k, events in enumerate(rows) if events)
     # The present is a median of five (gone after three), and four times the patience is waited.
     assert cleared >= 4 * 3
+
+
+def test_a_run_that_is_continued_dead_is_told_so(caplog):
+    history = [{"step": k, "loss": 0.0, "reward": 0.7 if k < 20 else 0.1} for k in range(40)]
+    state: Any = SimpleNamespace(global_step=39, log_history=history, is_world_process_zero=True)
+    Watch(guard="stop").on_train_begin(cast(Any, None), state, cast(Any, None))
+    assert "dead of reward collapse when it was left" in caplog.text
+    assert "will not end it for that again" in caplog.text
+
+
+def test_weights_that_are_no_numbers_are_not_saved_by_a_stop():
+    model, watch = torch.nn.Linear(1, 1), Watch(guard="stop")
+    with torch.no_grad():
+        model.weight.fill_(math.nan)
+    control: Any = SimpleNamespace(should_training_stop=False, should_save=True)
+    for step in range(6):
+        state: Any = SimpleNamespace(global_step=step, is_world_process_zero=True)
+        watch.on_log(cast(Any, None), state, control, logs={"loss": math.nan}, model=model)
+    assert control.should_training_stop
+    assert not control.should_save

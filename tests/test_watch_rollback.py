@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from mesotron.runs import RunFolder
 from mesotron.watch import Act, Change, Engine, Event
 from mesotron.watch.guard import Memory, choose_checkpoint, choose_event, merge, why_not
 from mesotron.watch.remedies import KL_TO_START, SMALLER_STEP, prescribe
-from mesotron.watch.settings import Setting, apply, scale_rates
+from mesotron.watch.settings import Setting, apply, scale_rates, settings_of
 from mesotron.watch.story import tell
 from rlvr_processes import run_on
 from rlvr_tiny import make_trainer, rows, same, weights
@@ -82,6 +83,25 @@ def test_a_healthy_continuation_is_met_with_silence():
     memory.undo(70)
     calm = [row for row in FAILURES["reward_collapse"](0) if 30 <= row["step"] < 70]
     assert [e for row in calm for e in memory.take({**row, "step": row["step"] + 200})] == []
+
+
+def test_another_reward_is_not_compared_with_the_old_one():
+    memory = Memory()
+    for step in range(40):
+        memory.take({"step": step, "reward": 2.0, "loss": 0.0})
+        if step in (10, 30):
+            memory.keep(step)
+    parts = ({"field": "reward.parts", "old": ["mine"], "new": ["two_part"]},)
+    act = Act(step=39, action="rollback", detector="d", attempt=1, checkpoint=30, changes=parts,
+              reason="it is gamed")  # fmt: skip
+    memory.done(act)
+    again = Memory()
+    past = [*memory.rows, act, *({"step": s, "reward": 0.5, "loss": 0.0} for s in range(40, 90))]
+    again.replay(past, [10, 30])
+    assert again.events == []  # a quarter of the old reward is no collapse of the new one
+    assert all("reward" not in kept["tracks"] for kept in memory.kept.values())
+    assert memory.engine.step == 30
+    assert "loss" in memory.engine.tracks
 
 
 def test_a_replayed_past_is_the_past():
@@ -377,6 +397,16 @@ def test_rates_are_scaled_now_and_in_the_schedule():
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("rates", "after"), [((0.0, 0.0), (0.0, 0.0)), ((0.0, 2e-3), (0.0, 1e-3))])
+def test_a_group_without_a_rate_divides_nothing(rates, after):
+    groups = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": lr} for lr in rates]
+    optimizer = torch.optim.SGD(groups)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    trainer: Any = SimpleNamespace(optimizer=optimizer, lr_scheduler=schedule)
+    apply([SMALLER_STEP], settings_of(trainer))
+    assert tuple(group["lr"] for group in optimizer.param_groups) == after
 
 
 def test_a_change_is_what_its_act_says():

@@ -130,12 +130,16 @@ def train_in(
     trainer = build_trainer(parts, run)
     reached = plan.checkpoint.step if plan.checkpoint else 0
     view = LiveView(config.steps, WATCHED, console)
-    watch, spending = make_watch(trainer, parts, run), Spending(meter, run, trainer)
+    watch = make_watch(trainer, parts, run)
+    spending = Spending(meter, run, trainer, config.eval_every)
     with view, remarks_to(view), StopRequest(view.say, f"continue with {how}") as stop:
         view.start_at(reached, run.rows("metrics"))
-        add_callbacks(trainer, parts, run, view, stop, before)
+        if config.guard != "rollback":  # it sees a loss that is no number before it is refused
+            trainer.add_callback(watch)
+        add_callbacks(trainer, parts, run, view, stop, before, meter)
         trainer.add_callback(spending)
-        trainer.add_callback(watch)
+        if config.guard == "rollback":  # the row is written before what it tells of is undone
+            trainer.add_callback(watch)
         fit(trainer, plan)
     step = trainer.state.global_step
     if step < config.steps:
@@ -233,6 +237,7 @@ def add_callbacks(
     view: LiveView,
     stop: StopRequest,
     before: dict[str, Any],
+    meter: Meter,
 ) -> None:
     """The run's log and view, the polite stop and, if asked for, evaluations on the way."""
     refuse = parts.config.guard != "rollback"
@@ -247,7 +252,8 @@ def add_callbacks(
     if every:
 
         def accuracy() -> float:
-            found = evaluate_part(parts, trainer.model, "on the way")
+            with meter.evaluation():
+                found = evaluate_part(parts, trainer.model, "on the way")
             return found["greedy"]["strict"]["value"]
 
         start, problems = before["greedy"]["strict"]["value"], before["problems"]

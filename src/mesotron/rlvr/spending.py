@@ -32,8 +32,9 @@ def metered(
         run: whose spent.json says what earlier sessions took.
         began: when the command began, on `time.monotonic`; now if None.
     """
-    before = (run.load("spent") or {"seconds": 0.0})["seconds"]
-    meter = Meter(limits_of(config), before=before, began=began)
+    earlier = run.load("spent") or {"seconds": 0.0, "dollars": None}
+    before, paid = earlier["seconds"], earlier["dollars"]
+    meter = Meter(limits_of(config), before=before, paid=paid, began=began)
     spent = meter.dollars(before)
     if config.budget is not None and spent is not None and spent >= config.budget:
         raise ValueError(
@@ -60,13 +61,15 @@ class Spending(TrainerCallback):
         meter: of the run.
         run: its folder.
         trainer: whose rows; TRL collects a row's metrics in `_metrics`.
+        eval_every: steps between two evaluations; 0 for none.
 
     Attributes:
         stopped_by: why training was ended, or None.
     """
 
-    def __init__(self, meter: Meter, run: RunFolder, trainer: Any) -> None:
+    def __init__(self, meter: Meter, run: RunFolder, trainer: Any, eval_every: int = 0) -> None:
         self.meter, self.run, self.trainer = meter, run, trainer
+        self.eval_every = eval_every
         self.stopped_by: str | None = None
         self._written = time.monotonic()
 
@@ -86,7 +89,8 @@ class Spending(TrainerCallback):
         left = state.max_steps - state.global_step
         for name, value in spending_row(self.meter, left).items():
             self.trainer._metrics["train"][name].append(value)
-        why = agreed(self.meter.refusal()) if left else None
+        evaluates = self.eval_every > 0 and (state.global_step + 1) % self.eval_every == 0
+        why = agreed(self.meter.refusal(evaluates)) if left else None
         if why is not None:
             self.stopped_by = why
             control.should_save = control.should_training_stop = True

@@ -74,6 +74,8 @@ def go_on_within(config: Config) -> Plan[Config]:
     plan = go_on(type(config), config.resume)
     given = {name: getattr(config, name) for name in SPENDING}
     changed = {name: value for name, value in given.items() if value is not None}
+    if config.gpu is not None and config.price is None:
+        changed["price"] = None  # the run's old price was of another machine
     return replace(plan, config=replace(plan.config, **changed))
 
 

@@ -8,7 +8,8 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import mean
 
@@ -87,6 +88,7 @@ class Meter:
     Args:
         limits: what it may take.
         before: seconds that earlier sessions of the run have taken.
+        paid: dollars that those have cost; None takes this session's price for them.
         began: when this session began, on the clock.
         clock: gives seconds.
 
@@ -105,22 +107,34 @@ class Meter:
         limits: Limits,
         *,
         before: float = 0.0,
+        paid: float | None = None,
         began: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits, self.before, self.clock = limits, before, clock
+        self.limits, self.before, self.paid, self.clock = limits, before, paid, clock
         self.began = clock() if began is None else began
         self.now = self.began
-        self.slowest_save = 0.0
+        self.slowest_save = self.slowest_evaluation = 0.0
+        self._evaluating = 0.0  # seconds of the step that is under way
         self._last: float | None = None
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self._plain: deque[float] = deque(maxlen=RECENT)  # the same without evaluations
 
     def step(self) -> None:
         """A step has ended; what was saved after the one before counts for it."""
         self.now = self.clock()
         if self._last is not None:
             self._recent.append(self.now - self._last)
-        self._last = self.now
+            self._plain.append(self.now - self._last - self._evaluating)
+        self._last, self._evaluating = self.now, 0.0
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Times an evaluation; they are rare, so that the slowest is remembered by itself."""
+        began = self.clock()
+        yield
+        self._evaluating = self.clock() - began
+        self.slowest_evaluation = max(self.slowest_evaluation, self._evaluating)
 
     def saved(self) -> None:
         """A checkpoint has been written since the step ended."""
@@ -140,14 +154,24 @@ class Meter:
         return self.spent + mean(self._recent) * steps_left if self._recent else None
 
     def dollars(self, seconds: float) -> float | None:
-        """What so many seconds cost; None if the price is unknown."""
-        return None if self.limits.price is None else seconds / 3600 * self.limits.price
+        """What the run's first so many seconds cost, those of earlier sessions at the price of
+        then; None if the price is unknown."""
+        price = self.limits.price
+        if price is None:
+            return None
+        if self.paid is None:
+            return seconds / 3600 * price
+        return self.paid + (seconds - self.before) / 3600 * price
 
-    def refusal(self) -> str | None:
-        """Why the next step must not be begun, one sentence; None if it fits."""
+    def refusal(self, evaluates: bool = False) -> str | None:
+        """Why the next step must not be begun, one sentence; None if it fits.
+
+        Args:
+            evaluates: whether an evaluation follows that step.
+        """
         if not self._recent:
             return None
-        step = max(self._recent)
+        step = max(self._plain) + self.slowest_evaluation * evaluates
         need, limits = step + self.slowest_save, self.limits
         room = f"leaves no room for a step of up to {step:.3g} s and for saving"
         if limits.seconds is not None and self.now - self.began + need > limits.seconds:

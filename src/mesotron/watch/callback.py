@@ -115,6 +115,10 @@ class Watch(TrainerCallback):
         there = self._checkpoints() if state.global_step else ()
         known = [step for step in there if step <= state.global_step]
         self.memory.replay(past(state), known)
+        if self.guard in ("stop", "rollback") and state.is_world_process_zero:
+            for name, severity in self.engine.active().items():
+                if severity == "stop":
+                    log.warning(still_dead(name))
         if self.guard != "rollback":
             return
         self._put_in_force()
@@ -129,6 +133,7 @@ class Watch(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, Any] | None = None,
+        model: Any = None,
         **_: Any,
     ) -> None:
         """Take in one row; tell of what is new; act if the guard is to."""
@@ -147,7 +152,8 @@ class Watch(TrainerCallback):
         waiting, self._waiting = self._waiting, []
         event = decisions.choose_event(waiting, self.engine.detectors)
         if self.guard == "stop":
-            self._stop(agreed(event), control)
+            sick = model is not None and are_spoiled(model, logs)
+            self._stop(agreed(event), control, can_save=not sick)
         elif self.guard == "rollback":
             self._go_back(agreed(event), state, control, can_save=not spoiled)
 
@@ -236,6 +242,14 @@ class Watch(TrainerCallback):
             self.run.append("events", told.record())
         if self.guard != "off":
             log.warning(told.sentence())
+
+
+def still_dead(name: str) -> str:
+    """What to know of a run that is continued although the guard had ended it."""
+    return (
+        f"this run was dead of {name.replace('_', ' ')} when it was left, and goes on with the "
+        "same settings: the guard will not end it for that again"
+    )
 
 
 def check_rollback(trainer: Any, tries: int) -> None:

@@ -110,6 +110,14 @@ class Engine:
         self.counts[name].told = "stop"
         return self._event(detector, detector.cases[0], 0)
 
+    def forget(self, metric: str) -> None:
+        """Drop a metric's past, which is on another scale from now on, and what was made of it."""
+        self.tracks.pop(metric, None)
+        self.steps.pop(metric, None)
+        for detector in self.detectors:
+            if metric in detector.metrics:
+                self.counts[detector.name] = Counts(len(detector.cases))
+
     def values(self) -> dict[str, Any]:
         """The engine's whole memory, for JSON."""
         return {

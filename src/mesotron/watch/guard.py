@@ -14,6 +14,7 @@ from mesotron.watch.detectors import Detector
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Act, Event
 from mesotron.watch.metrics import Row
+from mesotron.watch.remedies import TWO_PART
 from mesotron.watch.settings import Outcome
 
 
@@ -95,6 +96,15 @@ class Memory:
         self.acts.append(act)
         if act.checkpoint is not None:
             self.undo(act.checkpoint)
+            if any(change["field"] == TWO_PART.field for change in act.changes):
+                self._forget_reward()
+
+    def _forget_reward(self) -> None:
+        """Another reward has another scale: no memory may compare the two."""
+        for step in sorted(self.kept):  # the last is the one that was gone back to
+            self.engine.load_values(self.kept[step])
+            self.engine.forget("reward")
+            self.keep(step)
 
 
 def choose_event(events: Sequence[Event], detectors: Sequence[Detector]) -> Event | None:

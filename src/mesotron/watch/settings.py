@@ -93,8 +93,9 @@ def settings_of(trainer: Any) -> Settings:
     """
     found = {
         "optim.lr": Setting(
-            lambda: base_rates(trainer)[0],
-            lambda rate: scale_rates(trainer, rate / base_rates(trainer)[0]),
+            lambda: first_rate(trainer),
+            # Nothing can be made of a rate of 0.
+            lambda rate: scale_rates(trainer, rate / (first_rate(trainer) or 1.0)),
             in_checkpoint=True,
         )
     }
@@ -117,6 +118,11 @@ def base_rates(trainer: Any) -> list[float]:
     """The learning rate of each group before the schedule."""
     groups = trainer.optimizer.param_groups
     return [group.get("initial_lr", group["lr"]) for group in groups]
+
+
+def first_rate(trainer: Any) -> float:
+    """The learning rate of the first group that has one; 0 if none has."""
+    return next((rate for rate in base_rates(trainer) if rate > 0), 0.0)
 
 
 def scale_rates(trainer: Any, factor: float) -> None:
