@@ -32,7 +32,7 @@ class Sign:
     Example:
         >>> from mesotron.watch.tracks import Track
         >>> track = Track(warmup=2, window=1)
-        >>> for reward in [0.4, 0.5, 0.6, 0.3]:
+        >>> for reward in [0.4, 0.5, 0.6, 0.6, 0.2]:
         ...     track.add(reward)
         >>> half_lost = Sign(metric="reward", moved="down", by=0.5, since="best")
         >>> half_lost.shown(track.look(0), noise=0.0)
