@@ -5,7 +5,7 @@ experts are ours). Every contender gets the same rates, data order, weights at t
 Rates are chosen on validation scenes; what is reported is played on others. Several trainings share
 one GPU, each in a process of its own that also plays its episodes.
 
-    python3 benchmarks/vla/study.py --state /tmp/vla --out results --seconds 500
+    python3 benchmarks/vla/study.py --state runs/vla_study --out results --seconds 500
 
 What was finished is kept in STATE/cells.jsonl: the same command goes on from there.
 """
@@ -72,7 +72,7 @@ def main() -> None:
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--world", choices=WORLDS, default="object10")
-    parser.add_argument("--state", type=Path, default=Path("/tmp/vla_study"))
+    parser.add_argument("--state", type=Path, default=Path("runs/vla_study"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cells", type=Path, help="cells of an earlier call, brought back")
     parser.add_argument("--seconds", type=float, default=500)
