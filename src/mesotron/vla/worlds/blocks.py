@@ -9,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from mesotron.config.vla import WorldConfig
-from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, Step
+from mesotron.vla.interface import IMAGES, STATE, TASK, Observation
 from mesotron.vla.worlds.engine import mj
 from mesotron.vla.worlds.perturbation import View, add_noise, perturb_view
 from mesotron.vla.worlds.pick_and_place import pick_and_place
 from mesotron.vla.worlds.rays import Camera, Light, Painter
 from mesotron.vla.worlds.scene import COLOURS, SUITES, Scene, draw_scene, scatter_hand
+from mesotron.vla.worlds.stepping import Stepping
 from mesotron.vla.worlds.table import Table
 
 FRONT = View(Camera((0.0, -0.47, 0.52), (0.0, 0.015, 0.0), 37.0), Light())
@@ -25,7 +26,7 @@ FURNITURE = {"table": (0.62, 0.58, 0.52), "palm": (0.25, 0.25, 0.27)}
 FURNITURE |= {"finger": (0.12, 0.12, 0.13), "bin": (0.92, 0.92, 0.92)}
 
 
-class BlocksWorld:
+class BlocksWorld(Stepping):
     """A `World` of things on a table; see `mesotron.vla.interface`.
 
     Args:
@@ -158,19 +159,6 @@ class BlocksWorld:
         self.num_steps += 1
         success = self.table.is_in_bin(self.scene.target)
         return success, success or self.num_steps >= self.max_steps
-
-    def step(self, action: np.ndarray) -> Step:
-        """Take one action and look."""
-        return self.advance(action[None])
-
-    def advance(self, actions: np.ndarray) -> Step:
-        """Take several actions, (K, 4), until done; only the last observation is made."""
-        success = done = False
-        for action in actions:
-            success, done = self.move(action)
-            if done:
-                break
-        return Step(self.observe(), success, done)
 
     def expert(self) -> np.ndarray:
         """What the scripted expert does now, float32 (4,)."""

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from mesotron.config.vla import WorldConfig
-from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, Step
+from mesotron.vla.interface import IMAGES, STATE, TASK, Observation
 from mesotron.vla.worlds.engine import Model, mj
 from mesotron.vla.worlds.mesh_rays import Mark, geom_colours, paint_meshes
 from mesotron.vla.worlds.metaworld_sentences import MT10, SENTENCES
 from mesotron.vla.worlds.perturbation import View, add_noise, perturb_view
 from mesotron.vla.worlds.rays import Camera, Light
+from mesotron.vla.worlds.stepping import Stepping
 
 # Where LeRobot puts the camera "corner2", but looking at the middle of the workspace and nearer:
 # with its own 60 degrees a puck is two of 64 pixels.
@@ -45,7 +46,7 @@ def open_task(name: str) -> tuple[Any, Any]:
     return env, ENV_POLICY_MAP[f"{name}-v3"]()
 
 
-class MetaWorld:
+class MetaWorld(Stepping):
     """A `World` of Meta-World's tasks; see `mesotron.vla.interface`.
 
     Args:
@@ -154,19 +155,6 @@ class MetaWorld:
         self.num_steps += 1
         success = bool(info["success"])
         return success, success or self.num_steps >= self.max_steps
-
-    def step(self, action: np.ndarray) -> Step:
-        """Take one action and look."""
-        return self.advance(action[None])
-
-    def advance(self, actions: np.ndarray) -> Step:
-        """Take several actions, (K, 4), until done; only the last observation is made."""
-        success = done = False
-        for action in actions:
-            success, done = self.move(action)
-            if done:
-                break
-        return Step(self.observe(), success, done)
 
     def expert(self) -> np.ndarray:
         """What the package's scripted policy does now, float32 (4,)."""
