@@ -121,13 +121,11 @@ class Match:
             raise KeyboardInterrupt(how)
 
     def _loop(self, stop: StopRequest) -> None:
-        told = False
         while True:
             for job in self.pool.take_ended():
                 self._end(job, stop.requested)
-            if stop.requested and not told:
+            if stop.requested:
                 self.pool.ask_to_stop()
-                told = True
             if not stop.requested:
                 self.progress.plan()
                 self._fill()

@@ -55,6 +55,7 @@ class Pool:
         self.workers = workers
         self.gpus = tuple(gpus)
         self.jobs: list[Job] = []
+        self._asked = False
 
     @property
     def has_room(self) -> bool:
@@ -102,9 +103,10 @@ class Pool:
         return ended
 
     def ask_to_stop(self) -> None:
-        """Ask every process to save and leave."""
-        for job in self.jobs:
+        """Ask every process to save and leave, once: a second signal would end it unsaved."""
+        for job in [] if self._asked else self.jobs:
             job.process.terminate()
+        self._asked = True
 
     def kill(self) -> None:
         """End what is left at once."""

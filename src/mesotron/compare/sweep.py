@@ -109,13 +109,11 @@ class Search:
             raise KeyboardInterrupt(how)
 
     def _loop(self, stop: StopRequest) -> None:
-        told = False
         while True:
             for job in self.pool.take_ended():
                 self._end(job, stop.requested)
-            if stop.requested and not told:
+            if stop.requested:
                 self.pool.ask_to_stop()
-                told = True
             while not stop.requested and self.pool.has_room and self._start():
                 continue
             if not self.pool.jobs:
