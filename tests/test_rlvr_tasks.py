@@ -11,7 +11,8 @@ import pytest
 
 from mesotron.config.training import TaskConfig
 from mesotron.rlvr.formats import FORMATS
-from mesotron.rlvr.tasks import arith
+from mesotron.rlvr.prompts import build_prompt
+from mesotron.rlvr.tasks import arith, sums
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem, hold_out
 from mesotron.rlvr.tasks.table import MAX_TEXT
@@ -110,6 +111,39 @@ def test_arith_as_a_task():
     asked = [p.question for p in (*task.train, *task.eval, *task.examples)]
     assert len(set(asked)) == 72
     assert {p.level for p in task.train} == {2, 3}
+
+
+# Sums
+
+
+def test_sums_are_all_there_right_and_held_apart():
+    train, held_out = (sums.generate(split, None, seed=0) for split in ("train", "eval"))
+    asked = {problem.question for problem in (*train, *held_out)}
+    assert (len(train), len(held_out), len(asked)) == (3335, 665, 4000)
+    for problem in (*train[:50], *held_out[:50]):
+        assert int(problem.gold) == eval(problem.question.removesuffix("="))
+    other = sums.generate("eval", None, seed=1)
+    assert {p.question for p in other} == {p.question for p in held_out}, "a seed only orders"
+    assert [p.question for p in other] != [p.question for p in held_out]
+
+
+def test_sums_as_a_task_with_examples():
+    config = TaskConfig(name="sums", num_train=30, num_eval=512, few_shot=2, format="answer")
+    task = load_task(config)
+    assert (len(task.train), len(task.eval), len(task.examples)) == (30, 512, 2)
+    asked = [p.question for p in (*task.train, *task.eval, *task.examples)]
+    assert len(set(asked)) == 544
+    prompt = build_prompt(task.eval[0], config, task.format, task.examples)
+    assert prompt[2]["content"] == f"ANSWER: {task.examples[0].gold}", "no steps before it"
+
+
+def test_sums_say_what_they_cannot_do():
+    with pytest.raises(ValueError, match="sums has 665 eval questions, and 666 were asked for"):
+        load_task(TaskConfig(name="sums", num_eval=666))
+    with pytest.raises(ValueError, match="the task sums has no levels"):
+        load_task(TaskConfig(name="sums", levels=(1,)))
+    with pytest.raises(ValueError, match="sums is generated and has no file"):
+        load_task(TaskConfig(name="sums", path="x.jsonl"))
 
 
 # Files

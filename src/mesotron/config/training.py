@@ -44,8 +44,9 @@ class ModelConfig:
 class TaskConfig:
     """Problems with a checkable answer, and how they are asked."""
 
-    name: Literal["arith", "gsm8k", "math", "file"] = "arith"
-    """arith is generated; gsm8k and math are read from --task.path; file is any table of yours."""
+    name: Literal["arith", "sums", "gsm8k", "math", "file"] = "arith"
+    """arith (word problems) and sums (three digits) are generated; gsm8k and math are read from
+    --task.path; file is any table of yours."""
 
     path: str | None = None
     """A file, a folder, or a name on the hub (gsm8k, math and file)."""
@@ -63,7 +64,7 @@ class TaskConfig:
     """Column of the gold answer in your own table."""
 
     num_train: int | None = None
-    """Training problems; 20,000 generated or all of a file if not given."""
+    """Training problems; 20,000 of arith, else all there are if not given."""
 
     num_eval: int = 200
     """Held-out problems for evaluation; never trained on."""
@@ -227,9 +228,14 @@ class RolloutConfig:
     micro_batch: int | None = None
     """Completions in one forward pass; all that one update holds if not given."""
 
-    engine: Literal["generate", "graph"] = "generate"
+    engine: Literal["generate", "graph", "fused"] = "generate"
     """Who samples without vLLM: Transformers' generate, or a static cache with CUDA graphs.
-    Graphs save the host's time, which small models mostly wait for."""
+    Graphs save the host's time, which small models mostly wait for; fused (Llama, Qwen2) also has
+    far fewer kernels in the graph, and reads each prompt once for all its completions."""
+
+    share_prompts: bool = False
+    """Let a training pass read each prompt once for all its completions: the same numbers up to
+    rounding, from fewer tokens; worth it where prompts are not much shorter than completions."""
 
     vllm: Literal["off", "colocate", "server"] = "off"
     """Sample with vLLM, in the same process or from a server."""

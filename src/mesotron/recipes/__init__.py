@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from mesotron.config import PlanConfig, TrainConfig
-from mesotron.recipes import arith, gsm8k, math
+from mesotron.recipes import arith, gsm8k, math, sums
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     recipe.__name__: recipe
@@ -16,6 +16,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         arith.arith,
         arith.arith_sparse_collapse,
         arith.arith_mgrpo,
+        sums.arith_smollm2,
         gsm8k.gsm8k_smollm2,
         gsm8k.qwen05_boxed_muon_sgd,
         gsm8k.qwen15_gsm8k_v1,

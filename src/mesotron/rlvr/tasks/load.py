@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mesotron.config.training import TaskConfig
 from mesotron.rlvr.formats import FORMATS
-from mesotron.rlvr.tasks import arith
+from mesotron.rlvr.tasks import arith, sums
 from mesotron.rlvr.tasks.gsm8k import HUB, gsm8k_problem
 from mesotron.rlvr.tasks.math import math_problem
 from mesotron.rlvr.tasks.problem import Problem, Task, assemble, hold_out
@@ -14,7 +14,8 @@ from mesotron.rlvr.tasks.table import Row, check_path, read_splits
 
 __all__ = ["Problem", "Task", "check_task", "load_task"]
 
-GENERATED = 20_000  # training problems of a generated task if the config does not say
+GENERATED = 20_000  # training problems of arith if the config does not say
+GENERATORS = ("arith", "sums")
 
 
 def load_task(config: TaskConfig) -> Task:
@@ -33,7 +34,7 @@ def load_task(config: TaskConfig) -> Task:
         (3, 2, 'boxed')
     """
     check_task(config)
-    train, held_out = _generated(config) if config.name == "arith" else _read(config)
+    train, held_out = _generated(config) if config.name in GENERATORS else _read(config)
     return assemble(train, held_out, config, FORMATS[config.format])
 
 
@@ -45,15 +46,19 @@ def check_task(config: TaskConfig) -> None:
             raise ValueError(f"{name}={value} must not be negative")
     if config.levels and config.name not in ("arith", "math"):
         raise ValueError(f"the task {config.name} has no levels: leave out --task.levels")
-    if config.name == "arith":
+    if config.name in GENERATORS:
         if config.path:
-            raise ValueError("arith is generated and has no file: leave out --task.path")
+            raise ValueError(f"{config.name} is generated and has no file: leave out --task.path")
         arith.check_levels(config.levels)
     else:
         check_path(_place(config)[0])
 
 
 def _generated(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
+    if config.name == "sums":
+        # All of them: `assemble` cuts to what was asked for, after the examples are taken out.
+        held_out = sums.generate("eval", config.num_eval, config.seed)
+        return sums.generate("train", None, config.seed), held_out
     count = GENERATED if config.num_train is None else config.num_train
     train = arith.generate("train", count + config.few_shot, config.levels, config.seed)
     return train, arith.generate("eval", config.num_eval, config.levels, config.seed)

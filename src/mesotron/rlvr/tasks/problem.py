@@ -21,7 +21,8 @@ class Problem:
     """Where it comes from: task, split and number."""
     level: int | None = None
     solution: str | None = None
-    """Worked steps that lead to the gold, without the final answer in its format."""
+    """Worked steps that lead to the gold, without the final answer in its format; empty where the
+    answer alone solves the problem, None where nobody has solved it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def assemble(
         ValueError: if nothing is left to train on or to judge by.
     """
     train, held_out = without(train, held_out), list(held_out)
-    solved = [problem for problem in train if problem.solution and problem.gold]
+    solved = [problem for problem in train if problem.solution is not None and problem.gold]
     examples = sorted(solved, key=lambda p: digest(p.question, config.seed))[: config.few_shot]
     if len(examples) < config.few_shot:
         raise ValueError(
