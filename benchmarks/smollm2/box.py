@@ -1,0 +1,41 @@
+"""The lost box: `mesotron train` itself, with its watch and guard, and the story that they tell."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import replace
+from typing import Any
+
+from plan import Cell
+from training import column, config_of
+
+from mesotron.rlvr import train
+from mesotron.rlvr.finish import story
+from mesotron.runs import RunFolder
+
+KEPT = ("reward", "facts/correct", "facts/formatted", "groups/zero_signal", "entropy", "grad_norm")
+EVALUATIONS = 5
+
+
+def box_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
+    """Run the command; None if there is no time left to begin."""
+    if time.time() > deadline:
+        return None
+    began = time.time()
+    path = given.state / "runs" / f"box-{time.time_ns():x}"
+    config = replace(config_of(cell, given, path), eval_every=max(cell["steps"] // EVALUATIONS, 1))
+    train.run(config)
+    run = RunFolder(path)
+    rows, events = run.rows("metrics"), run.rows("events")
+    found = {
+        "curve": [[row["step"], row["eval/greedy"]] for row in rows if "eval/greedy" in row],
+        "result": run.result,
+        "events": events,
+        "story": "\n".join(story(rows, events)),
+        "rows": {name: column(rows, name) for name in KEPT},
+        "samples": run.rows("samples")[-4:],
+        "seconds": time.time() - began,
+    }
+    shutil.rmtree(path)
+    return cell | found

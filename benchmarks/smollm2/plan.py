@@ -1,0 +1,214 @@
+"""Which cells the study has, and which come next: pure functions of what is finished.
+
+A cell is a dictionary of plain values; its `key` names it in files. What matters most comes first,
+so that a study which runs out of time has lost the least.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mesotron.compare.grid import Grid, Search, gain_of, search
+from mesotron.compare.kind import is_for_choosing
+
+Cell = dict[str, Any]
+PARTS = ("tournament", "spectrum", "box", "horizon", "map", "gsm8k")
+# The exact SVD of 210 matrices takes half a minute a step: `lowrank` has to be named.
+CONTENDERS = ("adamw", "muon", "muon_heads", "pion", "pion_cutoff", "pion_cutoff:per_head=true")
+MAPPED = ("adamw", "muon", "pion_cutoff")
+GRID = Grid(base=2e-5, factor=2.0, rates=4, extend=3)
+# Where a part needs a rate and no search has chosen one: the best of a first probe of one seed.
+FIRST_GUESS = {"adamw": 1e-5}
+ELSE_GUESS = 1e-4
+PROBE_STEPS = 8
+FINAL_SEEDS = (1, 2, 3)  # the search has used 0
+# The step that Pion's release gives Muon: 5 sqrt(max(m, n)), 25 times AdamW's unit.
+RELEASED = ("muon:scale=5", 1e-5)
+MAP_FACTORS = (0.5, 2.0, 8.0)
+MAP_SHAPES = ((32, 1), (8, 1), (32, 4), (8, 4))  # prompts of a rollout, updates with it
+LABELS = {
+    "vote": ("vote", ()),
+    "mgrpo_without_iqr": ("mgrpo", ("objective.entropy_filter=off",)),
+    "mgrpo": ("mgrpo", ()),
+    "corewarding": ("corewarding", ()),
+    "gold": ("grpo", ()),  # shows what the steps themselves do
+}
+BOXED = ("task.format=boxed", "task.system=none", "rollout.max_tokens=16")
+
+
+def key_of(cell: Cell) -> str:
+    """A name for a cell, unique in the study."""
+    names = ("part", "stage", "optim", "objective", "rate", "gain", "steps", "seed")
+    words = [str(cell[name]) for name in names if name in cell]
+    return "/".join([*words, *cell.get("set", ())])
+
+
+def make(part: str, stage: str, **values: Any) -> Cell:
+    """A training cell; what is not said is the recipe's."""
+    usual: Cell = {"optim": "muon", "objective": "grpo", "gain": 1.0, "seed": 0, "set": []}
+    return {"part": part, "stage": stage} | usual | values
+
+
+def plan(given: Any, done: dict[str, Cell]) -> list[Cell]:
+    """All cells that are known by now, of the parts asked for, in order."""
+    makers = {
+        "tournament": tournament,
+        "spectrum": spectrum,
+        "box": box,
+        "horizon": horizon,
+        "map": step_map,
+        "gsm8k": gsm8k,
+    }
+    return [cell for part in given.parts for cell in makers[part](given, done)]
+
+
+# The tournament.
+
+
+def tournament(given: Any, done: dict[str, Cell]) -> list[Cell]:
+    """How large each contender's updates are, its rates, then fresh seeds at the best one."""
+    cells = [probe_of(name) for name in given.contenders if name != "adamw"]
+    searches = {name: search_of(given, done, name) for name in given.contenders}
+    # Rate by rate and not contender by contender: when time ends all have come equally far.
+    wanted = [(k, name) for name, found in searches.items() for k in enumerate(found.wanted)]
+    cells += [cell_of(given, done, name, k[1]) for k, name in sorted(wanted) if known(done, name)]
+    for seed in FINAL_SEEDS:
+        for name, found in searches.items():
+            if found.done and found.best is not None:
+                cells.append(final_of(given, done, name, found.best, seed))
+    optim, rate = RELEASED
+    cells.append(make("tournament", "released", optim=optim, rate=rate, steps=given.search_steps))
+    return cells
+
+
+def probe_of(name: str) -> Cell:
+    """A few steps that show the size of a contender's updates."""
+    few = ["task.num_eval=8"]
+    return make("tournament", "probe", optim=name, rate=GRID.base, steps=PROBE_STEPS, set=few)
+
+
+def known(done: dict[str, Cell], name: str) -> bool:
+    """Whether the size of a contender's updates is known; AdamW's own is the unit."""
+    return name == "adamw" or key_of(probe_of(name)) in done
+
+
+def gain(done: dict[str, Cell], name: str) -> float:
+    """What the matrices' rate must be multiplied by for updates as large as AdamW's."""
+    if name == "adamw":
+        return 1.0
+    return gain_of(done[key_of(probe_of(name))]["update_ratio"])
+
+
+def cell_of(given: Any, done: dict[str, Cell], name: str, notch: int) -> Cell:
+    """A search cell."""
+    more = {"rate": GRID.rate(notch), "gain": gain(done, name), "steps": given.search_steps}
+    return make("tournament", "search", optim=name, **more)
+
+
+def final_of(given: Any, done: dict[str, Cell], name: str, notch: int, seed: int) -> Cell:
+    """A final at the chosen rate."""
+    more = {"rate": GRID.rate(notch), "gain": gain(done, name), "steps": given.final_steps}
+    return make("tournament", "final", optim=name, seed=seed, **more)
+
+
+def search_of(given: Any, done: dict[str, Cell], name: str) -> Search:
+    """Where a contender's search stands, judged by the choosing half of the problems."""
+    if not known(done, name):
+        return search(GRID, {})
+    scores: dict[int, float | None] = {}
+    for notch in range(-GRID.rates - GRID.extend, GRID.rates + GRID.extend + 1):
+        cell = done.get(key_of(cell_of(given, done, name, notch)))
+        if cell is not None:
+            scores[notch] = accuracy(cell, choosing=True)
+    return search(GRID, scores)
+
+
+def accuracy(cell: Cell, choosing: bool | None = None) -> float:
+    """The share of held-out problems solved: all, those that choose, or those that judge."""
+    solved = [
+        float(mark)
+        for k, mark in enumerate(cell["solved"])
+        if choosing is None or is_for_choosing(f"sums-eval-{k}") == choosing
+    ]
+    return sum(solved) / len(solved)
+
+
+def chosen(given: Any, done: dict[str, Cell], name: str) -> tuple[float, float]:
+    """The rate and gain that the search has found for a contender, or a guess."""
+    found = search_of(given, done, name)
+    if found.done and found.best is not None:
+        return GRID.rate(found.best), gain(done, name)
+    return FIRST_GUESS.get(name, ELSE_GUESS), 1.0
+
+
+# The other parts.
+
+
+def spectrum(given: Any, done: dict[str, Cell]) -> list[Cell]:
+    """Gradients of supervised and of reinforcement learning, at the start and on the way."""
+    return [
+        {"part": "spectrum", "stage": source, "steps": steps, "seed": 0}
+        for steps in (0, given.search_steps)
+        for source in ("rlvr", "sft")
+    ]
+
+
+def box(given: Any, done: dict[str, Cell]) -> list[Cell]:
+    """The reward for the boxed right answer alone against the one that also pays for the box."""
+    cells = []
+    for shots in (1, 0):
+        for reward, guard in (("sparse", "warn"), ("two_part", "warn"), ("sparse", "rollback")):
+            changes = [*BOXED, f"task.few_shot={shots}", f"reward.parts={reward}"]
+            changes += [f"guard={guard}", f"save_every={10 if guard == 'rollback' else 0}"]
+            more = {"rate": ELSE_GUESS, "steps": given.box_steps, "set": changes}
+            cells.append(make("box", f"{shots} shots, {reward}, {guard}", **more))
+    return cells
+
+
+def horizon(given: Any, done: dict[str, Cell]) -> list[Cell]:
+    """Labels by vote from a warm start, until plain voting has collapsed or time is up."""
+    warm = {"part": "horizon", "stage": "warm", "seed": 0}
+    if key_of(warm) not in done:
+        return [warm]
+    return [
+        make("horizon", name, objective=objective, rate=given.horizon_rate,
+             steps=given.horizon_steps, set=[*changes], seed=seed)
+        for seed in range(given.horizon_seeds)
+        for name, (objective, changes) in LABELS.items()
+    ]  # fmt: skip
+
+
+def warm_folder(state: Path, part: str) -> Path:
+    """Where the model of a part's warm start lies."""
+    return state / f"warm_{part}"
+
+
+def step_map(given: Any, done: dict[str, Cell]) -> list[Cell]:
+    """Step size x prompts of a batch x updates with each; as many rollouts everywhere."""
+    cells = []
+    for objective, shapes in (("grpo", MAP_SHAPES), ("gmpo", MAP_SHAPES[2:3])):
+        for factor in MAP_FACTORS:
+            for prompts, updates in shapes:
+                changes = [f"rollout.prompts={prompts}", f"rollout.updates={updates}"]
+                for name in MAPPED:
+                    rate, of_matrices = chosen(given, done, name)
+                    more = {"rate": float(f"{factor * rate:.3g}"), "gain": of_matrices}
+                    more |= {"steps": given.map_rollouts * updates, "set": changes}
+                    cells.append(make("map", f"x{factor:g}", optim=name, objective=objective,
+                                      **more))  # fmt: skip
+    return cells
+
+
+def gsm8k(given: Any, done: dict[str, Cell]) -> list[Cell]:
+    """A second task: after a supervised start on its own training set, three contenders."""
+    warm = {"part": "gsm8k", "stage": "warm", "seed": 0}
+    if key_of(warm) not in done:
+        return [warm]
+    cells = []
+    for factor in (0.5, 1.0):
+        for name in MAPPED:
+            rate, of_matrices = chosen(given, done, name)
+            more = {"rate": float(f"{factor * rate:.3g}"), "gain": of_matrices}
+            cells.append(make("gsm8k", f"x{factor:g}", optim=name, steps=given.gsm8k_steps, **more))
+    return cells

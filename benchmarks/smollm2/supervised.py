@@ -1,0 +1,109 @@
+"""Supervised steps on solved problems: warm starts, and gradients to hold against those of RLVR."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from plan import Cell, warm_folder
+from torch import Tensor
+from training import config_of
+
+from mesotron.config import OptimConfig, SftConfig, TrainConfig
+from mesotron.rlvr.demonstrations import IGNORED, make_demonstrations
+from mesotron.rlvr.evaluation import evaluate
+from mesotron.rlvr.models import load_model
+from mesotron.rlvr.optimizer import build_optimizer
+from mesotron.rlvr.tasks.load import load_task
+from mesotron.rlvr.tasks.problem import Task
+
+BATCH = 32
+RATE = 2e-5
+LOOK_EVERY = 10
+# Votes need a model that is right more often than chance and not yet sure of everything.
+WARM_ENOUGH = 0.5
+LONGEST_WARM_UP = 400
+GSM8K_STEPS = 2 * 7473 // BATCH  # two epochs
+
+
+class Supervised:
+    """A model, its problems and their solutions in batches.
+
+    Args:
+        config: whose model, task and device are used.
+        steps: batches that will be asked for at most.
+    """
+
+    def __init__(self, config: TrainConfig, steps: int) -> None:
+        self.config, self.device = config, torch.device(config.device)
+        self.task: Task = load_task(config.task)
+        self.model, self.tokenizer = load_model(config.model, self.device)
+        solved = SftConfig(model=config.model, task=config.task, steps=steps, batch=BATCH)
+        self.rows = make_demonstrations(self.task, solved, self.tokenizer)
+        self.model.train()
+
+    def batches(self) -> Iterator[dict[str, Tensor]]:
+        """Batches in their order, padded on the right."""
+        for first in range(0, len(self.rows), BATCH):
+            rows = self.rows[first : first + BATCH]
+            long = max(map(len, rows["input_ids"]))
+            pad = self.tokenizer.pad_token_id
+            ids = [one + [pad] * (long - len(one)) for one in rows["input_ids"]]
+            labels = [one + [IGNORED] * (long - len(one)) for one in rows["labels"]]
+            mask = [[1] * len(one) + [0] * (long - len(one)) for one in rows["input_ids"]]
+            made = {"input_ids": ids, "labels": labels, "attention_mask": mask}
+            yield {name: torch.tensor(x, device=self.device) for name, x in made.items()}
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """The mean over the completions' tokens, in bfloat16 on a GPU."""
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
+            return self.model(**batch).loss  # pyright: ignore
+
+    def accuracy(self) -> float:
+        """Greedy, on the held-out problems."""
+        found = evaluate(
+            self.model, self.tokenizer, self.task.eval, self.config.task,
+            examples=self.task.examples, max_tokens=self.config.rollout.max_tokens, samples=0,
+        )  # fmt: skip
+        return found.greedy.strict.value
+
+    def train(self, until: Callable[[int], bool]) -> None:
+        """Steps of AdamW until told to end, or until the batches are used up."""
+        optimizer = build_optimizer(self.model, OptimConfig(name="adamw", lr=RATE))
+        for step, batch in enumerate(self.batches(), 1):
+            self.loss(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if until(step):
+                return
+
+
+def warm_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
+    """Make the model that a part starts from; None if time was up before."""
+    began = time.time()
+    usual: Cell = {"optim": "adamw", "objective": "grpo", "rate": RATE, "gain": 1.0}
+    full = usual | {"steps": 1, "set": []} | cell
+    config = config_of(full, given, Path("unused"))
+    long = cell["part"] == "gsm8k"
+    made = Supervised(config, given.gsm8k_sft or GSM8K_STEPS if long else LONGEST_WARM_UP)
+    curve = [[0, made.accuracy()]]
+
+    def until(step: int) -> bool:
+        if not long and step % LOOK_EVERY == 0:
+            curve.append([step, made.accuracy()])
+        return time.time() > deadline or (not long and curve[-1][1] >= given.warm_enough)
+
+    made.train(until)
+    if time.time() > deadline:
+        return None
+    if long:
+        curve.append([len(made.rows) // BATCH, made.accuracy()])
+    folder = warm_folder(given.state, cell["part"])
+    draft = folder.with_suffix(".draft")
+    made.model.save_pretrained(draft)
+    made.tokenizer.save_pretrained(draft)
+    draft.rename(folder)
+    return cell | {"curve": curve, "accuracy": curve[-1][1], "seconds": time.time() - began}

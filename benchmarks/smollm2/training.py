@@ -1,0 +1,184 @@
+"""One cell that trains: the recipe with the cell's changes, and what is kept of the run.
+
+The trainer, rewards, evaluation and watch are the library's own; no checkpoint is written. On a GPU
+weights, gradients and momentum are float32 (updates of 1e-5 are below the spacing of bfloat16
+weights), forward and backward run in bfloat16 autocast, and a bfloat16 copy of the weights samples.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from plan import Cell, key_of, warm_folder
+from transformers import PrinterCallback, TrainerCallback, set_seed
+from trl.trainer.grpo_config import GRPOConfig
+
+from mesotron.compare.kind import diverged_at, health_of
+from mesotron.compare.language import Language
+from mesotron.config import TrainConfig
+from mesotron.rlvr.callbacks import EvalEvery
+from mesotron.rlvr.dataset import as_reward_function, make_rows
+from mesotron.rlvr.objectives.options import resolve
+from mesotron.rlvr.session import Parts, evaluate_part, load, quiet_libraries, trainer_arguments
+from mesotron.rlvr.snr import SnrProbe
+from mesotron.rlvr.trainer import GRPOTrainer
+from mesotron.rlvr.verify import Verifier
+from mesotron.runs import RunFolder
+
+KEPT = ("reward", "facts/correct", "facts/formatted", "facts/truncated", "groups/zero_signal",
+        "entropy", "kl", "grad_norm", "completions/mean_length", "votes/share",
+        "votes/label_accuracy", "answers/top_share", "anchor/distance", "gradient/snr",
+        "ratio/log_max", "clip_ratio/region_mean", "step_time")  # fmt: skip
+LONG = 300  # steps from which rows are kept as means of ten
+SNR_EVERY = 10
+GSM8K = ("task.name=gsm8k", "task.few_shot=0", "task.system=none", "task.format=hashes",
+         "task.num_eval=256", "rollout.max_tokens=150", "rollout.micro_batch=32")  # fmt: skip
+
+
+class Rows(TrainerCallback):
+    """Keeps what is logged; ends a run whose loss is no number, or that is out of time."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.rows: list[dict[str, Any]] = []
+        self.late = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if logs and "loss" in logs:
+            known = {name: value for name, value in logs.items() if value is not None}
+            self.rows.append({"step": state.global_step, **known})
+            control.should_training_stop |= not math.isfinite(logs["loss"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.late = time.time() > self.deadline
+        control.should_training_stop |= self.late
+
+
+def config_of(cell: Cell, given: Any, run: Path) -> TrainConfig:
+    """The recipe's config with everything that a cell changes."""
+    warm = warm_folder(given.state, cell["part"])
+    changes = [f"model.name={warm if warm.exists() else given.folder}", f"device={given.device}"]
+    changes += [f"rollout.micro_batch={given.micro_batch}", f"watch.snr_every={SNR_EVERY}"]
+    changes += [*GSM8K, f"task.path={given.gsm8k}"] if cell["part"] == "gsm8k" else []
+    changes += [*given.set, f"steps={cell['steps']}", *cell["set"]]
+    kind = Language("arith_smollm2", changes)
+    contender = kind.contenders([cell["optim"]], [cell["objective"]])[0]
+    config = kind.settings(contender, cell["rate"], cell["seed"], run, cell["gain"])
+    return fit_micro_batch(config)
+
+
+def fit_micro_batch(config: TrainConfig) -> TrainConfig:
+    """Smaller micro-batches where an update has fewer rows, or rows that it does not divide."""
+    rollout, objective = config.rollout, resolve(config.objective, config.rollout.generations)
+    apart = (objective.momentum_generations or 0) if objective.name == "mgrpo" else 0
+    rows = rollout.prompts * (rollout.generations - apart) // rollout.updates
+    micro = next(k for k in range(min(rollout.micro_batch or rows, rows), 0, -1) if rows % k == 0)
+    return replace(config, rollout=replace(rollout, micro_batch=micro))
+
+
+def train_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
+    """Train and evaluate; None if time was up before, unless half a run is worth keeping."""
+    began = time.time()
+    quiet_libraries()
+    path = given.state / "runs" / f"{abs(hash(key_of(cell))):x}-{time.time_ns():x}"
+    config = config_of(cell, given, path)
+    run = RunFolder.create(path, config, {})
+    with Verifier(config.reward.timeout) as verifier:
+        parts = load(config, verifier)
+        trainer, kept = build(parts, run, given, deadline)
+        curve_every(cell, parts, trainer, given)
+        trainer.train()
+        halves = cell["part"] == "horizon"
+        if kept.late and not halves:
+            return None
+        found = summary(parts, trainer, kept.rows)
+    found["update_ratio"] = Language("arith_smollm2").update_ratio(run, kept.rows)
+    shutil.rmtree(path)
+    return cell | found | {"whole": not kept.late, "seconds": time.time() - began}
+
+
+def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GRPOTrainer, Rows]:
+    """The trainer as `mesotron train` builds it, in mixed precision and without checkpoints."""
+    config = parts.config
+    set_seed(config.seed)
+    mixed = {"bf16": given.device == "cuda", "save_strategy": "no"}
+    sharing = {"share_prompts": True} if config.rollout.share_prompts else {}
+    trainer = GRPOTrainer(
+        model=parts.model,
+        reward_funcs=as_reward_function(parts.reward),
+        args=GRPOConfig(**(trainer_arguments(parts, run) | mixed)),
+        train_dataset=make_rows(parts.task, config.task, parts.tokenizer),
+        processing_class=parts.tokenizer,
+        optim=config.optim,
+        objective=resolve(config.objective, config.rollout.generations),
+        judge=parts.judge,
+        engine=config.rollout.engine,
+        **sharing,
+    )
+    trainer.remove_callback(PrinterCallback)
+    kept = Rows(deadline)
+    trainer.add_callback(kept)
+    trainer.callback_handler.callbacks.insert(0, SnrProbe(config.watch.snr_every, trainer))
+    return trainer, kept
+
+
+def curve_every(cell: Cell, parts: Parts, trainer: GRPOTrainer, given: Any) -> None:
+    """Evaluate on the way where the way is the result."""
+    every = {"horizon": given.eval_every, "gsm8k": 0}.get(cell["part"], given.final_steps // 4)
+    if not every or (cell["part"] != "horizon" and cell["stage"] != "final"):
+        return
+
+    def now() -> float:
+        return evaluate_part(parts, trainer.model, "on the way")["greedy"]["strict"]["value"]
+
+    problems = len(parts.task.eval)
+    trainer.add_callback(EvalEvery(every, trainer, now, start=now(), problems=problems))
+
+
+def summary(parts: Parts, trainer: GRPOTrainer, rows: list[dict[str, Any]]) -> Cell:
+    """What is kept of a run: problems solved, curves, and what the watch says."""
+    broken = diverged_at(rows) is not None
+    if broken:
+        solved, formatted = "0" * len(parts.task.eval), 0.0
+    else:
+        after = evaluate_part(parts, trainer.model, "after")
+        solved = "".join(str(int(one["correct"])) for one in after["transcripts"])
+        formatted = after["greedy"]["rates"]["facts/formatted"]
+    health = health_of(rows)
+    times = [row["step_time"] for row in rows if "step_time" in row]
+    return {
+        "solved": solved,
+        "accuracy": solved.count("1") / len(solved),
+        "formatted": formatted,
+        "diverged": broken,
+        "steps_done": len(rows),
+        "step_seconds": statistics.median(times) if times else None,
+        "curve": [[row["step"], row["eval/greedy"]] for row in rows if "eval/greedy" in row],
+        "dead_blocks": dead_blocks(rows),
+        "health": [health.verdict, health.cause, health.story],
+        "rows": {name: column(rows, name) for name in KEPT if any(name in row for row in rows)},
+    }
+
+
+def dead_blocks(rows: list[dict[str, Any]]) -> float | None:
+    """The mean share of filtered blocks that made no step; None without a filter."""
+    names = [name for name in (rows[-1] if rows else {}) if name.endswith("/dead_blocks")]
+    found = [row[name] for row in rows for name in names if name in row]
+    return statistics.fmean(found) if found else None
+
+
+def column(rows: list[dict[str, Any]], name: str) -> list[list[float]]:
+    """[step, value] pairs to four digits; of a long run, means of ten."""
+    pairs = [(row["step"], row[name]) for row in rows if name in row]
+    size = 10 if len(rows) > LONG else 1
+    blocks = [pairs[k : k + size] for k in range(0, len(pairs), size)]
+    return [
+        [block[-1][0], float(f"{statistics.fmean(value for _, value in block):.4g}")]
+        for block in blocks
+    ]
