@@ -5,6 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from mesotron.config import ObjectiveConfig, OptimConfig, RolloutConfig
+from mesotron.rlvr.fused_decoder import FusedSampler
 from mesotron.rlvr.graph_sampler import GraphSampler, Sampling, narrow_copy, refresh
 from mesotron.rlvr.objectives.options import trl_arguments
 from mesotron.rlvr.trainer import GRPOTrainer
@@ -14,6 +15,9 @@ from rlvr_tiny import make_model as make_digits_model
 EOS, PAD, VOCABULARY = 1, 0, 50
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no GPU"))]  # fmt: skip
+
+
+SAMPLERS = pytest.mark.parametrize("make", [GraphSampler, FusedSampler])
 
 
 def make_model(kind=LlamaForCausalLM, **extra):
@@ -53,21 +57,24 @@ def by_generate(model, prompt: list[int], max_tokens: int) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
+@SAMPLERS
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", [LlamaForCausalLM, Qwen2ForCausalLM])
-def test_greedy_equals_generate(kind, device):
+def test_greedy_equals_generate(kind, device, make):
     model = make_model(kind).to(device)
     prompts = random_prompts()
-    sampler = GraphSampler(model, [EOS], PAD, Sampling(temperature=0.0))
+    prompts = [*prompts, prompts[2], prompts[0]]  # as in groups
+    sampler = make(model, [EOS], PAD, Sampling(temperature=0.0))
     wanted = [by_generate(model, prompt, 20) for prompt in prompts]
     assert sampler.sample(prompts, 20) == wanted
     assert sampler.sample(prompts, 20) == wanted  # nothing is left over from the first call
 
 
+@SAMPLERS
 @pytest.mark.parametrize("device", DEVICES)
-def test_weights_that_changed_in_place_are_seen(device):
+def test_weights_that_changed_in_place_are_seen(device, make):
     model = make_model().to(device)
-    sampler = GraphSampler(model, [EOS], PAD, Sampling(temperature=0.0))
+    sampler = make(model, [EOS], PAD, Sampling(temperature=0.0))
     prompts = random_prompts()
     before = sampler.sample(prompts, 12)
     with torch.no_grad():
@@ -78,21 +85,23 @@ def test_weights_that_changed_in_place_are_seen(device):
     assert after != before
 
 
+@SAMPLERS
 @pytest.mark.parametrize("device", DEVICES)
-def test_rows_end_at_their_ending_token(device):
+def test_rows_end_at_their_ending_token(device, make):
     model = make_model().to(device)
     prompts = random_prompts(8)
-    free = GraphSampler(model, [VOCABULARY + 1], PAD, Sampling(temperature=0.0))
+    free = make(model, [VOCABULARY + 1], PAD, Sampling(temperature=0.0))
     endless = free.sample(prompts, 16)
     end = endless[0][4]  # a token that greedy decoding writes
-    stopped = GraphSampler(model, [end], PAD, Sampling(temperature=0.0)).sample(prompts, 16)
+    stopped = make(model, [end], PAD, Sampling(temperature=0.0)).sample(prompts, 16)
     for row, whole in zip(stopped, endless, strict=True):
         wanted = whole[: whole.index(end) + 1] if end in whole else whole
         assert row == wanted
 
 
+@SAMPLERS
 @pytest.mark.parametrize("device", DEVICES)
-def test_draws_follow_the_softmax(device):
+def test_draws_follow_the_softmax(device, make):
     """The first token of many equal prompts against the model's own probabilities."""
     model = make_model(tie_word_embeddings=False).to(device)
     with torch.no_grad():
@@ -101,7 +110,7 @@ def test_draws_follow_the_softmax(device):
     logits = model(torch.tensor([prompt], device=device)).logits[0, -1].float()
     number = 4000
     torch.manual_seed(3)
-    rows = GraphSampler(model, [EOS], PAD, Sampling(temperature=0.7)).sample([prompt] * number, 1)
+    rows = make(model, [EOS], PAD, Sampling(temperature=0.7)).sample([prompt] * number, 1)
     counts = torch.bincount(torch.tensor([row[0] for row in rows]), minlength=VOCABULARY)
     wanted = (logits / 0.7).softmax(-1).cpu()
     error = (wanted * (1 - wanted) / number).sqrt()
@@ -117,11 +126,12 @@ def test_nucleus_and_top_k():
     assert drawn.unique().tolist() == [1]
 
 
+@SAMPLERS
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_seed_decides_and_a_first_call_is_no_different(device):
+def test_the_seed_decides_and_a_first_call_is_no_different(device, make):
     model = make_model().to(device)
     prompts = random_prompts()
-    sampler = GraphSampler(model, [EOS], PAD)
+    sampler = make(model, [EOS], PAD)
 
     def draw():
         torch.manual_seed(7)
@@ -198,19 +208,21 @@ def weights(trainer):
     return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
 
 
+@pytest.mark.parametrize("engine", ["graph", "fused"])
 @pytest.mark.parametrize("objective", [None, "mgrpo"])
-def test_a_trainer_samples_with_it_and_learns(tmp_path, objective):
+def test_a_trainer_samples_with_it_and_learns(tmp_path, objective, engine):
     """The policy and, in its place, the anchor; the seed decides."""
-    first = train(tmp_path, objective=objective)
+    first = train(tmp_path, objective=objective, engine=engine)
     start = torch.cat([p.detach().flatten() for p in make_digits_model().parameters()])
     assert first._sampler is not None
     assert (weights(first) - start).abs().max() > 1e-3
-    assert torch.equal(weights(train(tmp_path, objective=objective)), weights(first))
+    assert torch.equal(weights(train(tmp_path, objective=objective, engine=engine)), weights(first))
 
 
-def test_nearly_greedy_both_engines_train_alike(tmp_path):
+@pytest.mark.parametrize("engine", ["graph", "fused"])
+def test_nearly_greedy_both_engines_train_alike(tmp_path, engine):
     """At a temperature of 1e-4 the draws do not matter: the same completions, the same steps."""
-    a = train(tmp_path, temperature=1e-4, beta=0.1)
+    a = train(tmp_path, temperature=1e-4, beta=0.1, engine=engine)
     b = train(tmp_path, temperature=1e-4, beta=0.1, engine="generate")
     assert b._sampler is None
     lengths = [
@@ -238,3 +250,12 @@ def test_a_temperature_changed_on_the_way_is_taken_over(tmp_path):
     trainer.temperature = 0.5
     trainer._generate_single_turn([[5, 6]], None, {}, 1)
     assert trainer._sampler.sampling.temperature == 0.5
+
+
+def test_what_the_fused_decoder_does_not_know_is_refused():
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM and Qwen2ForCausalLM.*engine graph"):
+        FusedSampler(torch.nn.Linear(2, 2), [EOS], PAD)
+    with pytest.raises(ValueError, match="this model has biases"):
+        FusedSampler(make_model(mlp_bias=True), [EOS], PAD)
+    with pytest.raises(ValueError, match="this model has gelu"):
+        FusedSampler(make_model(hidden_act="gelu"), [EOS], PAD)

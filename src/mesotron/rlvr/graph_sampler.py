@@ -9,6 +9,7 @@ Shapes: B rows, P padded prompt length, N longest completion, L = P + N cache le
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,11 +73,10 @@ class Sampling:
         return torch.zeros_like(probs).scatter(-1, places, ordered.masked_fill(outside, 0.0))
 
 
-class Slate:
+class Slate(ABC):
     """The fixed tensors of one shape, and the work of one token on them.
 
     Args:
-        model: answers `model(input_ids, attention_mask, position_ids, past_key_values)`.
         shape: B, P and N.
         sampling: how tokens are drawn.
         eos: tokens that end a completion.
@@ -84,60 +84,32 @@ class Slate:
     """
 
     def __init__(
-        self, model: Any, shape: tuple[int, int, int], sampling: Sampling, eos: Tensor, pad: int
+        self, shape: tuple[int, int, int], sampling: Sampling, eos: Tensor, pad: int
     ) -> None:
         B, P, N = shape
         device = eos.device
-        self.model, self.sampling, self.eos, self.pad = model, sampling, eos, pad
+        self.sampling, self.eos, self.pad = sampling, eos, pad
         self.P, self.N = P, N
-        self.cache = StaticCache(config=model.config, max_cache_len=P + N)
         self.tokens = torch.zeros(B, 1, dtype=torch.long, device=device)
         self.places = torch.zeros(B, 1, dtype=torch.long, device=device)
-        self.seen = torch.zeros(B, 1, 1, P + N, dtype=torch.bool, device=device)
         self.running = torch.ones(B, dtype=torch.bool, device=device)
         self.written = torch.zeros(B, N, dtype=torch.long, device=device)
         self.count = torch.zeros(1, dtype=torch.long, device=device)  # tokens written
         self.replay: Callable[[], None] = self.step
 
-    def begin(self, ids: Tensor, mask: Tensor) -> None:
+    @abstractmethod
+    def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
         """Read the prompts and draw the first token of each row.
 
         Args:
-            ids: (B, P) padded on the left.
-            mask: (B, P) booleans, false on the padding.
+            ids: (U, P) distinct prompts padded on the left.
+            mask: (U, P) booleans, false on the padding.
+            rows: (B,) the prompt of each row.
         """
-        P, N = self.P, self.N
-        self.cache.reset()
-        self.running.fill_(True)
-        self.count.zero_()
-        self.seen.zero_()
-        self.seen[:, 0, 0, :P] = mask
-        causal = torch.ones(P, P + N, dtype=torch.bool, device=ids.device).tril()
-        # A padded query attends to itself: with nothing to attend to it would give NaN, which
-        # survives being masked.
-        itself = torch.eye(P, P + N, dtype=torch.bool, device=ids.device)
-        seen = (self.seen & causal) | itself  # (B, 1, P, L)
-        places = (mask.long().cumsum(-1) - 1).clamp(min=0)
-        self.places.copy_(places[:, -1:])
-        self.write(self.logits(ids, seen, places))
 
+    @abstractmethod
     def step(self) -> None:
         """One more token for every row; all on the device, nothing allocated by the caller."""
-        self.seen.index_fill_(3, self.P + self.count - 1, True)
-        self.places.add_(1)
-        self.write(self.logits(self.tokens, self.seen, self.places))
-
-    def logits(self, ids: Tensor, seen: Tensor, places: Tensor) -> Tensor:
-        """(B, V) of the last position."""
-        out = self.model(
-            input_ids=ids,
-            attention_mask=seen,
-            position_ids=places,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return out.logits[:, -1]
 
     def write(self, logits: Tensor) -> None:
         """Draw a token for each row that runs and note it."""
@@ -169,6 +141,63 @@ class Slate:
         before = ends.long().cumsum(dim=1) - ends.long()
         kept = (before == 0).sum(dim=1).tolist()
         return [row[:n] for row, n in zip(tokens.tolist(), kept, strict=True)]
+
+
+class ModelSlate(Slate):
+    """A slate whose tokens come from a model of Transformers and a static cache.
+
+    Args:
+        model: answers `model(input_ids, attention_mask, position_ids, past_key_values)`.
+        shape: B, P and N.
+        sampling: how tokens are drawn.
+        eos: tokens that end a completion.
+        pad: what a row gets after its end.
+    """
+
+    def __init__(
+        self, model: Any, shape: tuple[int, int, int], sampling: Sampling, eos: Tensor, pad: int
+    ) -> None:
+        super().__init__(shape, sampling, eos, pad)
+        B, P, N = shape
+        self.model = model
+        self.cache = StaticCache(config=model.config, max_cache_len=P + N)
+        self.seen = torch.zeros(B, 1, 1, P + N, dtype=torch.bool, device=eos.device)
+
+    def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
+        """Read every row's prompt: the cache's first call decides its number of rows."""
+        P, N = self.P, self.N
+        ids, mask = ids[rows], mask[rows]
+        self.cache.reset()
+        self.running.fill_(True)
+        self.count.zero_()
+        self.seen.zero_()
+        self.seen[:, 0, 0, :P] = mask
+        causal = torch.ones(P, P + N, dtype=torch.bool, device=ids.device).tril()
+        # A padded query attends to itself: with nothing to attend to it would give NaN, which
+        # survives being masked.
+        itself = torch.eye(P, P + N, dtype=torch.bool, device=ids.device)
+        seen = (self.seen & causal) | itself  # (B, 1, P, L)
+        places = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        self.places.copy_(places[:, -1:])
+        self.write(self.logits(ids, seen, places))
+
+    def step(self) -> None:
+        """One token through every layer."""
+        self.seen.index_fill_(3, self.P + self.count - 1, True)
+        self.places.add_(1)
+        self.write(self.logits(self.tokens, self.seen, self.places))
+
+    def logits(self, ids: Tensor, seen: Tensor, places: Tensor) -> Tensor:
+        """(B, V) of the last position."""
+        out = self.model(
+            input_ids=ids,
+            attention_mask=seen,
+            position_ids=places,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return out.logits[:, -1]
 
 
 class GraphSampler:
@@ -219,11 +248,10 @@ class GraphSampler:
         trains = self.model.training
         self.model.eval()
         try:
-            if self.copy is not None:
-                refresh(self.copy, self.model)
-            ids, mask = self.pad_left(prompts)
-            slate = self.slate(ids, mask, max_tokens)
-            slate.begin(ids, mask)
+            self.follow()
+            ids, mask, rows = self.pad_left(prompts)
+            slate = self.slate(ids, mask, rows, max_tokens)
+            slate.begin(ids, mask, rows)
             for n in range(1, max_tokens):
                 if n % LOOK_EVERY == 0 and not bool(slate.running.any()):
                     break
@@ -232,50 +260,73 @@ class GraphSampler:
         finally:
             self.model.train(trains)
 
-    def pad_left(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """(B, P) ids and booleans, P a multiple of `PROMPT_STEP`."""
-        P = -(-max(map(len, prompts)) // PROMPT_STEP) * PROMPT_STEP
-        ids = torch.full((len(prompts), P), self.pad)
-        mask = torch.zeros(len(prompts), P, dtype=torch.bool)
-        for row, prompt in enumerate(prompts):
-            ids[row, P - len(prompt) :] = torch.tensor(prompt)
-            mask[row, P - len(prompt) :] = True
-        return ids.to(self.eos.device), mask.to(self.eos.device)
+    def follow(self) -> None:
+        """Take the model's present weights, where a copy of them samples."""
+        if self.copy is not None:
+            refresh(self.copy, self.model)
 
-    def slate(self, ids: Tensor, mask: Tensor, max_tokens: int) -> Slate:
+    def pad_left(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Distinct prompts as (U, P) ids and booleans, P a multiple of `PROMPT_STEP`, and (B,)
+        which of them each row has."""
+        distinct = {tuple(prompt): 0 for prompt in prompts}
+        for number, prompt in enumerate(distinct):
+            distinct[prompt] = number
+        P = -(-max(map(len, distinct)) // PROMPT_STEP) * PROMPT_STEP
+        ids = torch.full((len(distinct), P), self.pad)
+        mask = torch.zeros(len(distinct), P, dtype=torch.bool)
+        for prompt, number in distinct.items():
+            ids[number, P - len(prompt) :] = torch.tensor(prompt)
+            mask[number, P - len(prompt) :] = True
+        rows = torch.tensor([distinct[tuple(prompt)] for prompt in prompts])
+        device = self.eos.device
+        return ids.to(device), mask.to(device), rows.to(device)
+
+    def slate(self, ids: Tensor, mask: Tensor, rows: Tensor, max_tokens: int) -> Slate:
         """The tensors and the graph of this shape, kept for the next call."""
-        shape = (ids.shape[0], ids.shape[1], max_tokens)
+        shape = (len(rows), ids.shape[1], max_tokens)
         if shape not in self.slates:
             while len(self.slates) >= KEPT_SHAPES:
                 self.slates.popitem(last=False)
-            slate = Slate(self.copy or self.model, shape, self.sampling, self.eos, self.pad)
+            slate = self.make_slate(shape)
             if self.on_gpu and max_tokens > WARM_UPS + 1:
                 # Warming up draws: the same numbers must follow whether a graph was made or not.
                 state = torch.cuda.get_rng_state()
-                slate.begin(ids, mask)
+                slate.begin(ids, mask, rows)
                 slate.capture(self.pool)
                 torch.cuda.set_rng_state(state)
             self.slates[shape] = slate
         self.slates.move_to_end(shape)
         return self.slates[shape]
 
+    def make_slate(self, shape: tuple[int, int, int]) -> Slate:
+        """A new slate of the model, or of its copy."""
+        return ModelSlate(self.copy or self.model, shape, self.sampling, self.eos, self.pad)
 
-def check_attention(model: nn.Module) -> None:
+
+def check_attention(
+    model: nn.Module,
+    asked: str = "rollout.engine graph",
+    instead: str = "use rollout.engine generate, or vLLM",
+) -> None:
     """Refuse models whose cache is not one static block of keys and values per layer, and attention
-    that does not read a mask of booleans: eager attention would add it."""
+    that does not read a mask of booleans: eager attention would add it.
+
+    Args:
+        model: of Transformers.
+        asked: the setting that needs this.
+        instead: what to do where it cannot be had.
+    """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     if config._attn_implementation != "sdpa":
         raise ValueError(
-            f"rollout.engine graph needs attention sdpa, and this model has "
-            f"{config._attn_implementation}: load it with attn_implementation='sdpa', or use "
-            "rollout.engine generate"
+            f"{asked} needs attention sdpa, and this model has {config._attn_implementation}: load "
+            f"it with attn_implementation='sdpa', or {instead}"
         )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
         odd = ", ".join(sorted(kinds - {"full_attention"})) or "a sliding window"
         raise ValueError(
-            f"rollout.engine graph needs full attention in every layer, and this model has {odd}: "
-            "use rollout.engine generate, or vLLM"
+            f"{asked} needs full attention in every layer, and this model has {odd}: {instead}"
         )
 
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from mesotron.rlvr.measure import measure_policy, trajectory_figures
 from mesotron.rlvr.objectives.anchor import Anchor
 from mesotron.rlvr.objectives.gmpo import LossInputs, LossOutputs, gmpo_loss
-from mesotron.rlvr.rollouts import Rollouts
+from mesotron.rlvr.shared_prompts import SharedPrompts
 
 
-class PolicyLoss(Rollouts):
-    """Second layer over TRL's trainer: `geometric` swaps the policy term for GMPO's."""
+class PolicyLoss(SharedPrompts):
+    """Third layer over TRL's trainer: `geometric` swaps the policy term for GMPO's."""
 
     geometric: bool = False
     _seen: tuple[Tensor, Tensor] | None = None

@@ -20,7 +20,7 @@ from mesotron.rlvr.scoring import Scoring
 
 
 class Resampling(Scoring):
-    """Fifth layer: a rollout is one round of sampling, or several."""
+    """Sixth layer: a rollout is one round of sampling, or several."""
 
     stream: PromptStream
 

@@ -5,14 +5,15 @@ from typing import Any, Literal
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from mesotron.rlvr.fused_decoder import FusedSampler
 from mesotron.rlvr.graph_sampler import GraphSampler, Sampling
 from mesotron.rlvr.resume import ExactResume
 
-Engine = Literal["generate", "graph"]
+Engine = Literal["generate", "graph", "fused"]
 
 
 class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """First layer over TRL's trainer: `engine` graph samples with a `GraphSampler`."""
+    """First layer over TRL's trainer: `engine` graph or fused samples with a `GraphSampler`."""
 
     engine: Engine = "generate"
     _sampler: GraphSampler | None = None
@@ -26,7 +27,7 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
         has_tool_images: bool = False,
     ) -> Any:
         """TRL's, unless graphs sample."""
-        if self.engine != "graph":
+        if self.engine == "generate":
             return super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, num_generations, has_tool_images
             )
@@ -51,12 +52,13 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
         asked = [name for name, is_asked in odd.items() if is_asked]
         if asked:
             raise ValueError(
-                f"rollout.engine graph does not go with {', '.join(asked)}: use rollout.engine "
-                "generate"
+                f"rollout.engine {self.engine} does not go with {', '.join(asked)}: use "
+                "rollout.engine generate"
             )
         half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         assert self.model is not None
-        return GraphSampler(
+        sampler = FusedSampler if self.engine == "fused" else GraphSampler
+        return sampler(
             self.model,
             eos=self.eos_token_ids,
             pad=self._tokenizer.pad_token_id,

@@ -20,7 +20,7 @@ from mesotron.rlvr.objectives.options import SELF_LABELLED
 
 
 class Scoring(AnchoredRollouts):
-    """Fourth layer: `judge` turns completions into facts, `scored` keeps the last round's.
+    """Fifth layer: `judge` turns completions into facts, `scored` keeps the last round's.
 
     `filtered` says which of the last round's completions, over all processes, the entropy filter
     has left out; it is empty where there is no filter.

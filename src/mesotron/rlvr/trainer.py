@@ -63,6 +63,7 @@ class GRPOTrainer(Resampling):
             alone takes `args.learning_rate`.
         objective: a name or an `ObjectiveConfig`; None is what `args` says.
         engine: who samples: generate is TRL's own ways, graph a static cache and captured graphs.
+        share_prompts: train on rows that hold a prompt once and its completions after it.
         judge: turns completions into facts; self-labelled objectives without one read \\boxed{}.
         **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
 
@@ -85,12 +86,13 @@ class GRPOTrainer(Resampling):
         objective: str | ObjectiveConfig | None = None,
         judge: Judge | None = None,
         engine: Engine = "generate",
+        share_prompts: bool = False,
         **rest: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else GRPOConfig("mesotron-grpo")
         self.objective = resolve_for(args, objective)
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
-        self.judge, self.engine = judge, engine
+        self.judge, self.engine, self.share_prompts = judge, engine, share_prompts
         funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         funcs = [func for func in funcs if func is not None]
         if objective is not None:
@@ -107,6 +109,7 @@ class GRPOTrainer(Resampling):
         beta, own = args.beta, reference_in_memory(model, args, rest.get("peft_config"))
         args.beta = 0.0 if own or self.objective.name == "corewarding" else beta
         super().__init__(model, funcs, args, train_dataset, **rest)
+        self._check_sharing()
         args.beta = self.beta = beta
         warn_if_on_policy(self.objective, updates_per_rollout(args))
         if own:

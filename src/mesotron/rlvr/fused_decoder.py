@@ -1,0 +1,279 @@
+"""A decoder of few kernels: Llama's and Qwen2's layers as four products and what lies between.
+
+`graph_sampler` through Transformers launches some fifty small kernels for each layer of each token,
+and at a few hundred rows their number is the time. Here queries, keys and values are one product,
+gate and up another, residuals are added inside of products, and query heads that share a key stand
+beside each other instead of copying it. Each distinct prompt is read once for all its rows. For
+sampling alone: no gradient, no dropout.
+
+Shapes: B rows, U distinct prompts, P padded prompt length, N longest completion, L >= P + N cache
+length, H query heads, K key heads, R = H / K, D numbers of a head, E width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+from mesotron.rlvr.graph_sampler import GraphSampler, Sampling, Slate, check_attention
+
+MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM")
+# Attention kernels want the rows of a mask to start on such a multiple, and else copy it.
+ALIGNED = 16
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer, those that read the same input in one matrix."""
+
+    first_norm: Tensor
+    qkv: Tensor
+    """((H + 2 K) D, E)."""
+    bias: Tensor | None
+    """((H + 2 K) D,), of Qwen2."""
+    out: Tensor
+    second_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [x for x in vars(self).values() if x is not None]
+
+
+class FusedWeights:
+    """A copy of a model's weights, merged; `refresh` brings it up to date in place.
+
+    Args:
+        model: a Llama or Qwen2 of Transformers, not wrapped.
+        dtype: of the copy.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        self.model = model
+        config = model.config
+        self.heads, self.keys = config.num_attention_heads, config.num_key_value_heads
+        self.size = model.model.layers[0].self_attn.head_dim
+        self.eps, self.dtype = config.rms_norm_eps, dtype
+        self.layers, self.ends = self._merged()
+
+    @torch.no_grad()
+    def _merged(self) -> tuple[list[Layer], list[Tensor]]:
+        """Every layer, then embedding, last norm and head: fresh tensors."""
+        ends = [
+            self.model.get_input_embeddings().weight,
+            self.model.model.norm.weight,
+            self.model.get_output_embeddings().weight,
+        ]
+        layers = [merge(layer, self.dtype) for layer in self.model.model.layers]
+        return layers, [x.to(self.dtype, copy=True) for x in ends]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take the model's present weights; every tensor keeps its place in memory."""
+        layers, ends = self._merged()
+        for old, new in zip(self.layers, layers, strict=True):
+            for kept, fresh in zip(old.tensors(), new.tensors(), strict=True):
+                kept.copy_(fresh)
+        for kept, fresh in zip(self.ends, ends, strict=True):
+            kept.copy_(fresh)
+
+    def angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines of positions, (B, T, 1, D) each."""
+        cos, sin = self.model.model.rotary_emb(self.ends[0], places)
+        half = self.size // 2
+        signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        return cos.to(self.dtype)[:, :, None], signed.to(self.dtype)[:, :, None]
+
+    def for_each_head(self, bias: Tensor) -> Tensor:
+        """(B, 1, T, S) once for each of the R heads of a key, one below the other."""
+        return bias.repeat(1, 1, self.heads // self.keys, 1)
+
+    def project(
+        self, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries (B, T, H, D) and keys, and values (B, T, K, D), of x (B, T, E)."""
+        cos, sin = angles
+        normed = rms_norm(x, x.shape[-1:], layer.first_norm, self.eps)
+        both = nn.functional.linear(normed, layer.qkv, layer.bias)
+        both = both.view(*x.shape[:2], -1, self.size)
+        turning, value = both.split([self.heads + self.keys, self.keys], dim=2)
+        # The rotation (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), the halves swapped by a roll.
+        turned = torch.addcmul(turning * cos, turning.roll(self.size // 2, -1), sin)
+        query, key = turned.split([self.heads, self.keys], dim=2)
+        return query, key, value
+
+    def finish(self, layer: Layer, x: Tensor, mixed: Tensor) -> Tensor:
+        """(B, T, E): what attention found is added, then what the two products make of it.
+
+        Args:
+            layer: its weights.
+            x: (B, T, E), before the layer.
+            mixed: (B, T, H D) from `attend`.
+        """
+        shape = x.shape
+        x = torch.addmm(x.reshape(-1, shape[-1]), mixed.reshape(-1, mixed.shape[-1]), layer.out.T)
+        normed = rms_norm(x, shape[-1:], layer.second_norm, self.eps)
+        gate, up = nn.functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
+        return torch.addmm(x, silu(gate) * up, layer.down.T).view(shape)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(B, V) of hidden states (B, E)."""
+        return nn.functional.linear(rms_norm(x, x.shape[-1:], self.ends[1], self.eps), self.ends[2])
+
+
+def merge(layer: Any, dtype: torch.dtype) -> Layer:
+    """The weights of a layer of Transformers, side by side where they read the same input."""
+    own, mlp = layer.self_attn, layer.mlp
+    three = (own.q_proj, own.k_proj, own.v_proj)
+    bias = None if own.q_proj.bias is None else torch.cat([one.bias for one in three]).to(dtype)
+    return Layer(
+        first_norm=layer.input_layernorm.weight.to(dtype, copy=True),
+        qkv=torch.cat([one.weight for one in three]).to(dtype),
+        bias=bias,
+        out=own.o_proj.weight.to(dtype, copy=True),
+        second_norm=layer.post_attention_layernorm.weight.to(dtype, copy=True),
+        gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).to(dtype),
+        down=mlp.down_proj.weight.to(dtype, copy=True),
+    )
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Attention whose query heads of one key stand in one row of queries.
+
+    Args:
+        query: (B, T, H, D).
+        key: (B, S, K, D).
+        value: (B, S, K, D).
+        bias: (B, 1, R T, S), 0 where a query sees a key and -inf where not.
+
+    Returns:
+        (B, T, H D).
+    """
+    B, T, H, D = query.shape
+    K = key.shape[2]
+    # Head h reads key h // R, so the R heads of a key are neighbours.
+    rows = query.view(B, T, K, H // K, D).permute(0, 2, 3, 1, 4).reshape(B, K, -1, D)
+    mixed = scaled_dot_product_attention(
+        rows, key.transpose(1, 2), value.transpose(1, 2), attn_mask=bias
+    )
+    return mixed.view(B, K, H // K, T, D).permute(0, 3, 1, 2, 4).reshape(B, T, H * D)
+
+
+class FusedSlate(Slate):
+    """`Slate` on merged weights.
+
+    Args:
+        weights: merged and up to date.
+        shape: B, P and N.
+        sampling: how tokens are drawn.
+        eos: tokens that end a completion.
+        pad: what a row gets after its end.
+    """
+
+    def __init__(
+        self,
+        weights: FusedWeights,
+        shape: tuple[int, int, int],
+        sampling: Sampling,
+        eos: Tensor,
+        pad: int,
+    ) -> None:
+        super().__init__(shape, sampling, eos, pad)
+        B, P, N = shape
+        L = -(-(P + N) // ALIGNED) * ALIGNED
+        self.weights = weights
+        new = {"dtype": weights.dtype, "device": eos.device}
+        # Keys and values of each layer: zeros, since a masked NaN would still be one.
+        self.kept = torch.zeros(len(weights.layers), 2, B, L, weights.keys, weights.size, **new)
+        self.bias = torch.zeros(B, 1, 1, L, **new)
+
+    def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
+        """Read each prompt once and give its keys and values to all its rows."""
+        P, weights = self.P, self.weights
+        self.running.fill_(True)
+        self.count.zero_()
+        places = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        self.places.copy_(places[rows, -1:])
+        self.bias.fill_(-torch.inf)
+        self.bias[:, 0, 0, :P].masked_fill_(mask[rows], 0.0)
+        causal = torch.ones(P, P, dtype=torch.bool, device=ids.device).tril()
+        itself = torch.eye(P, dtype=torch.bool, device=ids.device)
+        seen = (mask[:, None, None] & causal) | itself
+        bias = weights.for_each_head(torch.where(seen, 0.0, -torch.inf).to(weights.dtype))
+        x, angles = nn.functional.embedding(ids, weights.ends[0]), weights.angles(places)
+        for layer, kept in zip(weights.layers, self.kept, strict=True):
+            query, key, value = weights.project(layer, x, angles)
+            kept[0, :, :P] = key[rows]
+            kept[1, :, :P] = value[rows]
+            x = weights.finish(layer, x, attend(query, key, value, bias))
+        self.write(weights.logits(x[:, -1])[rows])
+
+    def step(self) -> None:
+        """One token through every layer."""
+        weights, place = self.weights, self.P + self.count - 1
+        self.bias.index_fill_(3, place, 0.0)
+        self.places.add_(1)
+        x = nn.functional.embedding(self.tokens, weights.ends[0])
+        angles, bias = weights.angles(self.places), weights.for_each_head(self.bias)
+        for layer, kept in zip(weights.layers, self.kept, strict=True):
+            query, key, value = weights.project(layer, x, angles)
+            kept[0].index_copy_(1, place, key)
+            kept[1].index_copy_(1, place, value)
+            x = weights.finish(layer, x, attend(query, kept[0], kept[1], bias))
+        self.write(weights.logits(x[:, -1]))
+
+
+class FusedSampler(GraphSampler):
+    """`GraphSampler` with the decoder of few kernels; the same arguments.
+
+    Example:
+        sampler = FusedSampler(model, eos=[2], pad=0, dtype=torch.bfloat16)
+        completions = sampler.sample([[5, 6, 7], [8]], max_tokens=32)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        eos: Sequence[int],
+        pad: int,
+        sampling: Sampling | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_decoder(model)
+        super().__init__(model, eos, pad, sampling)
+        self.weights = FusedWeights(model, dtype or next(model.parameters()).dtype)
+
+    def follow(self) -> None:
+        """The merged weights are copies, so they are brought up to date at each call."""
+        self.weights.refresh()
+
+    def make_slate(self, shape: tuple[int, int, int]) -> Slate:
+        """A new slate on the merged weights."""
+        return FusedSlate(self.weights, shape, self.sampling, self.eos, self.pad)
+
+
+def check_decoder(model: Any) -> None:
+    """Refuse models whose layers are not Llama's or Qwen2's, or whose products are wrapped."""
+    asked, instead = "rollout.engine fused", "use rollout.engine graph or generate"
+    kind = type(model).__name__
+    if kind not in MODELS:
+        raise ValueError(
+            f"{asked} knows {' and '.join(MODELS)}, and this model is {kind}: {instead}"
+        )
+    check_attention(model, asked, instead)
+    layer = model.model.layers[0]
+    own, mlp = layer.self_attn, layer.mlp
+    products = (own.q_proj, own.k_proj, own.v_proj, own.o_proj)
+    products += (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    odd = [type(one).__name__ for one in products if type(one) is not nn.Linear]
+    odd += ["biases"] * any(one.bias is not None for one in products[3:])
+    odd += [model.config.hidden_act] * (model.config.hidden_act != "silu")
+    if odd:
+        raise ValueError(
+            f"{asked} needs plain linear layers without biases after attention, and silu; this "
+            f"model has {odd[0]}: {instead}"
+        )
