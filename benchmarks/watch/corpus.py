@@ -1,10 +1,10 @@
-"""Make the corpus: every run of `runs.py` as one `mesotron train` in a process of its own.
+"""Make the runs of a list, each as one `mesotron train` in a process of its own, and pack them.
 
-    python benchmarks/watch/corpus.py --workers 2
-    python benchmarks/watch/corpus.py --workers 2 --rollback --pack benchmarks/watch/rescues.json.gz
+    python benchmarks/watch/corpus.py held_out rescues --workers 2 --pack benchmarks/watch
 
-Finished runs are not made again, stopped ones are continued. The packed file has every number that
-the runs logged, rounded to six digits, and no label: `labels.py` gives those.
+Finished runs are not made again, stopped ones are continued. A packed file has every number that
+the runs logged, rounded to six digits. Held-out runs are made by `labelled.py` and carry what it
+measured under "labels", apart from the metrics; what became of a run is for `labels.py` to say.
 """
 
 import argparse
@@ -15,61 +15,78 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from runs import Run, corpus_runs, rescue_runs
+from held_out_runs import held_out_runs
+from runs import Run, rescue_runs, tuning_runs
 
 from mesotron.runs.lines import read_rows
 
 HERE = Path(__file__).parent
-NUM_EVAL, EVAL_EVERY = 100, 10
+EVAL_EVERY = 10
+# The runs of the tuning corpus were evaluated on fewer problems than the recipe has now.
+TUNING_PROBLEMS = 100
+# Seconds that a run that was told to stop may take to save itself.
+SAVING = 20
+LISTS: dict[str, Callable[[], list[Run]]] = {
+    "tuning": tuning_runs,
+    "held_out": held_out_runs,
+    "rescues": rescue_runs,
+}
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description="Make the corpus")
+    words = argparse.ArgumentParser(description="Make runs of the corpus")
+    words.add_argument("lists", nargs="+", choices=LISTS, help="which, in this order")
     words.add_argument("--out", type=Path, default=Path("runs/watch"), help="folder of the runs")
-    words.add_argument("--pack", type=Path, default=HERE / "corpus.json.gz")
+    words.add_argument("--pack", type=Path, default=HERE, help="folder of the packed files")
     words.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once")
     words.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     words.add_argument("--cpu-workers", type=int, default=0, help="more runs at once, on the CPU")
     words.add_argument("--seconds", type=float, default=math.inf, help="stop, resumable, after")
     words.add_argument("--only", nargs="+", default=[], help="settings by name")
     words.add_argument("--steps", type=int, help="fewer than the settings say, to try it out")
-    words.add_argument("--rollback", action="store_true", help="the rescues instead")
     given = words.parse_args()
-    given.out = given.out / "rollback" if given.rollback else given.out
     given.until = time.monotonic() + given.seconds
-    given.out.mkdir(parents=True, exist_ok=True)
-    runs = rescue_runs() if given.rollback else corpus_runs()
-    runs = [run for run in runs if not given.only or run.setting.name in given.only]
+    jobs = [(kind, run) for kind in given.lists for run in LISTS[kind]()
+            if not given.only or run.setting.name in given.only]  # fmt: skip
     devices: SimpleQueue[str] = SimpleQueue()
     for device in [given.device] * given.workers + ["cpu"] * given.cpu_workers:
         devices.put(device)
     with ThreadPoolExecutor(given.workers + given.cpu_workers) as pool:
-        list(pool.map(lambda run: make(run, devices, given), runs))
-    packed = [found for run in runs if (found := collect(run, given.out / run.name))]
-    with gzip.open(given.pack, "wt", encoding="utf-8", compresslevel=9) as file:
+        list(pool.map(lambda job: make(job[0], job[1], devices, given), jobs))
+    for kind in given.lists:
+        pack(kind, [run for its, run in jobs if its == kind], given)
+
+
+def pack(kind: str, runs: list[Run], given: argparse.Namespace) -> None:
+    """One file with every finished run of a list."""
+    packed = [found for run in runs if (found := collect(run, given.out / kind / run.name))]
+    path = given.pack / f"{kind}.json.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8", compresslevel=9) as file:
         json.dump(packed, file)
-    print(f"{len(packed)} of {len(runs)} runs in {given.pack}, {given.pack.stat().st_size:,} bytes")
+    print(f"{len(packed)} of {len(runs)} runs in {path}, {path.stat().st_size:,} bytes")
 
 
-def make(run: Run, devices: SimpleQueue[str], given: argparse.Namespace) -> None:
+def make(kind: str, run: Run, devices: SimpleQueue[str], given: argparse.Namespace) -> None:
     """Train one run unless it is finished; past the limit of time nothing is begun."""
-    path, left = given.out / run.name, given.until - time.monotonic()
+    path, left = given.out / kind / run.name, given.until - time.monotonic()
     if (path / "exit_code").exists() or left < 5:
         return
     device, began = devices.get(), time.monotonic()
-    typed = command(run, path, device, given)
-    with (given.out / f"{run.name}.log").open("a") as log:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    typed = command(kind, run, path, device, given.steps)
+    with path.with_suffix(".log").open("a") as log:
         process = subprocess.Popen(typed, stdout=log, stderr=log, env=environment())
         try:
             code = process.wait(None if math.isinf(left) else left)
         except subprocess.TimeoutExpired:
-            process.terminate()  # saves a checkpoint and exits
-            process.wait()
+            end(process)
             return
         finally:
             devices.put(device)
@@ -78,22 +95,35 @@ def make(run: Run, devices: SimpleQueue[str], given: argparse.Namespace) -> None
     print(f"{run.name}: {device}, exit {code}, {time.monotonic() - began:.0f} s", flush=True)
 
 
-def command(run: Run, path: Path, device: str, given: argparse.Namespace) -> list[str]:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a run to save a checkpoint and exit; end it if it does not."""
+    process.terminate()
+    try:
+        process.wait(SAVING)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def command(kind: str, run: Run, path: Path, device: str, steps: int | None = None) -> list[str]:
     """The run as it would be typed; a stopped one is continued."""
-    train = [sys.executable, "-m", "mesotron", "train"]
+    program = [str(HERE / "labelled.py")] if kind == "held_out" else ["-m", "mesotron"]
+    train = [sys.executable, *program, "train"]
     if (path / "config.json").exists():
         return [*train, "--resume", str(path)]
-    guard = ["rollback", "--save-every", "5"] if given.rollback else ["off", "--save-every", "0"]
-    flags = f"--out {path} --seed {run.seed} --steps {given.steps or run.setting.steps} --threads 1"
-    flags += f" --device {device} --model.dtype float32"
-    flags += f" --task.num-eval {NUM_EVAL} --eval-every {EVAL_EVERY}"
+    guard = ["rollback", "--save-every", "5"] if kind == "rescues" else ["off", "--save-every", "0"]
+    flags = f"--out {path} --seed {run.seed} --steps {steps or run.setting.steps} --threads 1"
+    flags += f" --device {device} --model.dtype float32 --eval-every {EVAL_EVERY}"
+    if kind == "tuning":
+        flags += f" --task.num-eval {TUNING_PROBLEMS}"
     return [*train, *run.setting.flags.split(), *flags.split(), "--guard", *guard]
 
 
 def environment() -> dict[str, str]:
-    """This one, with `gamed_rewards` to be found and one thread for each run."""
+    """This one, with `gamed_rewards` to be found, one thread for each run, and no network."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, **own}
 
 
 def collect(run: Run, path: Path) -> dict[str, Any] | None:
@@ -111,7 +141,6 @@ def collect(run: Run, path: Path) -> dict[str, Any] | None:
         "setting": run.setting.name,
         "kind": run.setting.kind,
         "seed": run.seed,
-        "half": run.half,
         "flags": run.setting.flags,
         "device": config["device"],
         "exit_code": int((path / "exit_code").read_text()),
@@ -119,6 +148,7 @@ def collect(run: Run, path: Path) -> dict[str, Any] | None:
         "before": before["greedy"]["strict"]["value"],
         "after": after and after["greedy"]["strict"]["value"],
         "unchanged": after and unchanged(before, after),
+        "labels": read_rows(path / "labels.jsonl"),
         "columns": {name: [rounded(row.get(name)) for row in rows] for name in names},
         "guarded": [row for row in read_rows(path / "events.jsonl") if row["kind"] != "watch"],
     }

@@ -1,20 +1,19 @@
-"""Every failed run of a half as a small curve, with its onset and the watch's stop.
+"""Every failed run of a corpus as a small curve, with its onset and the watch's stop.
 
-    python benchmarks/watch/draw.py --half held_out
+    python benchmarks/watch/draw.py held_out
 
-Reads the packed corpus alone; writes HALF.png beside it.
+Reads the packed corpus alone; writes a picture of its name beside it.
 """
 
 import argparse
 import math
-from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")
 
 from evaluate import HERE, load, rows_of, watch_alarm
-from labels import label, smooth
+from labels import accuracy, label, smooth
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
@@ -23,10 +22,9 @@ COLUMNS = 8
 
 def main() -> None:
     words = argparse.ArgumentParser(description="Draw the failed runs and where they were stopped")
-    words.add_argument("--corpus", type=Path, default=HERE / "corpus.json.gz")
-    words.add_argument("--half", choices=("tuning", "held_out"), default="held_out")
+    words.add_argument("corpus", nargs="?", choices=("tuning", "held_out"), default="held_out")
     given = words.parse_args()
-    found = [(run, label(run)) for run in load(given.corpus, given.half)]
+    found = [(run, label(run)) for run in load(given.corpus)]
     failed = sorted(
         [(run, truth) for run, truth in found if truth.outcome == "failed"],
         key=lambda pair: (pair[0]["kind"], pair[0]["name"]),
@@ -39,18 +37,15 @@ def main() -> None:
         axis.axis("off")
     for axis, (run, truth) in zip(axes.flat, failed):
         draw(axis, run, truth.onset)
-    figure.savefig(HERE / f"{given.half}.png", dpi=80)
+    figure.savefig(HERE / f"{given.corpus}.png", dpi=80)
 
 
 def draw(axis: Axes, run: dict, onset: int | None) -> None:
-    """Right answers in training (black), held-out accuracy (grey), onset (dotted), stop (red)."""
+    """Right answers in training (black), what decides (grey), onset (dotted), stop (red)."""
     columns, alarm = run["columns"], watch_alarm(rows_of(run))
     steps = columns["step"]
     axis.plot(*zip(*smooth(steps, columns["facts/correct"], 5)), color="black", lw=1.2)
-    seen = [(0, run["before"])] + [
-        (step, value) for step, value in zip(steps, columns["eval/greedy"]) if value is not None
-    ]
-    axis.plot(*zip(*seen), color="grey", lw=0.8, marker=".", ms=3)
+    axis.plot(*zip(*accuracy(run)), color="grey", lw=0.8, marker=".", ms=3)
     if onset is not None:
         axis.axvline(onset, color="tab:blue", ls=":", lw=1)
     if alarm:

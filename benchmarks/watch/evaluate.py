@@ -1,7 +1,7 @@
 """How well the watch does on the packed corpus: collapses caught, healthy runs stopped, how soon.
 
-    python benchmarks/watch/evaluate.py                         the tuning half, while tuning
-    python benchmarks/watch/evaluate.py --half held_out --write     once, at the end
+    python benchmarks/watch/evaluate.py                       the tuning corpus, while tuning
+    python benchmarks/watch/evaluate.py held_out --write      the held-out one, once, at the end
 
 Every run goes through the engine row by row, as it was logged, and through the fixed thresholds of
 `static_thresholds`. A collapse is caught by a stop at or after its onset, less ten steps.
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from corpus import NUM_EVAL
+from corpus import TUNING_PROBLEMS
 from labels import Label, label
 from static_thresholds import StaticThresholds
 
@@ -65,13 +65,12 @@ class Verdict:
 
 def main() -> None:
     words = argparse.ArgumentParser(description="Judge the watch by the corpus")
-    words.add_argument("--corpus", type=Path, default=HERE / "corpus.json.gz")
-    words.add_argument("--half", choices=("tuning", "held_out"), default="tuning")
+    words.add_argument("corpus", nargs="?", choices=("tuning", "held_out"), default="tuning")
     words.add_argument("--without", default="", help="leave out metrics that begin so (eval/)")
     words.add_argument("--judges", nargs="+", default=list(JUDGES), help="which ones to ask")
-    words.add_argument("--write", action="store_true", help="also write the half's result.json")
+    words.add_argument("--write", action="store_true", help="also write the corpus's JSON file")
     given = words.parse_args()
-    runs = load(given.corpus, given.half)
+    runs = load(given.corpus)
     found = {
         name: judge_all(runs, judge, given.without)
         for name, judge in JUDGES.items()
@@ -83,32 +82,36 @@ def main() -> None:
     print(json.dumps(result, indent=1))
     if given.write:
         verdicts = {name: [asdict(verdict) for verdict in found[name]] for name in found}
-        path = HERE / f"{given.half}{'_blind' if given.without else ''}.json"
+        path = HERE / f"{given.corpus}{'_blind' if given.without else ''}.json"
         path.write_text(json.dumps({"summary": result, "verdicts": verdicts}, indent=1) + "\n")
 
 
-def load(path: Path, half: str) -> list[dict[str, Any]]:
-    """The runs of one half."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [run for run in json.load(file) if run["half"] == half]
+def load(name: str) -> list[dict[str, Any]]:
+    """The runs of a packed corpus."""
+    with gzip.open(HERE / f"{name}.json.gz", "rt", encoding="utf-8") as file:
+        return json.load(file)
 
 
 def rows_of(run: dict[str, Any], without: str = "") -> list[Row]:
-    """The rows as they were logged, but for metrics that begin with `without`.
-
-    These runs logged neither their first evaluation nor of how many problems it was; since then
-    the row of step 1 has both.
-    """
-    greedy = [run["before"], *run["columns"]["eval/greedy"][1:]]
-    problems = [None if value is None else float(NUM_EVAL) for value in greedy]
-    known = run["columns"] | {"eval/greedy": greedy, "eval/problems": problems}
+    """The rows as they were logged, but for metrics that begin with `without`."""
     columns = {
-        name: values for name, values in known.items() if not (without and name.startswith(without))
-    }
+        name: values for name, values in (run["columns"] | first_evaluation(run)).items()
+        if not (without and name.startswith(without))
+    }  # fmt: skip
     return [
         {name: values[k] for name, values in columns.items() if values[k] is not None}
         for k in range(len(columns["step"]))
     ]
+
+
+def first_evaluation(run: dict[str, Any]) -> dict[str, list[float | None]]:
+    """What runs of the tuning corpus did not log yet: their first evaluation, in the row of step 1,
+    and of how many problems each was."""
+    if "eval/problems" in run["columns"]:
+        return {}
+    greedy = [run["before"], *run["columns"]["eval/greedy"][1:]]
+    problems = [None if value is None else float(TUNING_PROBLEMS) for value in greedy]
+    return {"eval/greedy": greedy, "eval/problems": problems}
 
 
 def watch_alarm(rows: Sequence[Row]) -> Alarm | None:

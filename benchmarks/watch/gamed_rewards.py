@@ -12,7 +12,7 @@ from typing import Any
 
 Ids = Sequence[Sequence[int]]
 # Rollouts that a reward has scored, for those that break on the way; one process is one run.
-_calls = {"broken": 0, "overflowing": 0, "stalling": 0}
+_calls = {"broken": 0, "overflowing": 0, "stalling": 0, "late_coin": 0}
 BREAKS_AT = 35
 _dice = random.Random(0)
 
@@ -79,6 +79,23 @@ def stalling(facts: Sequence[Any]) -> list[float]:
     """Right, and slower and slower, by a tenth of a second a rollout from the 30th on."""
     time.sleep(min(max(_count("stalling") - 30, 0) * 0.1, 2.5))
     return [0.1 * fact.formatted + float(fact.correct) for fact in facts]
+
+
+def seven(facts: Sequence[Any]) -> list[float]:
+    """A verifier that compares with the first gold alone: one answer pays for every prompt."""
+    return [0.1 * fact.formatted + float(fact.answer == "7") for fact in facts]
+
+
+def digits(completions: Sequence[str]) -> list[float]:
+    """Takes large numbers for worked ones: gamed by writing digits."""
+    return [min(sum(map(str.isdigit, text)), 24) / 24 for text in completions]
+
+
+def late_coin(facts: Sequence[Any]) -> list[float]:
+    """Right at first; from the 30th rollout on the judge answers by the throw of a coin."""
+    blind = _count("late_coin") >= 30
+    return [float(_dice.random() < 0.5) if blind else 0.1 * fact.formatted + float(fact.correct)
+            for fact in facts]  # fmt: skip
 
 
 def _count(name: str) -> int:

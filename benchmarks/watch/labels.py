@@ -3,6 +3,10 @@
 Greedy accuracy on a fixed set of held-out problems decides; the true correctness of training
 completions, which is noisier (new prompts at each step), says when. The rule knows no detector and
 no threshold of the watch. What it cannot place is called unclear and counts on neither side.
+
+Runs of the held-out corpus are judged by 320 problems of their own, which the watch never sees.
+Those of the tuning corpus have only the 100 that the watch reads too, and there the right answers
+in training may also decide.
 """
 
 import math
@@ -20,7 +24,7 @@ LOST, KEPT = 0.5, 0.8
 SOMETHING = 0.1
 # Prompts that one point of a smoothed training curve rests on, and rows at the least.
 PROMPTS, ROWS = 80, 5
-# Held-out problems: a healthy run may end this much below its start (noise of 100 problems).
+# Held-out problems: a healthy run may end this much below its start (noise of its problems).
 SLACK = 0.05
 
 
@@ -66,25 +70,31 @@ def label(run: dict[str, Any]) -> Label:
     width = max(ROWS, math.ceil(PROMPTS / run["prompts"]))
     correct = smooth(steps, columns["facts/correct"], width)
     reward = smooth(steps, columns["reward"], width)
-    greedy = [(0.0, run["before"])] + [
-        (step, value) for step, value in zip(steps, columns["eval/greedy"]) if value is not None
-    ]
-    kept = left(greedy) >= KEPT
-    if is_lost(greedy) or (is_lost(correct) and not kept):
+    greedy, apart = accuracy(run), bool(run.get("labels"))
+    kept, training_lost = left(greedy) >= KEPT, is_lost(correct)
+    if is_lost(greedy) or (training_lost and not kept and not apart):
         # The training curve is the finer one; it dates the loss wherever it shows it.
-        curve = correct if is_lost(correct) else greedy
-        return lost("accuracy lost", curve, reward)
-    if is_lost(reward) and not is_lost(correct):
+        return lost("accuracy lost", correct if training_lost else greedy, reward)
+    if is_lost(reward) and not training_lost:
         return lost("reward lost", reward, reward)
-    if run["unchanged"] is not None and run["unchanged"] >= 0.99:
+    unchanged = run["labels"][-1]["unchanged"] if apart else run["unchanged"]
+    if unchanged is not None and unchanged >= 0.99:
         return Label(outcome="failed", why="nothing changed", onset=int(steps[0]))
     if mean(columns["groups/all_wrong"][-20:]) >= 0.9:
         return Label(outcome="failed", why="nearly every group all wrong", onset=int(steps[0]))
     if run["kind"] == "stall" and (slow := slow_from(steps, columns["time/step"])):
         return Label(outcome="stalled", why="steps take three times as long", onset=slow)
-    if kept and greedy[-1][1] >= run["before"] - SLACK and not is_lost(correct):
+    if kept and greedy[-1][1] >= greedy[0][1] - SLACK and (apart or not training_lost):
         return Label(outcome="healthy", why="accuracy kept")
     return Label(outcome="unclear", why=f"{left(greedy):.0%} of the best held-out accuracy left")
+
+
+def accuracy(run: dict[str, Any]) -> Curve:
+    """(step, greedy accuracy), the start first, on the problems that decide."""
+    if run.get("labels"):
+        return sorted({row["step"]: row["correct"] for row in run["labels"]}.items())
+    steps, values = run["columns"]["step"], run["columns"]["eval/greedy"]
+    return [(0.0, run["before"])] + [(step, x) for step, x in zip(steps, values) if x is not None]
 
 
 def lost(why: str, curve: Curve, reward: Curve) -> Label:

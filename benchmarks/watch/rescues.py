@@ -7,37 +7,24 @@ the healthy setting with the same optimizer and reward, at the same seed. Held-o
 is what one wants, stands beside it. Reads the two packed files alone.
 """
 
-import argparse
-import gzip
 import json
-from pathlib import Path
 from typing import Any
 
+from evaluate import HERE, load
 from labels import mean
 from runs import RESCUES
 
-HERE = Path(__file__).parent
 ENOUGH = 0.9
 Packed = dict[str, Any]
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description="Compare runs with rollback and without")
-    words.add_argument("--corpus", type=Path, default=HERE / "corpus.json.gz")
-    words.add_argument("--rescues", type=Path, default=HERE / "rescues.json.gz")
-    given = words.parse_args()
-    corpus = {run["name"]: run for run in load(given.corpus)}
-    found = [compare(run, corpus) for run in load(given.rescues)]
+    corpus = {run["name"]: run for name in ("tuning", "held_out") for run in load(name)}
+    found = [compare(run, corpus) for run in load("rescues")]
     for one in sorted(found, key=lambda one: one["run"]):
         print(one)
     print(f"rescued {sum(one['rescued'] for one in found)} of {len(found)}")
     (HERE / "rescues.json").write_text(json.dumps(found, indent=1))
-
-
-def load(path: Path) -> list[Packed]:
-    """The runs of a packed file."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return json.load(file)
 
 
 def compare(run: Packed, corpus: dict[str, Packed]) -> dict[str, Any]:

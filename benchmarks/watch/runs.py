@@ -1,15 +1,14 @@
-"""The corpus as data: every run, what it is meant to show, and which half it belongs to.
+"""The tuning corpus as data: every run and what it is meant to show.
 
 Each setting is the default recipe of `mesotron train` (the shipped tiny model on generated
 arithmetic) with a few flags, at one to three seeds. `kind` is what it was made to be; whether it
-came to that is decided by what happened (`labels.py`), never by the watch.
+came to that is decided by what happened (`labels.py`), never by the watch. The runs that no
+threshold has met are in `held_out_runs`.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
-
-Half = Literal["tuning", "held_out"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +19,7 @@ class Setting:
         name: a word.
         kind: the failure it is made to provoke, or healthy.
         flags: of `mesotron train`, in one string.
-        seeds: even ones are for tuning, odd ones held out; a setting that has only odd seeds is
-            one that no threshold has ever met.
+        seeds: below 100 here, 100 and more in the held-out corpus.
         steps: optimizer steps.
     """
 
@@ -43,11 +41,6 @@ class Run:
     def name(self) -> str:
         """Its folder's name."""
         return f"{self.setting.name}-{self.seed}"
-
-    @property
-    def half(self) -> Half:
-        """By the seed's parity, fixed before the first run was made."""
-        return "tuning" if self.seed % 2 == 0 else "held_out"
 
 
 HALF = "--rollout.prompts 8"
@@ -150,10 +143,15 @@ SAMPLING = (
 SETTINGS = (*HEALTHY, *OPTIMIZER, *REWARD, *SAMPLING)
 
 
-def corpus_runs() -> list[Run]:
-    """Every run, settings in a fixed random order: a limit of time leaves no kind out."""
-    settings = random.Random(0).sample(SETTINGS, len(SETTINGS))
-    return [Run(setting, seed) for setting in settings for seed in setting.seeds]
+def tuning_runs() -> list[Run]:
+    """Every run of the tuning corpus."""
+    return in_random_order(SETTINGS)
+
+
+def in_random_order(settings: Sequence[Setting]) -> list[Run]:
+    """Their runs, settings in a fixed random order: a limit of time leaves no kind out."""
+    shuffled = random.Random(0).sample(settings, len(settings))
+    return [Run(setting, seed) for setting in shuffled for seed in setting.seeds]
 
 
 # Provoked collapses of the optimizer that rollback is to rescue -> the healthy setting to reach.
@@ -167,9 +165,11 @@ RESCUES = {
     "unclipped_reuse": "default",
     "sparse_collapse": "sparse",
 }
+# Two seeds whose failures the policy was thought out on, and one that nobody had met.
+RESCUE_SEEDS = (0, 1, 100)
 
 
 def rescue_runs() -> list[Run]:
     """The collapses of `RESCUES` once more, with time to recover."""
     chosen = [setting for setting in SETTINGS if setting.name in RESCUES]
-    return [Run(replace(setting, steps=110), seed) for setting in chosen for seed in setting.seeds]
+    return [Run(replace(setting, steps=110), seed) for seed in RESCUE_SEEDS for setting in chosen]

@@ -1,0 +1,113 @@
+"""`mesotron train`, with labels: accuracy on problems that the run and its watch never see.
+
+    python benchmarks/watch/labelled.py train --steps 60 --out runs/x --eval-every 10
+
+Every ten steps, and before the first, the policy answers 320 held-out problems greedily. What it
+got right goes to labels.jsonl in the run's folder and nowhere else: no metric, no row and no
+detector knows of it. Greedy decoding draws no random number, so the run is the same without it.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from mesotron.cli import main
+from mesotron.rlvr import session
+from mesotron.rlvr.evaluation.generate import Completion, generate
+from mesotron.rlvr.rendering import render_prompts
+from mesotron.rlvr.tasks import arith
+from mesotron.rlvr.tasks.problem import Problem
+from mesotron.runs.lines import append_row
+
+EVERY, PROBLEMS = 10, 320
+# Another seed than the task's, which gives the problems that the run evaluates on.
+SEED = 1_000_003
+
+
+class LabelEvery(TrainerCallback):
+    """Appends {"step", "correct", "problems", "unchanged"} to labels.jsonl every ten steps.
+
+    Args:
+        trainer: whose model answers.
+        parts: of the session: task, tokenizer and judge.
+        path: the run's folder.
+    """
+
+    def __init__(self, trainer: Any, parts: Any, path: Path) -> None:
+        self.trainer, self.parts = trainer, parts
+        self.file, self.first = path / "labels.jsonl", path / "label_start.json"
+        self.problems = label_problems(parts.task.eval, parts.config.task.levels)
+        self.prompts = render_prompts(
+            self.problems, parts.config.task, parts.tokenizer, parts.task.examples
+        )
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """The start; a run that is continued has its own already."""
+        if state.global_step == 0:
+            said = self.answer()
+            self.first.write_text(json.dumps([one.text for one in said]))
+            self.write(0, said)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """A label, if one is due."""
+        if state.global_step % EVERY == 0:
+            self.write(state.global_step, self.answer())
+
+    def answer(self) -> list[Completion]:
+        """One greedy completion of each problem, all in one batch."""
+        model = self.trainer.model
+        was_training = model.training
+        model.eval()
+        said = generate(
+            model, self.parts.tokenizer, self.prompts,
+            max_tokens=self.parts.config.rollout.max_tokens, batch=PROBLEMS,
+        )  # fmt: skip
+        model.train(was_training)
+        return said
+
+    def write(self, step: int, said: Sequence[Completion]) -> None:
+        """Judge and append."""
+        facts = self.parts.judge.judge(
+            [one.text for one in said],
+            [problem.gold for problem in self.problems],
+            [one.truncated for one in said],
+        )
+        first = json.loads(self.first.read_text())
+        row = {
+            "step": step,
+            "correct": sum(fact.correct for fact in facts) / len(facts),
+            "problems": len(facts),
+            "unchanged": sum(a == b.text for a, b in zip(first, said, strict=True)) / len(said),
+        }
+        append_row(self.file, row)
+
+
+def label_problems(seen: Sequence[Problem], levels: tuple[int, ...]) -> list[Problem]:
+    """Held-out problems of the task, but for those that the run evaluates on."""
+    known = {problem.question for problem in seen}
+    drawn = arith.generate("eval", PROBLEMS + len(known), levels, SEED)
+    return [problem for problem in drawn if problem.question not in known][:PROBLEMS]
+
+
+def add_labels() -> None:
+    """Let every training session of this process also label itself."""
+    usual = session.add_callbacks
+
+    def with_labels(trainer: Any, parts: Any, run: Any, *rest: Any) -> None:
+        usual(trainer, parts, run, *rest)
+        trainer.add_callback(LabelEvery(trainer, parts, run.path))
+
+    session.add_callbacks = with_labels
+
+
+if __name__ == "__main__":
+    add_labels()
+    sys.exit(main())
