@@ -34,6 +34,7 @@ LABELS = {
     "corewarding": ("corewarding", ()),
     "gold": ("grpo", ()),  # shows what the steps themselves do
 }
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 BOXED = ("task.format=boxed", "task.system=none", "rollout.max_tokens=16")
 
 

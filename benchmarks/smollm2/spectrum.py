@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plan import Cell
+from plan import PROJECTIONS, Cell
 from supervised import RATE, Supervised
 from torch import Tensor, nn
 from training import build, config_of, quiet_libraries
@@ -30,7 +30,6 @@ from mesotron.spectral.filters import noise_edge
 
 BATCHES = 16
 LAYERS = 6  # evenly spaced; an SVD of every layer would take minutes
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # Pion's limit cutoffs for k_p = 0 to 4, as fractions of the Frobenius norm.
 PROMOTED = (0.8165, 0.5230, 0.2957, 0.1605, 0.0860)
 POINTS = 96  # singular values kept of a block

@@ -1,0 +1,134 @@
+"""The plots of the study's pages, from cells alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from plan import Cell, accuracy
+
+STYLES = {"sft": "--", "rlvr": "-"}
+SHOWN = ("q_proj", "v_proj", "down_proj")
+
+
+def save(figure: pyplot.Figure, path: Path) -> None:
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def draw_tournament(cells: list[Cell], path: Path) -> None:
+    """Accuracy over rates, and the finalists' curves."""
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    search = [cell for cell in cells if cell["stage"] == "search"]
+    finals = [cell for cell in cells if cell["stage"] == "final"]
+    for k, name in enumerate(dict.fromkeys(cell["optim"] for cell in search)):
+        mine = sorted((c for c in search if c["optim"] == name), key=lambda c: c["rate"])
+        rates = [cell["rate"] for cell in mine]
+        left.semilogx(rates, [accuracy(c) for c in mine], "o-", color=f"C{k}", label=name)
+        for number, cell in enumerate(c for c in finals if c["optim"] == name):
+            label = name if number == 0 else None
+            right.plot(*zip(*cell["curve"], strict=True), color=f"C{k}", lw=1, label=label)
+    left.set(xlabel="rate, updates as large as AdamW's", ylabel="greedy accuracy, one seed")
+    right.set(xlabel="step", ylabel="greedy accuracy, finals")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    left.legend(fontsize=8)
+    save(figure, path)
+
+
+def draw_map(cells: list[Cell], path: Path) -> None:
+    """One picture for each optimizer: shapes of a rollout by rate, coloured by accuracy."""
+    columns = list(dict.fromkeys((cell["objective"], cell["optim"]) for cell in cells))
+    figure, axes = pyplot.subplots(
+        1, len(columns), figsize=(3.1 * len(columns), 3.2), constrained_layout=True, squeeze=False
+    )
+    for axis, (objective, name) in zip(axes[0], columns, strict=True):
+        mine = [c for c in cells if (c["objective"], c["optim"]) == (objective, name)]
+        draw_grid(axis, mine)
+        axis.set_title(f"{name}, {objective}", fontsize=9)
+    save(figure, path)
+
+
+def draw_grid(axis: Axes, mine: list[Cell]) -> None:
+    rates = sorted({cell["rate"] for cell in mine})
+    shapes = list(dict.fromkeys(tuple(cell["set"]) for cell in mine))
+    grid = [[float("nan")] * len(rates) for _ in shapes]
+    for cell in mine:
+        row, column = shapes.index(tuple(cell["set"])), rates.index(cell["rate"])
+        grid[row][column] = accuracy(cell)
+        dead = cell["diverged"] or cell["health"][0] in ("dead", "diverged")
+        text = f"{accuracy(cell):.2f}{'†' * dead}"
+        axis.text(column, row, text, ha="center", va="center", fontsize=8, color="white")
+    axis.imshow(grid, vmin=0, vmax=0.7, cmap="viridis", aspect="auto")
+    axis.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], fontsize=7)
+    words = [" x ".join(word.split("=")[1] for word in shape) for shape in shapes]
+    axis.set_yticks(range(len(shapes)), words, fontsize=7)
+    axis.set_xlabel("rate; rows: prompts x updates", fontsize=7)
+
+
+def draw_spectrum(cells: list[Cell], path: Path) -> None:
+    """Singular values of whole gradients, the noise edge, and what the directions are worth."""
+    sizes = [key for key in cells[0]["blocks"][0] if key.isdigit()]
+    figure, axes = pyplot.subplots(
+        2, len(SHOWN), figsize=(4 * len(SHOWN), 6.4), constrained_layout=True
+    )
+    for column, projection in enumerate(SHOWN):
+        for k, cell in enumerate(cells):
+            blocks = [b for b in cell["blocks"] if b["view"] == "whole"]
+            blocks = [b for b in blocks if b["block"].endswith(projection)]
+            label = f"{cell['stage']}, step {cell['steps']}"
+            for row, what in enumerate(("sigma", "worth")):
+                ranks = blocks[0][sizes[-1]]["rank"]
+                series = [b[sizes[-1]][what] for b in blocks]
+                values = [fmean(each) for each in zip(*series, strict=True)]
+                style = STYLES[cell["stage"]]
+                axes[row][column].plot(ranks, values, style, color=f"C{k}", lw=1.2, label=label)
+        edge = blocks[0]["edge"]
+        axes[0][column].axhline(edge, color="black", ls=":", lw=1, label="noise edge")
+        axes[0][column].set(title=projection, xscale="log", yscale="log")
+        axes[1][column].set(xscale="log", xlabel="direction, by its singular value")
+        axes[1][column].axhline(0, color="black", lw=0.6)
+    axes[0][0].set_ylabel("singular value over the norm")
+    axes[1][0].set_ylabel("what it is worth on other data")
+    axes[0][0].legend(fontsize=7)
+    save(figure, path)
+
+
+def draw_horizon(cells: list[Cell], path: Path) -> None:
+    """Held-out accuracy, right labels and entropy over steps."""
+    runs = [cell for cell in cells if cell["stage"] != "warm"]
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
+    for k, name in enumerate(dict.fromkeys(cell["stage"] for cell in runs)):
+        for number, cell in enumerate(c for c in runs if c["stage"] == name):
+            label = name if number == 0 else None
+            series = (cell["curve"], cell["rows"].get("votes/label_accuracy", []),
+                      cell["rows"].get("entropy", []))  # fmt: skip
+            for axis, points in zip(axes, series, strict=True):
+                if points:
+                    axis.plot(*zip(*points, strict=True), color=f"C{k}", lw=1, label=label)
+    for axis, title in zip(axes, ("greedy accuracy", "right labels", "entropy"), strict=True):
+        axis.set(title=title, xlabel="step")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    save(figure, path)
+
+
+def draw_box(cells: list[Cell], path: Path) -> None:
+    """Answers in the box and right answers over steps."""
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
+    for k, cell in enumerate(cells):
+        for axis, name in zip(axes, ("facts/formatted", "facts/correct"), strict=True):
+            points = cell["rows"].get(name, [])
+            if points:
+                axis.plot(*zip(*points, strict=True), color=f"C{k}", lw=1, label=cell["stage"])
+    for axis, title in zip(axes, ("in the box", "right"), strict=True):
+        axis.set(title=f"share of completions {title}", xlabel="step")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=7)
+    save(figure, path)
