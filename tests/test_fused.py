@@ -14,10 +14,19 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
+from mesotron.bench.accuracy import (  # noqa: E402
+    exact_update,
+    make_gradient,
+    peer_update,
+    plain_update,
+    relative_error,
+)
+from mesotron.bench.peers import LR, PEERS  # noqa: E402
 from mesotron.optim import (  # noqa: E402
     Muon,
     Pion,
     kernels,
+    step_scale,
 )
 from mesotron.optim.fused import step as module  # noqa: E402
 
@@ -105,6 +114,18 @@ def test_the_fused_step_is_nearer_to_the_exact_one_than_plain_bfloat16(cls, opti
     stats = optimizer.stats()
     assert stats["whole/blocks"] == 3
     assert stats["rows/blocks"] == 4
+
+
+@pytest.mark.parametrize("kind", [pytest.param("spiked", marks=slow_here)])
+def test_a_noise_cutoff_on_small_blocks_is_nearer_to_the_exact_one_than_plain_bfloat16(kind):
+    """64 rows are one tile on the diagonal: what is unsymmetric in it grows from step to step."""
+    peer = PEERS["pion_noise"]
+    assert peer.filter is not None
+    G = make_gradient(kind, 64, 896).to(DEVICE)
+    exact = exact_update(G, peer.filter)
+    plain = relative_error(plain_update(G, peer.filter, torch.bfloat16).double(), exact, 1.0)
+    scale = 1 / (LR * step_scale("rms", 64, 896))
+    assert relative_error(peer_update(peer, G), exact, scale) < plain
 
 
 def test_the_fused_step_is_taken(monkeypatch):

@@ -142,7 +142,8 @@ def _rescale_to_bound(
         t = noise_edge(*shape) / bound
     else:
         t = filter.cutoff * largest_eigenvalue(S).pow(0.25) / bound
-    R = R * bound.square().reciprocal()[:, None, None].to(R.dtype)
+    # In float32: a factor rounded to float16 would shift every threshold the same way.
+    torch.mul(R, bound.square().reciprocal()[:, None, None], out=R)
     triples = []
     for _ in range(filter.num_steps(*shape)):
         triple, t = aim(t)
