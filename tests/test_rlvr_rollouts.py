@@ -9,7 +9,7 @@ from mesotron.rlvr.fused_decoder import FusedSampler
 from mesotron.rlvr.graph_sampler import GraphSampler, Sampling, narrow_copy, refresh
 from mesotron.rlvr.objectives.options import trl_arguments
 from mesotron.rlvr.trainer import GRPOTrainer
-from rlvr_tiny import make_arguments, make_data, make_tokenizer, small_digits
+from rlvr_tiny import make_arguments, make_data, make_tokenizer, make_trainer, small_digits
 from rlvr_tiny import make_model as make_digits_model
 
 EOS, PAD, VOCABULARY = 1, 0, 50
@@ -250,6 +250,18 @@ def test_a_temperature_changed_on_the_way_is_taken_over(tmp_path):
     trainer.temperature = 0.5
     trainer._generate_single_turn([[5, 6]], None, {}, 1)
     assert trainer._sampler.sampling.temperature == 0.5
+
+
+def test_a_group_is_tokenized_once(tmp_path):
+    prompts = [*["1 + 2 ="] * 3, "4 =", *["1 + 2 ="] * 2]
+    trainers = [make_trainer(tmp_path, parts={"engine": one}) for one in ("generate", "fused")]
+    wanted, found = (trainer._tokenize_prompts(prompts)[0] for trainer in trainers)
+    assert found == wanted
+    asked = []
+    tokenizer = trainers[1].processing_class
+    trainers[1].processing_class = lambda text: asked.extend(text) or tokenizer(text=text)
+    trainers[1]._tokenize_prompts(prompts)
+    assert asked == ["1 + 2 =", "4 =", "1 + 2 ="]
 
 
 def test_what_the_fused_decoder_does_not_know_is_refused():

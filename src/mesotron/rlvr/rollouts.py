@@ -18,6 +18,15 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
     engine: Engine = "generate"
     _sampler: GraphSampler | None = None
 
+    def _tokenize_prompts(self, prompts: list) -> Any:
+        """TRL's; where graphs sample, which is text alone, once for the rows of a group."""
+        if self.engine == "generate":
+            return super()._tokenize_prompts(prompts)
+        changes = [k for k, prompt in enumerate(prompts) if not k or prompt != prompts[k - 1]]
+        ids, images, fields = super()._tokenize_prompts([prompts[k] for k in changes])
+        sizes = [b - a for a, b in zip(changes, [*changes[1:], len(prompts)], strict=True)]
+        return [one for one, n in zip(ids, sizes, strict=True) for _ in range(n)], images, fields
+
     def _generate_single_turn(
         self,
         prompt_ids: Any,

@@ -45,6 +45,7 @@ OVERRIDDEN = {
         "spatial_shapes, num_tiles, image_sizes, token_type_ids, mm_token_type_ids, "
         "image_position_ids"
     ),
+    "_tokenize_prompts": "self, prompts",
     "create_optimizer": "self, model",
     "log": "self, logs, start_time",
 }

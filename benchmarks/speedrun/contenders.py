@@ -1,0 +1,155 @@
+"""A contender as a trainer that is ready: plain TRL with AdamW, or what `mesotron train` builds.
+
+Task, prompt, reward and evaluation are those of the recipe for everybody.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from entries import NAMES, RECIPE
+from rich.console import Console
+
+from mesotron.config import ModelConfig, TrainConfig
+from mesotron.recipes import make_recipe
+from mesotron.rlvr.callbacks import WATCHED, RunLog
+from mesotron.rlvr.dataset import make_rows
+from mesotron.rlvr.finish import measure
+from mesotron.rlvr.session import Parts, build_trainer, load, make_watch, quiet_libraries
+from mesotron.rlvr.spectra import OptimizerLog
+from mesotron.rlvr.verify import Verifier
+from mesotron.runs import RunFolder, describe_environment
+from mesotron.runs.console import LiveView
+
+
+def make_config(name: str, seed: int, model: str | None, small: bool) -> TrainConfig:
+    """The recipe with a contender's changes.
+
+    Args:
+        name: one of `NAMES`.
+        seed: of training.
+        model: a name or place of a model instead of SmolLM2.
+        small: few short rollouts in float32, to try everything on a CPU.
+    """
+    config = make_recipe(RECIPE)
+    changes = {"rollout.engine": "generate", **NAMES[name]}
+    if name.startswith("stock"):
+        changes["model.dtype"] = "float32"  # TRL's way: float32 weights, bfloat16 products
+    if small:
+        changes |= {"model.dtype": "float32", "rollout.prompts": 4, "rollout.generations": 4}
+        changes |= {"task.num_eval": 16}
+    if small or model is not None:
+        changes["model.name"] = model or random_model()
+    for path, value in changes.items():
+        part, field = path.split(".")
+        config = replace(config, **{part: replace(getattr(config, part), **{field: value})})
+    # Constant rates: nobody knows beforehand how many steps there will be.
+    return replace(config, seed=seed, steps=100_000, save_every=0)
+
+
+class Contestant:
+    """A trainer that is ready to run, and its greedy accuracy.
+
+    Args:
+        name: one of `NAMES`.
+        config: from `make_config`.
+        folder: for what it writes.
+    """
+
+    def __init__(self, name: str, config: TrainConfig, folder: Path) -> None:
+        quiet_libraries()
+        self.name, self.config = name, config
+        self.verifier = Verifier(config.reward.timeout)
+        self.parts: Parts = load(config, self.verifier)
+        environment = describe_environment(str(self.parts.device), config.seed)
+        self.run = RunFolder.create(folder, config, environment)
+        stock = name.startswith("stock")
+        self.trainer: Any = (
+            make_stock(self.parts, folder) if stock else make_ours(self.parts, self.run)
+        )
+
+    def accuracy(self) -> float:
+        """On the recipe's held-out problems."""
+        parts, trainer = self.parts, self.trainer
+        trainer.model.eval()
+        found = measure(
+            trainer.model, parts.tokenizer, parts.task, self.config, parts.judge, self.name
+        )
+        trainer.model.train()
+        return found.to_json()["greedy"]["strict"]["value"]
+
+
+def make_ours(parts: Parts, run: RunFolder) -> Any:
+    """What `mesotron train` trains with: its log, its watch and its probes are running."""
+    trainer = build_trainer(parts, run)
+    view = LiveView(parts.config.steps, WATCHED, Console(quiet=True))
+    trainer.add_callback(make_watch(trainer, parts, run))
+    trainer.add_callback(RunLog(run, view, trainer))
+    trainer.add_callback(OptimizerLog(run))
+    return trainer
+
+
+def make_stock(parts: Parts, folder: Path) -> Any:
+    """Plain TRL: its own AdamW and sampling, and its defaults where they cost no time."""
+    from transformers import PrinterCallback
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    config, on_cpu = parts.config, parts.device.type == "cpu"
+    rollout = config.rollout
+    ends = (parts.tokenizer.eos_token_id, parts.tokenizer.pad_token_id)
+
+    def reward(completions: Any, completion_ids: Any, gold: Any, **_: Any) -> Any:
+        texts = [x if isinstance(x, str) else x[-1]["content"] for x in completions]
+        cut = [not ids or ids[-1] not in ends for ids in completion_ids]
+        return parts.reward(texts, completion_ids, gold, cut)
+
+    args = GRPOConfig(
+        output_dir=str(folder / "checkpoints"),
+        max_steps=config.steps,
+        per_device_train_batch_size=rollout.prompts * rollout.generations,
+        num_generations=rollout.generations,
+        max_completion_length=rollout.max_tokens,
+        learning_rate=config.optim.lr,
+        lr_scheduler_type="constant",
+        gradient_checkpointing=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=config.seed,
+        use_cpu=on_cpu,
+        bf16=not on_cpu,
+        dataloader_pin_memory=not on_cpu,
+    )
+    trainer = GRPOTrainer(
+        model=parts.model,
+        reward_funcs=reward,
+        args=args,
+        train_dataset=make_rows(parts.task, config.task, parts.tokenizer),
+        processing_class=parts.tokenizer,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def random_model() -> str:
+    """The folder of a Llama of two layers with SmolLM2's tokenizer and random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from mesotron.rlvr.models import load_model
+
+    _, tokenizer = load_model(ModelConfig(name="smollm2", dtype="float32"))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    folder = tempfile.mkdtemp(prefix="speedrun-model-")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,86 @@
+"""One run against the clock: training time without evaluations, until the target or the limit."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from children import Row
+from contenders import Contestant, make_config
+from transformers import TrainerCallback
+
+
+class Clock(TrainerCallback):
+    """Training time without evaluations, the curve of accuracies, and the end.
+
+    Args:
+        contestant: who is measured.
+        every: seconds of training between two evaluations.
+        target: the accuracy that ends the run.
+        seconds: of training, after which the run ends anyway.
+        deadline: on `time.perf_counter`, evaluations included.
+    """
+
+    def __init__(
+        self, contestant: Contestant, every: float, target: float, seconds: float, deadline: float
+    ) -> None:
+        self.contestant, self.every, self.target = contestant, every, target
+        self.seconds, self.deadline = seconds, deadline
+        self.began = self.paused = self.looked = 0.0
+        self.curve: list[Row] = []
+        self.steps: list[float] = []
+
+    def now(self) -> float:
+        """Seconds of training so far."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - self.began - self.paused
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.look(0)
+        self.began, self.paused = time.perf_counter(), 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        now = self.now()
+        self.steps.append(now)
+        over = now > self.seconds or time.perf_counter() > self.deadline
+        if over or now - self.looked >= self.every:
+            self.looked = now
+            self.look(state.global_step, now)
+        if over or self.curve[-1]["accuracy"] >= self.target:
+            control.should_training_stop = True
+
+    def look(self, step: int, now: float = 0.0) -> None:
+        """Evaluate with the clock stopped."""
+        began = time.perf_counter()
+        accuracy = self.contestant.accuracy()
+        self.paused += time.perf_counter() - began
+        self.curve.append({"step": step, "seconds": now, "accuracy": accuracy})
+
+    def row(self) -> Row:
+        """The time to the target, None if it was not reached, and how it went."""
+        last = self.curve[-1]
+        reached = last["accuracy"] >= self.target
+        times = [b - a for a, b in zip(self.steps, self.steps[1:], strict=False)]
+        return {
+            "seconds_to_target": last["seconds"] if reached else None,
+            "steps": last["step"],
+            "best": max(point["accuracy"] for point in self.curve),
+            "last": last["accuracy"],
+            "first_step_s": self.steps[0],
+            "step_s": sum(times) / max(len(times), 1),
+            "curve": self.curve,
+        }
+
+
+def race(name: str, seed: int, folder: Path, seconds: float, given: Row) -> Row:
+    """One contender, one seed."""
+    deadline = time.perf_counter() + seconds
+    config = make_config(name, seed, given["model"], given["small"])
+    contestant = Contestant(name, config, folder / "run")
+    clock = Clock(contestant, given["every"], given["target"], given["limit"], deadline)
+    contestant.trainer.add_callback(clock)
+    contestant.trainer.train()
+    return clock.row() | {"name": name, "seed": seed}

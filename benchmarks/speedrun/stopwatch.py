@@ -1,0 +1,113 @@
+"""The phases of a trainer's step, timed from outside: methods are wrapped, nothing is changed."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from children import Row
+from contenders import Contestant, make_config
+from transformers import TrainerCallback
+
+# Phase -> where the method lives under the trainer. What is called inside another is not counted
+# there.
+PHASES = {
+    "tokenize": "_tokenize_prompts",
+    "sample": "_generate_single_turn",
+    "score": "_calculate_rewards",
+    "rollout, rest": "_generate_and_score_completions",
+    "forward": "_get_per_token_logps_and_entropies",
+    "loss, rest": "_compute_loss",
+    "backward": "accelerator.backward",
+    "clip": "_clip_grad_norm",
+    "optimizer": "optimizer.step",
+    "log": "log",
+}
+
+
+class Stopwatch:
+    """Exclusive seconds of nested phases."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = defaultdict(float)
+        self.inside: list[float] = []
+
+    def around(self, phase: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, timed with the GPU waited for at both ends."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            synchronize()
+            began = time.perf_counter()
+            self.inside.append(0.0)
+            try:
+                return work(*args, **kwargs)
+            finally:
+                synchronize()
+                whole = time.perf_counter() - began
+                self.spent[phase] += whole - self.inside.pop()
+                if self.inside:
+                    self.inside[-1] += whole
+
+        return timed
+
+    def attach(self, trainer: Any) -> None:
+        """Time every phase of a trainer from now on."""
+        for phase, path in PHASES.items():
+            *where, name = path.split(".")
+            owner = trainer
+            for step in where:
+                owner = getattr(owner, step)
+            setattr(owner, name, self.around(phase, getattr(owner, name)))
+
+
+class Measured(TrainerCallback):
+    """Ends after `warm` + `count` plain steps and `count` with the stopwatch."""
+
+    def __init__(self, trainer: Any, warm: int, count: int, seconds: float) -> None:
+        self.trainer, self.warm, self.count = trainer, warm, count
+        self.limit = time.perf_counter() + seconds
+        self.ends: list[float] = []
+        self.watch = Stopwatch()
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.ends.append(time.perf_counter())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        synchronize()
+        self.ends.append(time.perf_counter())
+        if state.global_step == self.warm + self.count:
+            self.watch.attach(self.trainer)
+        late = self.ends[-1] > self.limit
+        control.should_training_stop = late or state.global_step >= self.warm + 2 * self.count
+
+    def row(self) -> Row:
+        """Milliseconds of a step."""
+        steps = [1e3 * (b - a) for a, b in zip(self.ends, self.ends[1:], strict=False)]
+        plain = steps[self.warm : self.warm + self.count]
+        timed = steps[self.warm + self.count :]
+        found: Row = {"first_ms": steps[0], "step_ms": sum(plain) / max(len(plain), 1)}
+        if timed:
+            phases = {name: 1e3 * s / len(timed) for name, s in self.watch.spent.items()}
+            rest = sum(timed) / len(timed) - sum(phases.values())
+            found["phases_ms"] = phases | {"the loop's rest": rest}
+        return found
+
+
+def measure(name: str, folder: Path, seconds: float, given: Row) -> Row:
+    """One contender."""
+    config = make_config(name, 0, given["model"], given["small"])
+    contestant = Contestant(name, config, folder / "run")
+    measured = Measured(contestant.trainer, given["warm"], given["count"], seconds)
+    contestant.trainer.add_callback(measured)
+    contestant.trainer.train()
+    return measured.row()
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

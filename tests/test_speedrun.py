@@ -1,0 +1,60 @@
+"""The speedrun's scripts at a tiny size: both kinds of contender race, and are timed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "speedrun"
+
+
+@pytest.fixture(autouse=True)
+def beside_the_scripts(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield
+    for name in ("children", "contenders", "entries", "racing", "stopwatch"):
+        sys.modules.pop(name, None)
+
+
+def test_every_contender_is_a_whole_config():
+    from contenders import make_config
+    from entries import NAMES
+
+    from mesotron.rlvr.train import check
+
+    configs = {name: make_config(name, 3, None, small=False) for name in NAMES}
+    for config in configs.values():
+        check(config)
+        assert config.seed == 3
+        assert config.task == configs["stock"].task
+        assert config.reward == configs["stock"].reward
+    assert configs["stock"].rollout.engine == "generate"
+    assert configs["shared"].rollout.share_prompts
+
+
+@pytest.mark.parametrize("name", ["stock", "muon"])
+def test_a_race_counts_training_alone(tmp_path, name):
+    from racing import race
+
+    given = {"model": "tiny", "small": True, "every": 0.0, "target": 2.0, "limit": 0.5}
+    row = race(name, 0, tmp_path, 60.0, given)
+    assert row["seconds_to_target"] is None
+    assert row["steps"] >= 1
+    assert [point["step"] for point in row["curve"]] == list(range(row["steps"] + 1))
+    assert row["curve"][0]["seconds"] == 0.0
+    won = race(name, 0, tmp_path / "won", 60.0, given | {"target": 0.0})
+    assert won["steps"] == 1
+    assert won["seconds_to_target"] == pytest.approx(won["first_step_s"])
+
+
+@pytest.mark.parametrize("name", ["stock", "muon"])
+def test_the_phases_add_up_to_the_step(tmp_path, name):
+    from stopwatch import PHASES, measure
+
+    given = {"model": "tiny", "small": True, "warm": 1, "count": 2}
+    row = measure(name, tmp_path, 60.0, given)
+    assert row["step_ms"] > 0
+    seen = row["phases_ms"]
+    asked = set(PHASES) - ({"clip", "log"} if name == "stock" else set())  # stock logs each tenth
+    assert asked <= seen.keys()
+    assert min(seen.values()) > -1.0
