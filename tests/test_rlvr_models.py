@@ -153,8 +153,9 @@ def test_the_hub_without_a_network():
 
 
 def test_bfloat16_is_for_gpus():
-    with pytest.raises(ValueError, match="use float32 or auto"):
-        choose_dtype("bfloat16", torch.device("cpu"))
+    for name in ("bfloat16", "mixed"):
+        with pytest.raises(ValueError, match=f"{name} needs a GPU.*use float32 or auto"):
+            choose_dtype(name, torch.device("cpu"))
     assert choose_dtype("auto", torch.device("cpu")) == torch.float32
 
 

@@ -26,7 +26,7 @@ Tokens = list[list[int]]
 
 
 class AnchoredRollouts(PolicyLoss):
-    """Third layer: an anchor that moves, samples and can be the model of the KL term."""
+    """Fourth layer: an anchor that moves, samples and can be the model of the KL term."""
 
     objective: ObjectiveConfig
     anchor: Anchor | None = None

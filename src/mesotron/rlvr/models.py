@@ -128,14 +128,14 @@ def rows(model: PreTrainedModel) -> int:
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """The precision of the weights: what was asked for, or what the device is good at."""
     has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if name == "bfloat16" and not has_bfloat16:
+    if name in ("bfloat16", "mixed") and not has_bfloat16:
         where = "this GPU has no bfloat16" if device.type == "cuda" else f"the device is {device}"
         raise ValueError(
-            f"--model.dtype bfloat16 needs a GPU with bfloat16, and {where}: use float32 or auto"
+            f"--model.dtype {name} needs a GPU with bfloat16, and {where}: use float32 or auto"
         )
     if name == "auto":
         return torch.bfloat16 if has_bfloat16 else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
 def choose_device(name: str, threads: int | None = None) -> torch.device:

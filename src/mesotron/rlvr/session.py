@@ -205,6 +205,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         objective=resolve(config.objective, config.rollout.generations),
         judge=parts.judge,
         engine=config.rollout.engine,
+        share_prompts=config.rollout.share_prompts,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -222,7 +223,7 @@ def trainer_arguments(parts: Parts, run: RunFolder) -> dict[str, Any]:
         "save_steps": config.save_every or config.steps,
         "save_total_limit": max(config.keep, KEPT_FOR_ROLLBACK * (config.guard == "rollback")),
         "use_cpu": on_cpu,
-        "bf16": parts.model.dtype == torch.bfloat16,
+        "bf16": parts.model.dtype == torch.bfloat16 or config.model.dtype == "mixed",
         "dataloader_pin_memory": not on_cpu,
         "gradient_checkpointing": config.model.gradient_checkpointing,
         "report_to": list(config.report_to) or "none",
