@@ -37,8 +37,10 @@ KEPT = ("reward", "facts/correct", "facts/formatted", "facts/truncated", "groups
         "ratio/log_max", "clip_ratio/region_mean", "step_time")  # fmt: skip
 LONG = 300  # steps from which rows are kept as means of ten
 SNR_EVERY = 10
+# Sampling with few kernels, and passes that read a prompt once for its completions.
+FAST = ("rollout.engine=fused", "rollout.share_prompts=true")
 GSM8K = ("task.name=gsm8k", "task.few_shot=0", "task.system=none", "task.format=hashes",
-         "task.num_eval=256", "rollout.max_tokens=150", "rollout.micro_batch=32")  # fmt: skip
+         "task.num_eval=256", "rollout.max_tokens=150", "rollout.micro_batch=64")  # fmt: skip
 
 
 class Rows(TrainerCallback):
@@ -65,6 +67,7 @@ def config_of(cell: Cell, given: Any, run: Path) -> TrainConfig:
     warm = warm_folder(given.state, cell["part"])
     changes = [f"model.name={warm if warm.exists() else given.folder}", f"device={given.device}"]
     changes += [f"rollout.micro_batch={given.micro_batch}", f"watch.snr_every={SNR_EVERY}"]
+    changes += [] if given.plain else FAST
     changes += [*GSM8K, f"task.path={given.gsm8k}"] if cell["part"] == "gsm8k" else []
     changes += [*given.set, f"steps={cell['steps']}", *cell["set"]]
     kind = Language("arith_smollm2", changes)
@@ -108,7 +111,6 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
     config = parts.config
     set_seed(config.seed)
     mixed = {"bf16": given.device == "cuda", "save_strategy": "no"}
-    sharing = {"share_prompts": True} if config.rollout.share_prompts else {}
     trainer = GRPOTrainer(
         model=parts.model,
         reward_funcs=as_reward_function(parts.reward),
@@ -119,7 +121,7 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
         objective=resolve(config.objective, config.rollout.generations),
         judge=parts.judge,
         engine=config.rollout.engine,
-        **sharing,
+        share_prompts=config.rollout.share_prompts,
     )
     trainer.remove_callback(PrinterCallback)
     kept = Rows(deadline)

@@ -1,0 +1,116 @@
+"""The SmolLM2 study's plan goes all the way to its finals, and its measures know what they say."""
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "smollm2"
+MODULES = ("box", "crew", "draw", "page", "place", "plan", "spectrum", "study", "supervised",
+           "training")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def beside_the_scripts(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def given(tmp_path):
+    return argparse.Namespace(
+        parts=["tournament", "spectrum", "box", "horizon", "map", "gsm8k"],
+        contenders=["adamw", "muon", "pion_cutoff"], search_steps=60, final_steps=120,
+        map_rollouts=40, box_steps=80, horizon_steps=1500, horizon_rate=1e-4, horizon_seeds=1,
+        gsm8k_steps=60, state=tmp_path, folder="tiny", device="cpu", micro_batch=256, set=[],
+        plain=False, gsm8k=tmp_path,
+    )  # fmt: skip
+
+
+def finish(cell: dict, share: float) -> dict:
+    draws = random.Random(str(cell))
+    solved = "".join(str(int(draws.random() < share)) for _ in range(512))
+    return cell | {"solved": solved, "update_ratio": 0.05}
+
+
+def run_all(given) -> dict:
+    """Every cell that comes up, each rate as good as it is near to 8e-5."""
+    from plan import key_of, plan
+
+    done: dict = {}
+    while new := [cell for cell in plan(given, done) if key_of(cell) not in done]:
+        near = abs(new[0].get("rate", 8e-5) - 8e-5) / 8e-5
+        done[key_of(new[0])] = finish(new[0], max(0.6 - 0.4 * near, 0.02))
+    return done
+
+
+def test_the_plan_reaches_finals_of_fresh_seeds_at_the_best_rate(given):
+    from plan import FINAL_SEEDS
+
+    cells = list(run_all(given).values())
+    finals = [cell for cell in cells if cell["stage"] == "final"]
+    assert {cell["rate"] for cell in finals} == {8e-5}
+    assert len(finals) == 3 * len(FINAL_SEEDS)
+    searched = {cell["seed"] for cell in cells if cell["stage"] == "search"}
+    assert not searched & {cell["seed"] for cell in finals}
+    gains = {cell["optim"]: cell["gain"] for cell in finals}
+    assert gains == {"adamw": 1.0, "muon": 4.0, "pion_cutoff": 4.0}, "0.2 over the measured 0.05"
+    mapped = {cell["rate"] for cell in cells if cell["part"] == "map"}
+    assert mapped == {4e-5, 1.6e-4, 6.4e-4}, "around the best rate that the search found"
+
+
+def test_every_training_cell_is_a_config_that_can_run(given):
+    from training import config_of
+
+    from mesotron.rlvr.train import check
+
+    trained = [cell for cell in run_all(given).values() if "optim" in cell]
+    for cell in trained:
+        config = config_of(cell, given, given.state / "run")
+        check(config)
+        assert (config.steps, config.seed) == (cell["steps"], cell["seed"])
+        assert config.optim.lr == pytest.approx(cell["rate"] * cell["gain"])
+        assert config.rollout.engine == "fused"
+
+
+def test_the_problems_that_choose_do_not_judge():
+    from plan import accuracy
+
+    from mesotron.compare.kind import is_for_choosing
+
+    marks = "".join(str(int(is_for_choosing(f"sums-eval-{k}"))) for k in range(512))
+    cell = {"solved": marks}
+    assert accuracy(cell, choosing=True) == 1.0
+    assert accuracy(cell, choosing=False) == 0.0
+    assert 0.4 < accuracy(cell) < 0.6
+
+
+def test_the_best_number_of_directions_is_the_signals_rank():
+    """Three directions of signal under noise: a filter that passes just them is the best."""
+    from spectrum import measure
+
+    torch.manual_seed(0)
+    U, V = (torch.linalg.qr(torch.randn(size, 3)).Q for size in (32, 64))
+    signal = 3.0 * U @ V.T
+    G = signal + 0.02 * torch.randn(16, 32, 64)
+    found = measure(G[:, None])
+    assert found["8"]["best_rank"] == 3
+    assert found["8"]["passed"]["k_p=1"] == 3  # each has 1 / sqrt(3) of the norm
+    assert found["8"]["efficiency"]["k_p=1"] == pytest.approx(1.0, abs=1e-3)
+    assert found["8"]["efficiency"]["k_p=0"] == 0.0, "no direction has two thirds of the energy"
+    assert found["8"]["efficiency"]["muon"] == pytest.approx((3 / 32) ** 0.5, abs=0.05)
+    assert found["1"]["noise_top"] == pytest.approx(found["edge"], rel=0.1), "it is white"
+    assert found["snr"] == pytest.approx(27 / (0.02**2 * 32 * 64), rel=0.1)
+
+
+def test_heads_are_cut_from_rows_of_q_and_columns_of_o():
+    from spectrum import cut
+
+    G = torch.arange(24.0).reshape(1, 4, 6)
+    assert torch.equal(cut(G, "0.q_proj", 2)[0, 1], G[0, 2:])
+    assert torch.equal(cut(G, "0.o_proj", 2)[0, 1], G[0, :, 3:])
