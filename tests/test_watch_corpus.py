@@ -1,16 +1,18 @@
-"""The corpus of runs: its list, its halves, its outcome rule, the baseline, the figures."""
+"""The corpora of runs: their lists, the outcome rule, the labels, the baseline, the figures."""
 
-import argparse
 import json
 import math
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 from mesotron.arguments import parse
 from mesotron.cli import COMMANDS
+from mesotron.config import TaskConfig
 from mesotron.rlvr.objectives.options import trl_arguments
+from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.train import check
 from mesotron.watch import Engine
 from mesotron.watch.tracks import Track
@@ -21,31 +23,38 @@ sys.path.insert(0, str(HERE))
 import corpus  # noqa: E402
 import evaluate  # noqa: E402
 import gamed_rewards  # noqa: E402
+import labelled  # noqa: E402
+from held_out_runs import NEW_FAILING, NEW_HEALTHY, held_out_runs, held_out_settings  # noqa: E402
 from labels import label  # noqa: E402
-from runs import RESCUES, SETTINGS, corpus_runs, rescue_runs  # noqa: E402
+from runs import RESCUE_SEEDS, RESCUES, SETTINGS, rescue_runs, tuning_runs  # noqa: E402
 from static_thresholds import StaticThresholds  # noqa: E402
 
 # --- the list -----------------------------------------------------------------------------
 
 
-def test_the_corpus_is_large_and_every_failure_is_in_both_halves():
-    runs = corpus_runs()
-    assert len(runs) >= 72
-    assert len({run.name for run in runs}) == len(runs)
-    assert sum(run.setting.kind == "healthy" for run in runs) >= 28
-    kinds = {half: {run.setting.kind for run in runs if run.half == half}
-             for half in ("tuning", "held_out")}  # fmt: skip
-    assert kinds["tuning"] == kinds["held_out"]
-    # Settings that no threshold has met.
-    assert sum(all(seed % 2 for seed in setting.seeds) for setting in SETTINGS) >= 5
+def test_the_corpora_are_large_and_share_every_failure_but_no_run():
+    tuning, held_out = tuning_runs(), held_out_runs()
+    for runs in (tuning, held_out):
+        assert len({run.name for run in runs}) == len(runs) >= 60
+        assert sum(run.setting.kind == "healthy" for run in runs) >= 25
+        assert sum(run.setting.kind != "healthy" for run in runs) >= 30
+    assert {run.setting.kind for run in tuning} - {"truncation"} <= {
+        run.setting.kind for run in held_out
+    }
+    assert max(run.seed for run in tuning) < 100 <= min(run.seed for run in held_out)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize(
+    "setting",
+    [*SETTINGS, *NEW_HEALTHY, *NEW_FAILING],
+    ids=lambda setting: setting.name,
+)
 def test_every_run_can_be_typed(setting):
-    run = next(run for run in corpus_runs() if run.setting == setting)
-    given = argparse.Namespace(rollback=False, steps=None)
-    words = corpus.command(run, Path("nowhere"), "cpu", given)[4:]
+    run = next(run for run in (*tuning_runs(), *held_out_runs()) if run.setting == setting)
+    kind = "held_out" if run.seed >= 100 else "tuning"
+    typed = corpus.command(kind, run, Path("nowhere"), "cpu")
     command = COMMANDS["train"]
+    words = typed[typed.index("train") + 1 :]
     config = parse(command.config_type, words, "mesotron train", command.presets)
     check(config)
     trl_arguments(config.objective, config.rollout, config.optim)
@@ -54,10 +63,26 @@ def test_every_run_can_be_typed(setting):
         assert not name or (module == "gamed_rewards" and callable(getattr(gamed_rewards, name)))
 
 
-def test_a_rescue_has_a_healthy_run_to_be_compared_with():
-    names = {run.name for run in corpus_runs()}
-    for run in rescue_runs():
-        assert f"{RESCUES[run.setting.name]}-{run.seed}" in names
+def test_a_rescue_has_itself_alone_and_a_healthy_run_to_be_compared_with():
+    names = {run.name for run in (*tuning_runs(), *held_out_runs())}
+    runs = rescue_runs()
+    assert len(runs) == len(RESCUES) * len(RESCUE_SEEDS)
+    for run in runs:
+        assert {run.name, f"{RESCUES[run.setting.name]}-{run.seed}"} <= names
+
+
+def test_labels_come_from_problems_that_the_watch_never_sees():
+    for levels in {parse_levels(setting.flags) for setting in held_out_settings()}:
+        seen = load_task(TaskConfig(levels=levels, num_train=1)).eval
+        judged = labelled.label_problems(seen, levels)
+        assert len(judged) == labelled.PROBLEMS >= 300
+        assert not {p.question for p in judged} & {p.question for p in seen}
+
+
+def parse_levels(flags):
+    words = flags.split()
+    after = words[words.index("--task.levels") + 1 :] if "--task.levels" in words else []
+    return tuple(int(word) for word in takewhile(str.isdigit, after))
 
 
 # --- the outcome rule ---------------------------------------------------------------------
@@ -111,6 +136,18 @@ def test_runs_in_which_nothing_happens_have_failed():
     assert label(broken).why == "reward lost"
     sick = made([0.3] * 60, loss=[0.0] * 30 + [math.nan] * 30)
     assert (label(sick).outcome, label(sick).onset) == ("failed", 31)
+
+
+def test_labels_of_their_own_decide_alone():
+    falling, flat = [0.4] * 30 + [0.1] * 30, [0.4] * 60
+    rows = [{"step": k, "correct": 0.4, "unchanged": 0.2} for k in range(0, 61, 10)]
+    assert label(made(flat, correct=falling) | {"labels": rows}).outcome == "healthy"
+    sinking = [row | {"correct": 0.1 if row["step"] > 30 else 0.4} for row in rows]
+    truth = label(made(flat) | {"labels": sinking})
+    assert (truth.outcome, truth.onset) == ("failed", 30)
+    assert label(made(flat) | {"labels": [row | {"unchanged": 1.0} for row in rows]}).why == (
+        "nothing changed"
+    )
 
 
 def test_a_stall_is_no_collapse():
@@ -175,13 +212,12 @@ def test_fixed_thresholds_hold_where_they_should():
     assert ("length drift", "medium") in lengths[-1]
 
 
-@pytest.mark.parametrize(("half", "without"), [("held_out", ""), ("held_out", "eval/")])
-def test_the_published_figures_are_those_of_this_watch(half, without):
-    runs = evaluate.load(HERE / "corpus.json.gz", half)
-    assert {run["name"] for run in runs} == {r.name for r in corpus_runs() if r.half == half}
+@pytest.mark.parametrize("without", ["", "eval/"])
+def test_the_published_figures_are_those_of_this_watch(without):
+    runs = evaluate.load("tuning")
+    assert {run["name"] for run in runs} == {run.name for run in tuning_runs()}
     found = evaluate.judge_all(runs, evaluate.watch_alarm, without)
-    name = f"{half}_blind.json" if without else f"{half}.json"
-    published = json.loads((HERE / name).read_text())
+    published = json.loads((HERE / f"tuning{'_blind' if without else ''}.json").read_text())
     assert evaluate.summarise(found) == published["summary"]["watch"]
     assert [(one.run, one.alarm) for one in found] == [
         (one["run"], one["alarm"] and tuple(one["alarm"])) for one in published["verdicts"]["watch"]

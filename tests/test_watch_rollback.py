@@ -17,6 +17,7 @@ from mesotron import cli
 from mesotron.runs import RunFolder
 from mesotron.watch import Act, Change, Engine, Event
 from mesotron.watch.guard import Memory, choose_checkpoint, choose_event, merge, why_not
+from mesotron.watch.pace import SMALLEST, rise_to_come, smaller_by
 from mesotron.watch.remedies import KL_TO_START, SMALLER_STEP, prescribe
 from mesotron.watch.settings import Setting, apply, scale_rates, settings_of
 from mesotron.watch.story import tell
@@ -140,11 +141,34 @@ def test_reasons_to_give_up():
 
 
 def test_a_remedy_grows_with_the_tries():
-    first, second = prescribe((KL_TO_START,), 1), prescribe((KL_TO_START,), 2)
+    tenth = replace(SMALLER_STEP, value=0.1)
+    first, second = (prescribe((KL_TO_START,), number, tenth) for number in (1, 2))
     assert [change.field for change in first] == ["objective.beta"]
     assert second[0].value == 2 * first[0].value
-    assert second[1] == SMALLER_STEP
-    assert [c.value for n in (1, 2, 3) for c in prescribe((SMALLER_STEP,), n)] == [0.5, 0.25, 0.125]
+    assert second[1] == tenth
+    assert prescribe((SMALLER_STEP, KL_TO_START), 3, tenth)[0] == tenth
+
+
+def test_what_is_left_of_a_run_goes_half_the_way_that_ruined_it():
+    for steps, left in ((20, 90), (40, 70), (60, 240)):
+        assert smaller_by(steps, left) * left == pytest.approx(steps / 2)
+    # Steps that grow five times as large are made that much smaller as well.
+    assert smaller_by(20, 90, rise=5.0) == pytest.approx(smaller_by(20, 90) / 5)
+    assert smaller_by(20, 90, rise=0.2) == smaller_by(20, 90)
+    # Late in a run each try still halves once more, and early in a long one no try does all.
+    assert [smaller_by(900, 100, number=n) for n in (1, 2, 3)] == [0.5, 0.25, 0.125]
+    assert smaller_by(10, 10_000) == SMALLEST
+    assert smaller_by(5, 0) == 0.5
+
+
+def test_the_rise_of_a_schedule_is_known_beforehand():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    trainer = SimpleNamespace(lr_scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, float))
+    assert rise_to_come(trainer, 0, 20, 100) == pytest.approx(59.5 / 9.5)
+    assert rise_to_come(trainer, 20, 40, 100) == pytest.approx(69.5 / 29.5)
+    assert rise_to_come(trainer, 0, 100, 100) == 1.0
+    trainer.lr_scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    assert rise_to_come(trainer, 0, 20, 100) == 1.0
 
 
 def test_what_cannot_be_changed_is_said_and_the_step_made_smaller():
@@ -304,7 +328,7 @@ def test_it_gives_up_after_its_tries_and_stops(tmp_path, alarm):
     trainer.train()
     assert [act.action for act in watch.acts] == ["rollback", "rollback", "stop"]
     assert [act.checkpoint for act in watch.acts] == [0, 0, None]
-    assert watch.acts[1].changes[0]["new"] == pytest.approx(1e-2 / 8)
+    assert watch.acts[1].changes[0]["new"] == pytest.approx(1e-2 * (2 / 4 / 2) * (1 / 3 / 2))
     assert "again after 2 rollbacks" in watch.acts[2].reason
     assert trainer.state.global_step == 4
     assert watch.stopped_by is not None

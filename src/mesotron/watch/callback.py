@@ -8,6 +8,7 @@ With several processes the first one decides and all act alike.
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,7 +24,8 @@ from mesotron.watch.engine import Engine, is_number
 from mesotron.watch.events import Act, Event
 from mesotron.watch.guard import Memory
 from mesotron.watch.metrics import Row
-from mesotron.watch.remedies import Change, prescribe
+from mesotron.watch.pace import rise_to_come, smaller_by
+from mesotron.watch.remedies import SMALLER_STEP, Change, prescribe
 from mesotron.watch.rollback import go_back, refuse_what_cannot_go_back, whole_checkpoints
 from mesotron.watch.settings import Settings, apply, settings_of
 from mesotron.watch.story import Story, tell
@@ -200,8 +202,9 @@ class Watch(TrainerCallback):
         else:
             go_back(self.trainer, self._root / f"checkpoint-{chosen}")
             number = memory.attempts + 1
-            remedy = prescribe(tuple(Change(**change) for change in event.changes), number)
-            outcome = apply(remedy, self._can_change(), number)
+            smaller = self._smaller_step(state, number)
+            wanted = tuple(Change(**change) for change in event.changes)
+            outcome = apply(prescribe(wanted, number, smaller), self._can_change(), smaller)
             act = decisions.gone_back(event, number, chosen, outcome)
             control.should_save = True  # a run killed from now on goes on from here
         memory.done(act)
@@ -209,6 +212,13 @@ class Watch(TrainerCallback):
         state.log_history.append(kept)
         if state.is_world_process_zero:
             self._tell(act)
+
+    def _smaller_step(self, state: TrainerState, number: int) -> Change:
+        """The step size at which the rest of the run is half the way that ruined it."""
+        begun = max((act.step for act in self.acts if act.action == "rollback"), default=0)
+        now, last = state.global_step, state.max_steps
+        rise = rise_to_come(self.trainer, begun, now, last)
+        return replace(SMALLER_STEP, value=smaller_by(now - begun, last - now, rise, number))
 
     def _choose(self, event: Event) -> tuple[int | None, str]:
         """The checkpoint to go back to, or why there is none."""

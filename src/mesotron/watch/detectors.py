@@ -2,7 +2,7 @@
 
 Rules are relative to the run's own first rows or to its best plateau; levels are backstops. Each
 detector names the public run or paper that taught it. The engine that reads this is `engine`;
-limits that decide on a stop were fitted on the tuning half of benchmarks/watch.
+limits that decide on a stop were fitted on the tuning corpus of benchmarks/watch.
 """
 
 from dataclasses import dataclass
@@ -55,6 +55,10 @@ REWARD_NOT_UP = Sign(metric="reward", moved="not_up", by=0.1)
 # Steps that were as small from the start on: in a warm-up they grow, and at the end of a schedule
 # they have shrunk. (The rate itself is logged of the first group alone.)
 EVER_SO_SMALL = Sign(metric="update_rms", moved="still", by=0.5)
+# Two signs that have nothing to do with each other may each be shown by less: chance would have to
+# move both (2.8 standard errors twice are 4 together).
+BESIDE = 0.7
+RIGHT_FEWER = Sign(metric="correct", moved="down", by=0.4, since="best", beside=BESIDE)
 ALWAYS: tuple[Case, ...] = ((),)
 
 # In order: where several speak at once, the first is called the cause.
@@ -360,6 +364,9 @@ DETECTORS = (
         fatal=(
             (Sign(metric="heldout", moved="down", by=0.25, since="best"),),
             (Sign(metric="correct", moved="down", by=0.4, since="best"),),
+            (RIGHT_FEWER, Sign(metric="top_share", moved="up", by=0.3, beside=BESIDE)),
+            (RIGHT_FEWER,
+             Sign(metric="heldout", moved="down", by=0.25, since="best", beside=BESIDE)),
         ),
         diagnosis="right answers are being lost, whatever the reward says",
         remedy="go back to the checkpoint with the best held-out score and halve the learning "

@@ -21,10 +21,11 @@ from mesotron.watch.tracks import Look, Track, is_finite
 SCALES = (0, 1)
 # A word may be wrong more often than a stop: it asks for this much of the settings' noise.
 WARN, STOP = 0.75, 1.0
-# Evaluations are few, and so are the chances that noise alone moves one: the first ask for this
-# share of the settings' noise, later ones for this much more for each e-fold of their number. At
-# most 2 in 100 flat runs of 100 evaluations are stopped so (tests/test_watch_evaluations.py).
-RARE, RARE_GROWTH = 0.68, 0.1
+# The longer a run, the more chances has noise to look like a change: what is asked for, in shares
+# of the settings' noise, grows with the logarithm of the values seen. Of runs of 2,000 rows or 200
+# evaluations in which nothing changes, at most 2 in 100 are stopped
+# (tests/test_watch_evaluations.py).
+RARE, ROWS, GROWTH = 0.65, 0.5, 0.125
 # A warning is over when nothing showed it for this many times its patience.
 CLEAR = 4
 
@@ -164,9 +165,9 @@ class Engine:
 
     def _track(self, name: str) -> Track:
         if name not in self.tracks:
-            sparse = METRICS[name].sparse
-            size = (1, 1) if sparse else (self.settings.warmup, self.settings.window)
-            self.tracks[name] = Track(*size)
+            metric, settings = METRICS[name], self.settings
+            size = (1, 1) if metric.sparse else (settings.warmup, settings.window)
+            self.tracks[name] = Track(*size, pooled=metric.sparse and bool(metric.names))
         return self.tracks[name]
 
     def _judge(self, detector: Detector, fresh: Collection[str]) -> list[Event]:
@@ -213,8 +214,7 @@ class Engine:
         look = self.tracks[sign.metric].look(scale)
         if look is None:
             return False
-        rare = RARE + RARE_GROWTH * math.log(look.track.seen) if look.track.rare else 1.0
-        return sign.shown(look, self.settings.noise * caution * rare)
+        return sign.shown(look, self.settings.noise * caution * surcharge(look.track))
 
     def _event(self, detector: Detector, signs: Case, scale: int) -> Event:
         seen: dict[str, Evidence] = {}
@@ -285,6 +285,12 @@ def check(settings: WatchSettings) -> WatchSettings:
     if settings.noise < 0:
         raise ValueError(f"noise {settings.noise} is negative: give 0 or more standard errors")
     return settings
+
+
+def surcharge(track: Track) -> float:
+    """What is asked of a change, as a share of the settings' noise: the more the longer a run."""
+    length = GROWTH * math.log(track.seen)
+    return RARE + length if track.rare else max(1.0, ROWS + length)
 
 
 def fresh_names(case: Case) -> frozenset[str]:

@@ -36,8 +36,7 @@ class Change:
     def at_try(self, number: int) -> "Change":
         """The same remedy the n-th time: what did not help is not done again, but more of it.
 
-        A factor is raised to the n-th power (the step size is halved, then quartered), a least
-        value is doubled each time.
+        A factor is raised to the n-th power, a least value is doubled each time.
 
         Args:
             number: 1 for the first try.
@@ -59,18 +58,21 @@ TWO_PART = Change(field="reward.parts", act="set", value=("two_part",))
 COOLER = Change(field="rollout.temperature", act="multiply", value=0.8)
 
 
-def prescribe(changes: tuple[Change, ...], number: int) -> tuple[Change, ...]:
+def prescribe(changes: tuple[Change, ...], number: int, smaller: Change) -> tuple[Change, ...]:
     """The remedy of the n-th try: from the second on the step size is lowered in any case.
 
     Args:
         changes: what the detector names.
         number: 1 for the first try.
+        smaller: the change of the step size, wherever one is called for; see `pace`.
 
     Example:
-        >>> [change.field for change in prescribe((KL_TO_START,), 2)]
+        >>> [change.field for change in prescribe((KL_TO_START,), 2, SMALLER_STEP)]
         ['objective.beta', 'optim.lr']
     """
-    wanted = [change.at_try(number) for change in changes]
-    if number > 1 and all(change.field != SMALLER_STEP.field for change in changes):
-        wanted.append(SMALLER_STEP)
+    wanted = [
+        smaller if change.field == smaller.field else change.at_try(number) for change in changes
+    ]
+    if number > 1 and smaller not in wanted:
+        wanted.append(smaller)
     return tuple(wanted)

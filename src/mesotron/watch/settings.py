@@ -41,13 +41,13 @@ class Outcome:
     refused: tuple[dict[str, Any], ...]
 
 
-def apply(remedy: Sequence[Change], settings: Settings, number: int = 1) -> Outcome:
+def apply(remedy: Sequence[Change], settings: Settings, smaller: Change = SMALLER_STEP) -> Outcome:
     """Apply a remedy as far as the trainer can; where none of it can be, make the steps smaller.
 
     Args:
         remedy: what is wanted.
         settings: what the trainer can be told.
-        number: of the try, for the strength of the smaller step.
+        smaller: the step size to take where nothing else can be done.
 
     Example:
         >>> rate = [0.01]
@@ -64,7 +64,7 @@ def apply(remedy: Sequence[Change], settings: Settings, number: int = 1) -> Outc
         else:
             changes.append(write(change, settings[change.field]))
     if not changes:
-        changes.append(write(SMALLER_STEP.at_try(number), settings[SMALLER_STEP.field]))
+        changes.append(write(smaller, settings[smaller.field]))
     return Outcome(tuple(changes), tuple(refused))
 
 
@@ -125,14 +125,19 @@ def first_rate(trainer: Any) -> float:
     return next((rate for rate in base_rates(trainer) if rate > 0), 0.0)
 
 
+def plain_scheduler(trainer: Any) -> Any:
+    """The scheduler itself, which Accelerate wraps."""
+    return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+
+
 def scale_rates(trainer: Any, factor: float) -> None:
     """Multiply every group's rate, now and in the schedule to come."""
     for group in trainer.optimizer.param_groups:
         for key in ("lr", "initial_lr"):
             if key in group:
                 group[key] *= factor
-    # Accelerate wraps the scheduler. One that follows a plateau keeps no base rates.
-    scheduler = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+    # One that follows a plateau keeps no base rates.
+    scheduler = plain_scheduler(trainer)
     for name in ("base_lrs", "_last_lr"):
         if name in vars(scheduler):
             setattr(scheduler, name, [rate * factor for rate in vars(scheduler)[name]])

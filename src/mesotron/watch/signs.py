@@ -27,6 +27,8 @@ class Sign:
         floor: a present value past this suffices by itself: the backstop where the baseline was
             sick already.
         since: start is the run's first rows, best its highest plateau, usual its recent past.
+        beside: share of the noise that it asks for; below 1 beside another sign that has nothing
+            to do with it, since chance would have to move both.
         optional: in a run that never logs the metric the sign counts as shown.
 
     Example:
@@ -47,6 +49,7 @@ class Sign:
     floor: float | None = None
     since: Since = "start"
     optional: bool = False
+    beside: float = 1.0
 
     def shown(self, look: Look, noise: float) -> bool:
         """Whether the look shows it.
@@ -55,6 +58,7 @@ class Sign:
             look: the metric at one scale.
             noise: how many standard errors a change must be.
         """
+        noise *= self.beside
         if self.moved in ("above", "below"):
             return self._past(look.now, self.level)
         if self.floor is not None and self._past(look.now, self.floor):

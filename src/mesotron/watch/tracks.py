@@ -2,9 +2,10 @@
 
 A track sees one value at a time, keeps a bounded memory, and gives it as JSON, so that a resumed
 run is watched as if it had never stopped. It is looked at on two scales: a short window sees a fast
-collapse, a long one sees a slow decline through the noise of small batches. Medians throughout: one
-wild row moves nothing. Of a rare metric (an evaluation) each value counts by itself, and its best
-is the median of the three best ones: the very best of many is the luckiest.
+collapse, a long one sees a slow decline through the noise of small batches. The level of a window
+is its mean without the highest and the lowest fifth: one wild row moves nothing, and less is lost
+to noise than by a median. Of a rare metric (an evaluation) the windows are one value and the mean
+of three.
 """
 
 import math
@@ -19,10 +20,12 @@ LONG = 5
 MEMORY = 64
 # In normal noise of deviation 1, |x - 2y + z| has this mean once its largest tenth is left out...
 TRIMMED_BEND = 1.611
-# ... and the median of n values has this times the error of their mean.
-MEDIAN_ERROR = 1.25
-# Values whose median is the best of a rare metric.
-TOP = 3
+# ... and the trimmed mean of 5 values has this times the error of their mean; of more, less.
+TRIMMED_ERROR = 1.07
+# Left out at each end of a window.
+TRIM = 0.2
+# Evaluations whose mean is a rare share's long window.
+POOLED = 3
 # Problems that a rare share is taken to be of where nothing says of how many.
 ASSUMED_TRIALS = 100
 
@@ -45,35 +48,46 @@ class Look:
 
     def refresh(self) -> None:
         """Take the track's newest values for the present."""
-        self.now = middle(self.track.recent[-self.window :])
+        self.now = level(self.track.recent[-self.window :])
         self.best = self.now if self.best is None else max(self.best, self.now)
 
     def reference(self, since: Since) -> float | None:
         """The level to compare with; None while it is not known."""
         if since == "usual":
             before = self._before()
-            return middle(before) if before else None
+            return level(before) if before else None
         start = self.track.start
         if since == "start" or start is None:
             return start
         # A fall in the first rows leaves no high plateau behind, but a high start.
-        best = self.track.best_of_top if self.track.rare else self._plateau().best
+        best = self._plateau()
         return start if best is None else max(best, start)
 
     def doubt(self, since: Since) -> float:
         """The standard error of the present minus that reference."""
+        rows = 1 / self.window + 1 / max(self._behind(since), 1)
         trials, reference = self.track.trials, self.reference(since)
-        if trials and reference is not None:  # two shares, each of that many problems
-            return math.sqrt((spread(self.now) + spread(reference)) / trials)
-        counts = {"start": self.track.warmup, "best": self._plateau().window,
-                  "usual": len(self._before())}  # fmt: skip
-        error = math.sqrt(1 / self.window + 1 / max(counts[since], 1)) * self.track.noise
-        return error if self.window == 1 else error * MEDIAN_ERROR
+        if not trials or reference is None:
+            error = math.sqrt(rows) * self.track.noise
+            return error if self.track.rare else error * TRIMMED_ERROR
+        # Two shares of so many problems each, if nothing has changed: both are of one coin.
+        behind = self._behind(since)
+        both = (self.window * self.now + behind * reference) / (self.window + behind)
+        return math.sqrt(spread(both) * rows / trials)
 
-    def _plateau(self) -> "Look":
-        """The look whose best counts: the long one, since the highest of many short windows is
+    def _behind(self, since: Since) -> int:
+        """How many values a reference rests on."""
+        if since == "usual":
+            return len(self._before())
+        best, start = self._plateau(), self.track.start
+        higher = best is not None and start is not None and best >= start
+        return self.track.windows[1] if since == "best" and higher else self.track.warmup
+
+    def _plateau(self) -> float | None:
+        """The best long window; None before there is one: the highest of many short windows is
         the luckiest, not the best."""
-        return self.track.look(1) or self
+        long = self.track.look(1)
+        return long.best if long else None
 
     def _before(self) -> list[float]:
         """Values before the window, none where they are too few to tell what is usual."""
@@ -86,7 +100,8 @@ class Track:
 
     Args:
         warmup: values from which the baseline is taken.
-        window: values whose median is the present; the long window is five times that.
+        window: values whose level is the present; the long window is five times that.
+        pooled: of a rare share: the long window is three values.
 
     Example:
         >>> track = Track(warmup=4, window=2)
@@ -97,15 +112,13 @@ class Track:
         (3.0, 1.0, True)
     """
 
-    def __init__(self, warmup: int, window: int) -> None:
+    def __init__(self, warmup: int, window: int, *, pooled: bool = False) -> None:
         self.warmup = warmup
-        # A rare metric has one scale, its last value.
-        self.windows = (window, 1 if window == 1 else window * LONG)
+        self.windows = (window, window * (POOLED if pooled else LONG if window > 1 else 1))
         self.first: list[float] = []
         self.start: float | None = None
         self.recent: list[float] = []
         self.seen = 0
-        self.top: list[float] = []  # of a rare metric: the highest ones, highest first
         self.looks = (Look(self, 0), Look(self, 1))
         self.trials: float | None = None  # of a share: how many problems each value is of
         self._noise: float | None = None
@@ -114,13 +127,11 @@ class Track:
         """Take in the next finite value."""
         self.seen += 1
         self.recent.append(value)
-        if self.rare:
-            self.top = sorted([*self.top, value], reverse=True)[:TOP]
         if len(self.recent) > MEMORY + self.windows[1]:
             del self.recent[0]
         if len(self.first) < self.warmup:
             self.first.append(value)
-            self.start = middle(self.first) if len(self.first) == self.warmup else None
+            self.start = level(self.first) if len(self.first) == self.warmup else None
         self._noise = None
         for look in self.looks:
             if len(self.recent) >= look.window:
@@ -134,11 +145,6 @@ class Track:
     def rare(self) -> bool:
         """Whether each value counts by itself."""
         return self.windows[0] == 1
-
-    @property
-    def best_of_top(self) -> float | None:
-        """The best of a rare metric; None before there are enough to tell luck from it."""
-        return middle(self.top) if len(self.top) == TOP else None
 
     @property
     def noise(self) -> float:
@@ -158,23 +164,35 @@ class Track:
         """Everything it remembers, for JSON."""
         best = [look.best for look in self.looks]
         return {"first": list(self.first), "recent": list(self.recent), "best": best,
-                "trials": self.trials, "seen": self.seen, "top": list(self.top)}  # fmt: skip
+                "trials": self.trials, "seen": self.seen}  # fmt: skip
 
     def load_values(self, values: dict[str, Any]) -> None:
         """Take over what `values` gave."""
         self.first, self.recent = list(values["first"]), list(values["recent"])
-        self.start = middle(self.first) if len(self.first) == self.warmup else None
+        self.start = level(self.first) if len(self.first) == self.warmup else None
         self.trials, self._noise = values["trials"], None
-        self.seen, self.top = values["seen"], list(values["top"])
+        self.seen = values["seen"]
         for look, best in zip(self.looks, values["best"], strict=True):
             look.best = best
-            if self.recent:
-                look.now = middle(self.recent[-look.window :])
+            if len(self.recent) >= look.window:
+                look.now = level(self.recent[-look.window :])
 
 
 def spread(share: float) -> float:
     """The variance of one throw of a coin that falls so; 0 for what is no share."""
     return max(share * (1 - share), 0.0)
+
+
+def level(values: Sequence[float]) -> float:
+    """The mean without the highest and the lowest fifth.
+
+    Example:
+        >>> level([1.0, 2.0, 3.0, 4.0, 100.0]), level([1.0, 2.0])
+        (3.0, 1.5)
+    """
+    cut = int(TRIM * len(values))
+    kept = sorted(values)[cut : len(values) - cut] if cut else values
+    return sum(kept) / len(kept)
 
 
 def middle(values: Sequence[float]) -> float:
