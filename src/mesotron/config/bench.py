@@ -143,7 +143,7 @@ class BenchSnakeConfig:
     readout: Literal["all", "head"] = "all"
     """Where the last layer looks from: all cells, or the snake's head alone."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the network's products."""
 
     attention: Literal["auto", "xla", "cudnn"] = "auto"
@@ -194,7 +194,7 @@ class BenchPpoConfig:
     readout: Literal["all", "head"] = "all"
     """Where its last layer looks from: all cells, or the snake's head alone."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the JAX networks' products; Stable-Baselines3's are float32."""
 
     updates: int = 2

@@ -68,8 +68,8 @@ class Guard:
             self._doubted = True
             self.say(
                 f"policy/mismatch is {mismatch:.2g} at update {row['step']}: moves are scored by "
-                f"other numbers than they were made by; {self.config.dtype} is computed wrongly "
-                "here, take the other --dtype or --attention xla"
+                "other numbers than they were made by. The device or its compiler is at fault: "
+                "try another --dtype, --attention xla or another version of jax"
             )
 
     def _judge(self, row: Row) -> list[Event]:
