@@ -10,11 +10,14 @@ import random
 import socket
 import tempfile
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
+
+from fsdp_on_cpu import shard_on_cpus, shipped_variables
 
 PRELOAD = ["mesotron.rlvr.trainer", "torch._dynamo", "transformers.models.llama.modeling_llama"]
 
@@ -158,8 +161,10 @@ def run_on(num: int, cases: list[tuple], function: str = "run_steps") -> list[di
     return run_everywhere(num, cases, function)[0]
 
 
-def run_everywhere(num: int, cases: list[tuple], function: str) -> list[list[Any]]:
-    """The same; the results of every process."""
+def run_everywhere(
+    num: int, cases: list[tuple], function: str, module: str = __name__, sharded: bool = False
+) -> list[list[Any]]:
+    """The same for a function of any module, also under FSDP2; the results of every process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     with socket.socket() as free:
@@ -168,7 +173,7 @@ def run_everywhere(num: int, cases: list[tuple], function: str) -> list[list[Any
     pipes, processes = [], []
     for rank in range(num):
         here, there = context.Pipe()
-        given = (rank, num, port, function, cases, there)
+        given = (rank, num, port, (module, function), cases, there, sharded)
         process = context.Process(target=_serve, args=given, daemon=True)
         process.start()
         pipes.append(here)
@@ -187,14 +192,26 @@ def run_everywhere(num: int, cases: list[tuple], function: str) -> list[list[Any
     return [results for _, results in answers]
 
 
-def _serve(rank: int, num: int, port: int, function: str, cases: list[tuple], pipe: Any) -> None:
+def _serve(
+    rank: int,
+    num: int,
+    port: int,
+    function: tuple[str, str],
+    cases: list[tuple],
+    pipe: Any,
+    sharded: bool,
+) -> None:
     os.environ |= {
         "HF_HUB_OFFLINE": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
     }  # fmt: skip
     torch.set_num_threads(1)
+    if sharded:
+        shard_on_cpus()
+        os.environ |= shipped_variables()
     try:
-        pipe.send((True, [globals()[function](*case) for case in cases]))
+        act = getattr(import_module(function[0]), function[1])
+        pipe.send((True, [act(*case) for case in cases]))
     except Exception:
         pipe.send((False, f"process {rank} of {num}\n{traceback.format_exc()}"))
     pipe.recv()  # stay for the others, until killed

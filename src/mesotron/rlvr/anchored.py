@@ -5,7 +5,6 @@ with vLLM one more transfer of weights for each rollout. Its completions vote; i
 they also train. Engines that hold flat shards are refused.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from mesotron.probes import trajectory_entropy
 from mesotron.rlvr.objectives.anchor import Anchor, momentum_at
 from mesotron.rlvr.objectives.options import ANCHORED
 from mesotron.rlvr.policy_loss import PolicyLoss
+from mesotron.runs.processes import asks_for_sharding
 
 Tokens = list[list[int]]
 
@@ -200,6 +200,14 @@ def reference_in_memory(model: Any, args: Any, peft_config: Any) -> bool:
     no such place, and for one changed since it was loaded it is the wrong model. Sharded models
     keep TRL's way.
     """
-    sharded = args.fsdp or args.deepspeed or os.environ.get("ACCELERATE_USE_FSDP") == "true"
     wrapped = isinstance(model, str) or peft_config is not None or is_peft_model(model)
-    return bool(args.beta) and not wrapped and not sharded
+    if not args.beta or wrapped:
+        return False
+    if not (args.fsdp or args.deepspeed or asks_for_sharding()):
+        return True
+    if not model.config._name_or_path:
+        raise ValueError(
+            f"beta = {args.beta:g} needs the model as it was, which sharded runs load anew, and "
+            "this one was made in memory: save it and give the trainer its folder, or beta = 0"
+        )
+    return False

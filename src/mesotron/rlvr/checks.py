@@ -3,13 +3,12 @@
 What only a model, a file's rows or a user's module can tell is refused where they are loaded.
 """
 
-import os
-
 from mesotron.config import OptimConfig, RolloutConfig, SftConfig, TrainConfig
 from mesotron.rlvr.objectives.options import trl_arguments
 from mesotron.rlvr.places import check_name
 from mesotron.rlvr.rewards import check_reward
 from mesotron.rlvr.tasks.load import check_task
+from mesotron.runs.processes import num_processes
 from mesotron.spectral import make_filter
 from mesotron.spectral.scale import check_scale
 
@@ -28,8 +27,7 @@ def check_parts(config: TrainConfig | SftConfig) -> None:
     check_optim(config.optim)
     if isinstance(config, TrainConfig):
         check_reward(config.reward, config.rollout.max_tokens)
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        trl_arguments(config.objective, config.rollout, config.optim, processes)
+        trl_arguments(config.objective, config.rollout, config.optim, num_processes())
     else:
         trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
 

@@ -16,6 +16,7 @@ import torch
 from mesotron.config import ModelConfig
 from mesotron.rlvr.converted import without_bars
 from mesotron.rlvr.places import locate
+from mesotron.runs.processes import local_index
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -148,7 +149,8 @@ def choose_device(name: str, threads: int | None = None) -> torch.device:
         raise ValueError("--device cuda was asked for, but torch sees no CUDA device: use cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    # Of several processes each has a GPU of its own.
+    return torch.device(name, local_index()) if name == "cuda" else torch.device(name)
 
 
 def lora_config(config: ModelConfig) -> LoraConfig | None:

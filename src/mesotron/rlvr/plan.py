@@ -1,6 +1,5 @@
 """Where a run begins: in a new folder, or at the newest whole checkpoint of a stopped one."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -8,6 +7,7 @@ from typing import Generic, TypeVar
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.reading import from_plain
 from mesotron.runs import Checkpoint, RunFolder, newest_whole
+from mesotron.runs.processes import is_main
 
 Config = TypeVar("Config", TrainConfig, SftConfig)
 
@@ -30,8 +30,7 @@ def begin(config: Config, path: Path) -> Plan[Config]:
 
     Of several processes the main one alone looks at the folder: it may have made it by now.
     """
-    main = os.environ.get("RANK", "0") == "0"
-    if main and path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if is_main() and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(
             f"{path} is not empty; give --out another name, or continue it with --resume {path}"
         )

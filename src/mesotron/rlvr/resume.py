@@ -21,12 +21,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+from mesotron.rlvr.objectives.anchor import trainable
 from mesotron.rlvr.safeguards import (
     all_or_none,
     explain_failed_write,
     refuse_flat_shards,
     refuse_spoiled_weights,
 )
+from mesotron.rlvr.shards import is_sharded
 from mesotron.rlvr.state import (
     Shard,
     load_state,
@@ -43,6 +45,8 @@ else:
     Mixin = object
 
 log = logging.getLogger(__name__)
+# Checkpoints hold whole weights, each under its name; LoRA's leave the frozen ones out.
+WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 
 
 class Stateful(Protocol):
@@ -127,7 +131,7 @@ class SafeCheckpoints(Mixin):
     def _write(self, draft: Path) -> None:
         """Every process writes what it alone has; the main one writes everything else."""
         refuse_flat_shards(self)
-        weights = self.accelerator.get_state_dict(self.model) if self.is_fsdp_enabled else None
+        weights = self._gathered_weights() if self.is_fsdp_enabled else None
         scaler = self.accelerator.scaler
         steps = {
             "optimizer": self.optimizer.state_dict(),
@@ -141,6 +145,11 @@ class SafeCheckpoints(Mixin):
             save_state(draft, self._optimizer_name(), steps)
         mine = {"random": random_state(), "stateful": self._stateful_state(), **self._own_state()}
         save_state(draft, f"process-{self.args.process_index}", mine)
+
+    def _gathered_weights(self) -> dict[str, Tensor]:
+        """Whole weights of a sharded model; every process must ask. Tied ones are held once."""
+        found = self.accelerator.get_state_dict(self.model)
+        return {n: w for n, w in found.items() if n not in self.model.all_tied_weights_keys}
 
     def _optimizer_name(self) -> str:
         """One file for all processes, or one for each where each has a part of the state."""
@@ -178,8 +187,7 @@ class SafeCheckpoints(Mixin):
         for path in parts:
             found |= load_file(path)
         # Spreads whole weights where the model is sharded, and copies them where it is not.
-        options = StateDictOptions(full_state_dict=True, strict=False)
-        missing, unexpected = set_model_state_dict(model, found, options=options)
+        missing, unexpected = set_model_state_dict(model, found, options=WHOLE)
         tied = set(model.all_tied_weights_keys)  # saved once, under the other name
         if unexpected or set(missing) - tied:
             wrong = ", ".join([*unexpected, *(set(missing) - tied)][:3])
@@ -303,9 +311,17 @@ def load_adapter(model: Any, folder: Path) -> None:
     """Fill a LoRA model's adapter with the weights that `save_pretrained` wrote."""
     from peft import set_peft_model_state_dict
 
-    found = set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
-    if found.unexpected_keys:
-        raise ValueError(f"{folder} holds another adapter: {', '.join(found.unexpected_keys[:3])}")
+    saved = load_file(folder / "adapter_model.safetensors")
+    if is_sharded(model):
+        # PEFT would copy whole weights into shards. Its files leave the adapter's name out.
+        names = {n.replace(f".{model.active_adapter}", ""): n for n, _ in trainable(model)}
+        unexpected = [name for name in saved if name not in names]
+        whole = {names[name]: weight for name, weight in saved.items() if name in names}
+        set_model_state_dict(model, whole, options=WHOLE)
+    else:
+        unexpected = set_peft_model_state_dict(model, saved).unexpected_keys
+    if unexpected:
+        raise ValueError(f"{folder} holds another adapter: {', '.join(unexpected[:3])}")
 
 
 def spread_like_parameters(state: dict[str, Any], optimizer: Any) -> None:

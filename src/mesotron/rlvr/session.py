@@ -5,7 +5,6 @@ that evaluation, draws the same numbers.
 """
 
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,11 +34,11 @@ from mesotron.rlvr.spectra import OptimizerLog
 from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
-from mesotron.rlvr.train import several_processes
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
+from mesotron.runs.processes import asks_for_sharding, is_main, num_processes
 from mesotron.runs.signals import StopRequest
 from mesotron.watch.budget import Meter
 from mesotron.watch.callback import Watch
@@ -86,8 +85,7 @@ def train(plan: Plan[TrainConfig], began: float | None = None) -> int:
 def load(config: TrainConfig, verifier: Verifier) -> Parts:
     """Model, tokenizer, problems and judge; whatever cannot be used is refused here."""
     device = choose_device(config.device, config.threads)
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    arguments = trl_arguments(config.objective, config.rollout, config.optim, processes)
+    arguments = trl_arguments(config.objective, config.rollout, config.optim, num_processes())
     check_settings(config.optim)
     task = load_task(config.task)
     check_enough(task, config.rollout)
@@ -100,7 +98,7 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
 @contextmanager
 def open_folder(plan: Plan[TrainConfig], device: torch.device) -> Iterator[RunFolder]:
     """The run's folder, made if it is new; the main process holds its lock and makes it first."""
-    if several_processes() and not is_main():
+    if num_processes() > 1 and not is_main():
         PartialState().wait_for_everyone()
         yield RunFolder(plan.path)
         return
@@ -111,7 +109,7 @@ def open_folder(plan: Plan[TrainConfig], device: torch.device) -> Iterator[RunFo
         run = RunFolder.create(plan.path, plan.config, found)
     with run:
         run.cut_after(plan.checkpoint.step if plan.checkpoint else 0)
-        if several_processes():
+        if num_processes() > 1:
             PartialState().wait_for_everyone()
         yield run
 
@@ -179,11 +177,6 @@ def why_stopped(watch: Watch) -> str | None:
     return watch.acts[-1].sentence() if watch.acts else watch.stopped_by.sentence()
 
 
-def is_main() -> bool:
-    """Whether this is the process that writes, of those that a launcher started."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
     """An evaluation as JSON."""
     found = measure(model, parts.tokenizer, parts.task, parts.config, parts.judge, name)
@@ -207,6 +200,11 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         engine=config.rollout.engine,
         share_prompts=config.rollout.share_prompts,
     )
+    if asks_for_sharding() and not trainer.is_fsdp_enabled:
+        raise ValueError(
+            f"the launcher asks for FSDP, which Accelerate does not take up on {parts.device}: use "
+            "examples/scaling/ddp.yaml, or GPUs"
+        )
     trainer.remove_callback(PrinterCallback)
     return trainer
 

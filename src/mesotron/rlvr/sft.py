@@ -6,7 +6,6 @@ usable. The training itself is in `warm_start`.
 
 from __future__ import annotations
 
-import os
 import time
 
 from mesotron.config import SftConfig, TrainConfig
@@ -15,6 +14,7 @@ from mesotron.rlvr.plan import Plan, begin
 from mesotron.rlvr.train import check_least, go_on_within, set_library_variables
 from mesotron.runs import new_run_path
 from mesotron.runs.hub import go_offline_without_network
+from mesotron.runs.processes import num_processes
 from mesotron.watch.budget import limits_of
 
 
@@ -45,11 +45,10 @@ def new_run(config: SftConfig) -> Plan[SftConfig]:
 
 def check(config: SftConfig) -> None:
     """Refuse numbers that cannot be meant, before anything is loaded."""
-    processes = os.environ.get("WORLD_SIZE", "1")
-    if processes != "1":
+    if num_processes() > 1:
         raise ValueError(
-            f"mesotron sft runs in one process, not in WORLD_SIZE={processes}: start it without a "
-            "launcher"
+            f"mesotron sft runs in one process, not in WORLD_SIZE={num_processes()}: start it "
+            "without a launcher"
         )
     least = {"steps": 1, "batch": 1, "max_tokens": 2, "save_every": 0, "keep": 1, "seed": 0}
     parts = {"threads": 1, "model.lora": 0, "optim.lr": 0, "optim.warmup": 0}

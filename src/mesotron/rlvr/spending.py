@@ -4,7 +4,6 @@ What was spent is kept in the run's spent.json, so that a resumed run goes on co
 that were lost with a kill included.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.runs import RunFolder
+from mesotron.runs.processes import is_main
 from mesotron.watch.budget import Meter, limits_of
 from mesotron.watch.callback import agreed
 
@@ -49,7 +49,7 @@ def metered(
 
 def write_spent(meter: Meter, run: RunFolder) -> None:
     """Write down what was spent up to now; of several processes the main one does."""
-    if os.environ.get("RANK", "0") == "0":
+    if is_main():
         meter.now = meter.clock()
         run.save("spent", {"seconds": meter.spent, "dollars": meter.dollars(meter.spent)})
 

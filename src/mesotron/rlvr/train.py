@@ -17,6 +17,7 @@ from mesotron.rlvr.checks import check_parts
 from mesotron.rlvr.plan import Config, Plan, begin, go_on
 from mesotron.runs import new_run_path
 from mesotron.runs.hub import go_offline_without_network
+from mesotron.runs.processes import is_main, num_processes
 from mesotron.watch.budget import limits_of
 
 LEAST = {
@@ -63,7 +64,7 @@ def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
     from mesotron.rlvr.session import train
 
     code = train(plan, began)
-    if then is not None and os.environ.get("RANK", "0") == "0":
+    if then is not None and is_main():
         then(plan.path)
     return code
 
@@ -102,7 +103,12 @@ def check(config: TrainConfig) -> None:
         raise ValueError(f"--rollout.temperature {temperature:g} must be above 0")
     if not 0 < top_p <= 1:
         raise ValueError(f"--rollout.top-p {top_p:g} is a share: give a number above 0, up to 1")
-    if several_processes() and config.out is None:
+    vllm = config.rollout.vllm
+    if vllm != "off" and find_spec("vllm") is None:
+        raise ValueError(
+            f"--rollout.vllm {vllm} needs vLLM, which is not installed: pip install 'trl[vllm]'"
+        )
+    if num_processes() > 1 and config.out is None:
         raise ValueError("several processes must agree on the run's folder: give it with --out")
     check_parts(config)
 
@@ -122,11 +128,6 @@ def check_least(config: object, least: Mapping[str, int]) -> None:
         if value is not None and not value >= smallest:  # a NaN is refused too
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} {value:g} must be at least {smallest}")
-
-
-def several_processes() -> bool:
-    """Whether a launcher has started more than this process."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def set_library_variables(config: TrainConfig) -> None:

@@ -4,7 +4,6 @@ Plain arithmetic on a clock; knows no trainer. Dollars are hours times a price: 
 of a provider, and what a machine costs before the command starts is not seen.
 """
 
-import os
 import re
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from statistics import mean
 
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.budget import PRICES
+from mesotron.runs.processes import num_processes
 
 UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 # Steps whose slowest stands for the next one, and whose mean for those to come.
@@ -74,10 +74,9 @@ def limits_of(config: TrainConfig | SftConfig) -> Limits:
             f"--budget {config.budget:g} needs the price of an hour: give --price 3.95, or "
             "--gpu h100"
         )
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
     return Limits(
         dollars=config.budget,
-        price=None if price is None else price * processes,
+        price=None if price is None else price * num_processes(),
         seconds=None if config.time_limit is None else parse_duration(config.time_limit),
     )
 

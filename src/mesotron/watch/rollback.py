@@ -2,7 +2,8 @@
 
 The step counter, the schedule, the order of the data and the random states are not rewound: the
 time is spent, files stay append-only, and a Trainer's loop cannot be rewound from inside. What was
-sampled by the policy that failed is thrown away. Weights in shards are refused.
+sampled by the policy that failed is thrown away. Weights in shards are put back by trainers that
+write whole ones, as ours do.
 """
 
 from pathlib import Path
@@ -47,10 +48,16 @@ def as_restorer(trainer: Any) -> RestoresPolicy:
 
 def refuse_what_cannot_go_back(trainer: Any) -> None:
     """Say at the start what a rollback could not do hours later."""
-    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+    flat = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
+    if trainer.is_deepspeed_enabled or flat:
         raise ValueError(
-            "guard='rollback' puts whole weights back, and DeepSpeed and FSDP keep them in shards: "
-            "use guard='stop' with them, or plain data parallelism"
+            "guard='rollback' puts weights back, which DeepSpeed and FSDP1 keep in flat shards: "
+            "use guard='stop' with them, FSDP2, or plain data parallelism"
+        )
+    if trainer.is_fsdp_enabled and not isinstance(trainer, RestoresPolicy):
+        raise ValueError(
+            "guard='rollback' reads whole weights of a checkpoint, and this trainer writes shards "
+            "under FSDP: use mesotron.GRPOTrainer, or guard='stop'"
         )
     if trainer.args.save_only_model:
         raise ValueError(

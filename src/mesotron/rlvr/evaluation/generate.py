@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mesotron.rlvr.shards import largest, let_go, smallest
+
 # Rows are dropped from the batch when this share of it is finished: copying the cache costs about
 # as much as a step, so doing it for every row would not pay.
 DROP_SHARE = 0.25
@@ -72,7 +74,7 @@ def generate(
     order = sorted(range(len(prompts)), key=lambda i: -len(encoded[i]))
     draws = table_of_draws(len(prompts), max_tokens, seed) if temperature else None
     longest = len(encoded[order[0]]) if order else 0
-    size = batch or fitting_batch(model, longest + max_tokens)
+    size = smallest(batch or fitting_batch(model, longest + max_tokens), model)
     done: dict[int, Completion] = {}
     for start in range(0, len(order), size):
         # Longest first: if memory does not suffice, it is known at once.
@@ -82,6 +84,7 @@ def generate(
         done |= dict(zip(rows, finish(ids, tokenizer, max_tokens), strict=True))
         if progress is not None:
             progress(len(rows))
+    let_go(model)
     return [done[i] for i in range(len(prompts))]
 
 
@@ -139,10 +142,10 @@ def decode(
                 written[row].append(token)
         running &= chosen != tokenizer.eos_token_id
         num_running = int(running.sum())
-        if num_running == 0:
+        if largest(num_running, model) == 0:
             break
         tokens, mask = chosen[:, None], torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-        if num_running <= (1 - DROP_SHARE) * len(alive):
+        if 0 < num_running <= (1 - DROP_SHARE) * len(alive):
             keep = running.nonzero()[:, 0]
             cache.batch_select_indices(keep)
             tokens, mask, alive = tokens[keep], mask[keep], alive[keep]

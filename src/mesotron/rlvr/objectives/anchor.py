@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from mesotron.rlvr.shards import let_go
+
 # Where Co-rewarding-II's annealing ends (arXiv 2508.00410): the anchor then hardly moves.
 LAST_MOMENTUM = 1 - 1e-5
 
@@ -152,7 +154,8 @@ def _alike(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The weights that train, each once, by name."""
+    """The weights that train, each once, by name; of a sharded model its shards."""
+    let_go(model)
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
 
 

@@ -78,7 +78,7 @@ def assemble(
     if len(examples) < config.few_shot:
         raise ValueError(
             f"few_shot={config.few_shot} needs as many solved training problems, and "
-            f"{config.name} has {len(solved)}: lower --task.few_shot"
+            f"{config.name} has {len(solved)}: lower --task.few-shot"
         )
     train = _cut(without(train, examples), config.num_train, config.seed)
     held_out = _cut(held_out, config.num_eval, config.seed)
@@ -86,7 +86,7 @@ def assemble(
         empty = "evaluate" if train else "train"
         raise ValueError(
             f"the task {config.name} has no problem left to {empty} on: check --task.path, "
-            "--task.levels and --task.num_eval"
+            "--task.levels and --task.num-eval"
         )
     return Task(train, held_out, format, tuple(examples))
 
