@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -43,7 +44,7 @@ def run(config: WatchConfig) -> int:
     if not config.follow:
         watcher.settings = suit(config.settings, len(log.rows))
         watcher.restart()
-        watcher.watch(log.rows)
+        watcher.watch(log.rows, log.acts)
     story = watcher.story(log)
     if config.json:
         config.json.write_text(json.dumps(story.record(), indent=2) + "\n", encoding="utf-8")
@@ -71,13 +72,18 @@ class Watcher:
         self.memory = Memory(self.settings)
         self.rows: list[Row] = []
 
-    def watch(self, rows: Sequence[Row]) -> list[Event]:
-        """Take in rows; returns the events that are new."""
+    def watch(self, rows: Sequence[Row], acts: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """Take in rows; returns the events that are new.
+
+        Args:
+            rows: the next ones.
+            acts: everything that a guard did, where the log itself tells of it.
+        """
         for row in rows:
             known = {own_name(ours): row[theirs] for ours, theirs in self.renames.items()
                      if theirs in row}  # fmt: skip
             self.rows.append(row | known)
-        records = [] if self.path is None else read_rows(self.path)
+        records = acts if self.path is None else read_rows(self.path)
         if rows and sum(record.get("kind") == "guard" for record in records) > len(self.acts):
             # It has gone back: live through it again, this time knowing when.
             self.memory = Memory(self.settings)
@@ -123,13 +129,14 @@ def follow(config: WatchConfig, watcher: Watcher, console: Console) -> Log:
                 fresh = time.monotonic()
             if stream.resumed:
                 watcher.restart()
-            for event in watcher.watch(stream.log.rows[len(stream.log.rows) - count :]):
+            fresh_rows = stream.log.rows[len(stream.log.rows) - count :]
+            for event in watcher.watch(fresh_rows, stream.log.acts):
                 console.print(Text(event.sentence(), STYLES[event.severity]))
             time.sleep(config.every)
     except KeyboardInterrupt:
         console.print("no longer following; the story so far:")
     count = stream.finish()
-    watcher.watch(stream.log.rows[len(stream.log.rows) - count :])
+    watcher.watch(stream.log.rows[len(stream.log.rows) - count :], stream.log.acts)
     return stream.log
 
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 Severity = Literal["warn", "stop", "clear"]
+# Key of an act in a trainer's log_history, where a resumed run finds it, and a reader.
+ACT = "mesotron/guard"
 
 
 @dataclass(frozen=True, kw_only=True)

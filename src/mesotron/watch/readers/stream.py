@@ -7,6 +7,7 @@ the rows after it are forgotten, as the run itself forgot them.
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mesotron.config.watch import LogKind
 from mesotron.watch.readers.locate import PARSERS, locate
@@ -24,12 +25,14 @@ class Log:
         kind: how it was read.
         rows: rows of numbers, each with its step; steps never go back.
         notes: what a reader of the story should know about the rows.
+        acts: what a guard did, where the log itself tells of it.
     """
 
     path: Path
     kind: LogKind
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
+    acts: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_log(path: Path, kind: LogKind = "auto") -> Log:
@@ -96,8 +99,9 @@ class Stream:
         except ValueError as error:  # perhaps it is being written: `finish` will tell
             self._note(f"not read yet: {error}")
             return 0
-        if len(rows) == len(self.log.rows):
+        if len(rows) == len(self.log.rows) and file.parser.acts == self.log.acts:
             return 0
+        self.log.acts = file.parser.acts
         self.log.rows.clear()
         self.log.notes.clear()
         self.resumed, self._counted = True, 0

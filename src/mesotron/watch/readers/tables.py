@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mesotron.watch.events import ACT
 from mesotron.watch.readers.parser import MAX_FILE, MAX_LINE, LineParser, Parser, Row, tidy
 
 # A document is held in memory as a whole.
@@ -29,7 +30,10 @@ class JsonLines(LineParser):
 
 
 class Document(Parser):
-    """One JSON document: a trainer_state.json, its log_history, or any list of rows."""
+    """One JSON document: a trainer_state.json, its log_history, or any list of rows.
+
+    A guard that went back has left its acts among the rows of a log_history.
+    """
 
     whole = True
 
@@ -50,7 +54,10 @@ class Document(Parser):
             value = json.loads(bytes(self._data).decode("utf-8", errors="replace"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{self.path} is not JSON: {reason(error)}") from error
-        return [row for item in self._history(value) if (row := tidy(item))]
+        history = self._history(value)
+        self.acts = [item[ACT] for item in history if isinstance(item.get(ACT), dict)]
+        rows = [item for item in history if ACT not in item]
+        return [row for item in rows if (row := tidy(item))]
 
     def _history(self, value: Any) -> list[dict[str, Any]]:
         rows = value.get("log_history") if isinstance(value, dict) else value
