@@ -226,6 +226,23 @@ def test_the_command_knows_that_a_run_has_gone_back(tmp_path, capsys):
     assert "gone back from step 110 to 70" in told
 
 
+def test_a_trainer_state_tells_what_the_guard_did(tmp_path, capsys):
+    fallen = FAILURES["reward_collapse"](0)[:110]
+    calm = [{**row, "step": row["step"] + 110} for row in fallen[:60]]
+    act = Act(step=110, action="rollback", detector="reward_collapse", attempt=1, checkpoint=70,
+              reason="why", changes=({"field": "optim.lr", "old": 0.1, "new": 0.05},))  # fmt: skip
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": [*fallen, *calm]}))
+    assert cli.main(["watch", str(path), "--check"]) == 1
+    acted = {"step": 110, "mesotron/guard": act.record()}
+    path.write_text(json.dumps({"log_history": [*fallen, acted, *calm]}))
+    capsys.readouterr()
+    assert cli.main(["watch", str(path), "--check"]) == 0
+    told = capsys.readouterr().out
+    assert "step 110 rollback 1 to step 70: why; optim.lr 0.1 to 0.05" in told
+    assert "gone back from step 110 to 70" in told
+
+
 @pytest.mark.parametrize("changed", [{"checkpoint": 400}, {"step": None}, {"step": "9"}])
 def test_an_act_that_cannot_be_is_a_sentence(tmp_path, capsys, changed):
     run = RunFolder.create(tmp_path / "run", {}, {})
@@ -402,8 +419,12 @@ def test_what_could_not_be_done_at_the_alarm_is_refused_at_the_start(tmp_path):
     with pytest.raises(ValueError, match="save_only_model"):
         mesotron.Watch(guard="rollback", trainer=trainer)
     trainer.is_fsdp_enabled = True
-    with pytest.raises(ValueError, match="keep them in shards"):
+    with pytest.raises(ValueError, match="FSDP1 keep in flat shards"):
         mesotron.Watch(guard="rollback", trainer=trainer)
+    plain = SimpleNamespace(is_deepspeed_enabled=False, is_fsdp_enabled=True,
+                            accelerator=SimpleNamespace(is_fsdp2=True))  # fmt: skip
+    with pytest.raises(ValueError, match="this trainer writes shards"):
+        mesotron.Watch(guard="rollback", trainer=plain)
 
 
 def test_rates_are_scaled_now_and_in_the_schedule():

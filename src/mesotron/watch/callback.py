@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mesotron.config import WatchSettings
@@ -21,7 +22,7 @@ from mesotron.config.watch import GuardName
 from mesotron.runs.folder import RunFolder
 from mesotron.watch import guard as decisions
 from mesotron.watch.engine import Engine, is_number
-from mesotron.watch.events import Act, Event
+from mesotron.watch.events import ACT, Act, Event
 from mesotron.watch.guard import Memory
 from mesotron.watch.metrics import Row
 from mesotron.watch.pace import rise_to_come, smaller_by
@@ -31,8 +32,6 @@ from mesotron.watch.settings import Settings, apply, settings_of
 from mesotron.watch.story import Story, tell
 
 GUARDS = get_args(GuardName)
-# Key of an act in a trainer's log_history, where a resumed run finds it.
-ACT = "mesotron/guard"
 log = logging.getLogger("mesotron.watch")
 
 
@@ -278,7 +277,9 @@ def are_spoiled(model: torch.nn.Module, logs: Mapping[str, Any]) -> bool:
     """Whether a weight is not a finite number; looked for where loss or gradient was not."""
     if all(math.isfinite(logs.get(name) or 0.0) for name in ("loss", "grad_norm")):
         return False
-    return not all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad)
+    params = [p.detach() for p in model.parameters() if p.requires_grad]
+    held = [p.to_local() if isinstance(p, DTensor) else p for p in params]
+    return anywhere(not all(bool(w.isfinite().all()) for w in held))
 
 
 def as_row(logs: Mapping[str, Any], step: int) -> Row:
@@ -291,6 +292,15 @@ def past(state: TrainerState) -> Iterator[Row | Act]:
     for row in state.log_history:
         acted: Any = row.get(ACT)
         yield Act.from_record(acted) if acted else as_row(row, int(row.get("step", 0)))
+
+
+def anywhere(seen: bool) -> bool:
+    """Whether any process has seen it: of a sharded weight each sees its own part."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return seen
+    held = [False] * dist.get_world_size()
+    dist.all_gather_object(held, seen)
+    return any(held)
 
 
 def agreed(decision: Any) -> Any:
