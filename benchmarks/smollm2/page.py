@@ -25,6 +25,7 @@ from mesotron.compare.kind import is_for_choosing
 
 HERE = Path(__file__).parent
 FILTERS = ("muon", "k_p=4", "k_p=3", "k_p=2", "k_p=1", "k_p=0", "noise")
+BOUNDS = ("gradient", "best")  # the gradient as it is, and the best number of directions
 
 
 def main() -> None:
@@ -194,7 +195,7 @@ def map_entry(cell: Cell | None) -> str:
 
 
 def spectrum(cells: list[Cell]) -> str:
-    """By projection, mean over layers: rank, top share, SNR, edges, then filters' efficiency."""
+    """By projection, mean over layers: rank, top share, SNR, edges, then the filters' cosines."""
     parts = []
     for size in batch_sizes(cells):
         parts += [f"## Gradient of {size} batch{'es' * (size != '1')} of 32 prompts", ""]
@@ -207,11 +208,11 @@ def spectrum(cells: list[Cell]) -> str:
                     if blocks:
                         label = [cell["stage"], str(cell["steps"]), f"{projection}, {view}"]
                         rows.append(label + spectrum_row(blocks, size))
-                        worth.append(label + efficiency_row(blocks, size))
+                        worth.append(label + cosine_row(blocks, size))
         head = ["source", "step", "block", "shape", "effective rank", "top share", "SNR",
                 "noise edge", "noise's own largest", "over the gradient's norm"]  # fmt: skip
-        parts += [table(head, rows), "Efficiency (directions passed):", ""]
-        parts.append(table(["source", "step", "block", *FILTERS, "best rank"], worth))
+        parts += [table(head, rows), "Cosine with other data (directions passed):", ""]
+        parts.append(table(["source", "step", "block", *FILTERS, "gradient itself", "best"], worth))
     return "\n".join(parts)
 
 
@@ -229,13 +230,14 @@ def spectrum_row(blocks: list[dict[str, Any]], size: str) -> list[str]:
             f"{mean['noise_over_all']:.3f}"]  # fmt: skip
 
 
-def efficiency_row(blocks: list[dict[str, Any]], size: str) -> list[str]:
+def cosine_row(blocks: list[dict[str, Any]], size: str) -> list[str]:
     shown = [
-        f"{fmean(b[size]['efficiency'][name] for b in blocks):.2f} "
+        f"{fmean(b[size]['cosine'][name] for b in blocks):.3f} "
         f"({fmean(b[size]['passed'][name] for b in blocks):.0f})"
         for name in FILTERS
     ]
-    return [*shown, f"{fmean(b[size]['best_rank'] for b in blocks):.0f}"]
+    plain, best = (f"{fmean(b[size]['cosine'][name] for b in blocks):.3f}" for name in BOUNDS)
+    return [*shown, plain, f"{best} ({fmean(b[size]['best_rank'] for b in blocks):.0f})"]
 
 
 def horizon(cells: list[Cell]) -> str:

@@ -6,6 +6,7 @@ so that a study which runs out of time has lost the least.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,19 @@ def search_of(given: Any, done: dict[str, Cell], name: str) -> Search:
 
 def accuracy(cell: Cell, choosing: bool | None = None) -> float:
     """The share of held-out problems solved: all, those that choose, or those that judge."""
-    solved = [
-        float(mark)
-        for k, mark in enumerate(cell["solved"])
+    solved = cell["solved"]
+    marks = [solved[k] for k in places(len(solved), choosing)]
+    return marks.count("1") / len(marks)
+
+
+@cache
+def places(number: int, choosing: bool | None) -> list[int]:
+    """Which of the problems are asked about."""
+    return [
+        k
+        for k in range(number)
         if choosing is None or is_for_choosing(f"sums-eval-{k}") == choosing
     ]
-    return sum(solved) / len(solved)
 
 
 def chosen(given: Any, done: dict[str, Cell], name: str) -> tuple[float, float]:

@@ -3,8 +3,8 @@
 At frozen weights the gradients of independent batches are taken apart. Half of them (A) says which
 directions a filter would keep; the other half (B), of other noise, says what these are worth:
 u_i^T B v_i is an unbiased estimate of the signal along A's i-th direction. A filter that passes the
-first k takes a step of size sqrt(k) and goes down by the sum of their worth; the ratio of the two,
-over that of the best k, is the filter's efficiency.
+first k takes a step of size sqrt(k) and goes down by the sum of their worth, so its cosine with B,
+the sum over sqrt(k) ||B||, is how much a step of a given size gains.
 
 Legend: G [K, m, n] gradients of K batches of one block, m <= n; sigma [m] of A, falling.
 """
@@ -145,7 +145,7 @@ def measure(G: Tensor) -> dict[str, Any]:
         shape, and for one batch and for eight ("1", "8"; eight is what momentum sees at best):
         effective rank, share of the energy in the largest direction, the largest singular value of
         noise alone over its own norm and over the whole gradient's, how many directions each filter
-        passes and its efficiency; and the signal-to-noise ratio.
+        passes and its cosine; and the signal-to-noise ratio.
     """
     if G.shape[2] > G.shape[3]:
         G = G.transpose(2, 3)
@@ -176,15 +176,16 @@ def directions(A: Tensor, B: Tensor, noise: Tensor) -> dict[str, Any]:
     edges = dict(zip((f"k_p={k}" for k in range(5)), PROMOTED, strict=True))
     edges |= {"noise": noise_edge(m, n), "muon": 0.0}
     counts = torch.arange(1, m + 1, device=A.device)
-    climbing = worth.cumsum(1) / counts.sqrt()  # of the first k directions
-    best = climbing.amax(1).clamp_min(1e-30)
+    size = torch.linalg.matrix_norm(B).clamp_min(1e-30)
+    cosines = worth.cumsum(1) / counts.sqrt() / size[:, None]  # of the first k directions
     passed = {name: (share > edge).sum(1) for name, edge in edges.items()}
-    gone = {
+    found = {
         name: torch.where(
-            number > 0, climbing.gather(1, (number - 1).clamp_min(0)[:, None])[:, 0], 0.0
+            number > 0, cosines.gather(1, (number - 1).clamp_min(0)[:, None])[:, 0], 0.0
         )
         for name, number in passed.items()
     }
+    found |= {"gradient": (A * B).sum((1, 2)) / norm[:, 0] / size, "best": cosines.amax(1)}
     top = torch.linalg.matrix_norm(noise, 2)
     alone = torch.linalg.matrix_norm(noise).clamp_min(1e-30)
     places = torch.linspace(0, m - 1, min(m, POINTS)).round().long()
@@ -193,9 +194,9 @@ def directions(A: Tensor, B: Tensor, noise: Tensor) -> dict[str, Any]:
         "top_share": float(share[:, 0].square().mean()),
         "noise_top": float((top / alone).mean()),
         "noise_over_all": float((top / norm[:, 0]).mean()),
-        "best_rank": float((climbing.argmax(1) + 1).float().mean()),
+        "best_rank": float((cosines.argmax(1) + 1).float().mean()),
         "passed": {name: float(number.float().mean()) for name, number in passed.items()},
-        "efficiency": {name: float((x / best).mean()) for name, x in gone.items()},
+        "cosine": {name: float(x.mean()) for name, x in found.items()},
         "rank": (places + 1).tolist(),
         "sigma": rounded(share.mean(0).cpu()[places]),
         "worth": rounded((worth / norm).mean(0).cpu()[places]),
