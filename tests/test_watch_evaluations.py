@@ -1,4 +1,4 @@
-"""Evaluations under the watch: chance stops no flat run, and what is really lost is still seen."""
+"""Chance under the watch: it stops hardly any flat run, and what is really lost is still seen."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 from mesotron.watch import Engine
 from mesotron.watch.tracks import Track
 
-RUNS, EVALUATIONS = 80, 100
+RUNS, EVALUATIONS, ROWS = 40, 200, 2000
 
 
 def is_stopped(scores, problems=None):
@@ -30,6 +30,36 @@ def test_chance_stops_hardly_any_flat_run():
             blind += [is_stopped(run) for run in scores[:20, :50]]
     assert sum(stopped) <= 0.02 * len(stopped)
     assert sum(blind) <= 0.02 * len(blind)
+
+
+def is_flat_run_stopped(draw, prompts, accuracy):
+    """Whether a run is stopped in which nothing changes but the prompts, easy ones and hard."""
+    easy = draw.beta(1.2 * accuracy, 1.2 * (1 - accuracy), size=(ROWS, prompts))
+    right = draw.binomial(8, easy) / 8
+    correct, wrong, alike = (
+        right.mean(1),
+        (right == 0).mean(1),
+        ((right == 0) | (right == 1)).mean(1),
+    )
+    top = draw.binomial(8 * prompts, 0.15, size=ROWS) / (8 * prompts)
+    engine = Engine()
+    for k in range(ROWS):
+        row = {
+            "step": k, "reward": 0.1 + correct[k], "facts/correct": correct[k],
+            "groups/zero_signal": alike[k], "groups/all_wrong": wrong[k],
+            "answers/top_share": top[k],
+        }  # fmt: skip
+        if any(event.severity == "stop" for event in engine.update(row)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("runs", [2, pytest.param(40, marks=pytest.mark.slow)])
+def test_prompts_of_unequal_difficulty_stop_hardly_any_flat_run(runs):
+    draw = np.random.default_rng(0)
+    kinds = [(prompts, accuracy) for prompts in (8, 16) for accuracy in (0.15, 0.3, 0.5)]
+    stopped = [is_flat_run_stopped(draw, *kind) for kind in kinds for _ in range(runs)]
+    assert sum(stopped) <= max(0.02 * len(stopped), 1)
 
 
 @pytest.mark.parametrize("evaluations", [5, 100])
