@@ -4,7 +4,7 @@
 
 A run is rescued if its final reward (mean of the last ten rollouts) comes to nine tenths of that of
 the healthy setting with the same optimizer and reward, at the same seed. Held-out accuracy, which
-is what one wants, stands beside it. Reads the two packed files alone.
+is what one wants, stands beside it. Reads the packed files alone.
 """
 
 import json
@@ -12,19 +12,36 @@ from typing import Any
 
 from evaluate import HERE, load
 from labels import mean
-from runs import RESCUES
+from runs import RESCUES, rescue_runs
 
 ENOUGH = 0.9
+SEEDS = {"seeds 0 and 1": (0, 1), "seed 100, met by nobody": (100,)}
 Packed = dict[str, Any]
 
 
 def main() -> None:
     corpus = {run["name"]: run for name in ("tuning", "held_out") for run in load(name)}
-    found = [compare(run, corpus) for run in load("rescues")]
-    for one in sorted(found, key=lambda one: one["run"]):
-        print(one)
-    print(f"rescued {sum(one['rescued'] for one in found)} of {len(found)}")
-    (HERE / "rescues.json").write_text(json.dumps(found, indent=1))
+    made = {run["name"]: run for run in load("rescues")}
+    found = [compare(made[run.name], corpus) for run in rescue_runs() if run.name in made]
+    for one in found:
+        print(line(one))
+    summary = {words: count(found, seeds) for words, seeds in SEEDS.items()}
+    print(summary, "not made:", [run.name for run in rescue_runs() if run.name not in made])
+    (HERE / "rescues.json").write_text(json.dumps({"summary": summary, "runs": found}, indent=1))
+
+
+def count(found: list[dict[str, Any]], seeds: tuple[int, ...]) -> str:
+    """How many of the planned runs with these seeds were rescued; one not made was not."""
+    planned = [run.name for run in rescue_runs() if run.seed in seeds]
+    return f"{sum(one['rescued'] for one in found if one['run'] in planned)} of {len(planned)}"
+
+
+def line(one: dict[str, Any]) -> str:
+    """A row of the page's table."""
+    reward, greedy = ([f"{x:.3f}" for x in one[key].values()] for key in ("reward", "greedy"))
+    acts = ", ".join(f"{act['step']} to {act['checkpoint']}" for act in one["rollbacks"])
+    word = "yes" if one["rescued"] else "no"
+    return f"| {one['run']} | {' | '.join(reward)} | {', '.join(greedy)} | {acts} | {word} |"
 
 
 def compare(run: Packed, corpus: dict[str, Packed]) -> dict[str, Any]:
