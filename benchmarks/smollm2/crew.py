@@ -116,7 +116,7 @@ def run_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     import torch
 
     torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("high")  # for evaluations, which autocast does not cover
+    torch.set_float32_matmul_precision("high")  # for what autocast does not cover
     from box import box_cell
     from spectrum import spectrum_cell
     from supervised import warm_cell

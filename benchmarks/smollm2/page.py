@@ -52,7 +52,8 @@ def circumstances(found: dict[str, Any]) -> str:
         f"`benchmarks/smollm2/study.py --workers {settings['workers']}`{own}; {machine['device']}, "
         f"torch {machine['torch']}, Transformers {machine['transformers']}; everything as data: "
         "[results.json](results.json). Sums of three digits (recipe `arith_smollm2`), greedy "
-        "accuracy on 512 held-out questions; float32 weights, bfloat16 autocast."
+        "accuracy on 512 held-out questions; float32 weights, bfloat16 autocast (float32 alone in "
+        "the lost box, which is `mesotron train` itself)."
     )
 
 

@@ -171,7 +171,7 @@ def box(given: Any, done: dict[str, Cell]) -> list[Cell]:
             changes = [*BOXED, f"task.few_shot={shots}", f"reward.parts={reward}"]
             changes += [f"guard={guard}", f"save_every={10 if guard == 'rollback' else 0}"]
             more = {"rate": ELSE_GUESS, "steps": given.box_steps, "set": changes}
-            cells.append(make("box", f"{shots} shots, {reward}, {guard}", **more))
+            cells.append(make("box", f"{shots}-shot, {reward}, {guard}", **more))
     return cells
 
 
