@@ -1,7 +1,6 @@
 """Sums of three digits with SmolLM2-135M-Instruct: minutes on one GPU, every problem checkable.
 
-Answers fit into ten tokens, so a step is short and many runs can be compared; a model of this size
-starts at about chance and can learn it.
+Answers fit into ten tokens, so a step is short and many runs can be compared.
 """
 
 from mesotron.config import (
