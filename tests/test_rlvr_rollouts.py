@@ -6,8 +6,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from mesotron.config import ObjectiveConfig, OptimConfig, RolloutConfig
 from mesotron.rlvr.fused_decoder import FusedSampler
-from mesotron.rlvr.graph_sampler import GraphSampler, Sampling, narrow_copy, refresh
+from mesotron.rlvr.graph_sampler import GraphSampler, narrow_copy, refresh
 from mesotron.rlvr.objectives.options import trl_arguments
+from mesotron.rlvr.sampling import Sampling
 from mesotron.rlvr.trainer import GRPOTrainer
 from rlvr_tiny import make_arguments, make_data, make_tokenizer, make_trainer, small_digits
 from rlvr_tiny import make_model as make_digits_model
@@ -152,6 +153,18 @@ def test_the_model_is_left_as_it_was():
     assert all(p.requires_grad for p in model.parameters())
 
 
+@SAMPLERS
+def test_any_number_of_rows_needs_few_shapes(make):
+    """Filled up with idle rows, greedy completions are what they were."""
+    model, prompts = make_model(), random_prompts(9)
+    sampler = make(model, [EOS], PAD, Sampling(temperature=0.0))
+    wanted = sampler.sample(prompts, 8)
+    sampler.slates.clear()
+    for number in range(1, 10):
+        assert sampler.sample(prompts[:number], 8, usual=9) == wanted[:number]
+    assert {shape[0] for shape in sampler.slates} <= {9, 5, 3, 2, 1}
+
+
 def test_few_shapes_are_kept():
     sampler = GraphSampler(make_model(), [EOS], PAD)
     for rows in range(1, 8):
@@ -250,6 +263,16 @@ def test_a_temperature_changed_on_the_way_is_taken_over(tmp_path):
     trainer.temperature = 0.5
     trainer._generate_single_turn([[5, 6]], None, {}, 1)
     assert trainer._sampler.sampling.temperature == 0.5
+
+
+def test_rounds_that_fill_gaps_reuse_the_graphs(tmp_path):
+    trainer = train(
+        tmp_path,
+        engine="fused",
+        objective=ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=0.3),
+    )
+    assert trainer.usual_rows == 8
+    assert {shape[0] for shape in trainer._sampler.slates} <= {8, 4}
 
 
 def test_a_group_is_tokenized_once(tmp_path):

@@ -1,10 +1,10 @@
 """A decoder of few kernels: Llama's and Qwen2's layers as four products and what lies between.
 
-`graph_sampler` through Transformers launches some fifty small kernels for each layer of each token,
-and at a few hundred rows their number is the time. Here queries, keys and values are one product,
-gate and up another, residuals are added inside of products, and query heads that share a key stand
-beside each other instead of copying it. Each distinct prompt is read once for all its rows. For
-sampling alone: no gradient, no dropout.
+Through Transformers a layer of a token is nearly fifty small kernels, and at a few hundred rows
+their number is the time. Here queries, keys and values are one product, gate and up another,
+residuals are added inside of products, and query heads that share a key stand beside each other
+instead of copying it. Each distinct prompt is read once for all its rows. For sampling alone: no
+gradient, no dropout.
 
 Shapes: B rows, U distinct prompts, P padded prompt length, N longest completion, L >= P + N cache
 length, H query heads, K key heads, R = H / K, D numbers of a head, E width, V vocabulary.
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
-from mesotron.rlvr.graph_sampler import GraphSampler, Sampling, Slate, check_attention
+from mesotron.rlvr.graph_sampler import GraphSampler, Slate, check_attention
+from mesotron.rlvr.sampling import Sampling
 
 MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM")
 # Attention kernels want the rows of a mask to start on such a multiple, and else copy it.

@@ -12,12 +12,13 @@ import copy
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import StaticCache
+
+from mesotron.rlvr.sampling import Sampling
 
 # Prompts are padded up to a multiple of this, so that few shapes serve a whole data set.
 PROMPT_STEP = 32
@@ -27,50 +28,6 @@ KEPT_SHAPES = 4
 LOOK_EVERY = 8
 # Capture needs every lazy initialisation to have happened.
 WARM_UPS = 2
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a token is drawn from softmax(logits / temperature)."""
-
-    temperature: float = 1.0
-    """0 takes the likeliest token."""
-    top_k: int = 0
-    """Only the k likeliest tokens; 0 for all."""
-    top_p: float = 1.0
-    """Only the likeliest tokens that together hold this much."""
-
-    def draw(self, logits: Tensor) -> Tensor:
-        """One token for each row.
-
-        Args:
-            logits: (B, V), any floating type.
-
-        Returns:
-            (B,) token ids.
-
-        Example:
-            >>> Sampling(temperature=0.0).draw(torch.tensor([[0.1, 0.7]])).tolist()
-            [1]
-        """
-        if self.temperature == 0:
-            return logits.argmax(dim=-1)
-        probs = (logits.float() / self.temperature).softmax(dim=-1)
-        if self.top_k or self.top_p < 1:
-            probs = self.cut(probs)
-        # The smallest of exponentials with rates p_i has index i with probability p_i; unlike
-        # torch.multinomial this never looks at a value from the host.
-        return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
-
-    def cut(self, probs: Tensor) -> Tensor:
-        """Zero outside of the nucleus and of the k likeliest; the likeliest always stays."""
-        ordered, places = probs.sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered
-        outside = before >= self.top_p
-        outside[:, 0] = False
-        if self.top_k:
-            outside[:, self.top_k :] = True
-        return torch.zeros_like(probs).scatter(-1, places, ordered.masked_fill(outside, 0.0))
 
 
 class Slate(ABC):
@@ -235,12 +192,16 @@ class GraphSampler:
         self.pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
 
     @torch.no_grad()
-    def sample(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, usual: int = 0
+    ) -> list[list[int]]:
         """Complete each prompt once.
 
         Args:
             prompts: token ids, none empty.
             max_tokens: longest completion.
+            usual: rows of most calls; fewer are filled up to a half, a quarter, ... of it, so that
+                calls of any size need few graphs. 0 has a graph for every number of rows.
 
         Returns:
             The tokens after each prompt, with the one that ended it if it ended.
@@ -249,14 +210,15 @@ class GraphSampler:
         self.model.eval()
         try:
             self.follow()
-            ids, mask, rows = self.pad_left(prompts)
+            idle = filled_up(len(prompts), usual) - len(prompts)
+            ids, mask, rows = self.pad_left([*prompts, *[prompts[-1]] * idle])
             slate = self.slate(ids, mask, rows, max_tokens)
             slate.begin(ids, mask, rows)
             for n in range(1, max_tokens):
                 if n % LOOK_EVERY == 0 and not bool(slate.running.any()):
                     break
                 slate.replay()
-            return slate.rows()
+            return slate.rows()[: len(prompts)]
         finally:
             self.model.train(trains)
 
@@ -301,6 +263,20 @@ class GraphSampler:
     def make_slate(self, shape: tuple[int, int, int]) -> Slate:
         """A new slate of the model, or of its copy."""
         return ModelSlate(self.copy or self.model, shape, self.sampling, self.eos, self.pad)
+
+
+def filled_up(rows: int, usual: int) -> int:
+    """The least of usual, usual / 2, usual / 4, ... (rounded up) that holds the rows.
+
+    Example:
+        >>> [filled_up(rows, 256) for rows in (256, 130, 128, 9, 300)], filled_up(9, 0)
+        ([256, 256, 128, 16, 300], 9)
+    """
+    if rows > usual:
+        return rows
+    while -(-usual // 2) >= rows and usual > 1:
+        usual = -(-usual // 2)
+    return usual
 
 
 def check_attention(

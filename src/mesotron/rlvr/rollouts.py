@@ -6,8 +6,9 @@ import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from mesotron.rlvr.fused_decoder import FusedSampler
-from mesotron.rlvr.graph_sampler import GraphSampler, Sampling
+from mesotron.rlvr.graph_sampler import GraphSampler
 from mesotron.rlvr.resume import ExactResume
+from mesotron.rlvr.sampling import Sampling
 
 Engine = Literal["generate", "graph", "fused"]
 
@@ -16,6 +17,8 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
     """First layer over TRL's trainer: `engine` graph or fused samples with a `GraphSampler`."""
 
     engine: Engine = "generate"
+    usual_rows: int = 0
+    """Rows of a whole rollout where other numbers are sampled too; see `GraphSampler.sample`."""
     _sampler: GraphSampler | None = None
 
     def _tokenize_prompts(self, prompts: list) -> Any:
@@ -43,7 +46,8 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
         sampling = Sampling(self.temperature, self.top_k or 0, self.top_p)
         if self._sampler is None or self._sampler.sampling != sampling:  # a remedy may cool it
             self._sampler = self._make_sampler(sampling)
-        return self._sampler.sample(prompt_ids, self.max_completion_length), None
+        longest = self.max_completion_length
+        return self._sampler.sample(prompt_ids, longest, self.usual_rows), None
 
     def _make_sampler(self, sampling: Sampling) -> GraphSampler:
         """A sampler of the policy as TRL's arguments say; what it cannot do is refused."""

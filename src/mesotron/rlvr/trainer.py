@@ -26,6 +26,7 @@ from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_auxil
 from mesotron.rlvr.resampling import Resampling
 from mesotron.rlvr.rollouts import Engine
 from mesotron.rlvr.scoring import vote
+from mesotron.rlvr.shards import answer_in_float32
 from mesotron.rlvr.verify import Verifier
 
 CHECKED_AGAINST = "1.16"
@@ -123,6 +124,8 @@ class GRPOTrainer(Resampling):
         if self.objective.dynamic_sampling == "resample":
             self.stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
             self.stateful["prompts"] = self.stream
+            # Further rounds have any number of rows.
+            self.usual_rows = args.per_device_train_batch_size * (args.steps_per_generation or 1)
         self.add_callback(StepEnd(self))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
@@ -155,11 +158,15 @@ class GRPOTrainer(Resampling):
 
 
 class StepEnd(TrainerCallback):
-    """Times a step and its optimizer, and moves an anchor that follows every optimizer step."""
+    """Times a step and its optimizer, moves an anchor that follows every optimizer step, and sees
+    the model when it has just been sharded."""
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self.trainer = trainer
         self.began = self.paused = self.optimizer = 0.0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        answer_in_float32(self.trainer.policy)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.began = time.perf_counter()
