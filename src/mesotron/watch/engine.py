@@ -25,7 +25,7 @@ WARN, STOP = 0.75, 1.0
 # of the settings' noise, grows with the logarithm of the values seen. Of runs of 2,000 rows or 200
 # evaluations in which nothing changes, at most 2 in 100 are stopped
 # (tests/test_watch_evaluations.py).
-RARE, ROWS, GROWTH = 0.65, 0.5, 0.125
+RARE, ROWS, GROWTH = 0.65, 0.55, 0.125
 # A warning is over when nothing showed it for this many times its patience.
 CLEAR = 4
 
