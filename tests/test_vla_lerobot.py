@@ -121,6 +121,7 @@ def test_statistics_are_those_of_numpy(demos, exported):
 
 def test_images_are_made_smaller_on_the_way_in(exported):
     assert load_demos(exported, pixels=8).images["front"].shape[1:] == (8, 8, 3)
+    assert load_demos(exported, pixels=64).images["front"].shape[1:] == (16, 16, 3)
 
 
 def as_video(folder: Path, copy: Path) -> np.ndarray:

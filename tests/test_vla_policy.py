@@ -10,6 +10,7 @@ import torch
 from mesotron.config import PartsOptimConfig, PolicyConfig, WorldConfig
 from mesotron.vla import checkpoint
 from mesotron.vla.acting import make_act
+from mesotron.vla.draws import Draws
 from mesotron.vla.encoders import Sentence
 from mesotron.vla.frames import Frames, Order, body_of
 from mesotron.vla.gradients import GradientProbe
@@ -37,6 +38,10 @@ def look(policy: Policy, num: int = 5, text: str = "put the red cube in the bin"
     words = policy.language.encode([text, "lift it"])
     told = torch.zeros(num, dtype=torch.long)
     return Inputs(images if policy.body.cameras else None, state, words, told)
+
+
+def draws(key: int = 0) -> Draws:
+    return Draws(torch.tensor([key]))
 
 
 def wanted(policy: Policy, num: int = 5) -> Targets:
@@ -150,7 +155,7 @@ def test_padded_actions_do_not_count():
 
     def loss(actions: torch.Tensor) -> float:
         there = Targets(actions, real, None)
-        return policy.losses(seen, there, torch.Generator())["loss/action"].item()
+        return policy.losses(seen, there, draws())["loss/action"].item()
 
     assert loss(broken) == loss(targets.actions)
 
@@ -158,7 +163,7 @@ def test_padded_actions_do_not_count():
 def test_regression_is_the_mean_absolute_error():
     actions = torch.tensor([[[1.0], [5.0]]])
     real = torch.tensor([[True, False]])
-    found = Regression().loss(lambda x, t: torch.zeros(1, 2, 1), actions, real, torch.Generator())
+    found = Regression().loss(lambda x, t: torch.zeros(1, 2, 1), actions, real, draws())
     assert found.item() == 1
     assert masked_mean(actions, torch.zeros(1, 2, dtype=torch.bool)).item() == 0
 
@@ -173,7 +178,7 @@ def test_flow_learns_the_velocity_from_actions_to_noise():
         return (x - actions[: len(x)]) / t[:, None, None]
 
     real = torch.ones(64, 3, dtype=torch.bool)
-    loss = Flow(5).loss(perfect, actions, real, torch.Generator().manual_seed(4))
+    loss = Flow(5).loss(perfect, actions, real, draws())
     assert loss.item() < 1e-6
     for steps in (1, 7):
         found = Flow(steps).sample(perfect, (64, 3, 2), actions)
@@ -192,7 +197,7 @@ def test_flow_times_are_nearer_noise():
         remember,
         torch.zeros(20_000, 1, 1),
         torch.ones(20_000, 1, dtype=torch.bool),
-        torch.Generator().manual_seed(0),
+        draws(),
     )
     assert seen[0].mean().item() == pytest.approx(0.6, abs=0.01)  # of Beta(1.5, 1)
     assert NOISE_SEED
@@ -301,7 +306,7 @@ def test_each_parts_step_is_told(action):
     policy = make_policy()
     optimizer = build_optimizer(policy, PartsOptimConfig(action=action, lr=1e-2))
     before = {name: p.detach().clone() for name, p in policy.named_parameters()}
-    policy.losses(look(policy), wanted(policy), torch.Generator())["loss/action"].backward()
+    policy.losses(look(policy), wanted(policy), draws())["loss/action"].backward()
     optimizer.step()
     steps = part_steps(optimizer, optimizer.stats())
     assert set(steps) == {f"update_rms/{part}" for part in PARTS}
@@ -318,7 +323,7 @@ def test_the_probe_tells_rank_and_signal_of_each_part():
     frames = Frames(demos, 6, policy.language.encode, torch.device("cpu"))
 
     def loss(rows: torch.Tensor) -> torch.Tensor:
-        return policy.losses(*frames.batch(rows), torch.Generator())["loss/action"]
+        return policy.losses(*frames.batch(rows), draws())["loss/action"]
 
     probe = GradientProbe(policy)
     found = probe.measure(loss, torch.arange(16), lambda: policy.zero_grad(set_to_none=True))
@@ -396,7 +401,7 @@ def towers(tmp_path_factory):
 @pytest.mark.parametrize("options", [{}, {"lora": 2}, {"freeze_towers": True}], ids=str)
 def test_pretrained_towers_take_the_place_of_eyes_and_ears(towers, options, tmp_path):
     policy = make_policy(replace(CI, **towers, **options))
-    policy.losses(look(policy), wanted(policy), torch.Generator())["loss/action"].backward()
+    policy.losses(look(policy), wanted(policy), draws())["loss/action"].backward()
     trained = {name for name, p in policy.named_parameters() if p.requires_grad}
     inside = {name for name in trained if ".tower." in name}
     if options.get("lora"):

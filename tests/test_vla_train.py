@@ -22,7 +22,8 @@ from mesotron.config import (
 from mesotron.runs import RunFolder
 from mesotron.vla import command, finish, session
 from mesotron.vla.demos import load_demos, make_demos
-from mesotron.vla.training import Trainer, rate_factor, uses_bfloat16
+from mesotron.vla.draws import Draws
+from mesotron.vla.training import Tables, Trainer, rate_factor, uses_bfloat16, uses_graph
 
 STEPS = 8
 
@@ -149,7 +150,7 @@ def test_where_is_learned_only_when_asked(config, tmp_path, capsys):
 def test_the_guard_stops_a_run_that_is_not_finite(config, demos, monkeypatch, capsys):
     broken = load_demos(demos)
     broken.action = np.full_like(broken.action, np.nan)
-    monkeypatch.setattr(session, "load_demos", lambda path: broken)
+    monkeypatch.setattr(session, "load_demos", lambda path, pixels: broken)
     assert session.train(replace(config, guard="stop", steps=200)) == 0
     assert config.out is not None
     events = RunFolder(config.out).rows("events")
@@ -193,6 +194,80 @@ def test_what_cannot_be_meant_is_one_sentence(config, demos, tmp_path):
             command.run_train(settings)
     assert config.out is not None
     assert not config.out.exists()
+
+
+def test_a_recordings_images_are_kept_below_a_size(config, demos, monkeypatch):
+    """LIBERO's 256 pixels would else fill the memory."""
+    asked = []
+
+    def load(path, pixels):
+        asked.append(pixels)
+        return load_demos(path, pixels)
+
+    monkeypatch.setattr(session, "load_demos", load)
+    assert session.train(replace(config, steps=1, pixels=64)) == 0
+    assert asked == [64]
+    with pytest.raises(ValueError, match="--pixels 4 must be at least 8"):
+        session.train(replace(config, pixels=4))
+
+
+@pytest.mark.parametrize("action", ["pion", "adamw"])
+@pytest.mark.parametrize("head", ["l1", "flow"])
+def test_the_step_that_is_recorded_is_the_plain_step(config, demos, action, head):
+    """Rows, rates and noise from tables on the device, by a step that is counted there."""
+    policy = replace(config.policy, head=head)
+    optim = PartsOptimConfig(action=action, schedule="cosine", warmup=0.3)
+    config = replace(config, policy=policy, optim=optim)
+    cpu, loaded = torch.device("cpu"), load_demos(demos)
+    plain, tabled = Trainer(config, loaded, cpu), Trainer(config, loaded, cpu)
+    tabled._tables = Tables(config, tabled.order, tabled._rates, cpu)
+    tabled._replay = tabled._step_by_tables  # type: ignore[assignment]
+    begun = {name: p.detach().clone() for name, p in plain.policy.named_parameters()}
+    plain.step = tabled.step = 2  # as after a checkpoint
+    for _ in range(3):
+        first, second = plain.advance(), tabled.advance()
+        for name, value in first.items():
+            assert second[name].item() == pytest.approx(value.item(), rel=1e-5), name
+    groups = zip(plain.optimizer.param_groups, tabled.optimizer.param_groups, strict=True)
+    for one, other in groups:
+        assert one["lr"] == other["lr"]
+        assert one["step"] == other["step"] == 5
+    for (name, p), q in zip(
+        plain.policy.named_parameters(), tabled.policy.parameters(), strict=True
+    ):
+        # AdamW's first steps make elements without a gradient as large as all others.
+        gap, moved = (p - q).norm().item(), (p - begun[name]).norm().item()
+        assert gap <= 1e-2 * moved, name
+
+
+def test_a_step_is_recorded_on_a_gpu_alone(config, demos):
+    cpu = torch.device("cpu")
+    frames = Trainer(config, load_demos(demos), cpu).frames
+    assert not uses_graph(config, frames)
+    with pytest.raises(ValueError, match="the images are not on a GPU: leave it out"):
+        Trainer(replace(config, graph=True), load_demos(demos), cpu)
+    frames.device = torch.device("cuda")
+    frames._images = None
+    assert uses_graph(config, frames)
+    exact = replace(config, optim=PartsOptimConfig(action="low_rank"))
+    assert not uses_graph(exact, frames)
+    assert not uses_graph(replace(config, policy=PolicyConfig(vision_tower="vit")), frames)
+    with pytest.raises(ValueError, match="low_rank's SVD cannot be recorded"):
+        uses_graph(replace(exact, graph=True), frames)
+
+
+def test_draws_are_uniform_normal_and_independent():
+    keys = [Draws(torch.tensor([key])) for key in (5, 6)]
+    one, other = (draws.uniform((20_000,)) for draws in keys)
+    assert 0 < one.min() < 1e-3
+    assert 1 - 1e-3 < one.max() < 1
+    assert one.std().item() == pytest.approx(12**-0.5, abs=0.003)
+    normal = keys[0].normal((20_000,))
+    assert normal.mean().item() == pytest.approx(0, abs=0.03)
+    assert normal.std().item() == pytest.approx(1, abs=0.02)
+    assert (normal**4).mean().item() == pytest.approx(3, abs=0.25)
+    for a, b in ((one, other), (one[1:], one[:-1]), (normal, one), (normal[1:], normal[:-1])):
+        assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1].item()) < 0.03
 
 
 def test_recordings_without_positions_cannot_teach_where(config, demos):

@@ -108,6 +108,10 @@ class VlaTrainConfig:
     demos: Path = field(default=Path("demos"), metadata=POSITIONAL)
     """Demonstrations: a folder that mesotron vla demos made, or a LeRobotDataset."""
 
+    pixels: int = 128
+    """Images of a LeRobotDataset that are larger are shrunk to this width and height: they are all
+    kept in memory. Demonstrations of mesotron vla demos have their size already."""
+
     policy: PolicyConfig = PolicyConfig()
     optim: PartsOptimConfig = PartsOptimConfig()
 
@@ -161,6 +165,10 @@ class VlaTrainConfig:
 
     compile: bool = False
     """Compile the policy: faster steps after a minute or so."""
+
+    graph: bool | None = None
+    """On a GPU, record a step once as a CUDA graph and replay it; by itself where nothing speaks
+    against it (a pretrained tower, low_rank, images that do not fit on the GPU)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run; auto takes CUDA if there is one."""

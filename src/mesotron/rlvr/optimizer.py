@@ -111,6 +111,8 @@ def clip_auxiliary(optimizer: RoutedOptimizer, max_norm: float) -> Norms:
     norms = [_norm(part) for part in meshes]
     for params in meshes[0]:
         clip_grads_with_norm_(params, max_norm, norms[0])
+    if not spectral:  # bringing the host's zero to a GPU would wait for it
+        return Norms(norms[0], norms[0])
     return Norms(torch.hypot(norms[0], norms[1].to(norms[0].device)), norms[0])
 
 

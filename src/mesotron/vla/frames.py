@@ -52,12 +52,17 @@ class Frames:
         return len(self._state)
 
     @property
+    def is_on_device(self) -> bool:
+        """Whether a batch is made without the host's memory."""
+        return self._images is None or self._images.device.type == self.device.type
+
+    @property
     def has_where(self) -> bool:
         """Whether the position of the named object is known."""
         return self._where is not None
 
     def batch(self, rows: Tensor) -> tuple[Inputs, Targets]:
-        """Some observations and what is to be learned from them; `rows` int64 [B] on the CPU."""
+        """Some observations and what is to be learned from them; `rows` int64 [B]."""
         here = rows.to(self.device)
         images = None
         if self._images is not None:

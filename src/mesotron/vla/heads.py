@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mesotron.vla.draws import Draws
+
 Predict = Callable[[Tensor | None, Tensor | None], Tensor]
 """(noisy actions [B, K, A], their time [B]) -> [B, K, A]; both None for a head without noise."""
 
@@ -27,16 +29,14 @@ class Head(Protocol):
 
     needs_noise: bool
 
-    def loss(
-        self, predict: Predict, actions: Tensor, real: Tensor, generator: torch.Generator
-    ) -> Tensor:
+    def loss(self, predict: Predict, actions: Tensor, real: Tensor, draws: Draws) -> Tensor:
         """The mean loss over the actions that are not padding.
 
         Args:
             predict: the action module on this batch's context.
             actions: [B, K, A].
             real: [B, K] bool, False where the episode was over.
-            generator: of the noise.
+            draws: of the noise.
         """
         ...
 
@@ -53,9 +53,7 @@ class Regression:
 
     needs_noise = False
 
-    def loss(
-        self, predict: Predict, actions: Tensor, real: Tensor, generator: torch.Generator
-    ) -> Tensor:
+    def loss(self, predict: Predict, actions: Tensor, real: Tensor, draws: Draws) -> Tensor:
         """As in `Head`; |predicted - actions|."""
         return masked_mean((predict(None, None).float() - actions).abs(), real)
 
@@ -82,14 +80,11 @@ class Flow:
             raise ValueError(f"--policy.flow-steps {num_steps} must be at least 1")
         self.num_steps = num_steps
 
-    def loss(
-        self, predict: Predict, actions: Tensor, real: Tensor, generator: torch.Generator
-    ) -> Tensor:
+    def loss(self, predict: Predict, actions: Tensor, real: Tensor, draws: Draws) -> Tensor:
         """As in `Head`; the squared error of the velocity."""
-        device = actions.device
-        noise = torch.randn(actions.shape, generator=generator, device=device)
+        noise = draws.normal(tuple(actions.shape))
         # The inverse of Beta(1.5, 1)'s distribution function, t^1.5.
-        t = torch.rand(len(actions), generator=generator, device=device) ** (1 / 1.5)
+        t = draws.uniform((len(actions),)) ** (1 / 1.5)
         x = t[:, None, None] * noise + (1 - t[:, None, None]) * actions
         return masked_mean((predict(x, t).float() - (noise - actions)).square(), real)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mesotron.config.vla_training import PolicyConfig
+from mesotron.vla.draws import Draws
 from mesotron.vla.encoders import Language, Sentence, Vision
 from mesotron.vla.heads import make_head
 from mesotron.vla.layers import Mlp, Stack
@@ -193,9 +194,7 @@ class Policy(nn.Module):
         sentence = Sentence(tokens[seen.told], mask[seen.told])
         return self.fusion(images, sentence, self.units["state"](seen.state))
 
-    def losses(
-        self, seen: Inputs, targets: Targets, generator: torch.Generator
-    ) -> dict[str, Tensor]:
+    def losses(self, seen: Inputs, targets: Targets, draws: Draws) -> dict[str, Tensor]:
         """The loss of the actions under "loss/action", and of the position under "loss/where"."""
         context = self.context(seen)
         actions = self.units["action"](targets.actions)
@@ -203,7 +202,7 @@ class Policy(nn.Module):
         def predict(noisy: Tensor | None, time: Tensor | None) -> Tensor:
             return self.action(context, noisy, time)
 
-        found = {"loss/action": self.core.loss(predict, actions, targets.real, generator)}
+        found = {"loss/action": self.core.loss(predict, actions, targets.real, draws)}
         if self.where is not None and targets.where is not None:
             gap = self.where(context).float() - self.units["where"](targets.where)
             found["loss/where"] = gap.abs().mean()

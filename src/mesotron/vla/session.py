@@ -38,10 +38,10 @@ WATCHED = {
     "learning_rate": "rate",
 }
 LEAST = {
-    "steps": 1, "batch": 4, "seed": 0, "log_every": 1, "probe_every": 0, "save_every": 0, "keep": 1,
-    "episodes": 0, "execute": 1, "workers": 1, "threads": 1, "where": 0, "policy.chunk": 1,
-    "policy.patch": 1, "policy.flow_steps": 1, "policy.lora": 0, "optim.lr": 0, "optim.aux_lr": 0,
-    "optim.action_scale": 0,
+    "pixels": 8, "steps": 1, "batch": 4, "seed": 0, "log_every": 1, "probe_every": 0,
+    "save_every": 0, "keep": 1, "episodes": 0, "execute": 1, "workers": 1, "threads": 1, "where": 0,
+    "policy.chunk": 1, "policy.patch": 1, "policy.flow_steps": 1, "policy.lora": 0, "optim.lr": 0,
+    "optim.aux_lr": 0, "optim.action_scale": 0,
     "optim.rank": 1, "optim.warmup": 0, "optim.max_grad_norm": 0,
 }  # fmt: skip
 
@@ -66,7 +66,7 @@ def train(config: VlaTrainConfig) -> int:
     config = start.config
     device = choose_device(config.device, config.threads)
     console = Console()
-    demos = load_demos(config.demos)
+    demos = load_demos(config.demos, config.pixels)
     trainer = Trainer(config, demos, device)
     for note in (*start.notes, introduce(trainer, demos)):
         say(console, note)

@@ -1,7 +1,8 @@
 """Behaviour cloning: one step at a time, each a function of the seed and its number.
 
 Data order, noise and learning rate follow from the step, so that weights and optimizer state are
-all that a checkpoint must hold. The run around it (folder, view, watch) is `session`.
+all that a checkpoint must hold. On a GPU they are read from tables there by the step's number, and
+the step is a replayed graph. The run around it (folder, view, watch) is `session`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from torch import Tensor
 
 from mesotron.config.vla_training import PartsOptimConfig, VlaTrainConfig
 from mesotron.rlvr.optimizer import clip_auxiliary
+from mesotron.vla.draws import Draws
 from mesotron.vla.frames import Frames, Order, body_of, mix
 from mesotron.vla.gradients import GradientProbe
 from mesotron.vla.interface import Demos
 from mesotron.vla.normalise import fit_all
 from mesotron.vla.optimizer import build_optimizer, part_steps
-from mesotron.vla.policy import Policy
+from mesotron.vla.policy import PARTS, Policy
+from mesotron.vla.replay import Replay
 
 
 class Trainer:
@@ -34,7 +37,6 @@ class Trainer:
     Attributes:
         policy: with float32 weights.
         optimizer: one for all parts.
-        step: optimizer steps made.
 
     Example: see `mesotron.vla.session.train`, and benchmarks/vla/study.py for a bare loop.
     """
@@ -46,7 +48,7 @@ class Trainer:
         device: torch.device,
         frames: Frames | None = None,
     ) -> None:
-        self.config, self.device, self.step = config, device, 0
+        self.config, self.device = config, device
         torch.manual_seed(config.seed)
         self.policy = Policy(config.policy, body_of(demos), where=config.where > 0).to(device)
         fit_all(self.policy.units, demos)
@@ -65,34 +67,71 @@ class Trainer:
                 f"--where {config.where:g} needs demonstrations that say where the named object "
                 "is, which a simulator's do and recordings do not: leave it out"
             )
+        self._place = torch.zeros(1, dtype=torch.long, device=device)  # the step, for the device
+        self._noise_seed = mix(config.seed, -1 % 2**32) << 31
+        self._step = 0
+        self._replay: Replay | None = None
+        if uses_graph(config, self.frames):
+            self._tables = Tables(config, self.order, self._rates, device)
+            self._replay = Replay(self._step_by_tables, device)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps made; may be set, to go on from a checkpoint."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = step
+        self._place.fill_(step)
 
     def advance(self) -> dict[str, Tensor]:
         """Make one step.
 
         Returns:
-            The losses and the norms of the gradient, still on the device: reading them waits.
+            The losses and the norms of the gradient, still on the device: reading them waits, and
+            the next step may overwrite them.
         """
-        config = self.config
-        rows = self.order.rows(self.step, config.batch)
+        found = self._step_plainly() if self._replay is None else self._replay()
+        self._set_rates()  # numbers, which a checkpoint can hold
+        self._step += 1
+        for group in self.optimizer.param_groups:
+            group["step"] = self._step  # a replay counts on the device alone
+        return found
+
+    def _step_plainly(self) -> dict[str, Tensor]:
+        self._set_rates()
+        return self._step_on(self.order.rows(self._step, self.config.batch))
+
+    def _step_by_tables(self) -> dict[str, Tensor]:
+        """The same step; nothing in it is decided on the host."""
+        rates = self._tables.rates.index_select(0, self._place)[0]
+        for group, rate in zip(self.optimizer.param_groups, rates.unbind(), strict=True):
+            group["lr"] = rate
+        return self._step_on(self._tables.rows.index_select(0, self._place)[0])
+
+    def _set_rates(self) -> None:
+        factor = rate_factor(self.config.optim, self._step, self.config.steps)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+
+    def _step_on(self, rows: Tensor) -> dict[str, Tensor]:
         self.optimizer.zero_grad()
         found = self.losses_of(rows)
         found["loss"].backward()
-        limit = config.optim.max_grad_norm or math.inf
+        limit = self.config.optim.max_grad_norm or math.inf
         norms = clip_auxiliary(self.optimizer, limit)
-        factor = rate_factor(config.optim, self.step, config.steps)
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * factor
         self.optimizer.step()
-        self.step += 1
+        self._place.add_(1)
         found = {name: value.detach() for name, value in found.items()}
         return found | {"grad_norm": norms.total, "grad_norm/auxiliary": norms.auxiliary}
 
     def losses_of(self, rows: Tensor) -> dict[str, Tensor]:
         """The losses of some rows at this step, and their weighted sum under "loss"."""
         seen, targets = self.frames.batch(rows)
-        generator = torch.Generator(self.device).manual_seed(mix(self.config.seed, self.step))
+        draws = Draws(self._place + self._noise_seed)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16):
-            found = self._losses(seen, targets, generator)
+            found = self._losses(seen, targets, draws)
         total = found["loss/action"]
         if "loss/where" in found:
             total = total + self.config.where * found["loss/where"]
@@ -101,7 +140,7 @@ class Trainer:
     def statistics(self) -> dict[str, float]:
         """What the last step did, by group and by part; waits for the device."""
         stats = self.optimizer.stats()
-        rate = rate_factor(self.config.optim, max(self.step - 1, 0), self.config.steps)
+        rate = rate_factor(self.config.optim, max(self._step - 1, 0), self.config.steps)
         named = {f"optim/{name}": value for name, value in stats.items()}
         steps = part_steps(self.optimizer, stats)
         return {"learning_rate": self.config.optim.lr * rate, **steps, **named}
@@ -110,12 +149,48 @@ class Trainer:
         """The gradient at the present weights, on the rows of the next step."""
         if self._probe is None:
             return {}
-        rows = self.order.rows(self.step, self.config.batch)
+        rows = self.order.rows(self._step, self.config.batch)
 
         def loss(some: Tensor) -> Tensor:
             return self.losses_of(some)["loss"]
 
         return self._probe.measure(loss, rows, self.optimizer.zero_grad)
+
+
+class Tables:
+    """What every step of a run reads, on the device.
+
+    Args:
+        config: of the run; steps, batch and schedule count.
+        order: of the rows.
+        peaks: highest learning rate of each of G groups.
+        device: where the tables lie.
+
+    Attributes:
+        rows: int64 [steps, batch].
+        rates: float32 [steps, G].
+    """
+
+    def __init__(
+        self, config: VlaTrainConfig, order: Order, peaks: list[float], device: torch.device
+    ) -> None:
+        rows = [order.rows(step, config.batch) for step in range(config.steps)]
+        factors = [rate_factor(config.optim, step, config.steps) for step in range(config.steps)]
+        self.rows = torch.stack(rows).to(device)
+        self.rates = torch.outer(torch.tensor(factors), torch.tensor(peaks)).to(device)
+
+
+def uses_graph(config: VlaTrainConfig, frames: Frames) -> bool:
+    """Whether a run's step is recorded: on a GPU that holds the images, unless something in the
+    step must ask the host (an SVD) or may (a pretrained tower)."""
+    wanted = config.graph
+    exact = "low_rank" in (getattr(config.optim, part) for part in PARTS)
+    towers = config.policy.vision_tower or config.policy.language_tower
+    able = frames.device.type == "cuda" and frames.is_on_device
+    if wanted and (exact or not able):
+        why = "low_rank's SVD cannot be recorded" if exact else "the images are not on a GPU"
+        raise ValueError(f"--graph was asked for, and {why}: leave it out")
+    return wanted if wanted is not None else able and not exact and not towers
 
 
 def rate_factor(config: PartsOptimConfig, step: int, steps: int) -> float:

@@ -15,7 +15,8 @@ def load_demos(path: Path, pixels: int | None = None) -> Demos:
 
     Args:
         path: a folder of `mesotron vla demos`, or a LeRobotDataset (v3.0).
-        pixels: width and height to shrink a LeRobotDataset's images to; ours have their size.
+        pixels: a LeRobotDataset's images that are larger are shrunk to this width and height; ours
+            have their size.
 
     Raises:
         ValueError: it is neither, not finished, or needs a package that is missing.

@@ -33,7 +33,7 @@ def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
 
     Args:
         folder: of the dataset, with meta/info.json.
-        pixels: width and height to shrink images to; as they are if None.
+        pixels: images that are larger are shrunk to this width and height; as they are if None.
 
     Raises:
         ValueError: another version, no state or action, or a package is missing.
@@ -45,7 +45,8 @@ def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
     images = {}
     for key, feature in info["features"].items():
         if key.startswith(IMAGES) and feature["dtype"] == "image":
-            images[key.removeprefix(IMAGES)] = decode_images(folder, key, pixels)
+            num = info["total_frames"]
+            images[key.removeprefix(IMAGES)] = decode_images(folder, key, num, pixels)
         elif key.startswith(IMAGES) and feature["dtype"] == "video":
             images[key.removeprefix(IMAGES)] = read_videos(folder, info, key, columns, pixels)
     texts = read_tasks(folder)
@@ -109,15 +110,27 @@ def read_tasks(folder: Path) -> list[str]:
     return [texts[k] for k in range(len(texts))]
 
 
-def decode_images(folder: Path, key: str, pixels: int | None) -> np.ndarray:
-    """The images inside the parquet files, uint8 (N, H, W, 3)."""
+def decode_images(folder: Path, key: str, num: int, pixels: int | None) -> np.ndarray:
+    """The `num` images inside the parquet files, uint8 (N, H, W, 3)."""
     from pyarrow import parquet
 
-    decoded = []
-    for path in data_files(folder):
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=256, columns=[key]):
-            decoded += [open_image(cell["bytes"], pixels) for cell in batch[key].to_pylist()]
-    return np.stack(decoded)
+    batches = (
+        batch[key].to_pylist()
+        for path in data_files(folder)
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=256, columns=[key])
+    )
+    images = (open_image(cell["bytes"], pixels) for cells in batches for cell in cells)
+    return fill(enumerate(images), num)
+
+
+def fill(images: Iterable[tuple[int, np.ndarray]], num: int) -> np.ndarray:
+    """Images by row as one array, (N, H, W, 3); they are never all in memory twice."""
+    found = np.empty((num, 0, 0, 3), np.uint8)
+    for row, image in images:
+        if not found.size:
+            found = np.empty((num, *image.shape), np.uint8)
+        found[row] = image
+    return found
 
 
 def open_image(data: bytes, pixels: int | None) -> np.ndarray:
@@ -128,8 +141,9 @@ def open_image(data: bytes, pixels: int | None) -> np.ndarray:
 
 
 def shrink(image: Any, pixels: int | None) -> np.ndarray:
-    """A pillow image as an array, made smaller if asked."""
-    return np.asarray(image if pixels is None else image.resize((pixels, pixels)), np.uint8)
+    """A pillow image as an array, made smaller if it is too large."""
+    fits = pixels is None or max(image.size) <= pixels
+    return np.asarray(image if fits else image.resize((pixels, pixels)), np.uint8)
 
 
 def read_video(path: Path) -> Iterator[tuple[float, np.ndarray]]:
@@ -160,13 +174,19 @@ def read_videos(
         first = round(begin * info["fps"])
         places = wanted.setdefault(folder / file, {})
         places |= {first + int(columns["frame_index"][row]): int(row) for row in mine}
-    found: dict[int, np.ndarray] = {}
-    for path, places in sorted(wanted.items()):
-        found |= pick_frames(video(path), places, info["fps"], pixels)
-    missing = len(columns["episode_index"]) - len(found)
+    seen: set[int] = set()
+
+    def picked() -> Iterator[tuple[int, np.ndarray]]:
+        for path, places in sorted(wanted.items()):
+            for row, image in pick_frames(video(path), places, info["fps"], pixels):
+                seen.add(row)
+                yield row, image
+
+    images = fill(picked(), len(columns["episode_index"]))
+    missing = len(images) - len(seen)
     if missing:
         raise ValueError(f"{folder}: {missing:,} frames of {key} are not in its video files")
-    return np.stack([found[row] for row in range(len(found))])
+    return images
 
 
 def pick_frames(
@@ -174,16 +194,14 @@ def pick_frames(
     places: dict[int, int],
     fps: float,
     pixels: int | None,
-) -> dict[int, np.ndarray]:
-    """The frames of a file that rows want: row to image. `places` is frame number to row."""
+) -> Iterator[tuple[int, np.ndarray]]:
+    """The frames of a file that rows want, with their rows. `places` is frame number to row."""
     from PIL import Image
 
-    found = {}
     for seconds, image in frames:
         row = places.get(round(seconds * fps))
         if row is not None:
-            found[row] = shrink(Image.fromarray(image), pixels)
-    return found
+            yield row, shrink(Image.fromarray(image), pixels)
 
 
 def list_episodes(folder: Path) -> list[dict[str, Any]]:
