@@ -4,6 +4,9 @@ Every forward pass of a sharded model waits for all processes. Nothing here is d
 lies whole in each process.
 """
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -29,6 +32,18 @@ def let_go(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def keep_float32(accelerator: Any) -> None:
+    """Let models that are sharded from now on give what they compute in float32 as it is.
+
+    Accelerate's mixed precision rounds a sharded model's outputs to bfloat16, and so TRL's
+    log-probabilities, by a hundredth; with one process it does not.
+    """
+    plugin = accelerator.state.fsdp_plugin if accelerator.is_fsdp2 else None
+    if plugin is not None and plugin.mixed_precision_policy is not None:
+        policy = replace(plugin.mixed_precision_policy, output_dtype=None)
+        plugin.mixed_precision_policy = policy
 
 
 def smallest(number: int, model: nn.Module) -> int:

@@ -26,7 +26,7 @@ from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_auxil
 from mesotron.rlvr.resampling import Resampling
 from mesotron.rlvr.rollouts import Engine
 from mesotron.rlvr.scoring import vote
-from mesotron.rlvr.shards import answer_in_float32
+from mesotron.rlvr.shards import keep_float32
 from mesotron.rlvr.verify import Verifier
 
 CHECKED_AGAINST = "1.16"
@@ -47,6 +47,7 @@ OVERRIDDEN = {
         "image_position_ids"
     ),
     "_tokenize_prompts": "self, prompts",
+    "create_accelerator_and_postprocess": "self",
     "create_optimizer": "self, model",
     "log": "self, logs, start_time",
 }
@@ -128,6 +129,10 @@ class GRPOTrainer(Resampling):
             self.usual_rows = args.per_device_train_batch_size * (args.steps_per_generation or 1)
         self.add_callback(StepEnd(self))
 
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        keep_float32(self.accelerator)
+
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Build the optimizer, now that the model is wrapped; refuse one that misses a weight."""
         wrapped = self.policy if model is None else model
@@ -158,15 +163,11 @@ class GRPOTrainer(Resampling):
 
 
 class StepEnd(TrainerCallback):
-    """Times a step and its optimizer, moves an anchor that follows every optimizer step, and sees
-    the model when it has just been sharded."""
+    """Times a step and its optimizer, and moves an anchor that follows every optimizer step."""
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self.trainer = trainer
         self.began = self.paused = self.optimizer = 0.0
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        answer_in_float32(self.trainer.policy)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.began = time.perf_counter()
