@@ -345,7 +345,7 @@ def test_it_gives_up_after_its_tries_and_stops(tmp_path, alarm):
     trainer.train()
     assert [act.action for act in watch.acts] == ["rollback", "rollback", "stop"]
     assert [act.checkpoint for act in watch.acts] == [0, 0, None]
-    assert watch.acts[1].changes[0]["new"] == pytest.approx(1e-2 * (2 / 4 / 2) * (1 / 3 / 2))
+    assert watch.acts[1].changes[0]["new"] == pytest.approx(1e-2 * (1 / 4 / 2) / 16)
     assert "again after 2 rollbacks" in watch.acts[2].reason
     assert trainer.state.global_step == 4
     assert watch.stopped_by is not None

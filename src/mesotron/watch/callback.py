@@ -201,7 +201,7 @@ class Watch(TrainerCallback):
         else:
             go_back(self.trainer, self._root / f"checkpoint-{chosen}")
             number = memory.attempts + 1
-            smaller = self._smaller_step(state, number)
+            smaller = self._smaller_step(event, state, number)
             wanted = tuple(Change(**change) for change in event.changes)
             outcome = apply(prescribe(wanted, number, smaller), self._can_change(), smaller)
             act = decisions.gone_back(event, number, chosen, outcome)
@@ -212,12 +212,13 @@ class Watch(TrainerCallback):
         if state.is_world_process_zero:
             self._tell(act)
 
-    def _smaller_step(self, state: TrainerState, number: int) -> Change:
-        """The step size at which the rest of the run is half the way that ruined it."""
+    def _smaller_step(self, event: Event, state: TrainerState, number: int) -> Change:
+        """The step size at which the rest of the run is half the way that led to the failure."""
         begun = max((act.step for act in self.acts if act.action == "rollback"), default=0)
         now, last = state.global_step, state.max_steps
+        well = (now if event.began is None else event.began) - begun
         rise = rise_to_come(self.trainer, begun, now, last)
-        return replace(SMALLER_STEP, value=smaller_by(now - begun, last - now, rise, number))
+        return replace(SMALLER_STEP, value=smaller_by(well, last - now, rise, number))
 
     def _choose(self, event: Event) -> tuple[int | None, str]:
         """The checkpoint to go back to, or why there is none."""

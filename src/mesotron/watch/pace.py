@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mesotron.watch.settings import plain_scheduler
 
-# The way to come may be this share of the way to ruin.
+# The way to come may be this share of the way to where the failure began.
 SAFETY = 0.5
 # One rollback makes steps smaller by this at the most: over a long run the way is no measure.
 SMALLEST = 1 / 16
@@ -23,7 +23,8 @@ def smaller_by(steps: int, left: int, rise: float = 1.0, number: int = 1) -> flo
     min(max(SAFETY * steps / left, SMALLEST), 0.5^number) / max(rise, 1)
 
     Args:
-        steps: made at the rate that failed, from the last rollback or the start to the alarm.
+        steps: made at the rate that failed, from the start or the last rollback to where the
+            failure began; an alarm may come much later.
         left: steps still to be made.
         rise: mean rate of those by the schedule, over the mean rate of the steps that were made;
             one that falls asks for nothing less.
