@@ -316,7 +316,7 @@ def load_adapter(model: Any, folder: Path) -> None:
         # PEFT would copy whole weights into shards. Its files leave the adapter's name out.
         names = {n.replace(f".{model.active_adapter}", ""): n for n, _ in trainable(model)}
         unexpected = [name for name in saved if name not in names]
-        whole = {names[name]: weight for name, weight in saved.items() if name in names}
+        whole: dict[str, Any] = {names[n]: weight for n, weight in saved.items() if n in names}
         set_model_state_dict(model, whole, options=WHOLE)
     else:
         unexpected = set_peft_model_state_dict(model, saved).unexpected_keys
