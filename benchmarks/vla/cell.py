@@ -1,0 +1,149 @@
+"""One cell of the VLA study: train a policy, play its episodes, say what was seen on the way."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+from plan import CONTENDERS, Cell
+
+WORLDS = {
+    "blocks": {"name": "blocks", "pixels": 24},
+    "object10": {"name": "object10", "pixels": 64},
+    "mt10": {"name": "metaworld", "pixels": 64},
+}
+PROBES = (0, 0.02, 0.1, 0.25, 0.5, 0.75, 0.95)  # shares of a training
+EXECUTE = 5
+WAVE = 200  # episodes that are played at once
+
+
+class Late(Exception):
+    """The time was up before a training ended."""
+
+
+class Bench:
+    """A process's demonstrations, on the device once, and the cells that are trained on them.
+
+    Args:
+        given: the study's settings.
+        deadline: on `time.time`; a training that would pass it ends with `Late`.
+    """
+
+    def __init__(self, given: Any, deadline: float) -> None:
+        from mesotron.vla.demos import load_demos
+
+        self.given, self.deadline = given, deadline
+        self.demos = load_demos(demos_config(given).out)
+        self.frames: Any = None
+
+    def run(self, cell: Cell) -> Cell:
+        """A finished cell."""
+        start = time.time()
+        trainer = self.make_trainer(cell)
+        seen = self.train(trainer, cell)
+        trained = time.time() - start
+        played = self.play(trainer, cell)
+        del trainer
+        gc.collect()  # a recorded step holds on to its memory by a cycle
+        seconds = {"train_seconds": trained, "seconds": time.time() - start}
+        return cell | seen | played | seconds
+
+    def make_trainer(self, cell: Cell) -> Any:
+        """A new policy on the shared demonstrations."""
+        import torch
+
+        from mesotron.vla.training import Trainer
+
+        config = train_config(self.given, cell)
+        device = torch.device(self.given.device)
+        trainer = Trainer(config, self.demos, device, frames=self.frames)
+        self.frames = trainer.frames
+        return trainer
+
+    def train(self, trainer: Any, cell: Cell) -> Cell:
+        """Step to the end; losses, and for one seed of the full budget what gradients are like."""
+        steps = cell["steps"]
+        places = {round(share * steps) for share in PROBES}
+        probing = cell["seed"] == 0 and steps == self.given.full and cell["strength"] == "noise"
+        losses, probes, half = [], [], {}
+        while trainer.step < steps:
+            if trainer.step in places and probing:
+                probes.append({"step": trainer.step, **trainer.probe()})
+            found = trainer.advance()
+            if trainer.step % 20 == 0 or trainer.step == steps:
+                if time.time() > self.deadline:
+                    raise Late
+                losses.append([trainer.step, float(found["loss"])])
+            if trainer.step == steps // 2:
+                half = describe_step(trainer.statistics())
+        tail = [loss for _, loss in losses[-5:]]
+        return {"loss": sum(tail) / len(tail), "losses": losses, "probes": probes, "half": half}
+
+    def play(self, trainer: Any, cell: Cell) -> Cell:
+        """Success on validation and test scenes, and for finalists when told something else."""
+        from mesotron.vla.acting import make_act
+        from mesotron.vla.interface import EVAL_SEED, VALIDATION_SEED
+        from mesotron.vla.rollout import evaluate
+
+        given = self.given
+        act = make_act(trainer.policy, given.device, bfloat16=given.device == "cuda")
+
+        def success(first: int, count: int, wrong: bool = False) -> float:
+            seeds = range(first, first + count)
+            world = self.demos.world
+            assert world is not None
+            found = evaluate(act, world, seeds, execute=EXECUTE, workers=1, wrong=wrong, batch=WAVE)
+            return found.success
+
+        is_final = cell["steps"] != given.small or cell["seed"] > 0
+        count = max(given.test // 2, 1)
+        return {
+            "validation": success(VALIDATION_SEED, given.validation),
+            "test": success(EVAL_SEED, given.test),
+            "wrong": success(EVAL_SEED, count, wrong=True) if is_final else None,
+        }
+
+
+def describe_step(statistics: dict[str, float]) -> dict[str, float]:
+    """Of a step's statistics, what the page tells of the action module."""
+    steps = {part: statistics[f"update_rms/{part}"] for part in ("action", "vision")}
+    shown = {"action_to_vision": steps["action"] / max(steps["vision"], 1e-30)}
+    for name in ("passed_rank", "dead_blocks", "concentration"):
+        keys = [key for key in statistics if key.startswith("optim/action/") and key.endswith(name)]
+        if keys:
+            shown[name] = sum(statistics[key] for key in keys) / len(keys)
+    return shown
+
+
+def demos_config(given: Any) -> Any:
+    """Of the demonstrations that all cells share."""
+    from mesotron.config.vla import DemosConfig, WorldConfig
+
+    world = WorldConfig(**WORLDS[given.world])
+    out = Path(given.state) / f"{given.world}-demos"
+    return DemosConfig(world=world, out=out, episodes=given.episodes, starts=given.starts)
+
+
+def train_config(given: Any, cell: Cell) -> Any:
+    """A cell as the configuration of a run."""
+    from mesotron.config.vla_training import PartsOptimConfig, PolicyConfig, VlaTrainConfig
+
+    strength = cell["strength"]
+    promote = int(strength.removeprefix("k_p=")) if strength.startswith("k_p=") else None
+    optim = PartsOptimConfig(
+        **CONTENDERS[cell["contender"]],
+        lr=cell["rate"],
+        promote=promote,
+        action_scale=cell["action_scale"],
+    )
+    return VlaTrainConfig(
+        policy=PolicyConfig(size=given.size, head=cell["head"]),
+        optim=optim,
+        steps=cell["steps"],
+        batch=given.batch,
+        seed=cell["seed"],
+        device=given.device,
+        graph=None if given.graph else False,
+    )

@@ -1,0 +1,186 @@
+"""Processes side by side on one GPU: each trains one cell after another and plays its episodes.
+
+While one plays, which is the processor's work, the others have the GPU. A cell that fails is told
+of and left out, and never ends the others.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cell import Bench, Late
+from plan import SLOW, Cell, key_of
+
+GRACE = 20  # seconds for what is being played when the time is up
+ALONE = 45  # seconds in which the first process may compile what the others then find
+Say = Callable[[str], None]
+
+
+class Crew:
+    """The processes, what each is doing, and what comes back.
+
+    Args:
+        given: the study's settings.
+        deadline: on `time.time`.
+        say: prints a sentence.
+    """
+
+    def __init__(self, given: Namespace, deadline: float, say: Say) -> None:
+        self.given, self.deadline, self.say = given, deadline, say
+        self.context = mp.get_context("spawn")
+        self.answers: Any = self.context.Queue()
+        self.members: list[tuple[Any, Any]] = []
+        self.busy: dict[int, Cell] = {}
+        self.seconds_per_step = 0.0  # of a process among the others
+        self.alone_until = time.time() + ALONE * given.alone
+
+    def work_through(self, following: Callable[[set[str]], list[Cell]], take: Any) -> None:
+        """Give out cells until there are none, or no time.
+
+        Args:
+            following: cells that nobody has, in order, given the names of those in work.
+            take: called with a finished cell, or with a name and what went wrong.
+        """
+        while time.time() < self.deadline + GRACE:
+            self.give_out(following)
+            if not self.busy:
+                break
+            try:
+                number, cell, error = self.answers.get(timeout=2)
+            except queue.Empty:
+                self.bury(take)
+                continue
+            key = key_of(self.busy.pop(number))
+            if cell is not None:
+                self.note_pace(cell)
+                self.alone_until = 0.0
+            if cell is not None or error:
+                take(key, cell, error)
+        self.dismiss()
+
+    def give_out(self, following: Callable[[set[str]], list[Cell]]) -> None:
+        """A cell to everybody who has none."""
+        wanted = self.given.processes if time.time() > self.alone_until else 1
+        while len(self.members) < wanted:
+            self.members.append(self.start(len(self.members)))
+        for number, (process, orders) in enumerate(self.members):
+            if number in self.busy or not process.is_alive() or time.time() > self.deadline:
+                continue
+            taken = {key_of(cell) for cell in self.busy.values()}
+            cell = next((cell for cell in following(taken) if self.fits(cell)), None)
+            if cell is not None:
+                self.busy[number] = cell
+                orders.put(cell)
+
+    def fits(self, cell: Cell) -> bool:
+        """Whether a cell would be trained before the time is up, at the pace of those before."""
+        slow = 10 if cell["contender"] == SLOW else 1
+        needed = cell["steps"] * self.seconds_per_step * slow
+        return time.time() + needed < self.deadline
+
+    def note_pace(self, cell: Cell) -> None:
+        """Remember how long a step takes beside the others."""
+        if cell["contender"] == SLOW:
+            return
+        pace = cell["train_seconds"] / cell["steps"]
+        before = self.seconds_per_step or pace
+        self.seconds_per_step = 0.7 * before + 0.3 * pace
+
+    def start(self, number: int) -> tuple[Any, Any]:
+        """A process and the queue of its orders."""
+        orders: Any = self.context.Queue()
+        settings = vars(self.given)
+        process = self.context.Process(
+            target=work, args=(settings, number, orders, self.answers, self.deadline), daemon=True
+        )
+        process.start()
+        return process, orders
+
+    def bury(self, take: Any) -> None:
+        """Tell of cells whose process has died."""
+        for number, (process, _) in enumerate(self.members):
+            if number in self.busy and not process.is_alive():
+                take(key_of(self.busy.pop(number)), None, "the process died")
+
+    def dismiss(self) -> None:
+        """Let everybody go."""
+        for _, orders in self.members:
+            orders.put(None)
+        for process, _ in self.members:
+            process.join(timeout=2)
+            if process.is_alive():
+                process.terminate()
+
+
+def work(settings: dict[str, Any], number: int, orders: Any, answers: Any, deadline: float) -> None:
+    """A process: loads the data once, then does the cells that it is given."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    torch.set_num_threads(1)
+    bench: Bench | None = None
+    while (cell := orders.get()) is not None:
+        try:
+            bench = bench or Bench(Namespace(**settings), deadline)
+            answers.put((number, bench.run(cell), ""))
+        except Late:
+            answers.put((number, None, ""))
+        except Exception:
+            # One cell must not end the others; what it said goes to the log.
+            answers.put((number, None, traceback.format_exc()))
+
+
+# Processes that share a GPU take turns; under NVIDIA's MPS they run side by side.
+
+
+def start_mps(state: Path, say: Say) -> dict[str, str] | None:
+    """Start MPS if it is there and works; returns its environment."""
+    if shutil.which("nvidia-cuda-mps-control") is None:
+        say("there is no MPS")
+        return None
+    folders = {
+        "CUDA_MPS_PIPE_DIRECTORY": str(state / "mps"),
+        "CUDA_MPS_LOG_DIRECTORY": str(state / "mps-log"),
+    }
+    for folder in folders.values():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **folders}
+    check = "import torch; x = torch.ones(256, 256, device='cuda'); print((x @ x).sum().item())"
+    try:
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True, timeout=20)
+        done = subprocess.run([sys.executable, "-c", check], env=environment, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        say(f"without MPS: {error}")
+        stop_mps(folders)
+        return None
+    if done.returncode:
+        say("without MPS: a product under it failed")
+        stop_mps(folders)
+        return None
+    os.environ.update(folders)
+    say("with MPS")
+    return folders
+
+
+def stop_mps(folders: dict[str, str] | None) -> None:
+    """End what `start_mps` began."""
+    if folders is None:
+        return
+    for name in folders:
+        os.environ.pop(name, None)
+    quit = {"input": "quit\n", "text": True, "env": {**os.environ, **folders}, "timeout": 10}
+    try:
+        subprocess.run(["nvidia-cuda-mps-control"], **quit)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"MPS was not stopped: {error}", flush=True)

@@ -1,0 +1,154 @@
+"""Before the VLA study: does a recorded step do what a plain one does, how fast is it, and how many
+steps does the task need? A minute or two on a GPU.
+
+    python3 benchmarks/vla/pilot.py --world object10 --state runs/vla_study --out results
+
+Writes WORLD.pilot.json, from which `study.py --pilot` takes its budgets: the small one is where
+Muon's success on validation scenes is nearest 0.5, the full one where it has nearly ended.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from typing import Any
+
+from cell import EXECUTE, WAVE, Bench, train_config
+from plan import make_cell
+from study import fill_in, make_data, make_parser
+
+BUDGETS = (400, 800, 1600, 3200)
+RATE = 5e-3
+COMPARED = 8  # steps
+NEAR_END = 0.9  # of the best success
+
+
+def main() -> None:
+    parser = make_parser()
+    parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS))
+    given = fill_in(parser.parse_args())
+    began = time.time()
+
+    def say(sentence: str) -> None:
+        print(f"[{time.time() - began:5.0f} s] {sentence}", flush=True)
+
+    for folder in (given.state, given.out):
+        folder.mkdir(parents=True, exist_ok=True)
+    make_data(given, say)
+    bench = Bench(given, began + given.seconds)
+    say(f"{len(bench.demos):,} observations loaded")
+    found: dict[str, Any] = {"world": given.world, "compared": {}, "speed": {}, "curve": []}
+    path = given.out / f"{given.world}.pilot.json"
+
+    def keep() -> None:
+        path.write_text(json.dumps(found, indent=1))
+
+    if given.device == "cuda" and given.graph:
+        for head in given.heads:
+            for name in ("muon_pion", "adamw", "pion"):
+                found["compared"][f"{head}/{name}"] = say_and_try(say, compare, bench, head, name)
+                keep()
+    for name in ("muon", "adamw"):
+        found["speed"][name] = say_and_try(say, measure_speed, bench, given.heads[0], name)
+    keep()
+    for steps in given.budgets:
+        if time.time() > began + given.seconds:
+            break
+        found["curve"].append(say_and_try(say, learn, bench, given.heads[0], steps))
+        found["budgets"] = choose([point for point in found["curve"] if "success" in point])
+        keep()
+    say(f"budgets {found.get('budgets')} in {path}")
+
+
+def say_and_try(say: Any, work: Any, *args: Any) -> dict[str, Any]:
+    """What some work found, or how it failed; either is said."""
+    try:
+        found = work(*args)
+    except Exception:
+        found = {"error": traceback.format_exc()}
+    shown = found.get("error") or json.dumps(found)
+    say(f"{work.__name__} {' '.join(str(arg) for arg in args[1:])}: {shown}")
+    return found
+
+
+def compare(bench: Bench, head: str, name: str) -> dict[str, Any]:
+    """The losses of a few steps, plain and recorded, from the same weights."""
+    cell = make_cell(head, name, RATE, steps=100)
+    losses = {}
+    graph = bench.given.graph
+    for recorded in (False, True):
+        bench.given.graph = recorded
+        trainer = bench.make_trainer(cell)
+        losses[recorded] = [float(trainer.advance()["loss"]) for _ in range(COMPARED)]
+        trainer.statistics()  # must be readable after a replay
+    bench.given.graph = graph
+    pairs = zip(losses[False], losses[True], strict=True)
+    gap = max(abs(a - b) / abs(a) for a, b in pairs)
+    return {"gap": gap, "plain": losses[False], "recorded": losses[True]}
+
+
+def measure_speed(bench: Bench, head: str, name: str) -> dict[str, Any]:
+    """Milliseconds of a step, plain and recorded, at the study's batch and others."""
+    import torch
+
+    found = {}
+    graph, batch = bench.given.graph, bench.given.batch
+    for recorded, size in ((False, batch), (True, batch // 2), (True, batch), (True, 2 * batch)):
+        if recorded and not (graph and bench.given.device == "cuda"):
+            continue
+        bench.given.graph, bench.given.batch = recorded, size
+        trainer = bench.make_trainer(make_cell(head, name, RATE, steps=100))
+        for _ in range(6):
+            loss = trainer.advance()["loss"]
+        float(loss)
+        start = time.perf_counter()
+        for _ in range(40):
+            loss = trainer.advance()["loss"]
+        float(loss)
+        kind = "recorded" if recorded else "plain"
+        found[f"{kind} {size}"] = round(1000 * (time.perf_counter() - start) / 40, 3)
+    bench.given.graph, bench.given.batch = graph, batch
+    if bench.given.device == "cuda":
+        found["GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    return found
+
+
+def learn(bench: Bench, head: str, steps: int) -> dict[str, Any]:
+    """Muon's success on validation scenes after so many steps, by all cores."""
+    from mesotron.vla.acting import make_act
+    from mesotron.vla.interface import VALIDATION_SEED
+    from mesotron.vla.rollout import evaluate
+
+    given = bench.given
+    start = time.time()
+    cell = make_cell(head, "muon", RATE, steps, seed=100)
+    trainer = bench.make_trainer(cell)
+    loss = bench.train(trainer, cell)["loss"]
+    trained = time.time() - start
+    act = make_act(trainer.policy, given.device, bfloat16=given.device == "cuda")
+    seeds = range(VALIDATION_SEED, VALIDATION_SEED + given.validation)
+    world = bench.demos.world
+    assert world is not None
+    played = evaluate(act, world, seeds, execute=EXECUTE, workers=0, batch=WAVE)
+    tasks = {task: right / total for task, (right, total) in played.by_task.items()}
+    seconds = {"train_seconds": round(trained, 1), "seconds": round(time.time() - start, 1)}
+    config = train_config(given, cell)
+    return {"steps": steps, "success": played.success, "loss": loss, "tasks": tasks, **seconds,
+            "batch": config.batch}  # fmt: skip
+
+
+def choose(curve: list[dict[str, Any]]) -> dict[str, int]:
+    """Budgets from Muon's learning curve: small nearest to 0.5, full the first that is near the
+    best and longer than the small one; nothing while nobody has learned."""
+    if not curve or max(point["success"] for point in curve) < 0.5:
+        return {}
+    small = min(curve, key=lambda point: abs(point["success"] - 0.5))["steps"]
+    best = max(point["success"] for point in curve)
+    later = [p["steps"] for p in curve if p["success"] >= NEAR_END * best and p["steps"] > small]
+    full = min(later, default=2 * small)
+    return {"small": small, "full": full, "long": 2 * full}
+
+
+if __name__ == "__main__":
+    main()
