@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import defaultdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+from plan import TRUSTED, of, preference
 
 Cell = dict[str, Any]
 NAMES = {
@@ -31,23 +32,22 @@ PARTS = ("vision", "language", "fusion", "action")
 
 
 def main() -> None:
-    path = Path(sys.argv[1])
+    write(Path(sys.argv[1]))
+
+
+def write(path: Path) -> None:
+    """Print the tables and draw the pictures of a result."""
     found = json.loads(path.read_text())
     cells, settings = found["cells"], found["settings"]
-    budgets = sorted({cell["steps"] for cell in cells})
-    print(rates_table(cells, budgets[0]))
-    print(finalists_table(cells, budgets, settings))
-    print(strength_table(cells))
+    small, full = settings["small"], settings["full"]
+    print(rates_table(cells, small))
+    print(finals_table(cells, [small, full]))
+    print(long_table(cells, settings["long"]))
+    print(strength_table(cells, full))
     print(gradient_table(cells))
-    if len({cell["rate"] for cell in of(cells, steps=budgets[0])}) > 1:
-        draw_rates(cells, budgets[0], path.with_name(f"{path.stem}_rates.png"))
+    draw_rates(cells, small, path.with_name(f"{path.stem}_rates.png"))
     draw_gradients(cells, path.with_name(f"{path.stem}_gradients.png"))
-
-
-def of(cells: list[Cell], action_scale: float = 1, **wanted: Any) -> list[Cell]:
-    """Cells with these values."""
-    same = [cell for cell in cells if cell.get("action_scale", 1) == action_scale]
-    return [cell for cell in same if all(cell[key] == value for key, value in wanted.items())]
+    draw_learning(cells, full, path.with_name(f"{path.stem}_learning.png"))
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -55,82 +55,101 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def contenders(cells: list[Cell]) -> list[str]:
-    return [name for name in NAMES if of(cells, contender=name)]
-
-
 def heads(cells: list[Cell]) -> list[str]:
     return list(dict.fromkeys(cell["head"] for cell in cells))
 
 
+def at(cells: list[Cell], head: str, name: str, steps: int, seed: int = 0) -> dict[float, Cell]:
+    """Cells with the default strength, by rate."""
+    return of({str(k): cell for k, cell in enumerate(cells)}, head, name, steps, seed)
+
+
+def chosen(cells: list[Cell], head: str, name: str, steps: int) -> list[Cell]:
+    """The seeds of the rate that validation or loss preferred on the first seed."""
+    first = list(at(cells, head, name, steps).values())
+    if not first:
+        return []
+    rate = max(first, key=preference(first))["rate"]
+    mine = [c for c in cells if c["rate"] == rate and c["strength"] == "noise"]
+    mine = [c for c in mine if (c["head"], c["contender"], c["steps"]) == (head, name, steps)]
+    return sorted((c for c in mine if c["action_scale"] == 1), key=lambda cell: cell["seed"])
+
+
 def rates_table(cells: list[Cell], steps: int) -> str:
-    """Success on validation scenes over rates, one seed."""
-    tried = of(cells, steps=steps, seed=0, strength="noise")
-    rates = sorted({cell["rate"] for cell in tried})
+    """Validation success and loss over rates, one seed."""
     rows = []
     for head in heads(cells):
-        for name in contenders(tried):
-            mine = {cell["rate"]: cell for cell in of(tried, head=head, contender=name)}
-            if mine:
-                shown = [f"{mine[r]['validation']:.2f}" if r in mine else "" for r in rates]
-                rows.append([head, NAMES[name], *shown])
-    return table(["head", f"{steps} steps", *(f"{rate:g}" for rate in rates)], rows)
+        for name in NAMES:
+            tried = at(cells, head, name, steps)
+            shown = [f"{rate:g}: {tried[rate]['validation']:.2f} ({tried[rate]['loss']:.3f})"
+                     for rate in sorted(tried)]  # fmt: skip
+            if shown:
+                trusted = max(cell["validation"] for cell in tried.values()) >= TRUSTED
+                by = "success" if trusted else "loss"
+                rows.append([head, NAMES[name], "; ".join(shown), by])
+    return table(["head", f"{steps} steps", "rate: success (loss)", "chosen by"], rows)
 
 
-def finalists_table(cells: list[Cell], budgets: list[int], settings: dict[str, Any]) -> str:
-    """Success on test scenes at each budget, seed by seed, at the rate that validation chose."""
+def finals_table(cells: list[Cell], budgets: list[int]) -> str:
+    """Success on test scenes at each budget, seed by seed."""
     rows = []
     for head in heads(cells):
-        for name in contenders(cells):
-            row = [head, NAMES[name]]
-            for steps in budgets:
-                mine = of(cells, head=head, contender=name, steps=steps, strength="noise")
-                seeds = defaultdict(list)
-                for cell in mine:
-                    seeds[cell["rate"]].append(cell)
-                if not seeds:
-                    row += ["", "", ""]
-                    continue
-                # The rate that went on to more seeds; before that, the best on validation.
-                rate = max(
-                    seeds, key=lambda r: (len(seeds[r]), max(c["validation"] for c in seeds[r]))
-                )
-                final = sorted(seeds[rate], key=lambda cell: cell["seed"])
-                tests = [cell["test"] for cell in final]
-                row += [
-                    f"{rate:g}",
-                    f"{mean(tests):.3f} ({', '.join(f'{t:.2f}' for t in tests)})",
-                    f"{mean(cell['wrong'] for cell in final):.2f}",
-                ]
-            rows.append(row)
-    head_row = ["head", "contender"]
-    for steps in budgets:
-        head_row += [f"rate, {steps}", f"success at {steps}", f"wrong, {steps}"]
-    return table(head_row, rows)
+        for name in NAMES:
+            found = [chosen(cells, head, name, steps) for steps in budgets]
+            if any(found):
+                rows.append([head, NAMES[name], *(text for f in found for text in tell(f))])
+    columns = [f"{what} {steps} steps" for steps in budgets for what in ("rate,", "success,")]
+    return table(["head", "contender", *columns, "told wrongly"], [widen(row) for row in rows])
 
 
-def strength_table(cells: list[Cell]) -> str:
+def tell(found: list[Cell]) -> list[str]:
+    """Rate, success by seed, and success when told something else."""
+    if not found:
+        return ["", "", ""]
+    tests = [cell["test"] for cell in found]
+    wrong = [cell["wrong"] for cell in found if cell["wrong"] is not None]
+    spelled = ", ".join(f"{t:.2f}" for t in tests)
+    shown = [f"{found[0]['rate']:g}", f"{mean(tests):.3f} ({spelled})"]
+    return [*shown, f"{max(wrong):.2f}" if wrong else ""]
+
+
+def widen(row: list[str]) -> list[str]:
+    """One column for the wrong instruction: of the longer budget, or else of the shorter."""
+    head, name, small_rate, small, small_wrong, full_rate, full, full_wrong = row
+    return [head, name, small_rate, small, full_rate, full, full_wrong or small_wrong]
+
+
+def long_table(cells: list[Cell], steps: int) -> str:
+    """The best contender after its longer training."""
+    rows = []
+    for head in heads(cells):
+        for name in NAMES:
+            found = chosen(cells, head, name, steps)
+            if found:
+                rows.append([head, NAMES[name], *tell(found)])
+    return table(["head", f"{steps} steps", "rate", "success", "told wrongly"], rows)
+
+
+def strength_table(cells: list[Cell], steps: int) -> str:
     """Pion's strength on the action module: success, and what half-way through it let pass."""
     rows = []
-    for scale in sorted({cell.get("action_scale", 1) for cell in cells}):
-        tried = of(cells, action_scale=scale, contender="muon_pion", seed=0)
-        tried = [cell for cell in tried if cell["probes"]]
-        for cell in sorted(tried, key=lambda cell: (cell["rate"], cell["strength"])):
-            half = cell["probes"][4]
-            step = half["update_rms/action"] / half["update_rms/vision"]
-            row = [cell["strength"], f"{cell['rate']:g}", f"{scale:g}", f"{cell['test']:.2f}"]
-            row += [f"{cell['loss']:.3f}", f"{step:.2f}"]
-            row += [f"{half[f'optim/action/pion/{k}']:.2f}" for k in ("passed_rank", "dead_blocks")]
-            rows.append(row)
-    head_row = ["strength", "rate", "action scale", "success", "loss", "action step / vision step"]
-    return table([*head_row, "passed", "dead"], rows)
+    tried = [c for c in cells if (c["contender"], c["steps"], c["seed"]) == ("muon_pion", steps, 0)]
+    tried = [c for c in tried if c["half"] and c["head"] == cells[0]["head"]]
+    for cell in sorted(tried, key=lambda c: (c["action_scale"] != 1, c["rate"], c["strength"])):
+        half = cell["half"]
+        row = [cell["strength"], f"{cell['rate']:g}", f"{cell['action_scale']:g}"]
+        row += [f"{cell['test']:.2f}", f"{cell['loss']:.3f}", f"{half['action_to_vision']:.2f}"]
+        row += [f"{half[key]:.2f}" for key in ("passed_rank", "dead_blocks")]
+        rows.append(row)
+    columns = ["strength", "rate", "factor on the action rate", "success", "loss"]
+    return table([*columns, "action step / vision step", "passed", "dead"], rows)
 
 
 def gradient_table(cells: list[Cell]) -> str:
     """Effective rank, top share and SNR of each part's gradient, early and late."""
     rows = []
     for cell in cells:
-        if not cell["probes"] or cell["strength"] != "noise" or cell["head"] != cells[0]["head"]:
+        if not cell["probes"] or cell["head"] != cells[0]["head"] or cell["action_scale"] != 1:
             continue
         for place, probe in (("2 %", cell["probes"][1]), ("75 %", cell["probes"][-2])):
             row = [NAMES[cell["contender"]], f"{cell['rate']:g}", place]
@@ -144,47 +163,41 @@ def gradient_table(cells: list[Cell]) -> str:
 
 
 def draw_rates(cells: list[Cell], steps: int, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """Success on validation scenes above, the loss below, over the rate."""
+    plt = open_plots()
     names = heads(cells)
-    figure, axes = plt.subplots(1, len(names), figsize=(5 * len(names), 3.6), squeeze=False)
-    for axis, head in zip(axes[0], names, strict=True):
-        for name in contenders(cells):
-            mine = of(cells, head=head, contender=name, steps=steps, seed=0, strength="noise")
-            mine.sort(key=lambda cell: cell["rate"])
-            axis.plot(
-                [cell["rate"] for cell in mine],
-                [cell["validation"] for cell in mine],
-                "o-",
-                color=COLOURS[name],
-                label=NAMES[name],
-            )
-        axis.set_xscale("log")
-        axis.set_ylim(-0.03, 1.03)
-        axis.set_xlabel("learning rate of matrices")
-        axis.set_title(f"{head} head, {steps} steps, validation")
-    axes[0][0].set_ylabel("success")
+    figure, axes = plt.subplots(
+        2, len(names), figsize=(5 * len(names), 5.6), sharex="col", squeeze=False
+    )
+    for column, head in zip(axes.T, names, strict=True):
+        for axis, key in zip(column, ("validation", "loss"), strict=True):
+            for name in NAMES:
+                mine = at(cells, head, name, steps)
+                if mine:
+                    rates = sorted(mine)
+                    axis.plot(rates, [mine[r][key] for r in rates], "o-", color=COLOURS[name],
+                              label=NAMES[name])  # fmt: skip
+            axis.set_xscale("log")
+        column[0].set_ylim(-0.03, 1.03)
+        column[0].set_title(f"{head} head, {steps} steps, one seed")
+        column[1].set_xlabel("learning rate of matrices")
+    axes[0][0].set_ylabel("success, validation scenes")
+    axes[1][0].set_ylabel("training loss")
     axes[0][0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
 
 def draw_gradients(cells: list[Cell], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """What each part's gradient is like over training, a line for each contender."""
+    plt = open_plots()
     head = heads(cells)[0]
-    probed = [cell for cell in of(cells, head=head, strength="noise") if cell["probes"]]
     best: dict[str, Cell] = {}
-    for cell in probed:
-        kept = best.get(cell["contender"])
-        if kept is None or cell["validation"] > kept["validation"]:
-            best[cell["contender"]] = cell
+    for name in NAMES:
+        mine = [c for c in cells if (c["head"], c["contender"]) == (head, name) and c["probes"]]
+        mine = [c for c in mine if c["action_scale"] == 1]
+        if mine:
+            best[name] = max(mine, key=preference(mine))
     measures = {"effective_rank": "effective rank", "top_share": "top share", "snr": "SNR"}
     figure, axes = plt.subplots(
         len(measures), len(PARTS), figsize=(12, 7), sharex=True, sharey="row"
@@ -194,8 +207,9 @@ def draw_gradients(cells: list[Cell], path: Path) -> None:
             for name, cell in best.items():
                 points = [(p["step"], p.get(f"gradient/{part}/{key}")) for p in cell["probes"]]
                 points = [point for point in points if point[1] is not None]
-                axis.plot(*zip(*points, strict=True), "o-", ms=3, color=COLOURS[name],
-                          label=NAMES[name])  # fmt: skip
+                if points:
+                    axis.plot(*zip(*points, strict=True), "o-", ms=3, color=COLOURS[name],
+                              label=NAMES[name])  # fmt: skip
             if key == "effective_rank":
                 axis.set_title(part)
         row[0].set_ylabel(words)
@@ -204,6 +218,35 @@ def draw_gradients(cells: list[Cell], path: Path) -> None:
         axis.set_xlabel("step")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+
+
+def draw_learning(cells: list[Cell], steps: int, path: Path) -> None:
+    """The training loss of the finalists, first seed."""
+    plt = open_plots()
+    names = heads(cells)
+    figure, axes = plt.subplots(1, len(names), figsize=(5 * len(names), 3.6), squeeze=False)
+    for axis, head in zip(axes[0], names, strict=True):
+        for name in NAMES:
+            found = chosen(cells, head, name, steps)
+            if found:
+                axis.plot(*zip(*found[0]["losses"], strict=True), color=COLOURS[name], lw=1,
+                          label=NAMES[name])  # fmt: skip
+        axis.set_title(f"{head} head, {steps} steps")
+        axis.set_xlabel("step")
+    axes[0][0].set_ylabel("training loss")
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def open_plots() -> Any:
+    """Matplotlib without a window."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
 
 
 if __name__ == "__main__":
