@@ -15,12 +15,13 @@ from labels import mean
 from runs import RESCUES, rescue_runs
 
 ENOUGH = 0.9
+CORPORA = [name for name in ("tuning", "held_out") if (HERE / f"{name}.json.gz").exists()]
 SEEDS = {"seeds 0 and 1": (0, 1), "seed 100, met by nobody": (100,)}
 Packed = dict[str, Any]
 
 
 def main() -> None:
-    corpus = {run["name"]: run for name in ("tuning", "held_out") for run in load(name)}
+    corpus = {run["name"]: run for name in CORPORA for run in load(name)}
     made = {run["name"]: run for run in load("rescues")}
     found = [compare(made[run.name], corpus) for run in rescue_runs() if run.name in made]
     for one in found:
