@@ -213,11 +213,14 @@ def test_fixed_thresholds_hold_where_they_should():
 
 
 @pytest.mark.parametrize("without", ["", "eval/"])
-def test_the_published_figures_are_those_of_this_watch(without):
-    runs = evaluate.load("tuning")
-    assert {run["name"] for run in runs} == {run.name for run in tuning_runs()}
+@pytest.mark.parametrize(
+    "name", [name for name in ("tuning", "held_out") if (HERE / f"{name}.json.gz").exists()]
+)
+def test_the_published_figures_are_those_of_this_watch(name, without):
+    runs, listed = evaluate.load(name), corpus.LISTS[name]()
+    assert {run["name"] for run in runs} <= {run.name for run in listed}
     found = evaluate.judge_all(runs, evaluate.watch_alarm, without)
-    published = json.loads((HERE / f"tuning{'_blind' if without else ''}.json").read_text())
+    published = json.loads((HERE / f"{name}{'_blind' if without else ''}.json").read_text())
     assert evaluate.summarise(found) == published["summary"]["watch"]
     assert [(one.run, one.alarm) for one in found] == [
         (one["run"], one["alarm"] and tuple(one["alarm"])) for one in published["verdicts"]["watch"]
