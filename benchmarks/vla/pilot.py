@@ -3,8 +3,8 @@ steps does the task need? A minute or two on a GPU.
 
     python3 benchmarks/vla/pilot.py --world object10 --state runs/vla_study --out results
 
-Writes WORLD.pilot.json, from which `study.py --pilot` takes its budgets: the small one is where
-Muon's success on validation scenes is nearest 0.5, the full one where it has nearly ended.
+Writes WORLD.pilot.json to STATE and OUT, from which `study.py` takes its budgets: the small one is
+where Muon's success on validation scenes is nearest 0.5, the full one where it has nearly ended.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ from study import fill_in, make_data, make_parser
 
 BUDGETS = (400, 800, 1600, 3200)
 RATE = 5e-3
+ADAMW_RATE = 5e-4
+AUXILIARY = (1e-3, 3e-3, 1e-2)
+SHORT = 500  # steps in which auxiliary rates are compared, by their loss
 COMPARED = 8  # steps
+MOST_GAP = 0.05  # between the losses of plain and recorded steps; sums of a GPU have no fixed order
 NEAR_END = 0.9  # of the best success
 
 
 def main() -> None:
     parser = make_parser()
     parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS))
+    parser.add_argument("--short", type=int, default=SHORT)
     given = fill_in(parser.parse_args())
     began = time.time()
 
@@ -39,18 +44,26 @@ def main() -> None:
     bench = Bench(given, began + given.seconds)
     say(f"{len(bench.demos):,} observations loaded")
     found: dict[str, Any] = {"world": given.world, "compared": {}, "speed": {}, "curve": []}
-    path = given.out / f"{given.world}.pilot.json"
 
     def keep() -> None:
-        path.write_text(json.dumps(found, indent=1))
+        for folder in (given.state, given.out):  # where the study looks, and what comes back
+            (folder / f"{given.world}.pilot.json").write_text(json.dumps(found, indent=1))
 
     if given.device == "cuda" and given.graph:
         for head in given.heads:
             for name in ("muon_pion", "adamw", "pion"):
                 found["compared"][f"{head}/{name}"] = say_and_try(say, compare, bench, head, name)
-                keep()
+        gaps = [one.get("gap", 1.0) for one in found["compared"].values()]
+        given.graph = found["graph"] = max(gaps) < MOST_GAP
+        keep()
     for name in ("muon", "adamw"):
         found["speed"][name] = say_and_try(say, measure_speed, bench, given.heads[0], name)
+    keep()
+    found["rates"] = {
+        "aux": choose_auxiliary(say, bench, "muon", RATE, given.short),
+        "aux_adamw": choose_auxiliary(say, bench, "adamw", ADAMW_RATE, given.short),
+    }
+    given.aux = found["rates"]["aux"]
     keep()
     for steps in given.budgets:
         if time.time() > began + given.seconds:
@@ -58,7 +71,7 @@ def main() -> None:
         found["curve"].append(say_and_try(say, learn, bench, given.heads[0], steps))
         found["budgets"] = choose([point for point in found["curve"] if "success" in point])
         keep()
-    say(f"budgets {found.get('budgets')} in {path}")
+    say(f"recorded {found.get('graph')}, rates {found['rates']}, budgets {found.get('budgets')}")
 
 
 def say_and_try(say: Any, work: Any, *args: Any) -> dict[str, Any]:
@@ -112,6 +125,20 @@ def measure_speed(bench: Bench, head: str, name: str) -> dict[str, Any]:
     if bench.given.device == "cuda":
         found["GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     return found
+
+
+def choose_auxiliary(say: Any, bench: Bench, name: str, rate: float, steps: int) -> float:
+    """The auxiliary rate with the smallest loss after a short training."""
+    given = bench.given
+    before = given.aux, given.aux_adamw
+    losses = {}
+    for aux in AUXILIARY:
+        given.aux = given.aux_adamw = aux
+        cell = make_cell(given.heads[0], name, rate, steps, seed=100)
+        losses[aux] = bench.train(bench.make_trainer(cell), cell)["loss"]
+    given.aux, given.aux_adamw = before
+    say(f"{name}, auxiliary rate to loss after {steps} steps: {losses}")
+    return min(losses, key=lambda aux: losses[aux])
 
 
 def learn(bench: Bench, head: str, steps: int) -> dict[str, Any]:

@@ -34,6 +34,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
              "small": 500, "full": 2000, "long": 5000},
 }  # fmt: skip
 
+# Of embeddings, norms and the output layer; 1e-3 learned more slowly in a trial (README.md).
+AUXILIARY = {"aux": 3e-3, "aux_adamw": 3e-3}
+
 
 def main() -> None:
     given = fill_in(make_parser().parse_args())
@@ -69,13 +72,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--state", type=Path, default=Path("runs/vla_study"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--earlier", type=Path, help="cells of an earlier call, brought back")
-    parser.add_argument("--pilot", type=Path, help="what pilot.py wrote; it chooses the budgets")
     parser.add_argument("--seconds", type=float, default=480)
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", default="small")
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--rates", nargs="+", type=float, help="for all, instead of their own")
+    parser.add_argument("--aux", type=float, help="rate of all that is no hidden matrix")
+    parser.add_argument("--aux-adamw", type=float, help="the same where AdamW has the matrices")
     parser.add_argument("--heads", nargs="+")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=3)
@@ -88,9 +92,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def fill_in(given: argparse.Namespace) -> argparse.Namespace:
     """What was not said, from a pilot and from the world's defaults."""
-    pilot = json.loads(given.pilot.read_text()) if given.pilot and given.pilot.exists() else {}
+    path = given.state / f"{given.world}.pilot.json"
+    pilot = json.loads(path.read_text()) if path.exists() else {}
+    given.graph = given.graph and pilot.get("graph", True)
     given.alone = not pilot and given.device == "cuda"  # a pilot has compiled already
-    for name, value in (DEFAULTS[given.world] | pilot.get("budgets", {})).items():
+    found = pilot.get("rates", {}) | pilot.get("budgets", {})
+    for name, value in ({**AUXILIARY, **DEFAULTS[given.world]} | found).items():
         if getattr(given, name) is None:
             setattr(given, name, value)
     return given

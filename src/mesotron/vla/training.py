@@ -116,7 +116,8 @@ class Trainer:
             group["lr"] = rate * factor
 
     def _step_on(self, rows: Tensor) -> dict[str, Tensor]:
-        self.optimizer.zero_grad()
+        # A recorded step finds its gradients where they were.
+        self.optimizer.zero_grad(set_to_none=self._replay is None)
         found = self.losses_of(rows)
         found["loss"].backward()
         limit = self.config.optim.max_grad_norm or math.inf
@@ -154,7 +155,11 @@ class Trainer:
         def loss(some: Tensor) -> Tensor:
             return self.losses_of(some)["loss"]
 
-        return self._probe.measure(loss, rows, self.optimizer.zero_grad)
+        kept = [p.grad for p in self.policy.parameters()]
+        found = self._probe.measure(loss, rows, self.optimizer.zero_grad)
+        for p, grad in zip(self.policy.parameters(), kept, strict=True):
+            p.grad = grad
+        return found
 
 
 class Tables:
