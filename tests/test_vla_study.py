@@ -140,9 +140,15 @@ def test_a_pilot_chooses_the_budgets():
 
     curve = [{"steps": s, "success": p} for s, p in ((400, 0.1), (800, 0.45), (1600, 0.9),
                                                      (3200, 0.96))]  # fmt: skip
-    assert choose(curve) == {"small": 800, "full": 1600, "long": 3200}
-    assert choose(curve[:1]) == {}
-    assert choose([{"steps": 400, "success": 0.6}]) == {"small": 400, "full": 800, "long": 1600}
+    assert choose(curve, 1e6) == {"small": 533, "full": 1600, "long": 3200}
+    short = choose(curve, 43_000)  # a full budget of 1,000 steps fits
+    assert short == {"small": 333, "full": 1000, "long": 3200}
+    assert choose(curve[:1], 1e6) == {}
+    assert choose([{"steps": 400, "success": 0.6}], 1e6) == {
+        "small": 266,
+        "full": 800,
+        "long": 1600,
+    }
 
 
 def test_the_page_tells_of_every_cell(given, tmp_path, capsys):

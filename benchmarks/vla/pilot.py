@@ -18,7 +18,7 @@ from cell import EXECUTE, WAVE, Bench, train_config
 from plan import make_cell
 from study import fill_in, make_data, make_parser
 
-BUDGETS = (400, 800, 1600, 3200)
+BUDGETS = (400, 800, 1600, 3200, 6400)
 RATE = 5e-3
 ADAMW_RATE = 5e-4
 AUXILIARY = (1e-3, 3e-3, 1e-2)
@@ -26,12 +26,16 @@ SHORT = 500  # steps in which auxiliary rates are compared, by their loss
 COMPARED = 8  # steps
 MOST_GAP = 0.05  # between the losses of plain and recorded steps; sums of a GPU have no fixed order
 NEAR_END = 0.9  # of the best success
+LEARNED = 0.3
+KINDS = ("plain", "recorded")
+SHARING = 1.15  # what a step takes of a GPU that changes between processes, over one alone
 
 
 def main() -> None:
     parser = make_parser()
     parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS))
     parser.add_argument("--short", type=int, default=SHORT)
+    parser.add_argument("--study-seconds", type=float, default=400, help="time of the study itself")
     given = fill_in(parser.parse_args())
     began = time.time()
 
@@ -65,11 +69,14 @@ def main() -> None:
     }
     given.aux = found["rates"]["aux"]
     keep()
+    alone = min(found["speed"]["muon"].get(f"{kind} {given.batch}", 1e9) for kind in KINDS)
+    step = SHARING * alone / 1000
     for steps in given.budgets:
         if time.time() > began + given.seconds:
             break
         found["curve"].append(say_and_try(say, learn, bench, given.heads[0], steps))
-        found["budgets"] = choose([point for point in found["curve"] if "success" in point])
+        points = [point for point in found["curve"] if "success" in point]
+        found["budgets"] = choose(points, given.study_seconds / step)
         keep()
     say(f"recorded {found.get('graph')}, rates {found['rates']}, budgets {found.get('budgets')}")
 
@@ -119,7 +126,7 @@ def measure_speed(bench: Bench, head: str, name: str) -> dict[str, Any]:
         for _ in range(40):
             loss = trainer.advance()["loss"]
         float(loss)
-        kind = "recorded" if recorded else "plain"
+        kind = KINDS[recorded]
         found[f"{kind} {size}"] = round(1000 * (time.perf_counter() - start) / 40, 3)
     bench.given.graph, bench.given.batch = graph, batch
     if bench.given.device == "cuda":
@@ -165,16 +172,28 @@ def learn(bench: Bench, head: str, steps: int) -> dict[str, Any]:
             "batch": config.batch}  # fmt: skip
 
 
-def choose(curve: list[dict[str, Any]]) -> dict[str, int]:
-    """Budgets from Muon's learning curve: small nearest to 0.5, full the first that is near the
-    best and longer than the small one; nothing while nobody has learned."""
-    if not curve or max(point["success"] for point in curve) < 0.5:
+def choose(curve: list[dict[str, Any]], affordable: float) -> dict[str, int]:
+    """Budgets from Muon's learning curve; nothing while nobody has learned.
+
+    Args:
+        curve: steps and success of some trainings.
+        affordable: steps that the study has time for.
+
+    Returns:
+        small: nearest to a success of 0.5; full: the first that is near the best, as long as one
+        head's trainings (about 26 small and 20 full ones) fit into two thirds of the time, and the
+        small one a third of it at most; long: where the curve was best, or twice the full one.
+    """
+    if not curve or max(point["success"] for point in curve) < LEARNED:
         return {}
     small = min(curve, key=lambda point: abs(point["success"] - 0.5))["steps"]
-    best = max(point["success"] for point in curve)
-    later = [p["steps"] for p in curve if p["success"] >= NEAR_END * best and p["steps"] > small]
+    best = max(curve, key=lambda point: point["success"])
+    near = NEAR_END * best["success"]
+    later = [p["steps"] for p in curve if p["success"] >= near and p["steps"] > small]
     full = min(later, default=2 * small)
-    return {"small": small, "full": full, "long": 2 * full}
+    full = min(full, max(100, round(affordable * 2 / 3 / (20 + 26 / 3), -2)))
+    small = min(small, full // 3)
+    return {"small": int(small), "full": int(full), "long": int(max(2 * full, best["steps"]))}
 
 
 if __name__ == "__main__":
