@@ -200,8 +200,9 @@ def reference_in_memory(model: Any, args: Any, peft_config: Any) -> bool:
     no such place, and for one changed since it was loaded it is the wrong model. Sharded models
     keep TRL's way.
     """
-    wrapped = isinstance(model, str) or peft_config is not None or is_peft_model(model)
-    if not args.beta or wrapped:
+    if isinstance(model, str) or not args.beta:
+        return False
+    if peft_config is not None or is_peft_model(model):
         return False
     if not (args.fsdp or args.deepspeed or asks_for_sharding()):
         return True

@@ -49,6 +49,7 @@ def as_restorer(trainer: Any) -> RestoresPolicy:
 def refuse_what_cannot_go_back(trainer: Any) -> None:
     """Say at the start what a rollback could not do hours later."""
     flat = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
+    weights_alone = trainer.args.save_only_model
     if trainer.is_deepspeed_enabled or flat:
         raise ValueError(
             "guard='rollback' puts weights back, which DeepSpeed and FSDP1 keep in flat shards: "
@@ -59,7 +60,7 @@ def refuse_what_cannot_go_back(trainer: Any) -> None:
             "guard='rollback' reads whole weights of a checkpoint, and this trainer writes shards "
             "under FSDP: use mesotron.GRPOTrainer, or guard='stop'"
         )
-    if trainer.args.save_only_model:
+    if weights_alone:
         raise ValueError(
             "guard='rollback' needs the optimizer's state, which save_only_model=True leaves out "
             "of checkpoints: turn it off, or use guard='stop'"
