@@ -121,3 +121,10 @@ def test_attention_that_cannot_be_masked_so_is_refused(tmp_path):
     model.set_attn_implementation("eager")
     with pytest.raises(ValueError, match=r"rollout\.share_prompts needs attention sdpa"):
         make_trainer(tmp_path, parts={"model": model, "share_prompts": True})
+
+
+def test_long_completions_of_a_short_prompt_stay_as_they_are():
+    """Fewer tokens, but many times the pairs that attention looks at."""
+    ids = torch.ones(8, 16 + 64, dtype=torch.long)
+    assert pack_groups(ids, ids, 64) is None
+    assert pack_groups(ids, ids, 4) is not None

@@ -1,6 +1,6 @@
 """A decoder of few kernels: Llama's and Qwen2's layers as four products and what lies between.
 
-Through Transformers a layer of a token is nearly fifty small kernels, and at a few hundred rows
+Through Transformers a layer of a token is dozens of small kernels, and at a few hundred rows
 their number is the time. Here queries, keys and values are one product, gate and up another,
 residuals are added inside of products, and query heads that share a key stand beside each other
 instead of copying it. Each distinct prompt is read once for all its rows. For sampling alone: no
@@ -59,27 +59,25 @@ class FusedWeights:
         self.heads, self.keys = config.num_attention_heads, config.num_key_value_heads
         self.size = model.model.layers[0].self_attn.head_dim
         self.eps, self.dtype = config.rms_norm_eps, dtype
-        self.layers, self.ends = self._merged()
+        with torch.no_grad():
+            self.layers = [merge(layer, dtype) for layer in model.model.layers]
+            self.ends = [x.to(dtype, copy=True) for x in self._outer()]
 
-    @torch.no_grad()
-    def _merged(self) -> tuple[list[Layer], list[Tensor]]:
-        """Every layer, then embedding, last norm and head: fresh tensors."""
-        ends = [
+    def _outer(self) -> list[Tensor]:
+        """Embedding, last norm and head of the model."""
+        return [
             self.model.get_input_embeddings().weight,
             self.model.model.norm.weight,
             self.model.get_output_embeddings().weight,
         ]
-        layers = [merge(layer, self.dtype) for layer in self.model.model.layers]
-        return layers, [x.to(self.dtype, copy=True) for x in ends]
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Take the model's present weights; every tensor keeps its place in memory."""
-        layers, ends = self._merged()
-        for old, new in zip(self.layers, layers, strict=True):
-            for kept, fresh in zip(old.tensors(), new.tensors(), strict=True):
+        for old, layer in zip(self.layers, self.model.model.layers, strict=True):
+            for kept, fresh in zip(old.tensors(), merge(layer, self.dtype).tensors(), strict=True):
                 kept.copy_(fresh)
-        for kept, fresh in zip(self.ends, ends, strict=True):
+        for kept, fresh in zip(self.ends, self._outer(), strict=True):
             kept.copy_(fresh)
 
     def angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,7 +186,7 @@ class FusedSlate(Slate):
         L = -(-(P + N) // ALIGNED) * ALIGNED
         self.weights = weights
         new = {"dtype": weights.dtype, "device": eos.device}
-        # Keys and values of each layer: zeros, since a masked NaN would still be one.
+        # Keys and values of each layer; where nothing has been written they must be finite.
         self.kept = torch.zeros(len(weights.layers), 2, B, L, weights.keys, weights.size, **new)
         self.bias = torch.zeros(B, 1, 1, L, **new)
 
@@ -197,6 +195,8 @@ class FusedSlate(Slate):
         P, weights = self.P, self.weights
         self.running.fill_(True)
         self.count.zero_()
+        # A NaN that spoiled weights left behind would outlive them: masked, it is still one.
+        self.kept.zero_()
         places = (mask.long().cumsum(-1) - 1).clamp(min=0)
         self.places.copy_(places[rows, -1:])
         self.bias.fill_(-torch.inf)

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 IGNORED = -100  # the label that is not scored
+# Pairs of tokens that attention may look at in packed rows, over those of the rows as they are. The
+# mask of packed rows is written out, a byte for each pair.
+MOST_PAIRS = 2
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ def pack_groups(ids: Tensor, mask: Tensor, length: int) -> PackedGroups | None:
 
     Returns:
         The packed rows; None if they would hold no fewer tokens than the rows as they are, as when
-        few completions of a batch share a prompt.
+        few completions of a batch share a prompt, or if attention would look at far more pairs, as
+        when completions are much longer than their prompt.
 
     Example:
         >>> ids = torch.tensor([[7, 8, 1, 2], [7, 8, 3, 4]])
@@ -64,7 +68,8 @@ def pack_groups(ids: Tensor, mask: Tensor, length: int) -> PackedGroups | None:
     P = ids.shape[1] - T
     groups = find_groups(ids[:, :P].masked_fill(mask[:, :P] == 0, -1))
     U, G = len(groups.first), groups.largest
-    if U * (P - 1 + G * T) >= B * (P + T):
+    S = P - 1 + G * T
+    if U * S >= B * (P + T) or U * S**2 > MOST_PAIRS * B * (P + T) ** 2:
         return None
     segments = ids.new_zeros(U * G, T)
     segments[groups.slots] = ids[:, P - 1 : -1]

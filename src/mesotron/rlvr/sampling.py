@@ -43,11 +43,12 @@ class Sampling:
         return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
 
     def cut(self, probs: Tensor) -> Tensor:
-        """Zero outside of the nucleus and of the k likeliest; the likeliest always stays."""
+        """Zero outside of the k likeliest, and of the nucleus of what they hold, as `generate` has
+        it; the likeliest always stays."""
         ordered, places = probs.sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered
-        outside = before >= self.top_p
-        outside[:, 0] = False
         if self.top_k:
-            outside[:, self.top_k :] = True
+            ordered[:, self.top_k :] = 0.0
+            ordered = ordered / ordered.sum(dim=-1, keepdim=True)
+        outside = ordered.cumsum(dim=-1) - ordered >= self.top_p
+        outside[:, 0] = False
         return torch.zeros_like(probs).scatter(-1, places, ordered.masked_fill(outside, 0.0))

@@ -133,7 +133,7 @@ def trainer_arguments(
         "save_steps": config.save_every or config.steps,
         "save_total_limit": config.keep,
         "use_cpu": on_cpu,
-        "bf16": model.dtype == torch.bfloat16,
+        "bf16": model.dtype == torch.bfloat16 or config.model.dtype == "mixed",
         "dataloader_pin_memory": not on_cpu,
         "gradient_checkpointing": config.model.gradient_checkpointing,
         "report_to": "none",
