@@ -33,6 +33,13 @@ def test_the_folder_that_the_main_process_made_is_no_obstacle_to_the_others(monk
         (["--reward.parts", "two_parts"], "did you mean two_part"),
         (["--task.levels", "9"], "no level 9"),
         (["--task.name", "file", "--task.path", "no.jsonl"], "there is no file or folder no.jsonl"),
+        (["--optim.lr", "nan"], "--optim.lr nan must be at least 0"),
+        (["--optim.lr", "inf"], "--optim.lr inf must be a finite number"),
+        (["--optim.weight-decay", "inf"], "--optim.weight-decay inf must be"),
+        (["--optim.aux-lr", "inf"], "--optim.aux-lr inf must be"),
+        (["--rollout.temperature", "inf"], "--rollout.temperature inf must be"),
+        (["--reward.timeout", "0"], "--reward.timeout 0 must be"),
+        (["--reward.timeout", "nan"], "--reward.timeout nan must be"),
         (["--model.name", "nope"], "there is no model 'nope'"),
     ],
 )

@@ -134,6 +134,12 @@ def not_numbers(completions):
 def nan_on_second(completions):
     return [0.0, float("nan")]
 
+def leaves_on_second(completions):
+    return [1.0 if text else exit(3) for text in completions]
+
+def too_large_on_second(completions):
+    return [0, 10**400]
+
 SCORE = 3
 """
 
@@ -142,6 +148,7 @@ SCORE = 3
 def own(tmp_path, monkeypatch):
     (tmp_path / "own_rewards.py").write_text(OWN)
     (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
+    (tmp_path / "script_rewards.py").write_text("raise SystemExit('usage: ...')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -169,9 +176,11 @@ def test_functions_of_ones_own(judge):
         ),
         ("raises_on_batches", "AssertionError .* the batch of 2 completions"),
         ("too_few", "too_few returned 1 scores for 2 completions"),
-        ("a_number", "a_number returned <class 'float'> for 2 completions"),
+        ("a_number", "a_number returned a float for 2 completions"),
         ("not_numbers", "not_numbers returned 'good' for completion 0, not a number"),
         ("nan_on_second", "nan_on_second returned nan for completion 1"),
+        ("leaves_on_second", r"leaves_on_second raised SystemExit \(3\) on completion 1$"),
+        ("too_large_on_second", "returned 1000+ for completion 1, not a number that a float holds"),
     ],
 )
 def test_a_function_that_fails_is_named_with_the_completion(judge, name, sentence):
@@ -190,6 +199,7 @@ def test_a_function_that_fails_is_named_with_the_completion(judge, name, sentenc
         ({"parts": ("format", "format")}, "none twice"),
         ({"parts": ("no_such_module:f",)}, "cannot be imported: ModuleNotFoundError"),
         ({"parts": ("broken_rewards:f",)}, "cannot be imported: ZeroDivisionError"),
+        ({"parts": ("script_rewards:f",)}, "cannot be imported: SystemExit: usage"),
         ({"parts": ("own_rewards:nobody",)}, "has no function 'nobody'"),
         ({"parts": ("own_rewards:SCORE",)}, "has no function 'SCORE'"),
         ({"weights": (1.0, 2.0)}, "2 weights for 1 reward parts"),

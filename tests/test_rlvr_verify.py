@@ -449,8 +449,9 @@ def test_a_verifier_travels_as_its_settings():
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="timeout=0"):
-        Verifier(timeout=0)
+    for timeout in (0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"timeout={timeout}"):
+            Verifier(timeout=timeout)
     with pytest.raises(ValueError, match="2 answers and 1 golds"):
         Verifier().same(["1", "2"], ["1"])
 

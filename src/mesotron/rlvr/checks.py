@@ -3,6 +3,8 @@
 What only a model, a file's rows or a user's module can tell is refused where they are loaded.
 """
 
+import math
+
 from mesotron.config import OptimConfig, RolloutConfig, SftConfig, TrainConfig
 from mesotron.rlvr.objectives.options import trl_arguments
 from mesotron.rlvr.places import check_name
@@ -43,10 +45,12 @@ def check_optim(config: OptimConfig) -> None:
     """
     if not 0 <= config.momentum < 1:
         raise ValueError(f"--optim.momentum {config.momentum:g} must be at least 0 and below 1")
-    if not config.weight_decay >= 0:
-        raise ValueError(f"--optim.weight-decay {config.weight_decay:g} must be at least 0")
-    if config.aux_lr is not None and not config.aux_lr >= 0:
-        raise ValueError(f"--optim.aux-lr {config.aux_lr:g} must be at least 0")
+    if not 0 <= config.weight_decay < math.inf:
+        raise ValueError(
+            f"--optim.weight-decay {config.weight_decay:g} must be at least 0, and finite"
+        )
+    if config.aux_lr is not None and not 0 <= config.aux_lr < math.inf:
+        raise ValueError(f"--optim.aux-lr {config.aux_lr:g} must be at least 0, and finite")
     given = {"promote": config.promote, "cutoff": config.cutoff}
     strength = {key: value for key, value in given.items() if value is not None}
     if strength and config.name != "pion":

@@ -29,8 +29,8 @@ def import_own(name: str) -> OwnReward:
         sys.path.append(os.getcwd())  # last: a file here must not hide an installed module
     try:
         module = import_module(module_name)
-    except Exception as error:
-        # A module of a stranger may raise anything while it is imported.
+    except (Exception, SystemExit) as error:
+        # A module of a stranger may raise anything while it is imported; a script ends by itself.
         raise ValueError(
             f"the reward {name!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -51,14 +51,15 @@ def call_own(
     """
     try:
         scores = function(**_arguments(function, given, max_tokens))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit in it would end the run without a word
         index = _guilty(function, given, max_tokens)
         raise ValueError(
             f"the reward {name} raised {type(error).__name__} ({error}) on {index}"
         ) from error
     num_completions = len(given["completions"])
     if not isinstance(scores, list | tuple) or len(scores) != num_completions:
-        size = f"{len(scores)} scores" if isinstance(scores, list | tuple) else type(scores)
+        listed = isinstance(scores, list | tuple)
+        size = f"{len(scores)} scores" if listed else f"a {type(scores).__name__}"
         raise ValueError(
             f"the reward {name} returned {size} for {num_completions} completions: return a list "
             "with one number or None for each"
@@ -83,7 +84,7 @@ def _guilty(function: OwnReward, given: dict[str, list[Any]], max_tokens: int) -
         one = {key: values[i : i + 1] for key, values in given.items()}
         try:
             function(**_arguments(function, one, max_tokens))
-        except Exception:
+        except (Exception, SystemExit):
             return f"completion {i}"
     return f"the batch of {len(given['completions'])} completions, though on none of them alone"
 
@@ -93,9 +94,10 @@ def _checked(name: str, index: int, score: Any) -> float | None:
         return None
     try:
         value = float(score)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
-            f"the reward {name} returned {score!r:.80} for completion {index}, not a number"
+            f"the reward {name} returned {score!r:.80} for completion {index}, not a number that "
+            "a float holds"
         ) from error
     if not math.isfinite(value):
         raise ValueError(

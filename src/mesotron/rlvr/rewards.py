@@ -210,6 +210,11 @@ def check_reward(config: RewardConfig, max_tokens: int) -> None:
         raise ValueError(
             f"format_share={config.format_share} must be from 0 to below 1: a right answer pays 1"
         )
+    if not 0 < config.timeout < math.inf:
+        raise ValueError(
+            f"--reward.timeout {config.timeout:g} must be a finite number of seconds above 0: "
+            "without it one answer could hold up the run for ever"
+        )
     if "overlong" in config.parts and not 0 < config.overlong_buffer <= max_tokens:
         raise ValueError(
             f"overlong_buffer={config.overlong_buffer} must be from 1 to the {max_tokens} tokens "

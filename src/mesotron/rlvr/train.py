@@ -4,6 +4,7 @@ Nothing heavy is imported before the folder and the settings are found usable, a
 variables are set that Hugging Face libraries read once, at import.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -99,8 +100,8 @@ def check(config: TrainConfig) -> None:
     """Refuse numbers that cannot be meant, before anything is loaded."""
     check_least(config, LEAST)
     temperature, top_p = config.rollout.temperature, config.rollout.top_p
-    if not temperature > 0:
-        raise ValueError(f"--rollout.temperature {temperature:g} must be above 0")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"--rollout.temperature {temperature:g} must be above 0, and finite")
     if not 0 < top_p <= 1:
         raise ValueError(f"--rollout.top-p {top_p:g} is a share: give a number above 0, up to 1")
     vllm = config.rollout.vllm
@@ -114,7 +115,7 @@ def check(config: TrainConfig) -> None:
 
 
 def check_least(config: object, least: Mapping[str, int]) -> None:
-    """Refuse a number below its least; one that is None was not given, and passes.
+    """Refuse a number below its least, or infinite; one that is None was not given, and passes.
 
     Args:
         config: of a command.
@@ -125,9 +126,11 @@ def check_least(config: object, least: Mapping[str, int]) -> None:
     """
     for name, smallest in least.items():
         value = attrgetter(name)(config)
+        flag = name.replace("_", "-")
         if value is not None and not value >= smallest:  # a NaN is refused too
-            flag = name.replace("_", "-")
             raise ValueError(f"--{flag} {value:g} must be at least {smallest}")
+        if value == math.inf:
+            raise ValueError(f"--{flag} inf must be a finite number")
 
 
 def set_library_variables(config: TrainConfig) -> None:

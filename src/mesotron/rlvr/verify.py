@@ -6,6 +6,7 @@ short and screened, runs in another process with a deadline, and is never evalua
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import OrderedDict
@@ -34,8 +35,8 @@ class Verifier:
     """
 
     def __init__(self, timeout: float = 5.0, num_workers: int | None = None) -> None:
-        if timeout <= 0:
-            raise ValueError(f"timeout={timeout} must be more than 0 seconds")
+        if not 0 < timeout < math.inf:
+            raise ValueError(f"timeout={timeout} must be more than 0 seconds, and finite")
         self.timeout = timeout
         self.num_workers = num_workers or min(4, os.cpu_count() or 1)
         self._pool = WorkerPool(timeout, self.num_workers)
