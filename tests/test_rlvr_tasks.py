@@ -233,6 +233,8 @@ BROKEN = [
     ("mine.jsonl", '{"question": "Q"}\n', r"mine.jsonl:1: there is no column 'answer'; .*question"),
     ("mine.jsonl", '{"question": "Q", "answer": null}\n', r":1: column 'answer' is empty"),
     ("mine.jsonl", '{"question": "Q", "answer": " "}\n', r":1: column 'answer' is empty"),
+    ("mine.jsonl", '{"question": "Q", "answer": NaN}\n', r":1: column 'answer' is empty"),
+    ("mine.jsonl", '{"question": "\\ud800", "answer": 1}\n', r":1: .* half of a surrogate pair"),
     ("mine.jsonl", '{"question": "Q", "answer": true}\n', r":1: column 'answer' is of type bool"),
     ("mine.jsonl", '{"question": "Q", "answer": [1]}\n', r":1: column 'answer' is of type list"),
     ("mine.jsonl", '{"question": "Q", "answer": ' + "9" * 5000 + "}\n", r":1: not JSON"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _EVAL_NAMES = ("test", "eval", "validation")
 MAX_TEXT = 100_000  # characters of one question or answer
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -30,19 +32,23 @@ class Row:
         """A column as text, stripped; numbers as they are written.
 
         Raises:
-            ValueError: if it is missing, empty, too long, or neither text nor number.
+            ValueError: if it is missing, empty (NaN is what pandas writes for that), too long,
+                neither text nor number, or half of a surrogate pair, which is no character.
         """
         if column not in self.values:
             known = ", ".join(map(str, list(self.values)[:8])) or "none"
             raise ValueError(f"{self.place}: there is no column {column!r}; its columns: {known}")
         value = self.values[column]
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            kind = "empty" if value is None else f"of type {type(value).__name__}"
+        empty = value is None or value != value  # a NaN alone differs from itself
+        if empty or isinstance(value, bool) or not isinstance(value, str | int | float):
+            kind = "empty" if empty else f"of type {type(value).__name__}"
             raise ValueError(f"{self.place}: column {column!r} is {kind}, not text or a number")
         text = str(value).strip()
         if not 0 < len(text) <= MAX_TEXT:
             size = "empty" if not text else f"longer than {MAX_TEXT:,} characters"
             raise ValueError(f"{self.place}: column {column!r} is {size}")
+        if _HALF_PAIR.search(text):
+            raise ValueError(f"{self.place}: column {column!r} has half of a surrogate pair")
         return text
 
 
