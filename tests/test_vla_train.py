@@ -211,8 +211,7 @@ def test_a_recordings_images_are_kept_below_a_size(config, demos, monkeypatch):
         session.train(replace(config, pixels=4))
 
 
-@pytest.mark.parametrize("action", ["pion", "adamw"])
-@pytest.mark.parametrize("head", ["l1", "flow"])
+@pytest.mark.parametrize(("action", "head"), [("pion", "flow"), ("adamw", "l1")])
 def test_the_step_that_is_recorded_is_the_plain_step(config, demos, action, head):
     """Rows, rates and noise from tables on the device, by a step that is counted there."""
     policy = replace(config.policy, head=head)

@@ -75,7 +75,7 @@ class Bench:
             if trainer.step % 20 == 0 or trainer.step == steps:
                 if time.time() > self.deadline:
                     raise Late
-                losses.append([trainer.step, float(found["loss"])])
+                losses.append([trainer.step, float(found["loss/action"])])
             if trainer.step == steps // 2:
                 half = describe_step(trainer.statistics())
         tail = [loss for _, loss in losses[-5:]]
@@ -124,7 +124,7 @@ def demos_config(given: Any) -> Any:
     """Of the demonstrations that all cells share."""
     from mesotron.config.vla import DemosConfig, WorldConfig
 
-    world = WorldConfig(**WORLDS[given.world])
+    world = WorldConfig(**WORLDS[given.world], wrist=given.wrist)
     out = Path(given.state) / f"{given.world}-demos"
     return DemosConfig(world=world, out=out, episodes=given.episodes, starts=given.starts)
 
@@ -147,6 +147,7 @@ def train_config(given: Any, cell: Cell) -> Any:
         optim=optim,
         steps=cell["steps"],
         batch=given.batch,
+        where=given.where,
         seed=cell["seed"],
         device=given.device,
         graph=None if given.graph else False,

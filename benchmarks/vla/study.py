@@ -83,6 +83,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--heads", nargs="+")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--where", type=float, default=0.0, help="weight of the auxiliary loss")
+    parser.add_argument("--wrist", action="store_true", help="a second camera, on the hand")
     for name in ("small", "full", "long", "episodes", "starts", "validation", "test"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--mps", action="store_true", help="try NVIDIA's MPS")

@@ -116,8 +116,7 @@ class Trainer:
             group["lr"] = rate * factor
 
     def _step_on(self, rows: Tensor) -> dict[str, Tensor]:
-        # A recorded step finds its gradients where they were.
-        self.optimizer.zero_grad(set_to_none=self._replay is None)
+        self._clear_gradients()
         found = self.losses_of(rows)
         found["loss"].backward()
         limit = self.config.optim.max_grad_norm or math.inf
@@ -126,6 +125,14 @@ class Trainer:
         self._place.add_(1)
         found = {name: value.detach() for name, value in found.items()}
         return found | {"grad_norm": norms.total, "grad_norm/auxiliary": norms.auxiliary}
+
+    def _clear_gradients(self) -> None:
+        """A recorded step must find its gradients where they were."""
+        grads = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        if self._replay is None:
+            self.optimizer.zero_grad()
+        elif grads:
+            torch._foreach_zero_(grads)
 
     def losses_of(self, rows: Tensor) -> dict[str, Tensor]:
         """The losses of some rows at this step, and their weighted sum under "loss"."""
