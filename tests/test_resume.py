@@ -194,18 +194,24 @@ def test_resuming_nothing_is_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [OSError(28, "No space left on device"), SafetensorError("No space left on device (os 28)")],
-    ids=["system", "safetensors"],
+    ("error", "reason"),
+    [
+        (OSError(28, "No space left on device"), "the disk is full"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full"),
+        (SafetensorError("I/O error: File too large (os error 27)"), "File too large"),
+    ],
+    ids=["system", "safetensors", "limit"],
 )
-def test_a_full_disk_is_a_sentence_and_leaves_earlier_checkpoints(tmp_path, monkeypatch, error):
+def test_a_full_disk_is_a_sentence_and_leaves_earlier_checkpoints(
+    tmp_path, monkeypatch, error, reason
+):
     make_trainer(tmp_path, max_steps=1).train()
 
     def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(resume, "save_state", fail)
-    with pytest.raises(ValueError, match="the disk is full: the checkpoint of step 1 could not be"):
+    with pytest.raises(ValueError, match=f"^{reason}: the checkpoint of step 1 could not be"):
         make_trainer(tmp_path, max_steps=1).train()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
     assert resume.checkpoints.damage(tmp_path / "checkpoint-1") is None

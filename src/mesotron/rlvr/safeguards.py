@@ -5,6 +5,8 @@ take the place of the last good ones.
 """
 
 import errno
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,11 +60,19 @@ def refuse_spoiled_weights(model: nn.Module, step: int) -> None:
 
 
 def explain_failed_write(error: Exception, root: Path, step: int) -> Exception:
-    """A full disk in one sentence; any other failure as it is."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if not full and "No space left" not in str(error):
+    """What the system refused, in one sentence (a full disk, a limit); other failures as they are.
+
+    Args:
+        error: as raised; safetensors tells the system's reason in its text alone.
+        root: folder of the checkpoints.
+        step: whose checkpoint was being written.
+    """
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    code = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    if code is None:
         return error
+    reason = "the disk is full" if code in (errno.ENOSPC, errno.EDQUOT) else os.strerror(code)
     return ValueError(
-        f"the disk is full: the checkpoint of step {step} could not be written to {root}; earlier "
-        "ones are whole, so make room and resume"
+        f"{reason}: the checkpoint of step {step} could not be written to {root}; earlier ones are "
+        "whole, so make room or mend that, and resume"
     )
