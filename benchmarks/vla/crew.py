@@ -42,7 +42,8 @@ class Crew:
         self.answers: Any = self.context.Queue()
         self.members: list[tuple[Any, Any]] = []
         self.busy: dict[int, Cell] = {}
-        self.seconds_per_step = 0.0  # of a process among the others
+        # Of a process among the others.
+        self.seconds_per_step = self.seconds_of_play = 0.0
         self.alone_until = time.time() + ALONE * given.alone
 
     def work_through(self, following: Callable[[set[str]], list[Cell]], take: Any) -> None:
@@ -84,18 +85,19 @@ class Crew:
                 orders.put(cell)
 
     def fits(self, cell: Cell) -> bool:
-        """Whether a cell would be trained before the time is up, at the pace of those before."""
+        """Whether a cell would be trained before the time is up and played soon after, at the pace
+        of those before."""
         slow = 10 if cell["contender"] == SLOW else 1
-        needed = cell["steps"] * self.seconds_per_step * slow
-        return time.time() + needed < self.deadline
+        trained = time.time() + cell["steps"] * self.seconds_per_step * slow
+        return trained < self.deadline and trained + self.seconds_of_play < self.deadline + GRACE
 
     def note_pace(self, cell: Cell) -> None:
-        """Remember how long a step takes beside the others."""
+        """Remember how long steps and episodes take beside the others."""
         if cell["contender"] == SLOW:
             return
-        pace = cell["train_seconds"] / cell["steps"]
-        before = self.seconds_per_step or pace
-        self.seconds_per_step = 0.7 * before + 0.3 * pace
+        step, play = cell["train_seconds"] / cell["steps"], cell["seconds"] - cell["train_seconds"]
+        self.seconds_per_step = 0.7 * (self.seconds_per_step or step) + 0.3 * step
+        self.seconds_of_play = 0.7 * (self.seconds_of_play or play) + 0.3 * play
 
     def start(self, number: int) -> tuple[Any, Any]:
         """A process and the queue of its orders."""
