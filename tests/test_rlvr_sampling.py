@@ -8,7 +8,6 @@ from mesotron.rlvr.fused_decoder import FusedSampler
 from mesotron.rlvr.graph_sampler import GraphSampler
 from mesotron.rlvr.sampling import Sampling
 
-
 CUTS = [(20, 0.8), (3, 0.5), (0, 0.9), (5, 1.0), (1, 0.1)]
 
 
