@@ -132,7 +132,7 @@ class Trainer:
         if self._replay is None:
             self.optimizer.zero_grad()
         elif grads:
-            torch._foreach_zero_(grads)
+            torch._foreach_zero_(grads)  # pyright: ignore
 
     def losses_of(self, rows: Tensor) -> dict[str, Tensor]:
         """The losses of some rows at this step, and their weighted sum under "loss"."""
