@@ -61,7 +61,10 @@ def test_the_checks_load_no_torch():
     assert done.stdout == "set()\n"
 
 
-@pytest.mark.parametrize("words", [["nope"], ["tiny", "--task.levels", "9"], ["runs/last"]])
+@pytest.mark.parametrize(
+    "words",
+    [["nope"], ["tiny", "--task.levels", "9"], ["runs/last"], ["tiny", "--temperature", "inf"]],
+)
 def test_an_evaluation_that_cannot_be_is_refused_before_torch_is_imported(words, tmp_path):
     code = (
         "import sys\nfrom mesotron import cli\ncode = cli.main(['eval', *sys.argv[1:]])\n"

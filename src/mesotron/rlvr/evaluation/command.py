@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -53,9 +54,10 @@ def check(config: EvalConfig) -> None:
     """Refuse numbers that cannot be meant, and a file that cannot be written, before loading."""
     if config.samples < 0:
         raise ValueError(f"--samples {config.samples} must be 0 (greedy alone) or more")
-    if config.temperature <= 0:
+    if not 0 < config.temperature < math.inf:
         raise ValueError(
-            f"--temperature {config.temperature:g} must be above 0; greedy is always measured"
+            f"--temperature {config.temperature:g} must be above 0, and finite; greedy is always "
+            "measured"
         )
     for name in ("max_tokens", "batch"):
         value = getattr(config, name)
