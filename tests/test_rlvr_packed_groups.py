@@ -102,16 +102,17 @@ def test_a_trainer_makes_the_same_steps(tmp_path, changed):
     assert max(far) < 0.02
 
 
-def test_it_really_packs(tmp_path):
-    trainer = make_trainer(tmp_path, parts={"share_prompts": True})
-    widths = []
+@pytest.mark.parametrize("share", [False, True])
+def test_it_really_packs(tmp_path, share):
+    trainer = make_trainer(tmp_path, parts={"share_prompts": share})
+    shapes = []
     forward = trainer.model.model.forward
     trainer.model.model.forward = lambda *a, **k: (
-        (widths.append(tuple(k["input_ids"].shape)) if "shift" not in k else None)
-        or forward(*a, **k)
+        shapes.append(tuple(k["input_ids"].shape)) or forward(*a, **k)
     )
     trainer.train()
-    assert any(shape[0] == 2 and shape[1] > 8 for shape in widths)  # 8 rows are 2 prompts x 4
+    # 8 rows are 2 prompts x 4.
+    assert any(count == 2 and length > 8 for count, length in shapes) == share
 
 
 def test_attention_that_cannot_be_masked_so_is_refused(tmp_path):

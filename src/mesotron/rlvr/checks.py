@@ -10,7 +10,7 @@ from mesotron.rlvr.objectives.options import trl_arguments
 from mesotron.rlvr.places import check_name
 from mesotron.rlvr.rewards import check_reward
 from mesotron.rlvr.tasks.load import check_task
-from mesotron.runs.processes import num_processes
+from mesotron.runs.processes import asks_for_sharding, num_processes
 from mesotron.spectral import make_filter
 from mesotron.spectral.scale import check_scale
 
@@ -30,8 +30,31 @@ def check_parts(config: TrainConfig | SftConfig) -> None:
     if isinstance(config, TrainConfig):
         check_reward(config.reward, config.rollout.max_tokens)
         trl_arguments(config.objective, config.rollout, config.optim, num_processes())
+        check_sampling(config)
     else:
         trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
+
+
+def check_sampling(config: TrainConfig) -> None:
+    """Refuse an engine that cannot sample from what the config trains.
+
+    Args:
+        config: as parsed.
+
+    Example:
+        >>> check_sampling(TrainConfig(rollout=RolloutConfig(engine="fused")))
+    """
+    engine, lora = config.rollout.engine, config.model.lora
+    if engine == "fused" and lora:
+        raise ValueError(
+            f"--rollout.engine fused does not go with LoRA (--model.lora {lora}): use "
+            "--rollout.engine graph or generate"
+        )
+    if engine != "generate" and asks_for_sharding():
+        raise ValueError(
+            f"--rollout.engine {engine} needs whole weights in each process, and the launcher asks "
+            "for FSDP: use --rollout.engine generate, or vLLM"
+        )
 
 
 def check_optim(config: OptimConfig) -> None:

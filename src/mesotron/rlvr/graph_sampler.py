@@ -18,12 +18,16 @@ import torch
 from torch import Tensor, nn
 from transformers import StaticCache
 
+from mesotron.rlvr.as_loaded import as_loaded
 from mesotron.rlvr.sampling import Sampling
 
 # Prompts are padded up to a multiple of this, so that few shapes serve a whole data set.
 PROMPT_STEP = 32
-# Shapes whose graphs and caches are kept.
-KEPT_SHAPES = 4
+# Shapes whose graphs and caches are kept: the sizes below for two lengths of prompts, and two more.
+KEPT_SHAPES = 8
+# A call of fewer rows than usual has a graph of a quarter, a half or all of them: with an eighth
+# and so on, dynamic sampling's rounds threw graphs away and captured them again.
+PARTS_OF_USUAL = (4, 2, 1)
 # Tokens between two looks at whether all rows have ended: a look waits for the GPU.
 LOOK_EVERY = 8
 # Capture needs every lazy initialisation to have happened.
@@ -160,6 +164,9 @@ class ModelSlate(Slate):
 class GraphSampler:
     """Samples completions of a model whose weights change in place between calls.
 
+    Each shape that is kept, 8 at most, holds a cache of its own: 2 x layers x rows x
+    (prompt + completion) x key heads x head size numbers, for as long as the sampler lives.
+
     Args:
         model: a causal language model of Transformers with full attention in every layer.
         eos: ids that end a completion.
@@ -200,8 +207,8 @@ class GraphSampler:
         Args:
             prompts: token ids, none empty.
             max_tokens: longest completion.
-            usual: rows of most calls; fewer are filled up to a half, a quarter, ... of it, so that
-                calls of any size need few graphs. 0 has a graph for every number of rows.
+            usual: rows of most calls; fewer are filled up to a quarter, a half or all of it, so
+                that calls of any size need three graphs. 0 has one for every number of rows.
 
         Returns:
             The tokens after each prompt, with the one that ended it if it ended.
@@ -266,17 +273,14 @@ class GraphSampler:
 
 
 def filled_up(rows: int, usual: int) -> int:
-    """The least of usual, usual / 2, usual / 4, ... (rounded up) that holds the rows.
+    """The least of usual / 4, usual / 2 and usual (rounded up) that holds the rows.
 
     Example:
-        >>> [filled_up(rows, 256) for rows in (256, 130, 128, 9, 300)], filled_up(9, 0)
-        ([256, 256, 128, 16, 300], 9)
+        >>> [filled_up(rows, 250) for rows in (250, 126, 125, 63, 9, 300)], filled_up(9, 0)
+        ([250, 250, 125, 63, 63, 300], 9)
     """
-    if rows > usual:
-        return rows
-    while -(-usual // 2) >= rows and usual > 1:
-        usual = -(-usual // 2)
-    return usual
+    sizes = (-(-usual // part) for part in PARTS_OF_USUAL)
+    return next((size for size in sizes if size >= rows), rows)
 
 
 def check_attention(
@@ -307,13 +311,9 @@ def check_attention(
 
 
 def narrow_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy that computes in another type, without what Accelerate hung on the model's forward."""
-    hung = {name: model.__dict__.pop(name) for name in ("forward", "_original_forward")
-            if name in model.__dict__}  # fmt: skip
-    try:
+    """A copy that computes in another type, without what a trainer hung on the model's forward."""
+    with as_loaded(model):
         made = copy.deepcopy(model)
-    finally:
-        model.__dict__.update(hung)
     for p in made.parameters():  # buffers stay: rotary angles are worthless in bfloat16
         p.data = p.data.to(dtype)
     return made.eval().requires_grad_(False)

@@ -308,20 +308,24 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def load_adapter(model: Any, folder: Path) -> None:
-    """Fill a LoRA model's adapter with the weights that `save_pretrained` wrote."""
+    """Fill a LoRA model's adapter with the weights that `save_pretrained` wrote; all of them."""
     from peft import set_peft_model_state_dict
 
     saved = load_file(folder / "adapter_model.safetensors")
+    trains = [name for name, _ in trainable(model)]
     if is_sharded(model):
         # PEFT would copy whole weights into shards. Its files leave the adapter's name out.
-        names = {n.replace(f".{model.active_adapter}", ""): n for n, _ in trainable(model)}
-        unexpected = [name for name in saved if name not in names]
+        names = {name.replace(f".{model.active_adapter}", ""): name for name in trains}
+        wrong = [name for name in (*saved, *names) if (name in saved) != (name in names)]
         whole: dict[str, Any] = {names[n]: weight for n, weight in saved.items() if n in names}
         set_model_state_dict(model, whole, options=WHOLE)
     else:
-        unexpected = set_peft_model_state_dict(model, saved).unexpected_keys
-    if unexpected:
-        raise ValueError(f"{folder} holds another adapter: {', '.join(unexpected[:3])}")
+        found = set_peft_model_state_dict(model, saved)
+        # What is frozen is missing by design.
+        missing = set(found.missing_keys).intersection(trains)
+        wrong = [*found.unexpected_keys, *sorted(missing)]
+    if wrong:
+        raise ValueError(f"{folder} holds another adapter than this one: {', '.join(wrong[:3])}")
 
 
 def spread_like_parameters(state: dict[str, Any], optimizer: Any) -> None:

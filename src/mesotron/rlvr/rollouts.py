@@ -3,10 +3,11 @@
 from typing import Any, Literal
 
 import torch
+from accelerate.utils import is_peft_model
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from mesotron.rlvr.fused_decoder import FusedSampler
-from mesotron.rlvr.graph_sampler import GraphSampler
+from mesotron.rlvr.fused_decoder import FusedSampler, check_decoder
+from mesotron.rlvr.graph_sampler import GraphSampler, check_attention
 from mesotron.rlvr.resume import ExactResume
 from mesotron.rlvr.sampling import Sampling
 
@@ -49,12 +50,16 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
         longest = self.max_completion_length
         return self._sampler.sample(prompt_ids, longest, self.usual_rows), None
 
-    def _make_sampler(self, sampling: Sampling) -> GraphSampler:
-        """A sampler of the policy as TRL's arguments say; what it cannot do is refused."""
+    def _check_engine(self) -> None:
+        """Refuse what graphs cannot sample; call it once the trainer is built."""
+        if self.engine == "generate":
+            return
         args = self.args
         odd = {
             "use_vllm": self.use_vllm,
+            "use_transformers_continuous_batching": args.use_transformers_continuous_batching,
             "tools": bool(self.tools),
+            "rollout_func": self.rollout_func is not None,
             "min_p": bool(self.min_p),
             "repetition_penalty": self.repetition_penalty != 1.0,
             "generation_kwargs": bool(args.generation_kwargs),
@@ -68,6 +73,11 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
                 f"rollout.engine {self.engine} does not go with {', '.join(asked)}: use "
                 "rollout.engine generate"
             )
+        check_engine(self.engine, self.model)
+
+    def _make_sampler(self, sampling: Sampling) -> GraphSampler:
+        """A sampler of the policy as TRL's arguments say."""
+        args = self.args
         half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         assert self.model is not None
         sampler = FusedSampler if self.engine == "fused" else GraphSampler
@@ -78,3 +88,20 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
             sampling=sampling,
             dtype=half,
         )
+
+
+def check_engine(engine: Engine, model: Any) -> None:
+    """Refuse a model that an engine cannot sample from.
+
+    Args:
+        engine: of `rollout.engine`.
+        model: of Transformers, or PEFT's around one.
+    """
+    if engine == "fused":
+        if is_peft_model(model):
+            raise ValueError(
+                "rollout.engine fused does not go with LoRA: use rollout.engine graph or generate"
+            )
+        check_decoder(model)
+    elif engine == "graph":
+        check_attention(model)

@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl.trainer.grpo_config import GRPOConfig
 
 from mesotron.config import TrainConfig
+from mesotron.rlvr.as_loaded import as_loaded
 from mesotron.rlvr.callbacks import WATCHED, EvalEvery, PoliteStop, RunLog
 from mesotron.rlvr.dataset import as_reward_function, check_enough, make_rows
 from mesotron.rlvr.facts import Judge
@@ -29,6 +30,8 @@ from mesotron.rlvr.objectives.options import resolve, trl_arguments
 from mesotron.rlvr.optimizer import check_settings
 from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.rewards import Reward, make_reward
+from mesotron.rlvr.rollouts import check_engine
+from mesotron.rlvr.shared_prompts import check_packing
 from mesotron.rlvr.snr import SnrProbe
 from mesotron.rlvr.spectra import OptimizerLog
 from mesotron.rlvr.spending import Spending, metered
@@ -92,6 +95,9 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     judge = Judge(task.format, verifier)
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
     model, tokenizer = load_model(config.model, device)
+    check_engine(config.rollout.engine, model)
+    if config.rollout.share_prompts:
+        check_packing(model)
     return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
 
 
@@ -178,8 +184,9 @@ def why_stopped(watch: Watch) -> str | None:
 
 
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
-    """An evaluation as JSON."""
-    found = measure(model, parts.tokenizer, parts.task, parts.config, parts.judge, name)
+    """An evaluation as JSON, by the weights in their own precision, whatever trains them."""
+    with as_loaded(model):
+        found = measure(model, parts.tokenizer, parts.task, parts.config, parts.judge, name)
     return found.to_json()
 
 

@@ -7,7 +7,7 @@ batch once; `packed_groups` has the packing.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mesotron.rlvr.graph_sampler import check_attention
 from mesotron.rlvr.packed_groups import pack_groups
@@ -26,7 +26,7 @@ class SharedPrompts(Rollouts):
         if not self.share_prompts:
             return
         assert self.model is not None
-        check_attention(self.model, "rollout.share_prompts", "leave it out")
+        check_packing(self.model)
         if self._is_vlm or self.aux_loss_enabled:
             what = "images" if self._is_vlm else "the routers' balance of a mixture of experts"
             raise ValueError(f"rollout.share_prompts does not go with {what}: leave it out")
@@ -73,3 +73,8 @@ class SharedPrompts(Rollouts):
             )
         entropies = packed.unpack(out.entropy) if settings["compute_entropy"] else None
         return packed.unpack(out.log_probs), entropies, None
+
+
+def check_packing(model: nn.Module) -> None:
+    """Refuse a model whose attention cannot read packed rows."""
+    check_attention(model, "rollout.share_prompts", "leave it out")

@@ -1,8 +1,9 @@
 """`GRPOTrainer`: TRL's, with routed optimizers, the objectives of this room, and what they measure.
 
-With `optim`, `objective` and `judge` left out it is TRL's trainer to the last bit. This is the seam
-to TRL: `OVERRIDDEN` names each method of TRL's that is replaced anywhere in this room's mixins,
-with the signature it had in the version they were checked against.
+With `optim`, `objective` and `judge` left out it is TRL's trainer to the last bit, except that
+FSDP2 with bfloat16 keeps its log-probabilities in float32. This is the seam to TRL: `OVERRIDDEN`
+names each method of TRL's that is replaced anywhere in this room's mixins, with the signature it
+had in the version they were checked against.
 """
 
 import copy
@@ -65,7 +66,8 @@ class GRPOTrainer(Resampling):
         optim: muon, pion, muon_sgd, adamw, or an `OptimConfig`; None is what `args` says. A name
             alone takes `args.learning_rate`.
         objective: a name or an `ObjectiveConfig`; None is what `args` says.
-        engine: who samples: generate is TRL's own ways, graph a static cache and captured graphs.
+        engine: who samples: generate is TRL's own ways, graph a static cache and captured graphs,
+            fused those with a decoder of few kernels (Llama and Qwen2, without LoRA).
         share_prompts: train on rows that hold a prompt once and its completions after it.
         judge: turns completions into facts; self-labelled objectives without one read \\boxed{}.
         **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
@@ -112,6 +114,7 @@ class GRPOTrainer(Resampling):
         beta, own = args.beta, reference_in_memory(model, args, rest.get("peft_config"))
         args.beta = 0.0 if own or self.objective.name == "corewarding" else beta
         super().__init__(model, funcs, args, train_dataset, **rest)
+        self._check_engine()
         self._check_sharing()
         args.beta = self.beta = beta
         warn_if_on_policy(self.objective, updates_per_rollout(args))
