@@ -137,8 +137,16 @@ def test_sums_as_a_task_with_examples():
     assert prompt[2]["content"] == f"ANSWER: {task.examples[0].gold}", "no steps before it"
 
 
+@pytest.mark.parametrize(("asked", "said"), [(3334, True), (3333, False), (None, False)])
+def test_fewer_training_problems_than_asked_for_are_told(asked, said, caplog):
+    """3,335 of which two are examples."""
+    task = load_task(TaskConfig(name="sums", num_train=asked, num_eval=8, few_shot=2))
+    assert len(task.train) == 3333
+    assert ("--task.num-train 3334: sums has 3333, and takes them all" in caplog.text) == said
+
+
 def test_sums_say_what_they_cannot_do():
-    with pytest.raises(ValueError, match="sums has 665 eval questions, and 666 were asked for"):
+    with pytest.raises(ValueError, match=r"sums has 665 eval .* 666 .*: lower --task\.num-eval"):
         load_task(TaskConfig(name="sums", num_eval=666))
     with pytest.raises(ValueError, match="the task sums has no levels"):
         load_task(TaskConfig(name="sums", levels=(1,)))

@@ -50,6 +50,8 @@ def check_task(config: TaskConfig) -> None:
         if config.path:
             raise ValueError(f"{config.name} is generated and has no file: leave out --task.path")
         arith.check_levels(config.levels)
+        if config.name == "sums":
+            sums.generate("eval", config.num_eval, config.seed)
     else:
         check_path(_place(config)[0])
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mesotron.config.training import TaskConfig
 from mesotron.rlvr.formats import AnswerFormat
+
+log = logging.getLogger("mesotron")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,11 @@ def assemble(
             f"few_shot={config.few_shot} needs as many solved training problems, and "
             f"{config.name} has {len(solved)}: lower --task.few-shot"
         )
-    train = _cut(without(train, examples), config.num_train, config.seed)
+    train = without(train, examples)
+    if len(train) < (config.num_train or 0):
+        asked, all_ = config.num_train, len(train)
+        log.warning("--task.num-train %d: %s has %d, and takes them all", asked, config.name, all_)
+    train = _cut(train, config.num_train, config.seed)
     held_out = _cut(held_out, config.num_eval, config.seed)
     if not train or (not held_out and config.num_eval):
         empty = "evaluate" if train else "train"

@@ -34,16 +34,22 @@ def generate(split: Split, count: int | None, seed: int) -> list[Problem]:
         >>> problem.question, problem.gold
         ('7 + 1 - 5 =', '3')
     """
-    asked = [question for question in all_questions() if split_of(question) == split]
+    asked = questions_of(split)
     if count is not None and count > len(asked):
         raise ValueError(
-            f"sums has {len(asked)} {split} questions, and {count} were asked for: take fewer"
+            f"sums has {len(asked)} {split} questions, and {count} were asked for: lower "
+            f"--task.num-{split}"
         )
     ordered = sorted(asked, key=lambda question: digest(question, f"sums {seed}"))
     return [
         Problem(question, str(value_of(question)), f"sums-{split}-{k}", solution=NO_STEPS)
         for k, question in enumerate(ordered[:count])
     ]
+
+
+def questions_of(split: Split) -> list[str]:
+    """Every question of a split."""
+    return [question for question in all_questions() if split_of(question) == split]
 
 
 def all_questions() -> list[str]:
