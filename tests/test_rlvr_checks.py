@@ -41,6 +41,11 @@ def test_the_folder_that_the_main_process_made_is_no_obstacle_to_the_others(monk
         (["--reward.timeout", "0"], "--reward.timeout 0 must be"),
         (["--reward.timeout", "nan"], "--reward.timeout nan must be"),
         (["--model.name", "nope"], "there is no model 'nope'"),
+        (["--rollout.engine", "fused", "--model.lora", "8"], "fused does not go with LoRA"),
+        (
+            ["--task.name", "sums", "--task.num-eval", "700"],
+            "were asked for: lower --task.num-eval",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_before_torch_is_imported(words, told, capsys, monkeypatch):
@@ -48,6 +53,16 @@ def test_a_wrong_setting_is_refused_before_torch_is_imported(words, told, capsys
     monkeypatch.setitem(sys.modules, "mesotron.rlvr.session", None)
     assert cli.main(["train", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["graph", "fused"])
+def test_shards_are_not_sampled_by_graphs(engine, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setitem(sys.modules, "mesotron.rlvr.session", None)
+    out = tmp_path / "run"
+    assert cli.main(["train", "--rollout.engine", engine, "--out", str(out)]) == 2
+    assert "the launcher asks for FSDP: use --rollout.engine generate" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_the_checks_load_no_torch():
