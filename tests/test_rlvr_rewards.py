@@ -57,6 +57,14 @@ def test_a_gold_that_cannot_be_read_is_skipped_and_never_rewarded(judge):
     assert score(judge, [RIGHT, RIGHT], golds=["", "7"], parts=("format", "sparse")) == [None, 2.0]
 
 
+def test_a_round_without_any_reward_is_told(judge, caplog):
+    score(judge, [RIGHT, NOTHING], golds=["", ""], parts=("format", "sparse"))
+    assert "none of 2 completions has a reward (sparse has no verdict)" in caplog.text
+    caplog.clear()
+    score(judge, [RIGHT, NOTHING], golds=["", "7"], parts=("format", "sparse"))
+    assert not caplog.text
+
+
 def test_a_truncated_completion_earns_what_it_finished(judge):
     cut = [r"\boxed{7} and on", r"\boxed{7"]
     assert score(judge, cut, truncated=[True, True]) == [1.1, 0.0]

@@ -6,6 +6,7 @@ as `module:function`. A completion whose gold cannot be read gets None: skipped,
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from mesotron.config.training import RewardConfig
 from mesotron.rlvr.facts import Facts, Judge
 from mesotron.rlvr.own_reward import call_own, import_own
 
+log = logging.getLogger("mesotron")
 Scores = list[float | None]
 
 
@@ -128,7 +130,16 @@ class Reward:
         """
         parts = self.score_parts(completions, completion_ids, golds, truncated, rows, facts)
         weighed = [(weight, parts[name]) for name, weight in self.weights.items()]
-        return [_total([(w, scores[i]) for w, scores in weighed]) for i in range(len(completions))]
+        totals = [
+            _total([(w, scores[i]) for w, scores in weighed]) for i in range(len(completions))
+        ]
+        if totals and all(total is None for total in totals):
+            guilty = ", ".join(name for name, scores in parts.items() if None in scores)
+            log.warning(
+                "none of %d completions has a reward (%s has no verdict): nothing is learned from "
+                "them; are the right answers readable?", len(totals), guilty,
+            )  # fmt: skip
+        return totals
 
     def score_parts(
         self,
