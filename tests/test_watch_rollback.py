@@ -422,7 +422,8 @@ def test_what_could_not_be_done_at_the_alarm_is_refused_at_the_start(tmp_path):
     with pytest.raises(ValueError, match="FSDP1 keep in flat shards"):
         mesotron.Watch(guard="rollback", trainer=trainer)
     plain = SimpleNamespace(is_deepspeed_enabled=False, is_fsdp_enabled=True,
-                            accelerator=SimpleNamespace(is_fsdp2=True))  # fmt: skip
+                            accelerator=SimpleNamespace(is_fsdp2=True),
+                            args=SimpleNamespace(save_only_model=False))  # fmt: skip
     with pytest.raises(ValueError, match="this trainer writes shards"):
         mesotron.Watch(guard="rollback", trainer=plain)
 

@@ -49,21 +49,20 @@ def as_restorer(trainer: Any) -> RestoresPolicy:
 def refuse_what_cannot_go_back(trainer: Any) -> None:
     """Say at the start what a rollback could not do hours later."""
     flat = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
-    weights_alone = trainer.args.save_only_model
     if trainer.is_deepspeed_enabled or flat:
         raise ValueError(
             "guard='rollback' puts weights back, which DeepSpeed and FSDP1 keep in flat shards: "
             "use guard='stop' with them, FSDP2, or plain data parallelism"
         )
+    if trainer.args.save_only_model:
+        raise ValueError(
+            "guard='rollback' needs the optimizer's state, which save_only_model=True leaves out "
+            "of checkpoints: turn it off, or use guard='stop'"
+        )
     if trainer.is_fsdp_enabled and not isinstance(trainer, RestoresPolicy):
         raise ValueError(
             "guard='rollback' reads whole weights of a checkpoint, and this trainer writes shards "
             "under FSDP: use mesotron.GRPOTrainer, or guard='stop'"
-        )
-    if weights_alone:
-        raise ValueError(
-            "guard='rollback' needs the optimizer's state, which save_only_model=True leaves out "
-            "of checkpoints: turn it off, or use guard='stop'"
         )
 
 
