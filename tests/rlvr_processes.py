@@ -44,7 +44,7 @@ def run_steps(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]
     """Train on this process's share; returns weights, an anchor's weights, and the log."""
     import trl
 
-    from mesotron.rlvr.anchored import AnchoredRollouts
+    from mesotron.rlvr.layers.anchored import AnchoredRollouts
     from rlvr_tiny import make_trainer, rows
 
     trl.GRPOTrainer._generate_single_turn = scripted
@@ -64,7 +64,7 @@ def obey_the_first(kind: str) -> list[dict[str, Any]]:
     import trl
 
     import mesotron
-    from mesotron.rlvr.spending import Spending
+    from mesotron.rlvr.cost.spending import Spending
     from mesotron.runs import RunFolder
     from mesotron.watch.budget import Limits, Meter
     from mesotron.watch.engine import Engine
@@ -133,7 +133,7 @@ def move_anchor(sharded: bool) -> dict[str, Any]:
 
 def fail_to_save(failing: int, number: int) -> str:
     """What this process says when one of them cannot write its part of a checkpoint."""
-    from mesotron.rlvr import resume
+    from mesotron.rlvr.checkpoints import resume
     from rlvr_tiny import make_trainer
 
     save = resume.save_state

@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 import mesotron
+from mesotron.rlvr.checkpoints.state import load_state
 from mesotron.rlvr.shards import let_go
-from mesotron.rlvr.state import load_state
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from rlvr_tiny import EOS, make_trainer, rows

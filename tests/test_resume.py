@@ -19,9 +19,15 @@ from torch.distributed.tensor import distribute_module, distribute_tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 import mesotron
-from mesotron.rlvr import resume
-from mesotron.rlvr.resume import ExactResume, SafeCheckpoints
-from mesotron.rlvr.state import Shard, load_state, random_state, restore_random_state, save_state
+from mesotron.rlvr.checkpoints import resume
+from mesotron.rlvr.checkpoints.resume import ExactResume, SafeCheckpoints
+from mesotron.rlvr.checkpoints.state import (
+    Shard,
+    load_state,
+    random_state,
+    restore_random_state,
+    save_state,
+)
 
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "="]
 STEPS = 6

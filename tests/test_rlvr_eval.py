@@ -14,6 +14,9 @@ from peft import get_peft_model
 from mesotron.arguments import parse
 from mesotron.cli import COMMANDS
 from mesotron.config import EvalConfig, ModelConfig, TaskConfig
+from mesotron.rlvr.answers.facts import Facts, Judge
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.evaluation import EvalResult, Transcript, command, evaluate, side_by_side
 from mesotron.rlvr.evaluation.findings import describe_format, describe_temperature
 from mesotron.rlvr.evaluation.generate import Completion, choose, fitting_batch, generate
@@ -28,13 +31,10 @@ from mesotron.rlvr.evaluation.scores import (
 )
 from mesotron.rlvr.evaluation.subject import find_subject
 from mesotron.rlvr.evaluation.transcripts import Pair, pair_up, printable, verdict
-from mesotron.rlvr.facts import Facts, Judge
-from mesotron.rlvr.formats import FORMATS
 from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.tiny import build_network, build_tokenizer
-from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder
 from mesotron.runs.checkpoints import writing
 

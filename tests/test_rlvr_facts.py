@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mesotron.rlvr.facts import Facts, Judge, summarise
-from mesotron.rlvr.formats import FORMATS
-from mesotron.rlvr.verify import Verifier
+from mesotron.rlvr.answers.facts import Facts, Judge, summarise
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
 
 
 @pytest.fixture(scope="module")

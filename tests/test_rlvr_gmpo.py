@@ -6,8 +6,8 @@ from math import exp, log
 import pytest
 import torch
 
+from mesotron.rlvr.layers.policy_loss import rollout_weight
 from mesotron.rlvr.objectives.gmpo import LossInputs, gmpo_loss
-from mesotron.rlvr.policy_loss import rollout_weight
 
 
 def batch(d, advantages, mask=None, **options) -> LossInputs:

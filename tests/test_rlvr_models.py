@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from mesotron.config import ModelConfig, TaskConfig
 from mesotron.rlvr import converted
-from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.models import choose_device, choose_dtype, load_model, lora_config
 from mesotron.rlvr.places import TINY_WEIGHTS, locate
 from mesotron.rlvr.prompts import build_prompt

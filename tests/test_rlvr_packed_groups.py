@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from mesotron.rlvr.packed_groups import IGNORED, find_groups, pack_groups
+from mesotron.rlvr.layers.packed_groups import IGNORED, find_groups, pack_groups
 from rlvr_tiny import make_trainer, rows, weights
 
 V, P, T = 50, 9, 5

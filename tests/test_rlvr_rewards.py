@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from mesotron.config.training import RewardConfig
-from mesotron.rlvr.facts import Judge
-from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.answers.facts import Judge
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.rewards import PARTS, make_reward
-from mesotron.rlvr.verify import Verifier
 
 RIGHT, WRONG, BARE, NOTHING = r"\boxed{7}", r"\boxed{8}", "It is 7", "no idea"
 

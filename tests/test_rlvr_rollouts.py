@@ -5,10 +5,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from mesotron.config import ObjectiveConfig, OptimConfig, RolloutConfig
-from mesotron.rlvr.fused_decoder import FusedSampler
-from mesotron.rlvr.graph_sampler import GraphSampler, filled_up, narrow_copy, refresh
 from mesotron.rlvr.objectives.options import trl_arguments
-from mesotron.rlvr.sampling import Sampling
+from mesotron.rlvr.sampling.draw import Sampling
+from mesotron.rlvr.sampling.fused_decoder import FusedSampler
+from mesotron.rlvr.sampling.graph_sampler import GraphSampler, filled_up, narrow_copy, refresh
 from mesotron.rlvr.trainer import GRPOTrainer
 from rlvr_tiny import make_arguments, make_data, make_tokenizer, make_trainer, small_digits
 from rlvr_tiny import make_model as make_digits_model

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, TopKLogitsWarper, TopPLogitsWarper
 
-from mesotron.rlvr.fused_decoder import FusedSampler
-from mesotron.rlvr.graph_sampler import GraphSampler
-from mesotron.rlvr.sampling import Sampling
+from mesotron.rlvr.sampling.draw import Sampling
+from mesotron.rlvr.sampling.fused_decoder import FusedSampler
+from mesotron.rlvr.sampling.graph_sampler import GraphSampler
 
 CUTS = [(20, 0.8), (3, 0.5), (0, 0.9), (5, 1.0), (1, 0.1)]
 

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from mesotron.config.training import TaskConfig
-from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.prompts import build_prompt
 from mesotron.rlvr.tasks import arith, sums
 from mesotron.rlvr.tasks.load import load_task

@@ -10,12 +10,12 @@ from peft import LoraConfig
 
 import mesotron
 from mesotron.config.training import ObjectiveConfig, OptimConfig
-from mesotron.rlvr.facts import Judge
-from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.answers.facts import Judge
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.layers.policy_loss import loss_mask
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_auxiliary
-from mesotron.rlvr.policy_loss import loss_mask
 from mesotron.rlvr.trainer import CHECKED_AGAINST, OVERRIDDEN, GRPOTrainer
-from mesotron.rlvr.verify import Verifier
 from rlvr_tiny import (
     make_data,
     make_model,
@@ -50,7 +50,7 @@ def test_trl_has_the_signatures_that_the_overrides_were_written_for():
 
 def test_every_override_is_in_the_table():
     layers = GRPOTrainer.__mro__[: GRPOTrainer.__mro__.index(trl.GRPOTrainer)]
-    ours = [layer for layer in layers if layer.__module__ != "mesotron.rlvr.resume"]
+    ours = [layer for layer in layers if layer.__module__ != "mesotron.rlvr.checkpoints.resume"]
     replaced = {name for layer in ours for name in vars(layer) if name in dir(trl.GRPOTrainer)}
     assert {name for name in replaced if not name.startswith("__")} == set(OVERRIDDEN)
 

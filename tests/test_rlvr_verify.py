@@ -11,10 +11,10 @@ from fractions import Fraction
 
 import pytest
 
-from mesotron.rlvr import verify_pool
-from mesotron.rlvr.numbers import MAX_LENGTH, clean, read_number
-from mesotron.rlvr.verify import Verifier
-from mesotron.rlvr.verify_pool import Worker, WorkerPool
+from mesotron.rlvr.answers import verify_pool
+from mesotron.rlvr.answers.numbers import MAX_LENGTH, clean, read_number
+from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.answers.verify_pool import Worker, WorkerPool
 
 
 @pytest.fixture(scope="module")
@@ -357,7 +357,7 @@ def test_a_question_is_put_to_a_new_worker_if_the_old_one_died():
 def test_memory_is_limited():
     """2 GiB of text in one string: the worker answers that it cannot, and lives."""
     code = (
-        "import mesotron.rlvr.verify_worker as worker\n"
+        "import mesotron.rlvr.answers.verify_worker as worker\n"
         "worker.limit_resources()\n"
         "worker.canonical = lambda answer: 'x' * 3 * 2**30\n"
         "print(worker.answer_request({'answer': '1'}))\n"

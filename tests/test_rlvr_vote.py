@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from mesotron.config.training import ObjectiveConfig
-from mesotron.rlvr.labels import Ballots, grade, label_by_vote
+from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.layers.labels import Ballots, grade, label_by_vote
 from mesotron.rlvr.objectives.entropy_filter import low_entropy_outliers
 from mesotron.rlvr.objectives.vote import Vote, agree, describe_votes, majority
-from mesotron.rlvr.verify import Verifier
 
 
 def test_the_majority_of_those_who_answered():

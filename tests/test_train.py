@@ -22,9 +22,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mesotron import cli
 from mesotron.config import ModelConfig, TaskConfig, TrainConfig
-from mesotron.rlvr import session, spending, train
+from mesotron.rlvr import session, train
+from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.callbacks import refuse_non_finite
-from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.cost import spending
 from mesotron.rlvr.prompts import solved_text
 from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tiny.tokenizer import build_tokenizer

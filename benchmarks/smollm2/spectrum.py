@@ -23,8 +23,8 @@ from training import build, config_of, quiet_libraries
 from transformers import TrainerCallback
 
 from mesotron.probes import snr_from_norms
+from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.session import load
-from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder
 from mesotron.spectral.filters import noise_edge
 

@@ -22,13 +22,13 @@ from trl.trainer.grpo_config import GRPOConfig
 from mesotron.compare.kind import diverged_at, health_of
 from mesotron.compare.language import Language
 from mesotron.config import TrainConfig
+from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import EvalEvery
 from mesotron.rlvr.dataset import as_reward_function, make_rows
 from mesotron.rlvr.objectives.options import resolve
 from mesotron.rlvr.session import Parts, evaluate_part, load, quiet_libraries, trainer_arguments
 from mesotron.rlvr.snr import SnrProbe
 from mesotron.rlvr.trainer import GRPOTrainer
-from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder
 
 KEPT = ("reward", "facts/correct", "facts/formatted", "facts/truncated", "groups/zero_signal",

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from mesotron.config import ModelConfig, TrainConfig
 from mesotron.recipes import make_recipe
+from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, RunLog
 from mesotron.rlvr.dataset import make_rows
 from mesotron.rlvr.finish import measure
 from mesotron.rlvr.session import Parts, build_trainer, load, make_watch, quiet_libraries
 from mesotron.rlvr.spectra import OptimizerLog
-from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
 

@@ -28,10 +28,10 @@ import mesotron
 from mesotron.config import RolloutConfig, TrainConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.recipes import make_recipe
-from mesotron.rlvr import policy_loss, resampling, scoring
+from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.layers import policy_loss, resampling, scoring
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries
 from mesotron.rlvr.snr import SnrProbe
-from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder
 from mesotron.watch.engine import is_number
 

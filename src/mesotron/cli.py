@@ -34,7 +34,7 @@ COMMANDS = {
         config.TrainConfig, "mesotron.recipes.command:run", Presets(make_recipe, describe_recipes)
     ),
     "plan": Command(
-        config.PlanConfig, "mesotron.rlvr.estimate:run", Presets(make_plan, describe_recipes)
+        config.PlanConfig, "mesotron.rlvr.cost.estimate:run", Presets(make_plan, describe_recipes)
     ),
     "sft": Command(config.SftConfig, "mesotron.rlvr.sft:run"),
     "eval": Command(

@@ -10,7 +10,7 @@ from typing import Any
 from datasets import Dataset
 
 from mesotron.config import RolloutConfig, TaskConfig
-from mesotron.rlvr.facts import Facts
+from mesotron.rlvr.answers.facts import Facts
 from mesotron.rlvr.prompts import build_prompt, plain_text
 from mesotron.rlvr.rewards import Reward, Scores
 from mesotron.rlvr.tasks.problem import Task

@@ -14,7 +14,7 @@ from typing import Any
 from datasets import Dataset
 
 from mesotron.config import SftConfig
-from mesotron.rlvr.formats import AnswerFormat
+from mesotron.rlvr.answers.formats import AnswerFormat
 from mesotron.rlvr.prompts import loose_text, solved_text
 from mesotron.rlvr.rendering import demonstrate, render_prompts
 from mesotron.rlvr.tasks.problem import Problem, Task, digest

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from mesotron.config import TrainConfig
+from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.dataset import as_reward_function
-from mesotron.rlvr.facts import Judge
 from mesotron.rlvr.models import load_model
 from mesotron.rlvr.objectives.anchor import Anchor
 from mesotron.rlvr.rewards import make_reward

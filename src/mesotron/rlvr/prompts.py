@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mesotron.config.training import TaskConfig
-from mesotron.rlvr.formats import AnswerFormat
+from mesotron.rlvr.answers.formats import AnswerFormat
 from mesotron.rlvr.tasks.problem import Problem
 
 Message = dict[str, str]
@@ -36,7 +36,7 @@ def build_prompt(
         Messages with the keys role and content, the last one from the user.
 
     Example:
-        >>> from mesotron.rlvr.formats import FORMATS
+        >>> from mesotron.rlvr.answers.formats import FORMATS
         >>> problem = Problem("What is 1 + 1?", "2", "mine-0")
         >>> for message in build_prompt(problem, TaskConfig(), FORMATS["hashes"]):
         ...     print(message["role"], "|", message["content"])
@@ -59,7 +59,7 @@ def solved_text(problem: Problem, format: AnswerFormat) -> str:
     r"""The completion that solves a problem: its worked steps, then the gold in the format.
 
     Example:
-        >>> from mesotron.rlvr.formats import FORMATS
+        >>> from mesotron.rlvr.answers.formats import FORMATS
         >>> solved_text(Problem("?", "7", "mine-0", solution="3 + 4 = 7"), FORMATS["answer"])
         '3 + 4 = 7\nANSWER: 7'
     """

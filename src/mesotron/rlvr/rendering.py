@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mesotron.config import TaskConfig
-from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.prompts import Message, build_prompt, plain_text
 from mesotron.rlvr.tasks.problem import Problem
 

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mesotron.config.training import RewardConfig
-from mesotron.rlvr.facts import Facts, Judge
+from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.own_reward import call_own, import_own
 
 log = logging.getLogger("mesotron")
@@ -187,8 +187,8 @@ def make_reward(config: RewardConfig, judge: Judge, max_tokens: int) -> Reward:
             shares that make no sense.
 
     Example:
-        >>> from mesotron.rlvr.formats import FORMATS
-        >>> from mesotron.rlvr.verify import Verifier
+        >>> from mesotron.rlvr.answers.formats import FORMATS
+        >>> from mesotron.rlvr.answers.verify import Verifier
         >>> reward = make_reward(RewardConfig(), Judge(FORMATS["boxed"], Verifier()), 48)
         >>> texts = [r"\boxed{7}", r"\boxed{8}", "7"]
         >>> reward(texts, [[1], [1], [1]], ["7", "7", "7"], [False, False, False])

@@ -19,26 +19,26 @@ from transformers.utils.logging import disable_progress_bar
 from trl.trainer.grpo_config import GRPOConfig
 
 from mesotron.config import TrainConfig
-from mesotron.rlvr.as_loaded import as_loaded
+from mesotron.rlvr.answers.facts import Judge
+from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, EvalEvery, PoliteStop, RunLog
+from mesotron.rlvr.cost.spending import Spending, metered
 from mesotron.rlvr.dataset import as_reward_function, check_enough, make_rows
-from mesotron.rlvr.facts import Judge
 from mesotron.rlvr.finish import compare, measure, show, write_report
+from mesotron.rlvr.layers.rollouts import check_engine
+from mesotron.rlvr.layers.shared_prompts import check_packing
 from mesotron.rlvr.live_settings import live_settings
 from mesotron.rlvr.models import choose_device, load_model, lora_config
 from mesotron.rlvr.objectives.options import resolve, trl_arguments
 from mesotron.rlvr.optimizer import check_settings
 from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.rewards import Reward, make_reward
-from mesotron.rlvr.rollouts import check_engine
-from mesotron.rlvr.shared_prompts import check_packing
+from mesotron.rlvr.sampling.as_loaded import as_loaded
 from mesotron.rlvr.snr import SnrProbe
 from mesotron.rlvr.spectra import OptimizerLog
-from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.trainer import GRPOTrainer
-from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
 from mesotron.runs.processes import asks_for_sharding, is_main, num_processes

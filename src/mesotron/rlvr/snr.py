@@ -17,7 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl.trainer.utils import split_tensor_dict
 
 from mesotron.probes import snr_from_norms
-from mesotron.rlvr.state import random_state, restore_random_state
+from mesotron.rlvr.checkpoints.state import random_state, restore_random_state
 
 log = logging.getLogger("mesotron.watch")
 

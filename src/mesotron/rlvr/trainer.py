@@ -17,18 +17,18 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from mesotron.config.training import ObjectiveConfig, OptimConfig
 from mesotron.optim import RoutedOptimizer
-from mesotron.rlvr.anchored import reference_in_memory
-from mesotron.rlvr.facts import Judge
-from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.answers.facts import Judge
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.layers.anchored import reference_in_memory
+from mesotron.rlvr.layers.resampling import Resampling
+from mesotron.rlvr.layers.rollouts import Engine
+from mesotron.rlvr.layers.scoring import vote
 from mesotron.rlvr.objectives.anchor import Anchor
 from mesotron.rlvr.objectives.dynamic import PromptStream
 from mesotron.rlvr.objectives.options import loss_arguments, resolve, warn_if_on_policy
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_auxiliary
-from mesotron.rlvr.resampling import Resampling
-from mesotron.rlvr.rollouts import Engine
-from mesotron.rlvr.scoring import vote
 from mesotron.rlvr.shards import keep_float32
-from mesotron.rlvr.verify import Verifier
 
 CHECKED_AGAINST = "1.16"
 # Method -> its parameters in that version of TRL (and Transformers 5.22).

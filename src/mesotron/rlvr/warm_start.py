@@ -17,14 +17,14 @@ from trl.trainer.sft_trainer import SFTTrainer
 from mesotron.config import OptimConfig, SftConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.rlvr.callbacks import PoliteStop, RunLog
+from mesotron.rlvr.checkpoints.resume import SafeCheckpoints
+from mesotron.rlvr.cost.spending import Spending, metered
 from mesotron.rlvr.demonstrations import make_demonstrations
 from mesotron.rlvr.models import choose_device, load_model, lora_config
 from mesotron.rlvr.optimizer import build_optimizer, check_settings, clip_auxiliary
 from mesotron.rlvr.plan import Plan
-from mesotron.rlvr.resume import SafeCheckpoints
 from mesotron.rlvr.session import quiet_libraries, say
 from mesotron.rlvr.spectra import OptimizerLog
-from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from mesotron.config.reading import from_plain
 from mesotron.config.vla import WorldConfig
 from mesotron.config.vla_training import PolicyConfig
-from mesotron.rlvr.state import alone, load_state, save_state
+from mesotron.rlvr.checkpoints.state import alone, load_state, save_state
 from mesotron.runs.checkpoints import newest_whole, prune, writing
 from mesotron.runs.folder import plain
 from mesotron.vla.policy import Body, Policy

@@ -79,11 +79,11 @@ def check_writable(path: Path) -> None:
 
 def measure_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalResult]:
     """Evaluate each subject on the same problems."""
+    from mesotron.rlvr.answers.facts import Judge
+    from mesotron.rlvr.answers.verify import Verifier
     from mesotron.rlvr.evaluation.measure import evaluate
-    from mesotron.rlvr.facts import Judge
     from mesotron.rlvr.models import choose_device
     from mesotron.rlvr.tasks.load import load_task
-    from mesotron.rlvr.verify import Verifier
 
     device = choose_device(config.device, config.threads)
     task = load_task(config.task)

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesotron.config import TaskConfig
+from mesotron.rlvr.answers.facts import Facts, Judge, summarise
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.evaluation.findings import (
     describe_format,
     describe_rates,
@@ -28,11 +31,8 @@ from mesotron.rlvr.evaluation.scores import (
     wilson,
 )
 from mesotron.rlvr.evaluation.transcripts import Transcript
-from mesotron.rlvr.facts import Facts, Judge, summarise
-from mesotron.rlvr.formats import FORMATS
 from mesotron.rlvr.rendering import render_prompts
 from mesotron.rlvr.tasks.problem import Problem
-from mesotron.rlvr.verify import Verifier
 
 
 @dataclass(frozen=True)

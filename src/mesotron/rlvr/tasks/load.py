@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mesotron.config.training import TaskConfig
-from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.tasks import arith, sums
 from mesotron.rlvr.tasks.gsm8k import HUB, gsm8k_problem
 from mesotron.rlvr.tasks.math import math_problem

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.tasks.table import Row
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mesotron.config.training import TaskConfig
-from mesotron.rlvr.formats import AnswerFormat
+from mesotron.rlvr.answers.formats import AnswerFormat
 
 log = logging.getLogger("mesotron")
 

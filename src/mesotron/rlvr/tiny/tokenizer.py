@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from mesotron.rlvr.formats import FORMATS
+from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.prompts import SYSTEM
 
 VOCABULARY = 512

@@ -21,21 +21,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-from mesotron.rlvr.objectives.anchor import trainable
-from mesotron.rlvr.safeguards import (
+from mesotron.rlvr.checkpoints.safeguards import (
     all_or_none,
     explain_failed_write,
     refuse_flat_shards,
     refuse_spoiled_weights,
 )
-from mesotron.rlvr.shards import is_sharded
-from mesotron.rlvr.state import (
+from mesotron.rlvr.checkpoints.state import (
     Shard,
     load_state,
     random_state,
     restore_random_state,
     save_state,
 )
+from mesotron.rlvr.objectives.anchor import trainable
+from mesotron.rlvr.shards import is_sharded
 from mesotron.runs import checkpoints
 
 # The classes are mixins: the trainer they call comes after them in the bases.

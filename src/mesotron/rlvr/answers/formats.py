@@ -2,7 +2,7 @@
 
 One `AnswerFormat` is read by the prompt, the parser and the reward, so they agree by
 construction. Reading is linear in the text and never evaluates it; whether two answers are the
-same is for `mesotron.rlvr.verify` to say.
+same is for `mesotron.rlvr.answers.verify` to say.
 """
 
 from __future__ import annotations

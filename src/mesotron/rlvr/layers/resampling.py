@@ -7,7 +7,8 @@ here further rounds are sampled and batches are put together.
 import time
 from typing import Any
 
-from mesotron.rlvr.measure import measure_rollout
+from mesotron.rlvr.layers.measure import measure_rollout
+from mesotron.rlvr.layers.scoring import Scoring
 from mesotron.rlvr.objectives.dynamic import (
     PromptStream,
     Source,
@@ -16,7 +17,6 @@ from mesotron.rlvr.objectives.dynamic import (
     missing_places,
     zero_signal,
 )
-from mesotron.rlvr.scoring import Scoring
 
 
 class Resampling(Scoring):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mesotron.rlvr.formats import AnswerFormat, lenient_answer
-from mesotron.rlvr.verify import Verifier
+from mesotron.rlvr.answers.formats import AnswerFormat, lenient_answer
+from mesotron.rlvr.answers.verify import Verifier
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Judge:
         verifier: decides whether two answers are the same.
 
     Example:
-        >>> from mesotron.rlvr.formats import FORMATS
+        >>> from mesotron.rlvr.answers.formats import FORMATS
         >>> judge = Judge(FORMATS["boxed"], Verifier())
         >>> facts = judge.judge([r"\boxed{7}", "It is 7"], ["7", "7"], [False, False])
         >>> [(f.correct, f.correct_unformatted) for f in facts]

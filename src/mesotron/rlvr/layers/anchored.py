@@ -17,9 +17,9 @@ from trl.trainer.utils import pad
 
 from mesotron.config.training import ObjectiveConfig
 from mesotron.probes import trajectory_entropy
+from mesotron.rlvr.layers.policy_loss import PolicyLoss
 from mesotron.rlvr.objectives.anchor import Anchor, momentum_at
 from mesotron.rlvr.objectives.options import ANCHORED
-from mesotron.rlvr.policy_loss import PolicyLoss
 from mesotron.runs.processes import asks_for_sharding
 
 Tokens = list[list[int]]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mesotron.probes import answer_diversity, group_signal, repetition, trajectory_entropy
-from mesotron.rlvr.facts import Facts, summarise
+from mesotron.rlvr.answers.facts import Facts, summarise
 
 Item = TypeVar("Item")
 

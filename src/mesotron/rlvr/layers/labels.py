@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mesotron.config.training import ObjectiveConfig
+from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.objectives.vote import (
     Vote,
     agree,
@@ -19,7 +20,6 @@ from mesotron.rlvr.objectives.vote import (
     grade_labels,
     majority,
 )
-from mesotron.rlvr.verify import Verifier
 
 Answers = Sequence[Sequence[str | None]]
 

@@ -123,7 +123,7 @@ def find_pace(config: PlanConfig, num_prompts: int) -> Pace:
     length = config.completion_tokens or config.rollout.max_tokens / 2
     if config.calibrate:
         check_installed()
-        from mesotron.rlvr.calibrate import calibrate
+        from mesotron.rlvr.cost.calibrate import calibrate
 
         return calibrate(config)
     if config.tokens_per_second:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mesotron.rlvr.graph_sampler import check_attention
-from mesotron.rlvr.packed_groups import pack_groups
-from mesotron.rlvr.rollouts import Rollouts
+from mesotron.rlvr.layers.packed_groups import pack_groups
+from mesotron.rlvr.layers.rollouts import Rollouts
+from mesotron.rlvr.sampling.graph_sampler import check_attention
 
 Found = tuple[Tensor, Tensor | None, Tensor | None]
 

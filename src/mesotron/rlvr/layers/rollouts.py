@@ -6,10 +6,10 @@ import torch
 from accelerate.utils import is_peft_model
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from mesotron.rlvr.fused_decoder import FusedSampler, check_decoder
-from mesotron.rlvr.graph_sampler import GraphSampler, check_attention
-from mesotron.rlvr.resume import ExactResume
-from mesotron.rlvr.sampling import Sampling
+from mesotron.rlvr.checkpoints.resume import ExactResume
+from mesotron.rlvr.sampling.draw import Sampling
+from mesotron.rlvr.sampling.fused_decoder import FusedSampler, check_decoder
+from mesotron.rlvr.sampling.graph_sampler import GraphSampler, check_attention
 
 Engine = Literal["generate", "graph", "fused"]
 

@@ -2,7 +2,7 @@ r"""Plain numbers in answers, read exactly: 1,080, \$18.00, 50\%, 1 1/2, \frac{3
 
 Text is normalised first (compatibility forms, zero-width and bidirectional controls, LaTeX
 spacing), then matched by bounded patterns and turned into a `Fraction`. Nothing is evaluated;
-what is not a plain number is None here and goes to `mesotron.rlvr.verify`.
+what is not a plain number is None here and goes to `mesotron.rlvr.answers.verify`.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Self
 
-from mesotron.rlvr.numbers import MAX_LENGTH, clean, read_number, same_number
-from mesotron.rlvr.screening import expression_of, screened, unfinished, words
-from mesotron.rlvr.verify_pool import Request, WorkerPool
+from mesotron.rlvr.answers.numbers import MAX_LENGTH, clean, read_number, same_number
+from mesotron.rlvr.answers.screening import expression_of, screened, unfinished, words
+from mesotron.rlvr.answers.verify_pool import Request, WorkerPool
 
 _REMEMBERED = 16_384  # replies that are kept; a string that hangs costs its deadline once
 

@@ -11,10 +11,10 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from mesotron.rlvr.anchored import AnchoredRollouts
-from mesotron.rlvr.facts import Facts, Judge
-from mesotron.rlvr.labels import Ballots, grade, label_by_vote
-from mesotron.rlvr.measure import Scored, in_groups, measure_repetition
+from mesotron.rlvr.answers.facts import Facts, Judge
+from mesotron.rlvr.layers.anchored import AnchoredRollouts
+from mesotron.rlvr.layers.labels import Ballots, grade, label_by_vote
+from mesotron.rlvr.layers.measure import Scored, in_groups, measure_repetition
 from mesotron.rlvr.objectives.entropy_filter import low_entropy_outliers
 from mesotron.rlvr.objectives.options import SELF_LABELLED
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
-from mesotron.rlvr.graph_sampler import GraphSampler, Slate, check_attention
-from mesotron.rlvr.sampling import Sampling
+from mesotron.rlvr.sampling.draw import Sampling
+from mesotron.rlvr.sampling.graph_sampler import GraphSampler, Slate, check_attention
 
 MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM")
 # Attention kernels want the rows of a mask to start on such a multiple, and else copy it.

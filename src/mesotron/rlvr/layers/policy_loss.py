@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mesotron.rlvr.measure import measure_policy, trajectory_figures
+from mesotron.rlvr.layers.measure import measure_policy, trajectory_figures
+from mesotron.rlvr.layers.shared_prompts import SharedPrompts
 from mesotron.rlvr.objectives.anchor import Anchor
 from mesotron.rlvr.objectives.gmpo import LossInputs, LossOutputs, gmpo_loss
-from mesotron.rlvr.shared_prompts import SharedPrompts
 
 
 class PolicyLoss(SharedPrompts):

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from itertools import accumulate
 
-from mesotron.rlvr.numbers import clean, simplify_latex
+from mesotron.rlvr.answers.numbers import clean, simplify_latex
 
 MAX_EXPRESSION = 256  # characters that math-verify is shown
 MAX_DEPTH = 10  # of brackets; its parser takes exponentially long in them

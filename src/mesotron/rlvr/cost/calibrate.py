@@ -11,9 +11,9 @@ from transformers import TrainerCallback
 
 from mesotron.config import PlanConfig, TrainConfig
 from mesotron.config.reading import from_plain
-from mesotron.rlvr.estimate import Pace
+from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.cost.estimate import Pace
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries
-from mesotron.rlvr.verify import Verifier
 from mesotron.runs import RunFolder
 from mesotron.runs.folder import plain
 

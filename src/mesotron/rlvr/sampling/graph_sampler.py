@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import StaticCache
 
-from mesotron.rlvr.as_loaded import as_loaded
-from mesotron.rlvr.sampling import Sampling
+from mesotron.rlvr.sampling.as_loaded import as_loaded
+from mesotron.rlvr.sampling.draw import Sampling
 
 # Prompts are padded up to a multiple of this, so that few shapes serve a whole data set.
 PROMPT_STEP = 32

@@ -1,0 +1,1 @@
+"""How an answer is read from a completion and compared with the right one."""

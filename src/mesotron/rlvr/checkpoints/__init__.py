@@ -1,0 +1,1 @@
+"""Checkpoints that are whole, hold no pickle and continue to the bit."""

@@ -1,0 +1,1 @@
+"""What a run will cost, and what it has cost so far."""
