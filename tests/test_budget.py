@@ -7,7 +7,8 @@ import pytest
 from mesotron import cli
 from mesotron.config import ObjectiveConfig, PlanConfig, RolloutConfig, SftConfig, TrainConfig
 from mesotron.config.budget import PRICES
-from mesotron.rlvr.cost.estimate import Pace, estimate, maths_of
+from mesotron.rlvr.cost.estimate import estimate, maths_of
+from mesotron.rlvr.cost.pace import Pace
 from mesotron.watch.budget import Limits, Meter, limits_of, parse_duration, step_math
 
 

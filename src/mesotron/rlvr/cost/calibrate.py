@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from mesotron.config import PlanConfig, TrainConfig
 from mesotron.config.reading import from_plain
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.cost.estimate import Pace
+from mesotron.rlvr.cost.pace import Pace
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries
 from mesotron.runs import RunFolder
 from mesotron.runs.folder import plain

@@ -12,26 +12,12 @@ from rich.table import Table
 
 from mesotron.config import PlanConfig
 from mesotron.config.budget import PRICES_AS_OF
+from mesotron.rlvr.cost.pace import Pace
 from mesotron.rlvr.objectives.options import resolve
 from mesotron.rlvr.tasks.load import GENERATED, load_task
 from mesotron.rlvr.train import check, check_installed, check_least, set_library_variables
 from mesotron.runs.console import spell_time
 from mesotron.watch.budget import Limits, StepMath, limits_of, step_math
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast a run is taken to be.
-
-    Args:
-        seconds_per_step: of one optimizer step; None if nobody knows.
-        completion_tokens: of a usual completion.
-        source: where both are from, in words.
-    """
-
-    seconds_per_step: float | None
-    completion_tokens: float
-    source: str
 
 
 @dataclass(frozen=True)
