@@ -316,7 +316,7 @@ def test_a_live_page_comes_back_to_its_place(browser, pages):
     browser.open(pages["live"])
     browser.run("window.scrollTo(0, 900); window.before = true;"
                 "document.querySelectorAll('details')[0].open = true")  # fmt: skip
-    # It loads itself after a second. The browser scrolls by itself before the page's script has run.
+    # It loads itself after a second; the browser scrolls by itself before the page's script runs.
     loaded = "return window.before === undefined && document.readyState === 'complete'"
     for _ in range(60):
         browser.web.execute_async_script("setTimeout(arguments[0], 100)")
