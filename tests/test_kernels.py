@@ -4,6 +4,10 @@ On a CUDA machine the compiled kernels run; elsewhere Triton's interpreter runs 
 the CPU, if Triton is installed at all. What needs the real device says so.
 """
 
+import os
+import subprocess
+import sys
+
 import numpy
 import pytest
 import torch
@@ -15,6 +19,8 @@ if not ON_GPU and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
         "Triton's interpreter makes scalars in a way numpy 2.4 refuses; use numpy < 2.4",
         allow_module_level=True,
     )
+
+import triton  # noqa: E402
 
 from mesotron.optim import kernels  # noqa: E402
 from mesotron.optim.kernels import heads, pack, symmetric, windows, writeback  # noqa: E402
@@ -192,6 +198,64 @@ def test_gram_reports_its_sum_of_squares(num, m, n):
     A = symmetric.gram(X, scale=1 / n, squares=squares)
     want = A.double().square().sum((1, 2))
     assert torch.allclose(squares.double().sum(1), want, rtol=1e-3)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon has no interpreter")
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("num", "m", "n"), [(400, 128, 72), (70, 384, 200), (48, 512, 512)])
+def test_groups_that_take_turns_compute_the_same(num, m, n, dtype):
+    X = randn(num, m, n, dtype=dtype)
+    out = poisoned(num, m, m, dtype=dtype)
+    if not symmetric._takes_pingpong(X, None, out):
+        pytest.skip("this version of Triton takes the other kernel")
+    squares = poisoned(num, symmetric.num_parts(num, m), dtype=torch.float32)
+    scale = torch.linspace(0.5, 1.0, num, device=DEVICE) / (4 * n)
+    R = symmetric.gram(X, out, scale, squares)
+    assert relative_error(R, symmetric.gram_reference(X.double(), scale=scale)) < EPSILON[dtype]
+    assert torch.equal(R, R.mT)
+    assert torch.allclose(squares.sum(1), R.float().square().sum((1, 2)), rtol=1e-2)
+    Z = symmetric.symmetric_product(R, R, alpha=2.0, C=R, beta=scale, diag=-1.0)
+    W = R.double()
+    want = symmetric.symmetric_product_reference(W, W, alpha=2.0, C=W, beta=scale, diag=-1.0)
+    assert relative_error(Z, want) < EPSILON[dtype]
+    product = symmetric.symmetric_product(R, Z)
+    assert relative_error(product, W @ Z.double()) < 2 * EPSILON[dtype]
+    assert torch.equal(product, product.mT)
+
+
+COMPILE_PINGPONG = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compile
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from mesotron.optim.kernels.pingpong import _pingpong_kernel as kernel
+
+def box(width):
+    layout = gl.NVMMASharedLayout.get_default_for([128, width], gl.float16)
+    return f"tensordesc<fp16[128, {width}],{layout!r}>"
+
+constants = dict(SAME=True, HAS_C=True, SQUARES=True, ALPHAS=True, BETAS=False, DIAGS=False)
+kinds = dict(A=box(64), B=box(64), C=box(128), out=box(128), squares="*fp32", alpha="*fp32")
+kinds |= dict(beta="fp32", diag="fp32", num_blocks="i32", m="i32", n="i32")
+kinds |= dict.fromkeys(constants, "constexpr")
+places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+source = GluonASTSource(kernel, {name: kinds[name] for name in kernel.arg_names}, places)
+done = compile(source, GPUTarget("cuda", 90, 32), dict(num_warps=4, maxnreg=168))
+print(done.metadata.shared, done.asm["ptx"].count("wgmma.mma_async"))
+"""
+
+
+@pytest.mark.slow
+def test_the_kernel_that_no_interpreter_runs_compiles_for_hopper(tmp_path):
+    if not triton.__version__.startswith(symmetric._PINGPONG_WITH):
+        pytest.skip("this version of Triton takes the other kernel")
+    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILE_PINGPONG]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shared, products = map(int, done.stdout.split())
+    assert shared <= 227 * 1024  # what a multiprocessor has
+    assert products == 2 * 2 * 8  # two groups; the first step and the loop; 2 halves of 4 slices
 
 
 # --- tables of windows ----------------------------------------------------------------------------

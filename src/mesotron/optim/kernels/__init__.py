@@ -1,9 +1,9 @@
 """Triton kernels for the optimizer's step on Hopper GPUs, each beside a plain torch reference.
 
-`symmetric` half-price products, `pack` gradients to the filter's input, `heads` the whole filter
-for small blocks, `writeback` the weights, `windows` the address tables they share. Import the
-modules themselves: they need Triton, this file does not. Does not decide when to use them;
-`available` says whether one can.
+`symmetric` half-price products, `pingpong` the same for many large blocks, `pack` gradients to the
+filter's input, `heads` the whole filter for small blocks, `writeback` the weights, `windows` the
+address tables they share. Import the modules themselves: they need Triton, this file does not. Does
+not decide when to use them; `available` says whether one can.
 """
 
 import importlib.util

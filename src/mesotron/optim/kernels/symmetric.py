@@ -1,9 +1,9 @@
 """Matrix products whose result is known to be symmetric, at half the arithmetic: one Triton kernel.
 
 Computes alpha A B^T + beta C + diag I for the tiles on and below the diagonal only, and writes each
-twice, as it stands and transposed. `gram` is A = B = X; `symmetric_product` is A = S, B = T with S
-and T symmetric and commuting, so that S T^T = S T is symmetric too. Newton-Schulz is these two and
-a plain product.
+twice, as it stands and transposed; `pingpong` does the same for many large blocks. `gram` is
+A = B = X; `symmetric_product` is A = S, B = T with S and T symmetric and commuting, so that
+S T^T = S T is symmetric too. Newton-Schulz is these two and a plain product.
 """
 
 from __future__ import annotations
@@ -143,10 +143,20 @@ class TileConfig:
 _SMALL = TileConfig(64, 64, 64, num_warps=4, num_stages=4)
 _LARGE = TileConfig(128, 128, 64, num_warps=4, num_stages=3, persistent=2)
 _FULL_CHIP = 132  # multiprocessors of an H200
+# `pingpong` does the same as _LARGE and is quicker. It is written in Gluon, which is experimental:
+# its names change from one minor version of Triton to the next.
+_PINGPONG_WITH = "3.6."
 
 
 def _choose_tiles(num_blocks: int, m: int) -> TileConfig:
     return _SMALL if m <= 64 or num_blocks * _LARGE.num_tiles(m) < _FULL_CHIP else _LARGE
+
+
+def _takes_pingpong(A: Tensor, C: Tensor | None, out: Tensor) -> bool:
+    num_blocks, m, n = A.shape
+    alike = out.dtype == A.dtype and (C is None or C.dtype == A.dtype)
+    whole = m % _LARGE.tile_m == 0 and n % 8 == 0 and _choose_tiles(num_blocks, m) is _LARGE
+    return whole and alike and A.is_cuda and triton.__version__.startswith(_PINGPONG_WITH)
 
 
 @lru_cache
@@ -164,6 +174,11 @@ def _launch(
     squares: Tensor | None = None,
 ) -> Tensor:
     num_blocks, m, n = A.shape
+    if config is None and _takes_pingpong(A, C, out):
+        from . import pingpong
+
+        programs = min(num_blocks * _LARGE.num_tiles(m), _num_processors(A.device))
+        return pingpong.launch(A, B, C, out, factors, programs, squares)
     config = config or _choose_tiles(num_blocks, m)
     programs = num_blocks * config.num_tiles(m)
     if config.persistent and A.is_cuda:  # Triton's interpreter has no processors to count
