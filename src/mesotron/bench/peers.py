@@ -112,6 +112,7 @@ def _gram_newton_schulz(params: list[Tensor], shapes: list[Projection]) -> torch
 PEERS = {
     "adamw_fused": Peer(_adamw_fused),
     "muon": Peer(_ours(Muon), filter=muon()),
+    "muon_bf16": Peer(_ours(Muon, momentum_dtype="bfloat16"), filter=muon()),
     "polar_express": Peer(_ours(Muon, filter="polar_express"), filter=polar_express()),
     "pion": Peer(_ours(Pion), filter=pion()),
     "pion_promote2": Peer(_ours(Pion, promote=2), filter=pion(promote=2)),
