@@ -31,12 +31,13 @@ from mesotron.optim.groups import (
 )
 from mesotron.optim.precision import rounding_seed
 from mesotron.optim.rules import AUXILIARY_RULES
+from mesotron.optim.sharding.step import sharded_step
 from mesotron.optim.spectral_step import (
     LocalJob,
     Member,
     filter_and_apply,
     gradients_finite,
-    momentum_dtype,
+    momentum_of,
     update_momentum,
 )
 from mesotron.optim.stats import StepStats
@@ -122,15 +123,14 @@ class RoutedOptimizer(torch.optim.Optimizer):
                 members = self._fused_step(device, members, stats)
             filter_and_apply(self._momentum_step(members, stats), stats)
         if found.sharded:
-            from mesotron.optim.sharding.step import sharded_step
-
-            sharded_step(self, found.sharded, stats)
+            names = [group["name"] for group in self.param_groups]
+            sharded_step(self.state, names, found.sharded, stats)
         self._stats = stats
         return loss
 
     def _member(self, place: Place) -> Member:
         p, group, number = place
-        return Member(p, dense_grad(p), self.momentum_of(p, group), group, number)
+        return Member(p, dense_grad(p), momentum_of(self.state[p], p, group), group, number)
 
     def _fused_step(
         self, device: torch.device, members: list[Member], stats: StepStats
@@ -147,15 +147,6 @@ class RoutedOptimizer(torch.optim.Optimizer):
         dead_blocks, cosine, skipped (docs/metrics.md has the formulas). Waits for the device; call
         it when you log."""
         return self._stats.read()
-
-    def momentum_of(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        """The momentum buffer of a matrix parameter, made on first use; like the parameter, DTensor
-        or not."""
-        state = self.state[p]
-        if not state:
-            dtype = momentum_dtype(group, p.dtype)
-            state["momentum_buffer"] = torch.zeros_like(p, dtype=dtype)
-        return state["momentum_buffer"]
 
     def _momentum_step(self, members: list[Member], stats: StepStats) -> list[LocalJob]:
         """Update the momentum of those whose gradient is finite; the rest is for the filter. On the

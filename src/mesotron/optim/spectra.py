@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from mesotron.optim.matrix import apply_filter
 from mesotron.optim.routed import RoutedOptimizer, dense_grad
 from mesotron.optim.rules import SPECTRAL_RULES
-from mesotron.optim.spectral_step import direction, group_filter
+from mesotron.optim.spectral_step import direction, group_filter, momentum_of
 from mesotron.optim.views import View
 
 # An SVD of a larger block takes longer than anybody waits for a picture.
@@ -91,7 +91,7 @@ def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any]
     p, group = block.param, block.group
     if p.grad is None:
         return None
-    U = direction(dense_grad(p), optimizer.momentum_of(p, group), group, None)
+    U = direction(dense_grad(p), momentum_of(optimizer.state[p], p, group), group, None)
     window = View.parse(group["view"]).windows(U)[0]
     m, n = window.block_shape
     matrix = window.wide[0, 0].reshape(m, n).float()

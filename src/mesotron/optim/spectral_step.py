@@ -177,6 +177,15 @@ def momentum_dtype(group: Group, weights: torch.dtype) -> torch.dtype:
     return getattr(torch, named) if named else torch.promote_types(weights, torch.float32)
 
 
+def momentum_of(state: dict[str, Any], p: Tensor, group: Group) -> Tensor:
+    """The momentum buffer in a matrix parameter's state, made on first use; like the parameter,
+    DTensor or not."""
+    if not state:
+        dtype = momentum_dtype(group, p.dtype)
+        state["momentum_buffer"] = torch.zeros_like(p, dtype=dtype)
+    return state["momentum_buffer"]
+
+
 def work_dtype(group: Group, weights: torch.dtype, device: torch.device) -> torch.dtype:
     """In which a group's filter multiplies, for weights (or directions) of this dtype."""
     if group["dtype"] is not None:

@@ -8,9 +8,9 @@ whatever it holds. FSDP1 and ZeRO are refused (`groups`): flat shards are not ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from mesotron.optim.spectral_step import (
     direction,
     filter_and_apply,
     group_filter,
+    momentum_of,
     step_weights,
     update_momentum,
     work_dtype,
@@ -36,10 +37,8 @@ from mesotron.optim.stats import SAMPLE_ROWS, StepStats, move
 from mesotron.optim.views import View, Window
 from mesotron.spectral.scale import step_scale
 
-if TYPE_CHECKING:
-    from mesotron.optim.routed import RoutedOptimizer
-
 Group = dict[str, Any]
+States = MutableMapping[Tensor, dict[str, Any]]
 
 
 @dataclass
@@ -71,11 +70,14 @@ class OwnerJob:
         return None
 
 
-def sharded_step(optimizer: RoutedOptimizer, members: Sequence[Place], stats: StepStats) -> None:
+def sharded_step(
+    states: States, names: list[str], members: Sequence[Place], stats: StepStats
+) -> None:
     """Step all sharded parameters; every rank that holds a part of any of them must call it.
 
     Args:
-        optimizer: keeps the state.
+        states: of every parameter, as the optimizer keeps it.
+        names: of all groups, in order.
         members: DTensor parameters, also those without a gradient here, in an order common to all
             ranks.
         stats: receives what a single process would have recorded, the same on every rank of a mesh.
@@ -85,39 +87,38 @@ def sharded_step(optimizer: RoutedOptimizer, members: Sequence[Place], stats: St
         assert isinstance(p, DTensor)
         if p.device_mesh.get_coordinate() is not None:
             meshes.setdefault(p.device_mesh, []).append(part_of(p, group, number))
-    names = [group["name"] for group in optimizer.param_groups]
     for mesh, parts in meshes.items():
-        _step_mesh(optimizer, parts, team_of(mesh), names, stats)
+        _step_mesh(states, parts, team_of(mesh), names, stats)
 
 
 def _step_mesh(
-    optimizer: RoutedOptimizer, parts: list[Part], team: Team, names: list[str], stats: StepStats
+    states: States, parts: list[Part], team: Team, names: list[str], stats: StepStats
 ) -> None:
     for part in parts:
-        _make_state(optimizer, part)
+        _make_state(states, part)
     agreed = agree(parts, team)
     report_skipped(parts, agreed, team, stats)
     mine = StepStats()
-    _step_auxiliary(optimizer, parts, agreed, team, mine)
+    _step_auxiliary(states, parts, agreed, team, mine)
     groups, alignments = [], []
     for dtype, numbers in _spectral_parts(parts, agreed).items():
-        alignments.append(_step_spectral(optimizer, parts, numbers, dtype, agreed, team, mine))
+        alignments.append(_step_spectral(states, parts, numbers, dtype, agreed, team, mine))
         groups += [parts[k].group["name"] for k in numbers]
     totals = mine.totals(names, parts[0].weight.device)
     _share(totals, names, groups, alignments, team, stats)
 
 
-def _make_state(optimizer: RoutedOptimizer, part: Part) -> None:
+def _make_state(states: States, part: Part) -> None:
     """State for every parameter, gradient or not: a distributed checkpoint wants equal keys on all
     ranks."""
     if not part.auxiliary:
-        optimizer.momentum_of(part.param, part.group)
-    elif not optimizer.state[part.param]:
-        optimizer.state[part.param].update(NEW_STATE[part.group["rule"]](part.param))
+        momentum_of(states[part.param], part.param, part.group)
+    elif not states[part.param]:
+        states[part.param].update(NEW_STATE[part.group["rule"]](part.param))
 
 
 def _step_auxiliary(
-    optimizer: RoutedOptimizer,
+    states: States,
     parts: list[Part],
     agreed: Agreement,
     team: Team,
@@ -133,15 +134,14 @@ def _step_auxiliary(
         kept = [k for k in kept if parts[k].weight.numel()]
         if not kept:
             continue
-        states = [
-            {key: _local(value) for key, value in optimizer.state[parts[k].param].items()}
-            for k in kept
+        local = [
+            {key: _local(value) for key, value in states[parts[k].param].items()} for k in kept
         ]
         group = parts[kept[0]].group
         step = STEPS[group["rule"]]
         weights, grads = [parts[k].weight for k in kept], [parts[k].gradient() for k in kept]
         streams = [rounding_seed(0, parts[k].number, _first_holder(parts[k], team)) for k in kept]
-        step(weights, grads, states, group, found_inf, mine, streams)
+        step(weights, grads, local, group, found_inf, mine, streams)
 
 
 def _first_holder(part: Part, team: Team) -> int:
@@ -184,7 +184,7 @@ def _wire_dtype(part: Part) -> torch.dtype:
 
 
 def _step_spectral(
-    optimizer: RoutedOptimizer,
+    states: States,
     parts: list[Part],
     numbers: list[int],
     dtype: torch.dtype,
@@ -204,7 +204,7 @@ def _step_spectral(
         wholes[k] = torch.empty(extent(plan.pieces[k].box), dtype=dtype, device=ok.device)
     # Not kept in a variable: the directions are as large as the shards and no longer needed.
     exchange(
-        [_direct(optimizer, *pair) for pair in zip(chosen, masks, strict=True)],
+        [_direct(states, *pair) for pair in zip(chosen, masks, strict=True)],
         plan.out,
         wholes,
         plan.gathered,
@@ -238,9 +238,9 @@ def _member(part: Part, team: Team) -> Member:
     return Member(tuple(p.shape), p.placements, group["view"], group_filter(group))
 
 
-def _direct(optimizer: RoutedOptimizer, part: Part, finite: Tensor | None) -> Tensor:
+def _direct(states: States, part: Part, finite: Tensor | None) -> Tensor:
     """Update this rank's momentum; returns the direction, zero where nothing will be stepped."""
-    grad, momentum = part.gradient(), _local(optimizer.state[part.param]["momentum_buffer"])
+    grad, momentum = part.gradient(), _local(states[part.param]["momentum_buffer"])
     update_momentum(grad, momentum, part.group["momentum"], finite)
     U = direction(grad, momentum, part.group, finite)
     return U if finite is None else torch.where(finite, U, 0.0)
