@@ -321,6 +321,37 @@ def test_clipping_touches_the_auxiliary_groups_alone():
     )
 
 
+@pytest.mark.parametrize(("clip", "led_by_the_first"), [("auxiliary", True), ("all", False)])
+def test_a_large_first_gradient_rules_matrices_unless_they_are_clipped(clip, led_by_the_first):
+    """Ten gradients a twentieth of the first's size: whose direction is the tenth step's?"""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 2))
+    optimizer = build_optimizer(model, OptimConfig(name="muon", lr=1e-2))
+    matrix = optimizer.param_groups[0]["params"][0]
+    first, later = torch.eye(8).roll(1, 0), torch.eye(8)
+    for step in range(11):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        matrix.grad = first.mul(20.0) if step == 0 else later.clone()
+        before = matrix.detach().clone()
+        clip_auxiliary(optimizer, 1.0, matrices=clip == "all")
+        optimizer.step()
+    moved = before - matrix.detach()
+    assert ((moved * first).sum() > (moved * later).sum()) == led_by_the_first
+
+
+def test_a_trainer_clips_whom_its_config_names(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "mesotron.rlvr.trainer.clip_auxiliary",
+        lambda optimizer, norm, matrices: asked.append(matrices) or clip_auxiliary(optimizer, norm),
+    )
+    for clip in ("auxiliary", "all"):
+        optim = OptimConfig(name="muon", lr=1e-3, clip=clip)
+        make_trainer(tmp_path / clip, parts={"optim": optim}, max_steps=1).train()
+    assert asked == [False, True]
+
+
 # Facts, metrics and dynamic sampling
 
 

@@ -203,6 +203,10 @@ class OptimConfig:
     max_grad_norm: float = 1.0
     """Clip the gradient of the auxiliary groups and log the norm of all; 0 does not clip."""
 
+    clip: Literal["auxiliary", "all"] = "auxiliary"
+    """Whose gradient is clipped: all clips the matrices' too, by their own norm, so that one large
+    gradient does not fill the momentum for dozens of steps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:

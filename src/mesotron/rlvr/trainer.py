@@ -154,7 +154,8 @@ class GRPOTrainer(Resampling):
         if optimizer is None or self.is_deepspeed_enabled:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
-        norms = clip_auxiliary(optimizer, self.args.max_grad_norm)
+        matrices = self.optim is not None and self.optim.clip == "all"
+        norms = clip_auxiliary(optimizer, self.args.max_grad_norm, matrices)
         self._note({"grad_norm/auxiliary": norms.auxiliary.item()})
         return norms.total
 

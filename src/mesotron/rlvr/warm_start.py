@@ -54,7 +54,8 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
         return self.optimizer
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        return clip_auxiliary(self._routed(), self.args.max_grad_norm).total
+        matrices = self.optim_config.clip == "all"
+        return clip_auxiliary(self._routed(), self.args.max_grad_norm, matrices).total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the optimizer's own statistics to a step's row."""
