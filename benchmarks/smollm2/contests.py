@@ -1,0 +1,179 @@
+"""Pages on who trains it best: the tournament, its map, what makes it faster, GSM8K."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from statistics import fmean, median
+
+import numpy as np
+from plan import Cell, accuracy
+from tables import column_end, names, of, table
+
+from mesotron.compare.inference import Difference, bootstrap, holm, paired_test
+from mesotron.compare.kind import is_for_choosing
+
+
+def tournament(cells: list[Cell]) -> str:
+    search, finals = of(cells, stage="search"), of(cells, stage="final")
+    parts = ["## Rates", "", rates_table(search)]
+    if finals:
+        parts += ["## Fresh seeds at the chosen rate", "", finals_table(finals)]
+    released = of(cells, stage="released")
+    if released:
+        parts += ["## Muon with the released constant", "", single_table(released)]
+    return "\n".join(parts)
+
+
+def rates_table(search: list[Cell]) -> str:
+    """Accuracy on the half of the problems that chooses, one seed; † died by the watch."""
+    rates = sorted({cell["rate"] for cell in search})
+    rows = []
+    for name in names(search):
+        mine = {cell["rate"]: cell for cell in of(search, optim=name)}
+        gain = next(iter(mine.values()))["gain"]
+        shown = [f"{marked(mine[rate])}" if rate in mine else "" for rate in rates]
+        rows.append([f"{name} (x{gain:g})", *shown])
+    steps = search[0]["steps"] if search else 0
+    return table([f"{steps} steps, rate", *(f"{rate:g}" for rate in rates)], rows)
+
+
+def marked(cell: Cell) -> str:
+    dead = cell["diverged"] or cell["health"][0] in ("dead", "diverged")
+    return f"{accuracy(cell, choosing=True):.3f}{'†' * dead}"
+
+
+def judged(cells: list[Cell]) -> np.ndarray:
+    """[seeds, problems] of the half that judges."""
+    kept = [k for k in range(len(cells[0]["solved"])) if not is_for_choosing(f"sums-eval-{k}")]
+    return np.array([[float(cell["solved"][k]) for k in kept] for cell in cells])
+
+
+def finals_table(finals: list[Cell]) -> str:
+    """The half that judges, with intervals over seeds and problems, and tests against the best."""
+    by_name = {
+        name: sorted(of(finals, optim=name), key=lambda c: c["seed"]) for name in names(finals)
+    }
+    order = sorted(by_name, key=lambda name: -judged(by_name[name]).mean())
+    tests = paired_tests(by_name, order)
+    rows = []
+    for name in order:
+        mine = by_name[name]
+        interval, lead = bootstrap(judged(mine)), tests.get((order[0], name))
+        behind = f"{lead[0].value:.3f} [{lead[0].low:.3f}, {lead[0].high:.3f}]" if lead else ""
+        dead = [cell["dead_blocks"] for cell in mine if cell["dead_blocks"] is not None]
+        rows.append([
+            name, f"{mine[0]['rate']:g} (x{mine[0]['gain']:g})",
+            f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
+            ", ".join(f"{accuracy(cell):.3f}" for cell in mine),
+            behind, f"{lead[1]:.3f}" if lead else "",
+            f"{fmean(column_end(cell, 'entropy') for cell in mine):.2f}",
+            f"{fmean(dead):.0%}" if dead else "",
+        ])  # fmt: skip
+    head = [f"{finals[0]['steps']} steps", "rate", "judging half", "all 512, seed by seed",
+            "behind the first", "p (Holm)", "entropy at the end", "dead blocks"]  # fmt: skip
+    return table(head, rows)
+
+
+def paired_tests(
+    by_name: dict[str, list[Cell]], order: list[str]
+) -> dict[tuple[str, str], tuple[Difference, float]]:
+    """Every pair by seeds that both have, corrected for all pairs."""
+    found = {}
+    for first, second in combinations(order, 2):
+        pairs = [{cell["seed"]: cell for cell in by_name[name]} for name in (first, second)]
+        seeds = sorted(pairs[0].keys() & pairs[1].keys())
+        if seeds:
+            better, worse = (judged([cells[seed] for seed in seeds]) for cells in pairs)
+            found[first, second] = paired_test(better - worse)
+    corrected = holm([difference.p for difference in found.values()])
+    return {pair: (value, p) for (pair, value), p in zip(found.items(), corrected, strict=True)}
+
+
+def single_table(cells: list[Cell]) -> str:
+    rows = [
+        [cell["optim"], f"{cell['rate']:g}", str(cell["steps"]), f"{accuracy(cell):.3f}",
+         f"{column_end(cell, 'entropy'):.2f}", cell["health"][2]]
+        for cell in cells
+    ]  # fmt: skip
+    return table(["optimizer", "rate", "steps", "accuracy", "entropy at the end", "watch"], rows)
+
+
+def step_map(cells: list[Cell]) -> str:
+    """One table for each optimizer and objective: shapes of a rollout by rate."""
+    parts = []
+    for objective in names(cells, "objective"):
+        for name in names(of(cells, objective=objective)):
+            mine = of(cells, objective=objective, optim=name)
+            rates = sorted({cell["rate"] for cell in mine})
+            rows = []
+            for shape in dict.fromkeys(tuple(cell["set"]) for cell in mine):
+                here = {cell["rate"]: cell for cell in mine if tuple(cell["set"]) == shape}
+                prompts, updates = (word.split("=")[1] for word in shape)
+                rows.append([f"{prompts} prompts, {updates} updates",
+                             *(map_entry(here.get(rate)) for rate in rates)])  # fmt: skip
+            parts += [f"## {name}, {objective}", ""]
+            parts.append(table(["rollout", *(f"{rate:g}" for rate in rates)], rows))
+    return "\n".join(["Accuracy, entropy at the end, median SNR; † died by the watch.", "", *parts])
+
+
+def map_entry(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    ratios = [value for _, value in cell["rows"].get("gradient/snr", [])]
+    snr = f", {median(ratios):.2g}" if ratios else ""
+    dead = cell["diverged"] or cell["health"][0] in ("dead", "diverged")
+    return f"{accuracy(cell):.3f}{'†' * dead}, {column_end(cell, 'entropy'):.2f}{snr}"
+
+
+def levers(cells: list[Cell]) -> str:
+    """Each change beside the recipe as it is, by how far it has come after so many steps."""
+    rows = []
+    for name in names(cells, "stage"):
+        mine = sorted(of(cells, stage=name), key=lambda cell: cell["seed"])
+        curves = [[value for _, value in cell["curve"]] for cell in mine]
+        way = [f"{fmean(point):.3f}" for point in zip(*curves, strict=False)]
+        rows.append([
+            name, f"{mine[0]['rate']:g} (x{mine[0]['gain']:g})", ", ".join(way),
+            ", ".join(f"{cell['accuracy']:.3f}" for cell in mine),
+            *(mean_end(mine, metric) for metric in
+              ("groups/zero_signal", "entropy", "completions/mean_length")),
+        ])  # fmt: skip
+    steps = ", ".join(str(step) for step, _ in cells[0]["curve"])
+    head = ["change", "rate", f"accuracy at step {steps}", "last, seed by seed",
+            "groups without signal", "entropy", "tokens"]  # fmt: skip
+    return table(head, rows)
+
+
+def mean_end(cells: list[Cell], name: str) -> str:
+    """The mean over seeds of a metric's last values; empty where TRL alone does not log it."""
+    values = [column_end(cell, name) for cell in cells if name in cell["rows"]]
+    return f"{fmean(values):.2f}" if values else ""
+
+
+def gsm8k(cells: list[Cell]) -> str:
+    """One seed at two rates each after the supervised start, on the same problems for all."""
+    begun = [
+        f"Supervised start: {cell['curve'][0][1]:.3f} before, {cell['accuracy']:.3f} after "
+        f"{cell['curve'][-1][0]} steps.\n"
+        for cell in of(cells, stage="warm")
+    ]
+    trained = [cell for cell in cells if cell["stage"] != "warm"]
+    if not trained:
+        return "\n".join(begun)
+    first = max(trained, key=lambda cell: cell["accuracy"])
+    rows = []
+    for cell in sorted(trained, key=lambda cell: -cell["accuracy"]):
+        X, best = (np.array([[float(mark) for mark in c["solved"]]]) for c in (cell, first))
+        interval, behind = bootstrap(X), paired_test(best - X)
+        lead = f"{behind.value:.3f} [{behind.low:.3f}, {behind.high:.3f}]"
+        rows.append([
+            cell["optim"], f"{cell['rate']:g} (x{cell['gain']:g})", str(cell["steps_done"]),
+            f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
+            "" if cell is first else lead,
+            f"{column_end(cell, 'facts/truncated'):.2f}",
+            f"{column_end(cell, 'groups/zero_signal'):.2f}",
+            f"{column_end(cell, 'entropy'):.2f}", cell["health"][2],
+        ])  # fmt: skip
+    head = ["optimizer", "rate", "steps", f"accuracy on {len(first['solved'])}", "behind the first",
+            "cut short", "groups without signal", "entropy", "watch"]  # fmt: skip
+    return "\n".join([*begun, table(head, rows)])

@@ -1,0 +1,28 @@
+"""What the pages' tables are made of: rows of words, cells by their values, ends of curves."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from plan import Cell
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def of(cells: list[Cell], **wanted: Any) -> list[Cell]:
+    """Cells with these values."""
+    return [cell for cell in cells if all(cell.get(k) == value for k, value in wanted.items())]
+
+
+def names(cells: list[Cell], key: str = "optim") -> list[str]:
+    return list(dict.fromkeys(cell[key] for cell in cells))
+
+
+def column_end(cell: Cell, name: str) -> float:
+    """The mean of a metric's last five values; NaN if it was not logged."""
+    values = [value for _, value in cell["rows"].get(name, [])][-5:]
+    return fmean(values) if values else float("nan")
