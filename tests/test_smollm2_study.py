@@ -150,7 +150,7 @@ def write_pages(cells: list[dict], folder: Path) -> None:
 
 def lines_of(page: Path, first: str) -> list[list[str]]:
     """The table's rows that begin with a word, cut at the bars."""
-    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines()]
+    rows = [line[2:-2].split(" | ") for line in page.read_text().splitlines()]
     return [row for row in rows if row[0] == first]
 
 
