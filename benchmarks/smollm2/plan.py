@@ -58,6 +58,7 @@ LEVERS: dict[str, tuple[str, float, float, tuple[str, ...]]] = {
     "adamw, must end": ("adamw", 1e-5, 1.0,
                         ("reward.parts=two_part,overlong", "reward.overlong_buffer=1")),
     "adamw, warm-up": ("adamw", 1e-5, 1.0, ("optim.warmup=0.1",)),
+    "adamw, decayed": ("adamw", 2e-5, 1.0, ("optim.schedule=linear",)),
     "adamw, plain passes": ("adamw", 1e-5, 1.0,
                             ("rollout.engine=generate", "rollout.share_prompts=false")),
 }  # fmt: skip
