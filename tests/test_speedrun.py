@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks" / "speedrun"
 def beside_the_scripts(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield
-    for name in ("children", "contenders", "entries", "racing", "stopwatch"):
+    for name in ("children", "contenders", "entries", "page", "racing", "run", "stopwatch"):
         sys.modules.pop(name, None)
 
 
@@ -36,7 +36,8 @@ def test_every_contender_is_a_whole_config():
 def test_a_race_counts_training_alone(tmp_path, name):
     from racing import race
 
-    given = {"model": "tiny", "small": True, "every": 0.0, "target": 2.0, "limit": 0.5}
+    given = {"model": "tiny", "small": True, "common": [], "every": 0.0, "target": 2.0}
+    given["limit"] = 0.5
     row = race(name, 0, tmp_path, 60.0, given)
     assert row["seconds_to_target"] is None
     assert row["steps"] >= 1
@@ -51,10 +52,39 @@ def test_a_race_counts_training_alone(tmp_path, name):
 def test_the_phases_add_up_to_the_step(tmp_path, name):
     from stopwatch import PHASES, measure
 
-    given = {"model": "tiny", "small": True, "warm": 1, "count": 2}
+    given = {"model": "tiny", "small": True, "common": ["task.few_shot=1"], "warm": 1, "count": 2}
     row = measure(name, tmp_path, 60.0, given)
     assert row["step_ms"] > 0
     seen = row["phases_ms"]
     asked = set(PHASES) - ({"clip", "log"} if name == "stock" else set())  # stock logs each tenth
     assert asked <= seen.keys()
     assert min(seen.values()) > -1.0
+
+
+def ran(name: str, seconds: float, reached: bool = True) -> dict:
+    curve = [{"step": 9, "seconds": seconds, "accuracy": 0.9}]
+    return {"name": name, "curve": curve, "seconds_to_target": seconds if reached else None}
+
+
+def test_a_rival_that_has_not_arrived_is_a_bound():
+    from page import verdict
+
+    cells = {"a/0": ran("a", 20.0), "a/1": ran("a", 30.0), "stock/0": ran("stock", 100.0)}
+    whole = verdict(cells | {"stock/1": ran("stock", 150.0)})
+    assert whole[-1] == "a / stock: 0.20"
+    bound = verdict(cells | {"stock/1": ran("stock", 150.0, reached=False)})
+    assert bound[-1] == "a / stock: at most 0.20"
+    lost = {"a/0": ran("a", 20.0, reached=False), "a/1": ran("a", 30.0)}
+    assert all("/" not in line for line in verdict(cells | lost)), "ours must arrive"
+
+
+def test_stock_may_take_so_many_times_as_long_as_ours():
+    import argparse
+
+    from run import limit_of
+
+    given = argparse.Namespace(what="final", ours="a", stock="stock", patience=3.5, limit=30.0)
+    cells = {"a/0": ran("a", 20.0), "a/1": ran("a", 30.0)}
+    assert limit_of(given, "a", cells) == 30.0
+    assert limit_of(given, "stock", cells) == 87.5
+    assert limit_of(given, "stock", {"a/0": ran("a", 30.0, reached=False)}) == 30.0

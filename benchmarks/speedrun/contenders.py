@@ -6,6 +6,7 @@ Task, prompt, reward and evaluation are those of the recipe for everybody.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from entries import NAMES, RECIPE
 from rich.console import Console
 
+from mesotron.compare.changes import change
 from mesotron.config import ModelConfig, TrainConfig
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.answers.verify import Verifier
@@ -25,7 +27,9 @@ from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
 
 
-def make_config(name: str, seed: int, model: str | None, small: bool) -> TrainConfig:
+def make_config(
+    name: str, seed: int, model: str | None, small: bool, common: Sequence[str] = ()
+) -> TrainConfig:
     """The recipe with a contender's changes.
 
     Args:
@@ -33,8 +37,9 @@ def make_config(name: str, seed: int, model: str | None, small: bool) -> TrainCo
         seed: of training.
         model: a name or place of a model instead of SmolLM2.
         small: few short rollouts in float32, to try everything on a CPU.
+        common: NAME=VALUE settings of all contenders, such as task.few_shot=8.
     """
-    config = make_recipe(RECIPE)
+    config = change(make_recipe(RECIPE), common)
     changes = {"rollout.engine": "generate", **NAMES[name]}
     if name.startswith("stock"):
         changes["model.dtype"] = "float32"  # TRL's way: float32 weights, bfloat16 products

@@ -52,22 +52,35 @@ def races(cells: dict[str, Row]) -> list[str]:
 
 
 def verdict(cells: dict[str, Row]) -> list[str]:
-    """Mean seconds of each contender whose every seed reached the target, and their ratio."""
-    times: dict[str, list[float | None]] = {}
+    """Mean seconds of each contender with several seeds, and their ratio.
+
+    A seed that ended before the target took at least as long as it ran, so its contender's mean is
+    a lower bound. Ours must have arrived with every seed.
+    """
+    rows: dict[str, list[Row]] = {}
     for row in cells.values():
         if "curve" in row:
-            times.setdefault(row["name"], []).append(row["seconds_to_target"])
-    means = {
-        name: mean(x for x in each if x is not None)
-        for name, each in times.items()
-        if None not in each and len(each) > 1
-    }
-    lines = [f"{name}: {value:.1f} s, {len(times[name])} seeds" for name, value in means.items()]
-    stock = [value for name, value in means.items() if name.startswith("stock")]
-    ours = [value for name, value in means.items() if not name.startswith("stock")]
+            rows.setdefault(row["name"], []).append(row)
+    rows = {name: each for name, each in rows.items() if len(each) > 1}
+    means = {name: mean(row["curve"][-1]["seconds"] for row in each) for name, each in rows.items()}
+    early = {name for name, each in rows.items() if any(not arrived(row) for row in each)}
+    lines = [
+        f"{name}: {'over ' * (name in early)}{value:.1f} s, {len(rows[name])} seeds, "
+        f"{sum(map(arrived, rows[name]))} arrived"
+        for name, value in means.items()
+    ]
+    stock = [name for name in means if name.startswith("stock")]
+    ours = [name for name in means if not name.startswith("stock") and name not in early]
     if stock and ours:
-        lines.append(f"ours / stock: {min(ours) / min(stock):.2f}")
+        best, rival = min(ours, key=means.__getitem__), min(stock, key=means.__getitem__)
+        bound = "at most " * (rival in early)
+        lines.append(f"{best} / {rival}: {bound}{means[best] / means[rival]:.2f}")
     return lines
+
+
+def arrived(row: Row) -> bool:
+    """Whether a run has reached the target."""
+    return row["seconds_to_target"] is not None
 
 
 def failures(cells: dict[str, Row]) -> list[str]:

@@ -78,7 +78,7 @@ class Clock(TrainerCallback):
 def race(name: str, seed: int, folder: Path, seconds: float, given: Row) -> Row:
     """One contender, one seed."""
     deadline = time.perf_counter() + seconds
-    config = make_config(name, seed, given["model"], given["small"])
+    config = make_config(name, seed, given["model"], given["small"], given["common"])
     contestant = Contestant(name, config, folder / "run")
     clock = Clock(contestant, given["every"], given["target"], given["limit"], deadline)
     contestant.trainer.add_callback(clock)

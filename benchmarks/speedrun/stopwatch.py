@@ -99,7 +99,7 @@ class Measured(TrainerCallback):
 
 def measure(name: str, folder: Path, seconds: float, given: Row) -> Row:
     """One contender."""
-    config = make_config(name, 0, given["model"], given["small"])
+    config = make_config(name, 0, given["model"], given["small"], given["common"])
     contestant = Contestant(name, config, folder / "run")
     measured = Measured(contestant.trainer, given["warm"], given["count"], seconds)
     contestant.trainer.add_callback(measured)
