@@ -129,7 +129,8 @@ def trained(cell: dict, share: float, problems: int = 512) -> dict:
         for name in ("facts/correct", "groups/zero_signal", "facts/truncated", "entropy")
     }
     return cell | {
-        "solved": solved, "accuracy": reached, "diverged": False, "steps_done": 2, "rows": rows,
+        "solved": solved, "accuracy": reached, "diverged": False, "rows": rows,
+        "steps_done": cell["steps"],
         "curve": [[1, 0.07], [2, reached]], "dead_blocks": None, "health": ["healthy", None, "ok"],
     }  # fmt: skip
 
@@ -189,7 +190,10 @@ def test_levers_are_means_of_their_seeds_and_no_place_is_kept(given, tmp_path):
 
     cells = levers(given, {})
     assert len(cells) == 2 * len(LEVERS)
-    write_pages([trained(cell, 0.1 * cell["seed"]) for cell in cells], tmp_path)
+    made = [trained(cell, 0.1 * cell["seed"]) for cell in cells]
+    late = made[1] | {"steps_done": 77}
+    write_pages([made[0], late, *made[2:]], tmp_path)
+    assert "(step 77)" in lines_of(tmp_path / "levers.md", late["stage"])[0][3]
     row = lines_of(tmp_path / "levers.md", "stock")[0]
     both = [float(word) for word in row[3].split(", ")]
     assert row[2] == f"0.070, {sum(both) / 2:.3f}"

@@ -134,7 +134,7 @@ def levers(cells: list[Cell]) -> str:
         way = [f"{fmean(point):.3f}" for point in zip(*curves, strict=False)]
         rows.append([
             name, f"{mine[0]['rate']:g} (x{mine[0]['gain']:g})", ", ".join(way),
-            ", ".join(f"{cell['accuracy']:.3f}" for cell in mine),
+            ", ".join(f"{cell['accuracy']:.3f}{cut_at(cell)}" for cell in mine),
             *(mean_end(mine, metric) for metric in
               ("groups/zero_signal", "entropy", "completions/mean_length")),
         ])  # fmt: skip
@@ -142,6 +142,11 @@ def levers(cells: list[Cell]) -> str:
     head = ["change", "rate", f"accuracy at step {steps}", "last, seed by seed",
             "groups without signal", "entropy", "tokens"]  # fmt: skip
     return table(head, rows)
+
+
+def cut_at(cell: Cell) -> str:
+    """The step at which time was up, if it was."""
+    return f" (step {cell['steps_done']})" if cell["steps_done"] < cell["steps"] else ""
 
 
 def mean_end(cells: list[Cell], name: str) -> str:

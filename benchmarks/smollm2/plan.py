@@ -38,10 +38,12 @@ LABELS = {
     "gold": ("grpo", ()),  # shows what the steps themselves do
 }
 # What might make it learn faster: optimizer, its rate and gain, and what else is changed. A plain
-# TRL trainer (stock) and the recipe as it is (adamw, muon) run beside them.
+# TRL trainer (stock) and the recipe as it is (adamw, muon) run beside them; the slowest come first.
 SMALL_AUXILIARY = "muon:aux_lr=1e-5"
 LEVERS: dict[str, tuple[str, float, float, tuple[str, ...]]] = {
     "stock": ("adamw", 1e-5, 1.0, ()),
+    "adamw, plain passes": ("adamw", 1e-5, 1.0,
+                            ("rollout.engine=generate", "rollout.share_prompts=false")),
     "adamw": ("adamw", 1e-5, 1.0, ()),
     "muon": ("muon", 4e-5, 1.8, ()),
     "muon, clipped": ("muon", 4e-5, 1.8, ("optim.clip=all",)),
@@ -59,8 +61,6 @@ LEVERS: dict[str, tuple[str, float, float, tuple[str, ...]]] = {
                         ("reward.parts=two_part,overlong", "reward.overlong_buffer=1")),
     "adamw, warm-up": ("adamw", 1e-5, 1.0, ("optim.warmup=0.1",)),
     "adamw, decayed": ("adamw", 2e-5, 1.0, ("optim.schedule=linear",)),
-    "adamw, plain passes": ("adamw", 1e-5, 1.0,
-                            ("rollout.engine=generate", "rollout.share_prompts=false")),
 }  # fmt: skip
 LEVER_SEEDS = (1, 2)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

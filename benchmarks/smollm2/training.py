@@ -98,7 +98,7 @@ def train_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
         trainer, kept = make(parts, run, given, deadline)
         curve_every(cell, parts, trainer, given)
         trainer.train()
-        halves = cell["part"] == "horizon"
+        halves = cell["part"] in ("horizon", "levers")
         if kept.late and not halves:
             return None
         found = summary(parts, trainer, kept.rows)
@@ -127,7 +127,8 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
     trainer.remove_callback(PrinterCallback)
     kept = Rows(deadline)
     trainer.add_callback(kept)
-    trainer.callback_handler.callbacks.insert(0, SnrProbe(config.watch.snr_every, trainer))
+    if config.watch.snr_every:
+        trainer.callback_handler.callbacks.insert(0, SnrProbe(config.watch.snr_every, trainer))
     return trainer, kept
 
 
