@@ -6,19 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mesotron.config import PartsOptimConfig, PolicyConfig, WorldConfig
 from mesotron.vla import checkpoint
 from mesotron.vla.acting import make_act
 from mesotron.vla.draws import Draws
-from mesotron.vla.encoders import Sentence
+from mesotron.vla.encoders import FAINT, Sentence, Vision, coordinates
 from mesotron.vla.frames import Frames, Order, body_of
 from mesotron.vla.gradients import GradientProbe
 from mesotron.vla.heads import NOISE_SEED, Flow, Regression, masked_mean
 from mesotron.vla.interface import Demos
 from mesotron.vla.normalise import Normaliser
 from mesotron.vla.optimizer import build_optimizer, part_steps, route_parts
-from mesotron.vla.policy import PARTS, Body, Inputs, Policy, Targets
+from mesotron.vla.policy import PARTS, Body, Inputs, Policy, Targets, place_waves
+from mesotron.vla.sizes import SIZES
 from mesotron.vla.words import MAX_WORDS, PADDING, encode_words
 
 BODY = Body(cameras=("front",), pixels=24, state_dim=4, action_dim=4)
@@ -125,6 +127,65 @@ def test_a_policy_without_cameras_has_no_vision():
 def test_patches_must_fit_the_image():
     with pytest.raises(ValueError, match="25 pixels do not divide into patches of 4"):
         make_policy(body=replace(BODY, pixels=25))
+
+
+def tables_with_a_thing(num: int = 40, pixels: int = 24) -> np.ndarray:
+    """Pictures of one table; a red thing of a patch stands somewhere on each."""
+    rng = np.random.default_rng(0)
+    pictures = np.full((num, pixels, pixels, 3), (140, 130, 120), np.uint8)
+    pictures[:, :4] = 230  # a bin, which always stands there
+    for picture, row, column in zip(pictures, rng.integers(1, 6, num), rng.integers(0, 6, num)):
+        picture[4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = (200, 30, 30)
+    return pictures
+
+
+def test_what_is_unusual_is_noticed():
+    """Attention that begins even heard five objects among sixty patches a tenth as loud, and ten
+    objects were never told apart."""
+    vision = Vision(SIZES["ci"], 1, 24, 4)
+    pictures = tables_with_a_thing()
+    vision.fit({"front": pictures})
+    sight = vision(torch.from_numpy(pictures).permute(0, 3, 1, 2)[:, None])
+    assert sight.tokens.shape == (40, 36, SIZES["ci"].width)
+    assert sight.notice is not None
+    reds = pictures[:, 1::4, 1::4, 0] == 200
+    thing = torch.from_numpy(reds.reshape(40, 36))
+    even = sight.notice.softmax(dim=1)  # the scores of an attention that has learned nothing
+    assert even[thing].min() > 0.8
+    # The bin is as bright as anything and always there: it is not worth a look.
+    assert sight.notice[:, :6].max() < np.log(2 * FAINT)
+
+
+def test_every_attention_is_told_what_to_notice():
+    policy = make_policy()
+    seen = look(policy)
+    policy.vision.fit({"front": tables_with_a_thing()})
+    context = policy.context(seen)
+    sight = policy.vision(seen.images)
+    assert torch.equal(context.bias[:, 1:], sight.notice)
+    assert (context.bias[:, 0] == 0).all()  # the state's own token
+
+
+def test_a_camera_that_sees_nothing_new_is_not_divided_by_nothing():
+    vision = Vision(SIZES["ci"], 1, 24, 4)
+    vision.fit({"front": np.full((3, 24, 24, 3), 7, np.uint8)})
+    sight = vision(torch.full((2, 1, 3, 24, 24), 7, dtype=torch.uint8))
+    assert torch.isfinite(sight.tokens).all()
+
+
+def test_places_are_read_by_one_matrix():
+    table = coordinates(8, 64)
+    rows, columns = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
+    wanted_places = torch.stack([rows.flatten(), columns.flatten()], dim=1) - 3.5
+    matrix = torch.linalg.lstsq(table.double(), wanted_places.double(), driver="gelsd").solution
+    assert torch.allclose(table.double() @ matrix, wanted_places.double(), atol=1e-5)
+    assert table.square().mean().item() == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_actions_of_a_chunk_begin_apart():
+    queries = place_waves(8, 64)
+    gaps = torch.cdist(queries, queries) + 10 * torch.eye(8)
+    assert gaps.min() > 0.3 * queries.norm(dim=1).mean()
 
 
 def test_words_are_known_hashed_and_cut():
@@ -347,6 +408,16 @@ def save_and_load(policy: Policy, folder) -> checkpoint.Saved:
     folder.mkdir()
     checkpoint.save_policy(folder, policy, 7, WorldConfig(pixels=24))
     return checkpoint.load_policy(folder)
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path):
+    save_and_load(make_policy(), tmp_path / "now")
+    path = tmp_path / "now" / checkpoint.WEIGHTS
+    older = load_file(path)
+    del older["vision.usual"]
+    save_file(older, path)
+    with pytest.raises(ValueError, match=r"vision.usual is in one .* train it once more"):
+        checkpoint.load_policy(tmp_path / "now")
 
 
 def test_a_checkpoint_is_whole_by_itself(tmp_path):

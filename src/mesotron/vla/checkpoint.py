@@ -78,10 +78,26 @@ def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
     config = from_plain(PolicyConfig, described["policy"], str(folder / DESCRIPTION))
     body = Body(**{**described["body"], "cameras": tuple(described["body"]["cameras"])})
     policy = Policy(config, body, described["where"], folder)
-    policy.load_state_dict(load_file(folder / WEIGHTS))
+    load_weights(policy, folder)
     world = described["world"]
     made_in = None if world is None else from_plain(WorldConfig, world, str(folder / DESCRIPTION))
     return Saved(policy.to(device).eval(), described["step"], made_in, folder)
+
+
+def load_weights(policy: Policy, folder: Path) -> None:
+    """Read a checkpoint's weights into a policy of its config.
+
+    Raises:
+        ValueError: they are those of another architecture.
+    """
+    found = load_file(folder / WEIGHTS)
+    odd = sorted(set(found) ^ set(policy.state_dict()))
+    if odd:
+        raise ValueError(
+            f"{folder} is of a policy built otherwise ({odd[0]} is in one and not in the other), "
+            "by another version of mesotron: train it once more, or act with that version"
+        )
+    policy.load_state_dict(found)
 
 
 def find(path: Path) -> Path:
@@ -97,7 +113,7 @@ def find(path: Path) -> Path:
 
 def restore(trainer: Trainer, folder: Path, step: int) -> None:
     """Put a training where a checkpoint left it."""
-    trainer.policy.load_state_dict(load_file(folder / WEIGHTS))
+    load_weights(trainer.policy, folder)
     trainer.optimizer.load_state_dict(load_state(folder, OPTIMIZER))
     trainer.step = step
 

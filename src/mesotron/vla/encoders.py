@@ -2,18 +2,20 @@
 
 `towers` has the pretrained ones; both kinds give the same two things, image tokens and words.
 
-Legend: B batch, K cameras, P patches of an image, L words, D width.
+Legend: B batch, C cameras, P patches of an image, L words, D width.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
 
-from mesotron.vla.layers import Stack
+from mesotron.vla.layers import Stack, hide
 from mesotron.vla.sizes import Size
 from mesotron.vla.words import MAX_WORDS, NUM_WORDS, PADDING, encode_words
 
@@ -30,17 +32,40 @@ class Sentence(NamedTuple):
         return (self.tokens * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
 
 
+class Sight(NamedTuple):
+    """What was seen: [B, C * P, D] tokens, and [B, C * P] how much each stands out, which is added
+    to the scores of attention; None where all are alike."""
+
+    tokens: Tensor
+    notice: Tensor | None
+
+
+# Pictures that the usual one is the mean of; and the energy of a patch in which nothing is to be
+# seen, over the mean of all patches.
+MOST_FITTED = 2048
+FAINT = 0.01
+
+
 class Vision(nn.Module):
-    """A vision transformer over the patches of each camera's image.
+    """A vision transformer over the patches of each camera's image, told what is usual.
+
+    A few of a picture's patches show something and the rest the same table as always. Attention
+    begins even, and would hear five objects among sixty patches a tenth as loud: a policy for ten
+    objects then never learned which one is meant. So each image is seen as its difference from the
+    mean picture of the demonstrations, and a patch is noticed, by every attention, by the
+    logarithm of its energy.
 
     Args:
         size: of the policy.
-        num_cameras: K; a camera is told by its learned positions.
+        num_cameras: C; a camera is told by its learned positions.
         pixels: height and width of an image; a multiple of `patch`.
         patch: side of a patch.
 
     References: Dosovitskiy et al., An Image is Worth 16x16 Words, 2021, arXiv 2010.11929.
     """
+
+    usual: Tensor
+    spread: Tensor
 
     def __init__(self, size: Size, num_cameras: int, pixels: int, patch: int) -> None:
         super().__init__()
@@ -50,31 +75,49 @@ class Vision(nn.Module):
                 f"--policy.patch a divisor of {pixels}"
             )
         self.patches = nn.Conv2d(3, size.width, patch, stride=patch)
-        places = plane_waves(pixels // patch, size.width)
+        self.register_buffer("usual", torch.full((num_cameras, 3, pixels, pixels), 127.5))
+        self.register_buffer("spread", torch.full((num_cameras, 1, 1, 1), 127.5))
         # A camera's own offset tells it from the others; with one it does no harm.
         offsets = 0.02 * torch.randn(num_cameras, 1, size.width)
-        self.positions = nn.Parameter(places[None] + offsets)
+        self.positions = nn.Parameter(coordinates(pixels // patch, size.width)[None] + offsets)
         self.encoder = Stack(size.width, size.num_heads, size.mlp, size.vision)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, K, 3, H, W] uint8 -> [B, K * P, D]; each camera's tokens see their own image."""
+    def fit(self, images: Mapping[str, np.ndarray]) -> None:
+        """Take the usual picture of each camera, and how far others differ from it, from
+        demonstrations: camera to uint8 [M, H, W, 3], in the order of the cameras."""
+        for camera, seen in enumerate(images.values()):
+            some = seen[:: -(-len(seen) // MOST_FITTED)].astype(np.float32)
+            usual = some.mean(axis=0)
+            self.usual[camera] = torch.from_numpy(usual).permute(2, 0, 1)
+            self.spread[camera] = max(float(np.square(some - usual).mean()) ** 0.5, 1.0)
+
+    def forward(self, images: Tensor) -> Sight:
+        """[B, C, 3, H, W] uint8 -> tokens; each camera's see their own image."""
         B = len(images)
-        scaled = images.flatten(0, 1).float() / 127.5 - 1
-        patches = self.patches(scaled).flatten(2).transpose(1, 2)
+        unusual = ((images.float() - self.usual) / self.spread).flatten(0, 1)
+        patch = self.patches.stride[0]
+        energy = avg_pool2d(unusual.square().mean(dim=1, keepdim=True), patch).flatten(1)
+        notice = (energy + FAINT).log()
+        patches = self.patches(unusual).flatten(2).transpose(1, 2)
         X = patches + self.positions.to(patches.dtype).repeat(B, 1, 1)
-        return self.encoder(X).reshape(B, -1, X.shape[-1])
+        X = self.encoder(X, notice)
+        return Sight(X.reshape(B, -1, X.shape[-1]), notice.reshape(B, -1))
 
 
-def plane_waves(side: int, width: int) -> Tensor:
-    """What positions are learned from: [side * side, D] sines and cosines of row and column, from a
-    quarter of a wave over the image to one wave every two patches."""
-    places = (torch.arange(side) + 0.5) / side
-    frequencies = torch.logspace(math.log10(0.25), math.log10(max(side / 2, 0.5)), width // 4)
-    angles = 2 * torch.pi * places[:, None] * frequencies
-    waves = torch.cat([angles.sin(), angles.cos()], dim=1)
-    rows = waves[:, None].expand(-1, side, -1)
-    columns = waves[None].expand(side, -1, -1)
-    return 0.5 * torch.cat([rows, columns], dim=-1).reshape(side * side, -1)
+def coordinates(side: int, width: int) -> Tensor:
+    """What positions are learned from: row and column of a patch, [side * side, D].
+
+    Each of D numbers grows along a direction of its own in the image. Place is then read by one
+    matrix, as a hand's is; from sines of row and column it was learned too late, or never.
+
+    References: Liu et al., An intriguing failing of convolutional neural networks and the CoordConv
+    solution, 2018, arXiv 1807.03247.
+    """
+    places = (torch.arange(side) + 0.5) / side - 0.5
+    rows, columns = (place.flatten() for place in torch.meshgrid(places, places, indexing="ij"))
+    angles = 2 * torch.pi * torch.arange(width) / width
+    # Over an image their mean square is a half.
+    return 6**0.5 * (rows[:, None] * angles.sin() + columns[:, None] * angles.cos())
 
 
 class Language(nn.Module):
@@ -94,4 +137,4 @@ class Language(nn.Module):
         """[B, L] word numbers -> tokens."""
         mask = numbers != PADDING
         X = self.embedding(numbers) + self.positions[: numbers.shape[1]]
-        return Sentence(self.encoder(X, mask), mask)
+        return Sentence(self.encoder(X, hide(mask)), mask)

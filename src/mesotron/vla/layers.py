@@ -7,8 +7,14 @@ Legend: B batch, T tokens, S tokens attended to, D width, H heads.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+
+
+def hide(mask: Tensor) -> Tensor:
+    """A bias that nobody looks past: 0 where `mask` is True, minus infinity where it is not."""
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
 
 
 class Attention(nn.Module):
@@ -28,14 +34,14 @@ class Attention(nn.Module):
         self.kv = nn.Linear(width, 2 * width, bias=False)
         self.o = nn.Linear(width, width, bias=False)
 
-    def forward(self, X: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """X [B, T, D] looks at `context` [B, S, D]; `mask` [B, S] is False where nobody looks."""
+    def forward(self, X: Tensor, context: Tensor, bias: Tensor | None = None) -> Tensor:
+        """X [B, T, D] looks at `context` [B, S, D]; `bias` [B, S] is added to the scores."""
         B, T, D = X.shape
         heads = (B, -1, self.num_heads, D // self.num_heads)
         Q = self.q(X).view(heads).transpose(1, 2)
         K, V = (part.reshape(heads).transpose(1, 2) for part in self.kv(context).chunk(2, dim=-1))
-        allowed = None if mask is None else mask[:, None, None, :]
-        found = scaled_dot_product_attention(Q, K, V, attn_mask=allowed)
+        added = None if bias is None else bias[:, None, None, :].to(Q.dtype)
+        found = scaled_dot_product_attention(Q, K, V, attn_mask=added)
         return self.o(found.transpose(1, 2).reshape(B, T, D))
 
 
@@ -74,16 +80,16 @@ class Layer(nn.Module):
     def forward(
         self,
         X: Tensor,
-        mask: Tensor | None = None,
+        bias: Tensor | None = None,
         context: Tensor | None = None,
-        context_mask: Tensor | None = None,
+        context_bias: Tensor | None = None,
     ) -> Tensor:
-        """X [B, T, D] -> [B, T, D]; `mask` is over X's own tokens, `context_mask` over others."""
+        """X [B, T, D] -> [B, T, D]; `bias` is of X's own tokens, `context_bias` of others."""
         Y = self.norm_self(X)
-        X = X + self.attention(Y, Y, mask)
+        X = X + self.attention(Y, Y, bias)
         if self.cross is not None and self.norm_cross is not None:
             assert context is not None
-            X = X + self.cross(self.norm_cross(X), context, context_mask)
+            X = X + self.cross(self.norm_cross(X), context, context_bias)
         return X + self.mlp(self.norm_mlp(X))
 
 
@@ -101,11 +107,11 @@ class Stack(nn.Module):
     def forward(
         self,
         X: Tensor,
-        mask: Tensor | None = None,
+        bias: Tensor | None = None,
         context: Tensor | None = None,
-        context_mask: Tensor | None = None,
+        context_bias: Tensor | None = None,
     ) -> Tensor:
         """As `Layer.forward`."""
         for layer in self.layers:
-            X = layer(X, mask, context, context_mask)
+            X = layer(X, bias, context, context_bias)
         return self.norm(X)

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from mesotron.config.vla_training import PolicyConfig
 from mesotron.vla.draws import Draws
-from mesotron.vla.encoders import Language, Sentence, Vision
+from mesotron.vla.encoders import Language, Sentence, Sight, Vision
 from mesotron.vla.heads import make_head
-from mesotron.vla.layers import Mlp, Stack
-from mesotron.vla.normalise import Normaliser
+from mesotron.vla.interface import Demos
+from mesotron.vla.layers import Mlp, Stack, hide
+from mesotron.vla.normalise import Normaliser, fit_all
 from mesotron.vla.sizes import SIZES, Size
 from mesotron.vla.towers import LanguageTower, make_language, make_vision
 
@@ -68,11 +69,11 @@ class Targets(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Fused tokens [B, T, D], [B, T] True where one is real (None: all are), and the state's own
-    token [B, D]."""
+    """Fused tokens [B, T, D], [B, T] what is added to the scores of who looks at them (None:
+    nothing), and the state's own token [B, D]."""
 
     tokens: Tensor
-    mask: Tensor | None
+    bias: Tensor | None
     state: Tensor
 
 
@@ -90,20 +91,29 @@ class Fusion(nn.Module):
         self.sentence = nn.Linear(size.width, size.width)
         self.encoder = Stack(size.width, size.num_heads, size.mlp, size.fusion)
 
-    def forward(self, images: Tensor | None, sentence: Sentence, state: Tensor) -> Context:
-        """Image tokens [B, C * P, D] or None, a sentence, normalised states [B, S]."""
+    def forward(self, sight: Sight | None, sentence: Sentence, state: Tensor) -> Context:
+        """What was seen if anything, a sentence, normalised states [B, S]."""
         told = self.sentence(sentence.pooled())[:, None]
-        real = torch.ones_like(sentence.mask[:, :1])
-        tokens, masks = [self.state(state)[:, None]], [real]
+        tokens = [self.state(state)[:, None]]
+        biases: list[Tensor | None] = [None]
         if self.word_tokens:
-            tokens, masks = [*tokens, sentence.tokens], [*masks, sentence.mask]
-        if images is not None:
-            tokens.append(images)
-            masks.append(real.expand(-1, images.shape[1]))
-        # Words alone are ever padded, and attention is faster without a mask.
-        mask = torch.cat(masks, dim=1) if self.word_tokens else None
-        fused = self.encoder(torch.cat(tokens, dim=1) + told, mask)
-        return Context(fused, mask, fused[:, 0])
+            tokens, biases = [*tokens, sentence.tokens], [*biases, hide(sentence.mask)]
+        if sight is not None:
+            tokens, biases = [*tokens, sight.tokens], [*biases, sight.notice]
+        bias = join_biases(tokens, biases)
+        fused = self.encoder(torch.cat(tokens, dim=1) + told, bias)
+        return Context(fused, bias, fused[:, 0])
+
+
+def join_biases(tokens: list[Tensor], biases: list[Tensor | None]) -> Tensor | None:
+    """The biases of tokens side by side; None if nobody has one: attention is faster without."""
+    if all(bias is None for bias in biases):
+        return None
+    full = [
+        X.new_zeros(X.shape[:2], dtype=torch.float32) if bias is None else bias
+        for X, bias in zip(tokens, biases, strict=True)
+    ]
+    return torch.cat(full, dim=1)
 
 
 class Action(nn.Module):
@@ -118,7 +128,7 @@ class Action(nn.Module):
 
     def __init__(self, size: Size, chunk: int, action_dim: int, needs_noise: bool) -> None:
         super().__init__()
-        self.queries = nn.Parameter(0.02 * torch.randn(chunk, size.width))
+        self.queries = nn.Parameter(place_waves(chunk, size.width))
         self.noisy = nn.Linear(action_dim, size.width) if needs_noise else None
         self.time = Mlp(size.width, size.width) if needs_noise else None
         self.decoder = Stack(size.width, size.num_heads, size.mlp, size.action, cross=True)
@@ -131,7 +141,7 @@ class Action(nn.Module):
             assert noisy is not None
             assert time is not None
             X = X + self.noisy(noisy) + self.time(waves(time, X.shape[-1]))[:, None]
-        return self.head(self.decoder(X, None, context.tokens, context.mask))
+        return self.head(self.decoder(X, None, context.tokens, context.bias))
 
 
 class Where(nn.Module):
@@ -184,15 +194,21 @@ class Policy(nn.Module):
             }
         )
 
+    def fit(self, demos: Demos) -> None:
+        """Take the units of states and actions, and the usual picture, from demonstrations."""
+        fit_all(self.units, demos)
+        if isinstance(self.vision, Vision):
+            self.vision.fit(demos.images)
+
     def context(self, seen: Inputs) -> Context:
         """Everything that is seen, fused."""
-        images = None
+        sight = None
         if self.vision is not None:
             assert seen.images is not None
-            images = self.vision(seen.images)
+            sight = self.vision(seen.images)
         tokens, mask = self.language(seen.words)
         sentence = Sentence(tokens[seen.told], mask[seen.told])
-        return self.fusion(images, sentence, self.units["state"](seen.state))
+        return self.fusion(sight, sentence, self.units["state"](seen.state))
 
     def losses(self, seen: Inputs, targets: Targets, draws: Draws) -> dict[str, Tensor]:
         """The loss of the actions under "loss/action", and of the position under "loss/where"."""
@@ -236,6 +252,15 @@ def build_language(config: PolicyConfig, folder: Path | None) -> Language | Lang
     if config.language_tower is not None:
         return make_language(config, size.width, folder)
     return Language(size)
+
+
+def place_waves(num: int, width: int) -> Tensor:
+    """What queries are learned from: [num, D] sines and cosines of their place in the chunk, from a
+    quarter of a wave to one every two places. Queries that begin alike are late to differ."""
+    places = (torch.arange(num) + 0.5) / num
+    frequencies = torch.logspace(math.log10(0.25), math.log10(max(num / 2, 0.5)), width // 2)
+    angles = 2 * math.pi * places[:, None] * frequencies
+    return 0.7 * torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 def waves(time: Tensor, width: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mesotron.config.vla_training import PolicyConfig
-from mesotron.vla.encoders import Sentence
+from mesotron.vla.encoders import Sentence, Sight
 
 VISION_FOLDER, LANGUAGE_FOLDER = "vision_tower", "language_tower"
 # What most image models were trained with; those of others stand in their preprocessor_config.json.
@@ -59,8 +59,8 @@ class VisionTower(nn.Module):
         self.project = nn.Linear(tower_width(tower.config), width)
         self.positions = nn.Parameter(0.02 * torch.randn(num_cameras, 1, width))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, C, 3, H, W] uint8 -> [B, C * P, D]."""
+    def forward(self, images: Tensor) -> Sight:
+        """[B, C, 3, H, W] uint8 -> tokens [B, C * P, D]; a pretrained model looks by itself."""
         B = len(images)
         scaled = images.flatten(0, 1).float() / 255
         scaled = interpolate(scaled, size=(self.pixels, self.pixels), mode="bilinear")
@@ -69,7 +69,8 @@ class VisionTower(nn.Module):
         if found.ndim == 4:  # a convolutional model's map
             found = found.flatten(2).transpose(1, 2)
         X = self.project(found)
-        return (X + self.positions.to(X.dtype).repeat(B, 1, 1)).reshape(B, -1, X.shape[-1])
+        X = X + self.positions.to(X.dtype).repeat(B, 1, 1)
+        return Sight(X.reshape(B, -1, X.shape[-1]), None)
 
     def save_description(self, folder: Path) -> None:
         """As in `Towered`."""

@@ -19,7 +19,6 @@ from mesotron.vla.draws import Draws
 from mesotron.vla.frames import Frames, Order, body_of, mix
 from mesotron.vla.gradients import GradientProbe
 from mesotron.vla.interface import Demos
-from mesotron.vla.normalise import fit_all
 from mesotron.vla.optimizer import build_optimizer, part_steps
 from mesotron.vla.policy import PARTS, Policy
 from mesotron.vla.replay import Replay
@@ -51,7 +50,7 @@ class Trainer:
         self.config, self.device = config, device
         torch.manual_seed(config.seed)
         self.policy = Policy(config.policy, body_of(demos), where=config.where > 0).to(device)
-        fit_all(self.policy.units, demos)
+        self.policy.fit(demos)
         self.optimizer = build_optimizer(self.policy, config.optim)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         encode = self.policy.language.encode
