@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--names", nargs="+", default=list(LADDER))
     parser.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of everybody")
-    parser.add_argument("--warm", type=int, default=3)
+    parser.add_argument("--warm", type=int, default=8)
     parser.add_argument("--count", type=int, default=8)
     parser.add_argument(
         "--small", action="store_true", help="a random model and few rows, on a CPU"
