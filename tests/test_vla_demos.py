@@ -67,6 +67,18 @@ def test_what_is_recorded_is_what_the_expert_would_do(demos):
         np.testing.assert_allclose(world.expert(), action, atol=2e-3)
 
 
+def test_looking_seldom_keeps_every_action(demos, tmp_path):
+    """The same episodes, a third of their frames, each followed by the same actions."""
+    seldom = make_demos(replace(CONFIG, out=tmp_path / "seldom", every=3), say=None)
+    np.testing.assert_array_equal(seldom.action, demos.action)
+    np.testing.assert_array_equal(seldom.episode_index, demos.episode_index)
+    rows = np.flatnonzero(demos.frame_index[demos.start] % 3 == 0)
+    np.testing.assert_array_equal(seldom.start, demos.start[rows])
+    np.testing.assert_array_equal(seldom.images["front"], demos.images["front"][rows])
+    few, many = (d.chunks(np.arange(5), 6)[0] for d in (seldom, demos))
+    np.testing.assert_array_equal(few[1], many[3])
+
+
 def test_noise_moves_the_hand_but_not_the_labels():
     world = build_world(WorldConfig(name="blocks_state"))
     clean, noisy = (record(world, Take(1, 0), noise, 8) for noise in (0.0, 0.3))
@@ -180,8 +192,8 @@ def test_failed_episodes_are_left_out_and_counted(tmp_path, monkeypatch):
     lines: list[str] = []
     from mesotron.vla.demos import make
 
-    def record_but_fail_once(world, take, noise, horizon):
-        done = record(world, take, noise, horizon)
+    def record_but_fail_once(world, take, *settings):
+        done = record(world, take, *settings)
         return done._replace(success=take.seed != 3)
 
     monkeypatch.setattr(make, "record", record_but_fail_once)
@@ -200,6 +212,7 @@ def test_failed_episodes_are_left_out_and_counted(tmp_path, monkeypatch):
         ({"seed": -5}, "not a training scene"),
         ({"episodes": 0, "starts": 0}, "0 episodes and 0 starts make no demonstrations"),
         ({"horizon": 0}, "--horizon 0 leaves a frame no action"),
+        ({"every": 0}, "--every 0 never looks"),
         ({"noise": -1.0}, "noise -1.0 is negative"),
         ({"workers": -1}, "-1 workers cannot be"),
         ({"world": WorldConfig(perturbation="light")}, "perturbation 'light' is for evaluation"),

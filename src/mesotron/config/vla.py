@@ -50,6 +50,10 @@ class DemosConfig:
     """Single frames with the hand anywhere, and what the expert would do there; in our worlds ten
     for each episode if not given, in others none."""
 
+    every: int = 1
+    """Look at the expert every so many actions of an episode. Frames between look like their
+    neighbours: where pictures are slow, three times as many scenes teach more."""
+
     horizon: int = 8
     """Actions that follow each single frame; at least the policy's chunk."""
 

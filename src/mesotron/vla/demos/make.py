@@ -72,7 +72,7 @@ def write_demos(config: DemosConfig, say: Say = print) -> None:
     blocks = split(takes, simulator.max_steps // 3, config.horizon)
     facts = {"num_shards": len(blocks), "noise": config.noise, "horizon": config.horizon}
     facts |= {"episodes": config.episodes, "starts": len(takes) - config.episodes}
-    facts |= {"cameras": list(simulator.cameras)}
+    facts |= {"cameras": list(simulator.cameras), "every": config.every}
     open_folder(config.out, world, config.compact, facts | {"seed": config.seed})
     jobs = [
         (shard_path(config.out, k), replace(config, world=blind), block, first)
@@ -99,7 +99,7 @@ def render_demos(config: DemosConfig, say: Say = print) -> None:
             f"{config.render} is of {describe(source)}, not of {describe(world)}; "
             f"give --world.name {source.name}"
         )
-    kept = ("num_shards", "noise", "horizon", "episodes", "starts", "seed")
+    kept = ("num_shards", "noise", "horizon", "episodes", "starts", "seed", "every")
     facts = {key: manifest[key] for key in kept}
     facts |= {"cameras": list(build_world(world).cameras)}
     open_folder(config.out, world, False, facts)
@@ -122,6 +122,8 @@ def check(config: DemosConfig) -> None:
     """Refuse what cannot be meant."""
     if config.horizon < 1:
         raise ValueError(f"--horizon {config.horizon} leaves a frame no action; give 1 or more")
+    if config.every < 1:
+        raise ValueError(f"--every {config.every} never looks; give 1 or more")
     if config.noise < 0:
         raise ValueError(f"noise {config.noise} is negative; give --noise 0 for none")
     if config.world.perturbation != "none":
@@ -189,7 +191,7 @@ def make_shard(path: Path, config: DemosConfig, takes: list[Take], first: int) -
     """Record a block of takes, counted from `first`; returns how many frames were seen."""
     world = cached_world(config.world)
     numbered = [
-        (number, record(world, take, config.noise, config.horizon))
+        (number, record(world, take, config.noise, config.horizon, config.every))
         for number, take in enumerate(takes, first)
     ]
     good = [(number, one) for number, one in numbered if one.success or one.take.scatter]

@@ -54,7 +54,7 @@ def pack(
         "action": np.concatenate([np.stack(take.actions) for take in recorded]),
         "episode_index": np.repeat(numbers, lengths),
         "frame_index": np.concatenate([np.arange(length) for length in lengths]),
-        "start": np.concatenate([first + np.arange(m) for first, m in zip(starts, counts)]),
+        "start": np.concatenate([n + np.array(take.answers) for n, take in zip(starts, recorded)]),
         STATE: np.stack([one[STATE] for one in seen]),
         "task_index": index.astype(np.int64),
         "tasks": texts,
@@ -110,7 +110,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {error}") from error
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{path} says format {manifest.get('format')!r}, not {FORMAT!r}")
-    return manifest
+    return {"every": 1} | manifest  # older ones always looked
 
 
 def write_manifest(folder: Path, world: WorldConfig, compact: bool, rest: dict[str, Any]) -> None:

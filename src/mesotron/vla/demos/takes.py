@@ -27,7 +27,7 @@ class Take:
 
 
 class Recorded(NamedTuple):
-    """A take: m observations, n actions of which the first m answer them."""
+    """A take: m observations, n actions, and which of them answers each observation."""
 
     take: Take
     observations: list[Observation]
@@ -35,6 +35,7 @@ class Recorded(NamedTuple):
     qpos: list[np.ndarray]
     actions: list[np.ndarray]
     success: bool
+    answers: list[int]
 
 
 def count_starts(config: DemosConfig, world: World) -> int:
@@ -80,7 +81,7 @@ def check_seeds(takes: list[Take]) -> list[Take]:
     return takes
 
 
-def record(world: World, take: Take, noise: float, horizon: int) -> Recorded:
+def record(world: World, take: Take, noise: float, horizon: int, every: int = 1) -> Recorded:
     """Let the expert act, note what it saw and did.
 
     Args:
@@ -89,16 +90,18 @@ def record(world: World, take: Take, noise: float, horizon: int) -> Recorded:
         noise: standard deviation of what is added to each action after it is noted, so that the
             expert is seen to correct itself (Laskey et al. 2017, arXiv 1703.09327).
         horizon: actions that follow a single frame.
+        every: actions of an episode from one observation to the next.
     """
     rng = np.random.default_rng([take.seed, take.task, take.swap, 17])
     first = world.reset(take.seed, take.task, take.swap, take.scatter)
-    kept = Recorded(take, [], [], [], [], success=False)
+    kept = Recorded(take, [], [], [], [], success=False, answers=[])
     for number in range(horizon if take.scatter else world.max_steps):
         action = world.expert()
-        if number == 0 or not take.scatter:
+        if number == 0 or (not take.scatter and number % every == 0):
             kept.observations.append(world.observe() if number else first)
             kept.where.append(world.where)
             kept.qpos.append(world.qpos)
+            kept.answers.append(number)
         kept.actions.append(action)
         moved = action if take.scatter else action + rng.normal(0, noise, action.shape)
         success, done = world.move(np.clip(moved, -1, 1).astype(np.float32))
