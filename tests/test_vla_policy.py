@@ -156,6 +156,16 @@ def test_what_is_unusual_is_noticed():
     assert sight.notice[:, :6].max() < np.log(2 * FAINT)
 
 
+def test_a_picture_in_less_light_is_the_same_picture():
+    vision = Vision(SIZES["ci"], 1, 24, 4)
+    pictures = torch.from_numpy(tables_with_a_thing()).permute(0, 3, 1, 2)[:, None]
+    vision.fit({"front": tables_with_a_thing()})
+    dim = (0.6 * pictures.float()).to(torch.uint8)
+    bright, dark = vision(pictures).notice, vision(dim).notice
+    assert torch.equal(bright.argmax(dim=1), dark.argmax(dim=1))
+    assert (bright - dark).abs().max() < 0.5
+
+
 def test_every_attention_is_told_what_to_notice():
     policy = make_policy()
     seen = look(policy)

@@ -124,14 +124,15 @@ def test_the_loss_chooses_where_nobody_succeeds(given):
 def test_the_study_takes_up_what_the_pilot_found(tmp_path):
     import json
 
-    from study import fill_in, make_parser
+    from study import DEFAULTS, fill_in, make_parser
 
     found = {"graph": False, "rates": {"aux": 0.01}, "budgets": {"small": 7, "full": 9}}
     (tmp_path / "object10.pilot.json").write_text(json.dumps(found))
     words = ["--out", str(tmp_path), "--state", str(tmp_path), "--full", "50"]
     given = fill_in(make_parser().parse_args(words))
     assert (given.graph, given.aux, given.aux_adamw) == (False, 0.01, 3e-3)
-    assert (given.small, given.full, given.long) == (7, 50, 5000)  # what was said goes first
+    long = DEFAULTS["object10"]["long"]
+    assert (given.small, given.full, given.long) == (7, 50, long)  # what was said goes first
     assert not given.alone
 
 

@@ -126,7 +126,8 @@ def demos_config(given: Any) -> Any:
 
     world = WorldConfig(**WORLDS[given.world], wrist=given.wrist)
     out = Path(given.state) / f"{given.world}-demos"
-    return DemosConfig(world=world, out=out, episodes=given.episodes, starts=given.starts)
+    counts = {"episodes": given.episodes, "starts": given.starts, "every": given.every}
+    return DemosConfig(world=world, out=out, **counts)
 
 
 def train_config(given: Any, cell: Cell) -> Any:

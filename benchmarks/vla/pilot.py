@@ -18,7 +18,7 @@ from cell import EXECUTE, WAVE, Bench, train_config
 from plan import make_cell
 from study import fill_in, make_data, make_parser
 
-BUDGETS = (400, 800, 1600, 3200, 6400)
+BUDGETS = (300, 600, 1200, 2400, 4800)
 RATE = 5e-3
 ADAMW_RATE = 5e-4
 AUXILIARY = (1e-3, 3e-3, 1e-2)

@@ -23,15 +23,16 @@ from cell import WORLDS, demos_config
 from crew import Crew, start_mps, stop_mps
 from plan import CONTENDERS, Cell, key_of, plan
 
-# Of each world: heads, demonstrations, single frames, episodes of each task to choose by and to
-# report (a failed episode of Meta-World takes a second of a core), and steps where no pilot says.
+# Of each world: heads, demonstrations, single frames, actions from one look to the next, episodes
+# of each task to choose by and to report (a failed one of Meta-World takes a second of a core), and
+# steps where no pilot says.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "blocks": {"heads": ["l1"], "episodes": 200, "starts": 2000, "validation": 10, "test": 25,
-               "small": 300, "full": 500, "long": 0},
-    "object10": {"heads": ["l1", "flow"], "episodes": 2000, "starts": 30_000, "validation": 10,
-                 "test": 20, "small": 600, "full": 2000, "long": 5000},
-    "mt10": {"heads": ["l1"], "episodes": 500, "starts": None, "validation": 3, "test": 10,
-             "small": 500, "full": 2000, "long": 5000},
+    "blocks": {"heads": ["l1"], "episodes": 200, "starts": 2000, "every": 1, "validation": 10,
+               "test": 25, "small": 300, "full": 500, "long": 0},
+    "object10": {"heads": ["l1", "flow"], "episodes": 2000, "starts": 30_000, "every": 1,
+                 "validation": 10, "test": 20, "small": 500, "full": 1500, "long": 4000},
+    "mt10": {"heads": ["l1"], "episodes": 1500, "starts": None, "every": 3, "validation": 3,
+             "test": 10, "small": 500, "full": 2000, "long": 5000},
 }  # fmt: skip
 
 # Of embeddings, norms and the output layer; 1e-3 learned more slowly in a trial (README.md).
@@ -85,7 +86,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--where", type=float, default=0.0, help="weight of the auxiliary loss")
     parser.add_argument("--wrist", action="store_true", help="a second camera, on the hand")
-    for name in ("small", "full", "long", "episodes", "starts", "validation", "test"):
+    counts = ("small", "full", "long", "episodes", "starts", "every", "validation", "test")
+    for name in counts:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--mps", action="store_true", help="try NVIDIA's MPS")
     parser.add_argument("--no-graph", dest="graph", action="store_false")

@@ -40,10 +40,11 @@ class Sight(NamedTuple):
     notice: Tensor | None
 
 
-# Pictures that the usual one is the mean of; and the energy of a patch in which nothing is to be
+# Pictures that the usual one is the median of; and the energy of a patch in which nothing is to be
 # seen, over the mean of all patches.
-MOST_FITTED = 2048
+MOST_FITTED = 1024
 FAINT = 0.01
+BRIGHTNESS = (0.4, 2.5)  # what light is corrected for, over the usual
 
 
 class Vision(nn.Module):
@@ -51,9 +52,9 @@ class Vision(nn.Module):
 
     A few of a picture's patches show something and the rest the same table as always. Attention
     begins even, and would hear five objects among sixty patches a tenth as loud: a policy for ten
-    objects then never learned which one is meant. So each image is seen as its difference from the
-    mean picture of the demonstrations, and a patch is noticed, by every attention, by the
-    logarithm of its energy.
+    objects then never learned which one is meant. So each image, brought to the same light, is seen
+    as its difference from the usual one, the median of the demonstrations, and every attention
+    notices a patch by the logarithm of its energy.
 
     Args:
         size: of the policy.
@@ -86,15 +87,24 @@ class Vision(nn.Module):
         """Take the usual picture of each camera, and how far others differ from it, from
         demonstrations: camera to uint8 [M, H, W, 3], in the order of the cameras."""
         for camera, seen in enumerate(images.values()):
-            some = seen[:: -(-len(seen) // MOST_FITTED)].astype(np.float32)
-            usual = some.mean(axis=0)
+            some = seen[:: -(-len(seen) // MOST_FITTED)]
+            usual = np.median(some, axis=0).astype(np.float32)
             self.usual[camera] = torch.from_numpy(usual).permute(2, 0, 1)
             self.spread[camera] = max(float(np.square(some - usual).mean()) ** 0.5, 1.0)
+
+    def brightness(self, images: Tensor) -> Tensor:
+        """How bright each image is beside the usual one, [B, C, 1, 1, 1]: by the middle of its
+        pixels, so that a hand before the camera does not count."""
+        grey, usual = images.float().mean(dim=2), self.usual.mean(dim=1).clamp_min(1)
+        ratios = (grey / usual)[..., ::2, ::2].flatten(2).sort(dim=-1).values
+        middle = ratios[..., ratios.shape[-1] // 2].clamp(*BRIGHTNESS)
+        return middle[..., None, None, None]
 
     def forward(self, images: Tensor) -> Sight:
         """[B, C, 3, H, W] uint8 -> tokens; each camera's see their own image."""
         B = len(images)
-        unusual = ((images.float() - self.usual) / self.spread).flatten(0, 1)
+        even = images.float() / self.brightness(images)
+        unusual = ((even - self.usual) / self.spread).flatten(0, 1)
         patch = self.patches.stride[0]
         energy = avg_pool2d(unusual.square().mean(dim=1, keepdim=True), patch).flatten(1)
         notice = (energy + FAINT).log()
