@@ -10,13 +10,10 @@ import gc
 import multiprocessing as mp
 import os
 import queue
-import shutil
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from plan import Cell, key_of
@@ -130,43 +127,3 @@ def run_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
         gc.collect()  # trainer and callbacks hold each other
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def start_mps(state: Path, say: Callable[[str], None]) -> dict[str, str] | None:
-    """Start MPS if it is there and works; its folders, for `stop_mps`."""
-    if shutil.which("nvidia-cuda-mps-control") is None:
-        say("without MPS")
-        return None
-    folders = {
-        "CUDA_MPS_PIPE_DIRECTORY": str(state / "mps"),
-        "CUDA_MPS_LOG_DIRECTORY": str(state / "mps-log"),
-    }
-    for folder in folders.values():
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **folders}
-    check = "import torch; x = torch.ones(256, 256, device='cuda'); print((x @ x).sum().item())"
-    try:
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True, timeout=20)
-        subprocess.run([sys.executable, "-c", check], env=environment, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        say(f"without MPS: {error}")
-        stop_mps(folders)
-        return None
-    os.environ.update(folders)
-    say("with MPS")
-    return folders
-
-
-def stop_mps(folders: dict[str, str] | None) -> None:
-    """End the daemon that `start_mps` has started."""
-    if folders is None:
-        return
-    environment = {**os.environ, **folders}
-    for name in folders:
-        os.environ.pop(name, None)
-    try:
-        subprocess.run(
-            ["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment, timeout=10
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        print(f"MPS was not stopped: {error}", flush=True)

@@ -14,13 +14,16 @@ import argparse
 import json
 import platform
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from crew import Crew, start_mps, stop_mps
+from crew import Crew
 from place import model_folder
 from plan import CONTENDERS, PARTS, Cell, accuracy, key_of, plan, warm_folder
 from results import read_results
+
+from mesotron.bench.mps import mps
 
 
 def main() -> None:
@@ -35,11 +38,11 @@ def main() -> None:
     given.folder = str(model_folder(given))
     cells = Cells(given, say)
     say(f"{given.folder}; {len(cells.done)} cells are there already, {cells.left()} to go")
-    mps = start_mps(given.state, say) if given.device == "cuda" and given.workers > 1 else None
+    shares = given.device == "cuda" and given.workers > 1
     try:
-        Crew(given, say, began + given.seconds).work_through(cells.following, cells.take)
+        with mps(given.state, say) if shares else nullcontext():
+            Crew(given, say, began + given.seconds).work_through(cells.following, cells.take)
     finally:
-        stop_mps(mps)
         cells.write()
         say(f"{len(cells.done)} cells in {given.out / 'results.json'}; {cells.left()} to go")
 

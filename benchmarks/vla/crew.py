@@ -9,14 +9,10 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import queue
-import shutil
-import subprocess
-import sys
 import time
 import traceback
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from cell import Bench, Late
@@ -141,48 +137,3 @@ def work(settings: dict[str, Any], number: int, orders: Any, answers: Any, deadl
         except Exception:
             # One cell must not end the others; what it said goes to the log.
             answers.put((number, None, traceback.format_exc()))
-
-
-# Processes that share a GPU take turns; under NVIDIA's MPS they run side by side.
-
-
-def start_mps(state: Path, say: Say) -> dict[str, str] | None:
-    """Start MPS if it is there and works; returns its environment."""
-    if shutil.which("nvidia-cuda-mps-control") is None:
-        say("there is no MPS")
-        return None
-    folders = {
-        "CUDA_MPS_PIPE_DIRECTORY": str(state / "mps"),
-        "CUDA_MPS_LOG_DIRECTORY": str(state / "mps-log"),
-    }
-    for folder in folders.values():
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **folders}
-    check = "import torch; x = torch.ones(256, 256, device='cuda'); print((x @ x).sum().item())"
-    try:
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True, timeout=20)
-        done = subprocess.run([sys.executable, "-c", check], env=environment, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        say(f"without MPS: {error}")
-        stop_mps(folders)
-        return None
-    if done.returncode:
-        say("without MPS: a product under it failed")
-        stop_mps(folders)
-        return None
-    os.environ.update(folders)
-    say("with MPS")
-    return folders
-
-
-def stop_mps(folders: dict[str, str] | None) -> None:
-    """End what `start_mps` began."""
-    if folders is None:
-        return
-    for name in folders:
-        os.environ.pop(name, None)
-    quit = {"input": "quit\n", "text": True, "env": {**os.environ, **folders}, "timeout": 10}
-    try:
-        subprocess.run(["nvidia-cuda-mps-control"], **quit)
-    except (OSError, subprocess.SubprocessError) as error:
-        print(f"MPS was not stopped: {error}", flush=True)

@@ -16,12 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from cell import WORLDS, demos_config
-from crew import Crew, start_mps, stop_mps
+from crew import Crew
 from plan import CONTENDERS, Cell, key_of, plan
+
+from mesotron.bench.mps import mps
 
 # Of each world: heads, demonstrations, single frames, actions from one look to the next, episodes
 # of each task to choose by and to report (a failed one of Meta-World takes a second of a core), and
@@ -53,12 +56,11 @@ def main() -> None:
     facts = make_data(given, say)
     cells = Cells(given, say)
     say(f"{len(cells.done)} cells are there already")
-    mps = start_mps(given.state, say) if given.mps else None
     try:
-        crew = Crew(given, began + given.seconds, say)
-        crew.work_through(cells.following, cells.take)
+        with mps(given.state, say) if given.mps else nullcontext():
+            crew = Crew(given, began + given.seconds, say)
+            crew.work_through(cells.following, cells.take)
     finally:
-        stop_mps(mps)
         path = given.out / f"{given.world}.json"
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(given).items()}
         result = {"settings": settings, "facts": facts, "cells": list(cells.done.values())}

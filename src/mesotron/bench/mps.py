@@ -1,0 +1,90 @@
+"""NVIDIA's MPS: kernels of several processes run side by side on one GPU instead of in turns.
+
+Worth it for small models, whose kernels fill a fraction of a GPU. The daemon is this process's own:
+it is started for a while and then stopped. Where there is none, everything works without it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+CONTROL = "nvidia-cuda-mps-control"
+PRODUCT = "import torch; x = torch.ones(256, 256, device='cuda'); print((x @ x).sum().item())"
+CHECK = (sys.executable, "-c", PRODUCT)
+# A server waits for its clients, and one that was killed is not soon forgotten; after this many
+# seconds it is told to go all the same.
+PATIENCE = 5
+
+Say = Callable[[str], None]
+
+
+@contextmanager
+def mps(folder: Path, say: Say, check: Sequence[str] = CHECK) -> Iterator[bool]:
+    """Processes that are started inside share the GPU by MPS, if it is there and works.
+
+    Args:
+        folder: of the daemon's pipes and logs.
+        say: told in a sentence how it went.
+        check: a command that must succeed under MPS.
+
+    Returns:
+        Whether it works.
+
+    Example:
+        >>> import tempfile
+        >>> with mps(Path(tempfile.mkdtemp()), print):  # doctest: +SKIP
+        ...     run_processes()
+        with MPS
+    """
+    folders = {
+        "CUDA_MPS_PIPE_DIRECTORY": str(folder / "mps"),
+        "CUDA_MPS_LOG_DIRECTORY": str(folder / "mps-log"),
+    }
+    environment = {**os.environ, **folders}
+    why = start(folders, environment, check)
+    say(f"without MPS: {why}" if why else "with MPS")
+    if why:
+        yield False
+        return
+    before = {name: os.environ[name] for name in folders if name in os.environ}
+    os.environ.update(folders)
+    try:
+        yield True
+    finally:
+        for name in folders:
+            del os.environ[name]
+        os.environ.update(before)
+        stop(environment, say)
+
+
+def start(folders: dict[str, str], environment: dict[str, str], check: Sequence[str]) -> str:
+    """Start the daemon; returns why it cannot be used, or nothing."""
+    if shutil.which(CONTROL) is None:
+        return f"there is no {CONTROL}"
+    for folder in folders.values():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        subprocess.run([CONTROL, "-d"], env=environment, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    try:
+        subprocess.run(check, env=environment, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        stop(environment, print)
+        return f"what was tried under it failed ({error})"
+    return ""
+
+
+def stop(environment: dict[str, str], say: Say) -> None:
+    """End the daemon."""
+    words = f"quit -t {PATIENCE}\n"
+    try:
+        subprocess.run([CONTROL], input=words, text=True, env=environment, timeout=3 * PATIENCE)
+    except (OSError, subprocess.SubprocessError) as error:
+        say(f"MPS was not stopped: {error}")
