@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from plan import PROJECTIONS, Cell
-from tables import column_end, names, of, table
+from tables import column_end, mean_end, names, of, table
 
 FILTERS = ("muon", "k_p=4", "k_p=3", "k_p=2", "k_p=1", "k_p=0", "noise")
 BOUNDS = ("gradient", "best")  # the gradient as it is, and the best number of directions
@@ -66,14 +66,15 @@ def horizon(cells: list[Cell]) -> str:
         for cell in of(cells, stage=name):
             best = max(cell["curve"], key=lambda point: point[1])
             rows.append([
-                name, str(cell["seed"]), str(cell["steps_done"]), f"{best[1]:.3f} ({best[0]})",
-                f"{cell['accuracy']:.3f}",
-                f"{column_end(cell, 'votes/label_accuracy'):.2f}",
+                name, f"{cell['rate']:g}", str(cell["seed"]), str(cell["steps_done"]),
+                f"{best[1]:.3f} ({best[0]})", f"{cell['accuracy']:.3f}",
+                # Gold answers have no votes.
+                mean_end([cell], "votes/label_accuracy"),
                 f"{column_end(cell, 'answers/top_share'):.2f}",
                 f"{column_end(cell, 'entropy'):.3f}", cell["health"][2],
             ])  # fmt: skip
-    head = ["labels", "seed", "steps", "best (step)", "last", "right labels", "commonest answer",
-            "entropy", "watch"]  # fmt: skip
+    head = ["labels", "rate", "seed", "steps", "best (step)", "last", "right labels",
+            "commonest answer", "entropy", "watch"]  # fmt: skip
     begun = [
         f"Warm start: {cell['accuracy']:.3f} after {cell['curve'][-1][0]} supervised steps.\n"
         for cell in warm

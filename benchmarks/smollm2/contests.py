@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 import numpy as np
 from plan import Cell, accuracy
-from tables import column_end, names, of, table
+from tables import column_end, mean_end, names, of, table
 
 from mesotron.compare.inference import Difference, bootstrap, holm, paired_test
 from mesotron.compare.kind import is_for_choosing
@@ -147,12 +147,6 @@ def levers(cells: list[Cell]) -> str:
 def cut_at(cell: Cell) -> str:
     """The step at which time was up, if it was."""
     return f" (step {cell['steps_done']})" if cell["steps_done"] < cell["steps"] else ""
-
-
-def mean_end(cells: list[Cell], name: str) -> str:
-    """The mean over seeds of a metric's last values; empty where TRL alone does not log it."""
-    values = [column_end(cell, name) for cell in cells if name in cell["rows"]]
-    return f"{fmean(values):.2f}" if values else ""
 
 
 def gsm8k(cells: list[Cell]) -> str:

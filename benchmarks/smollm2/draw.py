@@ -103,17 +103,22 @@ def draw_spectrum(cells: list[Cell], path: Path) -> None:
 
 
 def draw_horizon(cells: list[Cell], path: Path) -> None:
-    """Held-out accuracy, right labels and entropy over steps."""
+    """Held-out accuracy, right labels and entropy over steps; dashed where the rate is larger."""
     runs = [cell for cell in cells if cell["stage"] != "warm"]
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
-    for k, name in enumerate(dict.fromkeys(cell["stage"] for cell in runs)):
-        for number, cell in enumerate(c for c in runs if c["stage"] == name):
-            label = name if number == 0 else None
-            series = (cell["curve"], cell["rows"].get("votes/label_accuracy", []),
-                      cell["rows"].get("entropy", []))  # fmt: skip
-            for axis, points in zip(axes, series, strict=True):
-                if points:
-                    axis.plot(*zip(*points, strict=True), color=f"C{k}", lw=1, label=label)
+    rates = sorted({cell["rate"] for cell in runs})
+    colours = {name: f"C{k}" for k, name in enumerate(dict.fromkeys(c["stage"] for c in runs))}
+    told = set()
+    for cell in runs:
+        label = cell["stage"] + (f", {cell['rate']:g}" if len(rates) > 1 else "")
+        style = ("-", "--", ":")[rates.index(cell["rate"])]
+        series = (cell["curve"], cell["rows"].get("votes/label_accuracy", []),
+                  cell["rows"].get("entropy", []))  # fmt: skip
+        for axis, points in zip(axes, series, strict=True):
+            if points:
+                axis.plot(*zip(*points, strict=True), style, color=colours[cell["stage"]], lw=1,
+                          label=None if label in told else label)  # fmt: skip
+        told.add(label)
     for axis, title in zip(axes, ("greedy accuracy", "right labels", "entropy"), strict=True):
         axis.set(title=title, xlabel="step")
         axis.grid(alpha=0.3)

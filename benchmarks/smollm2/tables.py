@@ -26,3 +26,9 @@ def column_end(cell: Cell, name: str) -> float:
     """The mean of a metric's last five values; NaN if it was not logged."""
     values = [value for _, value in cell["rows"].get(name, [])][-5:]
     return fmean(values) if values else float("nan")
+
+
+def mean_end(cells: list[Cell], name: str) -> str:
+    """The mean over seeds of a metric's last values; empty where nobody logged it."""
+    values = [column_end(cell, name) for cell in cells if name in cell["rows"]]
+    return f"{fmean(values):.2f}" if values else ""
