@@ -206,7 +206,7 @@ def test_gram_reports_its_sum_of_squares(num, m, n):
 def test_groups_that_take_turns_compute_the_same(num, m, n, dtype):
     X = randn(num, m, n, dtype=dtype)
     out = poisoned(num, m, m, dtype=dtype)
-    if not symmetric._takes_pingpong(X, None, out):
+    if not symmetric._takes_pingpong(X, X, None, out):
         pytest.skip("this version of Triton takes the other kernel")
     squares = poisoned(num, symmetric.num_parts(num, m), dtype=torch.float32)
     scale = torch.linspace(0.5, 1.0, num, device=DEVICE) / (4 * n)
@@ -221,6 +221,49 @@ def test_groups_that_take_turns_compute_the_same(num, m, n, dtype):
     product = symmetric.symmetric_product(R, Z)
     assert relative_error(product, W @ Z.double()) < 2 * EPSILON[dtype]
     assert torch.equal(product, product.mT)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon has no interpreter")
+@pytest.mark.parametrize("which", ["X", "out"])
+def test_what_does_not_start_on_sixteen_bytes_takes_the_other_kernel(which):
+    """A slice of a buffer is as contiguous as any tensor, and the copy engine refuses it."""
+
+    def off(x):
+        return torch.empty(x.numel() + 1, dtype=x.dtype, device=DEVICE)[1:].view_as(x).copy_(x)
+
+    X, out = randn(160, 128, 64, dtype=torch.float16), poisoned(160, 128, 128, dtype=torch.float16)
+    X, out = (off(X), out) if which == "X" else (X, off(out))
+    assert relative_error(symmetric.gram(X, out), X.double() @ X.double().mT) < 2**-11
+
+
+class Compiles:
+    """A kernel that keeps the arguments which it was compiled for, and those of later launches."""
+
+    def __init__(self):
+        self.compiled, self.launched = [], []
+
+    def __getitem__(self, grid):
+        def first(*arguments, **_):
+            self.compiled.append(arguments)
+            return {(grid[0], 1, 1): lambda *later: self.launched.append(later)}
+
+        return first
+
+
+def test_a_kept_kernel_has_no_number_compiled_in(monkeypatch):
+    """Triton makes the integer 1 a constant of the kernel; the next alpha would be ignored."""
+    if not triton.__version__.startswith(symmetric._PINGPONG_WITH):
+        pytest.skip("this version of Triton takes the other kernel")
+    from mesotron.optim.kernels import pingpong
+
+    kernel = Compiles()
+    monkeypatch.setattr(pingpong, "_pingpong_kernel", kernel)
+    monkeypatch.setattr(pingpong, "_compiled", {})
+    X = torch.zeros(2, 128, 128, dtype=torch.float16)
+    for alpha in (1, 2.0):
+        pingpong.launch(X, X, None, torch.empty_like(X), (alpha, 0, 0), num_programs=1)
+    assert [type(x) for x in kernel.compiled[0][5:8]] == [float] * 3
+    assert [arguments[5] for arguments in kernel.launched] == [2.0]
 
 
 COMPILE_PINGPONG = """

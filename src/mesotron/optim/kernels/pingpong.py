@@ -269,7 +269,8 @@ def launch(
         return TensorDescriptor(X, [num_blocks * m, columns], [columns, 1], [tile, width], layout)
 
     result = describe(out, tile, tile_layout)
-    pointers = (squares, *factors)
+    # Triton compiles an integer of 1 in, which a key that tells numbers from tables would not show.
+    pointers = (squares, *(x if isinstance(x, Tensor) else float(x) for x in factors))
     tables = tuple(isinstance(factor, Tensor) for factor in factors)
     flags = (A.data_ptr() == B.data_ptr(), C is not None, squares is not None, *tables)
     arguments = (

@@ -152,11 +152,15 @@ def _choose_tiles(num_blocks: int, m: int) -> TileConfig:
     return _SMALL if m <= 64 or num_blocks * _LARGE.num_tiles(m) < _FULL_CHIP else _LARGE
 
 
-def _takes_pingpong(A: Tensor, C: Tensor | None, out: Tensor) -> bool:
+def _takes_pingpong(A: Tensor, B: Tensor, C: Tensor | None, out: Tensor) -> bool:
     num_blocks, m, n = A.shape
+    # The copy engine moves all four, and wants them to start on 16 bytes.
+    aligned = all(x is None or x.data_ptr() % 16 == 0 for x in (A, B, C, out))
     alike = out.dtype == A.dtype and (C is None or C.dtype == A.dtype)
     whole = m % _LARGE.tile_m == 0 and n % 8 == 0 and _choose_tiles(num_blocks, m) is _LARGE
-    return whole and alike and A.is_cuda and triton.__version__.startswith(_PINGPONG_WITH)
+    if not (whole and alike and aligned and A.is_cuda):
+        return False
+    return triton.__version__.startswith(_PINGPONG_WITH)
 
 
 @lru_cache
@@ -174,7 +178,7 @@ def _launch(
     squares: Tensor | None = None,
 ) -> Tensor:
     num_blocks, m, n = A.shape
-    if config is None and _takes_pingpong(A, C, out):
+    if config is None and _takes_pingpong(A, B, C, out):
         from . import pingpong
 
         programs = min(num_blocks * _LARGE.num_tiles(m), _num_processors(A.device))
