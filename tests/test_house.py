@@ -8,6 +8,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "mesotron"
 FILES = sorted(SOURCE.rglob("*.py"))
+RESULTS = SOURCE.parents[1] / "benchmarks"
 # From the ground up: a room imports itself and the rooms before it.
 ROOMS = ["config", "runs", "spectral", "optim", "jax", "probes", "watch", "rlvr", "ppo", "vla"]
 ROOMS += ["report", "recipes", "compare", "bundle", "bench"]
@@ -104,3 +105,10 @@ def test_the_reader_of_imports_sees_every_form():
     found = imports(SOURCE / "optim" / "muon.py", ast.parse(text))
     expected = {"a.b", "c", "e", "mesotron.optim", "mesotron.optim.x", "mesotron.spectral"}
     assert expected | {"mesotron.spectral.filters"} <= set(found)
+
+
+def test_results_name_no_folder_of_the_machine_that_made_them():
+    for path in sorted(RESULTS.rglob("*")):
+        if path.suffix in (".json", ".jsonl", ".md"):
+            found = [place for place in ("/root/", "/home/", "/work/") if place in path.read_text()]
+            assert not found, f"{path} names {found}"

@@ -497,3 +497,15 @@ def test_an_exact_svd_gets_float32_where_products_get_bfloat16(monkeypatch):
     for name, expected in (("low_rank", torch.float32), ("muon", torch.bfloat16)):
         (group,) = Muon([param(4, 4)], filter=name).param_groups
         assert work_dtype(group, torch.bfloat16, torch.device("cpu")) == expected
+
+
+def test_how_long_a_large_gradient_outweighs_those_after_it():
+    """docs/optimizers.md and `clip_auxiliary` say 23 steps: ten times as large, mu = 0.95."""
+    gradients = torch.eye(40)  # they have nothing in common
+    momentum = torch.zeros(40)
+    for step, gradient in enumerate(gradients):
+        size = 10.0 if step == 0 else 1.0
+        spectral_step.update_momentum(size * gradient, momentum, 0.95, None)
+        if momentum[1:].norm() > momentum[0]:
+            break
+    assert step == 24
