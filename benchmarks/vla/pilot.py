@@ -20,9 +20,10 @@ from study import fill_in, make_data, make_parser
 
 BUDGETS = (300, 600, 1200, 2400, 4800)
 RATE = 5e-3
+RATES = (2.5e-3, 5e-3, 1e-2)  # of which the curve takes the best
 ADAMW_RATE = 5e-4
 AUXILIARY = (1e-3, 3e-3, 1e-2)
-SHORT = 500  # steps in which auxiliary rates are compared, by their loss
+SHORT = 500  # steps in which rates are compared, by their loss
 COMPARED = 8  # steps
 MOST_GAP = 0.1  # between the losses of plain and recorded steps; sums of a GPU have no fixed order
 NEAR_END = 0.9  # of the best success
@@ -69,13 +70,14 @@ def main() -> None:
         if "best" in tried:
             found["rates"][key] = tried["best"]
     given.aux = found["rates"].get("aux", given.aux)
+    found["rate"] = say_and_try(say, try_rates, bench, given.short).get("best", RATE)
     keep()
     alone = min(found["speed"]["muon"].get(f"{kind} {given.batch}", 1e9) for kind in KINDS)
     step = SHARING * alone / 1000
     for steps in given.budgets:
         if time.time() > began + given.seconds:
             break
-        found["curve"].append(say_and_try(say, learn, bench, given.heads[0], steps))
+        found["curve"].append(say_and_try(say, learn, bench, found["rate"], steps))
         points = [point for point in found["curve"] if "success" in point]
         found["budgets"] = choose(points, given.study_seconds / step)
         keep()
@@ -148,7 +150,16 @@ def try_auxiliary(bench: Bench, name: str, rate: float, steps: int) -> dict[str,
     return {"best": min(losses, key=lambda aux: losses[aux]), "losses": losses}
 
 
-def learn(bench: Bench, head: str, steps: int) -> dict[str, Any]:
+def try_rates(bench: Bench, steps: int) -> dict[str, Any]:
+    """The losses of a short training by Muon's rate, and the best of these."""
+    losses = {}
+    for rate in RATES:
+        cell = make_cell(bench.given.heads[0], "muon", rate, steps, seed=100)
+        losses[rate] = bench.train(bench.make_trainer(cell), cell)["loss"]
+    return {"best": min(losses, key=lambda rate: losses[rate]), "losses": losses}
+
+
+def learn(bench: Bench, rate: float, steps: int) -> dict[str, Any]:
     """Muon's success on validation scenes after so many steps, by all cores."""
     from mesotron.vla.acting import make_act
     from mesotron.vla.interface import VALIDATION_SEED
@@ -156,7 +167,7 @@ def learn(bench: Bench, head: str, steps: int) -> dict[str, Any]:
 
     given = bench.given
     start = time.time()
-    cell = make_cell(head, "muon", RATE, steps, seed=100)
+    cell = make_cell(given.heads[0], "muon", rate, steps, seed=100)
     trainer = bench.make_trainer(cell)
     loss = bench.train(trainer, cell)["loss"]
     trained = time.time() - start
