@@ -119,12 +119,21 @@ def test_arith_as_a_task():
 def test_sums_are_all_there_right_and_held_apart():
     train, held_out = (sums.generate(split, None, seed=0) for split in ("train", "eval"))
     asked = {problem.question for problem in (*train, *held_out)}
-    assert (len(train), len(held_out), len(asked)) == (3335, 665, 4000)
+    assert (len(train), len(held_out), len(asked)) == (3353, 647, 4000)
     for problem in (*train[:50], *held_out[:50]):
         assert int(problem.gold) == eval(problem.question.removesuffix("="))
     other = sums.generate("eval", None, seed=1)
     assert {p.question for p in other} == {p.question for p in held_out}, "a seed only orders"
     assert [p.question for p in other] != [p.question for p in held_out]
+
+
+def test_no_held_out_sum_is_a_training_sum_in_another_order():
+    trained = {problem.question for problem in sums.generate("train", None, seed=0)}
+    for problem in sums.generate("eval", None, seed=0):
+        a, first, b, second, c, _ = problem.question.split()
+        for one, two, three in itertools.permutations([f"+ {a}", f"{first} {b}", f"{second} {c}"]):
+            if one.startswith("+"):
+                assert f"{one[2:]} {two} {three} =" not in trained
 
 
 def test_sums_as_a_task_with_examples():
@@ -137,17 +146,17 @@ def test_sums_as_a_task_with_examples():
     assert prompt[2]["content"] == f"ANSWER: {task.examples[0].gold}", "no steps before it"
 
 
-@pytest.mark.parametrize(("asked", "said"), [(3334, True), (3333, False), (None, False)])
+@pytest.mark.parametrize(("asked", "said"), [(3352, True), (3351, False), (None, False)])
 def test_fewer_training_problems_than_asked_for_are_told(asked, said, caplog):
-    """3,335 of which two are examples."""
+    """3,353 of which two are examples."""
     task = load_task(TaskConfig(name="sums", num_train=asked, num_eval=8, few_shot=2))
-    assert len(task.train) == 3333
-    assert ("--task.num-train 3334: sums has 3333, and takes them all" in caplog.text) == said
+    assert len(task.train) == 3351
+    assert ("--task.num-train 3352: sums has 3351, and takes them all" in caplog.text) == said
 
 
 def test_sums_say_what_they_cannot_do():
-    with pytest.raises(ValueError, match=r"sums has 665 eval .* 666 .*: lower --task\.num-eval"):
-        load_task(TaskConfig(name="sums", num_eval=666))
+    with pytest.raises(ValueError, match=r"sums has 647 eval .* 648 .*: lower --task\.num-eval"):
+        load_task(TaskConfig(name="sums", num_eval=648))
     with pytest.raises(ValueError, match="the task sums has no levels"):
         load_task(TaskConfig(name="sums", levels=(1,)))
     with pytest.raises(ValueError, match="sums is generated and has no file"):

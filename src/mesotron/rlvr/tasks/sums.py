@@ -1,7 +1,8 @@
 """Sums of three one-digit numbers, such as 3 + 9 - 5: all 4,000 of them, without words or steps.
 
-For pretrained models that answer in a few tokens. A question's hash decides whether it is for
-training or held out, so the two never meet; the seed only orders them.
+For pretrained models that answer in a few tokens. The hash of its terms, whatever their order,
+decides whether a question is for training or held out: 7 + 1 - 5 is never asked in one where
+1 - 5 + 7 or 1 + 7 - 5 is in the other. The seed only orders them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from mesotron.rlvr.tasks.problem import Problem, digest
 
 Split = Literal["train", "eval"]
 
-HELD_OUT_EVERY = 6  # one question in six is held out: 665, enough for an evaluation on 512
+HELD_OUT_EVERY = 6  # one set of terms in six is held out: 647 questions, an evaluation has 512
 # The answer is the whole completion: an empty text, unlike None, can be shown as an example.
 NO_STEPS = ""
 
@@ -22,7 +23,7 @@ def generate(split: Split, count: int | None, seed: int) -> list[Problem]:
     """Distinct problems of one split.
 
     Args:
-        split: "train" or "eval"; no question of one is ever in the other, whatever the seeds.
+        split: "train" or "eval"; no question of one has the terms of one of the other.
         count: how many problems; None is all there are.
         seed: the same seed gives the same problems in the same order.
 
@@ -32,7 +33,7 @@ def generate(split: Split, count: int | None, seed: int) -> list[Problem]:
     Example:
         >>> problem = generate("eval", 1, seed=0)[0]
         >>> problem.question, problem.gold
-        ('7 + 1 - 5 =', '3')
+        ('5 - 8 + 8 =', '5')
     """
     asked = questions_of(split)
     if count is not None and count > len(asked):
@@ -74,5 +75,16 @@ def value_of(question: str) -> int:
 
 
 def split_of(question: str) -> Split:
-    """Which split a question belongs to, by its hash alone."""
-    return "eval" if digest(question) % HELD_OUT_EVERY == 0 else "train"
+    """Which split a question belongs to, by its terms alone."""
+    return "eval" if digest(" ".join(terms_of(question))) % HELD_OUT_EVERY == 0 else "train"
+
+
+def terms_of(question: str) -> list[str]:
+    """The signed terms in an order of their own; nothing added and nothing taken away are one.
+
+    Example:
+        >>> terms_of("7 - 0 - 5 ="), terms_of("7 - 5 + 0 =")
+        (['+0', '+7', '-5'], ['+0', '+7', '-5'])
+    """
+    a, first, b, second, c, _ = question.split()
+    return sorted(term.replace("-0", "+0") for term in (f"+{a}", first + b, second + c))
