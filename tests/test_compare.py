@@ -195,6 +195,11 @@ def test_what_was_begun_cannot_go_on_with_another_rule(folder, capsys):
     assert main([*words, "--out", str(folder)]) == 2
     told = capsys.readouterr().err
     assert "another config (steps: 6, not 7)" in told
+    # A setting that the version which began it did not have is no other rule.
+    file = folder / "tournament.json"
+    record = json.loads(file.read_text())
+    del record["plan"]["config"]["optim"]["clip"]
+    file.write_text(json.dumps(record))
     # A new contender may join; nothing is run again.
     assert compare(folder, "--optims", "adamw", "muon") == 0
     ran = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]

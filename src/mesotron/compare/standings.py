@@ -11,7 +11,7 @@ from statistics import fmean, median
 import numpy as np
 
 from mesotron.compare.grid import Search
-from mesotron.compare.inference import Difference, bootstrap, holm, paired_test
+from mesotron.compare.inference import bootstrap, holm, paired_test, pool_seeds
 from mesotron.compare.kind import Kind, Row
 from mesotron.compare.record import Cell, Standing, Tournament
 
@@ -68,23 +68,29 @@ def line(record: Tournament, name: str, search: Search, rate: float) -> Standing
 
 
 def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
-    """The paired test of every other contender against the first, corrected for all pairs: the
-    first was chosen by the same scores, and any pair might have been the one with the largest lead.
+    """The paired test of every other contender against the first, corrected for all pairs, from
+    which the noise of seeds is taken too: the first was chosen by the same scores, and any pair
+    might have been the one with the largest lead.
     """
-    tested: list[tuple[Standing, Standing, Difference]] = []
-    for first, second in combinations(rows, 2):
-        found = difference(record, first, second)
-        if found is not None:
-            tested.append((first, second, found))
-    corrected = holm([found.p for *_, found in tested])
-    for (first, row, found), p in zip(tested, corrected, strict=True):
+    pairs = [
+        (first, second, D)
+        for first, second in combinations(rows, 2)
+        if (D := difference(record, first, second)) is not None
+    ]
+    if not pairs:
+        return
+    judged = {row.contender for first, second, _ in pairs for row in (first, second)}
+    pooled = pool_seeds([D for *_, D in pairs], len(judged))
+    tests = [paired_test(D, pooled) for *_, D in pairs]
+    corrected = holm([found.p for found in tests])
+    for (first, row, _), found, p in zip(pairs, tests, corrected, strict=True):
         if first is rows[0]:
             row.behind, row.behind_low, row.behind_high = found.value, found.low, found.high
             row.p, row.p_holm = found.p, p
 
 
-def difference(record: Tournament, first: Standing, second: Standing) -> Difference | None:
-    """The first's lead over the second, over the seeds that both have a score of."""
+def difference(record: Tournament, first: Standing, second: Standing) -> np.ndarray | None:
+    """The first's lead over the second, [S, P], over the seeds that both have a score of."""
     pairs = [
         {
             cell.seed: cell
@@ -97,7 +103,7 @@ def difference(record: Tournament, first: Standing, second: Standing) -> Differe
     if not seeds:
         return None
     better, worse = (scores([cells[seed] for seed in seeds]) for cells in pairs)
-    return paired_test(better - worse)
+    return better - worse
 
 
 def final_cells(record: Tournament, name: str, rate: float) -> list[Cell]:

@@ -23,6 +23,7 @@ from mesotron.compare.record import (
 )
 from mesotron.compare.schedule import last_line
 from mesotron.config import CompareConfig
+from mesotron.config.reading import from_plain
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.folder import plain
 
@@ -70,6 +71,9 @@ class Progress:
         return [first + k for k in range(self.config.seeds)]
 
     def _take_over(self, old: Tournament) -> None:
+        # What a later version can be told has its default in what an earlier one began.
+        config_type, file = type(self.kind.config), str(self.folder)
+        old.plan["config"] = plain(from_plain(config_type, old.plan["config"], file))
         for name in FIXED:
             if old.plan[name] != self.record.plan[name]:
                 raise ValueError(
@@ -300,8 +304,9 @@ def rule_in_words(config: CompareConfig, kind: Kind) -> list[str]:
         "quarter each), on one half of the held-out problems. The other half judges, with "
         f"{words.count(config.seeds, 'other seed')} for each contender.",
         "Intervals are 95 % bootstrap intervals over seeds and problems. Others are compared with "
-        "the best by a t-test paired by seed and problem, with the variance clustered by both, "
-        "and p-values are Holm's for all pairs of contenders.",
+        "the best by a t-test paired by seed and problem, with the variance clustered by both "
+        "(that of seeds from all pairs together, where a pair's own is smaller), and p-values are "
+        "Holm's for all pairs of contenders.",
     ]
 
 
