@@ -41,7 +41,7 @@ FIRST, LATER = 6.06, 1.0  # norms of the first gradient and of those after it, a
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words = argparse.ArgumentParser(description="gradient and sampler of SmolLM2, checked")
     words.add_argument("--model", default="smollm2")
     words.add_argument("--prompts", type=int, default=24, help="of the first gradient, x 8")
     words.add_argument("--shots", type=int, nargs="*", default=[2, 8])
