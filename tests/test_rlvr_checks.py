@@ -22,6 +22,7 @@ def test_the_folder_that_the_main_process_made_is_no_obstacle_to_the_others(monk
     ("words", "told"),
     [
         (["--optim.name", "muon", "--optim.cutoff", "noise"], "is Pion's"),
+        (["--optim.clip", "all", "--optim.max-grad-norm", "0"], "has no norm to clip to"),
         (["--optim.name", "pion", "--optim.promote", "9"], "promote=9 must lie between"),
         (["--optim.name", "pion", "--optim.cutoff", "0.9"], "cutoff=0.9 must be"),
         (["--optim.momentum", "1"], "--optim.momentum 1 must be"),

@@ -14,7 +14,7 @@ from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.layers.policy_loss import loss_mask
-from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_auxiliary
+from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_gradients
 from mesotron.rlvr.trainer import CHECKED_AGAINST, OVERRIDDEN, GRPOTrainer
 from rlvr_tiny import (
     make_data,
@@ -310,7 +310,7 @@ def test_clipping_touches_the_auxiliary_groups_alone():
     spectral = [p for g in optimizer.param_groups if g["rule"] == "muon" for p in g["params"]]
     others = [p for g in optimizer.param_groups if g["rule"] != "muon" for p in g["params"]]
     assert spectral
-    norms = clip_auxiliary(optimizer, 0.5)
+    norms = clip_gradients(optimizer, 0.5)
     assert all(p.grad.eq(3.0).all() for p in spectral)
     clipped = torch.cat([p.grad.flatten() for p in others]).norm()
     torch.testing.assert_close(clipped, torch.tensor(0.5), rtol=1e-4, atol=0)
@@ -334,17 +334,32 @@ def test_a_large_first_gradient_rules_matrices_unless_they_are_clipped(clip, led
             p.grad = torch.ones_like(p)
         matrix.grad = first.mul(20.0) if step == 0 else later.clone()
         before = matrix.detach().clone()
-        clip_auxiliary(optimizer, 1.0, matrices=clip == "all")
+        clip_gradients(optimizer, 1.0, matrices=clip == "all")
         optimizer.step()
     moved = before - matrix.detach()
     assert ((moved * first).sum() > (moved * later).sum()) == led_by_the_first
 
 
+@pytest.mark.parametrize("broken", [math.inf, math.nan])
+def test_one_broken_matrix_does_not_stop_the_others_that_are_clipped(broken):
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(3)))
+    optimizer = build_optimizer(model, OptimConfig(name="muon", lr=1e-2))
+    whole, ill = (p for g in optimizer.param_groups[:1] for p in g["params"][:2])
+    for p in model.parameters():
+        p.grad = torch.eye(8)
+    ill.grad[0, 0] = broken
+    before = [p.detach().clone() for p in (whole, ill)]
+    clip_gradients(optimizer, 1.0, matrices=True)
+    optimizer.step()
+    assert not torch.equal(whole, before[0])
+    assert torch.equal(ill, before[1])
+
+
 def test_a_trainer_clips_whom_its_config_names(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "mesotron.rlvr.trainer.clip_auxiliary",
-        lambda optimizer, norm, matrices: asked.append(matrices) or clip_auxiliary(optimizer, norm),
+        "mesotron.rlvr.trainer.clip_gradients",
+        lambda optimizer, norm, matrices: asked.append(matrices) or clip_gradients(optimizer, norm),
     )
     for clip in ("auxiliary", "all"):
         optim = OptimConfig(name="muon", lr=1e-3, clip=clip)

@@ -500,7 +500,7 @@ def test_an_exact_svd_gets_float32_where_products_get_bfloat16(monkeypatch):
 
 
 def test_how_long_a_large_gradient_outweighs_those_after_it():
-    """docs/optimizers.md and `clip_auxiliary` say 23 steps: ten times as large, mu = 0.95."""
+    """docs/optimizers.md and `clip_gradients` say 23 steps: ten times as large, mu = 0.95."""
     gradients = torch.eye(40)  # they have nothing in common
     momentum = torch.zeros(40)
     for step, gradient in enumerate(gradients):

@@ -119,9 +119,10 @@ class RoutedOptimizer(torch.optim.Optimizer):
             self._auxiliary_step(places, stats)
         for device, places in found.spectral.items():
             members = [self._member(place) for place in places]
-            if kernels.available(device):
-                members = self._fused_step(device, members, stats)
-            filter_and_apply(self._momentum_step(members, stats), stats)
+            with torch.cuda.device(device if device.type == "cuda" else -1):  # where kernels go
+                if kernels.available(device):
+                    members = self._fused_step(device, members, stats)
+                filter_and_apply(self._momentum_step(members, stats), stats)
         if found.sharded:
             names = [group["name"] for group in self.param_groups]
             sharded_step(self.state, names, found.sharded, stats)

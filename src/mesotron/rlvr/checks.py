@@ -74,6 +74,11 @@ def check_optim(config: OptimConfig) -> None:
         )
     if config.aux_lr is not None and not 0 <= config.aux_lr < math.inf:
         raise ValueError(f"--optim.aux-lr {config.aux_lr:g} must be at least 0, and finite")
+    if config.clip == "all" and not config.max_grad_norm:
+        raise ValueError(
+            "--optim.clip all has no norm to clip to with --optim.max-grad-norm 0: give one, or "
+            "leave --optim.clip out"
+        )
     given = {"promote": config.promote, "cutoff": config.cutoff}
     strength = {key: value for key, value in given.items() if value is not None}
     if strength and config.name != "pion":

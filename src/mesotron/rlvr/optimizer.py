@@ -2,7 +2,7 @@
 
 A step of a spectral rule does not feel the size of a gradient, so clipping touches the auxiliary
 groups alone unless asked: clipped by the norm of everything, AdamW's step would depend on matrices
-that it does not train. Momentum does feel it: see `clip_auxiliary`.
+that it does not train. Momentum does feel it: see `clip_gradients`.
 """
 
 from collections import defaultdict
@@ -87,13 +87,15 @@ class Norms(NamedTuple):
     auxiliary: Tensor
 
 
-def clip_auxiliary(optimizer: RoutedOptimizer, max_norm: float, matrices: bool = False) -> Norms:
-    """Clip the gradient of the auxiliary groups together to a norm; leave spectral groups alone.
+def clip_gradients(optimizer: RoutedOptimizer, max_norm: float, matrices: bool = False) -> Norms:
+    """Clip the gradient of the auxiliary groups together to a norm; spectral groups if asked.
 
     A first gradient r times as large as those after it (a format that two steps teach) outweighs
     all of them in a momentum mu for ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps if they have
     nothing in common, 23 for r = 10 and mu = 0.95, and a spectral rule makes each of these steps at
-    full size. With `matrices` the spectral groups are clipped too, by their own norm.
+    full size. With `matrices` the spectral groups are clipped too, by their own norm; not where it
+    is no finite number: each matrix with such a gradient is skipped by itself, and the others would
+    be scaled to nothing.
 
     Args:
         optimizer: its gradients are there and unscaled; DTensors included.
@@ -105,7 +107,7 @@ def clip_auxiliary(optimizer: RoutedOptimizer, max_norm: float, matrices: bool =
         >>> optimizer = build_optimizer(model, OptimConfig())
         >>> model(torch.ones(1, 4)).sum().mul(100).backward()
         >>> before = model[0].weight.grad.clone()
-        >>> norms = clip_auxiliary(optimizer, max_norm=1.0)
+        >>> norms = clip_gradients(optimizer, max_norm=1.0)
         >>> bool(norms.auxiliary > 1), torch.equal(model[0].weight.grad, before)
         (True, True)
     """
@@ -116,9 +118,11 @@ def clip_auxiliary(optimizer: RoutedOptimizer, max_norm: float, matrices: bool =
         side += [p for p in group["params"] if p.grad is not None]
     meshes = [_by_mesh(auxiliary), _by_mesh(spectral)]
     norms = [_norm(part) for part in meshes]
-    for part, norm in list(zip(meshes, norms, strict=True))[: 2 if matrices else 1]:
-        for params in part:
-            clip_grads_with_norm_(params, max_norm, norm)
+    for params in meshes[0]:
+        clip_grads_with_norm_(params, max_norm, norms[0])
+    for params in meshes[1] if matrices else ():
+        finite = torch.where(norms[1].isfinite(), norms[1], 0.0)
+        clip_grads_with_norm_(params, max_norm, finite)
     if not spectral:  # bringing the host's zero to a GPU would wait for it
         return Norms(norms[0], norms[0])
     return Norms(torch.hypot(norms[0], norms[1].to(norms[0].device)), norms[0])

@@ -27,7 +27,7 @@ from mesotron.rlvr.layers.scoring import vote
 from mesotron.rlvr.objectives.anchor import Anchor
 from mesotron.rlvr.objectives.dynamic import PromptStream
 from mesotron.rlvr.objectives.options import loss_arguments, resolve, warn_if_on_policy
-from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_auxiliary
+from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_gradients
 from mesotron.rlvr.shards import keep_float32
 
 CHECKED_AGAINST = "1.16"
@@ -151,11 +151,16 @@ class GRPOTrainer(Resampling):
 
     def _clip_grad_norm(self, model: Any) -> Any:
         optimizer = self._routed()
+        matrices = self.optim is not None and self.optim.clip == "all"
+        if matrices and self.is_deepspeed_enabled:
+            raise ValueError(
+                "--optim.clip all cannot be kept with DeepSpeed, which clips all weights by one "
+                "norm itself: leave it out, or use FSDP2"
+            )
         if optimizer is None or self.is_deepspeed_enabled:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
-        matrices = self.optim is not None and self.optim.clip == "all"
-        norms = clip_auxiliary(optimizer, self.args.max_grad_norm, matrices)
+        norms = clip_gradients(optimizer, self.args.max_grad_norm, matrices)
         self._note({"grad_norm/auxiliary": norms.auxiliary.item()})
         return norms.total
 

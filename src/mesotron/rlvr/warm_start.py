@@ -21,7 +21,7 @@ from mesotron.rlvr.checkpoints.resume import SafeCheckpoints
 from mesotron.rlvr.cost.spending import Spending, metered
 from mesotron.rlvr.demonstrations import make_demonstrations
 from mesotron.rlvr.models import choose_device, load_model, lora_config
-from mesotron.rlvr.optimizer import build_optimizer, check_settings, clip_auxiliary
+from mesotron.rlvr.optimizer import build_optimizer, check_settings, clip_gradients
 from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.session import quiet_libraries, say
 from mesotron.rlvr.spectra import OptimizerLog
@@ -55,7 +55,7 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
 
     def _clip_grad_norm(self, model: Any) -> Any:
         matrices = self.optim_config.clip == "all"
-        return clip_auxiliary(self._routed(), self.args.max_grad_norm, matrices).total
+        return clip_gradients(self._routed(), self.args.max_grad_norm, matrices).total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the optimizer's own statistics to a step's row."""

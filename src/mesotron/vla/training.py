@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mesotron.config.vla_training import PartsOptimConfig, VlaTrainConfig
-from mesotron.rlvr.optimizer import clip_auxiliary
+from mesotron.rlvr.optimizer import clip_gradients
 from mesotron.vla.draws import Draws
 from mesotron.vla.frames import Frames, Order, body_of, mix
 from mesotron.vla.gradients import GradientProbe
@@ -119,7 +119,7 @@ class Trainer:
         found = self.losses_of(rows)
         found["loss"].backward()
         limit = self.config.optim.max_grad_norm or math.inf
-        norms = clip_auxiliary(self.optimizer, limit)
+        norms = clip_gradients(self.optimizer, limit)
         self.optimizer.step()
         self._place.add_(1)
         found = {name: value.detach() for name, value in found.items()}
