@@ -9,7 +9,7 @@ import numpy as np
 from plan import Cell, accuracy
 from tables import column_end, mean_end, names, of, table
 
-from mesotron.compare.inference import Difference, bootstrap, holm, paired_test
+from mesotron.compare.inference import Difference, bootstrap, holm, paired_test, pool_seeds
 from mesotron.compare.kind import is_for_choosing
 
 
@@ -77,14 +77,18 @@ def finals_table(finals: list[Cell]) -> str:
 def paired_tests(
     by_name: dict[str, list[Cell]], order: list[str]
 ) -> dict[tuple[str, str], tuple[Difference, float]]:
-    """Every pair by seeds that both have, corrected for all pairs."""
-    found = {}
+    """Every pair by seeds that both have, the noise of seeds from all pairs, corrected for them."""
+    apart = {}
     for first, second in combinations(order, 2):
         pairs = [{cell["seed"]: cell for cell in by_name[name]} for name in (first, second)]
         seeds = sorted(pairs[0].keys() & pairs[1].keys())
         if seeds:
             better, worse = (judged([cells[seed] for seed in seeds]) for cells in pairs)
-            found[first, second] = paired_test(better - worse)
+            apart[first, second] = better - worse
+    if not apart:
+        return {}
+    pooled = pool_seeds(list(apart.values()), len(order))
+    found = {pair: paired_test(D, pooled) for pair, D in apart.items()}
     corrected = holm([difference.p for difference in found.values()])
     return {pair: (value, p) for (pair, value), p in zip(found.items(), corrected, strict=True)}
 
