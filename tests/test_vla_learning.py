@@ -94,7 +94,7 @@ def test_from_images_and_words_to_nine_of_ten(pictures):
 
 @pytest.mark.slow
 def test_which_of_ten_objects_is_meant(tmp_path):
-    """Chance is 0.05; one seed had 0.76 (benchmarks/vla/README.md). Ten kinds of objects, four to
+    """Chance is 0.05; one seed had 0.84 (benchmarks/vla/README.md). Ten kinds of objects, four to
     six in view: what attention that begins even over every patch never learned."""
     world = WorldConfig(name="object10", pixels=64)
     config = DemosConfig(world=world, out=tmp_path / "d", episodes=100, starts=8000, workers=0)
