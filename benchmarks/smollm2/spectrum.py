@@ -155,8 +155,8 @@ def measure(G: Tensor) -> dict[str, Any]:
     half = len(G) // 2
     B = G[half:].mean(0)
     found = {
-        "1": directions(G[0], B, (G[0] - G[1]) / 2),
-        str(half): directions(G[:half].mean(0), B, (G[:half].mean(0) - B) / 2),
+        "1": directions(G[0], B, (G[0] - G[1]) / 2**0.5),
+        str(half): directions(G[:half].mean(0), B, (G[:half].mean(0) - B) / 2**0.5),
     }
     return {"shape": [m, n], "snr": snr, "edge": noise_edge(m, n), **found}
 
@@ -164,7 +164,8 @@ def measure(G: Tensor) -> dict[str, Any]:
 def directions(A: Tensor, B: Tensor, noise: Tensor) -> dict[str, Any]:
     """Spectrum of A, what its directions are worth by B, and the edge of the noise; [blocks, m, n].
 
-    `noise` has A's noise without its signal, since the two halves of a difference share the latter.
+    `noise` is as large as A's own, without the signal: both halves of a difference share that, and
+    each brings its noise.
     """
     U, sigma, Vh = torch.linalg.svd(A, full_matrices=False)
     worth = torch.einsum("bmi,bmn,bin->bi", U, B, Vh)

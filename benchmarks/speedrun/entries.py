@@ -18,7 +18,7 @@ LADDER: dict[str, dict[str, Any]] = {
     "muon": MUON | FULL | {"optim.lr": 1e-4},
     "muon_bf16": MUON | FULL | {"optim.lr": 1e-4, "model.dtype": "bfloat16"},
 }
-# Embeddings and head are one matrix here, and AdamW spoils it from 4e-5 on, whatever the others do.
+# Embeddings and head are one matrix here; AdamW on everything spoils the model from 4e-5 on.
 OURS = MUON | FULL | {"optim.aux_lr": 1e-5, "optim.clip": "all"}
 # In the order of what is worth knowing first: a step of 128 prompts takes little longer than of 32.
 GRID: dict[str, dict[str, Any]] = {

@@ -29,7 +29,8 @@ def cells_of(args: argparse.Namespace) -> list[tuple[str, int]]:
     if args.what == "grid":
         names = args.names or [*GRID, *STOCK_GRID]
         return [(name, 0) for name in names]
-    return [(name, seed) for name in (args.ours, args.stock) for seed in range(args.seeds)]
+    seeds = range(1, 1 + args.seeds)  # the grid has used 0
+    return [(name, seed) for name in (args.ours, args.stock) for seed in seeds]
 
 
 def limit_of(args: argparse.Namespace, name: str, cells: dict[str, Row]) -> float:
@@ -65,7 +66,9 @@ def main() -> None:
         given |= {"every": args.every, "target": args.target}
         results = Results(args.out)
         for name, seed in cells_of(args):
-            cell, left = f"{name}/{seed}", deadline - time.perf_counter()
+            # Other rules are other cells: a file that is gone on with never mixes them.
+            rules = [*args.set, f"target={args.target:g}"]
+            cell, left = "/".join([name, str(seed), *rules]), deadline - time.perf_counter()
             if left < 3 or "steps" in results.cells.get(cell, {}):
                 continue
             folder = Path(scratch) / f"{name}-{seed}"
