@@ -213,6 +213,7 @@ def test_failed_episodes_are_left_out_and_counted(tmp_path, monkeypatch):
         ({"episodes": 0, "starts": 0}, "0 episodes and 0 starts make no demonstrations"),
         ({"horizon": 0}, "--horizon 0 leaves a frame no action"),
         ({"every": 0}, "--every 0 never looks"),
+        ({"every": 3, "lerobot": Path("there")}, "--every 3 leaves frames out"),
         ({"noise": -1.0}, "noise -1.0 is negative"),
         ({"workers": -1}, "-1 workers cannot be"),
         ({"world": WorldConfig(perturbation="light")}, "perturbation 'light' is for evaluation"),

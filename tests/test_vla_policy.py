@@ -156,6 +156,20 @@ def test_what_is_unusual_is_noticed():
     assert sight.notice[:, :6].max() < np.log(2 * FAINT)
 
 
+@pytest.mark.parametrize(("black", "light"), [(0.6, 0.5), (0.95, 1.0)])
+def test_dark_pixels_say_nothing_of_the_light(black, light):
+    """A letterboxed picture in half the light, with noise in its bars; one that is nearly all bar
+    is left as it is."""
+    vision = Vision(SIZES["ci"], num_cameras=1, pixels=32, patch=8)
+    table = np.full((1, 32, 32, 3), 120, dtype=np.uint8)
+    table[:, : int(32 * black)] = 1
+    vision.fit({"front": table})
+    seen = table // 2
+    seen[:, : int(32 * black)] = 6
+    images = torch.from_numpy(seen).permute(0, 3, 1, 2)[:, None]
+    assert vision.brightness(images).flatten().tolist() == [light]
+
+
 def test_a_picture_in_less_light_is_the_same_picture():
     vision = Vision(SIZES["ci"], 1, 24, 4)
     pictures = torch.from_numpy(tables_with_a_thing()).permute(0, 3, 1, 2)[:, None]

@@ -58,9 +58,9 @@ def circumstances(found: dict[str, Any]) -> str:
     return (
         f"{machine['device']}, torch {machine['torch']}, Transformers {machine['transformers']}; "
         "everything as data: [results.json.gz](results.json.gz). Sums of three one-digit "
-        "numbers (recipe `arith_smollm2`) but for GSM8K, greedy accuracy on 512 held-out questions; float32 "
-        "weights, bfloat16 autocast (float32 alone in the lost box, which is `mesotron train` "
-        "itself). Several runs share the GPU, so seconds are not compared."
+        "numbers (recipe `arith_smollm2`) but for GSM8K, greedy accuracy on 512 held-out "
+        "questions; float32 weights, bfloat16 autocast (float32 alone in the lost box, which is "
+        "`mesotron train` itself). Several runs share the GPU, so seconds are not compared."
     )
 
 

@@ -45,6 +45,7 @@ class Sight(NamedTuple):
 MOST_FITTED = 1024
 FAINT = 0.01
 BRIGHTNESS = (0.4, 2.5)  # what light is corrected for, over the usual
+DARK, LIT = 16, 0.125  # a grey that says nothing of the light; the share of others that is enough
 
 
 class Vision(nn.Module):
@@ -94,13 +95,17 @@ class Vision(nn.Module):
 
     def brightness(self, images: Tensor) -> Tensor:
         """How bright each image is beside the usual one, [B, C, 1, 1, 1]: by the middle of its
-        pixels, so that a hand before the camera does not count."""
+        pixels, so that a hand before the camera does not count, and of those alone that are not
+        dark as usual, where noise would speak. 1 where these are few."""
         step = max(1, images.shape[-1] // 32)  # a thousand of them are enough
-        grey, usual = (x[..., ::step, ::step] for x in (images, self.usual))
-        ratios = grey.float().mean(dim=2) / usual.mean(dim=1).clamp_min(1)
-        ratios = ratios.flatten(2).sort(dim=-1).values
-        middle = ratios[..., ratios.shape[-1] // 2].clamp(*BRIGHTNESS)
-        return middle[..., None, None, None]
+        grey = images[..., ::step, ::step].float().mean(dim=2).flatten(2)
+        usual = self.usual[..., ::step, ::step].mean(dim=1).flatten(1)
+        lit = usual > DARK
+        number = lit.sum(dim=-1)
+        ratios = torch.where(lit, grey / usual.clamp_min(1), torch.inf).sort(dim=-1).values
+        place = (number // 2).expand(len(images), -1)[..., None]
+        middle = torch.where(number[:, None] >= LIT * lit.shape[-1], ratios.gather(-1, place), 1.0)
+        return middle.clamp(*BRIGHTNESS)[..., None, None]
 
     def forward(self, images: Tensor) -> Sight:
         """[B, C, 3, H, W] uint8 -> tokens; each camera's see their own image."""

@@ -122,6 +122,11 @@ def check(config: DemosConfig) -> None:
     """Refuse what cannot be meant."""
     if config.horizon < 1:
         raise ValueError(f"--horizon {config.horizon} leaves a frame no action; give 1 or more")
+    if config.lerobot is not None and config.every > 1:
+        raise ValueError(
+            f"--lerobot writes whole episodes, and --every {config.every} leaves frames out: give "
+            "one of the two"
+        )
     if config.every < 1:
         raise ValueError(f"--every {config.every} never looks; give 1 or more")
     if config.noise < 0:
