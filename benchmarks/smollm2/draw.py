@@ -111,7 +111,7 @@ def draw_horizon(cells: list[Cell], path: Path) -> None:
     told = set()
     for cell in runs:
         label = cell["stage"] + (f", {cell['rate']:g}" if len(rates) > 1 else "")
-        style = ("-", "--", ":")[rates.index(cell["rate"])]
+        style = ("-", "--", ":")[rates.index(cell["rate"]) % 3]
         series = (cell["curve"], cell["rows"].get("votes/label_accuracy", []),
                   cell["rows"].get("entropy", []))  # fmt: skip
         for axis, points in zip(axes, series, strict=True):

@@ -47,7 +47,7 @@ def mps(folder: Path, say: Say, check: Sequence[str] = CHECK) -> Iterator[bool]:
         "CUDA_MPS_LOG_DIRECTORY": str(folder / "mps-log"),
     }
     environment = {**os.environ, **folders}
-    why = start(folders, environment, check)
+    why = start(folders, environment, check, say)
     say(f"without MPS: {why}" if why else "with MPS")
     if why:
         yield False
@@ -63,7 +63,9 @@ def mps(folder: Path, say: Say, check: Sequence[str] = CHECK) -> Iterator[bool]:
         stop(environment, say)
 
 
-def start(folders: dict[str, str], environment: dict[str, str], check: Sequence[str]) -> str:
+def start(
+    folders: dict[str, str], environment: dict[str, str], check: Sequence[str], say: Say
+) -> str:
     """Start the daemon; returns why it cannot be used, or nothing."""
     if shutil.which(CONTROL) is None:
         return f"there is no {CONTROL}"
@@ -76,7 +78,7 @@ def start(folders: dict[str, str], environment: dict[str, str], check: Sequence[
     try:
         subprocess.run(check, env=environment, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
-        stop(environment, print)
+        stop(environment, say)
         return f"what was tried under it failed ({error})"
     return ""
 
