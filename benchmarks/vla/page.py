@@ -46,13 +46,16 @@ def write(path: Path) -> None:
     print(strength_table(cells, full))
     print(gradient_table(cells))
     draw_rates(cells, small, path.with_name(f"{path.stem}_rates.png"))
-    draw_gradients(cells, path.with_name(f"{path.stem}_gradients.png"))
-    draw_learning(cells, full, path.with_name(f"{path.stem}_learning.png"))
+    if any(cell["probes"] for cell in cells):
+        draw_gradients(cells, path.with_name(f"{path.stem}_gradients.png"))
+    if any(cell["steps"] == full for cell in cells):
+        draw_learning(cells, full, path.with_name(f"{path.stem}_learning.png"))
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    """In Markdown; nothing where there are no rows."""
+    lines = [head, ["---"] * len(head), *rows] if rows else []
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def heads(cells: list[Cell]) -> list[str]:
@@ -213,10 +216,12 @@ def draw_gradients(cells: list[Cell], path: Path) -> None:
             if key == "effective_rank":
                 axis.set_title(part)
         row[0].set_ylabel(words)
-    axes[0][0].legend(fontsize=7)
     for axis in axes[-1]:
+        axis.set_yscale("symlog", linthresh=0.1)
         axis.set_xlabel("step")
-    figure.tight_layout()
+    named = axes[0][0].get_legend_handles_labels()
+    figure.legend(*named, loc="upper center", ncol=len(best), frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.96))
     figure.savefig(path, dpi=110)
 
 
