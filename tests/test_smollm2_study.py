@@ -105,11 +105,26 @@ def test_the_best_number_of_directions_is_the_signals_rank():
     assert found["8"]["passed"]["k_p=1"] == 3  # each has 1 / sqrt(3) of the norm
     cosine = found["8"]["cosine"]
     assert cosine["k_p=1"] == cosine["best"] == pytest.approx(1.0, abs=5e-3)
+    assert found["8"]["passed"]["measured"] == 3
     assert cosine["k_p=0"] == 0.0, "no direction has two thirds of the energy"
     assert cosine["muon"] == pytest.approx((3 / 32) ** 0.5, abs=0.05)
     assert cosine["gradient"] < cosine["best"], "noise is in it"
     assert found["1"]["noise_top"] == pytest.approx(found["edge"], rel=0.1), "it is white"
     assert found["snr"] == pytest.approx(27 / (0.02**2 * 32 * 64), rel=0.1)
+
+
+def test_a_measured_edge_keeps_out_noise_that_is_not_white():
+    """Noise whose rows differ in size reaches above the edge of white noise: only the sample of it
+    tells how far."""
+    from spectrum import measure
+
+    torch.manual_seed(0)
+    u, v = (torch.linalg.qr(torch.randn(size, 1)).Q for size in (32, 64))
+    rows = torch.where(torch.arange(32) < 2, 1.0, 0.05)[:, None]
+    found = measure((12.0 * u @ v.T + rows * torch.randn(16, 32, 64))[:, None])
+    assert found["1"]["passed"]["measured"] == 1
+    assert found["1"]["passed"]["noise"] > 1
+    assert found["1"]["cosine"]["measured"] > found["1"]["cosine"]["noise"]
 
 
 def test_heads_are_cut_from_rows_of_q_and_columns_of_o():

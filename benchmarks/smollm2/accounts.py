@@ -8,7 +8,7 @@ from typing import Any
 from plan import PROJECTIONS, Cell
 from tables import column_end, mean_end, names, of, table
 
-FILTERS = ("muon", "k_p=4", "k_p=3", "k_p=2", "k_p=1", "k_p=0", "noise")
+FILTERS = ("muon", "k_p=4", "k_p=3", "k_p=2", "k_p=1", "k_p=0", "noise", "measured")
 BOUNDS = ("gradient", "best")  # the gradient as it is, and the best number of directions
 
 
@@ -52,6 +52,8 @@ def cosine_row(blocks: list[dict[str, Any]], size: str) -> list[str]:
     shown = [
         f"{fmean(b[size]['cosine'][name] for b in blocks):.3f} "
         f"({fmean(b[size]['passed'][name] for b in blocks):.0f})"
+        if name in blocks[0][size]["passed"]
+        else ""  # an older result has not measured it
         for name in FILTERS
     ]
     plain, best = (f"{fmean(b[size]['cosine'][name] for b in blocks):.3f}" for name in BOUNDS)

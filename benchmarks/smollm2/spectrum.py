@@ -32,6 +32,7 @@ BATCHES = 16
 LAYERS = 6  # evenly spaced; an SVD of every layer would take minutes
 # Pion's limit cutoffs for k_p = 0 to 4, as fractions of the Frobenius norm.
 PROMOTED = (0.8165, 0.5230, 0.2957, 0.1605, 0.0860)
+MARGIN = 1.1  # of two samples of the same noise one has the larger largest direction
 POINTS = 96  # singular values kept of a block
 
 
@@ -154,9 +155,10 @@ def measure(G: Tensor) -> dict[str, Any]:
     snr = snr_from_norms(squares, float(G.double().sum(0).square().sum()))["gradient/snr"]
     half = len(G) // 2
     B = G[half:].mean(0)
+    A, parts = G[:half].mean(0), G[:half].unflatten(0, (2, -1)).mean(1)
     found = {
         "1": directions(G[0], B, (G[0] - G[1]) / 2**0.5),
-        str(half): directions(G[:half].mean(0), B, (G[:half].mean(0) - B) / 2**0.5),
+        str(half): directions(A, B, (parts[0] - parts[1]) / 2),
     }
     return {"shape": [m, n], "snr": snr, "edge": noise_edge(m, n), **found}
 
@@ -165,7 +167,8 @@ def directions(A: Tensor, B: Tensor, noise: Tensor) -> dict[str, Any]:
     """Spectrum of A, what its directions are worth by B, and the edge of the noise; [blocks, m, n].
 
     `noise` is as large as A's own, without the signal: both halves of a difference share that, and
-    each brings its noise.
+    each brings its noise. Its largest direction is the filter "measured", which passes what rises
+    above the noise that there is and at least one direction; B has no part in it.
     """
     U, sigma, Vh = torch.linalg.svd(A, full_matrices=False)
     worth = torch.einsum("bmi,bmn,bin->bi", U, B, Vh)
@@ -179,7 +182,9 @@ def directions(A: Tensor, B: Tensor, noise: Tensor) -> dict[str, Any]:
     counts = torch.arange(1, m + 1, device=A.device)
     size = torch.linalg.matrix_norm(B).clamp_min(1e-30)
     cosines = worth.cumsum(1) / counts.sqrt() / size[:, None]  # of the first k directions
+    top = torch.linalg.matrix_norm(noise, 2)
     passed = {name: (share > edge).sum(1) for name, edge in edges.items()}
+    passed["measured"] = (sigma > MARGIN * top[:, None]).sum(1).clamp_min(1)
     found = {
         name: torch.where(
             number > 0, cosines.gather(1, (number - 1).clamp_min(0)[:, None])[:, 0], 0.0
@@ -187,7 +192,6 @@ def directions(A: Tensor, B: Tensor, noise: Tensor) -> dict[str, Any]:
         for name, number in passed.items()
     }
     found |= {"gradient": (A * B).sum((1, 2)) / norm[:, 0] / size, "best": cosines.amax(1)}
-    top = torch.linalg.matrix_norm(noise, 2)
     alone = torch.linalg.matrix_norm(noise).clamp_min(1e-30)
     places = torch.linspace(0, m - 1, min(m, POINTS)).round().long()
     return {
