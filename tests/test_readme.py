@@ -13,7 +13,9 @@ from mesotron.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+# Findings are parts of the pages one folder up, where their links begin.
+PAGES = sorted(page for page in WRITTEN if page.parent.name != "findings")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
@@ -62,14 +64,14 @@ def test_make_targets_exist():
     assert named <= targets
 
 
-def test_extras_exist():
+def test_the_extras_are_those_of_the_package():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
     (installed,) = re.findall(r"'\.\[([\w,]+)\]'", README)
-    listed = re.findall(r"`(\w+)` \(", README.split("Extras:")[1].splitlines()[0])
-    assert listed
-    assert {*installed.split(","), *listed} <= set(extras)
+    listed = re.findall(r"`(\w+)`", README.split("Extras:")[1].split("\n\n")[0])
+    assert set(listed) == set(extras)
+    assert set(installed.split(",")) <= set(extras)
 
 
 def test_torch_comes_first_and_is_the_pinned_one():
@@ -79,7 +81,14 @@ def test_torch_comes_first_and_is_the_pinned_one():
         assert 0 < text.index(pinned[0]) < text.index("-e '.[")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_benchmark_has_its_row():
+    listed = (ROOT / "benchmarks" / "README.md").read_text()
+    folders = [path.name for path in (ROOT / "benchmarks").iterdir() if any(path.glob("*.md"))]
+    assert len(folders) > 10
+    assert [name for name in folders if f"| [{name}]({name}/" not in listed] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):

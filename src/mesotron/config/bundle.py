@@ -11,7 +11,7 @@ class BundleConfig:
     """Pack mesotron and what it needs for a machine without network."""
 
     extras: tuple[str, ...] = field(default=("rlvr",), metadata=POSITIONAL)
-    """Parts of mesotron to bring: rlvr, ppo, vla, metaworld, sweep, plot, jax."""
+    """Parts of mesotron to bring: rlvr, ppo, vla, metaworld, lerobot, sweep, bench, plot, jax."""
 
     out: Path = Path("bundle")
     """The folder to fill. Wheels that are already in it are kept."""
