@@ -1,7 +1,6 @@
 """`mesotron ppo snake` as a user runs it: folder, flags, resume, games at the end."""
 
 import importlib.util
-import json
 import os
 import signal
 import sys
@@ -17,7 +16,7 @@ from mesotron.arguments import parse  # noqa: E402
 from mesotron.config import SnakeConfig  # noqa: E402
 from mesotron.ppo import training  # noqa: E402
 from mesotron.ppo.draw import draw_board, draw_game  # noqa: E402
-from mesotron.ppo.training import next_chunk, read_config, train_snake  # noqa: E402
+from mesotron.ppo.training import next_chunk, open_run, train_snake  # noqa: E402
 from mesotron.runs import RunFolder  # noqa: E402
 from mesotron.runs.folder import plain  # noqa: E402
 from quick_jax import quick_compilation  # noqa: E402, F401
@@ -73,11 +72,19 @@ def test_every_flag_of_the_interface_is_there():
     assert set(flags.replace("-", "_").split()) <= set(SnakeConfig.__dataclass_fields__)
 
 
-def test_a_config_survives_its_folder():
+def test_a_config_survives_its_folder(tmp_path):
     config = replace(TINY, pretrained_model=Path("runs/a"), sweep=("lr=1,2",), optim="muon")
-    assert read_config(json.loads(json.dumps(plain(config)))) == config
-    with pytest.raises(ValueError, match="unknown fields colour"):
-        read_config({"colour": 3})
+    RunFolder.create(tmp_path / "run", config, {})
+    resumed = replace(SnakeConfig(), resume=tmp_path / "run", chunk=5)
+    _, found = open_run(resumed)
+    anew = {name: getattr(resumed, name) for name in ("resume", "chunk", "gif")}
+    assert found == replace(config, **anew)
+
+
+def test_a_config_of_another_version_is_refused_in_a_sentence(tmp_path):
+    RunFolder.create(tmp_path / "run", {**plain(TINY), "colour": 3}, {})
+    with pytest.raises(ValueError, match=r"config\.json has 'colour', which this version"):
+        open_run(replace(TINY, resume=tmp_path / "run"))
 
 
 def test_chunks_meet_every_due_update():

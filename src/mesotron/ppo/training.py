@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import typing
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from mesotron.config import SnakeConfig
+from mesotron.config.reading import from_plain
 from mesotron.ppo import checkpoint
 from mesotron.ppo.draw import draw_curves, draw_game
 from mesotron.ppo.evaluate import Games, make_evaluation, measure_baselines, record_game
@@ -74,28 +73,14 @@ def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
     if config.resume is not None:
         folder = RunFolder(config.resume)
         kept = {name: getattr(config, name) for name in _RESUMED_ANEW}
-        return folder, dataclasses.replace(read_config(folder.config), **kept)
+        saved = from_plain(SnakeConfig, folder.config, f"{folder.path / 'config.json'}")
+        return folder, dataclasses.replace(saved, **kept)
     config.check()
     named = config.save_dir / config.run_name if config.run_name else None
     path = named or new_run_path("snake", config.save_dir)
     device = jax.devices()[0].device_kind
     environment = describe_environment(device, config.seed, num_devices=config.num_shards)
     return RunFolder.create(path, config, environment), config
-
-
-def read_config(values: dict[str, Any]) -> SnakeConfig:
-    """A config from the JSON of a run folder."""
-    hints = typing.get_type_hints(SnakeConfig)
-    unknown = sorted(set(values) - set(hints))
-    if unknown:
-        raise ValueError(f"config.json has the unknown fields {', '.join(unknown)}")
-    made = {}
-    for name, value in values.items():
-        takes_path = Path in (hints[name], *typing.get_args(hints[name]))
-        if takes_path and value is not None:
-            value = Path(value)
-        made[name] = tuple(value) if isinstance(value, list) else value
-    return SnakeConfig(**made)
 
 
 def load_pretrained(config: SnakeConfig) -> Params | None:
@@ -184,7 +169,6 @@ def finish(session: Session, states: TrainState, found: dict[str, Games]) -> str
     for way, games in found.items():
         result |= games.summarise(way)
         result[f"{way}_fruit_each"] = games.fruit.mean(1).tolist()
-        result[f"{way}_games"] = games.fruit.tolist()
         result[f"{way}_games"] = games.fruit.tolist()
     result["env_steps"], result["seconds"] = rows[-1]["time/env_steps"], rows[-1]["time/seconds"]
     result["steps_per_second"] = float(np.median([row["time/steps_per_second"] for row in rows]))
