@@ -24,6 +24,7 @@ import corpus  # noqa: E402
 import evaluate  # noqa: E402
 import gamed_rewards  # noqa: E402
 import labelled  # noqa: E402
+import rescues  # noqa: E402
 from held_out_runs import NEW_FAILING, NEW_HEALTHY, held_out_runs, held_out_settings  # noqa: E402
 from labels import label  # noqa: E402
 from runs import RESCUE_SEEDS, RESCUES, SETTINGS, rescue_runs, tuning_runs  # noqa: E402
@@ -162,7 +163,7 @@ def test_a_stall_is_no_collapse():
 # --- judging ------------------------------------------------------------------------------
 
 
-def verdict(alarm, onset=40, outcome="failed"):
+def verdict(alarm, onset=40, outcome="failed", reward_lost=0.1, reward_fell=True):
     return evaluate.Verdict(
         run="a",
         kind="x",
@@ -172,7 +173,8 @@ def verdict(alarm, onset=40, outcome="failed"):
         alarm=alarm,
         lossy=True,
         lost=0.2,
-        reward_lost=0.1,
+        reward_lost=reward_lost,
+        reward_fell=reward_fell,
     )
 
 
@@ -189,6 +191,63 @@ def test_a_stop_long_before_the_onset_catches_nothing():
     assert found["right answers lost at the alarm, median"] == pytest.approx(
         0.6
     )  # a miss has lost all
+
+
+def test_gamed_rewards_do_not_make_the_alarm_look_early():
+    gamed = [verdict((45, "d"), reward_lost=0.0, reward_fell=False)] * 3
+    found = evaluate.summarise([*gamed, verdict((45, "d"), reward_lost=0.7)])
+    assert found["reward lost at the alarm, median"] == 0.0
+    assert found["the same where half of it went"] == {"runs": 1, "median": 0.7}
+
+
+def test_a_reward_has_fallen_where_half_of_its_peak_is_gone():
+    falling = [0.4] * 20 + [0.05] * 40
+    assert label(made(falling)).reward_fell
+    assert not label(made(falling, reward=[0.1 * k for k in range(60)])).reward_fell
+    assert label(made(falling, reward=[0.0] * 60)).reward_fell  # lost before the first row
+
+
+def test_what_was_not_made_or_ended_early_is_said():
+    listed = tuning_runs()
+    whole, short, *_ = [run for run in listed if run.setting.steps == 60]
+    packed = [
+        {"name": whole.name, "exit_code": 0, "columns": {"step": [1.0, 60.0]}},
+        {"name": short.name, "exit_code": 1, "columns": {"step": [1.0, 7.0]}},
+    ]
+    found = evaluate.completeness("tuning", packed)
+    assert found["runs"] == f"2 of {len(listed)}"
+    assert found["ended early"] == {short.name: "step 7, exit 1"}
+    assert len(found["not made"]) == len(listed) - 2
+
+
+def rescue(rewards, alone, *, steps=110, changes=()):
+    """A rescue whose reward ends so, beside itself alone and a healthy run at 0.5."""
+
+    def packed(values):
+        run = made([*values[:1], *values], correct=[*values[:1], *values])
+        run["columns"]["step"] = [steps * k / len(values) for k in range(len(values) + 1)]
+        return run | {"setting": "sparse_collapse", "seed": 0, "name": "sparse_collapse-0"}
+
+    corpus_runs = {"sparse_collapse-0": packed(alone), "sparse-0": packed([0.5] * 60)}
+    act = {"step": 30, "action": "rollback", "detector": "d", "checkpoint": 0, "changes": changes}
+    run = packed([0.3] * 60)
+    run["columns"]["reward"] = [rewards] * 61
+    return rescues.compare(run | {"guarded": [act]}, corpus_runs, 110)
+
+
+def test_a_rescue_comes_to_its_end_on_the_reward_it_had():
+    lost = [0.5] * 20 + [0.0] * 40
+    assert rescue(0.46, lost)["rescued"]
+    assert not rescue(0.44, lost)["rescued"]
+    assert not rescue(0.46, lost, steps=40)["rescued"]  # it crashed, or was given up
+    eased = rescue(0.9, lost, changes=[{"field": "reward.parts", "old": 1, "new": 2}])
+    assert (eased["judged by"], eased["rescued"]) == ("facts/correct", False)
+
+
+def test_a_run_that_does_not_collapse_alone_is_no_rescue():
+    sound = rescue(0.5, [0.5] * 60)
+    fallen = rescue(0.5, [0.5] * 20 + [0.0] * 40) | {"run": "muon_x10-0"}
+    assert rescues.count([sound, fallen], (0,)) == f"1 of {len(RESCUES) - 1}"
 
 
 def test_wilson_intervals():

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from corpus import TUNING_PROBLEMS
+from corpus import LISTS, TUNING_PROBLEMS
 from labels import Label, label
 from static_thresholds import StaticThresholds
 
@@ -44,6 +44,7 @@ class Verdict:
         lossy: whether there was something to lose; a run that never began has nothing.
         lost: share of the right answers (or of a broken reward) that was gone at the alarm.
         reward_lost: share of the training reward's peak that was.
+        reward_fell: whether half of that was gone in the end.
     """
 
     run: str
@@ -55,6 +56,7 @@ class Verdict:
     lossy: bool
     lost: float | None
     reward_lost: float | None
+    reward_fell: bool
 
     @property
     def caught(self) -> bool:
@@ -79,11 +81,30 @@ def main() -> None:
     for verdict in found["watch"]:
         print(line(verdict))
     result = {name: summarise(verdicts) for name, verdicts in found.items()}
-    print(json.dumps(result, indent=1))
+    made = completeness(given.corpus, runs)
+    print(json.dumps(result | {"corpus": made}, indent=1))
     if given.write:
         verdicts = {name: [asdict(verdict) for verdict in found[name]] for name in found}
         path = HERE / f"{given.corpus}{'_blind' if given.without else ''}.json"
-        path.write_text(json.dumps({"summary": result, "verdicts": verdicts}, indent=1) + "\n")
+        written = {"corpus": made, "summary": result, "verdicts": verdicts}
+        path.write_text(json.dumps(written, indent=1) + "\n")
+
+
+def completeness(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Which runs of the list are not in the corpus, and which of those in it ended before their
+    last step: a figure over the runs that happen to be there could be of the easy ones."""
+    listed = {run.name: run for run in LISTS[name]()}
+    here = {run["name"]: run for run in runs}
+    short = {
+        known: f"step {run['columns']['step'][-1]:.0f}, exit {run['exit_code']}"
+        for known, run in here.items()
+        if run["exit_code"] or run["columns"]["step"][-1] < listed[known].setting.steps
+    }
+    return {
+        "runs": f"{len(here)} of {len(listed)}",
+        "not made": sorted(listed.keys() - here.keys()),
+        "ended early": short,
+    }
 
 
 def load(name: str) -> list[dict[str, Any]]:
@@ -163,6 +184,7 @@ def verdict(run: dict[str, Any], truth: Label, alarm: Alarm | None) -> Verdict:
         lossy=bool(truth.curve),
         lost=truth.lost_at(alarm[0]) if alarm else None,
         reward_lost=truth.reward_lost_at(alarm[0]) if alarm else None,
+        reward_fell=truth.reward_fell,
     )
 
 
@@ -171,11 +193,16 @@ def summarise(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     failed = [one for one in verdicts if one.outcome == "failed"]
     well = [one for one in verdicts if one.outcome == "healthy"]
     lossy = [one for one in failed if one.lossy]
+    fell = [one for one in lossy if one.reward_fell]
     kinds = sorted({one.kind for one in failed})
     return {
         "caught": share([one.caught for one in failed]),
         "healthy runs stopped": share([one.alarm is not None for one in well]),
         "reward lost at the alarm, median": middle(lossy, [one.reward_lost for one in lossy]),
+        "the same where half of it went": {
+            "runs": len(fell),
+            "median": middle(fell, [one.reward_lost for one in fell]),
+        },
         "right answers lost at the alarm, median": middle(lossy, [one.lost for one in lossy]),
         "unclear": sum(one.outcome == "unclear" for one in verdicts),
         "caught by kind": {

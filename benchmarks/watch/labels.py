@@ -59,6 +59,13 @@ class Label:
         peak = max(value for at, value in self.reward if at <= max(step, self.reward[0][0]))
         return max(1 - value_at(self.reward, step) / peak, 0.0) if peak > 0 else 1.0
 
+    @property
+    def reward_fell(self) -> bool:
+        """Whether at most half of the training reward's peak was left in the end: one that is
+        gamed has lost nothing, however late it is stopped."""
+        peak = max((value for _, value in self.reward), default=1.0)
+        return peak <= 0 or (bool(self.reward) and left(self.reward) <= LOST)
+
 
 def label(run: dict[str, Any]) -> Label:
     """Apply the rule to a run of the packed corpus; the first clause that holds decides."""

@@ -2,17 +2,21 @@
 
     python benchmarks/watch/rescues.py
 
-A run is rescued if its final reward (mean of the last ten rollouts) comes to nine tenths of that of
-the healthy setting with the same optimizer and reward, at the same seed. Held-out accuracy, which
-is what one wants, stands beside it. Reads the packed files alone.
+A run is rescued if it came to its last step and its final reward (mean of the last ten rollouts) to
+nine tenths of that of the healthy setting with the same optimizer and reward, at the same seed.
+Runs that do not fail when they are left alone are not counted: there is nothing to rescue. Where
+the guard has changed the reward, right answers are compared instead. Held-out accuracy, which is
+what one wants, stands beside it. Reads the packed files alone.
 """
 
 import json
 from typing import Any
 
 from evaluate import HERE, load
-from labels import mean
+from labels import label, mean
 from runs import RESCUES, rescue_runs
+
+from mesotron.watch.remedies import TWO_PART
 
 ENOUGH = 0.9
 CORPORA = [name for name in ("tuning", "held_out") if (HERE / f"{name}.json.gz").exists()]
@@ -23,21 +27,29 @@ Packed = dict[str, Any]
 def main() -> None:
     corpus = {run["name"]: run for name in CORPORA for run in load(name)}
     made = {run["name"]: run for run in load("rescues")}
-    found = [compare(made[run.name], corpus) for run in rescue_runs() if run.name in made]
+    ready = [run for run in rescue_runs() if run.name in made
+             and {run.name, healthy_twin(run.setting.name, run.seed)} <= corpus.keys()]  # fmt: skip
+    found = [compare(made[run.name], corpus, run.setting.steps) for run in ready]
     for one in found:
         print(line(one))
     summary = {words: count(found, seeds) for words, seeds in SEEDS.items()}
-    print(summary, "not made:", [run.name for run in rescue_runs() if run.name not in made])
+    missing = [run.name for run in rescue_runs() if run not in ready]
+    print(summary, "not made:", missing, "no collapse:", sorted(sound(found)))
     (HERE / "rescues.json").write_text(json.dumps({"summary": summary, "runs": found}, indent=1))
 
 
-def count(found: list[dict[str, Any]], seeds: tuple[int, ...]) -> str:
-    """How many of the planned runs with these seeds were rescued; one not made was not."""
-    planned = [run.name for run in rescue_runs() if run.seed in seeds]
+def count(found: list[Packed], seeds: tuple[int, ...]) -> str:
+    """How many of the planned collapses with these seeds were rescued; one not made was not."""
+    planned = {run.name for run in rescue_runs() if run.seed in seeds} - sound(found)
     return f"{sum(one['rescued'] for one in found if one['run'] in planned)} of {len(planned)}"
 
 
-def line(one: dict[str, Any]) -> str:
+def sound(found: list[Packed]) -> set[str]:
+    """Runs that were meant to collapse and, left alone, did not."""
+    return {one["run"] for one in found if one["alone"] != "failed"}
+
+
+def line(one: Packed) -> str:
     """A row of the page's table."""
     reward, greedy = ([f"{x:.3f}" for x in one[key].values()] for key in ("reward", "greedy"))
     acts = ", ".join(f"{act['step']} to {act['checkpoint']}" for act in one["rollbacks"])
@@ -45,23 +57,39 @@ def line(one: dict[str, Any]) -> str:
     return f"| {one['run']} | {' | '.join(reward)} | {', '.join(greedy)} | {acts} | {word} |"
 
 
-def compare(run: Packed, corpus: dict[str, Packed]) -> dict[str, Any]:
-    """A run with rollback beside itself without and beside a healthy one."""
-    twin = corpus[f"{RESCUES[run['setting']]}-{run['seed']}"]
+def compare(run: Packed, corpus: dict[str, Packed], steps: int) -> Packed:
+    """A run with rollback beside itself without and beside a healthy one.
+
+    Args:
+        run: the packed rescue.
+        corpus: the runs of both corpora by name.
+        steps: of the whole rescue; one that ended before was given up, or crashed.
+    """
+    twin = corpus[healthy_twin(run["setting"], run["seed"])]
     alone = corpus[run["name"]]
-    rewards = [final(one, "reward", 10) for one in (run, alone, twin)]
+    changed = [change["field"] for act in run["guarded"] for change in act["changes"]]
+    # Another reward is on another scale.
+    judged_by = "facts/correct" if TWO_PART.field in changed else "reward"
+    rewards = [final(one, judged_by, 10) for one in (run, alone, twin)]
     accuracies = [final(one, "eval/greedy", 1) for one in (run, alone, twin)]
     return {
         "run": run["name"],
         "steps": run["columns"]["step"][-1],
+        "alone": label(alone).outcome,
+        "judged by": judged_by,
         "reward": named(rewards),
         "greedy": named(accuracies),
         "rollbacks": [
             {key: act[key] for key in ("step", "action", "detector", "checkpoint", "changes")}
             for act in run["guarded"]
         ],
-        "rescued": rewards[0] >= ENOUGH * rewards[2],
+        "rescued": run["columns"]["step"][-1] >= steps and rewards[0] >= ENOUGH * rewards[2],
     }
+
+
+def healthy_twin(setting: str, seed: int) -> str:
+    """The run that one of these settings would have been without its failure."""
+    return f"{RESCUES[setting]}-{seed}"
 
 
 def final(run: Packed, name: str, rows: int) -> float:
