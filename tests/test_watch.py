@@ -324,6 +324,27 @@ def test_the_story_of_a_dead_run():
     json.dumps(told.record())
 
 
+def test_what_a_dead_run_does_later_is_not_called_its_cause():
+    # Right answers go first; that it repeats itself, which is higher in the table, comes later.
+    rows = [{"step": k, "reward": 0.6 if k < 70 else 0.1, "correct": 0.6 if k < 40 else 0.1,
+             "repetition": 0.0 if k < 70 else 0.7} for k in range(100)]  # fmt: skip
+    told = story([{("facts/" if n == "correct" else "") + n: x for n, x in row.items()}
+                  for row in rows])  # fmt: skip
+    assert "repetition" in {event.detector for event in told.events if event.severity == "stop"}
+    assert told.cause == "accuracy_collapse"
+
+
+def test_a_warning_that_is_over_is_not_called_the_cause():
+    lengths = [100.0] * 30 + [20.0] * 10 + [100.0] * 60
+    rows = [{"step": k, "completions/mean_length": x, "entropy": 1.0 if k < 70 else 3.5}
+            for k, x in enumerate(lengths)]  # fmt: skip
+    told = story(rows)
+    assert [(event.detector, event.severity) for event in told.events] == [
+        ("length_collapse", "warn"), ("length_collapse", "clear"), ("entropy_explosion", "warn"),
+    ]  # fmt: skip
+    assert (told.condition, told.cause) == ("drifting", "entropy_explosion")
+
+
 def test_cost_is_counted_in_what_there_is():
     rewards = [0.7] * 50 + [0.1] * 50
     plain = [{"step": k, "reward": r} for k, r in enumerate(rewards)]

@@ -11,13 +11,16 @@ from typing import Any, Literal
 from mesotron.watch.detectors import Detector
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Act, Event, Evidence, describe
-from mesotron.watch.metrics import Row, canonical
+from mesotron.watch.metrics import METRICS, Row, canonical
 from mesotron.watch.tracks import Since
 
 Condition = Literal["healthy", "drifting", "dead"]
 
 # A plateau still counts as the best one within this share of the best reward.
 PLATEAU = 0.05
+# Rows after the first stop in which another still counts as told at once with it: as many as a
+# warning lasts. What a dead run does later (it repeats itself, it starves) did not kill it.
+AT_ONCE = 12
 # What the story quotes of a sick run's end, and against what; all but the first two if they moved.
 QUOTED: tuple[tuple[str, Since], ...] = (
     ("reward", "best"), ("heldout", "best"), ("zero_signal", "start"), ("formatted", "best"),
@@ -132,6 +135,8 @@ the steps came after the last useful step, 29
     phases = find_phases(harmful, int(rows[0]["step"]), int(rows[-1]["step"]), acts)
     back = max((act.step for act in acts if act.action == "rollback"), default=-1)
     harmful = [event for event in harmful if event.step > back]
+    if phases[-1].condition == "dead":
+        harmful = told_at_once(harmful, rows, phases[-1].first)
     cause = find_cause(harmful, engine.detectors, phases[-1].condition)
     useful = wasted = None
     unit = "steps"
@@ -187,14 +192,29 @@ def after(one: Event | Act, condition: Condition, warned: set[str]) -> Condition
     return "drifting" if warned else "healthy"
 
 
+def told_at_once(events: Sequence[Event], rows: Sequence[Row], death: int) -> list[Event]:
+    """Events up to a few rows after the first stop; of evaluations, which are rare, up to two of
+    them, since that is what their detectors wait for."""
+    later = [row for row in rows if row["step"] > death]
+    evaluations = [row for row in later if any(METRICS[name].sparse for name in canonical(row))]
+    soon, next_ones = later[:AT_ONCE], evaluations[:2]
+    last = soon[-1]["step"] if soon else death
+    last_rare = max(last, next_ones[-1]["step"] if next_ones else death)
+    rare = {event.detector for event in events
+            if any(METRICS[seen.metric].sparse for seen in event.evidence)}  # fmt: skip
+    return [e for e in events if e.step <= (last_rare if e.detector in rare else last)]
+
+
 def find_cause(
     events: Sequence[Event], detectors: Sequence[Detector], condition: Condition
 ) -> Detector | None:
-    """The first detector, in their order, among those that spoke as severely as the run ended."""
+    """The first detector, in their order, among those that called the run dead, or whose warning
+    is not over."""
     if condition == "healthy":
         return None
     wanted = "stop" if condition == "dead" else "warn"
-    named = {event.detector for event in events if event.severity == wanted}
+    latest = {event.detector: event.severity for event in events}
+    named = {name for name, severity in latest.items() if severity == wanted}
     return next(detector for detector in detectors if detector.name in named)
 
 
