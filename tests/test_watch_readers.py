@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mesotron.watch.metrics import canonical
 from mesotron.watch.readers import Stream, parser, read_log, tables, tensorboard
 from mesotron.watch.readers.tensorboard import EventFile, masked_crc
 
@@ -298,6 +299,12 @@ def test_a_console_log_cannot_make_a_pattern_run_for_long(write):
              "step:1 " + "- a:" * 20_000, "{'a': " * 20_000]  # fmt: skip
     log = read_log(write("a.log", "\n".join(lines) + "\nstep:2 - reward:0.5\n"), "console")
     assert log.rows[-1]["reward"] == 0.5
+
+
+def test_a_name_cannot_make_a_pattern_run_for_long():
+    """As above, for the names of metrics: a million letters would take a quarter of an hour."""
+    name = "rewards/" + "accuracy" * 130_000
+    assert canonical({name: 1.0, "rewards/my_accuracy/mean": 0.5}) == {"correct": 0.5}
 
 
 # live logs ---------------------------------------------------------------------------------------

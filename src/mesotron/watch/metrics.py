@@ -229,6 +229,8 @@ _DERIVED = (
 METRICS = {metric.name: metric for metric in (*_TABLE, *_DERIVED)}
 
 STEP_NAMES = ("step", "global_step", "_step", "training/global_step", "train/global_step")
+# A longer name is nobody's: patterns with two `*` would take minutes over one of a million letters.
+MAX_NAME = 500
 # Loggers put the phase in front of everything that is logged in training.
 _PREFIXES = ("train/", "trainer/", "train-")
 
@@ -263,6 +265,8 @@ def canonical(row: Row) -> dict[str, float]:
 @lru_cache(maxsize=65536)
 def _homes(key: str) -> tuple[tuple[str, int], ...]:
     """Every (metric, rank of the matching name) for a logged name; rank 0 is the best source."""
+    if len(key) > MAX_NAME:
+        return ()
     plain = plain_name(key)
     return tuple(
         (name, rank) for name, patterns in _PATTERNS.items()
