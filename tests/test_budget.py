@@ -1,6 +1,7 @@
 """Money and time: the step math, the meter on a clock of its own, and `mesotron plan`."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,8 @@ from mesotron.config import ObjectiveConfig, PlanConfig, RolloutConfig, SftConfi
 from mesotron.config.budget import PRICES
 from mesotron.rlvr.cost.estimate import estimate, maths_of
 from mesotron.rlvr.cost.pace import Pace
+from mesotron.rlvr.cost.spending import metered, write_spent
+from mesotron.runs import RunFolder
 from mesotron.watch.budget import Limits, Meter, limits_of, parse_duration, step_math
 
 
@@ -90,6 +93,26 @@ def test_a_budget_counts_what_earlier_sessions_took():
     assert meter_at(limits, 100, 200).refusal() is None
     assert "budget of 1 dollars" in (meter_at(limits, 100, 200, before=701).refusal() or "")
     assert meter_at(Limits(seconds=1000), 100, 200, before=5000).refusal() is None
+
+
+def test_a_resumed_run_does_not_begin_a_step_that_its_budget_has_no_room_for(tmp_path):
+    config = TrainConfig(price=3.6, budget=1.0)  # 1000 seconds
+    run = RunFolder.create(tmp_path / "run", config, {})
+    run.save("spent", {"seconds": 990.0, "dollars": 0.99, "step": 12.0})
+    with pytest.raises(ValueError, match=r"no room for a step of 12 s: give a larger --budget"):
+        metered(config, run, None).__enter__()
+    with metered(replace(config, budget=1.1), run, None) as meter:
+        assert meter.before == 990.0
+    assert run.load("spent")["step"] == 12.0  # it made none itself
+    run.save("spent", {"seconds": 1000.0, "dollars": 1.0})  # as older runs have it
+    with pytest.raises(ValueError, match=r"spent 1.00 of its budget of 1 dollars: give"):
+        metered(config, run, None).__enter__()
+
+
+def test_what_a_step_took_is_written_down_for_the_next_session(tmp_path):
+    run = RunFolder.create(tmp_path / "run", TrainConfig(), {})
+    write_spent(meter_at(Limits(), 10, 30, 35), run)
+    assert run.load("spent")["step"] == 20.0
 
 
 def test_earlier_sessions_cost_what_they_did_then():

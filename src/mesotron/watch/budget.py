@@ -144,6 +144,11 @@ class Meter:
         self._last = self.now = self.clock()
 
     @property
+    def slowest_step(self) -> float | None:
+        """Seconds of the slowest recent step and of saving; None before a step was timed."""
+        return max(self._plain) + self.slowest_save if self._plain else None
+
+    @property
     def spent(self) -> float:
         """Seconds up to the last step, those of earlier sessions included."""
         return self.before + self.now - self.began

@@ -28,30 +28,54 @@ def metered(
     """The meter of a run for one session; what was spent is written down however it ends.
 
     Args:
-        config: with the limits; a run whose budget is spent is refused.
+        config: with the limits; a run whose budget has no room for a step is refused.
         run: whose spent.json says what earlier sessions took.
         began: when the command began, on `time.monotonic`; now if None.
     """
     earlier = run.load("spent") or {"seconds": 0.0, "dollars": None}
-    before, paid = earlier["seconds"], earlier["dollars"]
+    before, paid, step = earlier["seconds"], earlier["dollars"], earlier.get("step") or 0.0
     meter = Meter(limits_of(config), before=before, paid=paid, began=began)
-    spent = meter.dollars(before)
-    if config.budget is not None and spent is not None and spent >= config.budget:
-        raise ValueError(
-            f"{run.path} has spent {spent:.2f} of its budget of {config.budget:g} dollars: give a "
-            "larger --budget"
-        )
+    if config.budget is not None:
+        refuse_without_room(meter, run, config.budget, step)
     try:
         yield meter
     finally:
-        write_spent(meter, run)
+        write_spent(meter, run, step)
 
 
-def write_spent(meter: Meter, run: RunFolder) -> None:
-    """Write down what was spent up to now; of several processes the main one does."""
+def refuse_without_room(meter: Meter, run: RunFolder, budget: float, step: float) -> None:
+    """Refuse a run whose budget is spent but for less than a step.
+
+    A session has timed no step of its own yet, so that nothing else would keep it from the first.
+
+    Args:
+        meter: of the run; its price is known where there is a budget.
+        run: for the sentence.
+        budget: in dollars.
+        step: seconds of a step in the session before; 0 if it made none.
+    """
+    spent, then = meter.dollars(meter.before) or 0.0, meter.dollars(meter.before + step) or 0.0
+    if spent < budget and then <= budget:
+        return
+    room = f", which leaves no room for a step of {step:.3g} s" if spent < budget else ""
+    raise ValueError(
+        f"{run.path} has spent {spent:.2f} of its budget of {budget:g} dollars{room}: give a "
+        "larger --budget"
+    )
+
+
+def write_spent(meter: Meter, run: RunFolder, earlier_step: float | None = None) -> None:
+    """Write down what was spent up to now; of several processes the main one does.
+
+    Args:
+        meter: of the run.
+        run: whose spent.json is written.
+        earlier_step: seconds of a step in the session before, for one that made none.
+    """
     if is_main():
         meter.now = meter.clock()
-        run.save("spent", {"seconds": meter.spent, "dollars": meter.dollars(meter.spent)})
+        spent = {"seconds": meter.spent, "dollars": meter.dollars(meter.spent)}
+        run.save("spent", spent | {"step": meter.slowest_step or earlier_step})
 
 
 class Spending(TrainerCallback):
