@@ -25,7 +25,7 @@ from mesotron.ppo.mirrors import Mirrors
 from mesotron.ppo.policy import Params, init_policy
 from mesotron.ppo.records import Session, curve_of, describe, write_chunk, write_evaluation
 from mesotron.ppo.seeds import make_program
-from mesotron.runs import RunFolder, describe_environment, new_run_path
+from mesotron.runs import RunFolder, check_free, describe_environment, new_run_path
 from mesotron.runs.console import LiveView
 from mesotron.runs.lines import cut_rows_after
 from mesotron.runs.signals import StopRequest
@@ -78,6 +78,7 @@ def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
     config.check()
     named = config.save_dir / config.run_name if config.run_name else None
     path = named or new_run_path("snake", config.save_dir)
+    check_free(path, flag="--run-name")
     device = jax.devices()[0].device_kind
     environment = describe_environment(device, config.seed, num_devices=config.num_shards)
     return RunFolder.create(path, config, environment), config

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from mesotron.config import SftConfig, TrainConfig
+from mesotron.config import SftConfig, TrainConfig, VlaTrainConfig
 from mesotron.config.reading import from_plain
-from mesotron.runs import Checkpoint, RunFolder, newest_whole
+from mesotron.runs import Checkpoint, RunFolder, check_free, newest_whole
 from mesotron.runs.processes import is_main
 
-Config = TypeVar("Config", TrainConfig, SftConfig)
+Config = TypeVar("Config", TrainConfig, SftConfig, VlaTrainConfig)
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,25 @@ def begin(config: Config, path: Path) -> Plan[Config]:
 
     Of several processes the main one alone looks at the folder: it may have made it by now.
     """
-    if is_main() and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(
-            f"{path} is not empty; give --out another name, or continue it with --resume {path}"
-        )
+    if is_main():
+        check_free(path)
     return Plan(config, path)
 
 
-def go_on(config_type: type[Config], resume: Path) -> Plan[Config]:
-    """The plan of a run that was stopped: its own settings, its newest whole checkpoint."""
+def go_on(config_type: type[Config], resume: Path, evaluate: str = "mesotron eval") -> Plan[Config]:
+    """The plan of a run that was stopped: its own settings, its newest whole checkpoint.
+
+    Args:
+        config_type: of its settings.
+        resume: its folder.
+        evaluate: the command that is proposed where the run has finished.
+    """
     path = resume.resolve()  # runs/last may come to mean another run
     folder = RunFolder(path)
     saved = from_plain(config_type, folder.config, f"{path / 'config.json'}")
     if folder.result is not None:
         raise ValueError(
-            f"{resume} has finished its {saved.steps} steps; evaluate it with mesotron eval "
+            f"{resume} has finished its {saved.steps} steps; evaluate it with {evaluate} "
             f"{resume}, or start a new run"
         )
     found, damaged = newest_whole(folder.checkpoints)

@@ -12,15 +12,17 @@ from dataclasses import replace
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
+from typing import TypeVar
 
-from mesotron.config import TrainConfig
+from mesotron.config import SftConfig, TrainConfig
 from mesotron.rlvr.checks import check_parts
-from mesotron.rlvr.plan import Config, Plan, begin, go_on
+from mesotron.rlvr.plan import Plan, begin, go_on
 from mesotron.runs import new_run_path
 from mesotron.runs.hub import go_offline_without_network
 from mesotron.runs.processes import is_main, num_processes
 from mesotron.watch.budget import limits_of
 
+Limited = TypeVar("Limited", TrainConfig, SftConfig)  # whose cost may have a limit
 LEAST = {
     "steps": 1,
     "eval_every": 0,
@@ -70,7 +72,7 @@ def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
     return code
 
 
-def go_on_within(config: Config) -> Plan[Config]:
+def go_on_within(config: Limited) -> Plan[Limited]:
     """The plan of a run that was stopped, with the limits that are given anew."""
     assert config.resume is not None
     plan = go_on(type(config), config.resume)

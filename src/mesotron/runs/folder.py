@@ -32,6 +32,19 @@ def new_run_path(name: str, root: Path = Path("runs")) -> Path:
     return path
 
 
+def check_free(path: Path, flag: str = "--out") -> None:
+    """Refuse a path for a new run that holds something already.
+
+    Args:
+        path: of the folder to be.
+        flag: by which the user names it.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(
+            f"{path} is not empty; give {flag} another name, or continue it with --resume {path}"
+        )
+
+
 class RunFolder:
     """One run on disk. Writers hold its lock; readers need none.
 
@@ -65,10 +78,7 @@ class RunFolder:
             config: a config dataclass, or the same as a dictionary.
             environment: see `describe_environment`.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ValueError(
-                f"{path} is not empty; give --out another name, or continue it with --resume {path}"
-            )
+        check_free(path)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         write_json(path / "env.json", environment)
         write_json(path / "config.json", plain(config))

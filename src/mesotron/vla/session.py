@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from mesotron.config.reading import from_plain
 from mesotron.config.vla_training import VlaTrainConfig
 from mesotron.optim import RoutingTable
 from mesotron.rlvr.models import choose_device
+from mesotron.rlvr.plan import Plan, begin, go_on
 from mesotron.rlvr.train import check_least
-from mesotron.runs import Checkpoint, RunFolder, describe_environment, new_run_path, newest_whole
+from mesotron.runs import RunFolder, describe_environment, new_run_path
 from mesotron.runs.console import LiveView
 from mesotron.runs.signals import StopRequest
 from mesotron.vla import checkpoint
@@ -46,23 +45,13 @@ LEAST = {
 }  # fmt: skip
 
 
-class Beginning(NamedTuple):
-    """Where a run begins: its settings, its folder if there is one, and a checkpoint if any."""
-
-    config: VlaTrainConfig
-    path: Path
-    folder: RunFolder | None
-    checkpoint: Checkpoint | None
-    notes: tuple[str, ...]
-
-
 def train(config: VlaTrainConfig) -> int:
     """Train, or continue a run.
 
     Returns:
         The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
     """
-    start = begin(config)
+    start = plan(config)
     config = start.config
     device = choose_device(config.device, config.threads)
     console = Console()
@@ -87,33 +76,17 @@ def train(config: VlaTrainConfig) -> int:
     return 0
 
 
-def begin(config: VlaTrainConfig) -> Beginning:
+def plan(config: VlaTrainConfig) -> Plan[VlaTrainConfig]:
     """A new run, or the one to resume with the settings that it began with."""
-    if config.resume is None:
-        check_least(config, LEAST)
-        path = config.out or new_run_path("vla")
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ValueError(
-                f"{path} is not empty; give --out another name, or continue it with --resume {path}"
-            )
-        # So that it can be resumed from anywhere.
-        config = dataclasses.replace(config, demos=config.demos.resolve())
-        return Beginning(config, path, None, None, ())
-    path = config.resume.resolve()  # runs/last may come to mean another run
-    folder = RunFolder(path)
-    saved = from_plain(VlaTrainConfig, folder.config, f"{path / 'config.json'}")
-    if folder.result is not None:
-        raise ValueError(
-            f"{config.resume} has finished its {saved.steps} steps; evaluate it with mesotron vla "
-            f"eval {config.resume}, or start a new run"
-        )
-    found, damaged = newest_whole(folder.checkpoints)
-    notes = [f"damaged checkpoint left out: {wrong}" for wrong in damaged]
-    where = f"step {found.step}" if found else "the beginning: there is no whole checkpoint"
-    return Beginning(saved, path, folder, found, (*notes, f"continuing {path} from {where}"))
+    if config.resume is not None:
+        return go_on(VlaTrainConfig, config.resume, evaluate="mesotron vla eval")
+    check_least(config, LEAST)
+    # Whole, so that it can be resumed from anywhere.
+    config = dataclasses.replace(config, demos=config.demos.resolve())
+    return begin(config, config.out or new_run_path("vla"))
 
 
-def open_folder(start: Beginning, device: torch.device) -> RunFolder:
+def open_folder(start: Plan[VlaTrainConfig], device: torch.device) -> RunFolder:
     """The run's folder, made if it is new."""
     if start.folder is not None:
         return start.folder
