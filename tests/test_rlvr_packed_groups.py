@@ -52,7 +52,8 @@ def test_log_probabilities_and_gradients_are_those_of_single_rows(kind):
     packed = pack_groups(ids, mask, T)
     assert packed is not None
     assert packed.ids.shape == (3, P - 1 + 4 * T)
-    found = packed.unpack(logprobs(model, packed.ids, packed.seen, packed.places, packed.labels))
+    seen, places = packed.seen(), packed.frame.places(ids.device)
+    found = packed.unpack(logprobs(model, packed.ids, seen, places, packed.labels))
     torch.testing.assert_close(found, plain, atol=1e-12, rtol=0)
     wanted = torch.autograd.grad((weigh * plain).sum(), list(model.parameters()))
     given = torch.autograd.grad((weigh * found).sum(), list(model.parameters()))

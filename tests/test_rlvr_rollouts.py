@@ -273,7 +273,7 @@ def test_a_temperature_changed_on_the_way_is_taken_over(tmp_path):
     assert trainer._sampler.sampling.temperature == 0.5
 
 
-def test_a_group_is_tokenized_once(tmp_path):
+def test_a_prompt_is_tokenized_once(tmp_path):
     prompts = [*["1 + 2 ="] * 3, "4 =", *["1 + 2 ="] * 2]
     trainers = [make_trainer(tmp_path, parts={"engine": one}) for one in ("generate", "fused")]
     wanted, found = (trainer._tokenize_prompts(prompts)[0] for trainer in trainers)
@@ -281,8 +281,9 @@ def test_a_group_is_tokenized_once(tmp_path):
     asked = []
     tokenizer = trainers[1].processing_class
     trainers[1].processing_class = lambda text: asked.extend(text) or tokenizer(text=text)
-    trainers[1]._tokenize_prompts(prompts)
-    assert asked == ["1 + 2 =", "4 =", "1 + 2 ="]
+    known = trainers[1]._tokenize_prompts(["5 =", *prompts, "5 ="])[0]
+    assert asked == ["5 ="]
+    assert known == trainers[0]._tokenize_prompts(["5 =", *prompts, "5 ="])[0]
 
 
 def test_what_the_fused_decoder_does_not_know_is_refused():

@@ -207,6 +207,10 @@ class OptimConfig:
     """Whose gradient is clipped: all clips the matrices' too, by their own norm, so that one large
     gradient does not fill the momentum for dozens of steps."""
 
+    fused: bool = True
+    """Spectral steps on a GPU by our kernels, which the first step compiles; off takes PyTorch's
+    own, which are slower in each step and have nothing to compile: for runs of minutes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
@@ -241,6 +245,10 @@ class RolloutConfig:
     share_prompts: bool = False
     """Let a training pass read each prompt once for all its completions: the same numbers up to
     rounding, from fewer tokens; worth it where prompts are not much shorter than completions."""
+
+    record: bool = False
+    """Pad the rows of share_prompts to few fixed shapes and replay a training pass as CUDA graphs,
+    recorded at a shape's second pass: the same numbers up to rounding, without the host's time."""
 
     vllm: Literal["off", "colocate", "server"] = "off"
     """Sample with vLLM, in the same process or from a server."""

@@ -99,10 +99,12 @@ class PoliteStop(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Ask for a checkpoint and the end, in every process if one was told."""
-        requested = torch.tensor([float(self.stop.requested)], device=args.device)
+        requested = self.stop.requested
         if dist.is_initialized():
-            dist.all_reduce(requested, dist.ReduceOp.MAX)
-        if requested.item():
+            told = torch.tensor([float(requested)], device=args.device)
+            dist.all_reduce(told, dist.ReduceOp.MAX)
+            requested = bool(told.item())
+        if requested:
             control.should_save = True
             control.should_training_stop = True
 

@@ -55,6 +55,28 @@ def check_sampling(config: TrainConfig) -> None:
             f"--rollout.engine {engine} needs whole weights in each process, and the launcher asks "
             "for FSDP: use --rollout.engine generate, or vLLM"
         )
+    if config.rollout.record:
+        check_recording(config)
+
+
+def check_recording(config: TrainConfig) -> None:
+    """Refuse to record a pass whose shape or kernels the host decides.
+
+    Args:
+        config: as parsed.
+
+    Example:
+        >>> check_recording(TrainConfig(rollout=RolloutConfig(record=True, share_prompts=True)))
+    """
+    if not config.rollout.share_prompts:
+        raise ValueError("--rollout.record needs --rollout.share-prompts: give both or neither")
+    odd = {
+        "--model.gradient-checkpointing": config.model.gradient_checkpointing,
+        f"{num_processes()} processes": num_processes() > 1,
+    }
+    asked = [name for name, is_asked in odd.items() if is_asked]
+    if asked:
+        raise ValueError(f"--rollout.record does not go with {' and '.join(asked)}: leave it out")
 
 
 def check_optim(config: OptimConfig) -> None:

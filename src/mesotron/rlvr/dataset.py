@@ -4,7 +4,7 @@ A row has the columns prompt (chat messages, or text for a model without a chat 
 id. The gold is for the reward and for metrics; self-labelled objectives do not read it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -16,7 +16,48 @@ from mesotron.rlvr.rewards import Reward, Scores
 from mesotron.rlvr.tasks.problem import Task
 
 
-def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Dataset:
+class Rows(Dataset):
+    """A dataset that reads a row once for all its repetitions in a batch.
+
+    A group's rows are dicts of their own around the same prompt: whoever copies or compares them
+    sees at once that they are alike.
+    """
+
+    def __getitems__(self, keys: list[int]) -> list[dict[str, Any]]:
+        distinct = list(dict.fromkeys(keys))
+        found = dict(zip(distinct, super().__getitems__(distinct), strict=True))
+        return [dict(found[key]) for key in keys]
+
+
+class Batch:
+    """Rows on their way from a data loader to a trainer, as nothing that anybody looks into.
+
+    They are text. A list of them would be searched for tensors to pin and to bring to the GPU, down
+    to each message of each chat, and be built anew twice.
+
+    Args:
+        rows: of one batch.
+
+    Example:
+        >>> batch = Batch([{"gold": "7"}, {"gold": "8"}])
+        >>> len(batch), batch[1], [row["gold"] for row in batch]
+        (2, {'gold': '8'}, ['7', '8'])
+    """
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self.rows[number]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+
+def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
     """The training problems as a dataset.
 
     Args:
@@ -33,7 +74,9 @@ def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Dataset:
         "gold": [problem.gold for problem in task.train],
         "id": [problem.id for problem in task.train],
     }
-    return Dataset.from_dict(columns)
+    found = Rows.from_dict(columns)
+    assert isinstance(found, Rows)
+    return found
 
 
 def check_enough(task: Task, rollout: RolloutConfig) -> None:

@@ -38,6 +38,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
     options: dict[str, Any] = {"weight_decay": config.weight_decay, "per_head": config.per_head}
     if config.name != "adamw":
         options |= {"momentum": config.momentum, "scale": config.scale, "aux_lr": config.aux_lr}
+        options["fused"] = None if config.fused else False
     strength = {"promote": config.promote, "cutoff": config.cutoff}
     given = {key: value for key, value in strength.items() if value is not None}
     if given and config.name != "pion":

@@ -25,6 +25,7 @@ from mesotron.rlvr.callbacks import WATCHED, EvalEvery, PoliteStop, RunLog
 from mesotron.rlvr.cost.spending import Spending, metered
 from mesotron.rlvr.dataset import as_reward_function, check_enough, make_rows
 from mesotron.rlvr.finish import compare, measure, show, write_report
+from mesotron.rlvr.layers.fixed_pass import check_fixed
 from mesotron.rlvr.layers.rollouts import check_engine
 from mesotron.rlvr.layers.shared_prompts import check_packing
 from mesotron.rlvr.live_settings import live_settings
@@ -98,6 +99,8 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     check_engine(config.rollout.engine, model)
     if config.rollout.share_prompts:
         check_packing(model)
+    if config.rollout.record:
+        check_fixed(model, "rollout.record", "leave it out")
     return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
 
 
@@ -206,6 +209,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         judge=parts.judge,
         engine=config.rollout.engine,
         share_prompts=config.rollout.share_prompts,
+        record=config.rollout.record,
     )
     if asks_for_sharding() and not trainer.is_fsdp_enabled:
         raise ValueError(

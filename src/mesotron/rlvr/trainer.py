@@ -20,6 +20,7 @@ from mesotron.optim import RoutedOptimizer
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.dataset import Batch, Rows
 from mesotron.rlvr.layers.anchored import reference_in_memory
 from mesotron.rlvr.layers.resampling import Resampling
 from mesotron.rlvr.layers.rollouts import Engine
@@ -69,6 +70,7 @@ class GRPOTrainer(Resampling):
         engine: who samples: generate is TRL's own ways, graph a static cache and captured graphs,
             fused those with a decoder of few kernels (Llama and Qwen2, without LoRA).
         share_prompts: train on rows that hold a prompt once and its completions after it.
+        record: make such rows of fixed shapes, and the passes over them CUDA graphs.
         judge: turns completions into facts; self-labelled objectives without one read \\boxed{}.
         **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
 
@@ -79,6 +81,9 @@ class GRPOTrainer(Resampling):
     References:
         Shao et al., DeepSeekMath, 2024, arXiv 2402.03300.
     """
+
+    auxiliary_norm: torch.Tensor | None = None
+    """Of the gradient of this step's auxiliary groups."""
 
     def __init__(
         self,
@@ -92,12 +97,15 @@ class GRPOTrainer(Resampling):
         judge: Judge | None = None,
         engine: Engine = "generate",
         share_prompts: bool = False,
+        record: bool = False,
         **rest: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else GRPOConfig("mesotron-grpo")
         self.objective = resolve_for(args, objective)
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
-        self.judge, self.engine, self.share_prompts = judge, engine, share_prompts
+        self.judge, self.engine = judge, engine
+        self.share_prompts, self.record = share_prompts, record
+        self._token_ids = {}
         funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         funcs = [func for func in funcs if func is not None]
         if objective is not None:
@@ -114,6 +122,8 @@ class GRPOTrainer(Resampling):
         beta, own = args.beta, reference_in_memory(model, args, rest.get("peft_config"))
         args.beta = 0.0 if own or self.objective.name == "corewarding" else beta
         super().__init__(model, funcs, args, train_dataset, **rest)
+        if isinstance(self.train_dataset, Rows):
+            self.data_collator = Batch
         self._check_engine()
         self._check_sharing()
         args.beta = self.beta = beta
@@ -161,7 +171,7 @@ class GRPOTrainer(Resampling):
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
         norms = clip_gradients(optimizer, self.args.max_grad_norm, matrices)
-        self._note({"grad_norm/auxiliary": norms.auxiliary.item()})
+        self.auxiliary_norm = norms.auxiliary  # read at the step's end: looking now would wait
         return norms.total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -172,7 +182,7 @@ class GRPOTrainer(Resampling):
 
 
 class StepEnd(TrainerCallback):
-    """Times a step and its optimizer, and moves an anchor that follows every optimizer step."""
+    """Times a step and its optimizer, notes its norm, moves an anchor that follows each of them."""
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self.trainer = trainer
@@ -189,6 +199,9 @@ class StepEnd(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         trainer = self.trainer
+        if trainer.auxiliary_norm is not None:
+            trainer._note({"grad_norm/auxiliary": trainer.auxiliary_norm.item()})
+            trainer.auxiliary_norm = None
         if trainer.anchor is not None and trainer.objective.momentum_update == "optimizer_step":
             trainer._update_anchor()
         spent = time.perf_counter() - self.began

@@ -12,6 +12,8 @@ from mesotron.rlvr.sampling.fused_decoder import FusedSampler, check_decoder
 from mesotron.rlvr.sampling.graph_sampler import GraphSampler, check_attention
 
 Engine = Literal["generate", "graph", "fused"]
+# Prompts whose tokens are remembered: 256 chats took 39 ms of each step on an H200's host.
+KEPT_PROMPTS = 16_384
 
 
 class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -21,15 +23,23 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
     usual_rows: int = 0
     """Rows of a whole rollout where other numbers are sampled too; see `GraphSampler.sample`."""
     _sampler: GraphSampler | None = None
+    _token_ids: dict[str, list[int]]
 
     def _tokenize_prompts(self, prompts: list) -> Any:
-        """TRL's; where graphs sample, which is text alone, once for the rows of a group."""
+        """TRL's; where graphs sample, which is text alone, once for each prompt of a run."""
         if self.engine == "generate":
             return super()._tokenize_prompts(prompts)
-        changes = [k for k, prompt in enumerate(prompts) if not k or prompt != prompts[k - 1]]
-        ids, images, fields = super()._tokenize_prompts([prompts[k] for k in changes])
-        sizes = [b - a for a, b in zip(changes, [*changes[1:], len(prompts)], strict=True)]
-        return [one for one, n in zip(ids, sizes, strict=True) for _ in range(n)], images, fields
+        keys: list[str] = []
+        for k, prompt in enumerate(prompts):
+            alike = k > 0 and (prompt is prompts[k - 1] or prompt == prompts[k - 1])
+            keys.append(keys[-1] if alike else repr(prompt))
+        if len(self._token_ids) > KEPT_PROMPTS:
+            self._token_ids = {}
+        fresh = {key: p for key, p in zip(keys, prompts, strict=True) if key not in self._token_ids}
+        if fresh:
+            found, _, _ = super()._tokenize_prompts(list(fresh.values()))
+            self._token_ids |= dict(zip(fresh, found, strict=True))
+        return [self._token_ids[key] for key in keys], None, {}
 
     def _generate_single_turn(
         self,

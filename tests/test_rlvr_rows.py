@@ -1,0 +1,40 @@
+"""Rows on their way to the trainer: read once for a group, and looked into by nobody."""
+
+from accelerate.utils import send_to_device
+from datasets import Dataset
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from mesotron.rlvr.dataset import Batch, Rows
+from rlvr_tiny import make_data, make_trainer, rows, same, weights
+
+KEYS = [3, 3, 3, 0, 0, 3, 5]
+COLUMNS = {
+    "prompt": [[{"role": "user", "content": f"{k} + {k}"}] for k in range(6)],
+    "gold": [str(2 * k) for k in range(6)],
+}
+
+
+def test_rows_are_those_of_a_plain_dataset():
+    found = Rows.from_dict(COLUMNS).__getitems__(KEYS)
+    assert found == Dataset.from_dict(COLUMNS).__getitems__(KEYS)
+    assert found[0]["prompt"] is found[5]["prompt"]
+    found[0]["gold"] = "spoiled"  # a row of its own
+    assert found[1]["gold"] == "6"
+
+
+def test_a_batch_goes_through_as_it_is():
+    batch = Batch(Rows.from_dict(COLUMNS).__getitems__(KEYS))
+    assert send_to_device(batch, "cpu") is batch
+    assert pin_memory(batch) is batch
+    assert "labels" not in batch  # as Transformers asks
+
+
+def test_training_on_rows_is_training_on_a_dataset(tmp_path):
+    trainers = []
+    for data in (make_data(), Rows.from_dict(make_data().to_dict())):
+        trainer = make_trainer(tmp_path, parts={"train_dataset": data})
+        trainer.train()
+        trainers.append(trainer)
+    assert trainers[1].data_collator is Batch
+    assert same(*map(weights, trainers))
+    assert [row["loss"] for row in rows(trainers[0])] == [row["loss"] for row in rows(trainers[1])]
