@@ -88,6 +88,17 @@ def test_zero_width_digits_count_as_what_they_look_like(judge):
     assert one(judge, "\\boxed{\uff17\uff12}", "72").correct
 
 
+def test_cases_that_are_alike_are_judged_once(judge, monkeypatch):
+    cases = [(r"\boxed{7}", "7", False), (r"\boxed{7}", "8", False), (r"\boxed{7}", "7", True)]
+    alone = [judge.judge([text], [gold], [cut])[0] for text, gold, cut in cases]
+    asked, one_by_one = [], judge._judge
+    monkeypatch.setattr(judge, "_judge", lambda *a: asked.append(len(a[0])) or one_by_one(*a))
+    order = (0, 1, 0, 2, 1, 0)
+    texts, golds, cuts = zip(*(cases[k] for k in order), strict=True)
+    assert judge.judge(texts, golds, cuts) == [alone[k] for k in order]
+    assert asked == [3]
+
+
 def test_the_summary_is_made_of_shares(judge):
     completions = [r"\boxed{7}", "7", r"\boxed{8}", r"\boxed{1}"]
     golds = ["7", "7", "7", r"\frac{"]

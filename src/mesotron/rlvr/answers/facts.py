@@ -69,6 +69,24 @@ class Judge:
             truncated: whether each was cut at the length limit.
         """
         _check_lengths(completions, golds, truncated)
+        # Short answers are often alike, the better the policy the more: each is judged once.
+        asked = list(zip(completions, golds, map(bool, truncated)))
+        distinct = list(dict.fromkeys(asked))
+        found = self._judge(
+            [text for text, _, _ in distinct],
+            [gold for _, gold, _ in distinct],
+            [cut for _, _, cut in distinct],
+        )
+        known = dict(zip(distinct, found))
+        return [known[case] for case in asked]
+
+    def _judge(
+        self,
+        completions: Sequence[str],
+        golds: Sequence[str | None],
+        truncated: Sequence[bool],
+    ) -> list[Facts]:
+        """Facts of completions that differ."""
         strict = [
             self.format.extract(text, complete=not cut) for text, cut in zip(completions, truncated)
         ]
@@ -86,7 +104,7 @@ class Judge:
                 formatted=strict[i] is not None,
                 correct=right[i] and strict[i] is not None,
                 correct_unformatted=right[i] and strict[i] is None,
-                truncated=bool(truncated[i]),
+                truncated=truncated[i],
                 gold_unparseable=golds[i] is not None and not readable[i],
                 graded=golds[i] is not None and readable[i],
             )

@@ -40,10 +40,6 @@ class Layer:
     gate_up: Tensor
     down: Tensor
 
-    def tensors(self) -> list[Tensor]:
-        """All of them."""
-        return [x for x in vars(self).values() if x is not None]
-
 
 class FusedWeights:
     """A copy of a model's weights, merged; `refresh` brings it up to date in place.
@@ -62,6 +58,8 @@ class FusedWeights:
         with torch.no_grad():
             self.layers = [merge(layer, dtype) for layer in model.model.layers]
             self.ends = [x.to(dtype, copy=True) for x in self._outer()]
+            self._parts = [part for layer in self.layers for part in self._split(layer)]
+            self._parts += self.ends
 
     def _outer(self) -> list[Tensor]:
         """Embedding, last norm and head of the model."""
@@ -74,11 +72,15 @@ class FusedWeights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Take the model's present weights; every tensor keeps its place in memory."""
-        for old, layer in zip(self.layers, self.model.model.layers, strict=True):
-            for kept, fresh in zip(old.tensors(), merge(layer, self.dtype).tensors(), strict=True):
-                kept.copy_(fresh)
-        for kept, fresh in zip(self.ends, self._outer(), strict=True):
-            kept.copy_(fresh)
+        fresh = [x for layer in self.model.model.layers for x in weights_of(layer)]
+        torch._foreach_copy_(self._parts, fresh + self._outer())  # pyright: ignore
+
+    def _split(self, layer: Layer) -> list[Tensor]:
+        """Where the weights of `weights_of` lie in a merged layer."""
+        sizes = [self.heads * self.size, self.keys * self.size, self.keys * self.size]
+        both = [layer.qkv] if layer.bias is None else [layer.qkv, layer.bias]
+        found = [layer.first_norm, *(part for x in both for part in x.split(sizes)), layer.out]
+        return [*found, layer.second_norm, *layer.gate_up.chunk(2), layer.down]
 
     def angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of positions, (B, T, 1, D) each."""
@@ -122,6 +124,16 @@ class FusedWeights:
     def logits(self, x: Tensor) -> Tensor:
         """(B, V) of hidden states (B, E)."""
         return nn.functional.linear(rms_norm(x, x.shape[-1:], self.ends[1], self.eps), self.ends[2])
+
+
+def weights_of(layer: Any) -> list[Tensor]:
+    """The weights of a layer of Transformers in the order in which they are merged."""
+    own, mlp = layer.self_attn, layer.mlp
+    three = (own.q_proj, own.k_proj, own.v_proj)
+    biases = [] if own.q_proj.bias is None else [one.bias for one in three]
+    found = [layer.input_layernorm.weight, *(one.weight for one in three), *biases]
+    found += [own.o_proj.weight, layer.post_attention_layernorm.weight]
+    return [*found, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
 
 
 def merge(layer: Any, dtype: torch.dtype) -> Layer:

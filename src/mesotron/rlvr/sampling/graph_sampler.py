@@ -322,5 +322,4 @@ def narrow_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def refresh(made: nn.Module, model: nn.Module) -> None:
     """Bring a copy's weights and buffers up to date."""
     mine, theirs = ([*one.parameters(), *one.buffers()] for one in (made, model))
-    for old, new in zip(mine, theirs, strict=True):
-        old.copy_(new)
+    torch._foreach_copy_(mine, theirs)  # pyright: ignore
