@@ -2,23 +2,13 @@
 
 import argparse
 import random
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "smollm2"
-MODULES = ("accounts", "box", "contests", "crew", "draw", "page", "place", "plan", "results",
-           "spectrum", "study", "supervised", "tables", "training")  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def beside_the_scripts(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield
-    for name in MODULES:
-        sys.modules.pop(name, None)
+pytestmark = pytest.mark.usefixtures("beside_scripts")
 
 
 @pytest.fixture

@@ -1,21 +1,12 @@
 """The VLA study's plan goes all the way to its finals, and chooses as its page says."""
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "vla"
-MODULES = ("cell", "crew", "page", "pilot", "plan", "study")
-
-
-@pytest.fixture(autouse=True)
-def beside_the_scripts(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield
-    for name in MODULES:
-        sys.modules.pop(name, None)
+pytestmark = pytest.mark.usefixtures("beside_scripts")
 
 
 @pytest.fixture
@@ -134,6 +125,20 @@ def test_the_study_takes_up_what_the_pilot_found(tmp_path):
     long = DEFAULTS["object10"]["long"]
     assert (given.small, given.full, given.long) == (7, 50, long)  # what was said goes first
     assert not given.alone
+
+
+def test_what_would_not_be_finished_is_not_begun():
+    import time
+
+    from pace import Pace
+
+    pace = Pace(time.time() + 1000, alone=True)
+    cell = {"contender": "muon", "steps": 100, "train_seconds": 100.0, "seconds": 110.0}
+    assert pace.choose([cell], busy=set()) is cell
+    assert pace.choose([cell], busy={"another"}) is None, "the first one compiles for all"
+    pace.note(cell)
+    assert pace.choose([cell | {"steps": 2000}, cell], busy={"another"}) is cell
+    assert pace.choose([cell | {"contender": "muon_low_rank"}], busy=set()) is None
 
 
 def test_a_pilot_chooses_the_budgets():

@@ -18,11 +18,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from crew import Crew
 from place import model_folder
 from plan import CONTENDERS, PARTS, Cell, accuracy, key_of, plan, warm_folder
 from results import read_results
+from worker import GRACE, work
 
+from mesotron.bench.crew import Crew
 from mesotron.bench.mps import mps
 
 
@@ -41,7 +42,8 @@ def main() -> None:
     shares = given.device == "cuda" and given.workers > 1
     try:
         with mps(given.state, say) if shares else nullcontext():
-            Crew(given, say, began + given.seconds).work_through(cells.following, cells.take)
+            crew = Crew(given.workers, work, vars(given), key_of, began + given.seconds, GRACE)
+            crew.work_through(cells.following, cells.take)
     finally:
         cells.write()
         say(f"{len(cells.done)} cells in {given.out / 'results.json'}; {cells.left()} to go")
@@ -71,7 +73,8 @@ def read_arguments() -> argparse.Namespace:
     words.add_argument("--horizon-optim", default="muon", help="muon:aux_lr=1e-5 is a variant")
     words.add_argument("--horizon-seeds", type=int, default=1)
     words.add_argument("--eval-every", type=int, default=25)
-    words.add_argument("--warm-enough", type=float, default=0.5)
+    # Votes need a model that is right more often than chance and not yet sure of everything.
+    words.add_argument("--warm-enough", type=float, default=0.5, help="accuracy to warm up to")
     words.add_argument("--gsm8k", type=Path, help="a folder with train.jsonl and test.jsonl")
     words.add_argument("--gsm8k-sft", type=int, help="supervised steps; two epochs if not given")
     words.add_argument("--gsm8k-steps", type=int, default=60)

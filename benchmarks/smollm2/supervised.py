@@ -23,8 +23,6 @@ from mesotron.rlvr.tasks.problem import Task
 BATCH = 32
 RATE = 2e-5
 LOOK_EVERY = 10
-# Votes need a model that is right more often than chance and not yet sure of everything.
-WARM_ENOUGH = 0.5
 LONGEST_WARM_UP = 400
 GSM8K_STEPS = 2 * 7473 // BATCH  # two epochs
 

@@ -48,51 +48,85 @@ def main() -> None:
     make_data(given, say)
     bench = Bench(given, began + given.seconds)
     say(f"{len(bench.demos):,} observations loaded")
-    found: dict[str, Any] = {"world": given.world, "compared": {}, "speed": {}, "curve": []}
-
-    def keep() -> None:
-        for folder in (given.state, given.out):  # where the study looks, and what comes back
-            (folder / f"{given.world}.pilot.json").write_text(json.dumps(found, indent=1))
-
-    if given.device == "cuda" and given.graph:
-        for head in given.heads:
-            for name in ("muon_pion", "adamw", "pion"):
-                found["compared"][f"{head}/{name}"] = say_and_try(say, compare, bench, head, name)
-        gaps = [one.get("gap", 1.0) for one in found["compared"].values()]
-        given.graph = found["graph"] = max(gaps) < MOST_GAP
-        keep()
-    for name in ("muon", "adamw"):
-        found["speed"][name] = say_and_try(say, measure_speed, bench, given.heads[0], name)
-    keep()
-    found["rates"] = {}
-    for key, name, rate in (("aux", "muon", RATE), ("aux_adamw", "adamw", ADAMW_RATE)):
-        tried = say_and_try(say, try_auxiliary, bench, name, rate, given.short)
-        if "best" in tried:
-            found["rates"][key] = tried["best"]
-    given.aux = found["rates"].get("aux", given.aux)
-    found["rate"] = say_and_try(say, try_rates, bench, given.short).get("best", RATE)
-    keep()
-    alone = min(found["speed"]["muon"].get(f"{kind} {given.batch}", 1e9) for kind in KINDS)
-    step = SHARING * alone / 1000
-    for steps in given.budgets:
-        if time.time() > began + given.seconds:
-            break
-        found["curve"].append(say_and_try(say, learn, bench, found["rate"], steps))
-        points = [point for point in found["curve"] if "success" in point]
-        found["budgets"] = choose(points, given.study_seconds / step)
-        keep()
+    pilot = Pilot(bench, say)
+    pilot.try_recording()
+    pilot.time_steps()
+    pilot.find_rates()
+    pilot.follow_curve()
+    found = pilot.found
     say(f"recorded {found.get('graph')}, rates {found['rates']}, budgets {found.get('budgets')}")
 
 
-def say_and_try(say: Any, work: Any, *args: Any) -> dict[str, Any]:
-    """What some work found, or how it failed; either is said."""
-    try:
-        found = work(*args)
-    except Exception:
-        found = {"error": traceback.format_exc()}
-    shown = found.get("error") or json.dumps(found)
-    say(f"{work.__name__} {' '.join(str(arg) for arg in args[1:])}: {shown}")
-    return found
+class Pilot:
+    """What is found, on disk as it comes; each question takes up what those before have answered.
+
+    Args:
+        bench: the demonstrations and the settings.
+        say: prints a sentence.
+    """
+
+    def __init__(self, bench: Bench, say: Any) -> None:
+        self.bench, self.given, self.say = bench, bench.given, say
+        self.found: dict[str, Any] = {"world": self.given.world, "compared": {}, "speed": {}}
+        self.found |= {"rates": {}, "curve": []}
+
+    def try_recording(self) -> None:
+        """Whether recorded steps do what plain ones do; if not the study takes plain ones."""
+        if self.given.device != "cuda" or not self.given.graph:
+            return
+        compared = self.found["compared"]
+        for head in self.given.heads:
+            for name in ("muon_pion", "adamw", "pion"):
+                compared[f"{head}/{name}"] = self.attempt(compare, head, name)
+        gaps = [one.get("gap", 1.0) for one in compared.values()]
+        self.given.graph = self.found["graph"] = max(gaps) < MOST_GAP
+        self.keep()
+
+    def time_steps(self) -> None:
+        """How long a step takes."""
+        for name in ("muon", "adamw"):
+            self.found["speed"][name] = self.attempt(measure_speed, self.given.heads[0], name)
+        self.keep()
+
+    def find_rates(self) -> None:
+        """Auxiliary rates of Muon and AdamW, then Muon's own beside its."""
+        rates, short = self.found["rates"], self.given.short
+        for key, name, rate in (("aux", "muon", RATE), ("aux_adamw", "adamw", ADAMW_RATE)):
+            tried = self.attempt(try_auxiliary, name, rate, short)
+            if "best" in tried:
+                rates[key] = tried["best"]
+        self.given.aux = rates.get("aux", self.given.aux)
+        self.found["rate"] = self.attempt(try_rates, short).get("best", RATE)
+        self.keep()
+
+    def follow_curve(self) -> None:
+        """Muon's success by budget while there is time, and the study's budgets from it."""
+        speed = self.found["speed"]["muon"]
+        alone = min(speed.get(f"{kind} {self.given.batch}", 1e9) for kind in KINDS)
+        affordable = self.given.study_seconds / (SHARING * alone / 1000)
+        for steps in self.given.budgets:
+            if time.time() > self.bench.deadline:
+                break
+            self.found["curve"].append(self.attempt(learn, self.found["rate"], steps))
+            points = [point for point in self.found["curve"] if "success" in point]
+            self.found["budgets"] = choose(points, affordable)
+            self.keep()
+
+    def attempt(self, work: Any, *args: Any) -> dict[str, Any]:
+        """What some work found, or how it failed; either is said."""
+        try:
+            found = work(self.bench, *args)
+        except Exception:
+            found = {"error": traceback.format_exc()}
+        shown = found.get("error") or json.dumps(found)
+        self.say(f"{work.__name__} {' '.join(str(arg) for arg in args)}: {shown}")
+        return found
+
+    def keep(self) -> None:
+        """Write what is known to where the study looks, and to what comes back."""
+        for folder in (self.given.state, self.given.out):
+            path = folder / f"{self.given.world}.pilot.json"
+            path.write_text(json.dumps(self.found, indent=1))
 
 
 def compare(bench: Bench, head: str, name: str) -> dict[str, Any]:

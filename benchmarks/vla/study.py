@@ -3,8 +3,8 @@
 Behaviour cloning on our own simulated world and on Meta-World (not LIBERO; no pretrained backbone).
 Every contender gets a grid of rates of its own, the same data order, weights at the start and
 scenes. Rates are chosen on validation scenes, or by the training loss where nobody succeeds yet;
-what is reported is played on others. `plan` has the order, `cell` one training, `crew` the
-processes.
+what is reported is played on others. `plan` has the order, `cell` one training, `worker` a
+process, `pace` what there is still time for.
 
     python3 benchmarks/vla/study.py --world object10 --state runs/vla_study --out results
 
@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from cell import WORLDS, demos_config
-from crew import Crew
+from pace import GRACE, Pace
 from plan import CONTENDERS, Cell, key_of, plan
+from worker import work
 
+from mesotron.bench.crew import Crew
 from mesotron.bench.mps import mps
 
 # Of each world: heads, demonstrations, single frames, actions from one look to the next, episodes
@@ -54,18 +56,19 @@ def main() -> None:
     budgets = f"{given.small}, {given.full} and {given.long} steps"
     say(f"{given.world}: {given.size} policy, {budgets} of {given.batch}")
     facts = make_data(given, say)
-    cells = Cells(given, say)
+    deadline = began + given.seconds
+    cells = Cells(given, say, Pace(deadline, given.alone))
     say(f"{len(cells.done)} cells are there already")
     try:
         with mps(given.state, say) if given.mps else nullcontext():
-            crew = Crew(given, began + given.seconds, say)
+            crew = Crew(given.processes, work, vars(given), key_of, deadline, GRACE)
             crew.work_through(cells.following, cells.take)
     finally:
         path = given.out / f"{given.world}.json"
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(given).items()}
         result = {"settings": settings, "facts": facts, "cells": list(cells.done.values())}
         path.write_text(json.dumps(result | {"failed": cells.failed}, indent=1))
-        say(f"{len(cells.done)} cells in {path}; {len(cells.following(set()))} to go")
+        say(f"{len(cells.done)} cells in {path}; {len(cells.left(set()))} to go")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -136,10 +139,11 @@ class Cells:
     Args:
         given: the study's settings.
         say: prints a sentence.
+        pace: knows what there is still time for.
     """
 
-    def __init__(self, given: argparse.Namespace, say: Any) -> None:
-        self.given, self.say = given, say
+    def __init__(self, given: argparse.Namespace, say: Any, pace: Pace) -> None:
+        self.given, self.say, self.pace = given, say, pace
         self.path = given.state / f"{given.world}.cells.jsonl"
         self.done: dict[str, Cell] = {}
         self.failed: dict[str, str] = {}
@@ -147,17 +151,23 @@ class Cells:
             if source is not None and source.exists():
                 self.done |= {key_of(cell): cell for cell in read_cells(source)}
 
-    def following(self, busy: set[str]) -> list[Cell]:
+    def following(self, busy: set[str]) -> Cell | None:
+        """The next cell that nobody has and that there is time for."""
+        return self.pace.choose(self.left(busy), busy)
+
+    def left(self, busy: set[str]) -> list[Cell]:
         """Cells that are neither done, nor failed, nor in work, in order."""
         taken = busy | set(self.done) | set(self.failed)
         return [cell for cell in plan(self.given, self.done) if key_of(cell) not in taken]
 
     def take(self, key: str, cell: Cell | None, error: str) -> None:
-        """Note a finished cell, or what went wrong with one."""
-        if cell is None:
+        """Note a finished cell, or what went wrong with one; one that was given back is left."""
+        if error:
             self.failed[key] = error
             self.say(f"{key}: {error}")
+        if cell is None:
             return
+        self.pace.note(cell)
         self.done[key] = cell
         with self.path.open("a") as file:
             file.write(json.dumps(cell) + "\n")

@@ -1,5 +1,6 @@
-"""Benchmarks: the optimizer's step against its peers, and a small language model by each optimizer.
+"""Benchmarks: an optimizer's step, a small language model, Snake, and the speed of PPO.
 
-Both are commands (`mesotron bench optim`, `mesotron bench train`); their results and what did not
-work are kept in benchmarks/ at the root of the repository.
+Each is a command (`mesotron bench optim`, `train`, `snake`, `ppo`); their results and what did not
+work are kept in benchmarks/ at the root of the repository. `crew` and `mps` are what the studies
+there share: processes side by side on one GPU.
 """
