@@ -1,19 +1,11 @@
 """The speedrun's scripts at a tiny size: both kinds of contender race, and are timed."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "speedrun"
-
-
-@pytest.fixture(autouse=True)
-def beside_the_scripts(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield
-    for name in ("children", "contenders", "entries", "page", "racing", "run", "stopwatch"):
-        sys.modules.pop(name, None)
+pytestmark = pytest.mark.usefixtures("beside_scripts")
 
 
 def test_every_contender_is_a_whole_config():
@@ -30,6 +22,7 @@ def test_every_contender_is_a_whole_config():
         assert config.reward == configs["stock"].reward
     assert configs["stock"].rollout.engine == "generate"
     assert configs["shared"].rollout.share_prompts
+    assert configs["recorded"].rollout.record
 
 
 @pytest.mark.parametrize("name", ["stock", "muon"])
@@ -59,6 +52,9 @@ def test_the_phases_add_up_to_the_step(tmp_path, name):
     asked = set(PHASES) - ({"clip", "log"} if name == "stock" else set())  # stock logs each tenth
     assert asked <= seen.keys()
     assert min(seen.values()) > -1.0
+    first = row["first_phases_ms"]
+    assert {"sample", "forward", "optimizer"} <= first.keys()
+    assert sum(first.values()) == pytest.approx(row["first_ms"])
 
 
 def ran(name: str, seconds: float, reached: bool = True) -> dict:

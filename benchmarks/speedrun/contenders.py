@@ -99,6 +99,7 @@ def make_ours(parts: Parts, run: RunFolder) -> Any:
 
 def make_stock(parts: Parts, folder: Path) -> Any:
     """Plain TRL: its own AdamW and sampling, and its defaults where they cost no time."""
+    from datasets import Dataset
     from transformers import PrinterCallback
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
@@ -129,11 +130,12 @@ def make_stock(parts: Parts, folder: Path) -> Any:
         bf16=not on_cpu,
         dataloader_pin_memory=not on_cpu,
     )
+    rows = make_rows(parts.task, config.task, parts.tokenizer)
     trainer = GRPOTrainer(
         model=parts.model,
         reward_funcs=reward,
         args=args,
-        train_dataset=make_rows(parts.task, config.task, parts.tokenizer),
+        train_dataset=Dataset.from_dict(rows.to_dict()),  # whose rows are read one by one
         processing_class=parts.tokenizer,
     )
     trainer.remove_callback(PrinterCallback)

@@ -6,22 +6,33 @@ A name that begins with stock is plain TRL with AdamW; all others are `mesotron 
 from typing import Any
 
 RECIPE = "arith_smollm2"
-FULL = {"rollout.engine": "fused", "rollout.share_prompts": True, "model.dtype": "mixed"}
+SHARED = {"rollout.engine": "fused", "rollout.share_prompts": True, "model.dtype": "mixed"}
+FULL = SHARED | {"rollout.record": True}
+UNFUSED = {"optim.fused": False}  # nothing of the optimizer's to compile
 MUON, ADAMW = {"optim.name": "muon"}, {"optim.name": "adamw"}
-# Each adds one option to the one before; the last two ask what the weights' own type costs.
+# Each adds one option to the one before; then more prompts, and bfloat16 weights.
 LADDER: dict[str, dict[str, Any]] = {
     "stock": ADAMW | {"optim.lr": 1e-5},
     "generate": ADAMW | {"optim.lr": 1e-5, "model.dtype": "mixed", "rollout.engine": "generate"},
     "graph": ADAMW | {"optim.lr": 1e-5, "model.dtype": "mixed", "rollout.engine": "graph"},
     "fused": ADAMW | {"optim.lr": 1e-5, "model.dtype": "mixed", "rollout.engine": "fused"},
-    "shared": ADAMW | FULL | {"optim.lr": 1e-5},
+    "shared": ADAMW | SHARED | {"optim.lr": 1e-5},
+    "recorded": ADAMW | FULL | {"optim.lr": 1e-5},
     "muon": MUON | FULL | {"optim.lr": 1e-4},
+    "muon_p128": MUON | FULL | {"optim.lr": 1e-4, "rollout.prompts": 128},
+    "muon_p128_shared": MUON | SHARED | {"optim.lr": 1e-4, "rollout.prompts": 128},
+    "muon_p128_unfused": MUON | FULL | UNFUSED | {"optim.lr": 1e-4, "rollout.prompts": 128},
     "muon_bf16": MUON | FULL | {"optim.lr": 1e-4, "model.dtype": "bfloat16"},
 }
 # Embeddings and head are one matrix here; AdamW on everything spoils the model from 4e-5 on.
 OURS = MUON | FULL | {"optim.aux_lr": 1e-5, "optim.clip": "all"}
 # In the order of what is worth knowing first: a step of 128 prompts takes little longer than of 32.
 GRID: dict[str, dict[str, Any]] = {
+    "muon_4e-4_p128": OURS | {"optim.lr": 4e-4, "rollout.prompts": 128},
+    "muon_8e-4_p128": OURS | {"optim.lr": 8e-4, "rollout.prompts": 128},
+    "muon_4e-4_p128_unfused": OURS | UNFUSED | {"optim.lr": 4e-4, "rollout.prompts": 128},
+    "muon_8e-4_p256": OURS | {"optim.lr": 8e-4, "rollout.prompts": 256},
+    "adamw_3e-5_p256": ADAMW | FULL | {"optim.lr": 3e-5, "rollout.prompts": 256},
     "muon_2e-4_p128": OURS | {"optim.lr": 2e-4, "rollout.prompts": 128},
     "muon_1e-4": OURS | {"optim.lr": 1e-4},
     "adamw_2e-5_p128": ADAMW | FULL | {"optim.lr": 2e-5, "rollout.prompts": 128},
@@ -30,6 +41,7 @@ GRID: dict[str, dict[str, Any]] = {
     "muon_1e-4_p128": OURS | {"optim.lr": 1e-4, "rollout.prompts": 128},
     "muon_2e-4_resample": OURS | {"optim.lr": 2e-4, "objective.dynamic_sampling": "resample"},
     "muon_2e-4_p128_u2": OURS | {"optim.lr": 2e-4, "rollout.prompts": 128, "rollout.updates": 2},
+    "muon_4e-4_g16": OURS | {"optim.lr": 4e-4, "rollout.prompts": 64, "rollout.generations": 16},
     "adamw_1e-5": ADAMW | FULL | {"optim.lr": 1e-5},
 }
 STOCK_GRID: dict[str, dict[str, Any]] = {

@@ -17,17 +17,27 @@ Row = dict[str, Any]
 def phases(cells: dict[str, Row]) -> list[str]:
     """Milliseconds of a step by phase, a column for each contender."""
     names = [name for name, row in cells.items() if "phases_ms" in row]
-    found = dict.fromkeys(phase for name in names for phase in cells[name]["phases_ms"])
-    lines = [
-        line("ms of a step", *names),
-        "|---" * (len(names) + 1) + "|",
-        line("whole, not waited for", *(f"{cells[name]['step_ms']:.0f}" for name in names)),
-        line("first step", *(f"{cells[name]['first_ms']:.0f}" for name in names)),
-    ]
-    for phase in found:
-        each = (cells[name]["phases_ms"].get(phase, 0.0) for name in names)
-        lines.append(line(phase, *(f"{ms:.1f}" for ms in each)))
-    return lines
+    whole = (f"{cells[name]['step_ms']:.0f}" for name in names)
+    head = [line("ms of a step", *names), "|---" * (len(names) + 1) + "|"]
+    return [*head, line("whole, not waited for", *whole), *each_phase(cells, names, "phases_ms")]
+
+
+def first_phases(cells: dict[str, Row]) -> list[str]:
+    """Milliseconds of the first step by phase, and of the second, which records."""
+    names = [name for name, row in cells.items() if row.get("first_phases_ms")]
+    if not names:
+        return []
+    head = [line("ms of the first step", *names), "|---" * (len(names) + 1) + "|"]
+    first = line("whole", *(f"{cells[name]['first_ms']:.0f}" for name in names))
+    second = line("the second step", *(f"{cells[name]['second_ms'] or 0:.0f}" for name in names))
+    return [*head, first, *each_phase(cells, names, "first_phases_ms"), second]
+
+
+def each_phase(cells: dict[str, Row], names: list[str], key: str) -> list[str]:
+    """A line for each phase."""
+    found = dict.fromkeys(phase for name in names for phase in cells[name][key])
+    rows = {phase: [cells[name][key].get(phase, 0.0) for name in names] for phase in found}
+    return [line(phase, *(f"{ms:.1f}" for ms in each)) for phase, each in rows.items()]
 
 
 def races(cells: dict[str, Row]) -> list[str]:
@@ -98,7 +108,8 @@ def main() -> None:
     for place in sys.argv[1:]:
         cells = json.loads(Path(place).read_text())["cells"]
         timed = any("phases_ms" in row for row in cells.values())
-        parts = [phases(cells)] if timed else [races(cells), verdict(cells)]
+        measured, raced = (phases, first_phases), (races, verdict)
+        parts = [show(cells) for show in (measured if timed else raced)]
         for part in (*parts, failures(cells)):
             if part:
                 print("\n".join(part), end="\n\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ PHASES = {
     "clip": "_clip_grad_norm",
     "optimizer": "optimizer.step",
     "log": "log",
+    "callbacks": "callback_handler.call_event",
 }
 
 
@@ -35,6 +36,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self.spent: dict[str, float] = defaultdict(float)
         self.inside: list[float] = []
+        self.wrapped: list[tuple[Any, str, Any]] = []
 
     def around(self, phase: str, work: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, timed with the GPU waited for at both ends."""
@@ -61,24 +63,46 @@ class Stopwatch:
             owner = trainer
             for step in where:
                 owner = getattr(owner, step)
+            self.wrapped.append((owner, name, vars(owner).get(name)))
             setattr(owner, name, self.around(phase, getattr(owner, name)))
+
+    def detach(self) -> None:
+        """Leave the trainer as it was."""
+        for owner, name, own in self.wrapped:
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+
+    def milliseconds(self, steps: Sequence[float]) -> dict[str, float]:
+        """Of a step by phase, what is in none of them last.
+
+        Args:
+            steps: milliseconds of the steps that were timed.
+        """
+        phases = {name: 1e3 * s / len(steps) for name, s in self.spent.items()}
+        return phases | {"the loop's rest": sum(steps) / len(steps) - sum(phases.values())}
 
 
 class Measured(TrainerCallback):
-    """Ends after `warm` + `count` plain steps and `count` with the stopwatch."""
+    """Ends after `warm` + `count` plain steps and `count` with the stopwatch; the first has one
+    too: it is mostly compiling and recording, and waiting for the GPU adds little."""
 
     def __init__(self, trainer: Any, warm: int, count: int, seconds: float) -> None:
         self.trainer, self.warm, self.count = trainer, warm, count
         self.limit = time.perf_counter() + seconds
         self.ends: list[float] = []
-        self.watch = Stopwatch()
+        self.first, self.watch = Stopwatch(), Stopwatch()
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.first.attach(self.trainer)
         self.ends.append(time.perf_counter())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         synchronize()
         self.ends.append(time.perf_counter())
+        if state.global_step == 1:
+            self.first.detach()
         if state.global_step == self.warm + self.count:
             self.watch.attach(self.trainer)
         late = self.ends[-1] > self.limit
@@ -90,10 +114,10 @@ class Measured(TrainerCallback):
         plain = steps[self.warm : self.warm + self.count]
         timed = steps[self.warm + self.count :]
         found: Row = {"first_ms": steps[0], "step_ms": sum(plain) / max(len(plain), 1)}
+        found["first_phases_ms"] = self.first.milliseconds(steps[:1])
+        found["second_ms"] = steps[1] if len(steps) > 1 else None
         if timed:
-            phases = {name: 1e3 * s / len(timed) for name, s in self.watch.spent.items()}
-            rest = sum(timed) / len(timed) - sum(phases.values())
-            found["phases_ms"] = phases | {"the loop's rest": rest}
+            found["phases_ms"] = self.watch.milliseconds(timed)
         return found
 
 
