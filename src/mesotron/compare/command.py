@@ -13,7 +13,7 @@ from mesotron.compare.cell import write_settings
 from mesotron.compare.kinds import make_kind
 from mesotron.compare.page import ended_line, markdown, progress_view, show
 from mesotron.compare.record import NAME, Cell, read_tournament
-from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_cores
+from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_workers
 from mesotron.compare.tournament import Progress, check_problems
 from mesotron.compare.words import count
 from mesotron.config import CompareConfig
@@ -94,7 +94,7 @@ class Match:
         self.console = console
         config = progress.config
         gpus = list_gpus() if progress.kind.uses_gpu() else []
-        workers = config.workers or len(gpus) or max(1, num_cores() // config.threads)
+        workers = num_workers(config.workers, config.threads, gpus)
         self.pool = Pool(workers, gpus)
         progress.record.workers = workers
         self.live = Live(console=console, auto_refresh=False, transient=True)

@@ -188,7 +188,9 @@ def read_tournament(folder: Path) -> Tournament:
     """
     path = folder / NAME
     if not path.is_file():
-        raise ValueError(f"{folder} is no tournament: it has no {NAME}")
+        raise ValueError(
+            f"{folder} is no tournament: it has no {NAME}; name a folder of mesotron compare"
+        )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

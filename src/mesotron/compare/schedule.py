@@ -24,6 +24,16 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def num_workers(asked: int | None, threads: int, gpus: Sequence[str]) -> int:
+    """How many processes run at once: as asked, else one for each GPU, else for each core.
+
+    Example:
+        >>> num_workers(None, threads=1, gpus=["0", "1"])
+        2
+    """
+    return asked or len(gpus) or max(1, num_cores() // threads)
+
+
 @dataclass
 class Job:
     """A running process.

@@ -117,7 +117,9 @@ def read_space(file: str, ranges: Sequence[str]) -> Space:
 def load(path: Path) -> dict[str, Any]:
     """A YAML or JSON file that holds a mapping."""
     if not path.is_file():
-        raise ValueError(f"there is no sweep file {path}")
+        raise ValueError(
+            f"there is no sweep file {path}: name one that is there, or a recipe with --space"
+        )
     text = path.read_text(encoding="utf-8")
     try:
         if path.suffix == ".json":

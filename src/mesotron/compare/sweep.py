@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mesotron.compare.kind import is_spoiled
-from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_cores
+from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_workers
 from mesotron.compare.space import Space, read_space
 from mesotron.compare.trials import (
     COMMANDS,
@@ -89,7 +89,7 @@ class Search:
         self.study, self.space, self.config, self.console = study, space, config, console
         on_cpu = any("device=cpu" in word for word in space.command)
         gpus = [] if on_cpu else list_gpus()
-        self.pool = Pool(config.workers or len(gpus) or max(1, num_cores() // config.threads), gpus)
+        self.pool = Pool(num_workers(config.workers, config.threads, gpus), gpus)
         self.trials: dict[str, Trial] = {}
         self.pulses: dict[str, Pulse] = {}
         self.doomed: dict[str, str] = {}

@@ -84,7 +84,8 @@ class Progress:
         if old.plan["extend"] > self.config.extend:
             raise ValueError(
                 f"{self.folder} holds a tournament with --extend {old.plan['extend']}, which may "
-                f"grow but not shrink to {self.config.extend}: rates beyond it may have been chosen"
+                f"grow but not shrink to {self.config.extend}, since rates beyond it may have been "
+                f"chosen: give --extend {old.plan['extend']} or more, or --out another name"
             )
         refuse_namesakes(self.folder, old.contenders, self.contenders)
         self.record.cells, self.record.problems = old.cells, old.problems

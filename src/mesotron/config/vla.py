@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-PerturbationName = Literal["none", "camera", "light", "noise", "position", "wording"]
+Perturbation = Literal["camera", "light", "noise", "position", "wording"]
+PerturbationName = Literal["none", Perturbation]
 
 
 @dataclass(frozen=True, kw_only=True)

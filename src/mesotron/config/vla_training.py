@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from mesotron.config.fields import POSITIONAL
+from mesotron.config.vla import Perturbation
 
 PartRule = Literal["muon", "pion", "low_rank", "adamw"]
 
@@ -194,7 +195,7 @@ class VlaEvalConfig:
     controls: bool = True
     """Also tell the policy a wrong instruction, and let the expert play."""
 
-    perturb: tuple[Literal["camera", "light", "noise", "position", "wording"], ...] = ()
+    perturb: tuple[Perturbation, ...] = ()
     """Also evaluate with these changed against training, one column each."""
 
     validation: bool = False

@@ -20,7 +20,10 @@ def make_mesh(config: SnakeConfig) -> Mesh:
     """A line of `num_shards` devices."""
     count = jax.device_count()
     if config.num_shards > count:
-        raise ValueError(f"num_shards={config.num_shards}, but there are {count} devices")
+        raise ValueError(
+            f"num_shards={config.num_shards}, but there are {count} devices: give --num-shards "
+            f"{count} or less"
+        )
     devices = jax.devices()[: config.num_shards]
     return jax.make_mesh((config.num_shards,), ("shard",), (AxisType.Auto,), devices=devices)
 

@@ -33,8 +33,8 @@ def run_eval(config: VlaEvalConfig) -> int:
     saved = checkpoint.load_policy(config.run, device)
     if saved.world is None:
         raise ValueError(
-            f"{config.run} was trained on recordings of no world that is known here: there is "
-            "nothing to play it in"
+            f"{config.run} was trained on recordings of no world that is known here: only a policy "
+            "trained on demonstrations of mesotron vla demos can be played"
         )
     found = measure.measure(
         make_act(saved.policy, device),

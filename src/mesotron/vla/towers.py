@@ -174,7 +174,9 @@ def base_model(tower: Any) -> Any:
 def _prepare(tower: Any, config: PolicyConfig) -> Any:
     """Freeze a tower, or add LoRA adapters to it, as the config says."""
     if config.freeze_towers and config.lora:
-        raise ValueError(f"--policy.lora {config.lora} trains what --policy.freeze-towers freezes")
+        raise ValueError(
+            f"--policy.lora {config.lora} trains what --policy.freeze-towers freezes: leave one out"
+        )
     if config.freeze_towers:
         return tower.requires_grad_(False)
     if not config.lora:
