@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from mesotron.report.charts import COLOURS, Chart, Line
@@ -189,7 +190,7 @@ def speed(record: Row, names: Sequence[str]) -> Html | None:
         cells = [cell for cell in finals if cell["contender"] == name]
         there = [cell for cell in cells if cell["threshold_steps"] is not None]
         middle = {
-            key: median([cell[key] for cell in there])
+            key: middle_of([cell[key] for cell in there])
             for key in ("threshold_seconds", "threshold_tokens", "threshold_steps")
         }
         seconds, tokens = middle["threshold_seconds"], middle["threshold_tokens"]
@@ -230,10 +231,10 @@ def failures(record: Row) -> Html | None:
     return table(head, rows, "Cells that crashed, diverged or died") if rows else None
 
 
-def median(values: list[Any]) -> float | None:
-    """The middle of the known ones, None if there is none."""
-    known = sorted(value for value in values if value is not None)
-    return known[len(known) // 2] if known else None
+def middle_of(values: list[Any]) -> float | None:
+    """The median of the known ones, None if there is none."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def show(value: float | None) -> str:
