@@ -139,7 +139,9 @@ class Replayed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *given: Tensor
+    ) -> tuple[Tensor | None, ...]:
         """Gradients of the weights, as tensors of their own."""
         if ctx.recorder.turn != ctx.turn:
             raise ValueError(
