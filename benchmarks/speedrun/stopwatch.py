@@ -107,6 +107,8 @@ class Measured(TrainerCallback):
             self.watch.attach(self.trainer)
         late = self.ends[-1] > self.limit
         control.should_training_stop = late or state.global_step >= self.warm + 2 * self.count
+        if control.should_training_stop:  # what follows is in no step
+            self.watch.detach()
 
     def row(self) -> Row:
         """Milliseconds of a step."""
