@@ -117,7 +117,8 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(config, left_alone, monke
     assert [row["step"] for row in RunFolder(config.out).rows("metrics")] == [1, 2, 3, 4]
     assert session.train(VlaTrainConfig(resume=config.out)) == 0
     assert_same_run(left_alone, config.out)
-    with pytest.raises(ValueError, match="has finished its 8 steps; evaluate it with mesotron vla eval"):
+    finished = "has finished its 8 steps; evaluate it with mesotron vla eval"
+    with pytest.raises(ValueError, match=finished):
         session.train(VlaTrainConfig(resume=config.out))
 
 
