@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from mesotron.rlvr.layers.packed_groups import IGNORED, find_groups, pack_groups
-from rlvr_tiny import make_trainer, rows, weights
+from rlvr_tiny import assert_same_steps, make_trainer, rows
 
 V, P, T = 50, 9, 5
 
@@ -94,13 +94,7 @@ def test_a_trainer_makes_the_same_steps(tmp_path, changed):
         trainers.append(trainer)
     for a, b in zip(*map(rows, trainers), strict=True):
         assert a.get("completions/mean_length") == b.get("completions/mean_length")
-        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
-        assert a["entropy"] == pytest.approx(b["entropy"], abs=1e-5)
-        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
-    first, second = map(weights, trainers)
-    # AdamW divides a gradient by its size: rounding alone can turn the sign of a tiny one.
-    far = [(first[name] - second[name]).abs().gt(1e-4).float().mean() for name in first]
-    assert max(far) < 0.02
+    assert_same_steps(*trainers)
 
 
 @pytest.mark.parametrize("share", [False, True])
