@@ -168,12 +168,21 @@ def test_the_page_tells_of_every_cell(given, tmp_path, capsys):
             probe |= {f"gradient/{part}/{name}": 1.0 for part in page.PARTS
                       for name in ("effective_rank", "top_share", "snr")}  # fmt: skip
         cell["half"] |= {"passed_rank": 2.0, "dead_blocks": 0.0}
-    settings = {"small": 100, "full": 400, "long": 900, "world": "object10"}
+    settings = {"small": 100, "full": 400, "long": 900, "world": "object10", "test": 20}
+    facts = {"expert": {"tasks": {name: {} for name in "abcdefghij"}}}
     path = tmp_path / "object10.json"
-    path.write_text(json.dumps({"settings": settings, "facts": {}, "cells": cells}))
+    path.write_text(json.dumps({"settings": settings, "facts": facts, "cells": cells}))
     page.write(path)
     shown = capsys.readouterr().out
     for words in ("| l1 | Muon |", "| flow | AdamW |", "k_p=0", "low rank", "900 steps"):
         assert words in shown, words
     for name in ("rates", "gradients", "learning"):
         assert (tmp_path / f"object10_{name}.png").stat().st_size > 1000
+
+
+def test_standard_errors_of_a_difference_by_hand():
+    from page import errors
+
+    # 0.5 * 0.5 / 200 twice, and (0.02 + 0) / 2
+    assert errors([0.4, 0.6], [0.5, 0.5], episodes=100) == ["0.050", "0.100"]
+    assert errors([0.4, 0.6], [0.5], episodes=100) == ["0.061", ""]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from plan import TRUSTED, of, preference
@@ -42,6 +42,8 @@ def write(path: Path) -> None:
     small, full = settings["small"], settings["full"]
     print(rates_table(cells, small))
     print(finals_table(cells, [small, full]))
+    episodes = settings["test"] * len(found["facts"]["expert"]["tasks"])
+    print(behind_table(cells, {small: episodes // 2, full: episodes}))
     print(long_table(cells, settings["long"]))
     print(strength_table(cells, full))
     print(gradient_table(cells))
@@ -111,7 +113,7 @@ def tell(found: list[Cell]) -> list[str]:
         return ["", "", ""]
     tests = [cell["test"] for cell in found]
     wrong = [cell["wrong"] for cell in found if cell["wrong"] is not None]
-    spelled = ", ".join(f"{t:.2f}" for t in tests)
+    spelled = ", ".join(f"{t:.3g}" for t in tests)
     shown = [f"{found[0]['rate']:g}", f"{mean(tests):.3f} ({spelled})"]
     return [*shown, f"{max(wrong):.2f}" if wrong else ""]
 
@@ -120,6 +122,40 @@ def widen(row: list[str]) -> list[str]:
     """One column for the wrong instruction: of the longer budget, or else of the shorter."""
     head, name, small_rate, small, small_wrong, full_rate, full, full_wrong = row
     return [head, name, small_rate, small, full_rate, full, full_wrong or small_wrong]
+
+
+def behind_table(cells: list[Cell], budgets: dict[int, int]) -> str:
+    """How far each contender is behind Muon, in two kinds of standard errors.
+
+    Args:
+        budgets: test episodes of a seed, by steps.
+    """
+    rows = []
+    for head in heads(cells):
+        for steps, episodes in budgets.items():
+            muon = [cell["test"] for cell in chosen(cells, head, "muon", steps)]
+            for name in NAMES:
+                own = [cell["test"] for cell in chosen(cells, head, name, steps)]
+                if name != "muon" and own and muon:
+                    shown = [
+                        f"{mean(muon):.3f}",
+                        f"{mean(own):.3f}",
+                        f"{mean(muon) - mean(own):.3f}",
+                    ]
+                    rows.append(
+                        [head, NAMES[name], f"{steps}", *shown, *errors(muon, own, episodes)]
+                    )
+    columns = ["head", "contender", "steps", "Muon", "own", "behind by"]
+    return table([*columns, "error of episodes", "error of seeds"], rows)
+
+
+def errors(muon: list[float], own: list[float], episodes: int) -> list[str]:
+    """Standard errors of a difference of means: as if all episodes were drawn anew (binomial), and
+    from how the seeds differ, where both have two."""
+    drawn = sum(mean(x) * (1 - mean(x)) / (len(x) * episodes) for x in (muon, own))
+    if min(len(muon), len(own)) < 2:
+        return [f"{drawn**0.5:.3f}", ""]
+    return [f"{drawn**0.5:.3f}", f"{sum(stdev(x) ** 2 / len(x) for x in (muon, own)) ** 0.5:.3f}"]
 
 
 def long_table(cells: list[Cell], steps: int) -> str:
