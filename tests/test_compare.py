@@ -324,10 +324,13 @@ def test_snake_rates_are_matched_to_adams(tmp_path):
 
 
 def test_rules_of_a_robots_parts_follow_the_contender(tmp_path):
-    kind = make_kind("vla", [f"demos={tmp_path}", "steps=7"])
-    one = next(one for one in kind.contenders(kind.usual, []) if one.name == "pion_action")
-    optim = kind.settings(one, 2e-3, 3, tmp_path / "cell").optim
+    kind = make_kind("vla", [f"demos={tmp_path}", "steps=7", "optim.promote=2"])
+    optims = {one.name: kind.settings(one, 2e-3, 3, tmp_path / "cell").optim
+              for one in kind.contenders(kind.usual, [])}  # fmt: skip
+    optim = optims["pion_action"]
     assert (optim.vision, optim.fusion, optim.action, optim.lr) == ("muon", "muon", "pion", 2e-3)
+    # A strength is Pion's alone; mesotron vla train refuses it where no part has Pion.
+    assert (optim.promote, optims["muon"].promote) == (2, None)
 
 
 def test_half_way_down_a_curve_that_falls(tmp_path):

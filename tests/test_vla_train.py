@@ -181,6 +181,24 @@ def test_evaluation_of_a_run_that_was_trained_elsewhere(left_alone, capsys, tmp_
     assert "red-cube" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("own", "given", "looks"), [(2, None, 2), (2, 3, 3), (None, None, 4)])
+def test_a_policy_looks_again_as_often_as_in_its_run(config, monkeypatch, own, given, looks):
+    from mesotron.vla import measure
+
+    session.train(replace(config, steps=1, execute=own))
+    asked = []
+
+    def play(*args, execute, **kwargs):
+        asked.append(execute)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "measure", play)
+    assert config.out is not None
+    with pytest.raises(KeyboardInterrupt):
+        command.run_eval(VlaEvalConfig(run=config.out, execute=given, device="cpu"))
+    assert asked == [looks]
+
+
 def test_what_cannot_be_meant_is_one_sentence(config, demos, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -189,6 +207,10 @@ def test_what_cannot_be_meant_is_one_sentence(config, demos, tmp_path):
         "--dtype bfloat16 needs a GPU": replace(config, dtype="bfloat16"),
         "is not empty": replace(config, out=tmp_path / "full"),
         "mesotron vla demos": replace(config, demos=tmp_path / "none"),
+        "lora 4 is for pretrained towers": replace(config, policy=PolicyConfig(lora=4)),
+        "freeze-towers is for": replace(config, policy=PolicyConfig(freeze_towers=True)),
+        "promote 0 is a strength of Pion": replace(config, optim=PartsOptimConfig(promote=0)),
+        "cutoff noise is": replace(config, optim=PartsOptimConfig(cutoff="noise")),
     }
     for words, settings in wrong.items():
         with pytest.raises(ValueError, match=words):

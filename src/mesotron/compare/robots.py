@@ -76,6 +76,8 @@ class Robots(Kind):
         """The policy with an optimizer at a rate."""
         rules = dict(zip(PARTS, OPTIMS[contender.optim][1], strict=True))
         optim = replace(self.config.optim, lr=rate * gain, **rules)
+        if "pion" not in rules.values():
+            optim = replace(optim, promote=None, cutoff=None)
         return replace(self.config, optim=optim, seed=seed, out=run)
 
     def uses_gpu(self) -> bool:

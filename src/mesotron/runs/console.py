@@ -117,7 +117,7 @@ class LiveView:
         return self._step % every == 0 or self._step in (1, self.steps)
 
     def _line(self) -> str:
-        shown = [f"{word} {self._history[name][-1]:.3f}" for name, word in self._known()]
+        shown = [f"{word} {spell_number(self._history[name][-1])}" for name, word in self._known()]
         left = [f"{spell_time(self.seconds_left())} left"] if self._step < self.steps else []
         return "  ".join([f"step {self._step}/{self.steps}", *shown, *left, *self._cost()])
 
@@ -140,7 +140,7 @@ class LiveView:
         )
         for name, word in self._known():
             values = self._history[name]
-            table.add_row(word, sparkline(values, width), f"{values[-1]:.3f}{spread(values)}")
+            table.add_row(word, sparkline(values, width), spell_number(values[-1]) + spread(values))
         parts: list[RenderableType] = [table]
         if self._transcript:
             parts.append(Panel(Text(self._fit(self._transcript)), title="latest transcript"))
@@ -181,7 +181,22 @@ def spread(values: Sequence[float]) -> str:
         '  (0.250 to 1.000)'
     """
     finite = [x for x in values if x - x == 0]
-    return f"  ({min(finite):.3f} to {max(finite):.3f})" if len(finite) > 1 else ""
+    if len(finite) < 2:
+        return ""
+    return f"  ({spell_number(min(finite))} to {spell_number(max(finite))})"
+
+
+def spell_number(x: float) -> str:
+    """Three digits after the point; a rate or a step, which would then be 0.000, by its first two,
+    and a count without any.
+
+    Example:
+        >>> spell_number(0.25), spell_number(0.00125), spell_number(9144.0), spell_number(0.0)
+        ('0.250', '0.0013', '9,144', '0.000')
+    """
+    if abs(x) >= 1000:
+        return f"{x:,.0f}"
+    return f"{x:.3f}" if abs(x) >= 0.01 or x == 0 else f"{x:.2g}"
 
 
 def spell_time(seconds: float | None) -> str:

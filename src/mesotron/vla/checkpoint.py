@@ -30,23 +30,27 @@ DESCRIPTION, WEIGHTS, OPTIMIZER = "policy.json", "policy.safetensors", "optimize
 
 
 class Saved(NamedTuple):
-    """A policy that was read, the step it was written at, and its demonstrations' world if any."""
+    """A policy that was read, the step it was written at, its demonstrations' world if any, and
+    the run's own `--execute` if it had one."""
 
     policy: Policy
     step: int
     world: WorldConfig | None
     path: Path
+    execute: int | None
 
 
 def save(root: Path, trainer: Trainer, world: WorldConfig | None, keep: int) -> None:
     """Write a checkpoint of a training at its present step; all but `keep` are removed."""
     with writing(root, trainer.step) as draft:
-        save_policy(draft, trainer.policy, trainer.step, world)
+        save_policy(draft, trainer.policy, trainer.step, world, trainer.config.execute)
         save_state(draft, OPTIMIZER, trainer.optimizer.state_dict())
     prune(root, keep, newest=trainer.step)
 
 
-def save_policy(folder: Path, policy: Policy, step: int, world: WorldConfig | None) -> None:
+def save_policy(
+    folder: Path, policy: Policy, step: int, world: WorldConfig | None, execute: int | None = None
+) -> None:
     """Write weights and description of a policy into an empty folder."""
     tensors = {name: alone(tensor) for name, tensor in policy.state_dict().items()}
     save_file(tensors, folder / WEIGHTS)
@@ -56,6 +60,7 @@ def save_policy(folder: Path, policy: Policy, step: int, world: WorldConfig | No
         "body": plain(policy.body),
         "where": policy.where is not None,
         "world": None if world is None else plain(world),
+        "execute": execute,
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2))
     for part in (policy.vision, policy.language):
@@ -81,7 +86,8 @@ def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
     load_weights(policy, folder)
     world = described["world"]
     made_in = None if world is None else from_plain(WorldConfig, world, str(folder / DESCRIPTION))
-    return Saved(policy.to(device).eval(), described["step"], made_in, folder)
+    execute = described.get("execute")  # checkpoints of before say nothing of it
+    return Saved(policy.to(device).eval(), described["step"], made_in, folder, execute)
 
 
 def load_weights(policy: Policy, folder: Path) -> None:

@@ -40,7 +40,9 @@ def run_eval(config: VlaEvalConfig) -> int:
         make_act(saved.policy, device),
         saved.world,
         episodes=config.episodes,
-        execute=config.execute or measure.default_execute(saved.policy.config.chunk),
+        execute=config.execute
+        or saved.execute
+        or measure.default_execute(saved.policy.config.chunk),
         workers=config.workers,
         controls=config.controls,
         perturb=config.perturb,

@@ -81,9 +81,29 @@ def plan(config: VlaTrainConfig) -> Plan[VlaTrainConfig]:
     if config.resume is not None:
         return go_on(VlaTrainConfig, config.resume, evaluate="mesotron vla eval")
     check_least(config, LEAST)
+    check_together(config)
     # Whole, so that it can be resumed from anywhere.
     config = dataclasses.replace(config, demos=config.demos.resolve())
     return begin(config, config.out or new_run_path("vla"))
+
+
+def check_together(config: VlaTrainConfig) -> None:
+    """Refuse flags that would change nothing beside the others."""
+    policy, optim = config.policy, config.optim
+    if policy.vision_tower is None and policy.language_tower is None:
+        idle = f"--policy.lora {policy.lora}" if policy.lora else "--policy.freeze-towers"
+        if policy.lora or policy.freeze_towers:
+            raise ValueError(
+                f"{idle} is for pretrained towers, and there is none: name one by "
+                "--policy.vision-tower or --policy.language-tower, or leave it out"
+            )
+    strength = {"promote": optim.promote, "cutoff": optim.cutoff}
+    given = [f"--optim.{name} {value}" for name, value in strength.items() if value is not None]
+    if given and "pion" not in (optim.vision, optim.language, optim.fusion, optim.action):
+        raise ValueError(
+            f"{given[0]} is a strength of Pion, which no part has: give a part to it, as by "
+            "--optim.action pion, or leave it out"
+        )
 
 
 def open_folder(start: Plan[VlaTrainConfig], device: torch.device) -> RunFolder:
