@@ -1,6 +1,7 @@
 """Rollouts: waves, processes, controls, episodes that raise, and what becomes of the results."""
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -240,7 +241,8 @@ def job():
 
 
 def test_a_world_of_ones_own_is_named_by_its_class(tmp_path, monkeypatch):
-    """Also in processes, which import it by the same name."""
+    """It lies in the working folder, which the path of `mesotron` does not have; also in processes,
+    which import it by the same name."""
     (tmp_path / "my_worlds.py").write_text(
         "from dataclasses import replace\n"
         "from mesotron.vla.worlds.blocks import BlocksWorld\n"
@@ -249,7 +251,8 @@ def test_a_world_of_ones_own_is_named_by_its_class(tmp_path, monkeypatch):
         "    def __init__(self, config):\n"
         "        super().__init__(replace(config, name='blocks_state'))\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     mine = WorldConfig(name="my_worlds:Bigger")
     assert evaluate_expert(mine, SEEDS, workers=2).success == 1
     assert evaluate(reach, mine, SEEDS, workers=1).episodes[0].steps == 99

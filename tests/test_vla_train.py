@@ -22,6 +22,7 @@ from mesotron.config import (
 from mesotron.runs import RunFolder
 from mesotron.vla import command, finish, session
 from mesotron.vla.demos import load_demos, make_demos
+from mesotron.vla.demos.lerobot_export import export_lerobot
 from mesotron.vla.draws import Draws
 from mesotron.vla.training import Tables, Trainer, rate_factor, uses_bfloat16, uses_graph
 
@@ -197,6 +198,27 @@ def test_a_policy_looks_again_as_often_as_in_its_run(config, monkeypatch, own, g
     with pytest.raises(KeyboardInterrupt):
         command.run_eval(VlaEvalConfig(run=config.out, execute=given, device="cpu"))
     assert asked == [looks]
+
+
+def test_a_policy_of_recordings_is_told_where_to_play(config, tmp_path, capsys):
+    world = WorldConfig(name="blocks", pixels=8)
+    recorded = DemosConfig(world=world, out=tmp_path / "d", episodes=2, starts=0, workers=1)
+    make_demos(recorded, say=None)
+    export_lerobot(load_demos(recorded.out), tmp_path / "lerobot")
+    session.train(replace(config, demos=tmp_path / "lerobot", steps=1, episodes=1))
+    assert "--world NAME" in capsys.readouterr().out
+    one = VlaEvalConfig(run=config.out or tmp_path, episodes=1, workers=1, device="cpu")
+    for words, name in {
+        "--world MODULE:CLASS": None,
+        "no world 'bloks'": "bloks",
+        r"cameras \(\), and the policy was trained with \('front',\)": "blocks_state",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            command.run_eval(replace(one, world=name))
+    assert command.run_eval(replace(one, world="blocks")) == 0
+    result = json.loads((one.run / "eval" / "evaluation.json").read_text())
+    assert result["expert"]["success"]["value"] == 1
+    assert result["success"]["world"]["pixels"] == 8
 
 
 def test_what_cannot_be_meant_is_one_sentence(config, demos, tmp_path):

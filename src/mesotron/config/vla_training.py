@@ -187,6 +187,10 @@ class VlaEvalConfig:
     run: Path = field(default=Path("runs/last"), metadata=POSITIONAL)
     """A run of mesotron vla train, or one of its checkpoints."""
 
+    world: str | None = None
+    """Play in this world, a name as in --world.name of mesotron vla demos, instead of that of the
+    demonstrations; a policy trained on recordings knows none."""
+
     episodes: int = 50
     """Episodes of each task."""
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mesotron.config.vla import WorldConfig
 from mesotron.config.vla_training import VlaEvalConfig, VlaTrainConfig
+
+if TYPE_CHECKING:
+    from mesotron.vla.checkpoint import Saved
 
 
 def run_train(config: VlaTrainConfig) -> int:
@@ -31,14 +36,9 @@ def run_eval(config: VlaEvalConfig) -> int:
     check_least(config, {"episodes": 1, "execute": 1, "gifs": 0, "workers": 0, "threads": 1})
     device = choose_device(config.device, config.threads)
     saved = checkpoint.load_policy(config.run, device)
-    if saved.world is None:
-        raise ValueError(
-            f"{config.run} was trained on recordings of no world that is known here: only a policy "
-            "trained on demonstrations of mesotron vla demos can be played"
-        )
     found = measure.measure(
         make_act(saved.policy, device),
-        saved.world,
+        choose_world(saved, config.world),
         episodes=config.episodes,
         execute=config.execute
         or saved.execute
@@ -57,6 +57,36 @@ def run_eval(config: VlaEvalConfig) -> int:
         write_gifs(found[measure.SUCCESS], (config.out or config.run / "eval") / "gifs")
     console.print(f"written to {config.out or config.run / 'eval'}", soft_wrap=True, markup=False)
     return 0
+
+
+def choose_world(saved: Saved, name: str | None) -> WorldConfig:
+    """The world of a policy's demonstrations, or one by name as that policy would see it.
+
+    Raises:
+        ValueError: there is none, or the policy does not fit it, in one sentence.
+    """
+    if name is None:
+        if saved.world is None:
+            raise ValueError(
+                f"{saved.path} was trained on recordings, which know no world: say where to play, "
+                "as by --world object10 or --world MODULE:CLASS for one of your own"
+            )
+        return saved.world
+    from mesotron.vla.worlds import build_world
+
+    body = saved.policy.body
+    seen = {"pixels": body.pixels, "wrist": "wrist" in body.cameras} if body.cameras else {}
+    config = WorldConfig(name=name, **seen)
+    world = build_world(config)
+    wanted = {"cameras": body.cameras, "state": body.state_dim, "action": body.action_dim}
+    there = {"cameras": world.cameras, "state": world.state_dim, "action": world.action_dim}
+    for what, own in wanted.items():
+        if there[what] != own:
+            raise ValueError(
+                f"the world {name} has {what} {there[what]}, and the policy was trained with {own}:"
+                " play it where its demonstrations come from"
+            )
+    return config
 
 
 def write_result(folder: Path, result: dict) -> None:

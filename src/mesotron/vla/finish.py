@@ -27,7 +27,8 @@ def finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> 
     lines = [f"# {describe(trainer.policy)}: {config.steps} steps", "", *settings(config), ""]
     elsewhere = cannot_simulate(demos.world, config.episodes)
     if elsewhere:
-        sentence = f"not evaluated: {elsewhere}; evaluate with mesotron vla eval {run.path}"
+        how = f"mesotron vla eval {run.path}" + (" --world NAME" if demos.world is None else "")
+        sentence = f"not evaluated: {elsewhere}; evaluate with {how}"
         console.print(sentence, soft_wrap=True, highlight=False, markup=False)
         lines += [sentence, ""]
     else:

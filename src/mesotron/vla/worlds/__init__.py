@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from importlib import import_module
 
 from mesotron.config.vla import WorldConfig
@@ -49,8 +50,10 @@ def build_world(config: WorldConfig) -> World:
 
 
 def own_world(config: WorldConfig) -> World:
-    """A world that is not ours, by `module:Class`."""
+    """A world that is not ours, by `module:Class`; the module may lie in the working folder."""
     module, name = config.name.split(":", 1)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: a file here must not hide an installed module
     try:
         make = getattr(import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
