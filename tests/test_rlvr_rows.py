@@ -1,5 +1,7 @@
 """Rows on their way to the trainer: read once for a group, and looked into by nobody."""
 
+from copy import deepcopy
+
 from accelerate.utils import send_to_device
 from datasets import Dataset
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -20,6 +22,15 @@ def test_rows_are_those_of_a_plain_dataset():
     assert found[0]["prompt"] is found[5]["prompt"]
     found[0]["gold"] = "spoiled"  # a row of its own
     assert found[1]["gold"] == "6"
+
+
+def test_a_copied_chat_can_be_added_to():
+    prompts = [row["prompt"] for row in Rows.from_dict(COLUMNS).__getitems__(KEYS)]
+    copied = deepcopy(prompts)
+    assert copied == prompts
+    assert copied[0][0] is prompts[0][0]  # messages are not copied
+    copied[0].append({"role": "tool", "content": "7"})
+    assert len(prompts[0]) == 1
 
 
 def test_a_batch_goes_through_as_it_is():

@@ -4,6 +4,7 @@ All from token ids. The names are those that TRL logs where it logs the same thi
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def repetition(completion_ids: Sequence[Sequence[int]], n: int = 4) -> dict[str,
     sizes = np.array([len(ids) for ids in completion_ids], dtype=np.int64)
     if not len(sizes) or sizes.max() <= n:
         return {"completions/repetition": 0.0}
-    tokens = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in completion_ids])
+    tokens = np.fromiter(chain.from_iterable(completion_ids), np.int64, count=sizes.sum())
     owner = np.repeat(np.arange(len(sizes)), sizes)
     grams, inside = _number_ngrams(tokens, owner, n)
     # n-grams are numbered apart for each completion, so each number has one owner.

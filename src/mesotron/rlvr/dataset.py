@@ -16,6 +16,23 @@ from mesotron.rlvr.rewards import Reward, Scores
 from mesotron.rlvr.tasks.problem import Task
 
 
+class Chat(list[dict[str, Any]]):
+    """The messages of a prompt, which are never changed: a deep copy is a new list of the same.
+
+    TRL copies all prompts of a rollout down to each letter, so that tools can add messages.
+
+    Example:
+        >>> from copy import deepcopy
+        >>> chat = Chat([{"role": "user", "content": "1 + 1 ="}])
+        >>> copied = deepcopy(chat)
+        >>> copied == chat, copied is chat, copied[0] is chat[0]
+        (True, False, True)
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Chat":
+        return Chat(self)
+
+
 class Rows(Dataset):
     """A dataset that reads a row once for all its repetitions in a batch.
 
@@ -26,6 +43,9 @@ class Rows(Dataset):
     def __getitems__(self, keys: list[int]) -> list[dict[str, Any]]:
         distinct = list(dict.fromkeys(keys))
         found = dict(zip(distinct, super().__getitems__(distinct), strict=True))
+        for row in found.values():
+            if isinstance(row.get("prompt"), list):
+                row["prompt"] = Chat(row["prompt"])
         return [dict(found[key]) for key in keys]
 
 

@@ -53,6 +53,8 @@ OVERRIDDEN = {
     "create_optimizer": "self, model",
     "log": "self, logs, start_time",
 }
+# Functions of TRL's module that are exchanged while it scores a rollout (`layers/padding.py`).
+EXCHANGED = {"pad": "tensors, padding_value, padding_side, pad_to_multiple_of"}
 
 
 class GRPOTrainer(Resampling):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from mesotron.rlvr.answers.formats import AnswerFormat, lenient_answer
 from mesotron.rlvr.answers.verify import Verifier
@@ -34,6 +36,17 @@ class Facts:
     """There is a gold and nobody can read it: never rewarded, to be skipped."""
     graded: bool
     """There is a gold that can be read; without one `correct` says nothing."""
+
+
+class Reading(NamedTuple):
+    """What stands in one completion, before anybody knows what is right."""
+
+    answer: str | None
+    formatted: bool
+    truncated: bool
+
+
+Case = tuple[Reading, str | None]  # and the gold
 
 
 class Judge:
@@ -69,47 +82,41 @@ class Judge:
             truncated: whether each was cut at the length limit.
         """
         _check_lengths(completions, golds, truncated)
-        # Short answers are often alike, the better the policy the more: each is judged once.
-        asked = list(zip(completions, golds, map(bool, truncated)))
-        distinct = list(dict.fromkeys(asked))
-        found = self._judge(
-            [text for text, _, _ in distinct],
-            [gold for _, gold, _ in distinct],
-            [cut for _, _, cut in distinct],
-        )
-        known = dict(zip(distinct, found))
-        return [known[case] for case in asked]
+        # Short texts are often alike, and their answers the better the policy: each is looked at
+        # once.
+        texts = list(zip(completions, map(bool, truncated)))
+        read = {case: self._read(*case) for case in dict.fromkeys(texts)}
+        cases = [(read[case], gold) for case, gold in zip(texts, golds)]
+        known = self._judge(list(dict.fromkeys(cases)))
+        return [known[case] for case in cases]
 
-    def _judge(
-        self,
-        completions: Sequence[str],
-        golds: Sequence[str | None],
-        truncated: Sequence[bool],
-    ) -> list[Facts]:
-        """Facts of completions that differ."""
-        strict = [
-            self.format.extract(text, complete=not cut) for text, cut in zip(completions, truncated)
-        ]
-        found = [
-            answer if answer is not None else lenient_answer(text, complete=not cut)
-            for answer, text, cut in zip(strict, completions, truncated)
-        ]
-        keys = self.verifier.keys([answer or "" for answer in found])
-        readable = self.verifier.parseable_all([gold or "" for gold in golds])
-        right = self.verifier.same([a or "" for a in found], [gold or "" for gold in golds])
-        return [
-            Facts(
-                answer=None if strict[i] is None else keys[i],
+    def _read(self, text: str, truncated: bool) -> Reading:
+        """What stands in one completion."""
+        strict = self.format.extract(text, complete=not truncated)
+        if strict is not None:
+            return Reading(strict, True, truncated)
+        return Reading(lenient_answer(text, complete=not truncated), False, truncated)
+
+    def _judge(self, cases: Sequence[Case]) -> dict[Case, Facts]:
+        """Facts of readings that differ, or whose golds do."""
+        answers = [reading.answer or "" for reading, _ in cases]
+        golds = [gold or "" for _, gold in cases]
+        keys = self.verifier.keys(answers)
+        readable = self.verifier.parseable_all(golds)
+        right = self.verifier.same(answers, golds)
+        return {
+            (reading, gold): Facts(
+                answer=keys[i] if reading.formatted else None,
                 parsed=keys[i] is not None,
-                formatted=strict[i] is not None,
-                correct=right[i] and strict[i] is not None,
-                correct_unformatted=right[i] and strict[i] is None,
-                truncated=truncated[i],
-                gold_unparseable=golds[i] is not None and not readable[i],
-                graded=golds[i] is not None and readable[i],
+                formatted=reading.formatted,
+                correct=right[i] and reading.formatted,
+                correct_unformatted=right[i] and not reading.formatted,
+                truncated=reading.truncated,
+                gold_unparseable=gold is not None and not readable[i],
+                graded=gold is not None and readable[i],
             )
-            for i in range(len(completions))
-        ]
+            for i, (reading, gold) in enumerate(cases)
+        }
 
 
 def summarise(facts: Sequence[Facts]) -> dict[str, float]:
@@ -136,7 +143,7 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
 
 
 def _share(facts: Sequence[Facts], name: str) -> float:
-    return sum(getattr(fact, name) for fact in facts) / len(facts)
+    return sum(map(attrgetter(name), facts)) / len(facts)
 
 
 def _check_lengths(

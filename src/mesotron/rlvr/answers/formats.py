@@ -71,6 +71,8 @@ class AnswerFormat:
 
     def find(self, text: str, complete: bool = True) -> tuple[int, str] | None:
         """Where the last well-formed answer starts, and the answer; None if there is none."""
+        if self.prefix.strip(" {") not in text:  # few texts have more than one format's mark
+            return None
         spans = _boxes(text) if self.suffix else self._lines(text, complete)
         last = None
         for start, answer in spans:

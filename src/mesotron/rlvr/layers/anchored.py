@@ -13,10 +13,10 @@ import torch
 from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import pad
 
 from mesotron.config.training import ObjectiveConfig
 from mesotron.probes import trajectory_entropy
+from mesotron.rlvr.layers.padding import as_arrays, pad_rows
 from mesotron.rlvr.layers.policy_loss import PolicyLoss
 from mesotron.rlvr.objectives.anchor import Anchor, momentum_at
 from mesotron.rlvr.objectives.options import ANCHORED
@@ -106,7 +106,8 @@ class AnchoredRollouts(PolicyLoss):
         apart = self.anchor is not None and self.policy.training and not self._anchor_share()
         if apart and number:
             self._anchor_rows = self._sample_voters(found[0], number)
-        return found
+        # TRL makes a tensor of each row of these, a prompt's as often as it has completions.
+        return as_arrays(found[0]), *found[1:]
 
     def _sample_voters(self, prompt_ids: Tokens, number: int) -> tuple[Tokens, Tokens]:
         """This process's share of `number` completions of each prompt by the anchor.
@@ -184,10 +185,10 @@ class AnchoredRollouts(PolicyLoss):
         return trajectory_entropy(entropies, completions[1])
 
     def _pad(self, rows: Sequence[Sequence[int]], side: str) -> tuple[Tensor, Tensor]:
-        ids = [torch.tensor(row) for row in rows]
+        ids = [torch.from_numpy(row) for row in as_arrays(rows)]
         masks = [torch.ones_like(row) for row in ids]
         found = [
-            pad(x, padding_value=value, padding_side=side).to(self.accelerator.device)
+            pad_rows(x, padding_value=value, padding_side=side).to(self.accelerator.device)
             for x, value in ((ids, self._tokenizer.pad_token_id), (masks, 0))
         ]
         return found[0], found[1]

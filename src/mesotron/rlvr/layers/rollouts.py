@@ -7,6 +7,7 @@ from accelerate.utils import is_peft_model
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from mesotron.rlvr.checkpoints.resume import ExactResume
+from mesotron.rlvr.layers.padding import quick_padding
 from mesotron.rlvr.sampling.draw import Sampling
 from mesotron.rlvr.sampling.fused_decoder import FusedSampler, check_decoder
 from mesotron.rlvr.sampling.graph_sampler import GraphSampler, check_attention
@@ -24,6 +25,11 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
     """Rows of a whole rollout where other numbers are sampled too; see `GraphSampler.sample`."""
     _sampler: GraphSampler | None = None
     _token_ids: dict[str, list[int]]
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        """TRL's, with a padding of few steps."""
+        with quick_padding():
+            return super()._generate_and_score_completions(inputs)
 
     def _tokenize_prompts(self, prompts: list) -> Any:
         """TRL's; where graphs sample, which is text alone, once for each prompt of a run."""
