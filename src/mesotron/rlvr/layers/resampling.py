@@ -71,7 +71,8 @@ class Resampling(Scoring):
             rows = [row for row in prompts for _ in range(G)]
             share = len(rows) // W
             mine = rows[self.accelerator.process_index * share :][:share]
-            batches.append(self._score_round([self.train_dataset[row] for row in mine]))  # pyright: ignore
+            read = {row: self.train_dataset[row] for row in dict.fromkeys(mine)}  # pyright: ignore
+            batches.append(self._score_round([dict(read[row]) for row in mine]))
             signals.append(self._signals())
             chosen = fill_places(signals, blocks)
         silent = [source is None for source in chosen]
