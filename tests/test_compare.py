@@ -333,6 +333,13 @@ def test_rules_of_a_robots_parts_follow_the_contender(tmp_path):
     assert (optim.promote, optims["muon"].promote) == (2, None)
 
 
+def test_recordings_that_know_no_world_are_refused_before_anything_is_trained(tmp_path):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").touch()
+    with pytest.raises(ValueError, match="knows no world to judge a policy in"):
+        make_kind("vla", [f"demos={tmp_path}"])
+
+
 def test_half_way_down_a_curve_that_falls(tmp_path):
     """Losses from 9 to 1 and from 9 to 6: half way to the best one's end is 5."""
     kind = make_kind("vla", [f"demos={tmp_path}", "batch=2"])

@@ -9,6 +9,7 @@ from mesotron.compare.kind import Kind, Row
 from mesotron.compare.record import Contender
 from mesotron.config import VlaTrainConfig
 from mesotron.runs import RunFolder
+from mesotron.vla.demos.lerobot import is_lerobot
 
 # Rules of the parts vision, language, fusion and action.
 OPTIMS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -52,6 +53,11 @@ class Robots(Kind):
             raise ValueError(
                 f"there are no demonstrations in {self.config.demos}: make some with mesotron vla "
                 "demos, and name them by --set demos=FOLDER"
+            )
+        if is_lerobot(self.config.demos):
+            raise ValueError(
+                f"{self.config.demos} is a LeRobotDataset, which knows no world to judge a policy "
+                "in: compare on demonstrations of mesotron vla demos"
             )
         if self.config.episodes < 1:
             raise ValueError("episodes=0 leaves nothing to judge by: leave it out of --set")

@@ -191,10 +191,10 @@ def spell_number(x: float) -> str:
     and a count without any.
 
     Example:
-        >>> spell_number(0.25), spell_number(0.00125), spell_number(9144.0), spell_number(0.0)
-        ('0.250', '0.0013', '9,144', '0.000')
+        >>> [spell_number(x) for x in (0.25, 0.00125, 635.0, 9144.0, 0.0)]
+        ['0.250', '0.0013', '635', '9,144', '0.000']
     """
-    if abs(x) >= 1000:
+    if abs(x) >= 1000 or (abs(x) >= 100 and x == round(x)):
         return f"{x:,.0f}"
     return f"{x:.3f}" if abs(x) >= 0.01 or x == 0 else f"{x:.2g}"
 
