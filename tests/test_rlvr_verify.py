@@ -13,6 +13,7 @@ import pytest
 
 from mesotron.rlvr.answers import verify_pool
 from mesotron.rlvr.answers.numbers import MAX_LENGTH, clean, read_number
+from mesotron.rlvr.answers.screening import letters
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.answers.verify_pool import Worker, WorkerPool
 
@@ -236,6 +237,20 @@ COMPETITION_GOLDS = [
     r"\log_2 3", r"\binom{5}{2}", "a^2b^2c^2", r"\emptyset", r"0.1\overline{6}", r"\boxed{5}",
     r"25\pi \text{ square inches}", r"\text{Monday, Tuesday}",
 ]  # fmt: skip
+
+
+LETTERS = ["2b", "No", "2assistant", "x", "xy", "-3n", "4x^2", "i^2", "oo"]
+
+
+def test_letters_are_no_number_as_math_verify_says_too(verifier, monkeypatch):
+    assert all(letters(key) for key in verifier.keys(LETTERS) if key is not None)
+    golds = ["0", "2", "-3", "-1", "4", "1/2", "2.5", "50%"]
+    pairs = [{"answer": x, "gold": read_number(gold).key} for x in LETTERS for gold in golds]
+    assert verifier._ask(pairs) == [False] * len(pairs)
+    asked = []
+    monkeypatch.setattr(verifier._pool, "ask", lambda requests: asked.extend(requests) or [])
+    assert not any(verifier.same(LETTERS, ["11"] * len(LETTERS)))
+    assert asked == []
 
 
 def test_golds_as_competitions_write_them_can_be_read(verifier):

@@ -35,6 +35,8 @@ _PROSE = re.compile(
 _UNITS = re.compile(r"(?<=[\w})\]])(?: [a-z]{2,24}){1,4}(?:\^\{?[23]\}?)?$", re.ASCII)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]{1,12}\*?\}")
 _MATHEMATICS = re.compile(r"[^\d\s.+*/(){}$%=-]", re.ASCII)
+# A whole number and powers of letters, as sympy writes them; E and I are numbers.
+_LETTERS = re.compile(r"-?(?:\d+\*)?[a-z](?:\*\*\d+)?(?:\*[a-z](?:\*\*\d+)?)*", re.ASCII)
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
@@ -99,3 +101,13 @@ def unfinished(answer: str) -> bool:
     """
     text = _THOUSANDS.sub("", tidy(answer))
     return bool(_ARITHMETIC.fullmatch(text) and _OPERATOR.search(text))
+
+
+def letters(key: str) -> bool:
+    """Whether a key is a product of letters, as math-verify reads a word: equal to no number.
+
+    Example:
+        >>> letters("2*b"), letters("-n**2*o"), letters("2"), letters("x + 1"), letters("2*E")
+        (True, True, False, False, False)
+    """
+    return bool(_LETTERS.fullmatch(key))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from mesotron.rlvr.answers.numbers import MAX_LENGTH, clean, read_number, same_number
-from mesotron.rlvr.answers.screening import expression_of, screened, unfinished, words
+from mesotron.rlvr.answers.screening import expression_of, letters, screened, unfinished, words
 from mesotron.rlvr.answers.verify_pool import Request, WorkerPool
 
 _REMEMBERED = 16_384  # replies that are kept; a string that hangs costs its deadline once
@@ -78,8 +78,10 @@ class Verifier:
         pairs: dict[int, Request] = {}
         for i, left, right in zip(hard, keys, keys[len(hard) :]):
             verdicts[i] = left is not None and left == right
+            if not left or not right or left == right or (read_number(golds[i]) and letters(left)):
+                continue
             answer, gold = _shown(answers[i]), _shown(golds[i])
-            if left and right and left != right and answer and gold:
+            if answer and gold:
                 pairs[i] = {"answer": answer, "gold": gold}
         for i, reply in zip(pairs, self._ask(list(pairs.values()))):
             verdicts[i] = bool(reply)
