@@ -2,6 +2,8 @@
 
 from copy import deepcopy
 
+import pytest
+import trl
 from accelerate.utils import send_to_device
 from datasets import Dataset
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -40,12 +42,30 @@ def test_a_batch_goes_through_as_it_is():
     assert "labels" not in batch  # as Transformers asks
 
 
-def test_training_on_rows_is_training_on_a_dataset(tmp_path):
+@pytest.mark.parametrize("engine", ["generate", "graph"])
+def test_training_on_rows_is_training_on_a_dataset(tmp_path, engine):
     trainers = []
     for data in (make_data(), Rows.from_dict(make_data().to_dict())):
-        trainer = make_trainer(tmp_path, parts={"train_dataset": data})
+        trainer = make_trainer(tmp_path, parts={"train_dataset": data, "engine": engine})
         trainer.train()
         trainers.append(trainer)
     assert trainers[1].data_collator is Batch
     assert same(*map(weights, trainers))
     assert [row["loss"] for row in rows(trainers[0])] == [row["loss"] for row in rows(trainers[1])]
+
+
+def test_prompts_are_tokenized_before_their_rollout_begins(tmp_path, monkeypatch):
+    happened = []
+    for name in ("_generate", "_tokenize_prompts", "_compute_loss"):
+        own = getattr(trl.GRPOTrainer, name)
+
+        def noted(*args, own=own, name=name):
+            happened.append(name)
+            return own(*args)
+
+        monkeypatch.setattr(trl.GRPOTrainer, name, noted)
+    parts = {"train_dataset": Rows.from_dict(make_data().to_dict()), "engine": "graph"}
+    make_trainer(tmp_path, parts=parts).train()
+    first = ["_generate", "_tokenize_prompts", "_compute_loss"]
+    later = ["_tokenize_prompts", "_generate", "_compute_loss"]
+    assert happened[:9] == first + later + later

@@ -40,12 +40,16 @@ class Rows(Dataset):
     sees at once that they are alike.
     """
 
+    latest: Sequence[Any] = ()
+    """Distinct prompts of the batch that was read last; a data loader reads one batch ahead."""
+
     def __getitems__(self, keys: list[int]) -> list[dict[str, Any]]:
         distinct = list(dict.fromkeys(keys))
         found = dict(zip(distinct, super().__getitems__(distinct), strict=True))
         for row in found.values():
             if isinstance(row.get("prompt"), list):
                 row["prompt"] = Chat(row["prompt"])
+        self.latest = [row["prompt"] for row in found.values() if "prompt" in row]
         return [dict(found[key]) for key in keys]
 
 

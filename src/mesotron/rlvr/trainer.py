@@ -52,6 +52,7 @@ OVERRIDDEN = {
     "create_accelerator_and_postprocess": "self",
     "create_optimizer": "self, model",
     "log": "self, logs, start_time",
+    "training_step": "self, model, inputs, num_items_in_batch",
 }
 # Functions of TRL's module that are exchanged while it scores a rollout (`layers/padding.py`).
 EXCHANGED = {"pad": "tensors, padding_value, padding_side, pad_to_multiple_of"}

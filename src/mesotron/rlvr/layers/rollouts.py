@@ -7,6 +7,7 @@ from accelerate.utils import is_peft_model
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from mesotron.rlvr.checkpoints.resume import ExactResume
+from mesotron.rlvr.dataset import Rows
 from mesotron.rlvr.layers.padding import quick_padding
 from mesotron.rlvr.sampling.draw import Sampling
 from mesotron.rlvr.sampling.fused_decoder import FusedSampler, check_decoder
@@ -30,6 +31,14 @@ class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleM
         """TRL's, with a padding of few steps."""
         with quick_padding():
             return super()._generate_and_score_completions(inputs)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """TRL's; then, while a GPU still goes back through the layers, the next prompts' tokens."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.engine != "generate" and isinstance(self.train_dataset, Rows):
+            self._tokenize_prompts(list(self.train_dataset.latest))
+            self.train_dataset.latest = ()
+        return loss
 
     def _tokenize_prompts(self, prompts: list) -> Any:
         """TRL's; where graphs sample, which is text alone, once for each prompt of a run."""
