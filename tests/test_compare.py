@@ -13,11 +13,13 @@ import pytest
 from mesotron.cli import main
 from mesotron.compare import command
 from mesotron.compare.cell import write_settings
+from mesotron.compare.changes import change
 from mesotron.compare.grid import Grid, search
 from mesotron.compare.kinds import make_kind
 from mesotron.compare.record import Cell, Threshold, Tournament, read_tournament
 from mesotron.compare.schedule import Pool, last_words
 from mesotron.compare.standings import time_to_threshold
+from mesotron.config import TrainConfig
 
 CELL = Path(__file__).parent / "compare_cell.py"
 SMALL = ["--rates", "3", "--factor", "2", "--seeds", "3", "--workers", "2"]
@@ -33,6 +35,11 @@ def folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr(command, "write_settings", fake)
     return tmp_path / "t"
+
+
+def test_none_is_a_choice_where_a_setting_has_one():
+    made = change(TrainConfig(), ["objective.scale_rewards=none", "objective.beta=none"])
+    assert (made.objective.scale_rewards, made.objective.beta) == ("none", None)
 
 
 def compare(folder, *words):

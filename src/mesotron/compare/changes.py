@@ -16,7 +16,8 @@ def change(config: Config, changes: Iterable[str]) -> Config:
 
     Args:
         config: a config dataclass; parts of it are reached by dots.
-        changes: NAME=VALUE; several values of a list are parted by commas, and none is None.
+        changes: NAME=VALUE; several values of a list are parted by commas, and none is None unless
+            the setting has a choice of that name.
 
     Raises:
         ValueError: a name that the config does not have, or a value that does not fit it.
@@ -53,7 +54,8 @@ def replace_at(config: Any, path: list[str], word: str, item: str) -> Any:
 def read(kind: Any, word: str, item: str) -> Any:
     """A word as a value of a type; the first alternative of a union that takes it."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    if NoneType in kinds and word == "none":
+    named = [name for one in kinds if get_origin(one) is Literal for name in get_args(one)]
+    if NoneType in kinds and word == "none" and "none" not in named:
         return None
     for one in kinds:
         if one is not NoneType and (found := read_one(one, word, item)) is not None:
