@@ -34,6 +34,30 @@ def test_resolving_twice_changes_nothing(name):
     assert resolve(once, 8) == once
 
 
+def test_an_entropy_bonus_is_constant_or_has_a_target():
+    found = arguments(entropy_bonus=0.02)
+    assert found["entropy_coef"] == 0.02
+    assert "use_adaptive_entropy" not in found
+    found = arguments(entropy_bonus=0.02, entropy_target=0.3)
+    assert (found["entropy_coef"], found["entropy_target"]) == (0.02, 0.3)
+    assert found["use_adaptive_entropy"] is True
+    assert not {name for name in arguments() if "entropy" in name}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"entropy_bonus": -0.1}, "would pay for certainty"),
+        ({"entropy_target": 0.0}, "never undercut"),
+        ({"dynamic_oversample": 0.5, "dynamic_sampling": "resample"}, "fewer prompts than train"),
+        ({"dynamic_oversample": 2.0}, "is for dynamic_sampling resample"),
+    ],
+)
+def test_exploration_that_cannot_be_meant_is_refused(options, told):
+    with pytest.raises(ValueError, match=told):
+        arguments(**options)
+
+
 def test_dr_grpo_comes_with_unscaled_rewards():
     assert arguments("dr_grpo")["scale_rewards"] == "none"
     with pytest.raises(ValueError, match="another objective"):

@@ -26,6 +26,13 @@ CASES = {
     "mgrpo": ObjectiveConfig(name="mgrpo", momentum=0.5),
     "merged": ObjectiveConfig(name="mgrpo", momentum=0.5, loss_on_momentum=True),
     "resample": ObjectiveConfig(name="grpo", beta=0.0, dynamic_sampling="resample"),
+    "oversample": ObjectiveConfig(
+        name="grpo",
+        beta=0.0,
+        dynamic_sampling="resample",
+        dynamic_max_rounds=1,
+        dynamic_oversample=3,
+    ),
     "drop": ObjectiveConfig(name="dapo", dynamic_sampling="drop"),
 }
 
@@ -37,7 +44,9 @@ def case(objective, shape, num):
 
 
 QUICK = [("grpo", "whole"), ("mgrpo", "whole"), ("mgrpo", "spanning")]
-SLOW = [(name, shape) for name in CASES for shape in SHAPES if (name, shape) not in QUICK]
+OWN_PLACES = [("resample", "whole"), ("oversample", "whole")]
+REFUSED = ("oversample", "spanning")
+SLOW = [(n, s) for n in CASES for s in SHAPES if (n, s) not in (*QUICK, REFUSED)]
 
 
 def run_both(names):
@@ -62,7 +71,7 @@ def test_two_processes_make_the_steps_of_one(quick, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in SLOW if n != ("resample", "whole")], ids="-".join)
+@pytest.mark.parametrize("name", [n for n in SLOW if n not in OWN_PLACES], ids="-".join)
 def test_two_processes_make_the_steps_of_one_in_every_variant(slow, name):
     compare(name[0], *slow[name])
 
@@ -70,9 +79,11 @@ def test_two_processes_make_the_steps_of_one_in_every_variant(slow, name):
 @pytest.mark.slow
 def test_two_processes_fill_their_own_places(slow):
     """They draw other prompts than one process would, since they do not exchange groups."""
-    for found in slow["resample", "whole"]:
-        assert [row["dynamic/filled"] for row in found["rows"]] == [1, 1]
-        assert max(row["dynamic/rounds"] for row in found["rows"]) > 1
+    for name in OWN_PLACES:
+        for found in slow[name]:
+            assert [row["dynamic/filled"] for row in found["rows"]] == [1, 1]
+            more = max(row["dynamic/rounds"] for row in found["rows"]) > 1
+            assert more == (name[0] == "resample")
 
 
 @pytest.mark.slow

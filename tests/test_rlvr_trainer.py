@@ -452,6 +452,35 @@ def test_resampling_fills_the_batch_with_prompts_that_teach(tmp_path):
     assert trainer.stream.taken > 0
 
 
+def test_oversampling_fills_the_batch_in_one_round(tmp_path):
+    """What it adds is drawn as further rounds would be, and what the batch had keeps its place."""
+    objective = ObjectiveConfig(
+        name="grpo", dynamic_sampling="resample", dynamic_max_rounds=1, dynamic_oversample=4
+    )
+    parts = {"objective": objective, "reward_funcs": constant_for_even}
+    trainer = make_trainer(tmp_path, parts=parts, per_device_train_batch_size=24)
+    kept, asked = spy(trainer), []
+    generate = trainer._generate_single_turn
+    trainer._generate_single_turn = lambda ids, *rest: (
+        asked.append(len(ids)) or generate(ids, *rest)
+    )
+    trainer.train()
+    assert set(asked) == {96}
+    for batch, row in zip(kept, rows(trainer), strict=True):
+        firsts = [int(trainer._tokenizer.decode(ids[:1])) for ids in unpadded(batch)]
+        assert len(firsts) == 24
+        assert all(digit % 2 == 1 for digit in firsts)
+        assert (row["dynamic/rounds"], row["dynamic/filled"]) == (1, 1)
+    assert trainer.stream.taken == 18 * len(kept)
+
+
+def test_oversampling_groups_that_span_processes_is_refused(tmp_path):
+    objective = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_oversample=2)
+    trainer = make_trainer(tmp_path, parts={"objective": objective})
+    with pytest.raises(ValueError, match="needs whole groups on each of 1 processes"):
+        trainer._first_round([{}] * 8, blocks=2)
+
+
 def test_resampling_stops_at_its_cap_and_drops_the_rest(tmp_path):
     objective = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_max_rounds=2)
     parts = {

@@ -124,6 +124,14 @@ class ObjectiveConfig:
     scale_rewards: Literal["group", "batch", "none"] | None = None
     """Divide advantages by the group's or the batch's spread; the objective's own if not given."""
 
+    entropy_bonus: float = 0.0
+    """Weight of the policy's mean entropy in the loss, against a loss of exploration; with a target
+    the weight that it begins with."""
+
+    entropy_target: float | None = None
+    """Nats of a token: the bonus is paid only below it, and its weight grows by 0.005 with each
+    step that ends below and shrinks with each above."""
+
     momentum: float = 0.99
     """How much of the anchor policy stays at each update (mgrpo, corewarding)."""
 
@@ -158,6 +166,10 @@ class ObjectiveConfig:
 
     dynamic_max_rounds: int = 3
     """At most this many rollout batches for one update when resampling."""
+
+    dynamic_oversample: float = 1.0
+    """Prompts of the first round for each that trains, when resampling: groups with a signal take
+    the places of silent ones without a round of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)

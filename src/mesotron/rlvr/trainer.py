@@ -142,7 +142,8 @@ class GRPOTrainer(Resampling):
             self.stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
             self.stateful["prompts"] = self.stream
             # Further rounds have any number of rows.
-            self.usual_rows = args.per_device_train_batch_size * (args.steps_per_generation or 1)
+            first = self.objective.dynamic_oversample * (args.steps_per_generation or 1)
+            self.usual_rows = round(first * args.per_device_train_batch_size)
         self.add_callback(StepEnd(self))
 
     def create_accelerator_and_postprocess(self) -> None:

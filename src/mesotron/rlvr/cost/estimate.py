@@ -151,13 +151,14 @@ def estimate(config: PlanConfig, num_prompts: int, pace: Pace) -> Estimate:
     """
     maths = maths_of(config, num_prompts)
     completions = maths.completions_per_update * config.steps
-    rounds = 1
+    first, most = 1.0, 1.0
     if config.objective.dynamic_sampling == "resample":
-        rounds = config.objective.dynamic_max_rounds
+        first = config.objective.dynamic_oversample
+        most = first + config.objective.dynamic_max_rounds - 1
     tokens = (
-        completions,
-        completions * pace.completion_tokens,
-        completions * config.rollout.max_tokens * rounds,
+        completions * first,
+        completions * first * pace.completion_tokens,
+        completions * most * config.rollout.max_tokens,
     )
     return Estimate(num_prompts, maths, config.steps, tokens, pace, limits_of(config))
 

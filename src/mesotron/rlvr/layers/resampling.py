@@ -15,6 +15,7 @@ from mesotron.rlvr.objectives.dynamic import (
     fill_places,
     merge_rows,
     missing_places,
+    split_rows,
     zero_signal,
 )
 
@@ -29,11 +30,12 @@ class Resampling(Scoring):
             return self._score_round(inputs)
         started = time.perf_counter()
         self._move_anchor()
-        batch = self._score_round(inputs)
         if self.objective.dynamic_sampling == "resample":
-            batch, silent = self._resample(batch)
+            batch, silent = self._resample(inputs)
             batch = self._drop(batch, silent)
-        elif self.objective.dynamic_sampling == "drop":
+        else:
+            batch = self._score_round(inputs)
+        if self.objective.dynamic_sampling == "drop":
             silent = [not signal for signal in self._signals()]
             self._note({"dynamic/filled": 1 - sum(silent) / len(silent)})
             batch = self._drop(batch, silent)
@@ -55,31 +57,56 @@ class Resampling(Scoring):
             self._metrics[self._mode()]["frac_reward_zero_std"][-1] = found["groups/zero_signal"]
         return batch
 
-    def _resample(self, first: dict[str, Any]) -> tuple[dict[str, Any], list[bool]]:
+    def _resample(self, inputs: list[dict[str, Any]]) -> tuple[dict[str, Any], list[bool]]:
         """Sample further prompts until every place has a group with a signal, or the cap.
 
         Returns:
             The batch, and which of its groups are silent nevertheless.
         """
-        G, W = self._group_size(), self.accelerator.num_processes
-        own = len(first["completion_ids"])
+        own, G, W = len(inputs), self._group_size(), self.accelerator.num_processes
         blocks = W if own % G == 0 else own * W // G
-        batches, signals = [first], [self._signals()]
-        chosen = fill_places(signals, blocks)
-        while missing_places(chosen, blocks) and len(batches) < self.objective.dynamic_max_rounds:
-            prompts = self.stream.take(missing_places(chosen, blocks) * blocks)
-            rows = [row for row in prompts for _ in range(G)]
-            share = len(rows) // W
-            mine = rows[self.accelerator.process_index * share :][:share]
-            read = {row: self.train_dataset[row] for row in dict.fromkeys(mine)}  # pyright: ignore
-            batches.append(self._score_round([dict(read[row]) for row in mine]))
+        batches, signals = self._first_round(inputs, blocks)
+        chosen, rounds = fill_places(signals, blocks), 1
+        while missing_places(chosen, blocks) and rounds < self.objective.dynamic_max_rounds:
+            batches.append(self._score_round(self._further(missing_places(chosen, blocks), blocks)))
             signals.append(self._signals())
-            chosen = fill_places(signals, blocks)
+            chosen, rounds = fill_places(signals, blocks), rounds + 1
         silent = [source is None for source in chosen]
         filled = 1 - sum(silent) / len(silent)
-        self._note({"dynamic/rounds": float(len(batches)), "dynamic/filled": filled})
+        self._note({"dynamic/rounds": float(rounds), "dynamic/filled": filled})
         rows = self._rows(chosen, [len(batch["completion_ids"]) for batch in batches])
         return merge_rows(batches, rows), silent
+
+    def _first_round(
+        self, inputs: list[dict[str, Any]], blocks: int
+    ) -> tuple[list[dict[str, Any]], list[list[bool]]]:
+        """The batch's own prompts, and those sampled beside them as a round of their own."""
+        G, W = self._group_size(), self.accelerator.num_processes
+        own = len(inputs) // G
+        more = round((self.objective.dynamic_oversample - 1) * own)
+        if not more:
+            return [self._score_round(inputs)], [self._signals()]
+        if blocks != W:
+            raise ValueError(
+                f"objective.dynamic_oversample = {self.objective.dynamic_oversample} needs whole "
+                f"groups on each of {W} processes: leave it out, or change rollout.prompts"
+            )
+        batch = self._score_round([*inputs, *self._further(more, blocks)])
+        by_process = [self._signals()[k * (own + more) :][: own + more] for k in range(W)]
+        signals = [
+            [signal for groups in by_process for signal in groups[part]]
+            for part in (slice(own), slice(own, None))
+        ]
+        return split_rows(batch, own * G), signals
+
+    def _further(self, number: int, blocks: int) -> list[dict[str, Any]]:
+        """This process's rows of so many further prompts in each block."""
+        G, W = self._group_size(), self.accelerator.num_processes
+        rows = [row for row in self.stream.take(number * blocks) for _ in range(G)]
+        share = len(rows) // W
+        mine = rows[self.accelerator.process_index * share :][:share]
+        read = {row: self.train_dataset[row] for row in dict.fromkeys(mine)}  # pyright: ignore
+        return [dict(read[row]) for row in mine]
 
     def _signals(self) -> list[bool]:
         """Which groups of the round just scored have a signal."""

@@ -8,6 +8,7 @@ Legend: P prompts of a rollout batch, G completions of each, W processes, B = P 
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -114,23 +115,42 @@ def merge_rows(rounds: Sequence[dict[str, Any]], rows: Sequence[tuple[int, int]]
         raise ValueError(
             "dynamic_sampling='resample' cannot exchange prompts with pictures: use 'drop' or 'off'"
         )
+    used = sorted({number for number, _ in rows})
+    sizes = [_num_rows(rounds[number]) for number in used]
+    starts = dict(zip(used, [0, *accumulate(sizes)], strict=False))
+    places = torch.tensor([starts[number] + row for number, row in rows])
     merged = {}
     for key, first in rounds[0].items():
         if first.ndim == 0:
             merged[key] = first
             continue
-        picked = [rounds[number][key][row] for number, row in rows]
-        width = max(row.shape[0] for row in picked) if first.ndim > 1 else 0
-        merged[key] = torch.stack([_pad(row, width, key) for row in picked])
+        parts = [rounds[number][key] for number in used]
+        width = max(part.shape[1] for part in parts) if first.ndim > 1 else 0
+        merged[key] = torch.cat([_pad(part, width, key) for part in parts])[places.to(first.device)]
     return merged
 
 
-def _pad(row: Tensor, width: int, key: str) -> Tensor:
-    short = width - row.shape[0] if row.ndim else 0
+def split_rows(batch: dict[str, Any], first: int) -> list[dict[str, Any]]:
+    """Two batches out of one: its first rows, and the others. Both keep its scalars.
+
+    Example:
+        >>> split_rows({"advantages": torch.tensor([1.0, 2.0, 3.0])}, 2)
+        [{'advantages': tensor([1., 2.])}, {'advantages': tensor([3.])}]
+    """
+    parts = (slice(first), slice(first, None))
+    return [{key: x[part] if x.ndim else x for key, x in batch.items()} for part in parts]
+
+
+def _num_rows(batch: dict[str, Any]) -> int:
+    return next(len(x) for x in batch.values() if x.ndim)
+
+
+def _pad(rows: Tensor, width: int, key: str) -> Tensor:
+    short = width - rows.shape[1] if rows.ndim > 1 else 0
     if not short:
-        return row
+        return rows
     end = (short, 0) if key in LEFT_PADDED else (0, short)
-    return torch.nn.functional.pad(row, end, value=PADDING.get(key, 0))
+    return torch.nn.functional.pad(rows, end, value=PADDING.get(key, 0))
 
 
 class PromptStream:

@@ -105,6 +105,7 @@ def _momentum_generations(given: ObjectiveConfig, generations: int) -> int:
 
 
 def _refuse_traps(given: ObjectiveConfig, found: ObjectiveConfig, generations: int) -> None:
+    _refuse_exploration(given)
     name, N = found.name, found.momentum_generations or 0
     if name == "dr_grpo" and found.scale_rewards != "none":
         raise ValueError(
@@ -137,6 +138,29 @@ def _refuse_traps(given: ObjectiveConfig, found: ObjectiveConfig, generations: i
         raise ValueError(
             "corewarding takes its labels from the anchor and trains on the policy alone: give "
             "momentum_generations >= 1 and leave loss_on_momentum off"
+        )
+
+
+def _refuse_exploration(given: ObjectiveConfig) -> None:
+    if given.entropy_bonus < 0:
+        raise ValueError(
+            f"objective.entropy_bonus = {given.entropy_bonus} would pay for certainty: give 0 or "
+            "more"
+        )
+    if given.entropy_target is not None and given.entropy_target <= 0:
+        raise ValueError(
+            f"objective.entropy_target = {given.entropy_target} is never undercut: give nats above "
+            "0, such as 0.3, or leave it out"
+        )
+    more = given.dynamic_oversample
+    if more < 1:
+        raise ValueError(
+            f"objective.dynamic_oversample = {more} would sample fewer prompts than train: give 1 "
+            "or more"
+        )
+    if more > 1 and given.dynamic_sampling != "resample":
+        raise ValueError(
+            f"objective.dynamic_oversample = {more} is for dynamic_sampling resample: give both"
         )
 
 
@@ -173,6 +197,9 @@ def loss_arguments(objective: ObjectiveConfig) -> dict[str, Any]:
         "scale_rewards": objective.scale_rewards,
         "epsilon": objective.epsilon,
         "epsilon_high": objective.epsilon_high,
+        "entropy_coef": objective.entropy_bonus or None,
+        "use_adaptive_entropy": True if objective.entropy_target is not None else None,
+        "entropy_target": objective.entropy_target,
     }
     return {key: value for key, value in found.items() if value is not None}
 
