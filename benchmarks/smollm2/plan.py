@@ -62,6 +62,43 @@ LEVERS: dict[str, tuple[str, float, float, tuple[str, ...]]] = {
     "adamw, warm-up": ("adamw", 1e-5, 1.0, ("optim.warmup=0.1",)),
     "adamw, decayed": ("adamw", 2e-5, 1.0, ("optim.schedule=linear",)),
 }  # fmt: skip
+# The same at four times the prompts, where steps are surer and can be larger.
+WIDE = ("optim.clip=all", "rollout.prompts=128")
+LEVERS |= {
+    "stock, twice the rate": ("adamw", 2e-5, 1.0, ()),
+    "wide": (SMALL_AUXILIARY, 4e-4, 1.0, WIDE),
+    "wide, twice the rate": (SMALL_AUXILIARY, 8e-4, 1.0, WIDE),
+    "wide, unscaled rewards": (SMALL_AUXILIARY, 4e-4, 1.0, (*WIDE, "objective.scale_rewards=none")),
+    "wide, right answers alone": (SMALL_AUXILIARY, 4e-4, 1.0, (*WIDE, "reward.parts=sparse")),
+    "wide, 8 examples": (SMALL_AUXILIARY, 4e-4, 1.0, (*WIDE, "task.few_shot=8")),
+    "wide, 64 x 16": (SMALL_AUXILIARY, 4e-4, 1.0,
+                      ("optim.clip=all", "rollout.prompts=64", "rollout.generations=16")),
+    "wide, 32 x 32": (SMALL_AUXILIARY, 4e-4, 1.0, ("optim.clip=all", "rollout.generations=32")),
+    "wide, hotter": (SMALL_AUXILIARY, 4e-4, 1.0, (*WIDE, "rollout.temperature=1.3")),
+    "wide, momentum 0.9": (SMALL_AUXILIARY, 4e-4, 1.0, (*WIDE, "optim.momentum=0.9")),
+    "wide, larger auxiliary rate": ("muon:aux_lr=4e-5", 4e-4, 1.0, WIDE),
+    "wide, noise cutoff": ("pion_cutoff:aux_lr=1e-5", 8e-4, 1.0, WIDE),
+    "wide, adamw": ("adamw", 2e-5, 1.0, ("rollout.prompts=128",)),
+    "wide, adamw, unscaled rewards": ("adamw", 4e-5, 1.0,
+                                      ("rollout.prompts=128", "objective.scale_rewards=none")),
+}  # fmt: skip
+# Against the loss of exploration: after ten steps three groups of four are all wrong or all right.
+CLIPPED = "optim.clip=all"
+ENTROPY = ("objective.entropy_bonus=0.02", "objective.entropy_target=0.3")
+LEVERS |= {
+    "muon, both, unscaled rewards": (SMALL_AUXILIARY, 1e-4, 1.0,
+                                     (CLIPPED, "objective.scale_rewards=none")),
+    "muon, both, half the rate": (SMALL_AUXILIARY, 5e-5, 1.0, (CLIPPED,)),
+    "muon, both, resampled": (SMALL_AUXILIARY, 1e-4, 1.0,
+                              (CLIPPED, "objective.dynamic_sampling=resample")),
+    "muon, both, entropy at 0.3": (SMALL_AUXILIARY, 1e-4, 1.0, (CLIPPED, *ENTROPY)),
+    "muon, both, entropy at 0.15": (SMALL_AUXILIARY, 1e-4, 1.0,
+                                    (CLIPPED, ENTROPY[0], "objective.entropy_target=0.15")),
+    "muon, both, entropy bonus": (SMALL_AUXILIARY, 1e-4, 1.0,
+                                  (CLIPPED, "objective.entropy_bonus=0.03")),
+    "muon, both, twice the rate, entropy at 0.3": (SMALL_AUXILIARY, 2e-4, 1.0, (CLIPPED, *ENTROPY)),
+    "adamw, entropy at 0.3": ("adamw", 1e-5, 1.0, ENTROPY),
+}  # fmt: skip
 LEVER_SEEDS = (1, 2)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 BOXED = ("task.format=boxed", "task.system=none", "rollout.max_tokens=16")

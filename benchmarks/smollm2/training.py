@@ -94,7 +94,7 @@ def train_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     run = RunFolder.create(path, config, {})
     with Verifier(config.reward.timeout) as verifier:
         parts = load(config, verifier)
-        make = build_stock if cell["stage"] == "stock" else build
+        make = build_stock if cell["stage"].startswith("stock") else build
         trainer, kept = make(parts, run, given, deadline)
         curve_every(cell, parts, trainer, given)
         trainer.train()
@@ -123,6 +123,7 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
         judge=parts.judge,
         engine=config.rollout.engine,
         share_prompts=config.rollout.share_prompts,
+        record=config.rollout.record,
     )
     trainer.remove_callback(PrinterCallback)
     kept = Rows(deadline)
