@@ -86,6 +86,15 @@ def test_weights_that_changed_in_place_are_seen(device, make):
     assert after != before
 
 
+def test_prompts_that_are_alike_are_read_once():
+    group = [5, 6, 7]
+    sampler = GraphSampler(make_model(), [EOS], PAD)
+    ids, mask, rows = sampler.pad_left([group, [8], group, [5, 6, 7]])
+    assert rows.tolist() == [0, 1, 0, 0]
+    assert ids.tolist() == [[PAD] * 29 + group, [PAD] * 31 + [8]]
+    assert torch.equal(mask, ids != PAD)
+
+
 def cut(row: list[int], ends: set[int]) -> list[int]:
     """A row up to its first end, which is kept."""
     last = next((k for k, token in enumerate(row) if token in ends), len(row))

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import StaticCache
@@ -237,18 +238,21 @@ class GraphSampler:
     def pad_left(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
         """Distinct prompts as (U, P) ids and booleans, P a multiple of `PROMPT_STEP`, and (B,)
         which of them each row has."""
-        distinct = {tuple(prompt): 0 for prompt in prompts}
-        for number, prompt in enumerate(distinct):
-            distinct[prompt] = number
-        P = -(-max(map(len, distinct)) // PROMPT_STEP) * PROMPT_STEP
-        ids = torch.full((len(distinct), P), self.pad)
-        mask = torch.zeros(len(distinct), P, dtype=torch.bool)
+        distinct: dict[tuple[int, ...], int] = {}
+        # A group's rows are mostly one list, which is then looked at once.
+        numbers = {
+            key: distinct.setdefault(tuple(prompt), len(distinct))
+            for key, prompt in {id(prompt): prompt for prompt in prompts}.items()
+        }
+        sizes = np.array([len(prompt) for prompt in distinct])
+        P = -(-int(sizes.max()) // PROMPT_STEP) * PROMPT_STEP
+        ids = np.full((len(distinct), P), self.pad, dtype=np.int64)
         for prompt, number in distinct.items():
-            ids[number, P - len(prompt) :] = torch.tensor(prompt)
-            mask[number, P - len(prompt) :] = True
-        rows = torch.tensor([distinct[tuple(prompt)] for prompt in prompts])
-        device = self.eos.device
-        return ids.to(device), mask.to(device), rows.to(device)
+            ids[number, P - len(prompt) :] = prompt
+        mask = np.arange(P) >= P - sizes[:, None]
+        rows = np.array([numbers[id(prompt)] for prompt in prompts])
+        ids, mask, rows = (torch.from_numpy(x).to(self.eos.device) for x in (ids, mask, rows))
+        return ids, mask, rows
 
     def slate(self, ids: Tensor, mask: Tensor, rows: Tensor, max_tokens: int) -> Slate:
         """The tensors and the graph of this shape, kept for the next call."""
