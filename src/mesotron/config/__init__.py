@@ -13,19 +13,19 @@ from mesotron.config.bench import (
 )
 from mesotron.config.bundle import BundleConfig
 from mesotron.config.compare import CompareConfig, SweepConfig
+from mesotron.config.evaluation import EvalConfig
 from mesotron.config.fields import POSITIONAL, OptimizerName
 from mesotron.config.filters import RouteConfig, SpectrumConfig
 from mesotron.config.plan import PlanConfig
 from mesotron.config.ppo import SnakeConfig
 from mesotron.config.report import ReportConfig
+from mesotron.config.sft import SftConfig
 from mesotron.config.training import (
-    EvalConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimConfig,
     RewardConfig,
     RolloutConfig,
-    SftConfig,
     TaskConfig,
     TrainConfig,
 )

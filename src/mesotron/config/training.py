@@ -1,6 +1,6 @@
 """Configs of a reinforcement-learning run: its model, task, reward, objective, optimizer, rollouts.
 
-`TrainConfig` is the whole; a recipe is a function that returns one. `SftConfig` and `EvalConfig`
+`TrainConfig` is the whole; a recipe is a function that returns one. Warm starts and evaluations
 share its parts.
 """
 
@@ -328,96 +328,3 @@ class TrainConfig:
 
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Also send the metrics there; the run folder always has them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SftConfig:
-    """Warm-start a language model on solved problems, by supervised training."""
-
-    model: ModelConfig = ModelConfig()
-    task: TaskConfig = TaskConfig()
-    optim: OptimConfig = OptimConfig(lr=3e-4, schedule="cosine", warmup=0.03)
-
-    steps: int = 200
-    """Optimizer steps."""
-
-    batch: int = 32
-    """Solved problems in one step."""
-
-    max_tokens: int = 512
-    """Longest prompt and solution together."""
-
-    loose: float = 0.0
-    """Share of the solved problems whose answer is written outside the format, as a model that
-    never learned it would."""
-
-    seed: int = 0
-    """Seed of everything that is drawn in training."""
-
-    out: Path | None = None
-    """Folder of the run; runs/sft-DATE if not given."""
-
-    resume: Path | None = None
-    """Continue the run in this folder from its newest whole checkpoint."""
-
-    save_every: int = 100
-    """A checkpoint each so many steps, and one at the end; 0 keeps the last alone."""
-
-    keep: int = 2
-    """Checkpoints kept."""
-
-    budget: float | None = None
-    """Dollars that the run may cost in all; it is saved and ended before the step that would cross
-    them. Needs --price or --gpu."""
-
-    price: float | None = None
-    """Dollars for an hour of one GPU, or of the machine if it has none."""
-
-    gpu: GpuName | None = None
-    """Take the price from the table of typical ones."""
-
-    time_limit: str | None = None
-    """End before this much time has passed since the command began, saved: 3h, 90m, 1h30m."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to run; auto takes CUDA if there is one."""
-
-    threads: int | None = None
-    """CPU threads; torch's own choice if not given."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalConfig:
-    """Measure a model: greedy and sampled, strict and lenient, side by side."""
-
-    model: str = field(default="runs/last", metadata=POSITIONAL)
-    """A run folder, a checkpoint, a model folder, or a model's name."""
-
-    against: str | None = None
-    """Another one to compare with on the same problems; a run's own start if not given."""
-
-    task: TaskConfig = TaskConfig()
-
-    samples: int = 8
-    """Sampled completions of each problem; 0 is greedy alone."""
-
-    temperature: float = 1.0
-    """Sampling temperature."""
-
-    max_tokens: int = 256
-    """Longest completion."""
-
-    batch: int | None = None
-    """Completions generated at once; by the memory there is if not given."""
-
-    seed: int = 0
-    """Seed of the samples and of the intervals."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to run; auto takes CUDA if there is one."""
-
-    threads: int | None = None
-    """CPU threads; torch's own choice if not given."""
-
-    out: Path | None = None
-    """Also write the result to this JSON file."""
