@@ -123,6 +123,10 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
     "reward_saturation": lambda seed: failing(
         seed, {"groups/zero_signal": 0.97, "groups/all_right": 0.95, "reward": 1.05}
     ),
+    "lost_exploration": lambda seed: failing(
+        seed, {"groups/zero_signal": 0.85, "groups/all_wrong": 0.5, "groups/all_right": 0.35,
+               "entropy": 0.1}
+    ),
     "constant_reward": lambda seed: constant(
         healthy(seed), reward=1.0, groups__zero_signal=1.0, groups__all_wrong=0.4,
         groups__all_right=0.3,
@@ -135,4 +139,4 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
     ),
     "stalled_throughput": lambda seed: failing(seed, {"time/step": 20.0}, over=3),
 }  # fmt: skip
-ONLY_WARN = {"reward_saturation", "lying_loss", "stalled_throughput"}
+ONLY_WARN = {"reward_saturation", "lost_exploration", "lying_loss", "stalled_throughput"}

@@ -312,11 +312,28 @@ DETECTORS = (
              Sign(metric="all_right", moved="above", level=0.7)),
             (Sign(metric="zero_signal", moved="above", level=0.8),
              Sign(metric="reward", moved="up", by=0.2, change=0.1),
-             Sign(metric="reward", moved="still", by=0.1, since="best")),
+             Sign(metric="reward", moved="still", by=0.1, since="best"),
+             Sign(metric="all_wrong", moved="below", level=0.2, optional=True)),
         ),
         diagnosis="nearly every group is all right: there is nothing left to learn here",
         remedy="stop and keep the checkpoint, or go on with harder problems",
         taught_by="TRL #3708: groups without a signal are most of the cost",
+        patience=3,
+        harmless=True,
+    ),
+    Detector(
+        name="lost_exploration",
+        cases=(
+            (Sign(metric="zero_signal", moved="above", level=0.6),
+             Sign(metric="all_wrong", moved="above", level=0.25),
+             Sign(metric="entropy", moved="down", by=0.6)),
+        ),
+        diagnosis="the policy became certain before it was right: most groups are all wrong or all "
+        "right, and what is never sampled is never learned",
+        remedy="keep its entropy up (--objective.entropy-bonus 0.02 --objective.entropy-target "
+        "0.3), resample silent groups, or halve the learning rate",
+        taught_by="SmolLM2 on sums: entropy 0.7 to 0.1 within ten steps, three groups of four "
+        "silent, 0.26 where an entropy target had 0.39",
         patience=3,
         harmless=True,
     ),
