@@ -132,7 +132,8 @@ def map_entry(cell: Cell | None) -> str:
 def levers(cells: list[Cell]) -> str:
     """Each change beside the recipe as it is, by how far it has come after so many steps."""
     rows = []
-    for name in names(cells, "stage"):
+    best_first = sorted(cells, key=lambda cell: -cell["accuracy"])
+    for name in names(best_first, "stage"):
         mine = sorted(of(cells, stage=name), key=lambda cell: cell["seed"])
         curves = [[value for _, value in cell["curve"]] for cell in mine]
         way = [f"{fmean(point):.3f}" for point in zip(*curves, strict=False)]
@@ -142,7 +143,8 @@ def levers(cells: list[Cell]) -> str:
             *(mean_end(mine, metric) for metric in
               ("groups/zero_signal", "entropy", "completions/mean_length")),
         ])  # fmt: skip
-    steps = ", ".join(str(step) for step, _ in cells[0]["curve"])
+    longest = max((cell["curve"] for cell in cells), key=len)
+    steps = ", ".join(str(step) for step, _ in longest)
     head = ["change", "rate", f"accuracy at step {steps}", "last, seed by seed",
             "groups without signal", "entropy", "tokens"]  # fmt: skip
     return table(head, rows)

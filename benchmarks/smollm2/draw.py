@@ -143,20 +143,18 @@ def draw_box(cells: list[Cell], path: Path) -> None:
 
 
 def draw_levers(cells: list[Cell], path: Path) -> None:
-    """Accuracy over steps, the mean of the seeds that are there; the recipe as it is in black."""
+    """Accuracy over steps, a line for each run; the recipe as it is in black."""
     figure, axis = pyplot.subplots(figsize=(9, 5), constrained_layout=True)
     for k, name in enumerate(dict.fromkeys(cell["stage"] for cell in cells)):
-        curves = [cell["curve"] for cell in cells if cell["stage"] == name]
-        points = [
-            (each[0][0], fmean(value for _, value in each)) for each in zip(*curves, strict=False)
-        ]
         plain = name in ("stock", "adamw", "muon")
-        style = {"stock": ":", "adamw": "-", "muon": "--"}.get(name, "-")
-        colour = "black" if plain else f"C{k % 10}"
-        width = 2 if plain else 1
-        marker = "o" if k < 10 else "^"
-        axis.plot(*zip(*points, strict=True), style, color=colour, lw=width, marker=marker,
-                  ms=3, label=name)  # fmt: skip
+        style = {"stock": ":", "muon": "--"}.get(name, "-")
+        look = {"color": "black" if plain else f"C{k % 10}", "lw": 2 if plain else 1}
+        for number, cell in enumerate(c for c in cells if c["stage"] == name):
+            # Where time ended a run its last accuracy is no point of the curve.
+            points = [p for p in cell["curve"] if p[0] < cell["steps_done"]]
+            points.append([cell["steps_done"], cell["accuracy"]])
+            axis.plot(*zip(*points, strict=True), style, **look, marker="o" if k < 10 else "^",
+                      ms=3, label=None if number else name)  # fmt: skip
     axis.set(xlabel="step", ylabel="greedy accuracy")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))

@@ -26,8 +26,22 @@ LADDER: dict[str, dict[str, Any]] = {
 }
 # Embeddings and head are one matrix here; AdamW on everything spoils the model from 4e-5 on.
 OURS = MUON | FULL | {"optim.aux_lr": 1e-5, "optim.clip": "all"}
+# Against the loss of exploration, and for the GPU's time: what teaches is chosen from more prompts.
+CURIOUS = {"objective.entropy_bonus": 0.02, "objective.entropy_target": 0.3}
+CHOOSING = {"objective.dynamic_sampling": "resample", "objective.dynamic_max_rounds": 1}
+QUICK = OURS | UNFUSED | CURIOUS
+OF_128, OF_192, OF_256 = (
+    CHOOSING | {"rollout.prompts": 64, "objective.dynamic_oversample": share}
+    for share in (2.0, 3.0, 4.0)
+)
 # In the order of what is worth knowing first: a step of 128 prompts takes little longer than of 32.
 GRID: dict[str, dict[str, Any]] = {
+    "curious_1e-4_p128": QUICK | {"optim.lr": 1e-4, "rollout.prompts": 128},
+    "curious_1e-4_of128": QUICK | OF_128 | {"optim.lr": 1e-4},
+    "curious_2e-4_of192": QUICK | OF_192 | {"optim.lr": 2e-4},
+    "curious_2e-4_of256": QUICK | OF_256 | {"optim.lr": 2e-4},
+    "curious_1e-4_of256": QUICK | OF_256 | {"optim.lr": 1e-4},
+    "curious_2e-4_of128": QUICK | OF_128 | {"optim.lr": 2e-4},
     "muon_4e-4_p128": OURS | {"optim.lr": 4e-4, "rollout.prompts": 128},
     "muon_8e-4_p128": OURS | {"optim.lr": 8e-4, "rollout.prompts": 128},
     "muon_4e-4_p128_unfused": OURS | UNFUSED | {"optim.lr": 4e-4, "rollout.prompts": 128},

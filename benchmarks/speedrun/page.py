@@ -68,9 +68,10 @@ def verdict(cells: dict[str, Row]) -> list[str]:
     a lower bound. Ours must have arrived with every seed.
     """
     rows: dict[str, list[Row]] = {}
-    for row in cells.values():
+    for cell, row in cells.items():
         if "curve" in row:
-            rows.setdefault(row["name"], []).append(row)
+            name, _, *rules = cell.split("/")  # the second word is the seed
+            rows.setdefault("/".join([name, *rules]), []).append(row)
     rows = {name: each for name, each in rows.items() if len(each) > 1}
     means = {name: mean(row["curve"][-1]["seconds"] for row in each) for name, each in rows.items()}
     early = {name for name, each in rows.items() if any(not arrived(row) for row in each)}
