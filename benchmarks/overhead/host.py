@@ -1,0 +1,107 @@
+"""What the host does in a rollout, by phase: everything but the model, whose completions are given.
+
+    python benchmarks/overhead/host.py --out benchmarks/overhead/host.json
+
+Plain TRL and ours on the speedrun's task, with SmolLM2's tokenizer and chat template. What would be
+sampled is made up as the untrained SmolLM2 answers: mostly in the format, and some prose. There is
+no forward or backward pass. Rounds alternate; medians of milliseconds on the clock.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "speedrun"))
+from contenders import Contestant, make_config, random_model
+from stopwatch import Stopwatch
+
+NAMES = {"TRL": "stock", "Mesotron": "muon"}  # as the speedrun calls them
+PROMPTS = (32, 128)
+PHASES = ("tokenize", "score", "rollout, rest")
+FORMATTED = 0.88  # of 1,024 completions by SmolLM2
+OTHERS = (
+    "12", "4.5", "array([1, 9, 5])", "2b", "No", "A total of 7 + 2 =", "abc", "ANSWER:", "1:13",
+    "8 + 6 = 12", "This is incorrect.", "0x4", "To arrive at the answer 21, let",
+    "Consider the original expression: 7 - 5", "No, it's not. 14 is", "1 - 7 * 2 + 1",
+)  # fmt: skip
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("--rounds", type=int, default=2)
+    words.add_argument("--steps", type=int, default=10, help="measured in each round")
+    words.add_argument("--out", type=Path)
+    given = words.parse_args()
+    torch.set_num_threads(1)
+    model, found = random_model(), {}
+    for prompts in PROMPTS:
+        times: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in NAMES}
+        for _ in range(given.rounds):
+            for name in NAMES:
+                for step in measure(NAMES[name], model, prompts, given.steps):
+                    for phase, ms in step.items():
+                        times[name][phase].append(ms)
+        found[f"{prompts} x 8"] = {
+            name: {phase: round(median(ms), 1) for phase, ms in phases.items()}
+            for name, phases in times.items()
+        }
+        print(json.dumps(found), flush=True)
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def measure(name: str, model: str, prompts: int, steps: int, warm: int = 4) -> list[dict]:
+    """Milliseconds of the phases of each rollout after the first `warm`."""
+    config = make_config(name, 0, model, False)
+    config = replace(
+        config,
+        model=replace(config.model, dtype="float32"),
+        rollout=replace(config.rollout, prompts=prompts, engine="graph", record=False),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        contestant = Contestant(name, config, Path(folder) / "run")
+        trainer = contestant.trainer
+        trainer.create_optimizer()
+        trainer.model.train()
+        trainer._generate_single_turn = sampler(contestant.parts.tokenizer)
+        batches, rows = iter(trainer.get_train_dataloader()), []
+        for _ in range(warm + steps):
+            watch = Stopwatch()
+            watch.attach(trainer)
+            batch, began = next(batches), time.perf_counter()
+            trainer._generate_and_score_completions(batch)
+            whole = time.perf_counter() - began - watch.spent["sample"]
+            watch.detach()
+            rows.append({p: 1e3 * watch.spent[p] for p in PHASES} | {"whole": 1e3 * whole})
+        contestant.verifier.close()
+    return rows[warm:]
+
+
+def sampler(tokenizer: Any) -> Callable[..., tuple[list[list[int]], None]]:
+    """In place of a model: the same completions for everybody."""
+    chance = random.Random(0)
+
+    def write(prompt_ids: Any, *_: Any) -> tuple[list[list[int]], None]:
+        texts = [
+            f"ANSWER: {chance.randrange(-9, 28)}" if chance.random() < FORMATTED
+            else chance.choice(OTHERS) for _ in prompt_ids
+        ]  # fmt: skip
+        found = tokenizer(texts)["input_ids"]
+        return [[*ids[:9], tokenizer.eos_token_id] for ids in found], None
+
+    return write
+
+
+if __name__ == "__main__":
+    main()
