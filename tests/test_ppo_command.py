@@ -18,6 +18,7 @@ from mesotron.ppo import training  # noqa: E402
 from mesotron.ppo.draw import draw_board, draw_game  # noqa: E402
 from mesotron.ppo.training import next_chunk, open_run, train_snake  # noqa: E402
 from mesotron.runs import RunFolder  # noqa: E402
+from mesotron.runs.continuation import settings_to_resume  # noqa: E402
 from mesotron.runs.folder import plain  # noqa: E402
 from quick_jax import quick_compilation  # noqa: E402, F401
 
@@ -75,10 +76,11 @@ def test_every_flag_of_the_interface_is_there():
 def test_a_config_survives_its_folder(tmp_path):
     config = replace(TINY, pretrained_model=Path("runs/a"), sweep=("lr=1,2",), optim="muon")
     RunFolder.create(tmp_path / "run", config, {})
-    resumed = replace(SnakeConfig(), resume=tmp_path / "run", chunk=5)
+    resumed = replace(settings_to_resume(SnakeConfig, tmp_path / "run"), chunk=5)
     _, found = open_run(resumed)
-    anew = {name: getattr(resumed, name) for name in ("resume", "chunk", "gif")}
-    assert found == replace(config, **anew)
+    assert found == replace(config, resume=tmp_path / "run", chunk=5)
+    with pytest.raises(ValueError, match="chunk=0 must be at least 1"):
+        open_run(replace(resumed, chunk=0))
 
 
 def test_a_config_of_another_version_is_refused_in_a_sentence(tmp_path):
@@ -138,7 +140,7 @@ def test_signals_save_and_the_run_goes_on_to_the_same_end(tmp_path, monkeypatch,
         assert train_snake(ask) == 0
         assert f"stopped at update {done} of 6; go on with" in capsys.readouterr().out
         assert (tmp_path / "asked" / "checkpoints" / f"checkpoint-{done}").is_dir()
-        ask = SnakeConfig(resume=tmp_path / "asked", chunk=2, gif=False)
+        ask = settings_to_resume(SnakeConfig, tmp_path / "asked")
     monkeypatch.undo()
     assert train_snake(ask) == 0
     a, b = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "asked")
@@ -180,7 +182,7 @@ def test_a_stopped_run_resumes_to_the_same_end(tmp_path, capsys):
         "checkpoint-6",
     ]
     (folder / "checkpoints" / "checkpoint-6" / "manifest.json").unlink()
-    train_snake(SnakeConfig(resume=folder, chunk=2, save_freq=4, gif=False))
+    train_snake(replace(settings_to_resume(SnakeConfig, folder), chunk=2))
     a, b = RunFolder(tmp_path / "whole"), RunFolder(folder)
     for one, other in zip(a.rows("metrics"), b.rows("metrics"), strict=True):
         for name in one:

@@ -14,6 +14,7 @@ from mesotron.rlvr.demonstrations import IGNORED, make_demonstrations, reading_o
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tiny import build_network, build_tokenizer
 from mesotron.runs import RunFolder
+from mesotron.runs.continuation import settings_to_resume
 
 TASK = TaskConfig(levels=(1,), num_train=40, num_eval=4)
 TEXTS = ["Solve the problem step by step. 3 + 4 = 7"] * 9
@@ -127,7 +128,7 @@ def test_killed_and_resumed_equals_left_alone(config, tmp_path):
     shutil.rmtree(killed / "checkpoints" / "checkpoint-4")
     for name in ("result.json", "report.md"):
         (killed / name).unlink()
-    assert sft.run(SftConfig(resume=killed)) == 0
+    assert sft.run(settings_to_resume(SftConfig, killed)) == 0
     whole, again = weights(config.out, 4), weights(killed, 4)
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     first, second = RunFolder(config.out).rows("metrics"), RunFolder(killed).rows("metrics")
@@ -141,7 +142,8 @@ def test_a_warm_start_is_ended_before_its_time_limit(config, capsys):
     assert "stopped and saved at step 1: the time limit of 0.001 s leaves no room" in told
     (row,) = RunFolder(config.out).rows("metrics")
     assert 0 < row["cost/spent"] < row["cost/projected"]
-    assert sft.run(SftConfig(resume=config.out, time_limit="1h")) == 0
+    resumed = settings_to_resume(SftConfig, config.out)
+    assert sft.run(replace(resumed, time_limit="1h")) == 0
     assert [row["step"] for row in RunFolder(config.out).rows("metrics")] == [1, 2, 3, 4]
 
 
@@ -155,7 +157,7 @@ def test_lora_trains_the_adapter_alone(config):
 def test_a_finished_run_and_a_used_folder_are_refused(config):
     sft.run(replace(config, steps=1))
     with pytest.raises(ValueError, match="has finished its 1 steps"):
-        sft.run(SftConfig(resume=config.out))
+        sft.run(settings_to_resume(SftConfig, config.out))
     with pytest.raises(ValueError, match="not empty"):
         sft.run(config)
 

@@ -20,6 +20,7 @@ from mesotron.config import (
     WorldConfig,
 )
 from mesotron.runs import RunFolder
+from mesotron.runs.continuation import settings_to_resume
 from mesotron.vla import command, finish, session
 from mesotron.vla.demos import load_demos, make_demos
 from mesotron.vla.demos.lerobot_export import export_lerobot
@@ -102,7 +103,7 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_alike(config, left_alone, monkeyp
     assert config.out is not None
     assert f"--resume {config.out}" in capsys.readouterr().out
     assert RunFolder(config.out).result is None
-    assert session.train(VlaTrainConfig(resume=config.out)) == 0
+    assert session.train(settings_to_resume(VlaTrainConfig, config.out)) == 0
     assert_same_run(left_alone, config.out)
 
 
@@ -116,11 +117,11 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(config, left_alone, monke
             session.train(config)
     assert config.out is not None
     assert [row["step"] for row in RunFolder(config.out).rows("metrics")] == [1, 2, 3, 4]
-    assert session.train(VlaTrainConfig(resume=config.out)) == 0
+    assert session.train(settings_to_resume(VlaTrainConfig, config.out)) == 0
     assert_same_run(left_alone, config.out)
     finished = "has finished its 8 steps; evaluate it with mesotron vla eval"
     with pytest.raises(ValueError, match=finished):
-        session.train(VlaTrainConfig(resume=config.out))
+        session.train(settings_to_resume(VlaTrainConfig, config.out))
 
 
 def test_a_row_tells_of_every_part(left_alone):

@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tyro
 
+from mesotron.runs.continuation import settings_to_resume
+
 Config = TypeVar("Config")
 
 # A flag left out is how "not given" is said, so no flag offers the word None.
@@ -97,7 +99,17 @@ def parse(
     given = read_toml(path, flags) if path else {}
     # A flag replaces the file's whole value, so a list in the file is not added to.
     given |= cut(words, flags, prog)
-    return convert(config_type, flags, given, prog, preset_of(presets, config_type, given))
+    return convert(config_type, flags, given, prog, defaults_of(presets, config_type, given))
+
+
+def defaults_of(
+    presets: Presets | None, config_type: Any, given: dict[str, list[str]]
+) -> Any | None:
+    """What flags that are not given mean: a run's own settings if one is continued, else those of
+    the preset."""
+    if given.get("resume"):
+        return settings_to_resume(config_type, Path(given["resume"][0]))
+    return preset_of(presets, config_type, given)
 
 
 def preset_of(presets: Presets | None, config_type: Any, given: dict[str, list[str]]) -> Any | None:

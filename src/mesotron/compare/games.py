@@ -10,6 +10,7 @@ from mesotron.compare.kind import Kind, Row
 from mesotron.compare.record import Contender
 from mesotron.config import SnakeConfig
 from mesotron.runs import RunFolder
+from mesotron.runs.continuation import settings_to_resume
 
 OPTIMS = {
     "adam": "Adam on every weight",
@@ -86,7 +87,7 @@ class Games(Kind):
 
     def resuming(self, run: Path) -> SnakeConfig:
         """`--resume`: the run knows its own settings."""
-        return SnakeConfig(resume=run, gif=False)
+        return settings_to_resume(SnakeConfig, run)
 
     def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
         """Fruit of each greedy game; they begin alike in all runs. Before: random legal moves."""

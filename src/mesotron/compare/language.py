@@ -14,6 +14,7 @@ from mesotron.config import OptimConfig, TrainConfig
 from mesotron.config.training import ObjectiveName
 from mesotron.recipes import make_recipe
 from mesotron.runs import RunFolder
+from mesotron.runs.continuation import settings_to_resume
 
 # What is a contender's own; the schedule, momentum, decay and clipping are the recipe's.
 OWN = ("name", "per_head", "promote", "cutoff", "rank", "scale", "aux_lr")
@@ -152,7 +153,7 @@ class Language(Kind):
 
     def resuming(self, run: Path) -> TrainConfig:
         """`--resume`: the run knows its own settings."""
-        return TrainConfig(resume=run)
+        return settings_to_resume(TrainConfig, run)
 
     def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
         """Whether each held-out problem was solved in the asked format, before and after."""

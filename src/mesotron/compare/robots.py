@@ -9,6 +9,7 @@ from mesotron.compare.kind import Kind, Row
 from mesotron.compare.record import Contender
 from mesotron.config import VlaTrainConfig
 from mesotron.runs import RunFolder
+from mesotron.runs.continuation import settings_to_resume
 from mesotron.vla.demos.lerobot import is_lerobot
 
 # Rules of the parts vision, language, fusion and action.
@@ -92,7 +93,7 @@ class Robots(Kind):
 
     def resuming(self, run: Path) -> VlaTrainConfig:
         """`--resume`: the run knows its own settings."""
-        return VlaTrainConfig(resume=run)
+        return settings_to_resume(VlaTrainConfig, run)
 
     def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
         """Success of each episode of each task; an untrained policy is not measured."""

@@ -5,9 +5,11 @@ and sweeps run unchanged.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from mesotron.config.fields import ANEW
 
 COUNTS = (
     "num_envs", "num_steps", "total_timesteps", "update_epochs", "num_minibatches", "num_layers",
@@ -161,13 +163,14 @@ class SnakeConfig:
     run_name: str | None = None
     """Name of the run's folder; snake-DATE if not given."""
 
-    resume: Path | None = None
-    """Continue the run in this folder; other flags are taken from it."""
+    resume: Path | None = field(default=None, metadata=ANEW)
+    """Continue the run in this folder, with its own settings.
+    Only --chunk, --save-freq, --guard, --gif and where metrics are sent to may change."""
 
-    chunk: int = 10
+    chunk: int = field(default=10, metadata=ANEW)
     """Updates between two looks at the run: metrics are written, Ctrl-C is heard."""
 
-    save_freq: int = 0
+    save_freq: int = field(default=0, metadata=ANEW)
     """A checkpoint each so many updates, and one at the end; 0 keeps the last alone."""
 
     eval_freq: int = 0
@@ -176,23 +179,23 @@ class SnakeConfig:
     eval_episodes: int = 128
     """Whole games of an evaluation, greedy and sampled each."""
 
-    guard: Literal["off", "warn", "stop"] = "warn"
+    guard: Literal["off", "warn", "stop"] = field(default="warn", metadata=ANEW)
     """What the watch does when the run fails: write it down, say it too, or also save and stop;
     runs side by side are not stopped."""
 
-    gif: bool = True
+    gif: bool = field(default=True, metadata=ANEW)
     """Draw a greedy game at the end."""
 
-    wandb: bool = False
+    wandb: bool = field(default=False, metadata=ANEW)
     """Also send the metrics to Weights & Biases."""
 
-    wandb_project: str = "mesotron-snake"
+    wandb_project: str = field(default="mesotron-snake", metadata=ANEW)
     """Project there."""
 
-    wandb_entity: str | None = None
+    wandb_entity: str | None = field(default=None, metadata=ANEW)
     """Account or team there."""
 
-    tensorboard: bool = False
+    tensorboard: bool = field(default=False, metadata=ANEW)
     """Also write the metrics for TensorBoard."""
 
     @property
@@ -254,6 +257,9 @@ class SnakeConfig:
         for name in COUNTS:
             if getattr(self, name) < 1:
                 yield f"{name}={getattr(self, name)} must be at least 1"
+        for name in ("save_freq", "eval_freq"):
+            if getattr(self, name) < 0:
+                yield f"{name}={getattr(self, name)} must be at least 0, which is never"
         if min(self.width, self.height) < 2:
             yield f"a board of {self.width}x{self.height} has no room: take 2x2 or more"
         if self.num_steps > self.time_limit:

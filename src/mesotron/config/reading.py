@@ -29,8 +29,8 @@ def from_plain(config_type: type[Config], values: dict[str, Any], source: str = 
     unknown = [name for name in values if name not in known]
     if unknown:
         raise ValueError(
-            f"{source} has {unknown[0]!r}, which this version of mesotron does not know; use the "
-            "version that wrote it"
+            f"{source} has {unknown[0]!r}, which this version of mesotron does not know here; use "
+            "the command and the version that wrote it"
         )
     return config_type(**{name: value_of(hints[name], x, source) for name, x in values.items()})
 

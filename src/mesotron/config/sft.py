@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from mesotron.config.budget import GpuName
+from mesotron.config.fields import ANEW
 from mesotron.config.training import ModelConfig, OptimConfig, TaskConfig
 
 
@@ -35,8 +36,9 @@ class SftConfig:
     out: Path | None = None
     """Folder of the run; runs/sft-DATE if not given."""
 
-    resume: Path | None = None
-    """Continue the run in this folder from its newest whole checkpoint."""
+    resume: Path | None = field(default=None, metadata=ANEW)
+    """Continue the run in this folder from its newest whole checkpoint, with its own settings.
+    Only limits (--budget, --price, --gpu, --time-limit), --device and --threads may change."""
 
     save_every: int = 100
     """A checkpoint each so many steps, and one at the end; 0 keeps the last alone."""
@@ -44,21 +46,21 @@ class SftConfig:
     keep: int = 2
     """Checkpoints kept."""
 
-    budget: float | None = None
+    budget: float | None = field(default=None, metadata=ANEW)
     """Dollars that the run may cost in all; it is saved and ended before the step that would cross
     them. Needs --price or --gpu."""
 
-    price: float | None = None
+    price: float | None = field(default=None, metadata=ANEW)
     """Dollars for an hour of one GPU, or of the machine if it has none."""
 
-    gpu: GpuName | None = None
+    gpu: GpuName | None = field(default=None, metadata=ANEW)
     """Take the price from the table of typical ones."""
 
-    time_limit: str | None = None
+    time_limit: str | None = field(default=None, metadata=ANEW)
     """End before this much time has passed since the command began, saved: 3h, 90m, 1h30m."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata=ANEW)
     """Where to run; auto takes CUDA if there is one."""
 
-    threads: int | None = None
+    threads: int | None = field(default=None, metadata=ANEW)
     """CPU threads; torch's own choice if not given."""

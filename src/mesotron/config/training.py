@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from mesotron.config.budget import GpuName
-from mesotron.config.fields import POSITIONAL, OptimizerName
+from mesotron.config.fields import ANEW, POSITIONAL, OptimizerName
 from mesotron.config.watch import GuardName, RunWatchConfig
 
 FormatName = Literal["boxed", "answer", "hashes"]
@@ -289,8 +289,10 @@ class TrainConfig:
     out: Path | None = None
     """Folder of the run; runs/RECIPE-DATE if not given."""
 
-    resume: Path | None = None
-    """Continue the run in this folder from its newest whole checkpoint."""
+    resume: Path | None = field(default=None, metadata=ANEW)
+    """Continue the run in this folder from its newest whole checkpoint, with its own settings.
+    Only limits (--budget, --price, --gpu, --time-limit), --device, --threads and --report-to may
+    change."""
 
     eval_every: int = 0
     """Greedy evaluation each so many steps; 0 evaluates before and after alone."""
@@ -307,24 +309,26 @@ class TrainConfig:
 
     watch: RunWatchConfig = field(default=RunWatchConfig())
 
-    budget: float | None = None
+    budget: float | None = field(default=None, metadata=ANEW)
     """Dollars that the run may cost in all; it is saved and ended before the step that would cross
     them. Needs --price or --gpu."""
 
-    price: float | None = None
+    price: float | None = field(default=None, metadata=ANEW)
     """Dollars for an hour of one GPU, or of the machine if it has none."""
 
-    gpu: GpuName | None = None
+    gpu: GpuName | None = field(default=None, metadata=ANEW)
     """Take the price from the table of typical ones."""
 
-    time_limit: str | None = None
+    time_limit: str | None = field(default=None, metadata=ANEW)
     """End before this much time has passed since the command began, saved: 3h, 90m, 1h30m."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata=ANEW)
     """Where to run; auto takes CUDA if there is one."""
 
-    threads: int | None = None
+    threads: int | None = field(default=None, metadata=ANEW)
     """CPU threads; torch's own choice if not given."""
 
-    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = field(
+        default=(), metadata=ANEW
+    )
     """Also send the metrics there; the run folder always has them."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mesotron.config.fields import POSITIONAL
+from mesotron.config.fields import ANEW, POSITIONAL
 from mesotron.config.vla import Perturbation
 
 PartRule = Literal["muon", "pion", "low_rank", "adamw"]
@@ -134,8 +134,9 @@ class VlaTrainConfig:
     out: Path | None = None
     """Folder of the run; runs/vla-DATE if not given."""
 
-    resume: Path | None = None
-    """Continue the run in this folder from its newest whole checkpoint."""
+    resume: Path | None = field(default=None, metadata=ANEW)
+    """Continue the run in this folder from its newest whole checkpoint, with its own settings.
+    Only --guard, --workers, --device and --threads may change."""
 
     log_every: int = 10
     """A row of metrics each so many steps."""
@@ -150,7 +151,7 @@ class VlaTrainConfig:
     keep: int = 2
     """Checkpoints kept."""
 
-    guard: Literal["off", "warn", "stop"] = "warn"
+    guard: Literal["off", "warn", "stop"] = field(default="warn", metadata=ANEW)
     """What the watch does when it sees the run fail: write it down, also say so, or also stop."""
 
     episodes: int = 50
@@ -160,7 +161,7 @@ class VlaTrainConfig:
     """Actions of each chunk carried out before looking again; two thirds of the chunk if not
     given."""
 
-    workers: int = 1
+    workers: int = field(default=1, metadata=ANEW)
     """Processes that simulate in the evaluation."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -173,10 +174,10 @@ class VlaTrainConfig:
     """On a GPU, record a step once as a CUDA graph and replay it; by itself where nothing speaks
     against it (a pretrained tower, low_rank, images that do not fit on the GPU)."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata=ANEW)
     """Where to run; auto takes CUDA if there is one."""
 
-    threads: int | None = None
+    threads: int | None = field(default=None, metadata=ANEW)
     """CPU threads; torch's own choice if not given."""
 
 

@@ -6,7 +6,6 @@ checkpoints are made, so memory does not grow with the run.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
@@ -14,7 +13,6 @@ import jax
 import numpy as np
 
 from mesotron.config import SnakeConfig
-from mesotron.config.reading import from_plain
 from mesotron.ppo import checkpoint
 from mesotron.ppo.draw import draw_curves, draw_game
 from mesotron.ppo.evaluate import Games, make_evaluation, measure_baselines, record_game
@@ -27,6 +25,7 @@ from mesotron.ppo.records import Session, curve_of, describe, write_chunk, write
 from mesotron.ppo.seeds import make_program
 from mesotron.runs import RunFolder, check_free, describe_environment, new_run_path
 from mesotron.runs.console import LiveView
+from mesotron.runs.continuation import continued_settings
 from mesotron.runs.lines import cut_rows_after
 from mesotron.runs.signals import StopRequest
 
@@ -38,7 +37,6 @@ _WATCHED = {
     "value/explained": "value explained",
     "time/steps_per_second": "steps/s",
 }
-_RESUMED_ANEW = ("resume", "chunk", "save_freq", "guard", "gif", "wandb", "tensorboard")
 
 
 def train_snake(config: SnakeConfig) -> int:
@@ -72,9 +70,10 @@ def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
     """A new run folder, or the one to resume with the config that it began with."""
     if config.resume is not None:
         folder = RunFolder(config.resume)
-        kept = {name: getattr(config, name) for name in _RESUMED_ANEW}
-        saved = from_plain(SnakeConfig, folder.config, f"{folder.path / 'config.json'}")
-        return folder, dataclasses.replace(saved, **kept)
+        instead = f"start a new run (from its weights: --pretrained-model {folder.path})"
+        config = continued_settings(config, folder, instead)
+        config.check()
+        return folder, config
     config.check()
     named = config.save_dir / config.run_name if config.run_name else None
     path = named or new_run_path("snake", config.save_dir)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from mesotron.config import SftConfig, TrainConfig, VlaTrainConfig
-from mesotron.config.reading import from_plain
 from mesotron.runs import Checkpoint, RunFolder, check_free, newest_whole
+from mesotron.runs.continuation import continued_settings
 from mesotron.runs.processes import is_main
 
 Config = TypeVar("Config", TrainConfig, SftConfig, VlaTrainConfig)
@@ -35,23 +35,25 @@ def begin(config: Config, path: Path) -> Plan[Config]:
     return Plan(config, path)
 
 
-def go_on(config_type: type[Config], resume: Path, evaluate: str = "mesotron eval") -> Plan[Config]:
+def go_on(config: Config, evaluate: str, instead: str) -> Plan[Config]:
     """The plan of a run that was stopped: its own settings, its newest whole checkpoint.
 
     Args:
-        config_type: of its settings.
-        resume: its folder.
+        config: as asked for; `resume` names the run.
         evaluate: the command that is proposed where the run has finished.
+        instead: what is proposed to who wants other settings.
     """
+    resume = config.resume
+    assert resume is not None
     path = resume.resolve()  # runs/last may come to mean another run
     folder = RunFolder(path)
-    saved = from_plain(config_type, folder.config, f"{path / 'config.json'}")
     if folder.result is not None:
         raise ValueError(
-            f"{resume} has finished its {saved.steps} steps; evaluate it with {evaluate} "
-            f"{resume}, or start a new run"
+            f"{resume} has finished its {folder.config['steps']} steps; evaluate it with "
+            f"{evaluate} {resume}, or start a new run"
         )
+    settings = continued_settings(config, RunFolder(resume), instead)
     found, damaged = newest_whole(folder.checkpoints)
     notes = [f"damaged checkpoint left out: {wrong}" for wrong in damaged]
     start = f"step {found.step}" if found else "the beginning: there is no whole checkpoint"
-    return Plan(saved, path, folder, found, (*notes, f"continuing {path} from {start}"))
+    return Plan(settings, path, folder, found, (*notes, f"continuing {path} from {start}"))

@@ -22,7 +22,7 @@ def run(config: SftConfig) -> int:
     """Train on solved problems, or continue such a run.
 
     Args:
-        config: as parsed; `resume` names a run whose own settings are then used.
+        config: as parsed; to continue a run see `mesotron.runs.continuation`.
 
     Returns:
         The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.

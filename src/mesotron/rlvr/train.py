@@ -43,15 +43,12 @@ LEAST = {
     "rollout.micro_batch": 1,
 }
 
-# What a run may take is not what it is: these can be given anew when it is continued.
-SPENDING = ("budget", "price", "gpu", "time_limit")
-
 
 def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
     """Train, or continue a run.
 
     Args:
-        config: as parsed; `resume` names a run whose own settings are then used.
+        config: as parsed; to continue a run see `mesotron.runs.continuation`.
         then: called with the run's folder when it is over, or stopped and saved; in the first of
             several processes.
 
@@ -74,13 +71,16 @@ def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
 
 def go_on_within(config: Limited) -> Plan[Limited]:
     """The plan of a run that was stopped, with the limits that are given anew."""
-    assert config.resume is not None
-    plan = go_on(type(config), config.resume)
-    given = {name: getattr(config, name) for name in SPENDING}
-    changed = {name: value for name, value in given.items() if value is not None}
+    plan = go_on(
+        config,
+        evaluate="mesotron eval",
+        instead="start a new run (from its weights: --model.name CHECKPOINT)",
+    )
+    check_least(plan.config, {"threads": 1})
     if config.gpu is not None and config.price is None:
-        changed["price"] = None  # the run's old price was of another machine
-    return replace(plan, config=replace(plan.config, **changed))
+        # The run's old price was of another machine.
+        return replace(plan, config=replace(plan.config, price=None))
+    return plan
 
 
 def check_installed() -> None:

@@ -79,7 +79,9 @@ def train(config: VlaTrainConfig) -> int:
 def plan(config: VlaTrainConfig) -> Plan[VlaTrainConfig]:
     """A new run, or the one to resume with the settings that it began with."""
     if config.resume is not None:
-        return go_on(VlaTrainConfig, config.resume, evaluate="mesotron vla eval")
+        start = go_on(config, evaluate="mesotron vla eval", instead="start a new run")
+        check_least(start.config, LEAST)
+        return start
     check_least(config, LEAST)
     check_together(config)
     # Whole, so that it can be resumed from anywhere.

@@ -82,6 +82,11 @@ def run(config: PlanConfig) -> int:
 
 def check_plan(config: PlanConfig) -> None:
     """Refuse what cannot be meant, and two paces at once."""
+    if config.resume is not None:
+        raise ValueError(
+            f"mesotron plan reckons a run before it starts: leave --resume {config.resume} out, "
+            "and name the recipe and the flags"
+        )
     check(config)
     least = {"seconds_per_step": 0, "tokens_per_second": 0, "completion_tokens": 1}
     check_least(config, least)
