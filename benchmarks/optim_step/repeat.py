@@ -1,0 +1,104 @@
+"""Is a step the same to the bit, however often it is made and whoever else is on the GPU?
+
+    python3 benchmarks/optim_step/repeat.py --processes 12 --seconds 60 --out results/repeat.json
+
+Each process makes one step of SmolLM2's matrices over and over from the same weights, momentum and
+gradient, and compares weights and momentum with those of the first time. Memory that a step takes
+uninitialised is full of NaN every other time. Several processes share the GPU by MPS, so that
+kernels meet in every order: a race between them, or a read of what nobody wrote, shows as a
+difference. On a CPU: --device cpu --layers 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mesotron.bench.mps import mps
+from mesotron.optim import Muon, Pion
+
+# Of a layer of SmolLM2-135M: queries, keys, values, output, gate, up, down.
+SHAPES = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))
+OPTIMIZERS = {"muon": (Muon, {}), "pion": (Pion, {"cutoff": "noise"})}
+POISON = 2**28  # bytes of NaN that go back to the allocator
+
+
+def repeat(name: str, layers: int, device: str, seconds: float, seed: int) -> dict[str, Any]:
+    """Make the same step until the time is up; count the times that anything differs."""
+    torch.manual_seed(seed)
+    params = [torch.nn.Parameter(torch.randn(s, device=device)) for s in SHAPES * layers]
+    # From all alike to a few large directions, as gradients are.
+    grads = [torch.randn_like(p) * torch.rand(p.shape[1], device=device) ** 4 for p in params]
+    kind, options = OPTIMIZERS[name]
+    optimizer = kind(params, lr=1e-3, **options)
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g.clone()
+    optimizer.step()
+    start = [x.clone() for x in tensors(optimizer, params)]
+
+    def step() -> list[Tensor]:
+        now = tensors(optimizer, params)
+        for x, kept in zip(now, start, strict=True):
+            x.copy_(kept)
+        optimizer.step()
+        return now
+
+    # Twice: the first time the step's scale is still that of the momentum before.
+    wanted = [[x.clone() for x in step()] for _ in range(2)][-1]
+    found: dict[str, Any] = {"optimizer": name, "seed": seed, "steps": 0, "different": []}
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        if found["steps"] % 2:
+            torch.full((POISON // 4,), torch.nan, device=device)
+        now = step()
+        bad = [k for k, (a, b) in enumerate(zip(now, wanted, strict=True)) if not torch.equal(a, b)]
+        if bad:
+            one, right = now[bad[0]], wanted[bad[0]]
+            found["different"].append({
+                "step": found["steps"], "tensors": bad, "shape": list(one.shape),
+                "entries": int((one != right).sum()), "nan": int(one.isnan().sum()),
+                "largest": float((one - right).abs().nan_to_num().max()),
+            })  # fmt: skip
+        found["steps"] += 1
+    return found
+
+
+def tensors(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> list[Tensor]:
+    """Weights, then what the optimizer keeps of each."""
+    kept = [x for p in params for x in optimizer.state[p].values() if isinstance(x, Tensor)]
+    return [*(p.detach() for p in params), *kept]
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("--processes", type=int, default=12)
+    words.add_argument("--seconds", type=float, default=60)
+    words.add_argument("--layers", type=int, default=30)
+    words.add_argument("--device", default="cuda")
+    words.add_argument("--out", type=Path, default=Path("results/repeat.json"))
+    given = words.parse_args()
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    names = [list(OPTIMIZERS)[k % 2] for k in range(given.processes)]
+    cells = [(n, given.layers, given.device, given.seconds, k) for k, n in enumerate(names)]
+    shares = given.device == "cuda" and given.processes > 1
+    side_by_side = mps(given.out.parent, print) if shares else nullcontext()
+    with side_by_side, mp.get_context("spawn").Pool(given.processes) as pool:
+        found = pool.starmap(repeat, cells)
+    given.out.write_text(json.dumps(found, indent=1))
+    for name in OPTIMIZERS:
+        mine = [one for one in found if one["optimizer"] == name]
+        steps = sum(one["steps"] for one in mine)
+        different = sum(len(one["different"]) for one in mine)
+        print(f"{name}: {steps} steps by {len(mine)} processes, {different} of them different")
+
+
+if __name__ == "__main__":
+    main()
