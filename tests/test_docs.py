@@ -21,6 +21,7 @@ from torch import nn
 
 from mesotron import cli
 from mesotron.arguments import flags_of, parse
+from mesotron.runs import RunFolder
 from mesotron.watch import DETECTORS
 from quick_jax import quick_compilation  # noqa: F401
 
@@ -150,6 +151,9 @@ def test_commands_are_understood(line, somewhere, capsys):
         return
     name, rest = cli.split_name(words)
     command = cli.COMMANDS[name]
+    if "--resume" in rest:  # whose settings are then the flags' defaults
+        run = Path(rest[rest.index("--resume") + 1])
+        RunFolder.create(run, command.config_type(), {})
     parse(command.config_type, rest, f"mesotron {name}", command.presets)
     if name in QUICK:
         assert cli.main(words) == 0

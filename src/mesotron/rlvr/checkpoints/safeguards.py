@@ -55,7 +55,7 @@ def refuse_spoiled_weights(model: nn.Module, step: int) -> None:
     if not all(bool(peak.isfinite()) for peak in peaks):
         raise ValueError(
             f"weights are not finite after step {step}, so training has stopped and this step was "
-            "not saved; train on from an earlier checkpoint (--model.name) with a smaller --optim.lr"
+            "not saved; go on from an earlier checkpoint (--model.name) with a smaller --optim.lr"
         )
 
 
