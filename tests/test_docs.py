@@ -151,9 +151,8 @@ def test_commands_are_understood(line, somewhere, capsys):
         return
     name, rest = cli.split_name(words)
     command = cli.COMMANDS[name]
-    if "--resume" in rest:  # whose settings are then the flags' defaults
-        run = Path(rest[rest.index("--resume") + 1])
-        RunFolder.create(run, command.config_type(), {})
+    if "--resume" in rest:  # the flags' defaults are then those of the run, by the name runs/last
+        RunFolder.create(Path("runs/stopped"), command.config_type(), {})
     parse(command.config_type, rest, f"mesotron {name}", command.presets)
     if name in QUICK:
         assert cli.main(words) == 0
