@@ -3,7 +3,7 @@
 What it scores follows from its config, so that a test knows who must win: the nearer a rate is to
 its optimizer's best one, the more problems are solved. Large rates diverge. Variables name runs,
 by optimizer and seed, that are to crash or to end with weights that are not numbers, and optimizers
-whose updates are not.
+whose updates are not; others say how many problems there are, and that all have one skill.
 """
 
 import json
@@ -18,11 +18,13 @@ from mesotron.runs import RunFolder
 
 BEST = {"adamw": 1e-3, "muon": 1e-3, "pion": 4e-3}  # of the matrices
 SKILL = {"adamw": 0.6, "muon": 0.6, "pion": 0.25}
-PROBLEMS = 120
+PROBLEMS = int(os.environ.get("PROBLEMS", "120"))
 
 
 def chance(config: dict) -> float:
     name, rate = config["optim"]["name"], config["optim"]["lr"]
+    if "SKILL" in os.environ:
+        return float(os.environ["SKILL"])
     return SKILL[name] - 0.1 * abs(math.log2(rate / BEST[name]))
 
 

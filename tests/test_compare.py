@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from mesotron.compare.kinds import make_kind
 from mesotron.compare.record import Cell, Threshold, Tournament, read_tournament
 from mesotron.compare.schedule import Pool, last_words
 from mesotron.compare.standings import time_to_threshold
-from mesotron.config import TrainConfig
+from mesotron.config import TrainConfig, WorldConfig
+from mesotron.vla.demos.shards import write_manifest
 
 CELL = Path(__file__).parent / "compare_cell.py"
 SMALL = ["--rates", "3", "--factor", "2", "--seeds", "3", "--workers", "2"]
@@ -65,6 +67,7 @@ def test_a_tournament_finds_who_is_better_and_says_so(folder, capsys):
     assert "not told apart" in told
     assert "pion is behind by" in told
     assert (folder / "standings.md").read_text().count("| pion |") == 2
+    assert ">the best<" in (folder / "report.html").read_text()
     assert "not told apart" in " ".join(capsys.readouterr().out.split())
 
 
@@ -122,6 +125,30 @@ def test_a_crash_is_told_and_the_rest_goes_on(folder, monkeypatch, capsys):
     ran = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]
     assert len(ran) == 1
     assert "muon at 0.001, seed 2, final" in ran[0]
+
+
+def test_where_nobody_scored_there_is_no_order(folder, monkeypatch):
+    monkeypatch.setenv("SKILL", "0")
+    assert compare(folder, "--optims", "adamw", "muon") == 0
+    record = read_tournament(folder)
+    assert {(row.score, row.rank, row.behind, row.p) for row in record.standings} == {
+        (0.0, 1, None, None)
+    }
+    told = " ".join(record.words)
+    assert "Nobody scored: no contender has more than 0, against 0." in told
+    assert not re.search(r"first|behind|told apart|best rate|half way", told)
+    page = (folder / "report.html").read_text()
+    assert ">nobody<" in page
+    assert ">the best<" not in page
+
+
+def test_data_that_hold_too_few_problems_end_it_at_the_first_cell(folder, monkeypatch, capsys):
+    """The setting asks for 600, but a table may hold fewer: nobody knows before a cell has run."""
+    monkeypatch.setenv("PROBLEMS", "12")
+    for _ in range(2):  # the same command once more comes to the same
+        assert compare(folder, "--optims", "adamw", "--workers", "1") == 2
+        assert "12 problems to evaluate on are too few" in capsys.readouterr().err
+    assert len(list((folder / "cells").glob("*.log"))) == 1
 
 
 def test_a_diverged_cell_is_a_result_with_the_lowest_score(folder):
@@ -295,14 +322,17 @@ def in_use_no_more(folder):
         (["arith", "--optims", "muon", "muon"], "names one twice"),
         (["arith", "--set", "task.num_eval=2"], "2 problems to evaluate on are too few"),
         (["snake", "--set", "eval_episodes=16"], "16 problems to evaluate on are too few"),
+        (["vla", "--set", "demos={demos}", "episodes=4"], "8 problems to evaluate on are too few"),
         (["arith", "--set", "optim.scale=spectral"], "not AdamW's unit"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(
-    words, sentence, capsys, tmp_path, monkeypatch
+    words, sentence, capsys, tmp_path, monkeypatch, tmp_path_factory
 ):
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", *words]) == 2
+    demos = tmp_path_factory.mktemp("demos")
+    write_manifest(demos, WorldConfig(tasks=("red-cube", "blue-cube")), False, {})
+    assert main(["compare", *(word.format(demos=demos) for word in words)]) == 2
     assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

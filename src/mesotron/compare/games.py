@@ -37,6 +37,7 @@ class Games(Kind):
     )
     before = "by random legal moves"
     curve = "episode/fruit"
+    problems_setting = "eval_episodes"
     usual = ("adam", "muon", "pion")
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:

@@ -72,6 +72,8 @@ class Kind(ABC):
     """Score of every problem for a run that has diverged."""
     before: ClassVar[str] = "before training"
     """What the scores are that a run starts from."""
+    problems_setting: ClassVar[str]
+    """The setting of the recipe that says how many problems there are."""
     usual: ClassVar[tuple[str, ...]]
     """Optimizers of a tournament that names none."""
 
@@ -114,9 +116,9 @@ class Kind(ABC):
         """The config that continues a run that was stopped."""
 
     @property
-    def num_problems(self) -> int | None:
-        """Problems that choose and judge together; None if the runs alone find out."""
-        return None
+    @abstractmethod
+    def num_problems(self) -> int:
+        """Problems that choose and judge together, as asked for; data may hold fewer."""
 
     @abstractmethod
     def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:

@@ -61,6 +61,7 @@ class Language(Kind):
         "the table); embeddings, norms and head keep the rate itself, or SGD's own."
     )
     curve = "facts/correct"
+    problems_setting = "task.num_eval"
     usual = ("adamw", "muon", "muon_sgd", "muon_heads", "pion", "pion_cutoff")
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:

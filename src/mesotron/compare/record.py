@@ -5,6 +5,7 @@ Only numbers, words and lists: a number that is not known yet, or cannot be, is 
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -119,6 +120,11 @@ class Standing:
     """Final cells that the watch calls dead, or that diverged."""
     failed: int
     """Final cells that crashed: they have no score."""
+
+
+def anybody_scored(rows: Sequence[Standing]) -> bool:
+    """Whether any contender has more than 0; else there is nothing to rank by."""
+    return any(row.score for row in rows)
 
 
 @dataclass(kw_only=True)

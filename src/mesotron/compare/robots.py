@@ -11,6 +11,8 @@ from mesotron.config import VlaTrainConfig
 from mesotron.runs import RunFolder
 from mesotron.runs.continuation import settings_to_resume
 from mesotron.vla.demos.lerobot import is_lerobot
+from mesotron.vla.demos.shards import read_manifest, world_of
+from mesotron.vla.worlds import build_world
 
 # Rules of the parts vision, language, fusion and action.
 OPTIMS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -45,6 +47,7 @@ class Robots(Kind):
     )
     curve = "loss/action"
     falls = True
+    problems_setting = "episodes"
     usual = tuple(OPTIMS)
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
@@ -86,6 +89,12 @@ class Robots(Kind):
         if "pion" not in rules.values():
             optim = replace(optim, promote=None, cutoff=None)
         return replace(self.config, optim=optim, seed=seed, out=run)
+
+    @property
+    def num_problems(self) -> int:
+        """Episodes of all tasks of the demonstrations' world."""
+        world = world_of(read_manifest(self.config.demos))
+        return self.config.episodes * len(build_world(world).tasks)
 
     def uses_gpu(self) -> bool:
         """Unless the recipe, or --set device=cpu, says otherwise."""

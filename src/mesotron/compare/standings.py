@@ -13,7 +13,7 @@ import numpy as np
 from mesotron.compare.grid import Search
 from mesotron.compare.inference import bootstrap, holm, paired_test, pool_seeds
 from mesotron.compare.kind import Kind, Row
-from mesotron.compare.record import Cell, Standing, Tournament
+from mesotron.compare.record import Cell, Standing, Tournament, anybody_scored
 
 # Steps whose mean is a point of the smoothed training curve.
 WINDOW = 5
@@ -22,6 +22,8 @@ WINDOW = 5
 def rank(record: Tournament, searches: Mapping[str, Search], rates: Mapping[str, float]) -> None:
     """Fill in `record.standings`, best first; contenders without a score come last.
 
+    Where every score is 0 all share the first place, and nobody is compared.
+
     Args:
         record: with its cells.
         searches: of each contender, finished ones.
@@ -29,9 +31,11 @@ def rank(record: Tournament, searches: Mapping[str, Search], rates: Mapping[str,
     """
     rows = [line(record, name, searches[name], rates[name]) for name in rates]
     rows.sort(key=lambda row: (row.score is None, -(row.score or 0.0)))
+    scored = anybody_scored(rows)
     for place, row in enumerate(rows, 1):
-        row.rank = place
-    compare_with_best(record, rows)
+        row.rank = place if scored else 1
+    if scored:
+        compare_with_best(record, rows)
     record.standings = rows
 
 

@@ -6,6 +6,7 @@ stopped, or killed, goes on where it was.
 
 import shutil
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from time import monotonic
@@ -34,6 +35,8 @@ FURTHEST = 100
 FIXED = ("factor", "seed", "search_seeds", "rates", "base_rate", "config")
 # Problems that either half must have: with fewer nothing can be told apart.
 LEAST_HALF = 10
+# Problems that have such halves but by a rare accident.
+ENOUGH = 4 * LEAST_HALF
 
 
 class Progress:
@@ -228,10 +231,8 @@ class Progress:
         if set(known) != set(chosen) or not known:
             cell.state, cell.why = "failed", "it was evaluated on other problems than the others"
             return
-        if len(known) < LEAST_HALF:
-            cell.state = "failed"
-            cell.why = f"{len(known)} problems are too few to tell anything: hold out more"
-            return
+        if len(known) < LEAST_HALF:  # which no other cell would mend
+            raise ValueError(too_few(self.kind, len(found.scores)))
         cell.per_problem = [round(found.scores[id], 6) for id in known]
         cell.score = fmean(cell.per_problem)
         if found.start:
@@ -313,12 +314,17 @@ def rule_in_words(config: CompareConfig, kind: Kind) -> list[str]:
 
 def check_problems(kind: Kind) -> None:
     """Refuse a recipe whose problems cannot be halved; a hash halves them, never quite evenly."""
-    found, least = kind.num_problems, 4 * LEAST_HALF
-    if found is not None and found < least:
-        raise ValueError(
-            f"{found} problems to evaluate on are too few: one half chooses rates and the other "
-            f"judges, so take {least} or more (--set task.num_eval or eval_episodes)"
-        )
+    if kind.num_problems < ENOUGH:
+        raise ValueError(too_few(kind, kind.num_problems))
+
+
+def too_few(kind: Kind, found: int) -> str:
+    """The sentence on too few problems."""
+    return (
+        f"{found} problems to evaluate on are too few: one half chooses rates and the other "
+        f"judges, so have {ENOUGH} or more (now --set {kind.problems_setting}="
+        f"{attrgetter(kind.problems_setting)(kind.config)})"
+    )
 
 
 def refuse_namesakes(folder: Path, old: Sequence[Contender], new: Sequence[Contender]) -> None:

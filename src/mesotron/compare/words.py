@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mesotron.compare.inference import LEVEL
-from mesotron.compare.record import Cell, Standing, Tournament
+from mesotron.compare.record import Cell, Standing, Tournament, anybody_scored
 from mesotron.runs.console import spell_time
 
 
@@ -14,16 +14,33 @@ def conclude(record: Tournament) -> list[str]:
     if not rows:
         return ["No contender has a score: see why in the cells.", *not_measured(record.cells)]
     return [
+        *(order(record, rows) if anybody_scored(rows) else [nobody(record)]),
+        *(sentence for row in record.standings for sentence in trouble(row)),
+        *not_measured(record.cells),
+        *dead_rates(record.cells),
+        f"This holds for {record.recipe} at this length and size; it says nothing of others.",
+    ]
+
+
+def order(record: Tournament, rows: Sequence[Standing]) -> list[str]:
+    """Who is where, and who might be elsewhere at another rate."""
+    return [
         *leading(record, rows),
         *tied(rows),
         *(sentence for row in rows for sentence in behind(row)),
         *quickest(rows),
-        *(sentence for row in record.standings for sentence in trouble(row)),
-        *not_measured(record.cells),
-        *dead_rates(record.cells),
         *(f"{row.contender}: {edge_words(record.cells, row)}" for row in rows if row.edge),
-        f"This holds for {record.recipe} at this length and size; it says nothing of others.",
     ]
+
+
+def nobody(record: Tournament) -> str:
+    """Where every score is 0, nothing is told of anybody: neither a place nor a best rate."""
+    start = record.start.get("final")
+    since = "" if start is None else f", against {start:.3f} {record.before}"
+    return (
+        f"Nobody scored: no contender has more than 0{since} ({record.measure}), so there is no "
+        "order: take longer runs, or an easier task."
+    )
 
 
 def leading(record: Tournament, rows: Sequence[Standing]) -> list[str]:

@@ -84,7 +84,7 @@ def interval(one: Row, low: float, high: float, start: float | None, style: int)
 def behind(one: Row) -> str:
     """How far behind the best, with its interval."""
     if one["behind"] is None:
-        return "the best" if one["rank"] == 1 and one["score"] is not None else "–"
+        return "the best" if one["rank"] == 1 and one["score"] else "–"
     return f"{show(one['behind'])} ({show(one['behind_low'])} to {show(one['behind_high'])})"
 
 

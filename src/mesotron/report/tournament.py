@@ -96,7 +96,9 @@ def top_figures(record: Row) -> list[Figure]:
     """Who leads, and how much was run."""
     found, cells = [], record["cells"]
     best = record["standings"][0] if record["standings"] else None
-    if best is not None and best["score"] is not None:
+    if best is not None and best["score"] == 0:
+        found.append(Figure("first", "nobody", f"all have 0: {record['measure']}"))
+    elif best is not None and best["score"] is not None:
         spread = f"95 % interval {show(best['low'])} to {show(best['high'])}"
         found.append(Figure("first", best["contender"], record["measure"]))
         found.append(Figure("its score", show(best["score"]), spread))
