@@ -181,7 +181,7 @@ def test_the_cost_of_statistics_is_the_time_inside_the_collectors(monkeypatch):
 def test_bench_optim_without_rich_and_tyro(tmp_path):
     out = tmp_path / "result.json"
     fields = {"models": ["micro_192x576"], "layers": 1, "repeats": 2, "threads": 1}
-    fields |= {"optimizers": ["adamw_fused", "muon", "pion_per_head"], "out": str(out)}
+    fields |= {"optims": ["adamw_fused", "muon", "pion_per_head"], "out": str(out)}
     fields |= {"accuracy": False, "buckets": True, "stats_cost": True}
     code = (
         "import sys; sys.modules['rich'] = sys.modules['tyro'] = None\n"
@@ -306,7 +306,7 @@ def test_the_ledger_forgets_nothing_but_a_torn_line(tmp_path):
 @pytest.fixture
 def tiny(tmp_path):
     return BenchTrainConfig(
-        optimizers=("adamw", "pion_per_head"),
+        optims=("adamw", "pion_per_head"),
         lrs=(0.004, 0.008),
         seeds=(0, 1),
         steps=2,
@@ -335,9 +335,9 @@ def test_a_sweep_stopped_and_continued_gives_the_same_result(tiny, monkeypatch, 
 
 
 def test_what_is_given_wins_over_the_quick_look():
-    asked = BenchTrainConfig(quick=True, steps=120, seeds=(0, 1, 2), optimizers=("pion",))
+    asked = BenchTrainConfig(quick=True, steps=120, seeds=(0, 1, 2), optims=("pion",))
     done = training.complete(asked)
-    assert (done.steps, done.seeds, done.optimizers) == (120, (0, 1, 2), ("pion",))
+    assert (done.steps, done.seeds, done.optims) == (120, (0, 1, 2), ("pion",))
     assert done.lrs == training.QUICK["lrs"]
     full = training.complete(BenchTrainConfig())
     assert {name: getattr(full, name) for name in training.FULL} == training.FULL
@@ -351,7 +351,7 @@ def test_what_is_given_wins_over_the_quick_look():
         ({"lrs": (math.nan,)}, "rate of nan cannot"),
         ({"aux_lr": math.inf}, "rate of inf cannot"),
         ({"seeds": (0, 1, 0)}, "give each seed once"),
-        ({"optimizers": ("mun",)}, "unknown optimizer 'mun'"),
+        ({"optims": ("mun",)}, "unknown optimizer 'mun'"),
         ({"out": Path(".")}, "is a folder"),
         ({"plot": Path("x.gif")}, "end the name in .png"),
     ],
@@ -418,7 +418,7 @@ def test_the_step_pages_show_the_results_beside_them(name, data):
     ("words", "said"),
     [
         ("bench optim gpt5", "unknown model 'gpt5': choose from micro_192x576"),
-        ("bench optim --optimizers lion", "unknown optimizer 'lion': choose from adamw_fused"),
+        ("bench optim --optims lion", "unknown optimizer 'lion': choose from adamw_fused"),
         ("bench optim --repeats 0", "at least one repeat"),
         ("bench train lion", "unknown optimizer 'lion': choose from adamw"),
         ("bench train --steps 0", "--steps 0 must be at least 1"),

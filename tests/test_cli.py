@@ -115,7 +115,7 @@ def test_configs_are_frozen_and_say_what_they_are(kind):
         ("route", "MODEL is missing"),
         ("route a b", "unexpected argument 'b'"),
         ("route a --optim sgd", "expected one of muon, pion, muon_sgd, adamw"),
-        ("bench train muon --optimizers pion", "unexpected argument 'muon'"),
+        ("bench train muon --optims pion", "unexpected argument 'muon'"),
         ("bench train --quick=3", "--quick '3' is not valid: expected true or false"),
         ("bench train --lrs -0.5 x", "--lrs 'x' is not valid"),
     ],

@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 def test_prints_the_table_and_writes_json(folder, capsys):
     out = folder / "table.json"
-    config = RouteConfig(model=str(folder), optim="muon_sgd", per_head=True, json=out)
+    config = RouteConfig(model=str(folder), optim="muon_sgd", per_head=True, out=out)
     assert run(config) == 0
     text = capsys.readouterr().out
     assert "model.layers.{0..1}.self_attn.k_proj.weight" in text

@@ -125,7 +125,7 @@ def test_the_same_curves_give_the_same_file(tmp_path, suffix):
 
 def test_files_are_written(mesotron, tmp_path):
     picture, numbers = tmp_path / "a.png", tmp_path / "a.json"
-    done = mesotron("spectrum", "muon", "pion", "--plot", str(picture), "--json", str(numbers))
+    done = mesotron("spectrum", "muon", "pion", "--plot", str(picture), "--out", str(numbers))
     assert done.returncode == 0, done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert json.loads(numbers.read_text())["filters"][0]["label"] == "muon"

@@ -28,7 +28,7 @@ def write(path, rows: list[Row]):
 
 def test_the_story_of_a_log(tmp_path, mesotron):
     log = write(tmp_path / "metrics.jsonl", FAILURES["parser_drift"](3))
-    done = mesotron("watch", str(log), "--json", str(tmp_path / "story.json"), "--check")
+    done = mesotron("watch", str(log), "--out", str(tmp_path / "story.json"), "--check")
     assert done.returncode == 1, done.stderr
     assert done.stderr == ""
     assert "cause: parser drift" in done.stdout

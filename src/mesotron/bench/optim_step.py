@@ -57,7 +57,7 @@ FLOOR = "bare products"
 def run(config: BenchOptimConfig) -> int:
     """Time every model, print the tables, write JSON where asked."""
     device = choose_device(config.device, config.threads)
-    names = check_names(config.optimizers, tuple(PEERS))
+    names = check_names(config.optims, tuple(PEERS))
     shapes = {model: find_shapes(model) for model in config.models}
     if config.repeats < 1 or (config.layers is not None and config.layers < 1):
         raise ValueError("bench optim needs at least one repeat and one layer")
@@ -261,7 +261,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m mesotron.bench.optim_step")
     parser.add_argument("--json-config", default="{}", help="fields of BenchOptimConfig as JSON")
     fields = json.loads(parser.parse_args(words).json_config)
-    for key in ("models", "optimizers"):
+    for key in ("models", "optims"):
         if key in fields:
             fields[key] = tuple(fields[key])
     if fields.get("out"):

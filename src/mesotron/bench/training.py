@@ -42,7 +42,7 @@ FULL = {
     "steps": 120,
 }
 QUICK = {
-    "optimizers": ("adamw", "adamw_split", "muon", "pion_noise"),
+    "optims": ("adamw", "adamw_split", "muon", "pion_noise"),
     "lrs": (2e-3, 1.6e-2),
     "aux_sgd_lrs": (0.3,),
     "seeds": (0,),
@@ -80,7 +80,7 @@ def complete(config: BenchTrainConfig) -> BenchTrainConfig:
 
 def check(config: BenchTrainConfig) -> None:
     """Refuse what could not be run, compared or written, before the first run."""
-    check_names(config.optimizers, tuple(CONTENDERS))
+    check_names(config.optims, tuple(CONTENDERS))
     if config.steps is not None and config.steps < 1:
         raise ValueError(f"--steps {config.steps} must be at least 1")
     for rate in (*config.lrs, config.aux_lr, *config.aux_sgd_lrs):
@@ -118,7 +118,7 @@ def compare(config: BenchTrainConfig) -> dict[str, Any]:
     ledger = Ledger(runs_file(config.out) if config.out else None, fixed)
     if ledger.runs:
         print(f"taking finished runs from {ledger.path}, {len(ledger.runs)} in it", file=sys.stderr)
-    names = check_names(config.optimizers, tuple(CONTENDERS))
+    names = check_names(config.optims, tuple(CONTENDERS))
     summary, used = [], []
     with progress(estimate_runs(config, names)) as say:
         for name in names:

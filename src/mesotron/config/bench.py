@@ -14,7 +14,7 @@ class BenchOptimConfig:
     models: tuple[str, ...] = field(default=("micro_192x576", "gpt2_124m"), metadata=POSITIONAL)
     """Models whose matrix shapes are stepped, by name; weights are never loaded."""
 
-    optimizers: tuple[str, ...] = ()
+    optims: tuple[str, ...] = ()
     """Optimizers to time; every one that is installed if not given."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -49,7 +49,7 @@ class BenchOptimConfig:
 class BenchTrainConfig:
     """Train a small language model with each optimizer, over learning rates and seeds."""
 
-    optimizers: tuple[str, ...] = field(default=(), metadata=POSITIONAL)
+    optims: tuple[str, ...] = field(default=(), metadata=POSITIONAL)
     """Optimizers to compare, by name. If not given: all of them, or four with --quick."""
 
     lrs: tuple[float, ...] = ()

@@ -36,8 +36,8 @@ class SpectrumConfig:
     plot: Path | None = None
     """Also draw the curves into this file (.png, .svg or .pdf)."""
 
-    json: Path | None = None
-    """Also write the numbers to this file."""
+    out: Path | None = None
+    """Also write the numbers to this JSON file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,5 +59,5 @@ class RouteConfig:
     lora: int | None = None
     """Route the model as it is under LoRA of this rank, on all linear layers."""
 
-    json: Path | None = None
-    """Also write the table to this file."""
+    out: Path | None = None
+    """Also write the table to this JSON file."""

@@ -65,7 +65,7 @@ class WatchConfig:
     check: bool = False
     """Exit with 1 if the run is dead, for scripts."""
 
-    json: Path | None = None
+    out: Path | None = None
     """Also write the story and its events to this JSON file."""
 
     settings: WatchSettings = WatchSettings()

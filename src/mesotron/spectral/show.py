@@ -92,8 +92,8 @@ def run(config: SpectrumConfig) -> int:
     """
     curves = make_curves(config)
     # Files first: a bad file name then fails before anything is printed.
-    if config.json:
-        config.json.write_text(json.dumps(as_record(curves), indent=2) + "\n")
+    if config.out:
+        config.out.write_text(json.dumps(as_record(curves), indent=2) + "\n")
     if config.plot:
         from mesotron.spectral.plot import draw
 

@@ -46,8 +46,8 @@ def run(config: WatchConfig) -> int:
         watcher.restart()
         watcher.watch(log.rows, log.acts)
     story = watcher.story(log)
-    if config.json:
-        config.json.write_text(json.dumps(story.record(), indent=2) + "\n", encoding="utf-8")
+    if config.out:
+        config.out.write_text(json.dumps(story.record(), indent=2) + "\n", encoding="utf-8")
     show(story, console, with_events=not config.follow)
     return 1 if config.check and story.condition == "dead" else 0
 

@@ -44,8 +44,8 @@ def run(config: RouteConfig) -> int:
     else:
         print(table.to_text(), end="")
     print(state_line(table))
-    if config.json is not None:
-        config.json.write_text(table.to_json() + "\n")
+    if config.out is not None:
+        config.out.write_text(table.to_json() + "\n")
     return 0
 
 
