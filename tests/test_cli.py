@@ -111,7 +111,7 @@ def test_configs_are_frozen_and_say_what_they_are(kind):
         ("spectrum --plot a.gif", "end the name in .png, .svg or .pdf"),
         ("spectrum --config absent.toml", "absent.toml: No such file or directory"),
         ("spectrum --config", "--config needs a TOML file"),
-        ("spectrum --json /absent/dir/a.json", "/absent/dir/a.json: No such file or directory"),
+        ("spectrum --out /absent/dir/a.json", "/absent/dir/a.json: No such file or directory"),
         ("route", "MODEL is missing"),
         ("route a b", "unexpected argument 'b'"),
         ("route a --optim sgd", "expected one of muon, pion, muon_sgd, adamw"),
