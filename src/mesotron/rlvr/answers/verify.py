@@ -104,12 +104,8 @@ class Verifier:
         """The key of one answer for votes; its cleaned text if it cannot be read."""
         return self.keys([answer])[0] or clean(answer)
 
-    def parseable(self, gold: str) -> bool:
-        """Whether a gold can be read, so that an answer can be compared with it."""
-        return self.parseable_all([gold])[0]
-
     def parseable_all(self, golds: Sequence[str]) -> list[bool]:
-        """Whether each gold can be read."""
+        """Whether each gold can be read, so that an answer can be compared with it."""
         return [key is not None for key in self.keys(golds)]
 
     def _ask(self, requests: list[Request]) -> list[Any]:
