@@ -15,7 +15,7 @@ from mesotron.cli import COMMANDS, main, split_name
 from mesotron.compare import sweep
 from mesotron.compare.space import read_space
 from mesotron.compare.trials import read_score, start_words
-from mesotron.config import SweepConfig
+from mesotron.config import SweepConfig, VlaTrainConfig
 from mesotron.runs import RunFolder
 
 pytest.importorskip("optuna")
@@ -214,3 +214,9 @@ def test_a_score_is_found_in_rows_or_in_the_result(tmp_path):
     assert read_score(run.path, None, ["train"]) == 0.4
     assert read_score(run.path, None, ["ppo", "snake"]) == 7.5
     assert read_score(run.path, "no/such", ["train"]) is None
+
+
+@pytest.mark.parametrize(("own", "workers"), [([], 1), (["--workers", "3"], 3)])
+def test_a_robots_trial_leaves_the_processors_to_the_others(own, workers, tmp_path):
+    words = start_words(["vla", "train", "demos", *own], tmp_path / "t", threads=1)
+    assert parse(VlaTrainConfig, words[2:], "vla train").workers == workers

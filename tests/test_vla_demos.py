@@ -215,7 +215,7 @@ def test_failed_episodes_are_left_out_and_counted(tmp_path, monkeypatch):
         ({"every": 0}, "--every 0 never looks"),
         ({"every": 3, "lerobot": Path("there")}, "--every 3 leaves frames out"),
         ({"noise": -1.0}, "noise -1.0 is negative"),
-        ({"workers": -1}, "-1 workers cannot be"),
+        ({"workers": 0}, "--workers 0 must be at least 1"),
         ({"world": WorldConfig(perturbation="light")}, "perturbation 'light' is for evaluation"),
     ],
 )

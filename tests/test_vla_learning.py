@@ -60,7 +60,7 @@ def play(trainer: Trainer, demos: Demos, controls: bool = True) -> dict[str, flo
 def pictures(tmp_path_factory) -> Demos:
     """Demonstrations of the two-object world at 24 pixels."""
     path = Path(tmp_path_factory.mktemp("demos")) / "blocks"
-    return make_demos(DemosConfig(out=path, episodes=200, starts=2000, workers=0), say=None)
+    return make_demos(DemosConfig(out=path, episodes=200, starts=2000), say=None)
 
 
 def test_from_the_position_of_the_object_in_seconds(tmp_path):
@@ -97,7 +97,7 @@ def test_which_of_ten_objects_is_meant(tmp_path):
     """Chance is 0.05; one seed had 0.84 (benchmarks/vla/README.md). Ten kinds of objects, four to
     six in view: what attention that begins even over every patch never learned."""
     world = WorldConfig(name="object10", pixels=64)
-    config = DemosConfig(world=world, out=tmp_path / "d", episodes=100, starts=8000, workers=0)
+    config = DemosConfig(world=world, out=tmp_path / "d", episodes=100, starts=8000)
     policy = PolicyConfig(size="ci", patch=8)
     demos = make_demos(config, say=None)
     trainer, untrained = train(replace(CONFIG, policy=policy, steps=800), demos)

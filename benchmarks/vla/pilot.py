@@ -209,7 +209,7 @@ def learn(bench: Bench, rate: float, steps: int) -> dict[str, Any]:
     seeds = range(VALIDATION_SEED, VALIDATION_SEED + given.validation)
     world = bench.demos.world
     assert world is not None
-    played = evaluate(act, world, seeds, execute=EXECUTE, workers=0, batch=WAVE)
+    played = evaluate(act, world, seeds, execute=EXECUTE, batch=WAVE)
     tasks = {task: right / total for task, (right, total) in played.by_task.items()}
     seconds = {"train_seconds": round(trained, 1), "seconds": round(time.time() - start, 1)}
     config = train_config(given, cell)

@@ -26,7 +26,8 @@ OPTIMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lowrank": ("Muon's top directions, by an exact SVD", ("low_rank",) * 4),
 }
 PARTS = ("vision", "language", "fusion", "action")
-ALWAYS = ("guard=warn", "save_every=0", "keep=1", "probe_every=0")
+# Cells run side by side, so that one has no processors to spare for its evaluation.
+ALWAYS = ("guard=warn", "save_every=0", "keep=1", "probe_every=0", "workers=1")
 
 
 class Robots(Kind):

@@ -23,6 +23,7 @@ class Command:
     Args:
         place: flags that say where the run is written; {parent} and {name} stand for its folder.
         threads: the flag of CPU threads, if it has one.
+        usual: flags of a trial among others, which the sweep's own words win over.
         score: where its own score lies in result.json.
         variables: of its process, when it has one thread.
     """
@@ -30,13 +31,16 @@ class Command:
     place: tuple[str, ...]
     score: tuple[str, ...]
     threads: str | None = None
+    usual: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
 
 
 XLA = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
 COMMANDS = {
     "train": Command(("--out={parent}/{name}",), ("after", "value"), "--threads"),
-    "vla train": Command(("--out={parent}/{name}",), ("success",), "--threads"),
+    "vla train": Command(
+        ("--out={parent}/{name}",), ("success",), "--threads", usual=("--workers=1",)
+    ),
     "ppo snake": Command(
         ("--save-dir={parent}", "--run-name={name}"), ("greedy_fruit",), variables=XLA
     ),
@@ -59,9 +63,11 @@ def command_name(words: Sequence[str]) -> str:
 
 def start_words(words: Sequence[str], run: Path, threads: int) -> list[str]:
     """The words of a new run, with where it writes."""
-    command = COMMANDS[command_name(words)]
+    name = command_name(words).split()
+    command = COMMANDS[" ".join(name)]
     place = [flag.format(parent=run.parent, name=run.name) for flag in command.place]
-    return [*words, *place, *([f"{command.threads}={threads}"] if command.threads else [])]
+    given = [*name, *command.usual, *words[len(name) :]]
+    return [*given, *place, *([f"{command.threads}={threads}"] if command.threads else [])]
 
 
 def resume_words(words: Sequence[str], run: Path) -> list[str]:

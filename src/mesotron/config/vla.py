@@ -64,8 +64,8 @@ class DemosConfig:
     seed: int = 0
     """First scene; scenes from 1,000,000 on are kept for evaluation."""
 
-    workers: int = 0
-    """Processes that simulate; as many as there are processors if 0."""
+    workers: int | None = None
+    """Processes that simulate; as many as there are processors if not given."""
 
     compact: bool = False
     """Keep the simulator's state instead of images: small enough to carry to another machine, where

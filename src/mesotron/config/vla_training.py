@@ -161,8 +161,8 @@ class VlaTrainConfig:
     """Actions of each chunk carried out before looking again; two thirds of the chunk if not
     given."""
 
-    workers: int = field(default=1, metadata=ANEW)
-    """Processes that simulate in the evaluation."""
+    workers: int | None = field(default=None, metadata=ANEW)
+    """Processes that simulate in the evaluation; as many as there are processors if not given."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the products; auto is bfloat16 on a GPU that has it. Weights are float32."""
@@ -210,8 +210,8 @@ class VlaEvalConfig:
     gifs: int = 0
     """Record this many episodes of each task beside the result."""
 
-    workers: int = 0
-    """Processes that simulate; as many as there are processors if 0."""
+    workers: int | None = None
+    """Processes that simulate; as many as there are processors if not given."""
 
     out: Path | None = None
     """Folder of the result; RUN/eval if not given."""

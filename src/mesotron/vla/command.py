@@ -33,7 +33,7 @@ def run_eval(config: VlaEvalConfig) -> int:
     from mesotron.vla.gifs import write_gifs
     from mesotron.vla.interface import EVAL_SEED, VALIDATION_SEED
 
-    check_least(config, {"episodes": 1, "execute": 1, "gifs": 0, "workers": 0, "threads": 1})
+    check_least(config, {"episodes": 1, "execute": 1, "gifs": 0, "workers": 1, "threads": 1})
     device = choose_device(config.device, config.threads)
     saved = checkpoint.load_policy(config.run, device)
     found = measure.measure(

@@ -27,7 +27,7 @@ def measure(
     *,
     episodes: int,
     execute: int,
-    workers: int = 1,
+    workers: int | None = None,
     controls: bool = True,
     perturb: Sequence[str] = (),
     first_seed: int = EVAL_SEED,
@@ -40,7 +40,7 @@ def measure(
         world: of its demonstrations.
         episodes: of each task.
         execute: actions of a chunk between two looks.
-        workers: processes that simulate; 0 for one a processor.
+        workers: processes that simulate; None for as many as there are processors.
         controls: also a wrong instruction, and the expert.
         perturb: names of perturbations, a column each.
         first_seed: of the scenes.
@@ -52,7 +52,8 @@ def measure(
     Example:
         >>> import numpy as np
         >>> still = lambda seen: np.zeros((len(seen), 4, 4))
-        >>> found = measure(still, WorldConfig(name="blocks_state"), episodes=1, execute=4)
+        >>> world = WorldConfig(name="blocks_state")
+        >>> found = measure(still, world, episodes=1, execute=4, workers=1)
         >>> {name: result.success for name, result in found.items()}
         {'success': 0.0, 'wrong instruction': 0.0, 'expert': 1.0}
     """

@@ -27,7 +27,7 @@ def evaluate(
     seeds: Sequence[int],
     *,
     execute: int = 4,
-    workers: int = 0,
+    workers: int | None = None,
     wrong: bool = False,
     frames: int = 0,
     batch: int = 64,
@@ -39,7 +39,7 @@ def evaluate(
         world: where, with its perturbation.
         seeds: scenes; those from `EVAL_SEED` on are never trained on.
         execute: actions of a chunk that are taken before the policy looks again.
-        workers: processes; 0 for as many as there are processors, 1 for none.
+        workers: processes; None for as many as there are processors, 1 for none beside this one.
         wrong: tell the policy another instruction that the picture allows, and judge by the right
             one: what remains is success without language.
         frames: record the first so many episodes of each task.
@@ -64,7 +64,7 @@ def evaluate(
 
 
 def evaluate_expert(
-    world: WorldConfig, seeds: Sequence[int], *, workers: int = 0, frames: int = 0
+    world: WorldConfig, seeds: Sequence[int], *, workers: int | None = None, frames: int = 0
 ) -> EvalResult:
     """The scripted expert on the same episodes: the most that can be expected.
 

@@ -176,7 +176,7 @@ def open_folder(folder: Path, world: WorldConfig, compact: bool, facts: dict[str
     write_manifest(folder, world, compact, facts)
 
 
-def run_jobs(target: str, jobs: list[tuple[Any, ...]], workers: int, say: Say) -> None:
+def run_jobs(target: str, jobs: list[tuple[Any, ...]], workers: int | None, say: Say) -> None:
     """Do the jobs that are left, with progress."""
     console = Console(quiet=say is None)
     if not jobs:

@@ -21,13 +21,17 @@ LENGTH = struct.Struct("<Q")
 MODULE = "mesotron.vla.simulation.worker"
 
 
-def count_workers(wanted: int) -> int:
-    """`wanted`, or as many as this process may use processors if it is 0."""
-    if wanted < 0:
-        raise ValueError(f"{wanted} workers cannot be; give 0 for as many as there are processors")
+def count_workers(wanted: int | None) -> int:
+    """`wanted`, or as many as this process may use processors if it is None."""
+    if wanted is not None:
+        if wanted < 1:
+            raise ValueError(
+                f"--workers {wanted} must be at least 1: one simulates in this process"
+            )
+        return wanted
     if sys.platform == "linux":  # a container may use fewer than there are
-        return wanted or len(os.sched_getaffinity(0))
-    return wanted or os.cpu_count() or 1
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def resolve(target: str) -> Callable[..., Any]:
@@ -117,7 +121,7 @@ class Workers:
     """Several workers, ended when the block is left.
 
     Args:
-        wanted: how many; 0 for as many as there are processors.
+        wanted: how many; None for as many as there are processors.
 
     Example:
         >>> with Workers(1) as workers:
@@ -125,7 +129,7 @@ class Workers:
         {0: -1, 1: -2}
     """
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int | None) -> None:
         count = count_workers(wanted)
         self.members: list[Worker | Here] = [Here()]
         if count > 1:
