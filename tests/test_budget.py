@@ -8,7 +8,7 @@ import pytest
 from mesotron import cli
 from mesotron.config import ObjectiveConfig, PlanConfig, RolloutConfig, SftConfig, TrainConfig
 from mesotron.config.budget import PRICES
-from mesotron.rlvr.cost.estimate import estimate, maths_of
+from mesotron.rlvr.cost.estimate import estimate, find_pace, maths_of
 from mesotron.rlvr.cost.pace import Pace
 from mesotron.rlvr.cost.spending import metered, write_spent
 from mesotron.runs import RunFolder
@@ -167,6 +167,18 @@ def test_what_a_budget_buys_of_an_epoch():
     least, expected, most = found.tokens
     assert least < expected == 1600 * 200
     assert most == 1600 * config.rollout.max_tokens
+
+
+def test_prompts_that_are_sampled_to_choose_from_cost_time_and_tokens():
+    objective = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=2)
+    config = PlanConfig(rollout=RolloutConfig(prompts=4, generations=4, max_tokens=100), steps=10,
+                        objective=objective, tokens_per_second=160)  # fmt: skip
+    pace = find_pace(config, 5000)
+    assert pace.seconds_per_step == 2 * 16 * 50 / 160
+    found = estimate(config, 5000, pace)
+    assert found.tokens == (320, 320 * 50, (320 + 2 * 160) * 100)  # and two further rounds at most
+    one_round = replace(config, objective=replace(objective, dynamic_max_rounds=1))
+    assert estimate(one_round, 5000, pace).tokens[2] == 320 * 100
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:

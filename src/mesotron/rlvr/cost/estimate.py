@@ -126,8 +126,9 @@ def find_pace(config: PlanConfig, num_prompts: int) -> Pace:
 
 
 def completions_per_update(config: PlanConfig, num_prompts: int) -> float:
-    """Completions sampled for one optimizer step."""
-    return maths_of(config, num_prompts).completions_per_update
+    """Completions sampled for one optimizer step, without further rounds of dynamic sampling."""
+    first = config.objective.dynamic_oversample
+    return maths_of(config, num_prompts).completions_per_update * first
 
 
 def maths_of(config: PlanConfig, num_prompts: int) -> StepMath:
@@ -155,15 +156,15 @@ def estimate(config: PlanConfig, num_prompts: int, pace: Pace) -> Estimate:
         (1250, 2.5, 450)
     """
     maths = maths_of(config, num_prompts)
-    completions = maths.completions_per_update * config.steps
-    first, most = 1.0, 1.0
+    first = completions_per_update(config, num_prompts) * config.steps
+    further = 0.0
     if config.objective.dynamic_sampling == "resample":
-        first = config.objective.dynamic_oversample
-        most = first + config.objective.dynamic_max_rounds - 1
+        rounds = config.objective.dynamic_max_rounds - 1
+        further = maths.completions_per_update * config.steps * rounds
     tokens = (
-        completions * first,
-        completions * first * pace.completion_tokens,
-        completions * most * config.rollout.max_tokens,
+        first,
+        first * pace.completion_tokens,
+        (first + further) * config.rollout.max_tokens,
     )
     return Estimate(num_prompts, maths, config.steps, tokens, pace, limits_of(config))
 
