@@ -7,8 +7,10 @@ from mesotron.rlvr.objectives.dynamic import (
     PromptStream,
     Source,
     fill_places,
+    first_round_rows,
     merge_rows,
     missing_places,
+    split_rows,
     zero_signal,
 )
 
@@ -21,6 +23,32 @@ def test_silent_groups():
     )
     assert zero_signal(rewards, 1e-6).tolist() == [False, True, True, True, False]
     assert zero_signal(rewards, 1e-9).tolist() == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("rows", "oversample", "wanted"),
+    [(8, 1.0, 8), (2, 1.0, 2), (8, 2.0, 16), (8, 1.25, 12), (8, 1.1, 12), (16, 2.5, 40)],
+)
+def test_whoever_asks_for_more_prompts_gets_whole_groups_of_them(rows, oversample, wanted):
+    assert first_round_rows(rows, 4, oversample) == wanted
+
+
+@pytest.mark.parametrize("rows", [2, 6])
+def test_prompts_cannot_be_added_where_groups_span_processes(rows):
+    with pytest.raises(ValueError, match=f"has {rows} completions in groups of 4"):
+        first_round_rows(rows, 4, 2.0)
+
+
+def test_a_batch_split_and_merged_is_the_batch():
+    batch = {
+        "completion_ids": torch.arange(12).view(4, 3),
+        "advantages": torch.arange(4.0),
+        "num_items_in_batch": torch.tensor(9),
+    }
+    parts = split_rows(batch, 3)
+    assert [len(part["advantages"]) for part in parts] == [3, 1]
+    again = merge_rows(parts, [(0, 0), (0, 1), (0, 2), (1, 0)])
+    assert all(torch.equal(again[name], batch[name]) for name in batch)
 
 
 def test_nothing_moves_when_nothing_is_missing():

@@ -26,7 +26,7 @@ from mesotron.rlvr.layers.resampling import Resampling
 from mesotron.rlvr.layers.rollouts import Engine
 from mesotron.rlvr.layers.scoring import vote
 from mesotron.rlvr.objectives.anchor import Anchor
-from mesotron.rlvr.objectives.dynamic import PromptStream
+from mesotron.rlvr.objectives.dynamic import PromptStream, first_round_rows
 from mesotron.rlvr.objectives.options import loss_arguments, resolve, warn_if_on_policy
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_gradients
 from mesotron.rlvr.shards import keep_float32
@@ -142,8 +142,9 @@ class GRPOTrainer(Resampling):
             self.stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
             self.stateful["prompts"] = self.stream
             # Further rounds have any number of rows.
-            first = self.objective.dynamic_oversample * (args.steps_per_generation or 1)
-            self.usual_rows = round(first * args.per_device_train_batch_size)
+            own = args.per_device_train_batch_size * (args.steps_per_generation or 1)
+            more = self.objective.dynamic_oversample
+            self.usual_rows = first_round_rows(own, self.num_generations, more)
         self.add_callback(StepEnd(self))
 
     def create_accelerator_and_postprocess(self) -> None:

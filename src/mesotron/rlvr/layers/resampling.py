@@ -7,12 +7,13 @@ here further rounds are sampled and batches are put together.
 import time
 from typing import Any
 
-from mesotron.rlvr.layers.measure import measure_rollout
+from mesotron.rlvr.layers.measure import in_groups, measure_rollout
 from mesotron.rlvr.layers.scoring import Scoring
 from mesotron.rlvr.objectives.dynamic import (
     PromptStream,
     Source,
     fill_places,
+    first_round_rows,
     merge_rows,
     missing_places,
     split_rows,
@@ -81,23 +82,18 @@ class Resampling(Scoring):
         self, inputs: list[dict[str, Any]], blocks: int
     ) -> tuple[list[dict[str, Any]], list[list[bool]]]:
         """The batch's own prompts, and those sampled beside them as a round of their own."""
-        G, W = self._group_size(), self.accelerator.num_processes
-        own = len(inputs) // G
-        more = round((self.objective.dynamic_oversample - 1) * own)
-        if not more:
+        G = self._group_size()
+        first = first_round_rows(len(inputs), G, self.objective.dynamic_oversample)
+        if first == len(inputs):
             return [self._score_round(inputs)], [self._signals()]
-        if blocks != W:
-            raise ValueError(
-                f"objective.dynamic_oversample = {self.objective.dynamic_oversample} needs whole "
-                f"groups on each of {W} processes: leave it out, or change rollout.prompts"
-            )
-        batch = self._score_round([*inputs, *self._further(more, blocks)])
-        by_process = [self._signals()[k * (own + more) :][: own + more] for k in range(W)]
+        own, each = len(inputs) // G, first // G  # groups of a process
+        batch = self._score_round([*inputs, *self._further(each - own, blocks)])
+        by_process = in_groups(self._signals(), each)
         signals = [
             [signal for groups in by_process for signal in groups[part]]
             for part in (slice(own), slice(own, None))
         ]
-        return split_rows(batch, own * G), signals
+        return split_rows(batch, len(inputs)), signals
 
     def _further(self, number: int, blocks: int) -> list[dict[str, Any]]:
         """This process's rows of so many further prompts in each block."""
