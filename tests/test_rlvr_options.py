@@ -49,6 +49,9 @@ def test_an_entropy_bonus_is_constant_or_has_a_target():
     [
         ({"entropy_bonus": -0.1}, "would pay for certainty"),
         ({"entropy_target": 0.0}, "never undercut"),
+        ({"entropy_bonus": float("nan")}, "entropy_bonus = nan is no amount"),
+        ({"entropy_target": float("inf")}, "entropy_target = inf is no amount"),
+        ({"dynamic_oversample": float("inf"), "dynamic_sampling": "resample"}, "= inf is no"),
         ({"dynamic_oversample": 0.5, "dynamic_sampling": "resample"}, "fewer prompts than train"),
         ({"dynamic_oversample": 2.0}, "is for dynamic_sampling resample"),
     ],

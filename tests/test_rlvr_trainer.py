@@ -470,15 +470,42 @@ def test_oversampling_fills_the_batch_in_one_round(tmp_path):
         firsts = [int(trainer._tokenizer.decode(ids[:1])) for ids in unpadded(batch)]
         assert len(firsts) == 24
         assert all(digit % 2 == 1 for digit in firsts)
+        groups = batch["advantages"].view(-1, 4)
+        assert (groups.amax(1) > groups.amin(1)).all()
         assert (row["dynamic/rounds"], row["dynamic/filled"]) == (1, 1)
     assert trainer.stream.taken == 18 * len(kept)
+    assert trainer.usual_rows == 96
 
 
-def test_oversampling_groups_that_span_processes_is_refused(tmp_path):
-    objective = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_oversample=2)
-    trainer = make_trainer(tmp_path, parts={"objective": objective})
-    with pytest.raises(ValueError, match="needs whole groups on each of 1 processes"):
-        trainer._first_round([{}] * 8, blocks=2)
+def test_a_little_oversampling_of_few_prompts_adds_one(tmp_path):
+    objective = ObjectiveConfig(
+        name="grpo", dynamic_sampling="resample", dynamic_max_rounds=1, dynamic_oversample=1.2
+    )
+    trainer = make_trainer(tmp_path, parts={"objective": objective}, max_steps=2)
+    assert trainer.usual_rows == 12
+    trainer.train()
+    assert trainer.stream.taken == 2
+
+
+@pytest.mark.parametrize("name", ["grpo", "gmpo"])
+def test_a_step_without_a_token_says_nothing_of_the_entropy(tmp_path, name):
+    """Every group is silent: no entropy is logged as 0, and the bonus is not raised for it."""
+    objective = ObjectiveConfig(
+        name=name, beta=0.1, dynamic_sampling="drop", entropy_bonus=0.02, entropy_target=1e-9
+    )
+    silent = {
+        "objective": objective,
+        "reward_funcs": lambda completions, **_: [1.0] * len(completions),
+    }
+    settings = {"max_steps": 1, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+    trainer = train(tmp_path / "silent", parts=silent, **settings)
+    (row,) = rows(trainer)
+    assert (row["entropy"], row["kl"], row["entropy_coef"]) == (None, None, 0.02)
+    assert trainer._last_world_entropy == torch.inf
+    trainer = train(tmp_path / "heard", parts={"objective": objective}, **settings)
+    (row,) = rows(trainer)
+    assert row["entropy"] == pytest.approx(trainer._last_world_entropy)
+    assert (row["entropy_coef"], trainer.entropy_coef) == pytest.approx((0.015, 0.015))
 
 
 def test_resampling_stops_at_its_cap_and_drops_the_rest(tmp_path):

@@ -39,10 +39,15 @@ class PolicyLoss(SharedPrompts):
         return found
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        weight, entropy = self.entropy_coef, self._last_world_entropy
         loss = self._geometric_loss(model, inputs) if self.geometric else None
         if loss is None:
             loss = super()._compute_loss(model, inputs)
         self._measure_loss(inputs)
+        if self._last_world_entropy == 0 and entropy != 0:
+            # No token has trained in this step: TRL took that for a policy without entropy.
+            self.entropy_coef, self._last_world_entropy = weight, entropy
+            self._metrics["train"]["entropy_coef"][-1] = weight
         self._seen = None  # it holds the graph
         return loss
 
@@ -118,7 +123,12 @@ class PolicyLoss(SharedPrompts):
         old = inputs.get("old_per_token_logps")
         ratio = None if old is None else logprobs - old
         figures = trajectory_figures(entropies, ratio, loss_mask(inputs))
-        self._note(measure_policy(self._gather(figures)))
+        found = measure_policy(self._gather(figures))
+        if not found:  # TRL has written 0 for means over no token, and leaves NaN out of its means
+            written = self._metrics[self._mode()]
+            for name in written.keys() & {"entropy", "kl"}:
+                written[name][-1] = torch.nan
+        self._note(found)
 
     def _leave_out(self, batch: dict[str, Any], out: Sequence[bool]) -> dict[str, Any]:
         """The batch without some completions: no policy term, no KL term, no entropy, no tokens.

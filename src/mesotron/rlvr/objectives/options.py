@@ -6,7 +6,7 @@ cispo whose cap falls back to a clip width of 0.2 (TRL 1.16). Here a name is the
 
 import logging
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, isfinite
 from typing import Any, Literal
 
 from mesotron.config.training import ObjectiveConfig, ObjectiveName, OptimConfig, RolloutConfig
@@ -15,6 +15,8 @@ log = logging.getLogger("mesotron")
 
 SELF_LABELLED = ("vote", "mgrpo", "corewarding")
 ANCHORED = ("mgrpo", "corewarding")
+# Fields that must be finite numbers where they are given.
+EXPLORATION = ("entropy_bonus", "entropy_target", "dynamic_oversample")
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,10 @@ def _refuse_traps(given: ObjectiveConfig, found: ObjectiveConfig, generations: i
 
 
 def _refuse_exploration(given: ObjectiveConfig) -> None:
+    for name in EXPLORATION:
+        number = getattr(given, name)
+        if number is not None and not isfinite(number):
+            raise ValueError(f"objective.{name} = {number} is no amount: give a finite number")
     if given.entropy_bonus < 0:
         raise ValueError(
             f"objective.entropy_bonus = {given.entropy_bonus} would pay for certainty: give 0 or "
