@@ -82,7 +82,7 @@ LEVERS |= {
     "wide, adamw, unscaled rewards": ("adamw", 4e-5, 1.0,
                                       ("rollout.prompts=128", "objective.scale_rewards=none")),
 }  # fmt: skip
-# Against the loss of exploration: after ten steps three groups of four are all wrong or all right.
+# Against the loss of exploration: after some twenty steps three groups of four teach nothing.
 CLIPPED = "optim.clip=all"
 ENTROPY = ("objective.entropy_bonus=0.02", "objective.entropy_target=0.3")
 LEVERS |= {

@@ -27,7 +27,7 @@ class Detector:
         taught_by: the public run, thread or paper behind it.
         patience: times as many rows in a row as the settings' patience must show it.
         fatal_patience: the same before it is fatal.
-        harmless: worth saying, but the run is none the worse for it.
+        harmless: worth saying, but no reason to call the run drifting or dead.
     """
 
     name: str
@@ -332,8 +332,8 @@ DETECTORS = (
         "right, and what is never sampled is never learned",
         remedy="keep its entropy up (--objective.entropy-bonus 0.02 --objective.entropy-target "
         "0.3), resample silent groups, or halve the learning rate",
-        taught_by="SmolLM2 on sums: entropy 0.7 to 0.1 within ten steps, three groups of four "
-        "silent, 0.26 where an entropy target had 0.39",
+        taught_by="SmolLM2 on sums: entropy 0.7 to 0.1 within thirty steps, three groups of four "
+        "silent, 0.26 where an entropy target had 0.38",
         patience=3,
         harmless=True,
     ),
