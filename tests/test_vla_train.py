@@ -22,6 +22,7 @@ from mesotron.config import (
 from mesotron.runs import RunFolder
 from mesotron.runs.continuation import settings_to_resume
 from mesotron.vla import command, finish, session
+from mesotron.vla.checkpoint import load_policy
 from mesotron.vla.demos import load_demos, make_demos
 from mesotron.vla.demos.lerobot_export import export_lerobot
 from mesotron.vla.draws import Draws
@@ -199,6 +200,14 @@ def test_a_policy_looks_again_as_often_as_in_its_run(config, monkeypatch, own, g
     with pytest.raises(KeyboardInterrupt):
         command.run_eval(VlaEvalConfig(run=config.out, execute=given, device="cpu"))
     assert asked == [looks]
+
+
+def test_the_own_world_by_its_name_keeps_its_tasks(left_alone):
+    saved = load_policy(left_alone)
+    assert saved.world is not None
+    saved = saved._replace(world=replace(saved.world, tasks=("red-cube",)))
+    assert command.choose_world(saved, saved.world.name) == saved.world
+    assert command.choose_world(saved, None) == saved.world
 
 
 def test_a_policy_of_recordings_is_told_where_to_play(config, tmp_path, capsys):

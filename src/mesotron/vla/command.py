@@ -65,13 +65,13 @@ def choose_world(saved: Saved, name: str | None) -> WorldConfig:
     Raises:
         ValueError: there is none, or the policy does not fit it, in one sentence.
     """
+    if saved.world is not None and name in (None, saved.world.name):
+        return saved.world  # with its own tasks
     if name is None:
-        if saved.world is None:
-            raise ValueError(
-                f"{saved.path} was trained on recordings, which know no world: say where to play, "
-                "as by --world object10 or --world MODULE:CLASS for one of your own"
-            )
-        return saved.world
+        raise ValueError(
+            f"{saved.path} was trained on recordings, which know no world: say where to play, "
+            "as by --world object10 or --world MODULE:CLASS for one of your own"
+        )
     from mesotron.vla.worlds import build_world
 
     body = saved.policy.body
