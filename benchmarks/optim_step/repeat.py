@@ -3,8 +3,8 @@
     python3 benchmarks/optim_step/repeat.py --processes 12 --seconds 60 --out results/repeat.json
 
 Each process makes one step of SmolLM2's matrices over and over from the same weights, momentum and
-gradient, and compares weights and momentum with those of the first time. Memory that a step takes
-uninitialised is full of NaN every other time. Several processes share the GPU by MPS, so that
+gradient, and compares weights and momentum with those of the first time. On a GPU the memory that a
+step takes uninitialised is full of NaN every other time. Several processes share the GPU by MPS, so that
 kernels meet in every order: a race between them, or a read of what nobody wrote, shows as a
 difference. On a CPU: --device cpu --layers 1.
 """
@@ -28,7 +28,9 @@ from mesotron.optim import Muon, Pion
 # Of a layer of SmolLM2-135M: queries, keys, values, output, gate, up, down.
 SHAPES = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))
 OPTIMIZERS = {"muon": (Muon, {}), "pion": (Pion, {"cutoff": "noise"})}
-POISON = 2**28  # bytes of NaN that go back to the allocator
+# Numbers of blocks of NaN that go back to the allocator, by their bytes: it keeps blocks of up to a
+# mebibyte apart from larger ones, which it cuts out of one large block.
+POISON = {2**19: 128, 2**31: 1}
 
 
 def repeat(name: str, layers: int, device: str, seconds: float, seed: int) -> dict[str, Any]:
@@ -56,8 +58,8 @@ def repeat(name: str, layers: int, device: str, seconds: float, seed: int) -> di
     found: dict[str, Any] = {"optimizer": name, "seed": seed, "steps": 0, "different": []}
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
-        if found["steps"] % 2:
-            torch.full((POISON // 4,), torch.nan, device=device)
+        if found["steps"] % 2 and device == "cuda":
+            poison()
         now = step()
         bad = [k for k, (a, b) in enumerate(zip(now, wanted, strict=True)) if not torch.equal(a, b)]
         if bad:
@@ -69,6 +71,18 @@ def repeat(name: str, layers: int, device: str, seconds: float, seed: int) -> di
             })  # fmt: skip
         found["steps"] += 1
     return found
+
+
+def poison() -> None:
+    """Fill with NaN whatever memory is taken next.
+
+    The allocator's free blocks are given up first: it would hand out one of the size that is asked
+    for, which the step before has written, sooner than a piece of a larger one.
+    """
+    torch.cuda.empty_cache()
+    sizes = [size for size, number in POISON.items() for _ in range(number)]
+    blocks = [torch.full((size // 4,), torch.nan, device="cuda") for size in sizes]
+    del blocks
 
 
 def tensors(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) -> list[Tensor]:
