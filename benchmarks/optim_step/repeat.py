@@ -4,8 +4,8 @@
 
 Each process makes one step of SmolLM2's matrices over and over from the same weights, momentum and
 gradient, and compares weights and momentum with those of the first time. On a GPU the memory that a
-step takes uninitialised is full of NaN every other time. Several processes share the GPU by MPS, so that
-kernels meet in every order: a race between them, or a read of what nobody wrote, shows as a
+step takes uninitialised is full of NaN every other time. Several processes share the GPU by MPS, so
+that kernels meet in every order: a race between them, or a read of what nobody wrote, shows as a
 difference. On a CPU: --device cpu --layers 1.
 """
 
