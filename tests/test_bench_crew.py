@@ -10,7 +10,7 @@ from mesotron.bench.crew import Crew, do_cells
 CELLS = [{"name": name} for name in ("good", "broken", "deadly", "late", "better")]
 
 
-def work(settings, number, orders, answers, deadline):
+def work(settings, number, line, deadline):
     def run(cell):
         if cell["name"] == "broken":
             raise RuntimeError("no such thing")
@@ -18,7 +18,7 @@ def work(settings, number, orders, answers, deadline):
             os._exit(1)
         return None if cell["name"] == "late" else cell | {"by": settings["who"]}
 
-    do_cells(number, orders, answers, run)
+    do_cells(line, run)
 
 
 def play(cells, seconds=120.0, size=2):
@@ -41,7 +41,6 @@ def assert_gone(crew):
         assert not process.is_alive()
 
 
-@pytest.mark.filterwarnings("default")  # what a process that was killed leaves of its queues
 def test_every_cell_is_told_of_and_none_ends_the_others():
     found = play(CELLS)
     assert found["good"] == ({"name": "good", "by": "us"}, "")

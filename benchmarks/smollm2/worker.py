@@ -15,13 +15,13 @@ from mesotron.bench.crew import do_cells
 GRACE = 25.0  # seconds for what is being evaluated when the time is up
 
 
-def work(values: dict[str, Any], number: int, orders: Any, answers: Any, deadline: float) -> None:
+def work(values: dict[str, Any], number: int, line: Any, deadline: float) -> None:
     """A process of the crew; libraries are imported once, with the first cell."""
     given = argparse.Namespace(**values)
     log = (given.state / f"worker{number}.log").open("a", buffering=1)
     sys.stdout = sys.stderr = log
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    do_cells(number, orders, answers, lambda cell: run_cell(cell, given, deadline))
+    do_cells(line, lambda cell: run_cell(cell, given, deadline))
 
 
 def run_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:

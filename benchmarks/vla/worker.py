@@ -15,7 +15,7 @@ from plan import Cell
 from mesotron.bench.crew import do_cells
 
 
-def work(settings: dict[str, Any], number: int, orders: Any, answers: Any, deadline: float) -> None:
+def work(settings: dict[str, Any], number: int, line: Any, deadline: float) -> None:
     """A process of the crew; a cell that would be late is given back."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
@@ -31,4 +31,4 @@ def work(settings: dict[str, Any], number: int, orders: Any, answers: Any, deadl
         except Late:
             return None
 
-    do_cells(number, orders, answers, run)
+    do_cells(line, run)

@@ -1,17 +1,20 @@
 """Processes side by side on one GPU: each takes one cell of a study after another.
 
 A cell is a dictionary of plain values. One that fails is told of and left out, and never ends the
-others; when the time is up, what is being worked on has a grace. Knows no study: which cell comes
-next, what a process is and what becomes of a finished cell are the study's.
+others; when the time is up, what is being worked on has a grace. Each process has a line of its own
+to the study: through a queue that all share, one that dies while it writes would silence the rest.
+Knows no study: which cell comes next, what a process is and what becomes of a finished cell are the
+study's.
 """
 
 from __future__ import annotations
 
 import multiprocessing as mp
-import queue
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 Cell = dict[str, Any]
@@ -26,8 +29,8 @@ class Crew:
 
     Args:
         size: how many there are at most; they are started when there is work for them.
-        work: what a process runs: `work(settings, number, orders, answers, deadline)`, which calls
-            `do_cells`; a function of a module, since it is sent to a new interpreter.
+        work: what a process runs: `work(settings, number, line, deadline)`, which calls `do_cells`;
+            a function of a module, since it is sent to a new interpreter.
         settings: plain values for it.
         key_of: the name of a cell.
         deadline: on `time.time`; no cell is given out after it.
@@ -46,8 +49,7 @@ class Crew:
         self.size, self.work, self.settings, self.key_of = size, work, settings, key_of
         self.deadline, self.grace = deadline, grace
         self.context = mp.get_context("spawn")
-        self.answers: Any = self.context.Queue()
-        self.members: list[tuple[Any, Any]] = []
+        self.members: list[tuple[Any, Connection]] = []
         self.busy: dict[int, str] = {}
 
     def work_through(self, following: Following, take: Take) -> None:
@@ -63,12 +65,9 @@ class Crew:
                 self.give_out(following)
                 if not self.busy:
                     break
-                try:
-                    number, cell, error = self.answers.get(timeout=LOOK_EVERY)
-                except queue.Empty:
-                    self.bury(take)
-                    continue
-                take(self.busy.pop(number), cell, error)
+                lines = {self.members[number][1]: number for number in self.busy}
+                for line in wait(list(lines), timeout=LOOK_EVERY):
+                    self.hear(lines[line], take)  # pyright: ignore[reportArgumentType]
         finally:
             self.dismiss()
 
@@ -77,33 +76,41 @@ class Crew:
         for number in range(self.size):
             if number in self.busy or time.time() > self.deadline:
                 continue
+            if number < len(self.members) and not self.members[number][0].is_alive():
+                continue
             cell = following(set(self.busy.values()))
             if cell is None:
                 return
             while len(self.members) <= number:
                 self.hire()
-            process, orders = self.members[number]
-            if process.is_alive():
-                self.busy[number] = self.key_of(cell)
-                orders.put(cell)
+            self.busy[number] = self.key_of(cell)
+            with suppress(BrokenPipeError):  # it has died just now, as its line will say
+                self.members[number][1].send(cell)
 
     def hire(self) -> None:
-        """One more process, with a queue of its own for orders."""
-        orders: Any = self.context.Queue()
-        words = (self.settings, len(self.members), orders, self.answers, self.deadline)
+        """One more process."""
+        ours, theirs = self.context.Pipe()
+        words = (self.settings, len(self.members), theirs, self.deadline)
         process = self.context.Process(target=self.work, args=words, daemon=False)
         process.start()
-        self.members.append((process, orders))
+        theirs.close()  # the process has its own end now: when it dies, ours says so
+        self.members.append((process, ours))
 
-    def bury(self, take: Take) -> None:
-        """Tell of cells whose process has died."""
-        for number in [n for n in self.busy if not self.members[n][0].is_alive()]:
-            take(self.busy.pop(number), None, "the process died")
+    def hear(self, number: int, take: Take) -> None:
+        """What a process says of its cell; one that has died says nothing more."""
+        process, line = self.members[number]
+        try:
+            cell, error = line.recv()
+        except (EOFError, ConnectionResetError):
+            process.join()
+            cell, error = None, "the process died"
+        take(self.busy.pop(number), cell, error)
 
     def dismiss(self) -> None:
         """Let everybody go."""
-        for _, orders in self.members:
-            orders.put(None)
+        for _, line in self.members:
+            with suppress(BrokenPipeError):  # of one that has died
+                line.send(None)
         until = time.time() + GOODBYE
         for process, _ in self.members:
             process.join(timeout=max(until - time.time(), 0.0))
@@ -111,18 +118,18 @@ class Crew:
                 process.terminate()
 
 
-def do_cells(number: int, orders: Any, answers: Any, run: Callable[[Cell], Cell | None]) -> None:
+def do_cells(line: Connection, run: Callable[[Cell], Cell | None]) -> None:
     """What a process does: cells as they are ordered, until it is let go.
 
     Args:
-        number: the process's own.
-        orders: where cells come from; None ends it.
-        answers: where `(number, finished cell or None, what went wrong)` goes.
+        line: where cells come from, None ends it, and where `(finished cell or None, what went
+            wrong)` goes.
         run: makes a finished cell of one; None gives it back, as when the time is up.
     """
-    while (cell := orders.get()) is not None:
+    while (cell := line.recv()) is not None:
         try:
-            answers.put((number, run(cell), ""))
+            found = run(cell), ""
         except Exception:
             # One cell must not end the others; what it said goes to the study.
-            answers.put((number, None, traceback.format_exc()))
+            found = None, traceback.format_exc()
+        line.send(found)
