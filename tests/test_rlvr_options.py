@@ -41,6 +41,8 @@ def test_an_entropy_bonus_is_constant_or_has_a_target():
     found = arguments(entropy_bonus=0.02, entropy_target=0.3)
     assert (found["entropy_coef"], found["entropy_target"]) == (0.02, 0.3)
     assert found["use_adaptive_entropy"] is True
+    assert found["entropy_coef_max"] == 0.1  # TRL's own is 1
+    assert arguments(entropy_bonus=0.5, entropy_target=0.3)["entropy_coef_max"] == 0.5
     assert not {name for name in arguments() if "entropy" in name}
 
 

@@ -130,7 +130,7 @@ class ObjectiveConfig:
 
     entropy_target: float | None = None
     """Nats of a token: the bonus is paid only below it, and its weight grows by 0.005 with each
-    step that ends below and shrinks with each above."""
+    step that ends below, to 0.1 at most, and shrinks with each above."""
 
     momentum: float = 0.99
     """How much of the anchor policy stays at each update (mgrpo, corewarding)."""

@@ -15,6 +15,8 @@ log = logging.getLogger("mesotron")
 
 SELF_LABELLED = ("vote", "mgrpo", "corewarding")
 ANCHORED = ("mgrpo", "corewarding")
+# Of an entropy bonus with a target that is out of reach: TRL would go on to 1, which is noise.
+MOST_ENTROPY_WEIGHT = 0.1
 # Fields that must be finite numbers where they are given.
 EXPLORATION = ("entropy_bonus", "entropy_target", "dynamic_oversample")
 
@@ -196,6 +198,8 @@ def loss_arguments(objective: ObjectiveConfig) -> dict[str, Any]:
         'sequence'
     """
     published = PUBLISHED[objective.name]
+    aimed = objective.entropy_target is not None
+    most = max(MOST_ENTROPY_WEIGHT, objective.entropy_bonus) if aimed else None
     found = {
         "loss_type": published.loss_type,
         "importance_sampling_level": published.level,
@@ -204,8 +208,9 @@ def loss_arguments(objective: ObjectiveConfig) -> dict[str, Any]:
         "epsilon": objective.epsilon,
         "epsilon_high": objective.epsilon_high,
         "entropy_coef": objective.entropy_bonus or None,
-        "use_adaptive_entropy": True if objective.entropy_target is not None else None,
+        "use_adaptive_entropy": aimed or None,
         "entropy_target": objective.entropy_target,
+        "entropy_coef_max": most,
     }
     return {key: value for key, value in found.items() if value is not None}
 
