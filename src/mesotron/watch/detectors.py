@@ -333,7 +333,7 @@ DETECTORS = (
         remedy="keep its entropy up (--objective.entropy-bonus 0.02 --objective.entropy-target "
         "0.3), resample silent groups, or halve the learning rate",
         taught_by="SmolLM2 on sums: entropy 0.7 to 0.1 within thirty steps, three groups of four "
-        "silent, 0.26 where an entropy target had 0.38",
+        "silent; two of six runs with an entropy bonus learned more",
         patience=3,
         harmless=True,
     ),
