@@ -34,12 +34,23 @@ FOUR = [RIGHT, WRONG, BARE, NOTHING]
     [
         ("sparse", [1, 0, 0, 0]),
         ("two_part", [1.2, 0.2, 0, 0]),
+        ("near", [1, 0.5, 0, 0]),
         ("correct", [1, 0, 1, 0]),
         ("format", [1, 1, 0, 0]),
     ],
 )
 def test_what_each_part_pays(judge, part, values):
     assert score(judge, FOUR, parts=(part,), format_share=0.2) == values
+
+
+def test_near_pays_by_distance_and_survives_every_number(judge):
+    boxes = ["7", "5", r"\frac{15}{2}", "-1", "3" * 100, "1e999", "x + 1", "50%"]
+    far = score(judge, [rf"\boxed{{{box}}}" for box in boxes], parts=("near",), near_unit=2.0)
+    assert far == [1, 0.5, 0.8, 0.2, pytest.approx(0), 0, 0, pytest.approx(2 / 45)]
+    same = score(judge, [r"\boxed{1/2}"], golds=["50%"], parts=("near",))
+    assert same == [1]  # the same number, though 1/2 is far from 50
+    words = score(judge, [r"\boxed{5}"], golds=["Paris"], parts=("near",))
+    assert words == [0]
 
 
 def test_every_part_is_documented_and_every_documented_one_exists():
@@ -213,6 +224,8 @@ def test_a_function_that_fails_is_named_with_the_completion(judge, name, sentenc
         ({"weights": (1.0, 2.0)}, "2 weights for 1 reward parts"),
         ({"weights": (float("nan"),)}, "must be finite"),
         ({"format_share": 1.0}, "format_share=1.0"),
+        ({"near_unit": 0.0}, "near_unit=0.0"),
+        ({"near_unit": float("nan")}, "near_unit=nan"),
         ({"parts": ("overlong",), "overlong_buffer": 11}, "overlong_buffer=11"),
         ({"parts": ("overlong",), "overlong_buffer": 0}, "overlong_buffer=0"),
     ],

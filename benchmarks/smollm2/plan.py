@@ -99,6 +99,31 @@ LEVERS |= {
     "muon, both, twice the rate, entropy at 0.3": (SMALL_AUXILIARY, 2e-4, 1.0, (CLIPPED, *ENTROPY)),
     "adamw, entropy at 0.3": ("adamw", 1e-5, 1.0, ENTROPY),
 }  # fmt: skip
+# Against silent groups: wrong answers that differ in reward, and an end that is paid for.
+ENDED = "reward.overlong_buffer=1"
+MUST_END = ("reward.parts=two_part,overlong", ENDED)
+NEAR = ("reward.parts=two_part,near,overlong", ENDED)
+CHOSEN = ("objective.dynamic_sampling=resample", "objective.dynamic_max_rounds=1",
+          "objective.dynamic_oversample=3")  # fmt: skip
+LEVERS |= {
+    "stock, near": ("adamw", 1e-5, 1.0, NEAR),
+    "stock, near, twice the rate": ("adamw", 2e-5, 1.0, NEAR),
+    "adamw, near, entropy at 0.3": ("adamw", 2e-5, 1.0, (*NEAR, *ENTROPY)),
+    "muon, near": (SMALL_AUXILIARY, 1e-4, 1.0, (CLIPPED, *NEAR)),
+    "muon, near, twice the rate": (SMALL_AUXILIARY, 2e-4, 1.0, (CLIPPED, *NEAR)),
+    "muon, near, not ended": (SMALL_AUXILIARY, 1e-4, 1.0, (CLIPPED, "reward.parts=two_part,near")),
+    "muon, near, entropy at 0.3": (SMALL_AUXILIARY, 1e-4, 1.0, (CLIPPED, *NEAR, *ENTROPY)),
+    "muon, near, entropy at 0.3, twice the rate": (SMALL_AUXILIARY, 2e-4, 1.0,
+                                                   (CLIPPED, *NEAR, *ENTROPY)),
+    "muon, near, entropy at 0.3, four times the rate": (SMALL_AUXILIARY, 4e-4, 1.0,
+                                                        (CLIPPED, *NEAR, *ENTROPY)),
+    "muon, near, entropy at 0.3, chosen": (SMALL_AUXILIARY, 1e-4, 1.0,
+                                           (CLIPPED, *NEAR, *ENTROPY, *CHOSEN)),
+    "muon, must end, entropy at 0.3": (SMALL_AUXILIARY, 1e-4, 1.0,
+                                       (CLIPPED, *MUST_END, *ENTROPY)),
+    "muon, must end, entropy bonus": (SMALL_AUXILIARY, 1e-4, 1.0,
+                                      (CLIPPED, *MUST_END, "objective.entropy_bonus=0.03")),
+}  # fmt: skip
 LEVER_SEEDS = (1, 2)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 BOXED = ("task.format=boxed", "task.system=none", "rollout.max_tokens=16")

@@ -85,14 +85,17 @@ class RewardConfig:
     """What a completion earns: the weighted sum of named parts."""
 
     parts: tuple[str, ...] = ("two_part",)
-    """Names (two_part, sparse, correct, format, length, repetition, overlong) or module:function
-    of your own."""
+    """Names (two_part, sparse, near, correct, format, length, repetition, overlong) or
+    module:function of your own."""
 
     weights: tuple[float, ...] = ()
     """One weight for each part; 1 each if not given."""
 
     format_share: float = 0.1
     """What two_part pays for the format alone; a correct answer adds 1."""
+
+    near_unit: float = 1.0
+    """How far off a number is that earns half of what near pays for the right one."""
 
     overlong_buffer: int = 64
     """Tokens before the limit over which overlong grows from 0 to -1."""

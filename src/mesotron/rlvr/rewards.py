@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from fractions import Fraction
 from typing import Any
 
 from mesotron.config.training import RewardConfig
 from mesotron.rlvr.answers.facts import Facts, Judge
+from mesotron.rlvr.answers.numbers import read_number
 from mesotron.rlvr.own_reward import call_own, import_own
 
 log = logging.getLogger("mesotron")
@@ -27,6 +29,7 @@ class Completion:
 
     facts: Facts
     ids: Sequence[int]
+    gold: str | None
     config: RewardConfig
     max_tokens: int
 
@@ -46,6 +49,23 @@ def two_part(completion: Completion) -> float | None:
     return completion.graded(
         completion.config.format_share * facts.formatted + float(facts.correct)
     )
+
+
+def near(completion: Completion) -> float | None:
+    """1 for a right answer, less for a wrong number the farther off it is: half at `near_unit`.
+
+    1 / (1 + distance / near_unit), in the format alone: wrong answers can be told apart, so a group
+    without a right one still teaches. What is no plain number is right or earns nothing.
+    """
+    facts = completion.facts
+    if facts.correct or not facts.formatted:
+        return completion.graded(float(facts.correct))
+    answer, gold = read_number(facts.answer or ""), read_number(completion.gold or "")
+    if answer is None or gold is None:
+        return completion.graded(0.0)
+    # Exact to the end: a number of a thousand digits is far off, and no float.
+    distance = abs(answer.value - gold.value) / Fraction(completion.config.near_unit)
+    return completion.graded(float(1 / (1 + distance)))
 
 
 def correct(completion: Completion) -> float | None:
@@ -90,7 +110,7 @@ def overlong(completion: Completion) -> float | None:
 
 PARTS: dict[str, Callable[[Completion], float | None]] = {
     part.__name__: part
-    for part in (two_part, sparse, correct, format, length, repetition, overlong)
+    for part in (two_part, sparse, near, correct, format, length, repetition, overlong)
 }
 
 
@@ -163,8 +183,8 @@ class Reward:
         }
         _check_lengths(given)
         scored = [
-            Completion(fact, ids, self.config, self.max_tokens)
-            for fact, ids in zip(facts, completion_ids)
+            Completion(fact, ids, gold, self.config, self.max_tokens)
+            for fact, ids, gold in zip(facts, completion_ids, golds)
         ]
         return {
             name: [PARTS[name](completion) for completion in scored]
@@ -225,6 +245,11 @@ def check_reward(config: RewardConfig, max_tokens: int) -> None:
         raise ValueError(
             f"--reward.timeout {config.timeout:g} must be a finite number of seconds above 0: "
             "without it one answer could hold up the run for ever"
+        )
+    if not 0 < config.near_unit < math.inf:
+        raise ValueError(
+            f"near_unit={config.near_unit} must be a finite distance above 0, at which near pays "
+            "one half"
         )
     if "overlong" in config.parts and not 0 < config.overlong_buffer <= max_tokens:
         raise ValueError(
