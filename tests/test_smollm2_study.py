@@ -201,6 +201,6 @@ def test_levers_are_means_of_their_seeds_and_no_place_is_kept(given, tmp_path):
     assert "(step 77)" in lines_of(tmp_path / "levers.md", late["stage"])[0][3]
     row = lines_of(tmp_path / "levers.md", "stock")[0]
     both = [float(word) for word in row[3].split(", ")]
-    assert row[2] == f"0.070, {sum(both) / 2:.3f}"
+    assert row[2] == f"{sum(both) / 2:.3f} (2)"
     assert row[-1] == "", "what was not logged is left out"
     assert read_results(tmp_path / "results.json.gz")["settings"] == {}

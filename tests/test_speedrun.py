@@ -41,6 +41,27 @@ def test_a_race_counts_training_alone(tmp_path, name):
     assert won["seconds_to_target"] == pytest.approx(won["first_step_s"])
 
 
+def test_beside_others_steps_are_counted_at_the_pace_of_one_alone(tmp_path):
+    from racing import race
+
+    given = {"model": "tiny", "small": True, "common": [], "every": 0.0, "target": 2.0}
+    row = race("muon", 0, tmp_path, 60.0, given | {"limit": 130.0, "pace": (100.0, 20.0)})
+    assert [point["seconds"] for point in row["curve"]] == [0.0, 100.0, 120.0, 140.0]
+    assert row["beside_others"]
+
+
+def test_a_contender_whose_rate_falls_ends_with_its_steps(tmp_path, monkeypatch):
+    from entries import NAMES
+    from racing import race
+
+    falling = NAMES["muon"] | {"steps": 3, "optim.schedule": "linear"}
+    monkeypatch.setitem(NAMES, "falling", falling)
+    given = {"model": "tiny", "small": True, "common": [], "every": 1e9, "target": 2.0}
+    row = race("falling", 0, tmp_path, 60.0, given | {"limit": 1e9})
+    assert [point["step"] for point in row["curve"]] == [0, 3]
+    assert row["seconds_to_target"] is None
+
+
 @pytest.mark.parametrize("name", ["stock", "muon"])
 def test_the_phases_add_up_to_the_step(tmp_path, name):
     from stopwatch import PHASES, measure

@@ -6,7 +6,7 @@ from itertools import combinations
 from statistics import fmean, median
 
 import numpy as np
-from plan import Cell, accuracy
+from plan import Cell, accuracy, map_row, map_rows
 from tables import column_end, mean_end, names, of, table
 
 from mesotron.compare.inference import Difference, bootstrap, holm, paired_test, pool_seeds
@@ -103,21 +103,21 @@ def single_table(cells: list[Cell]) -> str:
 
 
 def step_map(cells: list[Cell]) -> str:
-    """One table for each optimizer and objective: shapes of a rollout by rate."""
+    """One table for each optimizer: objectives and shapes of a rollout by rate."""
     parts = []
-    for objective in names(cells, "objective"):
-        for name in names(of(cells, objective=objective)):
-            mine = of(cells, objective=objective, optim=name)
-            rates = sorted({cell["rate"] for cell in mine})
-            rows = []
-            for shape in dict.fromkeys(tuple(cell["set"]) for cell in mine):
-                here = {cell["rate"]: cell for cell in mine if tuple(cell["set"]) == shape}
-                prompts, updates = (word.split("=")[1] for word in shape)
-                rows.append([f"{prompts} prompts, {updates} updates",
-                             *(map_entry(here.get(rate)) for rate in rates)])  # fmt: skip
-            parts += [f"## {name}, {objective}", ""]
-            parts.append(table(["rollout", *(f"{rate:g}" for rate in rates)], rows))
+    for name in names(cells):
+        mine = of(cells, optim=name)
+        rates = sorted({cell["rate"] for cell in mine})
+        rows = [
+            [map_row(*row), *(map_entry(of_rate(here, rate)) for rate in rates)]
+            for row, here in map_rows(mine).items()
+        ]
+        parts += [f"## {name}", "", table(["rollout", *(f"{rate:g}" for rate in rates)], rows)]
     return "\n".join(["Accuracy, entropy at the end, median SNR; † died by the watch.", "", *parts])
+
+
+def of_rate(cells: list[Cell], rate: float) -> Cell | None:
+    return next((cell for cell in cells if cell["rate"] == rate), None)
 
 
 def map_entry(cell: Cell | None) -> str:
@@ -135,19 +135,22 @@ def levers(cells: list[Cell]) -> str:
     best_first = sorted(cells, key=lambda cell: -cell["accuracy"])
     for name in names(best_first, "stage"):
         mine = sorted(of(cells, stage=name), key=lambda cell: cell["seed"])
-        curves = [[value for _, value in cell["curve"]] for cell in mine]
-        way = [f"{fmean(point):.3f}" for point in zip(*curves, strict=False)]
         rows.append([
-            name, f"{mine[0]['rate']:g} (x{mine[0]['gain']:g})", ", ".join(way),
+            name, f"{mine[0]['rate']:g} (x{mine[0]['gain']:g})", on_the_way(mine),
             ", ".join(f"{cell['accuracy']:.3f}{cut_at(cell)}" for cell in mine),
             *(mean_end(mine, metric) for metric in
               ("groups/zero_signal", "entropy", "completions/mean_length")),
         ])  # fmt: skip
-    longest = max((cell["curve"] for cell in cells), key=len)
-    steps = ", ".join(str(step) for step, _ in longest)
-    head = ["change", "rate", f"accuracy at step {steps}", "last, seed by seed",
+    head = ["change", "rate", "accuracy (at step), mean of the seeds", "last, seed by seed",
             "groups without signal", "entropy", "tokens"]  # fmt: skip
     return table(head, rows)
+
+
+def on_the_way(mine: list[Cell]) -> str:
+    """The evaluations that all seeds have; the first is of the untouched model, as everybody's."""
+    curves = [dict(cell["curve"][1:]) for cell in mine]
+    common = [step for step in curves[0] if all(step in curve for curve in curves)]
+    return ", ".join(f"{fmean(curve[step] for curve in curves):.3f} ({step})" for step in common)
 
 
 def cut_at(cell: Cell) -> str:

@@ -11,10 +11,11 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 from matplotlib.axes import Axes
-from plan import Cell, accuracy
+from plan import Cell, MapRow, accuracy, map_row, map_rows
 
 STYLES = {"sft": "--", "rlvr": "-"}
 SHOWN = ("q_proj", "v_proj", "down_proj")
+NAMED = 8  # levers that a legend can hold
 
 
 def save(figure: pyplot.Figure, path: Path) -> None:
@@ -45,33 +46,34 @@ def draw_tournament(cells: list[Cell], path: Path) -> None:
 
 
 def draw_map(cells: list[Cell], path: Path) -> None:
-    """One picture for each optimizer: shapes of a rollout by rate, coloured by accuracy."""
-    columns = list(dict.fromkeys((cell["objective"], cell["optim"]) for cell in cells))
+    """One picture for each optimizer: objectives and rollouts by rate, coloured by accuracy."""
+    optims = list(dict.fromkeys(cell["optim"] for cell in cells))
     figure, axes = pyplot.subplots(
-        1, len(columns), figsize=(3.1 * len(columns), 3.2), constrained_layout=True, squeeze=False
+        1, len(optims), figsize=(3.4 * len(optims) + 1, 3.2), constrained_layout=True, squeeze=False
     )
-    for axis, (objective, name) in zip(axes[0], columns, strict=True):
-        mine = [c for c in cells if (c["objective"], c["optim"]) == (objective, name)]
-        draw_grid(axis, mine)
-        axis.set_title(f"{name}, {objective}", fontsize=9)
+    rows = list(map_rows(cells))
+    for axis, name in zip(axes[0], optims, strict=True):
+        draw_grid(axis, [cell for cell in cells if cell["optim"] == name], rows)
+        axis.set_title(name, fontsize=9)
+        axis.set_yticks(range(len(rows)), [map_row(*row) for row in rows], fontsize=7)
+        axis.label_outer()
     save(figure, path)
 
 
-def draw_grid(axis: Axes, mine: list[Cell]) -> None:
+def draw_grid(axis: Axes, mine: list[Cell], rows: list[MapRow]) -> None:
     rates = sorted({cell["rate"] for cell in mine})
-    shapes = list(dict.fromkeys(tuple(cell["set"]) for cell in mine))
-    grid = [[float("nan")] * len(rates) for _ in shapes]
-    for cell in mine:
-        row, column = shapes.index(tuple(cell["set"])), rates.index(cell["rate"])
-        grid[row][column] = accuracy(cell)
-        dead = cell["diverged"] or cell["health"][0] in ("dead", "diverged")
-        text = f"{accuracy(cell):.2f}{'†' * dead}"
-        axis.text(column, row, text, ha="center", va="center", fontsize=8, color="white")
-    axis.imshow(grid, vmin=0, vmax=0.7, cmap="viridis", aspect="auto")
+    grid = [[float("nan")] * len(rates) for _ in rows]
+    for row, here in map_rows(mine).items():
+        for cell in here:
+            place = rows.index(row), rates.index(cell["rate"])
+            grid[place[0]][place[1]] = accuracy(cell)
+            dead = cell["diverged"] or cell["health"][0] in ("dead", "diverged")
+            text = f"{accuracy(cell):.2f}{'†' * dead}"
+            axis.text(place[1], place[0], text, ha="center", va="center", fontsize=8, color="white")
+    axis.imshow(grid, vmin=0, vmax=0.3, cmap="viridis", aspect="auto")
+    axis.set_facecolor("lightgrey")  # not run
     axis.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], fontsize=7)
-    words = [" x ".join(word.split("=")[1] for word in shape) for shape in shapes]
-    axis.set_yticks(range(len(shapes)), words, fontsize=7)
-    axis.set_xlabel("rate; rows: prompts x updates", fontsize=7)
+    axis.set_xlabel("rate", fontsize=7)
 
 
 def draw_spectrum(cells: list[Cell], path: Path) -> None:
@@ -143,22 +145,43 @@ def draw_box(cells: list[Cell], path: Path) -> None:
 
 
 def draw_levers(cells: list[Cell], path: Path) -> None:
-    """Accuracy over steps, a line for each run; the recipe as it is in black."""
-    figure, axis = pyplot.subplots(figsize=(9, 5), constrained_layout=True)
-    for k, name in enumerate(dict.fromkeys(cell["stage"] for cell in cells)):
-        plain = name in ("stock", "adamw", "muon")
-        style = {"stock": ":", "muon": "--"}.get(name, "-")
-        look = {"color": "black" if plain else f"C{k % 10}", "lw": 2 if plain else 1}
-        for number, cell in enumerate(c for c in cells if c["stage"] == name):
-            # Where time ended a run its last accuracy is no point of the curve.
-            points = [p for p in cell["curve"] if p[0] < cell["steps_done"]]
-            points.append([cell["steps_done"], cell["accuracy"]])
-            axis.plot(*zip(*points, strict=True), style, **look, marker="o" if k < 10 else "^",
-                      ms=3, label=None if number else name)  # fmt: skip
+    """Accuracy over steps: the best changes in colour, what they are held against in black."""
+    figure, axis = pyplot.subplots(figsize=(9, 4.6), constrained_layout=True)
+    best_first = sorted(cells, key=lambda cell: -cell["accuracy"])
+    named = dict.fromkeys(cell["stage"] for cell in best_first if not is_reference(cell))
+    colours = {name: f"C{k}" for k, name in enumerate([*named][:NAMED])}
+    told: set[str] = set()
+    for cell in best_first:
+        # Where time ended a run its last accuracy is no point of the curve.
+        points = [p for p in cell["curve"] if p[0] < cell["steps_done"]]
+        points.append([cell["steps_done"], cell["accuracy"]])
+        name, style = cell["stage"], "--" if is_reference(cell) else "-"
+        look = (
+            {"color": "black", "label": name}
+            if is_reference(cell)
+            else {
+                "color": colours.get(name, "lightgrey"),
+                "label": name if name in colours else "others",
+            }
+        )
+        look["label"] = "_" * (look["label"] in told) + look["label"]  # named once
+        axis.plot(*zip(*points, strict=True), style, lw=1.2, marker=marker_of(cell), ms=3, **look,
+                  zorder=2 if name in colours or is_reference(cell) else 1)  # fmt: skip
+        told.add(look["label"])
     axis.set(xlabel="step", ylabel="greedy accuracy")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     save(figure, path)
+
+
+def is_reference(cell: Cell) -> bool:
+    """Plain TRL, and the recipe with an optimizer alone."""
+    return cell["stage"].startswith("stock") or cell["stage"] in ("adamw", "muon")
+
+
+def marker_of(cell: Cell) -> str:
+    """Tells the black lines apart."""
+    return {"stock, near": "s", "stock, near, twice the rate": "^"}.get(cell["stage"], "o")
 
 
 def draw_gsm8k(cells: list[Cell], path: Path) -> None:

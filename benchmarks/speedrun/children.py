@@ -11,6 +11,7 @@ import importlib.metadata as metadata
 import json
 import multiprocessing as mp
 import os
+import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -95,14 +96,17 @@ class Results:
         self.path = path
         names = ("torch", "transformers", "trl")
         self.facts = {name: metadata.version(name) for name in names}
+        self.lock = threading.Lock()  # cells side by side end when they like
         self.cells: dict[str, Row] = {}
         if path.exists():
             self.cells = json.loads(path.read_text())["cells"]
 
     def put(self, name: str, row: Row) -> None:
         """Keep a cell and say in a line how it went."""
-        self.cells[name] = row
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps({"versions": self.facts, "cells": self.cells}, indent=1))
+        with self.lock:
+            self.cells[name] = row
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            known = {"versions": self.facts, "cells": self.cells}
+            self.path.write_text(json.dumps(known, indent=1))
         short = {k: v for k, v in row.items() if k != "curve"}
         print(name, json.dumps(short)[-800:], flush=True)

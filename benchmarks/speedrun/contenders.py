@@ -49,10 +49,13 @@ def make_config(
     if small or model is not None:
         changes["model.name"] = model or random_model()
     for path, value in changes.items():
+        if path == "steps":
+            continue
         part, field = path.split(".")
         config = replace(config, **{part: replace(getattr(config, part), **{field: value})})
-    # Constant rates: nobody knows beforehand how many steps there will be.
-    return replace(config, seed=seed, steps=100_000, save_every=0)
+    # Constant rates, since nobody knows beforehand how many steps there will be; a contender whose
+    # rate falls names its steps, and if they do not suffice it has lost.
+    return replace(config, seed=seed, steps=changes.get("steps", 100_000), save_every=0)
 
 
 class Contestant:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from children import Row
 from contenders import Contestant, make_config
 from transformers import TrainerCallback
+
+SETTLED = 5  # steps after the first that may still choose or record kernels
 
 
 class Clock(TrainerCallback):
@@ -21,19 +24,25 @@ class Clock(TrainerCallback):
         target: the accuracy that ends the run.
         seconds: of training, after which the run ends anyway.
         deadline: on `time.perf_counter`, evaluations included.
+        pace: seconds of the first step and of a later one where the contestant is alone; given,
+            steps are counted and the time is theirs, since others share the GPU.
     """
 
     def __init__(
-        self, contestant: Contestant, every: float, target: float, seconds: float, deadline: float
-    ) -> None:
+        self, contestant: Contestant, every: float, target: float, seconds: float, deadline: float,
+        pace: tuple[float, float] | None = None,
+    ) -> None:  # fmt: skip
         self.contestant, self.every, self.target = contestant, every, target
-        self.seconds, self.deadline = seconds, deadline
+        self.seconds, self.deadline, self.pace = seconds, deadline, pace
         self.began = self.paused = self.looked = 0.0
         self.curve: list[Row] = []
         self.steps: list[float] = []
 
-    def now(self) -> float:
-        """Seconds of training so far."""
+    def now(self, step: int) -> float:
+        """Seconds of training until the end of a step."""
+        if self.pace is not None:
+            first, other = self.pace
+            return first + (step - 1) * other
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter() - self.began - self.paused
@@ -43,7 +52,7 @@ class Clock(TrainerCallback):
         self.began, self.paused = time.perf_counter(), 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        now = self.now()
+        now = self.now(state.global_step)
         self.steps.append(now)
         over = now > self.seconds or time.perf_counter() > self.deadline
         if over or now - self.looked >= self.every:
@@ -51,6 +60,10 @@ class Clock(TrainerCallback):
             self.look(state.global_step, now)
         if over or self.curve[-1]["accuracy"] >= self.target:
             control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step > self.curve[-1]["step"]:  # a schedule has come to its end
+            self.look(state.global_step, self.steps[-1])
 
     def look(self, step: int, now: float = 0.0) -> None:
         """Evaluate with the clock stopped."""
@@ -64,6 +77,7 @@ class Clock(TrainerCallback):
         last = self.curve[-1]
         reached = last["accuracy"] >= self.target
         times = [b - a for a, b in zip(self.steps, self.steps[1:], strict=False)]
+        settled = times[SETTLED:] or times or [0.0]
         return {
             "seconds_to_target": last["seconds"] if reached else None,
             "steps": last["step"],
@@ -71,6 +85,7 @@ class Clock(TrainerCallback):
             "last": last["accuracy"],
             "first_step_s": self.steps[0],
             "step_s": sum(times) / max(len(times), 1),
+            "settled_step_s": median(settled),
             "curve": self.curve,
         }
 
@@ -80,7 +95,8 @@ def race(name: str, seed: int, folder: Path, seconds: float, given: Row) -> Row:
     deadline = time.perf_counter() + seconds
     config = make_config(name, seed, given["model"], given["small"], given["common"])
     contestant = Contestant(name, config, folder / "run")
-    clock = Clock(contestant, given["every"], given["target"], given["limit"], deadline)
+    rules = (given["every"], given["target"], given["limit"], deadline, given.get("pace"))
+    clock = Clock(contestant, *rules)
     contestant.trainer.add_callback(clock)
     contestant.trainer.train()
-    return clock.row() | {"name": name, "seed": seed}
+    return clock.row() | {"name": name, "seed": seed, "beside_others": "pace" in given}

@@ -2,12 +2,14 @@
 
     python3 benchmarks/speedrun/run.py grid --out results/grid.json --seconds 200
     python3 benchmarks/speedrun/run.py final --stock stock_1e-5 --ours muon_2e-4_p128 --out results/final.json
+    python3 benchmarks/speedrun/run.py beside --names stock_1e-5 stock_2e-5 --limit 600 --out results/stock.json
 
 The clock starts with the first step and counts whatever is compiled or captured; greedy evaluations
 on the 512 held-out problems stop it. Cells follow each other, alone on the GPU, in fresh processes;
 what is in the results already is not run again. Finals run ours first: plain TRL may then take
-`--patience` times their mean, and what has not arrived by then took at least that. On a CPU: add
---small.
+`--patience` times their mean, and what has not arrived by then took at least that. `beside` runs all
+seeds at once and counts their steps, at the seconds that a step takes alone: what is learned in a
+step does not depend on its time, and slow contenders need no GPU of their own. On a CPU: add --small.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -15,13 +17,18 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from children import Children, Results, Row
 from entries import GRID, STOCK_GRID
 
+from mesotron.bench.mps import mps
+
 TARGET = 0.90
+PACE_SECONDS = 16.0  # of a contender alone, until its steps have settled
 
 
 def cells_of(args: argparse.Namespace) -> list[tuple[str, int]]:
@@ -41,9 +48,9 @@ def limit_of(args: argparse.Namespace, name: str, cells: dict[str, Row]) -> floa
     return args.limit
 
 
-def main() -> None:
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("grid", "final"))
+    parser.add_argument("what", choices=("grid", "final", "beside"))
     parser.add_argument("--names", nargs="+", help="contenders of the grid; all if not given")
     parser.add_argument("--stock", default="stock_1e-5")
     parser.add_argument("--ours", default="muon_2e-4_p128")
@@ -59,21 +66,66 @@ def main() -> None:
     parser.add_argument(
         "--small", action="store_true", help="a random model and few rows, on a CPU"
     )
-    args = parser.parse_args()
-    deadline = time.perf_counter() + args.seconds
-    with tempfile.TemporaryDirectory() as scratch, Children("racing", "race") as children:
-        given = {"model": args.model, "small": args.small, "common": args.set}
-        given |= {"every": args.every, "target": args.target}
-        results = Results(args.out)
-        for name, seed in cells_of(args):
-            # Other rules are other cells: a file that is gone on with never mixes them.
-            rules = [*args.set, f"target={args.target:g}"]
-            cell, left = "/".join([name, str(seed), *rules]), deadline - time.perf_counter()
-            if left < 3 or "steps" in results.cells.get(cell, {}):
-                continue
-            folder = Path(scratch) / f"{name}-{seed}"
-            given["limit"] = limit_of(args, name, results.cells)
-            results.put(cell, children.run(folder, left, name=name, seed=seed, given=given))
+    return parser.parse_args()
+
+
+class Race:
+    """Cells of one call, alone or side by side, and the file that they go to."""
+
+    def __init__(self, args: argparse.Namespace, scratch: Path) -> None:
+        self.args, self.scratch = args, scratch
+        self.deadline = time.perf_counter() + args.seconds
+        self.results = Results(args.out)
+        self.given = {"model": args.model, "small": args.small, "common": args.set}
+        self.given |= {"every": args.every, "target": args.target}
+
+    def run(self, children: Children, name: str, seed: int, **given: Any) -> Row:
+        """One cell, unless it is there already; empty if there is no time for it."""
+        # Other rules are other cells: a file that is gone on with never mixes them.
+        rules = [*self.args.set, f"target={self.args.target:g}"]
+        cell, left = "/".join([name, str(seed), *rules]), self.deadline - time.perf_counter()
+        known = self.results.cells.get(cell, {})
+        if "steps" in known or left < 3:
+            return known
+        folder = self.scratch / f"{name}-{seed}"
+        row = children.run(folder, left, name=name, seed=seed, given=self.given | given)
+        self.results.put(cell, row)
+        return row
+
+    def alone(self) -> None:
+        """Cells one after the other."""
+        with Children("racing", "race") as children:
+            for name, seed in cells_of(self.args):
+                limit = limit_of(self.args, name, self.results.cells)
+                self.run(children, name, seed, limit=limit)
+
+    def beside(self) -> None:
+        """All seeds of each contender at once, their steps counted at the pace it has alone."""
+        args = self.args
+        with Children("racing", "race") as children:
+            alone = {name: self.run(children, name, 0, limit=PACE_SECONDS) for name in args.names}
+        cells = [
+            (name, seed, (row["first_step_s"], row["settled_step_s"]))
+            for name, row in alone.items()
+            if "settled_step_s" in row
+            for seed in range(1, 1 + args.seeds)
+        ]
+        with mps(self.scratch, print), ThreadPoolExecutor(max(len(cells), 1)) as threads:
+            list(threads.map(self.one_beside, cells))
+
+    def one_beside(self, cell: tuple[str, int, tuple[float, float]]) -> None:
+        name, seed, pace = cell
+        with Children("racing", "race") as children:
+            self.run(children, name, seed, limit=self.args.limit, pace=pace)
+
+
+def main() -> None:
+    args = read_arguments()
+    if args.what == "beside" and not args.names:
+        raise SystemExit("beside wants --names: who runs side by side")
+    with tempfile.TemporaryDirectory() as scratch:
+        race = Race(args, Path(scratch))
+        race.beside() if args.what == "beside" else race.alone()
 
 
 if __name__ == "__main__":
