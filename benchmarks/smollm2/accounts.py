@@ -8,13 +8,14 @@ from typing import Any
 from plan import PROJECTIONS, Cell
 from tables import column_end, mean_end, names, of, table
 
-FILTERS = ("muon", "k_p=4", "k_p=3", "k_p=2", "k_p=1", "k_p=0", "noise", "measured")
+FILTERS = ("muon", "k_p=4", "k_p=3", "k_p=2", "k_p=1", "k_p=0", "noise", "measured", "cutoff=0.3",
+           "cutoff=0.4", "cutoff=0.5", "aligned")  # fmt: skip
 BOUNDS = ("gradient", "best")  # the gradient as it is, and the best number of directions
 
 
 def spectrum(cells: list[Cell]) -> str:
-    """By projection, mean over layers: rank, top share, SNR, edges, then the filters' cosines."""
-    parts = []
+    """Means over all blocks, then by projection: rank, top share, SNR, edges, filters' cosines."""
+    parts = ["## Cosine with other data, means over all blocks", "", all_means(cells)]
     for size in batch_sizes(cells):
         parts += [f"## Gradient of {size} batch{'es' * (size != '1')} of 32 prompts", ""]
         rows, worth = [], []
@@ -24,7 +25,7 @@ def spectrum(cells: list[Cell]) -> str:
                     blocks = [b for b in cell["blocks"] if b["view"] == view
                               and b["block"].endswith(projection)]  # fmt: skip
                     if blocks:
-                        label = [cell["stage"], str(cell["steps"]), f"{projection}, {view}"]
+                        label = [source_of(cell), str(cell["steps"]), f"{projection}, {view}"]
                         rows.append(label + spectrum_row(blocks, size))
                         worth.append(label + cosine_row(blocks, size))
         head = ["source", "step", "block", "shape", "effective rank", "top share", "SNR",
@@ -32,6 +33,24 @@ def spectrum(cells: list[Cell]) -> str:
         parts += [table(head, rows), "Cosine with other data (directions passed):", ""]
         parts.append(table(["source", "step", "block", *FILTERS, "gradient itself", "best"], worth))
     return "\n".join(parts)
+
+
+def all_means(cells: list[Cell]) -> str:
+    """A row for each source, step, view and number of batches."""
+    rows = []
+    for cell in cells:
+        for view in ("whole", "heads"):
+            blocks = [block for block in cell["blocks"] if block["view"] == view]
+            for size in batch_sizes([cell]):
+                label = [source_of(cell), str(cell["steps"]), view, size]
+                rows.append(label + cosine_row(blocks, size))
+    head = ["source", "step", "view", "batches", *FILTERS, "gradient itself", "best"]
+    return table(head, rows)
+
+
+def source_of(cell: Cell) -> str:
+    """Supervised or reinforcement learning, and of what if not of sums."""
+    return ", ".join([cell["stage"], *filter(None, [cell.get("task")])])
 
 
 def batch_sizes(cells: list[Cell]) -> list[str]:

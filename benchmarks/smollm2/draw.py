@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+from accounts import source_of
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from plan import Cell, MapRow, accuracy, map_row, map_rows
@@ -86,7 +87,7 @@ def draw_spectrum(cells: list[Cell], path: Path) -> None:
         for k, cell in enumerate(cells):
             blocks = [b for b in cell["blocks"] if b["view"] == "whole"]
             blocks = [b for b in blocks if b["block"].endswith(projection)]
-            label = f"{cell['stage']}, step {cell['steps']}"
+            label = f"{source_of(cell)}, step {cell['steps']}"
             for row, what in enumerate(("sigma", "worth")):
                 ranks = blocks[0][sizes[-1]]["rank"]
                 series = [b[sizes[-1]][what] for b in blocks]

@@ -41,12 +41,13 @@ LABELS = {
 }
 LEVER_SEEDS = (1, 2)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+WARM_GSM8K = {"part": "gsm8k", "stage": "warm", "seed": 0}
 BOXED = ("task.format=boxed", "task.system=none", "rollout.max_tokens=16")
 
 
 def key_of(cell: Cell) -> str:
     """A name for a cell, unique in the study."""
-    names = ("part", "stage", "optim", "objective", "rate", "gain", "steps", "seed")
+    names = ("part", "task", "stage", "optim", "objective", "rate", "gain", "steps", "seed")
     words = [str(cell[name]) for name in names if name in cell]
     return "/".join([*words, *cell.get("set", ())])
 
@@ -172,12 +173,20 @@ def levers(given: Any, done: dict[str, Cell]) -> list[Cell]:
 
 
 def spectrum(given: Any, done: dict[str, Cell]) -> list[Cell]:
-    """Gradients of supervised and of reinforcement learning, at the start and on the way."""
+    """Gradients of supervised and of reinforcement learning, at the start and on the way; those of
+    GSM8K, where its supervised start has been made, there."""
+    places: list[Cell] = [{"steps": steps} for steps in (0, given.search_steps)]
+    places += [{"task": "gsm8k", "steps": 0}] * (key_of(WARM_GSM8K) in done)
     return [
-        {"part": "spectrum", "stage": source, "steps": steps, "seed": 0}
-        for steps in (0, given.search_steps)
+        {"part": "spectrum", "stage": source, **place, "seed": 0}
+        for place in places
         for source in ("rlvr", "sft")
     ]
+
+
+def subject(cell: Cell) -> str:
+    """The part whose task and warm start a cell has, if it is not its own."""
+    return cell.get("task", cell["part"])
 
 
 def box(given: Any, done: dict[str, Cell]) -> list[Cell]:
@@ -251,9 +260,8 @@ def map_row(objective: str, shape: tuple[str, ...]) -> str:
 
 def gsm8k(given: Any, done: dict[str, Cell]) -> list[Cell]:
     """A second task: after a supervised start on its own training set, three contenders."""
-    warm = {"part": "gsm8k", "stage": "warm", "seed": 0}
-    if key_of(warm) not in done:
-        return [warm]
+    if key_of(WARM_GSM8K) not in done:
+        return [WARM_GSM8K]
     cells = []
     for factor in (0.5, 1.0):
         for name in MAPPED:

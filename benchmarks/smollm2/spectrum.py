@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plan import PROJECTIONS, Cell
+from plan import PROJECTIONS, Cell, subject
 from supervised import RATE, Supervised
 from torch import Tensor, nn
 from training import build, config_of, quiet_libraries
@@ -34,6 +34,7 @@ LAYERS = 6  # evenly spaced; an SVD of every layer would take minutes
 PROMOTED = (0.8165, 0.5230, 0.2957, 0.1605, 0.0860)
 MARGIN = 1.1  # of two samples of the same noise one has the larger largest direction
 POINTS = 96  # singular values kept of a block
+RELATIVE = (0.3, 0.4, 0.5)  # cutoffs as fractions of the largest singular value
 
 
 def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -74,7 +75,7 @@ def spectrum_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     began = time.time()
     quiet_libraries()
     usual: Cell = {"optim": "muon", "objective": "grpo", "rate": 1e-4, "gain": 1.0, "set": []}
-    full = usual | cell | {"steps": cell["steps"] + BATCHES}
+    full = usual | cell | {"steps": cell["steps"] + BATCHES, "part": subject(cell)}
     gather = from_rlvr if cell["stage"] == "rlvr" else from_sft
     kept, heads, reached = gather(full, cell["steps"], given, deadline)
     if kept is None:
@@ -184,6 +185,10 @@ def directions(A: Tensor, B: Tensor, noise: Tensor) -> dict[str, Any]:
     cosines = worth.cumsum(1) / counts.sqrt() / size[:, None]  # of the first k directions
     top = torch.linalg.matrix_norm(noise, 2)
     passed = {name: (share > edge).sum(1) for name, edge in edges.items()}
+    for cutoff in RELATIVE:
+        passed[f"cutoff={cutoff}"] = (sigma > cutoff * sigma[:, :1]).sum(1)
+    # The first k whose step is most like the gradient that it was made of.
+    passed["aligned"] = (sigma.cumsum(1) / counts.sqrt()).argmax(1) + 1
     passed["measured"] = (sigma > MARGIN * top[:, None]).sum(1).clamp_min(1)
     found = {
         name: torch.where(
