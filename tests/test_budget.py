@@ -193,7 +193,11 @@ def test_a_plan_as_typed(capsys):
     cells = shown(capsys)
     assert cells["updates per epoch"] == "1,250"
     assert cells["completions per epoch"] == "20,000"
+    assert cells["completions per update"] == "16"
     assert "time of this run" not in cells
+    chosen = "--objective.dynamic-sampling resample --objective.dynamic-oversample 3"
+    assert cli.main([*words.split(), *chosen.split()]) == 0
+    assert shown(capsys)["completions per update"] == "16, chosen from 48 or more"
     more = "--seconds-per-step 20 --gpu h100 --budget 20"
     assert cli.main([*words.split(), *more.split()]) == 0
     cells = shown(capsys)

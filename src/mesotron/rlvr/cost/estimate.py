@@ -176,7 +176,7 @@ def show(found: Estimate, config: PlanConfig, console: Console) -> None:
     rows = [
         ("training problems", f"{found.num_prompts:,}"),
         ("prompts per update", f"{maths.prompts_per_update:,g}"),
-        ("completions per update", f"{maths.completions_per_update:,g}"),
+        ("completions per update", completions_words(found, config)),
         ("updates per epoch", f"{maths.updates_per_epoch:,}"),
         ("completions per epoch", f"{maths.completions_per_epoch:,}"),
         ("epochs of this run", f"{steps / maths.updates_per_epoch:.3g}"),
@@ -191,6 +191,14 @@ def show(found: Estimate, config: PlanConfig, console: Console) -> None:
     if config.gpu and config.price is None:
         console.print(f"price of {config.gpu} as of {PRICES_AS_OF}; --price gives your own")
     console.print("evaluations and the start of the program are not in the hours")
+
+
+def completions_words(found: Estimate, config: PlanConfig) -> str:
+    """How many train, and how many are sampled for them where groups are chosen."""
+    sampled = completions_per_update(config, found.num_prompts)
+    trained = found.maths.completions_per_update
+    more = f", chosen from {sampled:,g} or more" * (sampled > trained)
+    return f"{trained:,g}{more}"
 
 
 def pace_words(pace: Pace) -> str:
