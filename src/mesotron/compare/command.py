@@ -17,12 +17,21 @@ from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_work
 from mesotron.compare.tournament import Progress, check_problems
 from mesotron.compare.words import count
 from mesotron.config import CompareConfig
+from mesotron.config.checks import check_least
 from mesotron.report.command import write as write_report
 from mesotron.runs.lines import write_whole
 from mesotron.runs.signals import StopRequest
 
 LOOK_EVERY = 0.2  # seconds between two looks at the processes
-LEAST = {"seeds": 1, "search_seeds": 1, "rates": 1, "extend": 0, "seed": 0, "threads": 1}
+LEAST = {
+    "seeds": 1,
+    "search_seeds": 1,
+    "rates": 1,
+    "extend": 0,
+    "seed": 0,
+    "threads": 1,
+    "workers": 1,
+}
 
 
 def run(config: CompareConfig) -> int:
@@ -51,14 +60,9 @@ def run(config: CompareConfig) -> int:
 
 def check(config: CompareConfig) -> None:
     """Refuse numbers that cannot be meant."""
-    for name, least in LEAST.items():
-        if getattr(config, name) < least:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} {getattr(config, name)} must be at least {least}")
+    check_least(config, LEAST)
     if not config.factor > 1:
         raise ValueError(f"--factor {config.factor:g} must be above 1")
-    if config.workers is not None and config.workers < 1:
-        raise ValueError(f"--workers {config.workers} must be at least 1")
     for name, values in (("optims", config.optims), ("objectives", config.objectives)):
         if len(set(values)) < len(values):
             raise ValueError(f"--{name} {' '.join(values)} names one twice: give each once")

@@ -26,6 +26,7 @@ from mesotron.compare.trials import (
 )
 from mesotron.compare.words import count
 from mesotron.config import SweepConfig
+from mesotron.config.checks import check_least
 from mesotron.runs.console import spell_time
 from mesotron.runs.lines import write_json
 from mesotron.runs.signals import StopRequest
@@ -67,10 +68,7 @@ def run(config: SweepConfig) -> int:
 
 def check(config: SweepConfig) -> None:
     """Refuse numbers that cannot be meant."""
-    for name in ("trials", "workers", "threads"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} {value} must be at least 1")
+    check_least(config, {"trials": 1, "workers": 1, "threads": 1})
     if not config.every > 0:
         raise ValueError(f"--every {config.every:g} must be above 0")
 

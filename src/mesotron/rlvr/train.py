@@ -7,14 +7,14 @@ variables are set that Hugging Face libraries read once, at import.
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
 from mesotron.config import SftConfig, TrainConfig
+from mesotron.config.checks import check_least
 from mesotron.rlvr.checks import check_parts
 from mesotron.rlvr.plan import Plan, begin, go_on
 from mesotron.runs import new_run_path
@@ -114,25 +114,6 @@ def check(config: TrainConfig) -> None:
     if num_processes() > 1 and config.out is None:
         raise ValueError("several processes must agree on the run's folder: give it with --out")
     check_parts(config)
-
-
-def check_least(config: object, least: Mapping[str, int]) -> None:
-    """Refuse a number below its least, or infinite; one that is None was not given, and passes.
-
-    Args:
-        config: of a command.
-        least: by the names of fields, with dots for those of a part.
-
-    Example:
-        >>> check_least(TrainConfig(), {"steps": 1, "rollout.micro_batch": 1})
-    """
-    for name, smallest in least.items():
-        value = attrgetter(name)(config)
-        flag = name.replace("_", "-")
-        if value is not None and not value >= smallest:  # a NaN is refused too
-            raise ValueError(f"--{flag} {value:g} must be at least {smallest}")
-        if value == math.inf:
-            raise ValueError(f"--{flag} inf must be a finite number")
 
 
 def set_library_variables(config: TrainConfig) -> None:

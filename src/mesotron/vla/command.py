@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mesotron.config.checks import check_least
 from mesotron.config.vla import WorldConfig
 from mesotron.config.vla_training import VlaEvalConfig, VlaTrainConfig
 
@@ -27,7 +28,6 @@ def run_eval(config: VlaEvalConfig) -> int:
     from rich.console import Console
 
     from mesotron.rlvr.models import choose_device
-    from mesotron.rlvr.train import check_least
     from mesotron.vla import checkpoint, measure
     from mesotron.vla.acting import make_act
     from mesotron.vla.gifs import write_gifs

@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from mesotron.config.checks import check_least
 from mesotron.config.vla_training import VlaTrainConfig
 from mesotron.optim import RoutingTable
 from mesotron.rlvr.models import choose_device
 from mesotron.rlvr.plan import Plan, begin, go_on
-from mesotron.rlvr.train import check_least
 from mesotron.runs import RunFolder, describe_environment, new_run_path
 from mesotron.runs.console import LiveView
 from mesotron.runs.signals import StopRequest

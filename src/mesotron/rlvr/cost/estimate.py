@@ -12,10 +12,11 @@ from rich.table import Table
 
 from mesotron.config import PlanConfig
 from mesotron.config.budget import PRICES_AS_OF
+from mesotron.config.checks import check_least
 from mesotron.rlvr.cost.pace import Pace
 from mesotron.rlvr.objectives.options import resolve
 from mesotron.rlvr.tasks.load import GENERATED, load_task
-from mesotron.rlvr.train import check, check_installed, check_least, set_library_variables
+from mesotron.rlvr.train import check, check_installed, set_library_variables
 from mesotron.runs.console import spell_time
 from mesotron.watch.budget import Limits, StepMath, limits_of, step_math
 

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mesotron.config import EvalConfig, ModelConfig, TrainConfig
+from mesotron.config.checks import check_least
 from mesotron.rlvr.tasks.load import check_task
 from mesotron.rlvr.train import needs_hub, set_library_variables
 from mesotron.runs.hub import go_offline_without_network
@@ -59,10 +60,7 @@ def check(config: EvalConfig) -> None:
             f"--temperature {config.temperature:g} must be above 0, and finite; greedy is always "
             "measured"
         )
-    for name in ("max_tokens", "batch"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    check_least(config, {"max_tokens": 1, "batch": 1})
     check_task(config.task)
     if config.out is not None:
         check_writable(config.out)
