@@ -26,7 +26,8 @@ def given(tmp_path):
 def finish(cell: dict, share: float) -> dict:
     draws = random.Random(str(cell))
     solved = "".join(str(int(draws.random() < share)) for _ in range(512))
-    return cell | {"solved": solved, "update_ratio": 0.05}
+    rows = {"facts/correct": [[1, 0.9], [2, share]]}
+    return cell | {"solved": solved, "update_ratio": 0.05, "rows": rows}
 
 
 def run_all(given) -> dict:
@@ -44,7 +45,7 @@ def test_the_plan_reaches_finals_of_fresh_seeds_at_the_best_rate(given):
     from plan import FINAL_SEEDS
 
     cells = list(run_all(given).values())
-    finals = [cell for cell in cells if cell["stage"] == "final"]
+    finals = [c for c in cells if (c["part"], c["stage"]) == ("tournament", "final")]
     assert {cell["rate"] for cell in finals} == {8e-5}
     assert len(finals) == 3 * len(FINAL_SEEDS)
     searched = {cell["seed"] for cell in cells if cell["stage"] == "search"}
@@ -160,6 +161,18 @@ def lines_of(page: Path, first: str) -> list[list[str]]:
     return [row for row in rows if row[0] == first]
 
 
+def test_gsm8k_takes_the_rate_that_samples_more_to_fresh_seeds(given):
+    cells = [cell for cell in run_all(given).values() if cell["part"] == "gsm8k"]
+    for name in ("adamw", "muon", "pion_cutoff"):
+        mine = [cell for cell in cells if cell.get("optim") == name]
+        assert {cell["rate"] for cell in mine if cell["stage"] == "search"} == {4e-5, 8e-5}
+        finals = [cell for cell in mine if cell["stage"] == "final"]
+        assert [(cell["rate"], cell["seed"]) for cell in finals] == [(8e-5, k) for k in (1, 2, 3)]
+        several = [cell for cell in mine if cell["stage"] == "several"]
+        assert [cell["objective"] for cell in several] == ["grpo", "gmpo"]
+        assert {cell["steps"] for cell in several} == {4 * given.gsm8k_steps}
+
+
 def test_a_page_of_gsm8k_says_who_is_behind_whom(given, tmp_path):
     from plan import make
 
@@ -167,18 +180,23 @@ def test_a_page_of_gsm8k_says_who_is_behind_whom(given, tmp_path):
             "accuracy": 0.12}  # fmt: skip
     shares = {"adamw": 0.1, "muon": 0.4, "pion_cutoff": 0.38}
     runs = [
-        trained(make("gsm8k", "x1", optim=name, rate=1e-5, steps=60), share, problems=256)
+        trained(make("gsm8k", stage, optim=name, rate=1e-5, steps=60, seed=seed), share, 256)
+        | {"rows": {"facts/correct": [[1, 0.0], [2, share]]}}
+        for stage in ("search", "final", "several")
+        for seed in (1, 2, 3)
         for name, share in shares.items()
     ]
     write_pages([warm, *runs], tmp_path)
     page = tmp_path / "gsm8k.md"
     assert "0.010 before, 0.120 after 467 steps" in page.read_text()
-    assert "accuracy on 256" in page.read_text()
-    behind = {name: lines_of(page, name)[0][4] for name in shares}
-    assert behind["muon"] == "", "nobody is before the first"
-    low = float(behind["adamw"].split("[")[1].split(",")[0])
+    assert "greedy on 256" in page.read_text()
+    plain = {name: lines_of(page, name)[0] for name in shares}
+    assert [plain[name][4] for name in shares] == ["0.1000", "0.4000", "0.3800"]
+    compared = {name: next(row for row in lines_of(page, name) if len(row) == 8) for name in shares}
+    assert compared["muon"][4] == "", "nobody is before the first"
+    low = float(compared["adamw"][4].split("[")[1].split(",")[0])
     assert low > 0, "a third of the problems is a real difference"
-    assert float(behind["pion_cutoff"].split("[")[1].split(",")[0]) < 0
+    assert float(compared["pion_cutoff"][4].split("[")[1].split(",")[0]) < 0
     assert (tmp_path / "gsm8k.png").stat().st_size > 1000
 
 

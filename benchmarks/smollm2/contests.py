@@ -1,4 +1,4 @@
-"""Pages on who trains it best: the tournament, its map, what makes it faster, GSM8K."""
+"""Pages on who trains it best: the tournament, its map, what makes it faster."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ def marked(cell: Cell) -> str:
 
 
 def judged(cells: list[Cell]) -> np.ndarray:
-    """[seeds, problems] of the half that judges."""
-    kept = [k for k in range(len(cells[0]["solved"])) if not is_for_choosing(f"sums-eval-{k}")]
+    """[seeds, problems] of the half that judges; of GSM8K all, since none of them chose."""
+    everyone = cells[0]["part"] == "gsm8k"
+    kept = [k for k in range(len(cells[0]["solved"]))
+            if everyone or not is_for_choosing(f"sums-eval-{k}")]  # fmt: skip
     return np.array([[float(cell["solved"][k]) for k in kept] for cell in cells])
 
 
@@ -69,7 +71,8 @@ def finals_table(finals: list[Cell]) -> str:
             f"{fmean(column_end(cell, 'entropy') for cell in mine):.2f}",
             f"{fmean(dead):.0%}" if dead else "",
         ])  # fmt: skip
-    head = [f"{finals[0]['steps']} steps", "rate", "judging half", "all 512, seed by seed",
+    judges = f"{judged(finals[:1]).size} problems that judge"
+    head = [f"{finals[0]['steps']} steps", "rate", judges, "all problems, seed by seed",
             "behind the first", "p (Holm)", "entropy at the end", "dead blocks"]  # fmt: skip
     return table(head, rows)
 
@@ -156,32 +159,3 @@ def on_the_way(mine: list[Cell]) -> str:
 def cut_at(cell: Cell) -> str:
     """The step at which time was up, if it was."""
     return f" (step {cell['steps_done']})" if cell["steps_done"] < cell["steps"] else ""
-
-
-def gsm8k(cells: list[Cell]) -> str:
-    """One seed at two rates each after the supervised start, on the same problems for all."""
-    begun = [
-        f"Supervised start: {cell['curve'][0][1]:.3f} before, {cell['accuracy']:.3f} after "
-        f"{cell['curve'][-1][0]} steps.\n"
-        for cell in of(cells, stage="warm")
-    ]
-    trained = [cell for cell in cells if cell["stage"] != "warm"]
-    if not trained:
-        return "\n".join(begun)
-    first = max(trained, key=lambda cell: cell["accuracy"])
-    rows = []
-    for cell in sorted(trained, key=lambda cell: -cell["accuracy"]):
-        X, best = (np.array([[float(mark) for mark in c["solved"]]]) for c in (cell, first))
-        interval, behind = bootstrap(X), paired_test(best - X)
-        lead = f"{behind.value:.3f} [{behind.low:.3f}, {behind.high:.3f}]"
-        rows.append([
-            cell["optim"], f"{cell['rate']:g} (x{cell['gain']:g})", str(cell["steps_done"]),
-            f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
-            "" if cell is first else lead,
-            f"{column_end(cell, 'facts/truncated'):.2f}",
-            f"{column_end(cell, 'groups/zero_signal'):.2f}",
-            f"{column_end(cell, 'entropy'):.2f}", cell["health"][2],
-        ])  # fmt: skip
-    head = ["optimizer", "rate", "steps", f"accuracy on {len(first['solved'])}", "behind the first",
-            "cut short", "groups without signal", "entropy", "watch"]  # fmt: skip
-    return "\n".join([*begun, table(head, rows)])

@@ -186,24 +186,34 @@ def marker_of(cell: Cell) -> str:
 
 
 def draw_gsm8k(cells: list[Cell], path: Path) -> None:
-    """Right answers among those sampled over steps, and held-out accuracy at the end."""
-    runs = [cell for cell in cells if cell["stage"] != "warm"]
+    """Right answers among those sampled: fresh seeds, and several updates with each rollout."""
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    runs = [cell for cell in cells if cell["stage"] != "warm"]
     for k, name in enumerate(dict.fromkeys(cell["optim"] for cell in runs)):
-        mine = sorted((c for c in runs if c["optim"] == name), key=lambda c: c["rate"])
-        for cell, style in zip(mine, ("--", "-", ":"), strict=False):
-            points = cell["rows"].get("facts/correct", [])
-            label = f"{name}, {cell['rate']:g}"
-            left.plot(*zip(*points, strict=True), style, color=f"C{k}", lw=1, label=label)
-        rates = [cell["rate"] for cell in mine]
-        right.semilogx(rates, [cell["accuracy"] for cell in mine], "o-", color=f"C{k}", label=name)
-    for cell in cells:
-        if cell["stage"] == "warm":
-            right.axhline(cell["accuracy"], color="black", ls=":", lw=1, label="supervised start")
-    left.set(xlabel="step", ylabel="share of completions right")
-    right.set(xlabel="rate, updates as large as AdamW's", ylabel="greedy accuracy")
+        told: set[str] = set()
+        for cell in (c for c in runs if c["optim"] == name):
+            several = cell["stage"] == "several"
+            style = "--" if cell["objective"] == "gmpo" or cell["stage"] == "search" else "-"
+            label = {"search": f"{name}, search", "final": name}.get(
+                cell["stage"], f"{name}, {cell['objective']}"
+            )
+            points = smooth(cell["rows"].get("facts/correct", []))
+            axis = right if several else left
+            axis.plot(*zip(*points, strict=True), style, color=f"C{k}", lw=1,
+                      label="_" * (label in told) + label)  # fmt: skip
+            told.add(label)
+    left.set(xlabel="step", ylabel="share of samples right, mean of 5", title="one update")
+    right.set(xlabel="step", title="four updates with each rollout")
     for axis in (left, right):
         axis.grid(alpha=0.3)
         if axis.lines:
             axis.legend(fontsize=7)
     save(figure, path)
+
+
+def smooth(points: list[list[float]], size: int = 5) -> list[tuple[float, float]]:
+    """Means of the last few values."""
+    return [
+        (step, fmean(value for _, value in points[max(0, k + 1 - size) : k + 1]))
+        for k, (step, _) in enumerate(points)
+    ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from accounts import box, horizon, spectrum
-from contests import gsm8k, levers, step_map, tournament
+from contests import levers, step_map, tournament
 from draw import (
     draw_box,
     draw_gsm8k,
@@ -27,6 +27,7 @@ from draw import (
 )
 from plan import Cell, key_of
 from results import pack_results, read_results
+from second_task import gsm8k
 
 HERE = Path(__file__).parent
 PATHS = ("model", "folder", "out", "state", "cells", "gsm8k")  # a machine's own

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from levers import LEVERS
@@ -41,6 +42,8 @@ LABELS = {
 }
 LEVER_SEEDS = (1, 2)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+GSM8K_FACTORS = (0.5, 1.0)
+SEVERAL = 4  # updates with a rollout
 WARM_GSM8K = {"part": "gsm8k", "stage": "warm", "seed": 0}
 BOXED = ("task.format=boxed", "task.system=none", "rollout.max_tokens=16")
 
@@ -259,13 +262,40 @@ def map_row(objective: str, shape: tuple[str, ...]) -> str:
 
 
 def gsm8k(given: Any, done: dict[str, Cell]) -> list[Cell]:
-    """A second task: after a supervised start on its own training set, three contenders."""
+    """A second task, after a supervised start on its own training set: two rates each, fresh seeds
+    at the one that samples more right answers, then several updates with each rollout."""
     if key_of(WARM_GSM8K) not in done:
         return [WARM_GSM8K]
-    cells = []
-    for factor in (0.5, 1.0):
-        for name in MAPPED:
-            rate, of_matrices = chosen(given, done, name)
-            more = {"rate": float(f"{factor * rate:.3g}"), "gain": of_matrices}
-            cells.append(make("gsm8k", f"x{factor:g}", optim=name, steps=given.gsm8k_steps, **more))
+    searched = {name: gsm8k_rates(given, done, name) for name in MAPPED}
+    cells = [cell for each in zip(*searched.values(), strict=True) for cell in each]
+    found = {name: [done.get(key_of(cell)) for cell in mine] for name, mine in searched.items()}
+    best = [
+        searched[name][max(range(len(ran)), key=lambda k: sampled_right(ran[k]))]
+        for name, ran in found.items()
+        if None not in ran
+    ]
+    cells += [cell | {"stage": "final", "seed": seed} for seed in FINAL_SEEDS for cell in best]
+    several = {"steps": SEVERAL * given.gsm8k_steps, "set": [f"rollout.updates={SEVERAL}"]}
+    cells += [
+        cell | several | {"stage": "several", "objective": objective}
+        for objective in ("grpo", "gmpo")
+        for cell in best
+    ]
     return cells
+
+
+def gsm8k_rates(given: Any, done: dict[str, Cell], name: str) -> list[Cell]:
+    """Half the rate that sums have chosen, and that rate."""
+    rate, of_matrices = chosen(given, done, name)
+    return [
+        make("gsm8k", "search", optim=name, rate=float(f"{factor * rate:.3g}"), gain=of_matrices,
+             steps=given.gsm8k_steps)
+        for factor in GSM8K_FACTORS
+    ]  # fmt: skip
+
+
+def sampled_right(cell: Cell) -> float:
+    """Right answers among those sampled in the second half of a run: GSM8K has more problems than
+    a run draws, so they are of problems that it had not met."""
+    values = [value for _, value in cell["rows"]["facts/correct"]]
+    return fmean(values[len(values) // 2 :])

@@ -77,7 +77,7 @@ def read_arguments() -> argparse.Namespace:
     words.add_argument("--warm-enough", type=float, default=0.5, help="accuracy to warm up to")
     words.add_argument("--gsm8k", type=Path, help="a folder with train.jsonl and test.jsonl")
     words.add_argument("--gsm8k-sft", type=int, help="supervised steps; two epochs if not given")
-    words.add_argument("--gsm8k-steps", type=int, default=60)
+    words.add_argument("--gsm8k-steps", type=int, default=40)
     return words.parse_args()
 
 

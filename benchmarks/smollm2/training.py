@@ -40,7 +40,7 @@ SNR_EVERY = 10
 # Sampling with few kernels, and passes that read a prompt once for its completions.
 FAST = ("rollout.engine=fused", "rollout.share_prompts=true")
 GSM8K = ("task.name=gsm8k", "task.few_shot=0", "task.system=none", "task.format=hashes",
-         "task.num_eval=256", "rollout.max_tokens=150", "rollout.micro_batch=64")  # fmt: skip
+         "task.num_eval=1024", "rollout.max_tokens=150", "rollout.micro_batch=32")  # fmt: skip
 
 
 class Rows(TrainerCallback):
@@ -167,7 +167,8 @@ def build_stock(
 def curve_every(cell: Cell, parts: Parts, trainer: GRPOTrainer, given: Any) -> None:
     """Evaluate on the way where the way is the result."""
     every = given.eval_every if cell["part"] == "horizon" else given.final_steps // 4
-    if cell["part"] not in ("horizon", "levers") and cell["stage"] != "final":
+    final = (cell["part"], cell["stage"]) == ("tournament", "final")
+    if cell["part"] not in ("horizon", "levers") and not final:
         return
 
     def now() -> float:
