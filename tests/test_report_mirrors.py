@@ -17,10 +17,10 @@ from mesotron.recipes import command
 from mesotron.report import read_run, render_runs
 from mesotron.rlvr import session
 from mesotron.rlvr.callbacks import RunLog
-from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.spectra import OptimizerLog
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
+from mesotron.runs.plan import Plan
 from mesotron.watch.readers import read_log
 from report_worlds import make_run
 from rlvr_tiny import make_trainer

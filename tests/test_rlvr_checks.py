@@ -7,7 +7,7 @@ import pytest
 
 from mesotron import cli
 from mesotron.config import TrainConfig
-from mesotron.rlvr.plan import begin
+from mesotron.runs.plan import begin
 
 
 def test_the_folder_that_the_main_process_made_is_no_obstacle_to_the_others(monkeypatch, tmp_path):

@@ -32,7 +32,6 @@ from mesotron.rlvr.live_settings import live_settings
 from mesotron.rlvr.models import choose_device, load_model, lora_config
 from mesotron.rlvr.objectives.options import resolve, trl_arguments
 from mesotron.rlvr.optimizer import check_settings
-from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.rewards import Reward, make_reward
 from mesotron.rlvr.sampling.as_loaded import as_loaded
 from mesotron.rlvr.snr import SnrProbe
@@ -42,6 +41,7 @@ from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
+from mesotron.runs.plan import Plan
 from mesotron.runs.processes import asks_for_sharding, is_main, num_processes
 from mesotron.runs.signals import StopRequest
 from mesotron.watch.budget import Meter

@@ -11,10 +11,10 @@ import time
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.checks import check_least
 from mesotron.rlvr.checks import check_parts
-from mesotron.rlvr.plan import Plan, begin
 from mesotron.rlvr.train import go_on_within, set_library_variables
 from mesotron.runs import new_run_path
 from mesotron.runs.hub import go_offline_without_network
+from mesotron.runs.plan import Plan, begin
 from mesotron.runs.processes import num_processes
 from mesotron.watch.budget import limits_of
 

@@ -16,9 +16,9 @@ from typing import TypeVar
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.checks import check_least
 from mesotron.rlvr.checks import check_parts
-from mesotron.rlvr.plan import Plan, begin, go_on
 from mesotron.runs import new_run_path
 from mesotron.runs.hub import go_offline_without_network
+from mesotron.runs.plan import Plan, begin, go_on
 from mesotron.runs.processes import is_main, num_processes
 from mesotron.watch.budget import limits_of
 

@@ -22,12 +22,12 @@ from mesotron.rlvr.cost.spending import Spending, metered
 from mesotron.rlvr.demonstrations import make_demonstrations
 from mesotron.rlvr.models import choose_device, load_model, lora_config
 from mesotron.rlvr.optimizer import build_optimizer, check_settings, clip_gradients
-from mesotron.rlvr.plan import Plan
 from mesotron.rlvr.session import quiet_libraries, say
 from mesotron.rlvr.spectra import OptimizerLog
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
+from mesotron.runs.plan import Plan
 from mesotron.runs.signals import StopRequest
 from mesotron.watch.budget import Meter
 

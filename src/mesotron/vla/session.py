@@ -17,9 +17,9 @@ from mesotron.config.checks import check_least
 from mesotron.config.vla_training import VlaTrainConfig
 from mesotron.optim import RoutingTable
 from mesotron.rlvr.models import choose_device
-from mesotron.rlvr.plan import Plan, begin, go_on
 from mesotron.runs import RunFolder, describe_environment, new_run_path
 from mesotron.runs.console import LiveView
+from mesotron.runs.plan import Plan, begin, go_on
 from mesotron.runs.signals import StopRequest
 from mesotron.vla import checkpoint
 from mesotron.vla.demos import load_demos

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from mesotron.config import SftConfig, TrainConfig, VlaTrainConfig
-from mesotron.runs import Checkpoint, RunFolder, check_free, newest_whole
+from mesotron.runs.checkpoints import Checkpoint, newest_whole
 from mesotron.runs.continuation import continued_settings
+from mesotron.runs.folder import RunFolder, check_free
 from mesotron.runs.processes import is_main
 
 Config = TypeVar("Config", TrainConfig, SftConfig, VlaTrainConfig)
