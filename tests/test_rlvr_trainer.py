@@ -10,11 +10,12 @@ from peft import LoraConfig
 
 import mesotron
 from mesotron.config.training import ObjectiveConfig, OptimConfig
+from mesotron.optim.clipping import clip_gradients
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.layers.policy_loss import loss_mask
-from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_gradients
+from mesotron.rlvr.optimizer import build_optimizer, check_all_train
 from mesotron.rlvr.trainer import CHECKED_AGAINST, OVERRIDDEN, GRPOTrainer
 from rlvr_tiny import (
     make_data,

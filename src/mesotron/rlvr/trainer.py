@@ -17,6 +17,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from mesotron.config.training import ObjectiveConfig, OptimConfig
 from mesotron.optim import RoutedOptimizer
+from mesotron.optim.clipping import clip_gradients
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
@@ -28,7 +29,7 @@ from mesotron.rlvr.layers.scoring import vote
 from mesotron.rlvr.objectives.anchor import Anchor
 from mesotron.rlvr.objectives.dynamic import PromptStream, first_round_rows
 from mesotron.rlvr.objectives.options import loss_arguments, resolve, warn_if_on_policy
-from mesotron.rlvr.optimizer import build_optimizer, check_all_train, clip_gradients
+from mesotron.rlvr.optimizer import build_optimizer, check_all_train
 from mesotron.rlvr.shards import keep_float32
 
 CHECKED_AGAINST = "1.16"
