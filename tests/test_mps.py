@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-from mesotron.bench.mps import CONTROL, mps
+from mesotron.bench.mps import CONTROL, PIPES, mps
 
 GOOD, BAD = (sys.executable, "-c", "pass"), (sys.executable, "-c", "raise SystemExit(1)")
-PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 @pytest.fixture
@@ -49,8 +48,20 @@ def test_what_does_not_work_under_it_is_run_without(daemon, tmp_path):
     assert said[0].startswith("without MPS: what was tried under it failed")
 
 
+def test_one_that_runs_already_is_used_and_left_running(daemon, tmp_path, monkeypatch):
+    monkeypatch.setenv(PIPES, "somewhere")
+    said = []
+    with mps(tmp_path, said.append, BAD) as works:
+        assert works
+        assert os.environ[PIPES] == "somewhere"
+    assert os.environ[PIPES] == "somewhere"
+    assert not daemon.exists(), "nobody was started or stopped"
+    assert said == ["with the MPS of somewhere"]
+
+
 def test_there_may_be_none(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(PIPES, raising=False)
     said = []
     with mps(tmp_path, said.append) as works:
         assert not works

@@ -1,7 +1,8 @@
 """NVIDIA's MPS: kernels of several processes run side by side on one GPU instead of in turns.
 
 Worth it for small models, whose kernels fill a fraction of a GPU. The daemon is this process's own:
-it is started for a while and then stopped. Where there is none, everything works without it.
+it is started for a while and then stopped; one that runs already, whose pipes the environment names,
+is used and left running. Where there is none, everything works without it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 PRODUCT = "import torch; x = torch.ones(256, 256, device='cuda'); print((x @ x).sum().item())"
 CHECK = (sys.executable, "-c", PRODUCT)
 # A server waits for its clients, and one that was killed is not soon forgotten; after this many
@@ -42,8 +44,12 @@ def mps(folder: Path, say: Say, check: Sequence[str] = CHECK) -> Iterator[bool]:
         ...     run_processes()
         with MPS
     """
+    if PIPES in os.environ:
+        say(f"with the MPS of {os.environ[PIPES]}")
+        yield True
+        return
     folders = {
-        "CUDA_MPS_PIPE_DIRECTORY": str(folder / "mps"),
+        PIPES: str(folder / "mps"),
         "CUDA_MPS_LOG_DIRECTORY": str(folder / "mps-log"),
     }
     environment = {**os.environ, **folders}
