@@ -31,7 +31,7 @@ def main() -> None:
         print(row["seed"], row["before"], row["after"], row["gain"], f"{row['seconds']:.0f} s")
 
 
-def train(seed: int, runs: Path, flags: tuple[str, ...] = ()) -> None:
+def train(seed: int, runs: Path) -> None:
     path = runs / str(seed)
     if (path / "result.json").exists():
         return
@@ -39,7 +39,7 @@ def train(seed: int, runs: Path, flags: tuple[str, ...] = ()) -> None:
     if (path / "config.json").exists():
         command += ["--resume", str(path)]
     else:
-        command += ["--seed", str(seed), "--out", str(path), "--threads", "1", *flags]
+        command += ["--seed", str(seed), "--out", str(path), "--threads", "1"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

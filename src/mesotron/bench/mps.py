@@ -1,7 +1,7 @@
 """NVIDIA's MPS: kernels of several processes run side by side on one GPU instead of in turns.
 
 Worth it for small models, whose kernels fill a fraction of a GPU. The daemon is this process's own:
-it is started for a while and then stopped; one that runs already, whose pipes the environment names,
+it is started for a while and then stopped; one that runs already (the environment names its pipes)
 is used and left running. Where there is none, everything works without it.
 """
 
