@@ -521,6 +521,17 @@ def test_resampling_stops_at_its_cap_and_drops_the_rest(tmp_path):
     assert same(weights(trainer), {n: p.detach() for n, p in make_model().named_parameters()})
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_further_prompts_are_not_those_of_the_batch_again(tmp_path, seed):
+    """With the seed 0 both orders were drawn from one generator's state."""
+    objective = ObjectiveConfig(name="grpo", beta=0.0, dynamic_sampling="resample")
+    trainer = make_trainer(tmp_path, parts={"objective": objective}, seed=seed)
+    order = list(dict.fromkeys(trainer._get_train_sampler()))
+    further = trainer.stream.take(len(trainer.train_dataset))
+    assert sorted(order) == sorted(further)
+    assert order != further
+
+
 def test_a_resampling_run_resumes_exactly(tmp_path):
     objective = ObjectiveConfig(name="grpo", beta=0.0, dynamic_sampling="resample")
     parts = {"objective": objective, "reward_funcs": constant_for_even}

@@ -210,7 +210,8 @@ class PromptStream:
 
     def _order(self, turn: int) -> list[int]:
         if self._kept[0] != turn:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + turn)
+            # Never the seed itself, from which the batches draw their order of the same prompts.
+            generator = torch.Generator().manual_seed((self.seed + 1) * 1_000_003 + turn)
             self._kept = turn, torch.randperm(self.num_prompts, generator=generator).tolist()
         return self._kept[1]
 
