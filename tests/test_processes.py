@@ -5,7 +5,7 @@ import torch
 
 from mesotron import cli
 from mesotron.config.training import ObjectiveConfig
-from mesotron.rlvr.models import choose_device
+from mesotron.optim.device import choose_device
 from mesotron.runs.processes import asks_for_sharding, is_main, num_processes, process_index
 from rlvr_tiny import make_trainer
 

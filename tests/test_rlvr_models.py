@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from mesotron.config import ModelConfig, TaskConfig
+from mesotron.optim.device import choose_device
 from mesotron.rlvr import converted
 from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.models import choose_device, choose_dtype, load_model, lora_config
+from mesotron.rlvr.models import choose_dtype, load_model, lora_config
 from mesotron.rlvr.places import TINY_WEIGHTS, locate
 from mesotron.rlvr.prompts import build_prompt
 from mesotron.rlvr.rendering import render

@@ -119,19 +119,6 @@ def device_in_words(device: torch.device) -> str:
     return f"{platform.machine()} CPU, {os.cpu_count()} cores, {used}"
 
 
-def choose_device(name: str, threads: int | None) -> torch.device:
-    """The device that a config asks for; also sets torch's number of threads."""
-    if threads is not None:
-        if threads < 1:
-            raise ValueError(f"threads={threads} must be at least 1")
-        torch.set_num_threads(threads)
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='cuda' was asked for, but torch sees no CUDA device: use cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -20,7 +20,6 @@ import torch
 from mesotron.bench import accuracy
 from mesotron.bench.console import (
     check_writable,
-    choose_device,
     describe,
     progress,
     write_result,
@@ -42,6 +41,7 @@ from mesotron.bench.timing import (
 )
 from mesotron.bench.workbench import Built, Workbench
 from mesotron.config import BenchOptimConfig
+from mesotron.optim.device import choose_device
 from mesotron.optim.precision import filter_dtype
 
 # Without --layers, a CPU steps as many layers as stay below this: about two seconds a step.

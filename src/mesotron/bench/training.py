@@ -19,7 +19,6 @@ import torch
 
 from mesotron.bench.console import (
     check_writable,
-    choose_device,
     describe,
     progress,
     show_table,
@@ -30,6 +29,7 @@ from mesotron.bench.corpus import Corpus, read_corpus
 from mesotron.bench.language_model import RunSettings, train
 from mesotron.bench.sweep import Ledger, Point, Search, interval
 from mesotron.config import BenchTrainConfig
+from mesotron.optim.device import choose_device
 from mesotron.spectral.plot import check_picture
 
 # A short run at the end of each search, on the clock of its own thread: a sweep lasts long enough

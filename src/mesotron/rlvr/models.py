@@ -16,7 +16,6 @@ import torch
 from mesotron.config import ModelConfig
 from mesotron.rlvr.converted import without_bars
 from mesotron.rlvr.places import locate
-from mesotron.runs.processes import local_index
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -137,20 +136,6 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if has_bfloat16 else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
-
-
-def choose_device(name: str, threads: int | None = None) -> torch.device:
-    """The device that a config asks for; also sets torch's number of threads."""
-    if threads is not None:
-        if threads < 1:
-            raise ValueError(f"--threads {threads} must be at least 1")
-        torch.set_num_threads(threads)
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda was asked for, but torch sees no CUDA device: use cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    # Of several processes each has a GPU of its own.
-    return torch.device(name, local_index()) if name == "cuda" else torch.device(name)
 
 
 def lora_config(config: ModelConfig) -> LoraConfig | None:

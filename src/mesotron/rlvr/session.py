@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl.trainer.grpo_config import GRPOConfig
 
 from mesotron.config import TrainConfig
+from mesotron.optim.device import choose_device
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, EvalEvery, PoliteStop, RunLog
@@ -29,7 +30,7 @@ from mesotron.rlvr.layers.fixed_pass import check_fixed
 from mesotron.rlvr.layers.rollouts import check_engine
 from mesotron.rlvr.layers.shared_prompts import check_packing
 from mesotron.rlvr.live_settings import live_settings
-from mesotron.rlvr.models import choose_device, load_model, lora_config
+from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.objectives.options import resolve, trl_arguments
 from mesotron.rlvr.optimizer import check_settings
 from mesotron.rlvr.rewards import Reward, make_reward

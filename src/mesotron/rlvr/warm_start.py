@@ -17,11 +17,12 @@ from trl.trainer.sft_trainer import SFTTrainer
 from mesotron.config import OptimConfig, SftConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.optim.clipping import clip_gradients
+from mesotron.optim.device import choose_device
 from mesotron.rlvr.callbacks import PoliteStop, RunLog
 from mesotron.rlvr.checkpoints.resume import SafeCheckpoints
 from mesotron.rlvr.cost.spending import Spending, metered
 from mesotron.rlvr.demonstrations import make_demonstrations
-from mesotron.rlvr.models import choose_device, load_model, lora_config
+from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.optimizer import build_optimizer, check_settings
 from mesotron.rlvr.session import quiet_libraries, say
 from mesotron.rlvr.spectra import OptimizerLog

@@ -27,7 +27,7 @@ def run_eval(config: VlaEvalConfig) -> int:
     check_installed()
     from rich.console import Console
 
-    from mesotron.rlvr.models import choose_device
+    from mesotron.optim.device import choose_device
     from mesotron.vla import checkpoint, measure
     from mesotron.vla.acting import make_act
     from mesotron.vla.gifs import write_gifs

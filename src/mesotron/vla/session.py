@@ -16,7 +16,7 @@ from rich.table import Table
 from mesotron.config.checks import check_least
 from mesotron.config.vla_training import VlaTrainConfig
 from mesotron.optim import RoutingTable
-from mesotron.rlvr.models import choose_device
+from mesotron.optim.device import choose_device
 from mesotron.runs import RunFolder, describe_environment, new_run_path
 from mesotron.runs.console import LiveView
 from mesotron.runs.plan import Plan, begin, go_on

@@ -77,10 +77,10 @@ def check_writable(path: Path) -> None:
 
 def measure_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalResult]:
     """Evaluate each subject on the same problems."""
+    from mesotron.optim.device import choose_device
     from mesotron.rlvr.answers.facts import Judge
     from mesotron.rlvr.answers.verify import Verifier
     from mesotron.rlvr.evaluation.measure import evaluate
-    from mesotron.rlvr.models import choose_device
     from mesotron.rlvr.tasks.load import load_task
 
     device = choose_device(config.device, config.threads)
