@@ -53,6 +53,17 @@ def test_near_pays_by_distance_and_survives_every_number(judge):
     assert words == [0]
 
 
+def test_near_pays_nothing_for_another_unit(judge):
+    """5 cm is wrong where the gold is 5 km, and the numbers alone would be 0 apart."""
+    answers = [rf"\boxed{{{box}}}" for box in ("5 cm", "5 km", "5", "6 km", "6")]
+    paid = score(judge, answers, golds=["5 km"] * 5, parts=("near",))
+    assert paid == [0, 1, 1, 0.5, 0.5]
+
+
+def test_near_reads_an_answer_that_only_mathematics_makes_a_number(judge):
+    assert score(judge, [r"\boxed{\sqrt{64}}"], parts=("near",)) == [0.5]
+
+
 def test_every_part_is_documented_and_every_documented_one_exists():
     page = (Path(__file__).parents[1] / "docs" / "rewards.md").read_text()
     rows = page.split("| part |")[1].split("\n\n")[0]

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from mesotron.rlvr.answers.formats import AnswerFormat, lenient_answer
+from mesotron.rlvr.answers.numbers import Number, read_number
 from mesotron.rlvr.answers.verify import Verifier
 
 
@@ -36,6 +37,8 @@ class Facts:
     """There is a gold and nobody can read it: never rewarded, to be skipped."""
     graded: bool
     """There is a gold that can be read; without one `correct` says nothing."""
+    number: Number | None = None
+    """The strict answer as a plain number, with the unit that its key leaves out."""
 
 
 class Reading(NamedTuple):
@@ -114,9 +117,17 @@ class Judge:
                 truncated=reading.truncated,
                 gold_unparseable=gold is not None and not readable[i],
                 graded=gold is not None and readable[i],
+                number=_number(reading, keys[i]),
             )
             for i, (reading, gold) in enumerate(cases)
         }
+
+
+def _number(reading: Reading, key: str | None) -> Number | None:
+    """The strict answer as a number: as written, or what math-verify made of it (sqrt(64) is 8)."""
+    if not reading.formatted:
+        return None
+    return read_number(reading.answer or "") or read_number(key or "")
 
 
 def summarise(facts: Sequence[Facts]) -> dict[str, float]:

@@ -160,7 +160,7 @@ def same_number(answer: Number, gold: Number) -> bool:
     A unit that only one of them names is let pass, two different units are not. 50% is equal to
     50 and to 1/2 when the other one has no % sign.
     """
-    if answer.unit and gold.unit and answer.unit != gold.unit:
+    if other_unit(answer, gold):
         return False
     if answer.value == gold.value:
         return True
@@ -168,6 +168,11 @@ def same_number(answer: Number, gold: Number) -> bool:
         return False
     percent, bare = (answer, gold) if answer.percent else (gold, answer)
     return percent.value == 100 * bare.value
+
+
+def other_unit(answer: Number, gold: Number) -> bool:
+    """Whether both name a unit and it is not the same: 5 cm and 5 km cannot be compared."""
+    return bool(answer.unit and gold.unit) and answer.unit != gold.unit
 
 
 def _split_unit(text: str) -> tuple[str, str]:
