@@ -56,6 +56,10 @@ def test_an_entropy_bonus_is_constant_or_has_a_target():
         ({"dynamic_oversample": float("inf"), "dynamic_sampling": "resample"}, "= inf is no"),
         ({"dynamic_oversample": 0.5, "dynamic_sampling": "resample"}, "fewer prompts than train"),
         ({"dynamic_oversample": 2.0}, "is for dynamic_sampling resample"),
+        ({"dynamic_max_rounds": 0, "dynamic_sampling": "resample"}, "would sample nothing"),
+        ({"dynamic_max_rounds": 5}, "is for dynamic_sampling resample"),
+        ({"dynamic_tolerance": -1.0, "dynamic_sampling": "resample"}, "would call no group alike"),
+        ({"dynamic_tolerance": float("nan")}, "= nan is no"),
     ],
 )
 def test_exploration_that_cannot_be_meant_is_refused(options, told):

@@ -18,7 +18,7 @@ ANCHORED = ("mgrpo", "corewarding")
 # Of an entropy bonus with a target that is out of reach: TRL would go on to 1, which is noise.
 MOST_ENTROPY_WEIGHT = 0.1
 # Fields that must be finite numbers where they are given.
-EXPLORATION = ("entropy_bonus", "entropy_target", "dynamic_oversample")
+EXPLORATION = ("entropy_bonus", "entropy_target", "dynamic_oversample", "dynamic_tolerance")
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,24 @@ def _refuse_exploration(given: ObjectiveConfig) -> None:
         raise ValueError(
             f"objective.entropy_target = {given.entropy_target} is never undercut: give nats above "
             "0, such as 0.3, or leave it out"
+        )
+    _refuse_dynamic(given)
+
+
+def _refuse_dynamic(given: ObjectiveConfig) -> None:
+    if given.dynamic_tolerance < 0:
+        raise ValueError(
+            f"objective.dynamic_tolerance = {given.dynamic_tolerance:g} would call no group alike, "
+            "not even one of equal rewards: give 0 or more"
+        )
+    rounds, usual = given.dynamic_max_rounds, ObjectiveConfig().dynamic_max_rounds
+    if rounds < 1:
+        raise ValueError(
+            f"objective.dynamic_max_rounds = {rounds} would sample nothing: give 1 or more"
+        )
+    if rounds != usual and given.dynamic_sampling != "resample":
+        raise ValueError(
+            f"objective.dynamic_max_rounds = {rounds} is for dynamic_sampling resample: give both"
         )
     more = given.dynamic_oversample
     if more < 1:
