@@ -23,6 +23,8 @@ log = logging.getLogger("mesotron.watch")
 
 # Parts of a step that is one forward pass; a step of several has a part for each.
 PARTS = 4
+# What TRL's loss moves for an entropy target, each time that it is asked for.
+MOVED_BY_LOSS = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")
 
 
 class SnrProbe(TrainerCallback):
@@ -122,9 +124,12 @@ def step_parts(trainer: Any) -> Iterator[dict[str, Any]]:
 
 
 def gradient_of(trainer: Any, part: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
-    """The gradient of a part's loss; `p.grad` is left alone."""
+    """The gradient of a part's loss; `p.grad` and the weight of a bonus are left alone."""
+    kept = {name: getattr(trainer, name) for name in MOVED_BY_LOSS}
     with trainer.compute_loss_context_manager():
         loss = trainer._compute_loss(trainer.model, part)
+    for name, value in kept.items():
+        setattr(trainer, name, value)
     found = torch.autograd.grad(loss, params, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(params, found, strict=True)]
 
