@@ -27,7 +27,6 @@ from mesotron.rlvr.layers.resampling import Resampling
 from mesotron.rlvr.layers.rollouts import Engine
 from mesotron.rlvr.layers.scoring import vote
 from mesotron.rlvr.objectives.anchor import Anchor
-from mesotron.rlvr.objectives.dynamic import PromptStream, first_round_rows
 from mesotron.rlvr.objectives.options import loss_arguments, resolve, warn_if_on_policy
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train
 from mesotron.rlvr.shards import keep_float32
@@ -115,14 +114,7 @@ class GRPOTrainer(Resampling):
         if objective is not None:
             set_loss(args, self.objective)
         if self.self_labelled:
-            if args.reward_weights is not None:
-                raise ValueError(
-                    f"args.reward_weights = {args.reward_weights}, but {self.objective.name} "
-                    "trains on its votes alone and only logs other rewards: leave them out"
-                )
-            self.judge = judge or Judge(FORMATS["boxed"], Verifier())
-            args.reward_weights = [1.0, *(0.0 for _ in funcs)]
-            funcs = [vote, *funcs]
+            funcs = self._put_vote_first(args, funcs)
         beta, own = args.beta, reference_in_memory(model, args, rest.get("peft_config"))
         args.beta = 0.0 if own or self.objective.name == "corewarding" else beta
         super().__init__(model, funcs, args, train_dataset, **rest)
@@ -139,14 +131,19 @@ class GRPOTrainer(Resampling):
             self.objective.loss if self.self_labelled else "",
         )
         self._start_anchor()
-        if self.objective.dynamic_sampling == "resample":
-            self.stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
-            self.stateful["prompts"] = self.stream
-            # Further rounds have any number of rows.
-            own = args.per_device_train_batch_size * (args.steps_per_generation or 1)
-            more = self.objective.dynamic_oversample
-            self.usual_rows = first_round_rows(own, self.num_generations, more)
+        self._start_stream()
         self.add_callback(StepEnd(self))
+
+    def _put_vote_first(self, args: GRPOConfig, funcs: list[Any]) -> list[Any]:
+        """The rewards of a self-labelled objective: its votes train, all others are logged."""
+        if args.reward_weights is not None:
+            raise ValueError(
+                f"args.reward_weights = {args.reward_weights}, but {self.objective.name} "
+                "trains on its votes alone and only logs other rewards: leave them out"
+            )
+        self.judge = self.judge or Judge(FORMATS["boxed"], Verifier())
+        args.reward_weights = [1.0, *(0.0 for _ in funcs)]
+        return [vote, *funcs]
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()

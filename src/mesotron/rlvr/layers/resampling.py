@@ -26,6 +26,17 @@ class Resampling(Scoring):
 
     stream: PromptStream
 
+    def _start_stream(self) -> None:
+        """Give resampling its further prompts; call it once the trainer is built."""
+        if self.objective.dynamic_sampling != "resample":
+            return
+        self.stream = PromptStream(len(self.train_dataset), self.args.seed)  # pyright: ignore
+        self.stateful["prompts"] = self.stream
+        # Further rounds have any number of rows.
+        own = self.args.per_device_train_batch_size * (self.args.steps_per_generation or 1)
+        more = self.objective.dynamic_oversample
+        self.usual_rows = first_round_rows(own, self.num_generations, more)
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.policy.training:
             return self._score_round(inputs)
