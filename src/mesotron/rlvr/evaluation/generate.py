@@ -81,7 +81,7 @@ def generate(
         rows = order[start : start + size]
         picked = None if draws is None else draws[rows]
         ids = decode(model, tokenizer, [encoded[i] for i in rows], max_tokens, temperature, picked)
-        done |= dict(zip(rows, finish(ids, tokenizer, max_tokens), strict=True))
+        done |= dict(zip(rows, finish(ids, tokenizer), strict=True))
         if progress is not None:
             progress(len(rows))
     let_go(model)
@@ -174,7 +174,7 @@ def choose(logits: Tensor, temperature: float, draw: Tensor | None) -> Tensor:
     return torch.searchsorted(upper, target, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
 
 
-def finish(ids: Sequence[list[int]], tokenizer: Any, max_tokens: int) -> list[Completion]:
+def finish(ids: Sequence[list[int]], tokenizer: Any) -> list[Completion]:
     """Cut the ending token off and decode."""
     completions = []
     for row in ids:

@@ -7,7 +7,8 @@ here trains, and nothing is drawn that the seed does not fix.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,14 +123,6 @@ def evaluate(
     """
     if not problems:
         raise ValueError("there is no problem to evaluate on: raise --task.num-eval above 0")
-    if judge is None:
-        with Verifier() as verifier:
-            made = Judge(FORMATS[task.format], verifier)
-            return evaluate(
-                model, tokenizer, problems, task, examples=examples, name=name,
-                max_tokens=max_tokens, samples=samples, temperature=temperature, batch=batch,
-                seed=seed, judge=made, progress=progress,
-            )  # fmt: skip
     prompts = render_prompts(problems, task, tokenizer, examples)
     was_training = model.training
     model.eval()
@@ -138,9 +131,10 @@ def evaluate(
     rows = [prompt for prompt in prompts for _ in range(samples)]
     drawn = generate(model, tokenizer, rows, temperature=temperature, seed=seed, **how)
     model.train(was_training)
-    facts = judge_all(judge, greedy, problems)
     golds = [problem for problem in problems for _ in range(samples)]
-    drawn_facts = judge_all(judge, drawn, golds)
+    with judging(judge, task) as checker:
+        facts = judge_all(checker, greedy, problems)
+        drawn_facts = judge_all(checker, drawn, golds)
     first = score_greedy(greedy, facts, problems)
     second = score_sampled(drawn, drawn_facts, samples, temperature, seed) if samples else None
     return EvalResult(
@@ -151,6 +145,16 @@ def evaluate(
         findings=find(first, second, facts, drawn_facts, seed),
         transcripts=[transcribe(*row) for row in zip(problems, greedy, facts, strict=True)],
     )
+
+
+@contextmanager
+def judging(judge: Judge | None, task: TaskConfig) -> Iterator[Judge]:
+    """The judge that was given, or one of the task's format whose processes end with the block."""
+    if judge is not None:
+        yield judge
+        return
+    with Verifier() as verifier:
+        yield Judge(FORMATS[task.format], verifier)
 
 
 def judge_all(
