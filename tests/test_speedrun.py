@@ -86,13 +86,23 @@ def ran(name: str, seconds: float, reached: bool = True) -> dict:
 def test_a_rival_that_has_not_arrived_is_a_bound():
     from page import verdict
 
-    cells = {"a/0": ran("a", 20.0), "a/1": ran("a", 30.0), "stock/0": ran("stock", 100.0)}
-    whole = verdict(cells | {"stock/1": ran("stock", 150.0)})
+    cells = {"a/1": ran("a", 20.0), "a/2": ran("a", 30.0), "stock/1": ran("stock", 100.0)}
+    whole = verdict(cells | {"stock/2": ran("stock", 150.0)})
     assert whole[-1] == "a / stock: 0.20"
-    bound = verdict(cells | {"stock/1": ran("stock", 150.0, reached=False)})
+    bound = verdict(cells | {"stock/2": ran("stock", 150.0, reached=False)})
     assert bound[-1] == "a / stock: at most 0.20"
-    lost = {"a/0": ran("a", 20.0, reached=False), "a/1": ran("a", 30.0)}
+    lost = {"a/1": ran("a", 20.0, reached=False), "a/2": ran("a", 30.0)}
     assert all("/" not in line for line in verdict(cells | lost)), "ours must arrive"
+
+
+def test_the_run_that_tells_the_pace_is_no_final():
+    from page import verdict
+
+    seeds = {f"{name}/{seed}": ran(name, s) for name, s in (("a", 20.0), ("stock", 100.0))
+             for seed in (1, 2, 3)}  # fmt: skip
+    pace = {"stock/0": ran("stock", 16.0, reached=False), "a/0": ran("a", 5.0)}
+    assert verdict(seeds | pace) == verdict(seeds)
+    assert verdict(seeds)[-1] == "a / stock: 0.20"
 
 
 def test_stock_may_take_so_many_times_as_long_as_ours():
@@ -100,8 +110,16 @@ def test_stock_may_take_so_many_times_as_long_as_ours():
 
     from run import limit_of
 
-    given = argparse.Namespace(what="final", ours="a", stock="stock", patience=3.5, limit=30.0)
-    cells = {"a/0": ran("a", 20.0), "a/1": ran("a", 30.0)}
+    given = argparse.Namespace(
+        what="final", ours="a", stock="stock", patience=3.5, limit=30.0, seeds=2, set=["x=1"],
+        target=0.9,
+    )  # fmt: skip
+    rules = "x=1/target=0.9"
+    cells = {f"a/1/{rules}": ran("a", 20.0), f"a/2/{rules}": ran("a", 30.0)}
+    # Of the grid and of other rules: they are no finals of this race.
+    cells |= {f"a/0/{rules}": ran("a", 9.0, reached=False), "a/1/target=0.9": ran("a", 99.0)}
     assert limit_of(given, "a", cells) == 30.0
     assert limit_of(given, "stock", cells) == 87.5
-    assert limit_of(given, "stock", {"a/0": ran("a", 30.0, reached=False)}) == 30.0
+    lost = {f"a/2/{rules}": ran("a", 30.0, reached=False)}
+    assert limit_of(given, "stock", cells | lost) == 30.0
+    assert limit_of(given, "stock", {}) == 30.0

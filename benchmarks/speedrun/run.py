@@ -31,20 +31,30 @@ TARGET = 0.90
 PACE_SECONDS = 16.0  # of a contender alone, until its steps have settled
 
 
+def fresh_seeds(args: argparse.Namespace) -> range:
+    """Of finals and of runs side by side; the grid and the measured pace have used 0."""
+    return range(1, 1 + args.seeds)
+
+
 def cells_of(args: argparse.Namespace) -> list[tuple[str, int]]:
     """Contenders and seeds in the order of what matters most."""
     if args.what == "grid":
         names = args.names or [*GRID, *STOCK_GRID]
         return [(name, 0) for name in names]
-    seeds = range(1, 1 + args.seeds)  # the grid has used 0
-    return [(name, seed) for name in (args.ours, args.stock) for seed in seeds]
+    return [(name, seed) for name in (args.ours, args.stock) for seed in fresh_seeds(args)]
+
+
+def cell_of(args: argparse.Namespace, name: str, seed: int) -> str:
+    """A cell's name; other rules are other cells: a file that is gone on with never mixes them."""
+    return "/".join([name, str(seed), *args.set, f"target={args.target:g}"])
 
 
 def limit_of(args: argparse.Namespace, name: str, cells: dict[str, Row]) -> float:
     """Training seconds that a cell may take."""
-    ours = [row["seconds_to_target"] for row in cells.values() if row.get("name") == args.ours]
-    if args.what == "final" and name == args.stock and ours and None not in ours:
-        return args.patience * mean(ours)
+    ours = [cells.get(cell_of(args, args.ours, seed), {}) for seed in fresh_seeds(args)]
+    times = [row.get("seconds_to_target") for row in ours]
+    if args.what == "final" and name == args.stock and None not in times:
+        return args.patience * mean(times)
     return args.limit
 
 
@@ -81,9 +91,7 @@ class Race:
 
     def run(self, children: Children, name: str, seed: int, **given: Any) -> Row:
         """One cell, unless it is there already; empty if there is no time for it."""
-        # Other rules are other cells: a file that is gone on with never mixes them.
-        rules = [*self.args.set, f"target={self.args.target:g}"]
-        cell, left = "/".join([name, str(seed), *rules]), self.deadline - time.perf_counter()
+        cell, left = cell_of(self.args, name, seed), self.deadline - time.perf_counter()
         known = self.results.cells.get(cell, {})
         if "steps" in known or left < 3:
             return known
@@ -108,7 +116,7 @@ class Race:
             (name, seed, (row["first_step_s"], row["settled_step_s"]))
             for name, row in alone.items()
             if "settled_step_s" in row
-            for seed in range(1, 1 + args.seeds)
+            for seed in fresh_seeds(args)
         ]
         with mps(self.scratch, print), ThreadPoolExecutor(max(len(cells), 1)) as threads:
             list(threads.map(self.one_beside, cells))
