@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.live import Live
 
 from mesotron.compare.cell import write_settings
+from mesotron.compare.fairness import check_problems
 from mesotron.compare.kinds import make_kind
 from mesotron.compare.page import ended_line, markdown, progress_view, show
 from mesotron.compare.record import NAME, Cell, read_tournament
 from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_workers
-from mesotron.compare.tournament import Progress, check_problems
+from mesotron.compare.tournament import Progress
 from mesotron.compare.words import count
 from mesotron.config import CompareConfig
 from mesotron.config.checks import check_least
