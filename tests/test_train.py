@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +22,14 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mesotron import cli
-from mesotron.config import ModelConfig, TaskConfig, TrainConfig
+from mesotron.config import ModelConfig, RewardConfig, TaskConfig, TrainConfig
 from mesotron.rlvr import session, train
+from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import refuse_non_finite
 from mesotron.rlvr.cost import spending
+from mesotron.rlvr.live_settings import live_settings
 from mesotron.rlvr.prompts import solved_text
 from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tiny.tokenizer import build_tokenizer
@@ -34,6 +38,7 @@ from mesotron.watch.budget import Limits, Meter
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from mesotron.watch.remedies import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART
+from mesotron.watch.settings import obstacle
 
 TIMES = ("time", "step_time", "cost")
 REWARD = """
@@ -309,6 +314,23 @@ def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch,
     assert changed | left == {change.field for change in remedy}
     assert left == {"lora": {"objective.beta"}, "an anchor": {"reward.parts"}}.get(case, set())
     assert "step 3 rollback 1 to step 1" in (Path("whole") / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("parts", "left"),
+    [
+        (("two_part", "near", "overlong"), "two_part among its parts pays for the format already"),
+        (("correct", "format"), "format among its parts pays for the format already"),
+        (("sparse", "near"), None),
+    ],
+)
+def test_a_reward_that_pays_for_the_format_is_not_exchanged(parts, left):
+    """The remedy is there for the format: near and overlong would be lost for nothing."""
+    trainer: Any = SimpleNamespace(self_labelled=False)
+    config = TrainConfig(reward=RewardConfig(parts=parts))
+    judge = Judge(FORMATS["boxed"], Verifier())
+    settings = live_settings(trainer, config, judge, torch.device("cpu"))
+    assert obstacle(TWO_PART, settings["reward.parts"]) == left
 
 
 def test_measuring_the_signal_moves_nothing(run, whole, capsys):

@@ -18,6 +18,8 @@ from mesotron.rlvr.rewards import make_reward
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.watch.settings import Setting, Settings, has_adapters
 
+PAY_FOR_FORMAT = ("two_part", "format")
+
 
 def live_settings(
     trainer: GRPOTrainer, config: TrainConfig, judge: Judge, device: torch.device
@@ -39,9 +41,12 @@ def live_settings(
         # Before it only votes can stand.
         trainer.reward_funcs[-1] = as_reward_function(reward)
 
-    def only_logged() -> str | None:
-        name = trainer.objective.name
-        return f"{name} trains on its votes, not on rewards" if trainer.self_labelled else None
+    def reward_stays() -> str | None:
+        if trainer.self_labelled:
+            return f"{trainer.objective.name} trains on its votes, not on rewards"
+        # Another reward is prescribed to pay for the format; what stands beside it is the user's.
+        paying = [part for part in now["parts"] if part in PAY_FOR_FORMAT]
+        return f"{paying[0]} among its parts pays for the format already" if paying else None
 
     def set_beta(beta: float) -> None:
         if trainer.ref_model is None and not has_adapters(trainer.policy):
@@ -50,6 +55,6 @@ def live_settings(
         trainer.beta = trainer.args.beta = beta
 
     return {
-        "reward.parts": Setting(lambda: now["parts"], set_reward, only_logged),
+        "reward.parts": Setting(lambda: now["parts"], set_reward, reward_stays),
         "objective.beta": Setting(lambda: trainer.beta, set_beta),
     }
