@@ -46,7 +46,7 @@ def main(places: list[str], folder: Path = HERE) -> None:
             continue
         draw(mine, folder / f"{name}.png")
         findings = HERE / "findings" / f"{name}.md"
-        said = [findings.read_text().strip(), ""] if findings.exists() else []
+        said = [findings.read_text().strip("\n"), ""] if findings.exists() else []
         page = [f"# {title}", "", circumstances(found), "", *said, write(mine)]
         page += ["", f"![{title}]({name}.png)", ""]
         (folder / f"{name}.md").write_text("\n".join(page))
