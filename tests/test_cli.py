@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import mesotron as package
-from mesotron import arguments, cli, config
+from mesotron import cli, config
 from mesotron.arguments import UsageError, parse
+from mesotron.flags import required
 
 HEAVY = {"torch", "jax", "numpy", "matplotlib", "transformers"}
 CONFIGS = [kind for kind in vars(config).values() if is_dataclass(kind)]
@@ -282,7 +283,7 @@ def test_a_wrong_toml_file_raises(tmp_path, text, told):
 
 def test_every_shipped_config_reads_its_own_defaults():
     for kind in CONFIGS:
-        missing = [word for name in arguments.required(kind) for word in (f"--{name}", "x")]
+        missing = [word for name in required(kind) for word in (f"--{name}", "x")]
         made = parse(kind, missing, "mesotron x")
         assert isinstance(made, kind)
 

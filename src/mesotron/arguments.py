@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
+from mesotron.flags import Flag, choices, describe_type, flags_of, required
 from mesotron.runs.continuation import settings_to_resume
 
 Config = TypeVar("Config")
@@ -24,37 +24,9 @@ Config = TypeVar("Config")
 # A flag left out is how "not given" is said, so no flag offers the word None.
 MARKERS = (tyro.conf.DisallowNone,)
 
-PLAIN_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a word",
-    Path: "a file name",
-}
-
 
 class UsageError(ValueError):
     """Words that cannot be understood; the text is one sentence for the user."""
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One field of a config: its name without dashes, its type, whether it may go unnamed."""
-
-    name: str
-    type: Any
-    positional: bool = False
-
-    @property
-    def num_values(self) -> int | None:
-        """How many words it takes; None is any number."""
-        kinds = [kind for kind in alternatives(self.type) if kind is not NoneType]
-        if kinds == [bool]:
-            return 0
-        if get_origin(kinds[0]) is not tuple:
-            return 1
-        items = get_args(kinds[0])
-        return None if Ellipsis in items else len(items)
 
 
 @dataclass(frozen=True)
@@ -118,20 +90,6 @@ def preset_of(presets: Presets | None, config_type: Any, given: dict[str, list[s
         return None
     field = next(item for item in fields(config_type) if item.metadata.get("positional"))
     return presets.make((given.get(field.name) or [str(field.default)])[0])
-
-
-def flags_of(config_type: Any, prefix: str = "") -> dict[str, Flag]:
-    """Every flag of a config by name; a config inside it gives dotted ones: `--optim.name`."""
-    hints = get_type_hints(config_type)
-    found: dict[str, Flag] = {}
-    for item in fields(config_type):
-        name = prefix + item.name.replace("_", "-")
-        if is_dataclass(hints[item.name]):
-            found |= flags_of(hints[item.name], prefix=f"{name}.")
-        else:
-            positional = bool(item.metadata.get("positional"))
-            found[name] = Flag(name, hints[item.name], positional)
-    return found
 
 
 def take_config_path(words: list[str]) -> tuple[list[str], Path | None]:
@@ -287,15 +245,6 @@ def spell(flag: Flag, values: list[str]) -> list[str]:
     return [f"--{flag.name}", *values]
 
 
-def required(config_type: Any) -> list[str]:
-    """Names of the fields without a default."""
-    return [
-        item.name.replace("_", "-")
-        for item in fields(config_type)
-        if item.default is MISSING and item.default_factory is MISSING
-    ]
-
-
 def describe_bad_value(flag: Flag, values: list[str], prog: str) -> str:
     """One sentence on a value that does not fit."""
     expected = describe_type(flag.type)
@@ -308,40 +257,11 @@ def describe_bad_value(flag: Flag, values: list[str], prog: str) -> str:
 
 def fits_one(flag: Flag, word: str) -> bool:
     """Whether one word fits the type of a single item of the flag."""
-    kinds = [kind for kind in alternatives(flag.type) if kind is not NoneType]
-    item = get_args(kinds[0])[0] if get_origin(kinds[0]) is tuple else flag.type
     try:
-        run_tyro(item, [word])
+        run_tyro(flag.item_type, [word])
     except SystemExit:
         return False
     return True
-
-
-def describe_type(kind: Any) -> str:
-    """A type in the words of a user: `int` is a whole number."""
-    if get_origin(kind) is tuple:
-        items = get_args(kind)
-        one = describe_type(items[0])
-        count = "one or more" if Ellipsis in items else len(items)
-        return f"{count} values, each {one}"
-    if get_origin(kind) is Literal:
-        names = [str(name) for name in get_args(kind)]
-        return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
-    if kind in PLAIN_WORDS:
-        return PLAIN_WORDS[kind]
-    return " or ".join(describe_type(one) for one in alternatives(kind) if one is not NoneType)
-
-
-def choices(kind: Any) -> list[str]:
-    """Every literal word a type admits, at any depth."""
-    if get_origin(kind) is Literal:
-        return [str(name) for name in get_args(kind)]
-    return [name for part in get_args(kind) if part is not Ellipsis for name in choices(part)]
-
-
-def alternatives(kind: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type alone."""
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def hint(word: str, known: Iterable[str]) -> str:
