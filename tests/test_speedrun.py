@@ -50,6 +50,62 @@ def test_beside_others_steps_are_counted_at_the_pace_of_one_alone(tmp_path):
     assert row["beside_others"]
 
 
+def test_evaluations_stop_the_clock(monkeypatch):
+    import types
+
+    import racing
+
+    now = [1000.0]
+    monkeypatch.setattr(racing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Slow:
+        def accuracy(self):
+            now[0] += 100.0
+            return 0.5
+
+    clock = racing.Clock(Slow(), every=2.0, target=0.9, seconds=5.0, deadline=1e9)  # pyright: ignore
+    control = types.SimpleNamespace(should_training_stop=False)
+    clock.on_train_begin()
+    for step in (1, 2, 3, 4):
+        now[0] += 1.5
+        clock.on_step_end(None, types.SimpleNamespace(global_step=step), control)
+        assert control.should_training_stop == (step == 4)
+    seconds = {point["step"]: point["seconds"] for point in clock.curve}
+    assert seconds == {0: 0.0, 2: 3.0, 4: 6.0}
+    assert clock.row()["settled_step_s"] == 1.5
+
+
+def test_runs_side_by_side_get_the_pace_of_their_contender_alone(tmp_path, monkeypatch):
+    import argparse
+    from contextlib import nullcontext
+
+    import run
+
+    asked = {}
+
+    class Told(nullcontext):
+        def __init__(self, *_):
+            super().__init__(self)
+
+        def run(self, folder, seconds, name, seed, given):
+            asked[name, seed] = given["limit"], given.get("pace")
+            slow = 2.0 if name == "b" else 1.0
+            return {"steps": 9, "first_step_s": 6 * slow, "settled_step_s": slow}
+
+    monkeypatch.setattr(run, "Children", Told)
+    monkeypatch.setattr(run, "mps", lambda *_: nullcontext())
+    given = argparse.Namespace(
+        names=["a", "b"], seeds=2, seconds=60.0, out=tmp_path / "out.json", model=None, small=True,
+        set=[], every=4.0, target=0.9, limit=600.0,
+    )  # fmt: skip
+    run.Race(given, tmp_path).beside()
+    alone = (run.PACE_SECONDS, None)
+    assert asked == {
+        ("a", 0): alone, ("a", 1): (600.0, (6.0, 1.0)), ("a", 2): (600.0, (6.0, 1.0)),
+        ("b", 0): alone, ("b", 1): (600.0, (12.0, 2.0)), ("b", 2): (600.0, (12.0, 2.0)),
+    }  # fmt: skip
+
+
 def test_a_contender_whose_rate_falls_ends_with_its_steps(tmp_path, monkeypatch):
     from entries import NAMES
     from racing import race
