@@ -9,7 +9,7 @@ Legend: B batch, C cameras, P tokens of an image, L words, D width of the policy
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,6 @@ VISION_FOLDER, LANGUAGE_FOLDER = "vision_tower", "language_tower"
 # What most image models were trained with; those of others stand in their preprocessor_config.json.
 _MEAN = _SPREAD = (0.5, 0.5, 0.5)
 _PIXELS = 224
-
-
-class Towered(Protocol):
-    """A part of the policy with a pretrained tower."""
-
-    tower: Any
-
-    def save_description(self, folder: Path) -> None:
-        """Write what is needed to build the same part again, weights apart."""
-        ...
 
 
 class VisionTower(nn.Module):
@@ -73,7 +63,7 @@ class VisionTower(nn.Module):
         return Sight(X.reshape(B, -1, X.shape[-1]), None)
 
     def save_description(self, folder: Path) -> None:
-        """As in `Towered`."""
+        """Write what is needed to build the same part again, weights apart."""
         base_model(self.tower).config.save_pretrained(folder / VISION_FOLDER)
 
 
@@ -106,7 +96,7 @@ class LanguageTower(nn.Module):
         return Sentence(self.project(found), mask)
 
     def save_description(self, folder: Path) -> None:
-        """As in `Towered`."""
+        """Write what is needed to build the same part again, weights apart."""
         base_model(self.tower).config.save_pretrained(folder / LANGUAGE_FOLDER)
         self.tokenizer.save_pretrained(folder / LANGUAGE_FOLDER)
 

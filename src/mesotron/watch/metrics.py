@@ -20,7 +20,7 @@ class Metric:
 
     Args:
         name: our word for it.
-        meaning: what it is, for tables and sentences.
+        meaning: what it is, for who reads the table below.
         names: what it is called in logs, the best source first.
         several: how to combine several matches of one name with a `*`.
         sparse: it comes a few times a run (an evaluation): each value counts by itself.
