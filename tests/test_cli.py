@@ -281,6 +281,19 @@ def test_a_wrong_toml_file_raises(tmp_path, text, told):
         read(f"--config {write(tmp_path / 'run.toml', text)}")
 
 
+def test_a_toml_file_in_another_encoding_raises(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_bytes("# größer\nrate = 2\n".encode("latin-1"))
+    with pytest.raises(UsageError, match="is not valid TOML: 'utf-8' codec"):
+        read(f"--config {file}")
+
+
+def test_two_toml_files_raise(tmp_path):
+    file = write(tmp_path / "run.toml", "rate = 2\n")
+    with pytest.raises(UsageError, match="--config is given more than once"):
+        read(f"--config {file} --config={file}")
+
+
 def test_every_shipped_config_reads_its_own_defaults():
     for kind in CONFIGS:
         missing = [word for name in required(kind) for word in (f"--{name}", "x")]

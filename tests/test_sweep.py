@@ -186,6 +186,8 @@ def test_a_sweep_whose_every_trial_crashes_ends_with_the_reason(folder, monkeypa
         ("command: [mesotron, train, '${args}']\nparameters: {a: {distribution: beta}}",
          "distribution 'beta'"),
         ("command: [mesotron, train, '${args}'", "cannot be read"),
+        ("parameters: [a]", "parameters must be a mapping, not ['a']"),
+        ("metric: reward", "metric must be a mapping, not 'reward'"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_is_refused_with_a_sentence(text, sentence, tmp_path, capsys):
@@ -194,6 +196,13 @@ def test_a_file_that_cannot_be_used_is_refused_with_a_sentence(text, sentence, t
     assert main(["sweep", str(path), "--out", str(tmp_path / "s")]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
+
+
+def test_a_file_that_is_no_text_is_refused_with_a_sentence(tmp_path, capsys):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"\xff\xfe")
+    assert main(["sweep", str(path)]) == 2
+    assert "bad.yaml cannot be read: 'utf-8' codec" in capsys.readouterr().err
 
 
 def test_json_says_the_same_as_yaml(tmp_path):

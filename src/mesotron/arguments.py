@@ -94,6 +94,8 @@ def preset_of(presets: Presets | None, config_type: Any, given: dict[str, list[s
 
 def take_config_path(words: list[str]) -> tuple[list[str], Path | None]:
     """Split `--config FILE` off the words."""
+    if sum(word.partition("=")[0] == "--config" for word in words) > 1:
+        raise UsageError("--config is given more than once: put all settings into one file")
     for place, word in enumerate(words):
         if word.startswith("--config="):
             return words[:place] + words[place + 1 :], Path(word.removeprefix("--config="))
@@ -107,8 +109,8 @@ def take_config_path(words: list[str]) -> tuple[list[str], Path | None]:
 def read_toml(path: Path, flags: dict[str, Flag]) -> dict[str, list[str]]:
     """A sparse TOML file as flags: keys are field names, tables are nested configs."""
     try:
-        table = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
     given: dict[str, list[str]] = {}
     for key, value in flatten(table):

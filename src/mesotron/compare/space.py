@@ -120,8 +120,8 @@ def load(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"there is no sweep file {path}: name one that is there, or a recipe with --space"
         )
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
             values = json.loads(text)
         else:
@@ -130,10 +130,13 @@ def load(path: Path) -> dict[str, Any]:
             values = yaml.safe_load(text)
     except ModuleNotFoundError as error:
         raise ValueError(f"{path} needs PyYAML: pip install 'mesotron[sweep]'") from error
-    except Exception as error:  # of either library's own kinds
+    except Exception as error:  # of either library's own kinds, or of the decoder
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a mapping with parameters")
+    for key in ("metric", "parameters"):
+        if not isinstance(values.get(key) or {}, dict):
+            raise ValueError(f"{path}: {key} must be a mapping, not {values[key]!r}")
     return values
 
 
