@@ -105,6 +105,14 @@ def test_a_flag_that_would_change_nothing_is_refused(name, words, sentence, caps
     assert not RunFolder(Path("made")).rows("metrics")
 
 
+def test_a_checkpoint_names_the_run_to_continue(capsys):
+    place = begin("train").checkpoints / "checkpoint-3"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert cli.main(["train", "--resume", str(place)]) == 2
+    assert "newest one: give --resume made\n" in capsys.readouterr().err
+
+
 def test_a_file_of_flags_is_held_to_the_same(capsys):
     begin("train")
     Path("run.toml").write_text("steps = 7\nthreads = 2\n[optim]\nmomentum = 0.5\n")

@@ -57,6 +57,12 @@ def test_a_folder_with_something_in_it_is_not_taken(run):
     assert run.config == {"steps": 3}
 
 
+def test_a_folder_of_something_else_is_not_proposed_to_be_continued(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"is not empty; give --out another name$"):
+        RunFolder.create(tmp_path, config={}, environment={})
+
+
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(ValueError, match="is not a run: it has no config"):
         RunFolder(tmp_path)

@@ -31,11 +31,22 @@ def settings_to_resume(config_type: type[Config], path: Path) -> Config:
         path: the run's folder.
 
     Raises:
-        ValueError: there is no run in that folder.
+        ValueError: there is no run in that folder, or it is a checkpoint of one.
     """
+    refuse_checkpoint(path)
     saved: Any = saved_settings(config_type, RunFolder(path))
     left_open = {item.name: None for item in anew(saved) if item.default is None}
     return replace(saved, **(left_open | {"resume": path}))
+
+
+def refuse_checkpoint(path: Path) -> None:
+    """Say which run a checkpoint is of: its config.json is the model's, and tells nothing here."""
+    run = path.absolute().parent.parent
+    if (run / "config.json").is_file() and path.absolute().parent == RunFolder(run).checkpoints:
+        raise ValueError(
+            f"{path} is a checkpoint of a run, which is continued from its newest one: give "
+            f"--resume {path.parent.parent}"
+        )
 
 
 def continued_settings(config: Config, run: RunFolder, instead: str = "start a new run") -> Config:

@@ -40,9 +40,9 @@ def check_free(path: Path, flag: str = "--out") -> None:
         flag: by which the user names it.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(
-            f"{path} is not empty; give {flag} another name, or continue it with --resume {path}"
-        )
+        is_run = (path / "config.json").is_file()
+        way_on = f", or continue it with --resume {path}" if is_run else ""
+        raise ValueError(f"{path} is not empty; give {flag} another name{way_on}")
 
 
 class RunFolder:
