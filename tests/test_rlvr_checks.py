@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from mesotron import cli
-from mesotron.config import TrainConfig
+from mesotron.config import ObjectiveConfig, RewardConfig, TrainConfig
+from mesotron.rlvr.checks import check_parts
 from mesotron.runs.plan import begin
 
 
@@ -54,6 +56,16 @@ def test_a_wrong_setting_is_refused_before_torch_is_imported(words, told, capsys
     monkeypatch.setitem(sys.modules, "mesotron.rlvr.session", None)
     assert cli.main(["train", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["vote", "mgrpo", "corewarding", "grpo"])
+def test_a_reward_that_votes_leave_idle_is_told(name, caplog):
+    config = TrainConfig(objective=ObjectiveConfig(name=name))
+    check_parts(config)
+    assert not caplog.records
+    check_parts(replace(config, reward=RewardConfig(parts=("two_part", "near"))))
+    said = f"{name} trains on its votes alone: the reward two_part + near is logged"
+    assert (said in caplog.text) == (name != "grpo")
 
 
 @pytest.mark.parametrize("engine", ["graph", "fused"])

@@ -3,16 +3,19 @@
 What only a model, a file's rows or a user's module can tell is refused where they are loaded.
 """
 
+import logging
 import math
 
-from mesotron.config import OptimConfig, RolloutConfig, SftConfig, TrainConfig
-from mesotron.rlvr.objectives.options import trl_arguments
+from mesotron.config import OptimConfig, RewardConfig, RolloutConfig, SftConfig, TrainConfig
+from mesotron.rlvr.objectives.options import SELF_LABELLED, trl_arguments
 from mesotron.rlvr.places import check_name
 from mesotron.rlvr.rewards import check_reward
 from mesotron.rlvr.tasks.load import check_task
 from mesotron.runs.processes import asks_for_sharding, num_processes
 from mesotron.spectral import make_filter
 from mesotron.spectral.scale import check_scale
+
+log = logging.getLogger("mesotron")
 
 
 def check_parts(config: TrainConfig | SftConfig) -> None:
@@ -31,8 +34,27 @@ def check_parts(config: TrainConfig | SftConfig) -> None:
         check_reward(config.reward, config.rollout.max_tokens)
         trl_arguments(config.objective, config.rollout, config.optim, num_processes())
         check_sampling(config)
+        warn_if_reward_is_idle(config)
     else:
         trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
+
+
+def warn_if_reward_is_idle(config: TrainConfig) -> None:
+    """Say that parts of a reward were named for an objective that trains on its votes alone.
+
+    Args:
+        config: as parsed.
+
+    Example:
+        >>> warn_if_reward_is_idle(TrainConfig())
+    """
+    usual, name = RewardConfig(), config.objective.name
+    parts, weights = config.reward.parts, config.reward.weights
+    if name in SELF_LABELLED and (parts, weights) != (usual.parts, usual.weights):
+        log.warning(
+            "%s trains on its votes alone: the reward %s is logged as rewards/reward and trains "
+            "nothing", name, " + ".join(parts),
+        )  # fmt: skip
 
 
 def check_sampling(config: TrainConfig) -> None:
