@@ -104,6 +104,16 @@ def test_learning_a_task_whole_is_not_a_collapse():
     assert story(rows).condition == "healthy"
 
 
+def test_silence_is_no_matter_while_groups_with_a_signal_are_found():
+    """Chosen from many, the places of a batch teach though most groups that were sampled do not."""
+    silent = {"groups/zero_signal": 0.85, "groups/all_right": 0.8, "reward": 1.9}
+    assert {e.detector for e in watch(failing(3, silent))} == {"reward_saturation"}
+    filled = [row | {"dynamic/filled": 0.9} for row in failing(3, silent)]
+    assert watch(filled) == []
+    empty = [row | {"dynamic/filled": 0.2} for row in failing(3, silent)]
+    assert {e.detector for e in watch(empty)} == {"reward_saturation"}
+
+
 def test_reasoning_longer_for_more_reward_is_not_an_explosion():
     rows = failing(2, {"completions/mean_length": 150.0, "reward": 1.0, "facts/correct": 0.95})
     assert watch(rows) == []

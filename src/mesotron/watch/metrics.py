@@ -51,6 +51,12 @@ _TABLE = (
         share=True,
     ),
     Metric(
+        name="filled",
+        meaning="places of a batch whose group has a signal, where groups are chosen",
+        names=("dynamic/filled",),
+        share=True,
+    ),
+    Metric(
         name="all_right",
         meaning="groups with right answers alone",
         names=("groups/all_right", "batch/solve_all"),
