@@ -26,3 +26,13 @@ def choose_device(name: str, threads: int | None = None) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     # Of several processes each has a GPU of its own.
     return torch.device(name, local_index()) if name == "cuda" else torch.device(name)
+
+
+def name_device(device: torch.device) -> str:
+    """A device as env.json names it: a GPU by its own name.
+
+    Example:
+        >>> name_device(torch.device("cpu"))
+        'cpu'
+    """
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

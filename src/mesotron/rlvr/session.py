@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl.trainer.grpo_config import GRPOConfig
 
 from mesotron.config import TrainConfig
-from mesotron.optim.device import choose_device
+from mesotron.optim.device import choose_device, name_device
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, EvalEvery, PoliteStop, RunLog
@@ -40,7 +40,7 @@ from mesotron.rlvr.spectra import OptimizerLog
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.trainer import GRPOTrainer
-from mesotron.runs import RunFolder, describe_environment
+from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.plan import Plan
 from mesotron.runs.processes import asks_for_sharding, is_main, num_processes
@@ -112,12 +112,7 @@ def open_folder(plan: Plan[TrainConfig], device: torch.device) -> Iterator[RunFo
         PartialState().wait_for_everyone()
         yield RunFolder(plan.path)
         return
-    run = plan.folder
-    if run is None:
-        words = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-        found = describe_environment(words, plan.config.seed, threads=torch.get_num_threads())
-        run = RunFolder.create(plan.path, plan.config, found)
-    with run:
+    with plan.open_folder(name_device(device), torch.get_num_threads()) as run:
         run.cut_after(plan.checkpoint.step if plan.checkpoint else 0)
         if num_processes() > 1:
             PartialState().wait_for_everyone()

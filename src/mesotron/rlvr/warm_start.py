@@ -17,7 +17,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from mesotron.config import OptimConfig, SftConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.optim.clipping import clip_gradients
-from mesotron.optim.device import choose_device
+from mesotron.optim.device import choose_device, name_device
 from mesotron.rlvr.callbacks import PoliteStop, RunLog
 from mesotron.rlvr.checkpoints.resume import SafeCheckpoints
 from mesotron.rlvr.cost.spending import Spending, metered
@@ -27,7 +27,7 @@ from mesotron.rlvr.optimizer import build_optimizer, check_settings
 from mesotron.rlvr.session import quiet_libraries, say
 from mesotron.rlvr.spectra import OptimizerLog
 from mesotron.rlvr.tasks.load import load_task
-from mesotron.runs import RunFolder, describe_environment
+from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.plan import Plan
 from mesotron.runs.signals import StopRequest
@@ -93,7 +93,7 @@ def train(plan: Plan[SftConfig], began: float | None = None) -> int:
     task = load_task(config.task)
     model, tokenizer = load_model(config.model, device)
     rows = make_demonstrations(task, config, tokenizer)
-    folder = plan.folder or make_folder(plan, device)
+    folder = plan.open_folder(name_device(device), torch.get_num_threads())
     with folder as run, metered(config, run, began) as meter:
         run.cut_after(plan.checkpoint.step if plan.checkpoint else 0)
         set_seed(config.seed)  # LoRA draws its start before the trainer seeds
@@ -106,13 +106,6 @@ def train(plan: Plan[SftConfig], began: float | None = None) -> int:
             optim=config.optim,
         )
         return train_in(run, plan, trainer, meter, console)
-
-
-def make_folder(plan: Plan[SftConfig], device: torch.device) -> RunFolder:
-    """The folder of a new run."""
-    words = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    found = describe_environment(words, plan.config.seed, threads=torch.get_num_threads())
-    return RunFolder.create(plan.path, plan.config, found)
 
 
 def trainer_arguments(

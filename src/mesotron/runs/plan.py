@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from mesotron.config import SftConfig, TrainConfig, VlaTrainConfig
 from mesotron.runs.checkpoints import Checkpoint, newest_whole
 from mesotron.runs.continuation import continued_settings
+from mesotron.runs.environment import describe_environment
 from mesotron.runs.folder import RunFolder, check_free
 from mesotron.runs.processes import is_main
 
@@ -24,6 +25,18 @@ class Plan(Generic[Config]):
     checkpoint: Checkpoint | None = None
     notes: tuple[str, ...] = ()
     """Sentences for the user, such as which checkpoint was damaged."""
+
+    def open_folder(self, device: str, threads: int) -> RunFolder:
+        """The folder of the run that is continued, or a new one that tells of its machine.
+
+        Args:
+            device: in words, for a new run's env.json.
+            threads: of the CPU, for the same.
+        """
+        if self.folder is not None:
+            return self.folder
+        found = describe_environment(device, self.config.seed, threads=threads)
+        return RunFolder.create(self.path, self.config, found)
 
 
 def begin(config: Config, path: Path) -> Plan[Config]:

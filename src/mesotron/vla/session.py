@@ -16,8 +16,8 @@ from rich.table import Table
 from mesotron.config.checks import check_least
 from mesotron.config.vla_training import VlaTrainConfig
 from mesotron.optim import RoutingTable
-from mesotron.optim.device import choose_device
-from mesotron.runs import RunFolder, describe_environment, new_run_path
+from mesotron.optim.device import choose_device, name_device
+from mesotron.runs import RunFolder, new_run_path
 from mesotron.runs.console import LiveView
 from mesotron.runs.plan import Plan, begin, go_on
 from mesotron.runs.signals import StopRequest
@@ -61,7 +61,7 @@ def train(config: VlaTrainConfig) -> int:
         say(console, note)
     table = route_parts(trainer.policy, config.optim)
     console.print(by_part(table))
-    with open_folder(start, device) as run:
+    with start.open_folder(name_device(device), torch.get_num_threads()) as run:
         (run.path / "routing.txt").write_text(table.to_text(full=True))
         if start.checkpoint is not None:
             checkpoint.restore(trainer, start.checkpoint.path, start.checkpoint.step)
@@ -106,15 +106,6 @@ def check_together(config: VlaTrainConfig) -> None:
             f"{given[0]} is a strength of Pion, which no part has: give a part to it, as by "
             "--optim.action pion, or leave it out"
         )
-
-
-def open_folder(start: Plan[VlaTrainConfig], device: torch.device) -> RunFolder:
-    """The run's folder, made if it is new."""
-    if start.folder is not None:
-        return start.folder
-    words = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    found = describe_environment(words, start.config.seed, threads=torch.get_num_threads())
-    return RunFolder.create(start.path, start.config, found)
 
 
 def introduce(trainer: Trainer, demos: Demos) -> str:
