@@ -73,6 +73,11 @@ def test_evaluations_stop_the_clock(monkeypatch):
     seconds = {point["step"]: point["seconds"] for point in clock.curve}
     assert seconds == {0: 0.0, 2: 3.0, 4: 6.0}
     assert clock.row()["settled_step_s"] == 1.5
+    assert not clock.row()["cut_short"], "its own limit ended it"
+    clock.deadline = now[0]
+    now[0] += 1.5
+    clock.on_step_end(None, types.SimpleNamespace(global_step=5), control)
+    assert clock.row()["cut_short"]
 
 
 def test_runs_side_by_side_get_the_pace_of_their_contender_alone(tmp_path, monkeypatch):
@@ -90,7 +95,8 @@ def test_runs_side_by_side_get_the_pace_of_their_contender_alone(tmp_path, monke
         def run(self, folder, seconds, name, seed, given):
             asked[name, seed] = given["limit"], given.get("pace")
             slow = 2.0 if name == "b" else 1.0
-            return {"steps": 9, "first_step_s": 6 * slow, "settled_step_s": slow}
+            paces = {"first_step_s": 6 * slow, "settled_step_s": slow}
+            return {"steps": 9, "cut_short": (name, seed) == ("a", 2), **paces}
 
     monkeypatch.setattr(run, "Children", Told)
     monkeypatch.setattr(run, "mps", lambda *_: nullcontext())
@@ -104,6 +110,9 @@ def test_runs_side_by_side_get_the_pace_of_their_contender_alone(tmp_path, monke
         ("a", 0): alone, ("a", 1): (600.0, (6.0, 1.0)), ("a", 2): (600.0, (6.0, 1.0)),
         ("b", 0): alone, ("b", 1): (600.0, (12.0, 2.0)), ("b", 2): (600.0, (12.0, 2.0)),
     }  # fmt: skip
+    asked.clear()
+    run.Race(given, tmp_path).beside()
+    assert set(asked) == {("a", 2)}, "what the call's time cut short is run again, and nothing else"
 
 
 def test_a_contender_whose_rate_falls_ends_with_its_steps(tmp_path, monkeypatch):

@@ -101,7 +101,7 @@ def make_ours(parts: Parts, run: RunFolder) -> Any:
 
 
 def make_stock(parts: Parts, folder: Path) -> Any:
-    """Plain TRL: its own AdamW and sampling, and its defaults where they cost no time."""
+    """Plain TRL: its own AdamW, schedule and sampling, its defaults where they cost no time."""
     from datasets import Dataset
     from transformers import PrinterCallback
     from trl.trainer.grpo_config import GRPOConfig
@@ -123,7 +123,7 @@ def make_stock(parts: Parts, folder: Path) -> Any:
         num_generations=rollout.generations,
         max_completion_length=rollout.max_tokens,
         learning_rate=config.optim.lr,
-        lr_scheduler_type="constant",
+        lr_scheduler_type=config.optim.schedule,
         gradient_checkpointing=False,
         save_strategy="no",
         report_to="none",

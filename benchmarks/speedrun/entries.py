@@ -70,5 +70,9 @@ GRID: dict[str, dict[str, Any]] = {
 }
 STOCK_GRID: dict[str, dict[str, Any]] = {
     f"stock_{rate}": ADAMW | {"optim.lr": float(rate)} for rate in ("1e-5", "2e-5", "5e-6")
-} | {"stock_2e-5_p128": ADAMW | {"optim.lr": 2e-5, "rollout.prompts": 128}}
+} | {
+    "stock_2e-5_p128": ADAMW | {"optim.lr": 2e-5, "rollout.prompts": 128},
+    # TRL's own default is a rate that falls to zero.
+    "stock_falling_2e-5": ADAMW | FALLING | {"optim.lr": 2e-5, "steps": 560},
+}
 NAMES = LADDER | GRID | STOCK_GRID

@@ -35,6 +35,7 @@ class Clock(TrainerCallback):
         self.contestant, self.every, self.target = contestant, every, target
         self.seconds, self.deadline, self.pace = seconds, deadline, pace
         self.began = self.paused = self.looked = 0.0
+        self.cut_short = False
         self.curve: list[Row] = []
         self.steps: list[float] = []
 
@@ -54,7 +55,8 @@ class Clock(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         now = self.now(state.global_step)
         self.steps.append(now)
-        over = now > self.seconds or time.perf_counter() > self.deadline
+        self.cut_short = time.perf_counter() > self.deadline
+        over = now > self.seconds or self.cut_short
         if over or now - self.looked >= self.every:
             self.looked = now
             self.look(state.global_step, now)
@@ -83,6 +85,7 @@ class Clock(TrainerCallback):
             "steps": last["step"],
             "best": max(point["accuracy"] for point in self.curve),
             "last": last["accuracy"],
+            "cut_short": self.cut_short and not reached,
             "first_step_s": self.steps[0],
             "step_s": sum(times) / max(len(times), 1),
             "settled_step_s": median(settled),

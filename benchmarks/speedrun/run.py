@@ -93,7 +93,8 @@ class Race:
         """One cell, unless it is there already; empty if there is no time for it."""
         cell, left = cell_of(self.args, name, seed), self.deadline - time.perf_counter()
         known = self.results.cells.get(cell, {})
-        if "steps" in known or left < 3:
+        whole = "steps" in known and not known.get("cut_short")  # its own limit ended it
+        if whole or left < 3:
             return known
         folder = self.scratch / f"{name}-{seed}"
         row = children.run(folder, left, name=name, seed=seed, given=self.given | given)
