@@ -22,7 +22,7 @@ from mesotron.bench.step_tables import HEADINGS, accuracy_row, step_row, without
 from mesotron.bench.sweep import Ledger, Point, Search, beside
 from mesotron.bench.timing import bare_products, interleave, peak_extra_bytes, state_bytes
 from mesotron.bench.workbench import Workbench
-from mesotron.config import BenchOptimConfig, BenchTrainConfig
+from mesotron.config import BenchOptimConfig, BenchTrainConfig, checks
 from mesotron.optim import apply_filter, step_scale
 from mesotron.spectral import high_pass, muon, pion
 
@@ -363,11 +363,11 @@ def test_a_sweep_that_cannot_end_well_is_refused_before_it_starts(monkeypatch, w
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    console.check_writable(tmp_path / "new" / "result.json")
+    checks.check_writable(tmp_path / "new" / "result.json")
     assert (tmp_path / "new").is_dir()
-    monkeypatch.setattr(console.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
     with pytest.raises(ValueError, match="cannot be written"):
-        console.check_writable(tmp_path / "result.json")
+        checks.check_writable(tmp_path / "result.json")
 
 
 def test_an_interrupted_sweep_says_how_to_go_on(tiny, monkeypatch):

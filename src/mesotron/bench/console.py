@@ -89,15 +89,6 @@ def describe(device: torch.device) -> dict[str, Any]:
     }
 
 
-def check_writable(path: Path) -> None:
-    """Refuse a file that could not be written, before the minutes that its content takes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: name a file in it, such as {path / 'result.json'}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"{path} cannot be written: name a file that can")
-
-
 def write_result(result: dict[str, Any], path: Path) -> None:
     """Write a result as JSON, one line for each item of its lists, so that a diff can be read."""
     lines = []

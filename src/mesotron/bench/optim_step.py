@@ -19,7 +19,6 @@ import torch
 
 from mesotron.bench import accuracy
 from mesotron.bench.console import (
-    check_writable,
     describe,
     progress,
     write_result,
@@ -41,6 +40,7 @@ from mesotron.bench.timing import (
 )
 from mesotron.bench.workbench import Built, Workbench
 from mesotron.config import BenchOptimConfig
+from mesotron.config.checks import check_writable
 from mesotron.optim.device import choose_device
 from mesotron.optim.precision import filter_dtype
 

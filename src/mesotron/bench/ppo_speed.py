@@ -23,11 +23,12 @@ import jax
 import torch
 
 from mesotron import __version__
-from mesotron.bench.console import check_writable, progress, show_table, write_result
+from mesotron.bench.console import progress, show_table, write_result
 from mesotron.bench.contenders import check_names
 from mesotron.bench.plain_ppo import make_plain_run, make_plain_start
 from mesotron.bench.snake_sb3 import ENDS, make_sb3
 from mesotron.config import BenchPpoConfig, SnakeConfig
+from mesotron.config.checks import check_writable
 from mesotron.optim import build
 from mesotron.ppo.hyper import read_runs
 from mesotron.ppo.seeds import make_program

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from mesotron.bench.console import (
-    check_writable,
     describe,
     progress,
     show_table,
@@ -29,6 +28,7 @@ from mesotron.bench.corpus import Corpus, read_corpus
 from mesotron.bench.language_model import RunSettings, train
 from mesotron.bench.sweep import Ledger, Point, Search, interval
 from mesotron.config import BenchTrainConfig
+from mesotron.config.checks import check_writable
 from mesotron.optim.device import choose_device
 from mesotron.spectral.plot import check_picture
 

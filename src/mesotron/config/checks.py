@@ -1,11 +1,13 @@
-"""Numbers of a config that cannot be meant; the standard library only.
+"""Values of any config that cannot be meant, refused before the work; the standard library only.
 
-What a number means beside others is checked by the command that it belongs to.
+What a value means beside others is checked by the command that it belongs to.
 """
 
 import math
+import os
 from collections.abc import Mapping
 from operator import attrgetter
+from pathlib import Path
 
 
 def check_least(config: object, least: Mapping[str, int]) -> None:
@@ -26,3 +28,17 @@ def check_least(config: object, least: Mapping[str, int]) -> None:
             raise ValueError(f"--{flag} {value:g} must be at least {smallest}")
         if value == math.inf:
             raise ValueError(f"--{flag} inf must be a finite number")
+
+
+def check_writable(path: Path, name: str = "result.json") -> None:
+    """Refuse a file that could not be written, before the minutes that its content takes.
+
+    Args:
+        path: of the file; its folder is made.
+        name: proposed to who gave a folder.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file in it, such as {path / name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{path} cannot be written: name a file that can")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -17,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mesotron.config import EvalConfig, ModelConfig, TrainConfig
-from mesotron.config.checks import check_least
+from mesotron.config.checks import check_least, check_writable
 from mesotron.rlvr.tasks.load import check_task
 from mesotron.rlvr.train import needs_hub, set_library_variables
 from mesotron.runs.hub import go_offline_without_network
@@ -63,16 +61,7 @@ def check(config: EvalConfig) -> None:
     check_least(config, {"max_tokens": 1, "batch": 1})
     check_task(config.task)
     if config.out is not None:
-        check_writable(config.out)
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a file that could not be written, before the minutes that its content takes."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: name a file in it, such as {path / 'eval.json'}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"{path} cannot be written: name a file that can")
+        check_writable(config.out, "eval.json")
 
 
 def measure_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalResult]:
