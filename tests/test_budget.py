@@ -198,6 +198,9 @@ def test_a_plan_as_typed(capsys):
     chosen = "--objective.dynamic-sampling resample --objective.dynamic-oversample 3"
     assert cli.main([*words.split(), *chosen.split()]) == 0
     assert shown(capsys)["completions per update"] == "16, chosen from 48 or more"
+    chosen += " --objective.dynamic-max-rounds 1"
+    assert cli.main([*words.split(), *chosen.split()]) == 0
+    assert shown(capsys)["completions per update"] == "16, chosen from 48"
     more = "--seconds-per-step 20 --gpu h100 --budget 20"
     assert cli.main([*words.split(), *more.split()]) == 0
     cells = shown(capsys)
@@ -209,6 +212,8 @@ def test_a_plan_as_typed(capsys):
     ("words", "told"),
     [
         ("--seconds-per-step 2 --tokens-per-second 9", "each give the pace: choose one"),
+        ("--seconds-per-step 0", "--seconds-per-step 0 is no pace"),
+        ("--tokens-per-second 0", "--tokens-per-second 0 is no pace"),
         ("--budget 3", "needs the price of an hour"),
         ("--task.num-train 3", "3 training problems are fewer than the 16 prompts"),
         ("--time-limit soon", "'soon' is no duration"),

@@ -91,6 +91,9 @@ def check_plan(config: PlanConfig) -> None:
     check(config)
     least = {"seconds_per_step": 0, "tokens_per_second": 0, "completion_tokens": 1}
     check_least(config, least)
+    for name in ("seconds_per_step", "tokens_per_second"):
+        if getattr(config, name) == 0:
+            raise ValueError(f"--{name.replace('_', '-')} 0 is no pace: give more than 0")
     limits_of(config)
     given = [config.calibrate, config.seconds_per_step is not None,
              config.tokens_per_second is not None]  # fmt: skip
@@ -198,8 +201,10 @@ def completions_words(found: Estimate, config: PlanConfig) -> str:
     """How many train, and how many are sampled for them where groups are chosen."""
     sampled = completions_per_update(config, found.num_prompts)
     trained = found.maths.completions_per_update
-    more = f", chosen from {sampled:,g} or more" * (sampled > trained)
-    return f"{trained:,g}{more}"
+    if sampled == trained:
+        return f"{trained:,g}"
+    further = " or more" if config.objective.dynamic_max_rounds > 1 else ""
+    return f"{trained:,g}, chosen from {sampled:,g}{further}"
 
 
 def pace_words(pace: Pace) -> str:
