@@ -113,6 +113,8 @@ def test_pickles_are_refused(copied, name):
 def test_weights_that_are_not_there(copied):
     (copied / "model.safetensors").unlink()
     assert "no *.safetensors" in refusal(copied)
+    (copied / "checkpoints").mkdir()
+    assert "is a run and no model: give one of its checkpoints" in refusal(copied)
 
 
 def test_weights_cut_short(copied):

@@ -75,4 +75,9 @@ def check_folder(folder: Path) -> None:
             f"{folder} has its weights as a pickle ({pickles[0]}), which can run code when it is "
             "read: save the model again with save_pretrained(...), which writes safetensors"
         )
+    if (folder / "checkpoints").is_dir():
+        raise ValueError(
+            f"{folder} is a run and no model: give one of its checkpoints, such as "
+            f"{folder / 'checkpoints' / 'checkpoint-N'}"
+        )
     raise ValueError(f"{folder} has a config.json but no *.safetensors: the weights are missing")
