@@ -234,6 +234,7 @@ def test_a_function_that_fails_is_named_with_the_completion(judge, name, sentenc
         ({"parts": ("own_rewards:SCORE",)}, "has no function 'SCORE'"),
         ({"weights": (1.0, 2.0)}, "2 weights for 1 reward parts"),
         ({"weights": (float("nan"),)}, "must be finite"),
+        ({"parts": ("format", "near"), "weights": (0.0, 0.0)}, "pay nothing"),
         ({"format_share": 1.0}, "format_share=1.0"),
         ({"near_unit": 0.0}, "near_unit=0.0"),
         ({"near_unit": float("nan")}, "near_unit=nan"),

@@ -238,6 +238,8 @@ def check_reward(config: RewardConfig, max_tokens: int) -> None:
         )
     if not all(map(math.isfinite, config.weights)):
         raise ValueError(f"reward weights {config.weights} must be finite numbers")
+    if config.weights and not any(config.weights):
+        raise ValueError(f"reward weights {config.weights} pay nothing: give one that is not 0")
     if not 0 <= config.format_share < 1:
         raise ValueError(
             f"format_share={config.format_share} must be from 0 to below 1: a right answer pays 1"
