@@ -11,6 +11,7 @@ from mesotron.rlvr.objectives.dynamic import (
     merge_rows,
     missing_places,
     split_rows,
+    spreads,
     zero_signal,
 )
 
@@ -23,6 +24,15 @@ def test_silent_groups():
     )
     assert zero_signal(rewards, 1e-6).tolist() == [False, True, True, True, False]
     assert zero_signal(rewards, 1e-9).tolist() == [False, False, True, True, False]
+
+
+def test_the_spread_of_a_group_is_that_of_the_rewards_it_has():
+    rewards = torch.tensor(
+        [[1.0, 0.0, 1.0, 0.0], [0.3, 0.3, 0.3, 0.3 + 1e-7], [NAN, 2.0, NAN, 0.0], [NAN] * 4]
+    )
+    assert spreads(rewards, 1e-6).tolist() == [0.5, 0.0, 1.0, 0.0]
+    faint = torch.tensor([[0.0, 1e-30]])
+    assert spreads(faint, 0.0).item() > 0, "what is a signal has a spread"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +73,20 @@ def test_later_groups_fill_the_places_of_silent_ones():
         None,
         Source(0, 3),
     ]
+
+
+def test_the_widest_groups_train_and_those_of_the_batch_keep_their_places():
+    rounds = [[0.1, 0.5, 0.0, 0.3], [0.4, 0.2, 0.5]]
+    assert fill_places(rounds, blocks=1) == [
+        Source(0, 0), Source(0, 1), Source(1, 0), Source(0, 3),
+    ]  # fmt: skip
+    assert fill_places(rounds, blocks=1, widest=True) == [
+        Source(1, 2), Source(0, 1), Source(1, 0), Source(0, 3),
+    ]  # fmt: skip
+    few = [[0.0, 0.1, 0.0], [0.9, 0.0, 0.0]]
+    assert fill_places(few, blocks=1, widest=True) == [Source(1, 0), Source(0, 1), None]
+    parted = [[0.1, 0.2], [0.9, 0.1]]  # each process has its own
+    assert fill_places(parted, blocks=2, widest=True) == [Source(1, 0), Source(0, 1)]
 
 
 def test_processes_do_not_exchange_groups():

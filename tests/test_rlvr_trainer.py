@@ -478,6 +478,29 @@ def test_oversampling_fills_the_batch_in_one_round(tmp_path):
     assert trainer.usual_rows == 96
 
 
+def test_the_groups_that_differ_most_are_chosen(tmp_path):
+    """Rewards differ by the first digit of the prompt: the largest digits train."""
+    objective = ObjectiveConfig(
+        name="grpo", dynamic_sampling="resample", dynamic_max_rounds=1, dynamic_oversample=4,
+        dynamic_choice="widest",
+    )  # fmt: skip
+    sampled = []
+
+    def wide_for_large(prompts, **_):
+        digits = [int(prompt[0]) for prompt in prompts]
+        sampled.append(sorted(digits[::4], reverse=True))
+        return [1.0 + digit * (k % 2) for k, digit in enumerate(digits)]
+
+    parts = {"objective": objective, "reward_funcs": wide_for_large}
+    trainer = make_trainer(tmp_path, parts=parts, per_device_train_batch_size=24)
+    kept = spy(trainer)
+    trainer.train()
+    for batch, digits in zip(kept, sampled, strict=True):
+        firsts = [int(trainer._tokenizer.decode(ids[:1])) for ids in unpadded(batch)]
+        assert sorted(firsts[::4], reverse=True) == digits[:6]
+        assert len(digits) == 24
+
+
 def test_a_little_oversampling_of_few_prompts_adds_one(tmp_path):
     objective = ObjectiveConfig(
         name="grpo", dynamic_sampling="resample", dynamic_max_rounds=1, dynamic_oversample=1.2

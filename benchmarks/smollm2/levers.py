@@ -70,6 +70,7 @@ MUST_END = ("reward.parts=two_part,overlong", ENDED)
 NEAR = ("reward.parts=two_part,near,overlong", ENDED)
 CHOSEN = ("objective.dynamic_sampling=resample", "objective.dynamic_max_rounds=1",
           "objective.dynamic_oversample=3")  # fmt: skip
+WIDEST = "objective.dynamic_choice=widest"
 LEVERS |= {
     "stock, near": ("adamw", 1e-5, 1.0, NEAR),
     "stock, near, twice the rate": ("adamw", 2e-5, 1.0, NEAR),
@@ -88,4 +89,8 @@ LEVERS |= {
                                        (CLIPPED, *MUST_END, *ENTROPY)),
     "muon, must end, entropy bonus": (SMALL_AUXILIARY, 1e-4, 1.0,
                                       (CLIPPED, *MUST_END, "objective.entropy_bonus=0.03")),
+    "muon, must end, entropy at 0.3, chosen": (SMALL_AUXILIARY, 1e-4, 1.0,
+                                               (CLIPPED, *MUST_END, *ENTROPY, *CHOSEN)),
+    "muon, near, entropy at 0.3, widest": (SMALL_AUXILIARY, 1e-4, 1.0,
+                                           (CLIPPED, *NEAR, *ENTROPY, *CHOSEN, WIDEST)),
 }  # fmt: skip

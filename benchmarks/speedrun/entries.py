@@ -34,6 +34,7 @@ OF_128, OF_192, OF_256 = (
     CHOOSING | {"rollout.prompts": 64, "objective.dynamic_oversample": share}
     for share in (2.0, 3.0, 4.0)
 )
+WIDEST = {"objective.dynamic_choice": "widest"}
 FALLING = {"optim.schedule": "linear"}
 # In the order of what is worth knowing first: a step of 128 prompts takes little longer than of 32.
 GRID: dict[str, dict[str, Any]] = {
@@ -44,9 +45,15 @@ GRID: dict[str, dict[str, Any]] = {
     "curious_1e-4_of128": QUICK | OF_128 | {"optim.lr": 1e-4},
     "curious_2e-4_of192": QUICK | OF_192 | {"optim.lr": 2e-4},
     "curious_2e-4_of256": QUICK | OF_256 | {"optim.lr": 2e-4},
+    "widest_2e-4_of192": QUICK | OF_192 | WIDEST | {"optim.lr": 2e-4},
     # Rates that fall to zero: at a constant one the last of the way is a walk about the target.
     "falling_2e-4_of192": QUICK | OF_192 | FALLING | {"optim.lr": 2e-4, "steps": 280},
     "falling_3e-4_of192": QUICK | OF_192 | FALLING | {"optim.lr": 3e-4, "steps": 260},
+    "falling_widest_2e-4_of192": QUICK
+    | OF_192
+    | WIDEST
+    | FALLING
+    | {"optim.lr": 2e-4, "steps": 260},
     "curious_1e-4_of256": QUICK | OF_256 | {"optim.lr": 1e-4},
     "curious_2e-4_of128": QUICK | OF_128 | {"optim.lr": 2e-4},
     "muon_4e-4_p128": OURS | {"optim.lr": 4e-4, "rollout.prompts": 128},

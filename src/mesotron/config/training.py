@@ -174,6 +174,10 @@ class ObjectiveConfig:
     """Prompts of the first round for each that trains, when resampling: groups with a signal take
     the places of silent ones without a round of their own."""
 
+    dynamic_choice: Literal["first", "widest"] = "first"
+    """Which groups with a signal train where there are more than places, when resampling: the
+    first, or those whose rewards differ most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:

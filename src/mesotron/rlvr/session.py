@@ -44,7 +44,7 @@ from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.plan import Plan
 from mesotron.runs.processes import asks_for_sharding, is_main, num_processes
-from mesotron.runs.signals import StopRequest
+from mesotron.runs.signals import StopRequest, told_when_interrupted
 from mesotron.watch.budget import Meter
 from mesotron.watch.callback import Watch
 
@@ -83,8 +83,14 @@ def train(plan: Plan[TrainConfig], began: float | None = None) -> int:
         with (
             open_folder(plan, parts.device) as run,
             metered(plan.config, run, began) as meter,
+            told_when_interrupted(f"continue with {how_to_resume(plan)}"),
         ):
             return train_in(run, plan, parts, meter, console)
+
+
+def how_to_resume(plan: Plan[TrainConfig]) -> str:
+    """The command that goes on with a run."""
+    return f"mesotron train --resume {plan.path}"
 
 
 def load(config: TrainConfig, verifier: Verifier) -> Parts:
@@ -123,7 +129,7 @@ def train_in(
     run: RunFolder, plan: Plan[TrainConfig], parts: Parts, meter: Meter, console: Console
 ) -> int:
     """Evaluate, train, evaluate, report."""
-    config, how = plan.config, f"mesotron train --resume {plan.path}"
+    config, how = plan.config, how_to_resume(plan)
     before = run.load("before")
     if before is None:
         say(console, f"{run.path}: evaluating {config.model.name} first")

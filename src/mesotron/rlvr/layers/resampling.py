@@ -17,7 +17,7 @@ from mesotron.rlvr.objectives.dynamic import (
     merge_rows,
     missing_places,
     split_rows,
-    zero_signal,
+    spreads,
 )
 
 
@@ -48,7 +48,7 @@ class Resampling(Scoring):
         else:
             batch = self._score_round(inputs)
         if self.objective.dynamic_sampling == "drop":
-            silent = [not signal for signal in self._signals()]
+            silent = [spread == 0 for spread in self._spreads()]
             self._note({"dynamic/filled": 1 - sum(silent) / len(silent)})
             batch = self._drop(batch, silent)
         self._note({"time/rollout": time.perf_counter() - started})
@@ -77,12 +77,13 @@ class Resampling(Scoring):
         """
         own, G, W = len(inputs), self._group_size(), self.accelerator.num_processes
         blocks = W if own % G == 0 else own * W // G
-        batches, signals = self._first_round(inputs, blocks)
-        chosen, rounds = fill_places(signals, blocks), 1
+        batches, found = self._first_round(inputs, blocks)
+        widest = self.objective.dynamic_choice == "widest"
+        chosen, rounds = fill_places(found, blocks, widest), 1
         while missing_places(chosen, blocks) and rounds < self.objective.dynamic_max_rounds:
             batches.append(self._score_round(self._further(missing_places(chosen, blocks), blocks)))
-            signals.append(self._signals())
-            chosen, rounds = fill_places(signals, blocks), rounds + 1
+            found.append(self._spreads())
+            chosen, rounds = fill_places(found, blocks, widest), rounds + 1
         silent = [source is None for source in chosen]
         filled = 1 - sum(silent) / len(silent)
         self._note({"dynamic/rounds": float(rounds), "dynamic/filled": filled})
@@ -91,20 +92,21 @@ class Resampling(Scoring):
 
     def _first_round(
         self, inputs: list[dict[str, Any]], blocks: int
-    ) -> tuple[list[dict[str, Any]], list[list[bool]]]:
-        """The batch's own prompts, and those sampled beside them as a round of their own."""
+    ) -> tuple[list[dict[str, Any]], list[list[float]]]:
+        """The batch's own prompts, and those sampled beside them as a round of their own; with the
+        spreads of their groups."""
         G = self._group_size()
         first = first_round_rows(len(inputs), G, self.objective.dynamic_oversample)
         if first == len(inputs):
-            return [self._score_round(inputs)], [self._signals()]
+            return [self._score_round(inputs)], [self._spreads()]
         own, each = len(inputs) // G, first // G  # groups of a process
         batch = self._score_round([*inputs, *self._further(each - own, blocks)])
-        by_process = in_groups(self._signals(), each)
-        signals = [
-            [signal for groups in by_process for signal in groups[part]]
+        by_process = in_groups(self._spreads(), each)
+        found = [
+            [spread for groups in by_process for spread in groups[part]]
             for part in (slice(own), slice(own, None))
         ]
-        return split_rows(batch, len(inputs)), signals
+        return split_rows(batch, len(inputs)), found
 
     def _further(self, number: int, blocks: int) -> list[dict[str, Any]]:
         """This process's rows of so many further prompts in each block."""
@@ -115,9 +117,9 @@ class Resampling(Scoring):
         read = {row: self.train_dataset[row] for row in dict.fromkeys(mine)}  # pyright: ignore
         return [dict(read[row]) for row in mine]
 
-    def _signals(self) -> list[bool]:
-        """Which groups of the round just scored have a signal."""
-        return (~zero_signal(self.scored.rewards, self.scored.tolerance)).tolist()
+    def _spreads(self) -> list[float]:
+        """How much the rewards of each group of the round just scored differ; 0 is no signal."""
+        return spreads(self.scored.rewards, self.scored.tolerance).tolist()
 
     def _rows(self, chosen: list[Source | None], sizes: list[int]) -> list[tuple[int, int]]:
         """For each of this process's rows the round and the row that it comes from."""

@@ -1,8 +1,10 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all alike teach nothing.
 
-They can be dropped from the loss, or replaced by groups of further prompts. Which group takes which
-place is decided from the gathered rewards by every process alike, so no process waits for another
-and no completion moves between processes. Here are the rules; the trainer samples.
+They can be dropped from the loss, or replaced by groups of further prompts; where there are more
+groups than places, those can be taken whose rewards differ most (learnability, arXiv 2502.12272).
+Which group takes which place is decided from the gathered rewards by every process alike, so no
+process waits for another and no completion moves between processes. Here are the rules; the trainer
+samples.
 
 Legend: P prompts of a rollout batch, G completions of each, W processes, B = P G / W rows of one.
 """
@@ -41,6 +43,26 @@ def zero_signal(rewards: Tensor, tolerance: float) -> Tensor:
     return high - low <= tolerance
 
 
+def spreads(rewards: Tensor, tolerance: float) -> Tensor:
+    """How much the rewards of each group differ.
+
+    Args:
+        rewards: [P, G], NaN where a completion has none.
+        tolerance: rewards closer than this are alike.
+
+    Returns:
+        [P] standard deviations, 0 where a group has no signal.
+
+    Example:
+        >>> spreads(torch.tensor([[1.0, 0.0], [0.1, 0.1 + 1e-8]]), tolerance=1e-6)
+        tensor([0.5000, 0.0000])
+    """
+    mean = rewards.nanmean(dim=1, keepdim=True)
+    spread = (rewards - mean).square().nanmean(dim=1).sqrt()
+    spread = spread.clamp_min(torch.finfo(spread.dtype).tiny)  # a square may vanish, a signal not
+    return spread.masked_fill(zero_signal(rewards, tolerance), 0.0)
+
+
 class Source(NamedTuple):
     """Where a place of the batch takes its group from: a round, and a place in that round."""
 
@@ -48,26 +70,34 @@ class Source(NamedTuple):
     place: int
 
 
-def fill_places(rounds: Sequence[Sequence[bool]], blocks: int) -> list[Source | None]:
-    """Give each place of the batch the first group with a signal that its process has.
+def fill_places(
+    rounds: Sequence[Sequence[float]], blocks: int, widest: bool = False
+) -> list[Source | None]:
+    """Give each place of the batch a group with a signal that its process has.
 
     Args:
-        rounds: for each round the groups that were sampled in it, True where there is a signal.
-            The first round has P groups; later ones may have fewer, in the same blocks.
+        rounds: for each round the spread of the groups that were sampled in it, 0 where there is
+            no signal. The first round has P groups; later ones may have fewer, in the same blocks.
         blocks: number of equal parts that do not exchange groups: W where each process holds whole
             groups, P where a group spans processes and can only stay in its place.
+        widest: take the groups of the largest spread if there are more than places, not the first.
 
     Returns:
         P entries; None where there is no group with a signal left.
 
     Example:
-        >>> fill_places([[True, False], [True, True]], blocks=1)
+        >>> fill_places([[0.5, 0.0], [0.1, 0.2]], blocks=1)
         [Source(round=0, place=0), Source(round=1, place=0)]
+        >>> fill_places([[0.5, 0.0], [0.1, 0.2]], blocks=1, widest=True)
+        [Source(round=0, place=0), Source(round=1, place=1)]
     """
     size = len(rounds[0]) // blocks
     chosen: list[Source | None] = []
     for block in range(blocks):
-        found = list(_signals(rounds, block, blocks))[:size]
+        found = list(_signals(rounds, block, blocks))
+        if widest:  # of equals the first
+            found.sort(key=lambda source: -rounds[source.round][source.place])
+        found = found[:size]
         own = {source.place: source for source in found if source.round == 0}
         rest = iter(source for source in found if source.round > 0)
         # A group of the first round keeps its place, so that nothing moves when nothing is missing.
@@ -76,11 +106,11 @@ def fill_places(rounds: Sequence[Sequence[bool]], blocks: int) -> list[Source | 
     return chosen
 
 
-def _signals(rounds: Sequence[Sequence[bool]], block: int, blocks: int) -> Iterator[Source]:
+def _signals(rounds: Sequence[Sequence[float]], block: int, blocks: int) -> Iterator[Source]:
     for number, groups in enumerate(rounds):
         size = len(groups) // blocks
         for place in range(block * size, (block + 1) * size):
-            if groups[place]:
+            if groups[place] > 0:
                 yield Source(number, place)
 
 

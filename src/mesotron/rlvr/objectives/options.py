@@ -188,6 +188,11 @@ def _refuse_dynamic(given: ObjectiveConfig) -> None:
         raise ValueError(
             f"objective.dynamic_oversample = {more} is for dynamic_sampling resample: give both"
         )
+    if given.dynamic_choice == "widest" and more == 1:
+        raise ValueError(
+            "objective.dynamic_choice = widest needs more groups than places: give "
+            "dynamic_oversample above 1 too"
+        )
 
 
 def trained_generations(objective: ObjectiveConfig, generations: int) -> int:
