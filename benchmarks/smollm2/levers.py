@@ -93,4 +93,7 @@ LEVERS |= {
                                                (CLIPPED, *MUST_END, *ENTROPY, *CHOSEN)),
     "muon, near, entropy at 0.3, widest": (SMALL_AUXILIARY, 1e-4, 1.0,
                                            (CLIPPED, *NEAR, *ENTROPY, *CHOSEN, WIDEST)),
+    "muon, near, entropy at 0.3, widest, falling": (SMALL_AUXILIARY, 2e-4, 1.0,
+                                                    (CLIPPED, *NEAR, *ENTROPY, *CHOSEN, WIDEST,
+                                                     "optim.schedule=linear")),
 }  # fmt: skip
