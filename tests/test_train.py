@@ -258,6 +258,23 @@ def test_a_second_ctrl_c_stops_at_once(run, monkeypatch, capsys):
     assert len(rows_of("stopped")) == 2
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_in_an_evaluation_says_how_to_go_on(run, whole, monkeypatch, capsys, when):
+    evaluate = session.evaluate_part
+
+    def interrupt(parts: Any, model: Any, name: str) -> Any:
+        if name == when:
+            raise KeyboardInterrupt
+        return evaluate(parts, model, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "evaluate_part", interrupt)
+        assert run("--out cut") == 130
+    assert "interrupted; continue with mesotron train --resume cut" in capsys.readouterr().err
+    assert run("--resume cut") == 0
+    assert_same_end(whole, "cut", step=4)
+
+
 def test_the_watch_can_stop_a_run_and_says_why(run, whole, monkeypatch, capsys):
     words = {"diagnosis": "entropy is gone", "remedy": "start again"}
     event = Event(step=2, detector="entropy_collapse", severity="stop", **words)

@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM as a request: finish the step, save, leave. A second Ctrl-C stops at once."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -49,3 +50,20 @@ class StopRequest:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             self._say(f"{name}: finishing this step, then saving; Ctrl-C again stops at once")
         self.requested = True
+
+
+@contextmanager
+def told_when_interrupted(how_to_continue: str) -> Iterator[None]:
+    """Where Ctrl-C stops at once, such as in an evaluation, say how to go on nevertheless.
+
+    Args:
+        how_to_continue: for an interrupt that tells nothing itself.
+
+    Example:
+        >>> with told_when_interrupted("resume it"):
+        ...     pass
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(*(stop.args or (how_to_continue,))) from stop
