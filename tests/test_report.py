@@ -409,7 +409,11 @@ def test_the_command_finds_runs_and_says_what_it_wrote(tmp_path, capsys):
     make_run(tmp_path / "runs" / "a")
     make_run(tmp_path / "runs" / "b", seed=1)
     assert command.run(ReportConfig(paths=(tmp_path / "runs" / "a",))) == 0
-    assert (tmp_path / "runs" / "a" / "report.html").is_file()
+    whole = (tmp_path / "runs" / "a" / "report.html").read_text()
+    log = tmp_path / "runs" / "a" / "metrics.jsonl"
+    assert command.run(ReportConfig(paths=(log,))) == 0
+    again = (tmp_path / "runs" / "a" / "report.html").read_text()
+    assert Page(again).data == Page(whole).data, "a run's own log never makes its page poorer"
     assert command.run(ReportConfig(paths=(tmp_path / "runs",))) == 0  # both, not the link to b
     page = Page((tmp_path / "runs" / "report.html").read_text())
     assert [run["name"] for run in json.loads(page.data)["runs"]] == ["a", "b"]

@@ -48,7 +48,8 @@ def run(config: CompareConfig) -> int:
     kind = make_kind(config.recipe, config.set)
     check_problems(kind)
     folder = config.out or Path("runs") / f"compare-{config.recipe}"
-    kind.contenders(config.optims or kind.usual, config.objectives)  # before a folder is made
+    for one in kind.contenders(config.optims or kind.usual, config.objectives):
+        kind.check(kind.settings(one, kind.base_rate, config.seed, folder))  # before it is made
     (folder / "cells").mkdir(parents=True, exist_ok=True)
     console = Console()
     with locked(folder) as lock:

@@ -107,6 +107,10 @@ class Kind(ABC):
             gain: the matrices' own rate over `rate`.
         """
 
+    @abstractmethod
+    def check(self, settings: Any) -> None:
+        """Refuse settings that the kind's own command would refuse before it begins."""
+
     def probe(self, contender: Contender, seed: int, run: Path) -> Any | None:
         """A short run that measures how large a contender's updates are; None if none is needed."""
         return None

@@ -13,6 +13,7 @@ from mesotron.compare.record import Contender
 from mesotron.config import OptimConfig, TrainConfig
 from mesotron.config.training import ObjectiveName
 from mesotron.recipes import make_recipe
+from mesotron.rlvr.train import check
 from mesotron.runs import RunFolder
 from mesotron.runs.continuation import settings_to_resume
 
@@ -125,6 +126,10 @@ class Language(Kind):
             seed=seed,
             out=run,
         )
+
+    def check(self, settings: TrainConfig) -> None:
+        """As `mesotron train` does."""
+        check(settings)
 
     def probe(self, contender: Contender, seed: int, run: Path) -> TrainConfig | None:
         """A few steps at the recipe's rate, hardly evaluated; AdamW's own step is the unit.

@@ -91,6 +91,12 @@ class Robots(Kind):
             optim = replace(optim, promote=None, cutoff=None)
         return replace(self.config, optim=optim, seed=seed, out=run)
 
+    def check(self, settings: VlaTrainConfig) -> None:
+        """As `mesotron vla train` does."""
+        from mesotron.vla.session import check  # torch, which an unknown name does not wait for
+
+        check(settings)
+
     @property
     def num_problems(self) -> int:
         """Episodes of all tasks of the demonstrations' world."""

@@ -101,7 +101,7 @@ class RewardConfig:
     """Tokens before the limit over which overlong grows from 0 to -1."""
 
     timeout: float = 5.0
-    """Seconds that checking one answer may take."""
+    """Seconds of processor time that checking one answer may take."""
 
 
 @dataclass(frozen=True, kw_only=True)

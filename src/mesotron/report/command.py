@@ -20,8 +20,9 @@ MOST_RUNS = 28
 
 def run(config: ReportConfig) -> int:
     """Write the page, once or until the runs are over; returns the exit code."""
-    paths = find(config.paths)
-    out = config.out or default_out(config.paths)
+    named = [whole(path) for path in config.paths]
+    paths = find(named)
+    out = config.out or default_out(named)
     if config.live:
         return follow(paths, out, config.every)
     write(paths, out)
@@ -62,6 +63,12 @@ def find(paths: Sequence[Path]) -> list[Path]:
             f"{len(found)} runs are too many to be told apart in one page: name at most {MOST_RUNS}"
         )
     return found
+
+
+def whole(path: Path) -> Path:
+    """The run of a log that lies in a run's folder, which knows more; else the path itself."""
+    inside = path.name == "metrics.jsonl" and (path.parent / "config.json").is_file()
+    return path.parent if inside else path
 
 
 def is_single(path: Path) -> bool:

@@ -82,11 +82,16 @@ def plan(config: VlaTrainConfig) -> Plan[VlaTrainConfig]:
         start = go_on(config, evaluate="mesotron vla eval", instead="start a new run")
         check_least(start.config, LEAST)
         return start
-    check_least(config, LEAST)
-    check_together(config)
+    check(config)
     # Whole, so that it can be resumed from anywhere.
     config = dataclasses.replace(config, demos=config.demos.resolve())
     return begin(config, config.out or new_run_path("vla"))
+
+
+def check(config: VlaTrainConfig) -> None:
+    """Refuse what cannot be meant, before anything is loaded."""
+    check_least(config, LEAST)
+    check_together(config)
 
 
 def check_together(config: VlaTrainConfig) -> None:
