@@ -16,6 +16,8 @@ from mesotron.spectral import make_filter
 from mesotron.spectral.scale import check_scale
 
 log = logging.getLogger("mesotron")
+# Whose part of a reward a number is.
+PART_OF = {"format_share": "two_part", "near_unit": "near", "overlong_buffer": "overlong"}
 
 
 def check_parts(config: TrainConfig | SftConfig) -> None:
@@ -32,11 +34,32 @@ def check_parts(config: TrainConfig | SftConfig) -> None:
     check_optim(config.optim)
     if isinstance(config, TrainConfig):
         check_reward(config.reward, config.rollout.max_tokens)
+        check_shares(config.reward)
         trl_arguments(config.objective, config.rollout, config.optim, num_processes())
         check_sampling(config)
         warn_if_reward_is_idle(config)
     else:
         trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
+
+
+def check_shares(config: RewardConfig) -> None:
+    """Refuse a number of a part that the reward does not have; a rollback may leave one later.
+
+    Args:
+        config: as parsed.
+
+    Example:
+        >>> check_shares(RewardConfig(parts=("two_part", "near"), near_unit=5.0))
+    """
+    usual = RewardConfig()
+    for name, part in PART_OF.items():
+        given = getattr(config, name)
+        if given != getattr(usual, name) and part not in config.parts:
+            flag, parts = name.replace("_", "-"), ", ".join(config.parts)
+            raise ValueError(
+                f"--reward.{flag} {given:g} is for {part}, which the reward ({parts}) has not: add "
+                f"{part} to --reward.parts, or leave it out"
+            )
 
 
 def warn_if_reward_is_idle(config: TrainConfig) -> None:
