@@ -36,7 +36,6 @@ def test_the_folder_that_the_main_process_made_is_no_obstacle_to_the_others(monk
         (["--reward.parts", "two_parts"], "did you mean two_part"),
         (["--reward.near-unit", "5"], "--reward.near-unit 5 is for near, which the reward"),
         (["--reward.overlong-buffer", "8"], "add overlong to --reward.parts"),
-        (["--reward.parts", "sparse", "--reward.format-share", "0.2"], "is for two_part"),
         (["--task.levels", "9"], "no level 9"),
         (["--task.name", "file", "--task.path", "no.jsonl"], "there is no file or folder no.jsonl"),
         (["--optim.lr", "nan"], "--optim.lr nan must be at least 0"),

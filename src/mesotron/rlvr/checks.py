@@ -16,8 +16,8 @@ from mesotron.spectral import make_filter
 from mesotron.spectral.scale import check_scale
 
 log = logging.getLogger("mesotron")
-# Whose part of a reward a number is.
-PART_OF = {"format_share": "two_part", "near_unit": "near", "overlong_buffer": "overlong"}
+# Whose part of a reward a number is; format_share may come from a recipe whose parts were changed.
+PART_OF = {"near_unit": "near", "overlong_buffer": "overlong"}
 
 
 def check_parts(config: TrainConfig | SftConfig) -> None:
