@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mesotron.probes import group_spreads
 from mesotron.rlvr.objectives.dynamic import (
     PromptStream,
     Source,
@@ -11,8 +12,6 @@ from mesotron.rlvr.objectives.dynamic import (
     merge_rows,
     missing_places,
     split_rows,
-    spreads,
-    zero_signal,
 )
 
 NAN = torch.nan
@@ -22,17 +21,17 @@ def test_silent_groups():
     rewards = torch.tensor(
         [[1.0, 0.0, 1.0], [0.3, 0.3, 0.3 + 1e-7], [NAN, NAN, NAN], [1.0, NAN, NAN], [0.0, NAN, 1.0]]
     )
-    assert zero_signal(rewards, 1e-6).tolist() == [False, True, True, True, False]
-    assert zero_signal(rewards, 1e-9).tolist() == [False, False, True, True, False]
+    assert (group_spreads(rewards, 1e-6) == 0).tolist() == [False, True, True, True, False]
+    assert (group_spreads(rewards, 1e-9) == 0).tolist() == [False, False, True, True, False]
 
 
 def test_the_spread_of_a_group_is_that_of_the_rewards_it_has():
     rewards = torch.tensor(
         [[1.0, 0.0, 1.0, 0.0], [0.3, 0.3, 0.3, 0.3 + 1e-7], [NAN, 2.0, NAN, 0.0], [NAN] * 4]
     )
-    assert spreads(rewards, 1e-6).tolist() == [0.5, 0.0, 1.0, 0.0]
+    assert group_spreads(rewards, 1e-6).tolist() == [0.5, 0.0, 1.0, 0.0]
     faint = torch.tensor([[0.0, 1e-30]])
-    assert spreads(faint, 0.0).item() > 0, "what is a signal has a spread"
+    assert group_spreads(faint, 0.0).item() > 0, "what is a signal has a spread"
 
 
 @pytest.mark.parametrize(

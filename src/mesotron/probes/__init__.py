@@ -11,7 +11,7 @@ from mesotron.probes.gradients import (
     head_heterogeneity,
     snr_from_norms,
 )
-from mesotron.probes.groups import group_signal
+from mesotron.probes.groups import group_signal, group_spreads
 from mesotron.probes.policy import (
     clip_fractions,
     entropy_quartiles,
@@ -28,6 +28,7 @@ __all__ = [
     "entropy_quartiles",
     "gradient_snr",
     "group_signal",
+    "group_spreads",
     "head_heterogeneity",
     "kl_to_start",
     "lengths",

@@ -42,16 +42,41 @@ def group_signal(
     """
     table = _table(rewards, "rewards").astype(np.float64)
     scored = ~np.isnan(table)
-    low = np.where(scored, table, np.inf).min(axis=1)
-    high = np.where(scored, table, -np.inf).max(axis=1)
-    # With no reward at all, -inf - inf is -inf: alike, as it should be.
-    alike = high - low <= tolerance
     out = {
-        "groups/zero_signal": float(alike.mean()),
+        "groups/zero_signal": float(_alike(table, scored, tolerance).mean()),
         "groups/spread": float(_spread(table, scored).mean()),
         "groups/unscored": float(1 - scored.mean()),
     }
     return out if right is None else out | _split(_table(right, "right"), table.shape)
+
+
+def group_spreads(rewards: Any, tolerance: float = 1e-6) -> np.ndarray:
+    """How much the rewards of each group differ.
+
+    Args:
+        rewards: [P, G], NaN where a completion was not scored.
+        tolerance: rewards closer than this are alike.
+
+    Returns:
+        [P] standard deviations, 0 exactly where a group has no signal.
+
+    Example:
+        >>> group_spreads([[1.0, 0.0], [0.1, 0.1 + 1e-8]]).tolist()
+        [0.5, 0.0]
+    """
+    table = _table(rewards, "rewards").astype(np.float64)
+    scored = ~np.isnan(table)
+    # A square may vanish, a signal does not.
+    spread = np.maximum(_spread(table, scored), np.finfo(np.float64).tiny)
+    return np.where(_alike(table, scored, tolerance), 0.0, spread)
+
+
+def _alike(table: np.ndarray, scored: np.ndarray, tolerance: float) -> np.ndarray:
+    """Which groups have rewards that are all alike, [P]."""
+    low = np.where(scored, table, np.inf).min(axis=1)
+    high = np.where(scored, table, -np.inf).max(axis=1)
+    # With no reward at all, -inf - inf is -inf: alike, as it should be.
+    return high - low <= tolerance
 
 
 def _spread(table: np.ndarray, scored: np.ndarray) -> np.ndarray:

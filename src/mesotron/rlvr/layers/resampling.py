@@ -7,6 +7,7 @@ here further rounds are sampled and batches are put together.
 import time
 from typing import Any
 
+from mesotron.probes import group_spreads
 from mesotron.rlvr.layers.measure import in_groups, measure_rollout
 from mesotron.rlvr.layers.scoring import Scoring
 from mesotron.rlvr.objectives.dynamic import (
@@ -17,7 +18,6 @@ from mesotron.rlvr.objectives.dynamic import (
     merge_rows,
     missing_places,
     split_rows,
-    spreads,
 )
 
 
@@ -119,7 +119,7 @@ class Resampling(Scoring):
 
     def _spreads(self) -> list[float]:
         """How much the rewards of each group of the round just scored differ; 0 is no signal."""
-        return spreads(self.scored.rewards, self.scored.tolerance).tolist()
+        return group_spreads(self.scored.rewards, self.scored.tolerance).tolist()
 
     def _rows(self, chosen: list[Source | None], sizes: list[int]) -> list[tuple[int, int]]:
         """For each of this process's rows the round and the row that it comes from."""

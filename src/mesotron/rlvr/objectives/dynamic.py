@@ -23,46 +23,6 @@ PADDING = {"tool_mask": 1.0, "importance_sampling_ratio": 1.0}
 PICTURES = ("pixel_values", "num_images", "image_grid_thw")
 
 
-def zero_signal(rewards: Tensor, tolerance: float) -> Tensor:
-    """Which groups have rewards that are all alike.
-
-    Args:
-        rewards: [P, G], NaN where a completion has none; fewer than two rewards are alike.
-        tolerance: rewards closer than this are alike, in the reward's unit.
-
-    Returns:
-        [P] booleans.
-
-    Example:
-        >>> zero_signal(torch.tensor([[1.0, 0.0], [0.1, 0.1 + 1e-8]]), tolerance=1e-6)
-        tensor([False,  True])
-    """
-    unknown = rewards.isnan()
-    low = rewards.masked_fill(unknown, torch.inf).amin(dim=1)
-    high = rewards.masked_fill(unknown, -torch.inf).amax(dim=1)
-    return high - low <= tolerance
-
-
-def spreads(rewards: Tensor, tolerance: float) -> Tensor:
-    """How much the rewards of each group differ.
-
-    Args:
-        rewards: [P, G], NaN where a completion has none.
-        tolerance: rewards closer than this are alike.
-
-    Returns:
-        [P] standard deviations, 0 where a group has no signal.
-
-    Example:
-        >>> spreads(torch.tensor([[1.0, 0.0], [0.1, 0.1 + 1e-8]]), tolerance=1e-6)
-        tensor([0.5000, 0.0000])
-    """
-    mean = rewards.nanmean(dim=1, keepdim=True)
-    spread = (rewards - mean).square().nanmean(dim=1).sqrt()
-    spread = spread.clamp_min(torch.finfo(spread.dtype).tiny)  # a square may vanish, a signal not
-    return spread.masked_fill(zero_signal(rewards, tolerance), 0.0)
-
-
 class Source(NamedTuple):
     """Where a place of the batch takes its group from: a round, and a place in that round."""
 
