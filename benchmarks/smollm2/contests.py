@@ -6,7 +6,7 @@ from itertools import combinations
 from statistics import fmean, median
 
 import numpy as np
-from plan import Cell, accuracy, map_row, map_rows
+from plan import Cell, accuracy, died, map_row, map_rows
 from tables import column_end, mean_end, names, of, table
 
 from mesotron.compare.inference import Difference, bootstrap, holm, paired_test, pool_seeds
@@ -38,8 +38,7 @@ def rates_table(search: list[Cell]) -> str:
 
 
 def marked(cell: Cell) -> str:
-    dead = cell["diverged"] or cell["health"][0] in ("dead", "diverged")
-    return f"{accuracy(cell, choosing=True):.3f}{'†' * dead}"
+    return f"{accuracy(cell, choosing=True):.3f}{'†' * died(cell)}"
 
 
 def judged(cells: list[Cell]) -> np.ndarray:
@@ -128,8 +127,7 @@ def map_entry(cell: Cell | None) -> str:
         return ""
     ratios = [value for _, value in cell["rows"].get("gradient/snr", [])]
     snr = f", {median(ratios):.2g}" if ratios else ""
-    dead = cell["diverged"] or cell["health"][0] in ("dead", "diverged")
-    return f"{accuracy(cell):.3f}{'†' * dead}, {column_end(cell, 'entropy'):.2f}{snr}"
+    return f"{accuracy(cell):.3f}{'†' * died(cell)}, {column_end(cell, 'entropy'):.2f}{snr}"
 
 
 def levers(cells: list[Cell]) -> str:

@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 from accounts import source_of
 from matplotlib import pyplot
 from matplotlib.axes import Axes
-from plan import Cell, MapRow, accuracy, map_row, map_rows
+from plan import Cell, MapRow, accuracy, died, map_row, map_rows
 
 STYLES = {"sft": "--", "rlvr": "-"}
 SHOWN = ("q_proj", "v_proj", "down_proj")
@@ -36,7 +36,7 @@ def draw_tournament(cells: list[Cell], path: Path) -> None:
         for number, cell in enumerate(c for c in finals if c["optim"] == name):
             label = name if number == 0 else None
             right.plot(*zip(*cell["curve"], strict=True), color=f"C{k}", lw=1, label=label)
-        dead = [cell for cell in mine if cell["diverged"] or cell["health"][0] == "dead"]
+        dead = [cell for cell in mine if died(cell)]
         left.plot([c["rate"] for c in dead], [accuracy(c) for c in dead], "x", ms=11, color="black")
     left.set(xlabel="rate, updates as large as AdamW's; x died", ylabel="accuracy, one seed")
     right.set(xlabel="step", ylabel="greedy accuracy, finals")
@@ -68,8 +68,7 @@ def draw_grid(axis: Axes, mine: list[Cell], rows: list[MapRow]) -> None:
         for cell in here:
             place = rows.index(row), rates.index(cell["rate"])
             grid[place[0]][place[1]] = accuracy(cell)
-            dead = cell["diverged"] or cell["health"][0] in ("dead", "diverged")
-            text = f"{accuracy(cell):.2f}{'†' * dead}"
+            text = f"{accuracy(cell):.2f}{'†' * died(cell)}"
             axis.text(place[1], place[0], text, ha="center", va="center", fontsize=8, color="white")
     axis.imshow(grid, vmin=0, vmax=0.3, cmap="viridis", aspect="auto")
     axis.set_facecolor("lightgrey")  # not run
@@ -156,19 +155,13 @@ def draw_levers(cells: list[Cell], path: Path) -> None:
         # Where time ended a run its last accuracy is no point of the curve.
         points = [p for p in cell["curve"] if p[0] < cell["steps_done"]]
         points.append([cell["steps_done"], cell["accuracy"]])
-        name, style = cell["stage"], "--" if is_reference(cell) else "-"
-        look = (
-            {"color": "black", "label": name}
-            if is_reference(cell)
-            else {
-                "color": colours.get(name, "lightgrey"),
-                "label": name if name in colours else "others",
-            }
-        )
-        look["label"] = "_" * (look["label"] in told) + look["label"]  # named once
-        axis.plot(*zip(*points, strict=True), style, lw=1.2, marker=marker_of(cell), ms=3, **look,
-                  zorder=2 if name in colours or is_reference(cell) else 1)  # fmt: skip
-        told.add(look["label"])
+        plain, known = is_reference(cell), is_reference(cell) or cell["stage"] in colours
+        colour = "black" if plain else colours.get(cell["stage"], "lightgrey")
+        label = cell["stage"] if known else "others"
+        axis.plot(*zip(*points, strict=True), "--" if plain else "-", lw=1.2, color=colour,
+                  marker=marker_of(cell), ms=3, zorder=1 + known,
+                  label="_" * (label in told) + label)  # fmt: skip
+        told.add(label)
     axis.set(xlabel="step", ylabel="greedy accuracy")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))

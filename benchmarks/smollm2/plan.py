@@ -143,6 +143,11 @@ def accuracy(cell: Cell, choosing: bool | None = None) -> float:
     return marks.count("1") / len(marks)
 
 
+def died(cell: Cell) -> bool:
+    """Whether a run's weights became no numbers, or the watch calls it dead."""
+    return cell["diverged"] or cell["health"][0] in ("dead", "diverged")
+
+
 @cache
 def places(number: int, choosing: bool | None) -> list[int]:
     """Which of the problems are asked about."""
