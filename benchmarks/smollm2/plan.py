@@ -40,7 +40,6 @@ LABELS = {
     "corewarding": ("corewarding", (PUBLISHED_KL,)),
     "gold": ("grpo", ()),  # shows what the steps themselves do
 }
-LEVER_SEEDS = (1, 2)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 GSM8K_FACTORS = (0.5, 1.0)
 SEVERAL = 4  # updates with a rollout
@@ -174,7 +173,7 @@ def levers(given: Any, done: dict[str, Cell]) -> list[Cell]:
     return [
         make("levers", name, optim=optim, rate=rate, gain=more, set=[*changes],
              steps=given.final_steps, seed=seed)
-        for seed in LEVER_SEEDS
+        for seed in given.lever_seeds
         for name, (optim, rate, more, changes) in LEVERS.items()
         if not given.levers or name in given.levers
     ]  # fmt: skip

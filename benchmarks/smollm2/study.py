@@ -66,6 +66,7 @@ def read_arguments() -> argparse.Namespace:
     words.add_argument("--search-steps", type=int, default=60)
     words.add_argument("--final-steps", type=int, default=120)
     words.add_argument("--levers", nargs="*", default=[], help="some of the levers; all if none")
+    words.add_argument("--lever-seeds", type=int, nargs="+", default=[1, 2])
     words.add_argument("--map-rollouts", type=int, default=40)
     words.add_argument("--box-steps", type=int, default=80)
     words.add_argument("--horizon-steps", type=int, default=1500)

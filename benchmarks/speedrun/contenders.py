@@ -109,6 +109,8 @@ def make_stock(parts: Parts, folder: Path) -> Any:
 
     config, on_cpu = parts.config, parts.device.type == "cpu"
     rollout = config.rollout
+    rows_of_step = rollout.prompts * rollout.generations
+    micro = rollout.micro_batch or rows_of_step
     ends = (parts.tokenizer.eos_token_id, parts.tokenizer.pad_token_id)
 
     def reward(completions: Any, completion_ids: Any, gold: Any, **_: Any) -> Any:
@@ -119,7 +121,8 @@ def make_stock(parts: Parts, folder: Path) -> Any:
     args = GRPOConfig(
         output_dir=str(folder / "checkpoints"),
         max_steps=config.steps,
-        per_device_train_batch_size=rollout.prompts * rollout.generations,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=rows_of_step // micro,
         num_generations=rollout.generations,
         max_completion_length=rollout.max_tokens,
         learning_rate=config.optim.lr,

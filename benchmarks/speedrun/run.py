@@ -70,6 +70,8 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of everybody")
     parser.add_argument("--every", type=float, default=4, help="seconds between evaluations")
     parser.add_argument("--target", type=float, default=TARGET)
+    parser.add_argument("--pace", type=float, nargs=2, metavar=("FIRST", "LATER"),
+                        help="seconds of a step alone, instead of measuring them first")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=200, help="for all cells together")
     parser.add_argument("--out", type=Path, default=Path("results/speedrun.json"))
     parser.add_argument("--model", help="a model folder or .gguf file instead of smollm2")
@@ -111,16 +113,21 @@ class Race:
     def beside(self) -> None:
         """All seeds of each contender at once, their steps counted at the pace it has alone."""
         args = self.args
-        with Children("racing", "race") as children:
-            alone = {name: self.run(children, name, 0, limit=PACE_SECONDS) for name in args.names}
-        cells = [
-            (name, seed, (row["first_step_s"], row["settled_step_s"]))
-            for name, row in alone.items()
-            if "settled_step_s" in row
-            for seed in fresh_seeds(args)
-        ]
+        paces = {name: args.pace for name in args.names} if args.pace else self.paces()
+        cells = [(name, seed, pace) for name, pace in paces.items() for seed in fresh_seeds(args)]
         with mps(self.scratch, print), ThreadPoolExecutor(max(len(cells), 1)) as threads:
             list(threads.map(self.one_beside, cells))
+
+    def paces(self) -> dict[str, tuple[float, float]]:
+        """Seconds of the first and of a later step, each contender alone on the GPU."""
+        with Children("racing", "race") as children:
+            names = self.args.names
+            alone = {name: self.run(children, name, 0, limit=PACE_SECONDS) for name in names}
+        return {
+            name: (row["first_step_s"], row["settled_step_s"])
+            for name, row in alone.items()
+            if "settled_step_s" in row
+        }
 
     def one_beside(self, cell: tuple[str, int, tuple[float, float]]) -> None:
         name, seed, pace = cell
