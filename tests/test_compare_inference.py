@@ -117,17 +117,33 @@ def test_of_six_equals_the_best_is_rarely_called_better_than_any(seeds, seed_spr
 
 def test_a_pair_by_itself_is_its_own_family():
     a, b = answers(np.random.default_rng(0), 3, 100, 0.4)
-    assert paired_test(a - b, pool_seeds([a - b], 2)) == paired_test(a - b)
+    assert paired_test(a - b, pool_seeds([a - b])) == paired_test(a - b)
 
 
 def test_the_noise_of_seeds_is_the_residual_of_contenders_and_seeds():
-    """Against the textbook's randomized blocks: 2 / S times the mean square of the residual."""
+    """Against the textbook's randomized blocks: twice the mean square of the residual."""
     X = np.random.default_rng(0).random((4, 3, 50))
     M = X.mean(2)
     residual = M - M.mean(1, keepdims=True) - M.mean(0, keepdims=True) + M.mean()
-    pooled = pool_seeds([a - b for a, b in combinations(X, 2)], 4)
+    pooled = pool_seeds([a - b for a, b in combinations(X, 2)])
     assert pooled.freedom == 6
-    assert pooled.variance == pytest.approx(2 / 3 * (residual**2).sum() / 6)
+    assert pooled.variance == pytest.approx(2 * (residual**2).sum() / 6)
+
+
+def test_pairs_that_have_one_seed_so_far_leave_the_noise_to_the_others():
+    """As on the way of a comparison: three contenders have two seeds, the fourth has one."""
+    rng = np.random.default_rng(0)
+    full = [a - b for a, b in combinations(rng.random((3, 2, 50)), 2)]
+    begun = [rng.random((1, 50)) - 0.5 for _ in range(3)]
+    pooled = pool_seeds([*full, *begun])
+    assert pooled == pool_seeds(full)
+    assert pooled.freedom == 2
+    for D in full:
+        assert 0 <= paired_test(D, pooled).p <= 1
+    for D in begun:
+        alone, among = paired_test(D), paired_test(D, pooled)
+        assert among.high - among.low > alone.high - alone.low
+        assert paired_test(D, pool_seeds(begun)) == alone
 
 
 def test_holm_by_hand():

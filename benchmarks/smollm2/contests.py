@@ -89,7 +89,7 @@ def paired_tests(
             apart[first, second] = better - worse
     if not apart:
         return {}
-    pooled = pool_seeds(list(apart.values()), len(order))
+    pooled = pool_seeds(list(apart.values()))
     found = {pair: paired_test(D, pooled) for pair, D in apart.items()}
     corrected = holm([difference.p for difference in found.values()])
     return {pair: (value, p) for (pair, value), p in zip(found.items(), corrected, strict=True)}

@@ -60,30 +60,34 @@ def bootstrap(X: np.ndarray, seed: int = 0) -> Interval:
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """What chance alone does to a difference by its seeds: the variance of its mean over them, and
-    the degrees of freedom of that estimate."""
+    """What chance alone does to a difference by its seed: the variance of one seed's mean, and the
+    degrees of freedom of that estimate; 0 where no pair has two seeds."""
 
     variance: float
     freedom: float
 
 
-def pool_seeds(differences: Sequence[np.ndarray], num_contenders: int) -> SeedNoise:
+def pool_seeds(differences: Sequence[np.ndarray]) -> SeedNoise:
     """The noise of seeds, from all pairs of a family together.
 
     Three seeds say little of their own spread, and among fifteen pairs some have three that happen
     to agree. The mean over pairs is the residual of a table of contenders and seeds, with
-    (K - 1)(S - 1) degrees of freedom instead of S - 1.
+    (K - 1)(S - 1) degrees of freedom instead of S - 1. Pairs of one seed, which a comparison has
+    on its way, say nothing of it; K is that of the others, at least.
 
     Args:
         differences: D of every pair, [S, P] each.
-        num_contenders: K.
 
     References:
         Fisher, The Design of Experiments (1935): randomized blocks, of which seeds are the blocks.
     """
-    own = [variance_of_mean(D.mean(1)) for D in differences]
-    fewest = min(len(D) for D in differences)
-    return SeedNoise(float(np.mean(own)), (num_contenders - 1.0) * (fewest - 1))
+    several = [D for D in differences if len(D) > 1]
+    if not several:
+        return SeedNoise(0.0, 0.0)
+    own = [D.mean(1).var(ddof=1) for D in several]
+    contenders = (1 + math.isqrt(1 + 8 * len(several))) // 2  # K (K - 1) / 2 are all pairs of K
+    fewest = min(map(len, several))
+    return SeedNoise(float(np.mean(own)), (contenders - 1.0) * (fewest - 1))
 
 
 def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
@@ -93,11 +97,11 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
     V_problem that of the P problem means, and V_both that of all S P numbers, which the first two
     count twice; never less than either of the two. The degrees of freedom are Satterthwaite's,
     V^2 / (V_seed^2 / (S - 1) + V_problem^2 / (P - 1) + V_both^2 / (S P - 1)): near S - 1 where
-    seeds differ much, more where they do not. With one seed nothing is known of others, and
+    seeds differ much, more where they do not. Of one seed by itself nothing is known of others, and
     V_problem stands alone. In simulations of three seeds without a difference, 5 % of the p-values
     lie below 0.05 whether seeds matter or not (see the tests). Further into the tail, where the
     best of many pairs is looked for, three seeds alone do not reach: there V_seed is at least that
-    of all pairs together.
+    of all pairs together, and of one seed it is that.
 
     Args:
         D: [S, P].
@@ -120,13 +124,15 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
     mean = float(D.mean())
     by_seed, by_problem, both = map(variance_of_mean, (D.mean(1), D.mean(0), D.ravel()))
     by_seed_freedom = S - 1.0
-    if pooled is not None and S > 1 and pooled.variance >= by_seed:
-        by_seed, by_seed_freedom = pooled.variance, pooled.freedom
+    if S == 1:
+        both = 0.0  # one seed's problems cannot be told from all numbers
+    if pooled is not None and pooled.freedom and pooled.variance / S >= by_seed:
+        by_seed, by_seed_freedom = pooled.variance / S, pooled.freedom
     variance = max(by_seed, by_problem, by_seed + by_problem - both)
     if variance == 0:
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
     freedom = float(P - 1)
-    if S > 1:
+    if by_seed_freedom:
         spread = by_seed**2 / by_seed_freedom
         spread += by_problem**2 / (P - 1) + both**2 / (S * P - 1)
         freedom = min(max(variance**2 / spread, by_seed_freedom), P - 1.0)

@@ -83,8 +83,7 @@ def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
     ]
     if not pairs:
         return
-    judged = {row.contender for first, second, _ in pairs for row in (first, second)}
-    pooled = pool_seeds([D for *_, D in pairs], len(judged))
+    pooled = pool_seeds([D for *_, D in pairs])
     tests = [paired_test(D, pooled) for *_, D in pairs]
     corrected = holm([found.p for found in tests])
     for (first, row, _), found, p in zip(pairs, tests, corrected, strict=True):
