@@ -25,6 +25,32 @@ def test_every_contender_is_a_whole_config():
     assert configs["recorded"].rollout.record
 
 
+def test_the_recipe_is_what_has_the_record():
+    """So that whoever trains it has the seconds that README tells."""
+    from dataclasses import replace
+
+    from contenders import make_config
+
+    from mesotron.recipes import make_recipe
+
+    task = ["reward.parts=two_part,near,overlong", "reward.overlong_buffer=1"]
+    raced = make_config("falling_2e-4_of192", 1, None, False, task)
+    assert replace(raced, recipe="arith_smollm2_fast") == replace(
+        make_recipe("arith_smollm2_fast"), seed=1
+    )
+
+
+def test_plain_trl_in_micro_batches_makes_whole_steps(tmp_path):
+    from contenders import Contestant, make_config
+
+    common = ["rollout.micro_batch=8"]
+    whole, cut = (make_config("stock", 0, "tiny", True, x) for x in ([], common))
+    args = [Contestant("stock", config, tmp_path / str(k)).trainer.args
+            for k, config in enumerate((whole, cut))]  # fmt: skip
+    sizes = [(x.per_device_train_batch_size, x.gradient_accumulation_steps) for x in args]
+    assert sizes == [(16, 1), (8, 2)]
+
+
 @pytest.mark.parametrize("name", ["stock", "muon"])
 def test_a_race_counts_training_alone(tmp_path, name):
     from racing import race

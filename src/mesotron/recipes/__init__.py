@@ -17,6 +17,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         arith.arith_sparse_collapse,
         arith.arith_mgrpo,
         sums.arith_smollm2,
+        sums.arith_smollm2_fast,
         gsm8k.gsm8k_smollm2,
         gsm8k.qwen05_boxed_muon_sgd,
         gsm8k.qwen15_gsm8k_v1,
