@@ -128,7 +128,7 @@ def test_runs_side_by_side_get_the_pace_of_their_contender_alone(tmp_path, monke
     monkeypatch.setattr(run, "mps", lambda *_: nullcontext())
     given = argparse.Namespace(
         names=["a", "b"], seeds=2, seconds=60.0, out=tmp_path / "out.json", model=None, small=True,
-        set=[], every=4.0, target=0.9, limit=600.0,
+        set=[], every=4.0, target=0.9, limit=600.0, pace=None,
     )  # fmt: skip
     run.Race(given, tmp_path).beside()
     alone = (run.PACE_SECONDS, None)
@@ -139,6 +139,10 @@ def test_runs_side_by_side_get_the_pace_of_their_contender_alone(tmp_path, monke
     asked.clear()
     run.Race(given, tmp_path).beside()
     assert set(asked) == {("a", 2)}, "what the call's time cut short is run again, and nothing else"
+    asked.clear()
+    given.pace, given.out = [5.0, 0.5], tmp_path / "known.json"
+    run.Race(given, tmp_path).beside()
+    assert asked == {(name, seed): (600.0, [5.0, 0.5]) for name in "ab" for seed in (1, 2)}
 
 
 def test_a_contender_whose_rate_falls_ends_with_its_steps(tmp_path, monkeypatch):
