@@ -46,11 +46,22 @@ def test_what_each_part_pays(judge, part, values):
 def test_near_pays_by_distance_and_survives_every_number(judge):
     boxes = ["7", "5", r"\frac{15}{2}", "-1", "3" * 100, "1e999", "x + 1", "50%"]
     far = score(judge, [rf"\boxed{{{box}}}" for box in boxes], parts=("near",), near_unit=2.0)
-    assert far == [1, 0.5, 0.8, 0.2, pytest.approx(0), 0, 0, pytest.approx(2 / 45)]
+    assert far == [1, 0.5, 0.8, 0.2, pytest.approx(0), 0, 0, pytest.approx(4 / 17)]
     same = score(judge, [r"\boxed{1/2}"], golds=["50%"], parts=("near",))
     assert same == [1]  # the same number, though 1/2 is far from 50
     words = score(judge, [r"\boxed{5}"], golds=["Paris"], parts=("near",))
     assert words == [0]
+
+
+@pytest.mark.parametrize(
+    ("gold", "unit", "paid"),
+    [("50%", 1.0, {"50%": 1, "0.5": 1, "50": 1, "51%": 0.5, "0.51": 0.5, "51": 0.5, "0.48": 1 / 3}),
+     ("0.5", 0.01, {"50%": 1, "0.5": 1, "51%": 0.5, "0.51": 0.5, "49 percent": 0.5})],
+)  # fmt: skip
+def test_near_pays_alike_for_every_way_to_write_a_percentage(judge, gold, unit, paid):
+    answers = [rf"\boxed{{{box}}}" for box in paid]
+    found = score(judge, answers, golds=[gold] * len(paid), parts=("near",), near_unit=unit)
+    assert found == pytest.approx(list(paid.values()))
 
 
 def test_near_pays_nothing_for_another_unit(judge):

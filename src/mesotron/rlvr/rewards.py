@@ -16,7 +16,7 @@ from typing import Any
 
 from mesotron.config.training import RewardConfig
 from mesotron.rlvr.answers.facts import Facts, Judge
-from mesotron.rlvr.answers.numbers import other_unit, read_number
+from mesotron.rlvr.answers.numbers import distance, other_unit, read_number
 from mesotron.rlvr.own_reward import call_own, import_own
 
 log = logging.getLogger("mesotron")
@@ -55,8 +55,8 @@ def near(completion: Completion) -> float | None:
     """1 for a right answer, less for a wrong number the farther off it is: half at `near_unit`.
 
     1 / (1 + distance / near_unit), in the format alone: wrong answers can be told apart, so a group
-    without a right one still teaches. What is no plain number, or has another unit than the gold,
-    is right or earns nothing.
+    without a right one still teaches. Both 51% and 0.51 are one off 50%. What is no plain number,
+    or has another unit than the gold, is right or earns nothing.
     """
     facts = completion.facts
     if facts.correct or not facts.formatted:
@@ -65,8 +65,8 @@ def near(completion: Completion) -> float | None:
     if answer is None or gold is None or other_unit(answer, gold):
         return completion.graded(0.0)
     # Exact to the end: a number of a thousand digits is far off, and no float.
-    distance = abs(answer.value - gold.value) / Fraction(completion.config.near_unit)
-    return completion.graded(float(1 / (1 + distance)))
+    off = distance(answer, gold) / Fraction(completion.config.near_unit)
+    return completion.graded(float(1 / (1 + off)))
 
 
 def correct(completion: Completion) -> float | None:

@@ -160,14 +160,31 @@ def same_number(answer: Number, gold: Number) -> bool:
     A unit that only one of them names is let pass, two different units are not. 50% is equal to
     50 and to 1/2 when the other one has no % sign.
     """
-    if other_unit(answer, gold):
-        return False
-    if answer.value == gold.value:
-        return True
+    return not other_unit(answer, gold) and gold.value in _on_scale_of(gold, answer)
+
+
+def distance(answer: Number, gold: Number) -> Fraction:
+    """How far apart two plain numbers are, on the gold's scale; 0 if and only if they are equal.
+
+    Where one of them alone has a % sign it is read both ways, as `same_number` does: 0.51 and 51
+    are 1 away from 50%, and 51% is 1/100 away from 1/2.
+
+    Args:
+        answer: of a unit that can be compared, see `other_unit`.
+        gold: the right one.
+
+    Example:
+        >>> distance(read_number("0.51"), read_number("50%"))
+        Fraction(1, 1)
+    """
+    return min(abs(value - gold.value) for value in _on_scale_of(gold, answer))
+
+
+def _on_scale_of(gold: Number, answer: Number) -> tuple[Fraction, ...]:
+    """What an answer may mean beside the gold: as written, or with one's % sign for both."""
     if answer.percent == gold.percent:
-        return False
-    percent, bare = (answer, gold) if answer.percent else (gold, answer)
-    return percent.value == 100 * bare.value
+        return (answer.value,)
+    return answer.value, answer.value * 100 if gold.percent else answer.value / 100
 
 
 def other_unit(answer: Number, gold: Number) -> bool:
