@@ -1,6 +1,6 @@
-"""The tables of README.md from the result files, on standard output.
+"""The tables of README.md from the result files, on standard output; the verdict is over all files.
 
-python3 benchmarks/speedrun/page.py results/phases.json results/grid.json results/final.json
+    python3 benchmarks/speedrun/page.py phases.json grid.json final.json stock.json
 """
 
 from __future__ import annotations
@@ -107,14 +107,16 @@ def line(*items: object) -> str:
 
 
 def main() -> None:
+    raced: dict[str, Row] = {}
     for place in sys.argv[1:]:
         cells = json.loads(Path(place).read_text())["cells"]
         timed = any("phases_ms" in row for row in cells.values())
-        measured, raced = (phases, first_phases), (races, verdict)
-        parts = [show(cells) for show in (measured if timed else raced)]
-        for part in (*parts, failures(cells)):
+        raced |= {} if timed else cells
+        shown = (phases, first_phases) if timed else (races,)
+        for part in [show(cells) for show in (*shown, failures)]:
             if part:
                 print("\n".join(part), end="\n\n")
+    print("\n".join(verdict(raced)))
 
 
 if __name__ == "__main__":
