@@ -147,6 +147,8 @@ def test_given_facts_are_not_judged_again(judge, monkeypatch):
 
 
 OWN = """
+import json
+
 def by_length(completions, **kwargs):
     return [float(len(text)) for text in completions]
 
@@ -181,6 +183,12 @@ def leaves_on_second(completions):
 def too_large_on_second(completions):
     return [0, 10**400]
 
+def fails_in_a_library(completions):
+    return [json.loads(text) for text in completions]
+
+def wants_what_nobody_gives(completions, length):
+    return [0.0 for _ in completions]
+
 SCORE = 3
 """
 
@@ -211,16 +219,13 @@ def test_functions_of_ones_own(judge):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        (
-            "raises_on_second",
-            r"own_rewards:raises_on_second raised ZeroDivisionError .*completion 1$",
-        ),
+        ("raises_on_second", "own_rewards:raises_on_second raised ZeroDiv.* on completion 1 at /"),
         ("raises_on_batches", "AssertionError .* the batch of 2 completions"),
         ("too_few", "too_few returned 1 scores for 2 completions"),
         ("a_number", "a_number returned a float for 2 completions"),
         ("not_numbers", "not_numbers returned 'good' for completion 0, not a number"),
         ("nan_on_second", "nan_on_second returned nan for completion 1"),
-        ("leaves_on_second", r"leaves_on_second raised SystemExit \(3\) on completion 1$"),
+        ("leaves_on_second", r"leaves_on_second raised SystemExit \(3\) on completion 1 at /"),
         ("too_large_on_second", "returned 1000+ for completion 1, not a number that a float holds"),
     ],
 )
@@ -232,14 +237,36 @@ def test_a_function_that_fails_is_named_with_the_completion(judge, name, sentenc
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("raises_on_second", "1 / len(text)"),
+        ("fails_in_a_library", "json.loads(text)"),
+        ("wants_what_nobody_gives", "def wants_what_nobody_gives"),
+    ],
+)
+def test_a_function_that_raises_is_named_with_the_line_of_ones_own(judge, name, code):
+    line = next(i for i, text in enumerate(OWN.splitlines(), 1) if code in text)
+    reward = make_reward(RewardConfig(parts=(f"own_rewards:{name}",)), judge, 10)
+    with pytest.raises(ValueError, match=rf" at /.*/own_rewards\.py:{line}$"):
+        reward(["1", ""], [[1], [1]], ["7", "7"], [False, False])
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
     ("config", "sentence"),
     [
         ({"parts": ("two_parts",)}, "did you mean two_part,"),
         ({"parts": ("zzz",)}, "there are two_part, sparse"),
         ({"parts": ()}, "at least one"),
         ({"parts": ("format", "format")}, "none twice"),
-        ({"parts": ("no_such_module:f",)}, "cannot be imported: ModuleNotFoundError"),
-        ({"parts": ("broken_rewards:f",)}, "cannot be imported: ZeroDivisionError"),
+        (
+            {"parts": ("no_such_module:f",)},
+            "ModuleNotFoundError: No module named 'no_such_module'$",
+        ),
+        (
+            {"parts": ("broken_rewards:f",)},
+            r"cannot be imported: ZeroDiv.* at /.*/broken_rewards\.py:1$",
+        ),
         ({"parts": ("script_rewards:f",)}, "cannot be imported: SystemExit: usage"),
         ({"parts": ("own_rewards:nobody",)}, "has no function 'nobody'"),
         ({"parts": ("own_rewards:SCORE",)}, "has no function 'SCORE'"),

@@ -11,11 +11,14 @@ import inspect
 import math
 import os
 import sys
+import sysconfig
 from collections.abc import Callable
 from importlib import import_module
+from traceback import walk_tb
 from typing import Any
 
 OwnReward = Callable[..., Any]
+INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")  # places, as sysconfig names them
 
 
 def import_own(name: str) -> OwnReward:
@@ -33,6 +36,7 @@ def import_own(name: str) -> OwnReward:
         # A module of a stranger may raise anything while it is imported; a script ends by itself.
         raise ValueError(
             f"the reward {name!r} cannot be imported: {type(error).__name__}: {error}"
+            f"{_where(error)}"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -47,7 +51,8 @@ def call_own(
 
     Raises:
         ValueError: if the function raises, or returns anything but one finite number or None for
-            each completion; it names the function and the index of the completion.
+            each completion; it names the function, the index of the completion and, of what is
+            raised, the file and the line.
     """
     try:
         scores = function(**_arguments(function, given, max_tokens))
@@ -55,6 +60,7 @@ def call_own(
         index = _guilty(function, given, max_tokens)
         raise ValueError(
             f"the reward {name} raised {type(error).__name__} ({error}) on {index}"
+            f"{_where(error, function)}"
         ) from error
     num_completions = len(given["completions"])
     if not isinstance(scores, list | tuple) or len(scores) != num_completions:
@@ -87,6 +93,28 @@ def _guilty(function: OwnReward, given: dict[str, list[Any]], max_tokens: int) -
         except (Exception, SystemExit):
             return f"completion {i}"
     return f"the batch of {len(given['completions'])} completions, though on none of them alone"
+
+
+def _where(error: BaseException, function: OwnReward | None = None) -> str:
+    """The last line of the user's own that an error passed, as ` at FILE:LINE`.
+
+    Where no such line ran (an argument that nobody gives, a reward of an installed library) it is
+    the line where the function begins; nothing if that cannot be told either.
+    """
+    lines = [
+        f" at {frame.f_code.co_filename}:{line}"
+        for frame, line in walk_tb(error.__traceback__)
+        if _is_users(frame.f_code.co_filename, frame.f_globals.get("__name__", ""))
+    ]
+    code = getattr(inspect.unwrap(function), "__code__", None) if function else None
+    begins = f" at {code.co_filename}:{code.co_firstlineno}" if code else ""
+    return lines[-1] if lines else begins
+
+
+def _is_users(file: str, module: str) -> bool:
+    """Whether code is neither Python's, nor an installed package's, nor ours."""
+    installed = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in INSTALLED)
+    return not (file.startswith(("<", *installed)) or module.partition(".")[0] == "mesotron")
 
 
 def _checked(name: str, index: int, score: Any) -> float | None:
