@@ -489,9 +489,12 @@ def test_a_run_cannot_be_taken_twice(run, capsys):
     (Path("made") / "result.json").unlink()
     assert run("--resume made --steps 9") == 2
     assert "made began with --steps 1 and goes on with its own settings" in complaint(capsys)
+    capsys.readouterr()
     with RunFolder(Path("made")):
         assert run("--resume made") == 2
-    assert "is in use by another process" in complaint(capsys)
+    said = capsys.readouterr()
+    assert said.out == "", "a run that is in use is not continued"
+    assert "is in use by another process" in said.err
     assert run("--resume absent") == 2
     assert "absent is not a run: it has no config.json" in complaint(capsys)
 

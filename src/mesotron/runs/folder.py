@@ -131,6 +131,11 @@ class RunFolder:
         (self.path / "report.md").write_text(report, encoding="utf-8")
         self.save("result", result)
 
+    def check_unused(self) -> None:
+        """Refuse a run that another process writes, before anything is said or loaded for it."""
+        with self:
+            pass
+
     def __enter__(self) -> Self:
         """Take the lock; the system gives it back when the process ends, however it ends."""
         self._lock = (self.path / "lock").open("w")

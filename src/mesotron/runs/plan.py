@@ -66,6 +66,8 @@ def go_on(config: Config, evaluate: str, instead: str) -> Plan[Config]:
             f"{resume} has finished its {folder.config['steps']} steps; evaluate it with "
             f"{evaluate} {resume}, or start a new run"
         )
+    if is_main():  # the lock is of one process alone
+        folder.check_unused()
     settings = continued_settings(config, RunFolder(resume), instead)
     found, damaged = newest_whole(folder.checkpoints)
     notes = [f"damaged checkpoint left out: {wrong}" for wrong in damaged]
