@@ -14,11 +14,11 @@ from mesotron.rlvr.objectives.dynamic import (
     PromptStream,
     Source,
     fill_places,
-    first_round_rows,
     merge_rows,
     missing_places,
     split_rows,
 )
+from mesotron.rlvr.objectives.first_round import first_round_rows
 
 
 class Resampling(Scoring):

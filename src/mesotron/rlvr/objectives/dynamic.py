@@ -120,33 +120,6 @@ def merge_rows(rounds: Sequence[dict[str, Any]], rows: Sequence[tuple[int, int]]
     return merged
 
 
-def first_round_rows(rows: int, generations: int, oversample: float) -> int:
-    """Rows of one process's first round: its own, and those of prompts sampled beside them.
-
-    Args:
-        rows: of the process's part of the batch that trains.
-        generations: G.
-        oversample: prompts sampled for each that trains; above 1 at least one prompt is added.
-
-    Raises:
-        ValueError: prompts are to be added, and the process does not hold whole groups.
-
-    Example:
-        >>> first_round_rows(32, 8, 1.5), first_round_rows(16, 8, 1.2), first_round_rows(16, 8, 1.0)
-        (48, 24, 16)
-    """
-    if oversample == 1:
-        return rows
-    if rows % generations:
-        raise ValueError(
-            f"objective.dynamic_oversample = {oversample:g} needs whole groups on each process, "
-            f"which has {rows} completions in groups of {generations}: leave it out, or change "
-            "rollout.prompts"
-        )
-    own = rows // generations
-    return (own + max(1, round((oversample - 1) * own))) * generations
-
-
 def split_rows(batch: dict[str, Any], first: int) -> list[dict[str, Any]]:
     """Two batches out of one: its first rows, and the others. Both keep its scalars.
 
