@@ -55,6 +55,10 @@ def test_an_entropy_bonus_is_constant_or_has_a_target():
         ({"entropy_target": float("inf")}, "entropy_target = inf is no amount"),
         ({"dynamic_oversample": float("inf"), "dynamic_sampling": "resample"}, "= inf is no"),
         ({"dynamic_oversample": 0.5, "dynamic_sampling": "resample"}, "fewer prompts than train"),
+        (
+            {"dynamic_oversample": 1e3, "dynamic_sampling": "resample"},
+            "= 1000 would .* 100 or less",
+        ),
         ({"dynamic_oversample": 2.0}, "is for dynamic_sampling resample"),
         ({"dynamic_choice": "widest"}, "needs more groups than places"),
         ({"dynamic_max_rounds": 0, "dynamic_sampling": "resample"}, "would sample nothing"),

@@ -171,8 +171,8 @@ class ObjectiveConfig:
     """At most this many rollout batches for one update when resampling."""
 
     dynamic_oversample: float = 1.0
-    """Prompts of the first round for each that trains, when resampling: groups with a signal take
-    the places of silent ones without a round of their own."""
+    """Prompts of the first round for each that trains, up to 100, when resampling: groups with a
+    signal take the places of silent ones without a round of their own."""
 
     dynamic_choice: Literal["first", "widest"] = "first"
     """Which groups with a signal train where there are more than places, when resampling: the

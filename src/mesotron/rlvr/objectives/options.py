@@ -17,6 +17,9 @@ SELF_LABELLED = ("vote", "mgrpo", "corewarding")
 ANCHORED = ("mgrpo", "corewarding")
 # Of an entropy bonus with a target that is out of reach: TRL would go on to 1, which is noise.
 MOST_ENTROPY_WEIGHT = 0.1
+# Of prompts for each that trains. All are sampled at once: where fewer than one group in a hundred
+# teaches, further rounds or other problems are the way.
+MOST_OVERSAMPLE = 100
 # Fields that must be finite numbers where they are given.
 EXPLORATION = ("entropy_bonus", "entropy_target", "dynamic_oversample", "dynamic_tolerance")
 
@@ -183,6 +186,11 @@ def _refuse_dynamic(given: ObjectiveConfig) -> None:
         raise ValueError(
             f"objective.dynamic_oversample = {more} would sample fewer prompts than train: give 1 "
             "or more"
+        )
+    if more > MOST_OVERSAMPLE:
+        raise ValueError(
+            f"objective.dynamic_oversample = {more:g} would sample {more:g} prompts at once for "
+            f"each that trains: give {MOST_OVERSAMPLE} or less, or more dynamic_max_rounds"
         )
     if more > 1 and given.dynamic_sampling != "resample":
         raise ValueError(
