@@ -8,7 +8,7 @@ import pytest
 from mesotron import cli
 from mesotron.config import ObjectiveConfig, PlanConfig, RolloutConfig, SftConfig, TrainConfig
 from mesotron.config.budget import PRICES
-from mesotron.rlvr.cost.estimate import estimate, find_pace, maths_of
+from mesotron.rlvr.cost.estimate import completions_per_update, estimate, find_pace, maths_of
 from mesotron.rlvr.cost.pace import Pace
 from mesotron.rlvr.cost.spending import metered, write_spent
 from mesotron.runs import RunFolder
@@ -181,6 +181,21 @@ def test_prompts_that_are_sampled_to_choose_from_cost_time_and_tokens():
     assert estimate(one_round, 5000, pace).tokens[2] == 320 * 100
 
 
+@pytest.mark.parametrize(
+    ("processes", "oversample", "prompts"), [("1", 1.1, 9), ("2", 1.1, 10), ("2", 1.4, 12)]
+)
+def test_a_plan_adds_whole_prompts_on_each_process(monkeypatch, processes, oversample, prompts):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    objective = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=oversample)
+    config = PlanConfig(rollout=RolloutConfig(prompts=8, generations=4), objective=objective)
+    assert completions_per_update(config, 5000) == prompts * 4
+
+
+def test_the_last_rollout_is_sampled_whole_though_the_run_ends_within_it():
+    config = PlanConfig(rollout=RolloutConfig(prompts=4, generations=4, updates=2), steps=3)
+    assert estimate(config, 5000, Pace(None, 10.0, "unknown")).tokens[:2] == (32, 320)
+
+
 def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     """The cells of the printed table."""
     rows = re.findall(r"│ (.+?) +│ (.+?) +│", capsys.readouterr().out)
@@ -216,6 +231,11 @@ def test_a_plan_as_typed(capsys):
         ("--tokens-per-second 0", "--tokens-per-second 0 is no pace"),
         ("--budget 3", "needs the price of an hour"),
         ("--task.num-train 3", "3 training problems are fewer than the 16 prompts"),
+        (
+            "--objective.dynamic-sampling resample --objective.dynamic-oversample 3 "
+            "--task.num-train 47",
+            "47 training problems are fewer than the 48 prompts that",
+        ),
         ("--time-limit soon", "'soon' is no duration"),
         ("absent_recipe", "unknown recipe 'absent_recipe'"),
     ],

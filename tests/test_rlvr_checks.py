@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from mesotron import cli
-from mesotron.config import ObjectiveConfig, RewardConfig, TrainConfig
+from mesotron.config import ObjectiveConfig, RewardConfig, RolloutConfig, TrainConfig
 from mesotron.rlvr.checks import check_parts
 from mesotron.runs.plan import begin
+
+RESAMPLE = ("--objective.dynamic-sampling", "resample", "--objective.dynamic-oversample")
 
 
 def test_the_folder_that_the_main_process_made_is_no_obstacle_to_the_others(monkeypatch, tmp_path):
@@ -33,6 +35,12 @@ def test_the_folder_that_the_main_process_made_is_no_obstacle_to_the_others(monk
         (["--optim.scale", "-2"], "scale=-2.0 must be"),
         (["--objective.name", "cispo", "--objective.epsilon", "0.2"], "cispo has no clip width"),
         (["--rollout.prompts", "3", "--rollout.updates", "7"], "cannot be shared by 7 updates"),
+        (["--task.num-train", "9"], "9 training problems are fewer than the 16 prompts of one"),
+        (
+            [*RESAMPLE, "2.6", "--task.num-train", "40"],
+            "the 42 prompts that --objective.dynamic-ov",
+        ),
+        ([*RESAMPLE, "1000"], "dynamic_oversample = 1000 would sample 1000 prompts at once"),
         (["--reward.parts", "two_parts"], "did you mean two_part"),
         (["--reward.near-unit", "5"], "--reward.near-unit 5 is for near, which the reward"),
         (["--reward.overlong-buffer", "8"], "add overlong to --reward.parts"),
@@ -58,6 +66,15 @@ def test_a_wrong_setting_is_refused_before_torch_is_imported(words, told, capsys
     monkeypatch.setitem(sys.modules, "mesotron.rlvr.session", None)
     assert cli.main(["train", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_prompts_cannot_be_added_where_groups_span_processes(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    rollout = RolloutConfig(prompts=3, generations=4)
+    check_parts(TrainConfig(rollout=rollout))
+    more = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=2)
+    with pytest.raises(ValueError, match="needs whole groups on each process, which has 6 compl"):
+        check_parts(TrainConfig(rollout=rollout, objective=more))
 
 
 @pytest.mark.parametrize("name", ["vote", "mgrpo", "corewarding", "grpo"])

@@ -9,11 +9,12 @@ import trl
 from peft import LoraConfig
 
 import mesotron
-from mesotron.config.training import ObjectiveConfig, OptimConfig
+from mesotron.config import ObjectiveConfig, OptimConfig, PlanConfig, RolloutConfig
 from mesotron.optim.clipping import clip_gradients
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.cost.estimate import completions_per_update
 from mesotron.rlvr.layers.policy_loss import loss_mask
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train
 from mesotron.rlvr.trainer import CHECKED_AGAINST, OVERRIDDEN, GRPOTrainer
@@ -507,6 +508,8 @@ def test_a_little_oversampling_of_few_prompts_adds_one(tmp_path):
     )
     trainer = make_trainer(tmp_path, parts={"objective": objective}, max_steps=2)
     assert trainer.usual_rows == 12
+    planned = PlanConfig(objective=objective, rollout=RolloutConfig(prompts=2, generations=4))
+    assert completions_per_update(planned, 24) == 12, "a plan counts what the trainer samples"
     trainer.train()
     assert trainer.stream.taken == 2
 

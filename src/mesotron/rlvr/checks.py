@@ -7,6 +7,7 @@ import logging
 import math
 
 from mesotron.config import OptimConfig, RewardConfig, RolloutConfig, SftConfig, TrainConfig
+from mesotron.rlvr.objectives.first_round import first_round_prompts
 from mesotron.rlvr.objectives.options import SELF_LABELLED, trl_arguments
 from mesotron.rlvr.places import check_name
 from mesotron.rlvr.rewards import check_reward
@@ -36,10 +37,37 @@ def check_parts(config: TrainConfig | SftConfig) -> None:
         check_reward(config.reward, config.rollout.max_tokens)
         check_shares(config.reward)
         trl_arguments(config.objective, config.rollout, config.optim, num_processes())
+        # There are never more than were asked for; all that a file has are counted when it is read.
+        check_enough(math.inf if config.task.num_train is None else config.task.num_train, config)
         check_sampling(config)
         warn_if_reward_is_idle(config)
     else:
         trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
+
+
+def check_enough(num_problems: float, config: TrainConfig) -> None:
+    """Refuse fewer problems than a batch asks at once: TRL would train on none, in silence.
+
+    Args:
+        num_problems: to train on; infinite where they are not counted yet.
+        config: as parsed.
+
+    Example:
+        >>> check_enough(16, TrainConfig(rollout=RolloutConfig(prompts=16)))
+    """
+    prompts, more = config.rollout.prompts, config.objective.dynamic_oversample
+    if num_problems < prompts:
+        raise ValueError(
+            f"{num_problems} training problems are fewer than the {prompts} prompts of one rollout "
+            "batch: give more problems or a smaller --rollout.prompts"
+        )
+    first = first_round_prompts(config.objective, config.rollout, num_processes())
+    if num_problems < first:
+        raise ValueError(
+            f"{num_problems} training problems are fewer than the {first} prompts that "
+            f"--objective.dynamic-oversample {more:g} samples at once: give more problems or a "
+            "smaller one"
+        )
 
 
 def check_shares(config: RewardConfig) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from mesotron.config import RolloutConfig, TaskConfig
+from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.facts import Facts
 from mesotron.rlvr.prompts import build_prompt, plain_text
 from mesotron.rlvr.rewards import Reward, Scores
@@ -101,15 +101,6 @@ def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
     found = Rows.from_dict(columns)
     assert isinstance(found, Rows)
     return found
-
-
-def check_enough(task: Task, rollout: RolloutConfig) -> None:
-    """Refuse fewer problems than one rollout batch asks: TRL would train on none, in silence."""
-    if len(task.train) < rollout.prompts:
-        raise ValueError(
-            f"{len(task.train)} training problems are fewer than the {rollout.prompts} prompts of "
-            "one rollout batch: give more problems or a smaller --rollout.prompts"
-        )
 
 
 def as_reward_function(reward: Reward) -> Callable[..., Scores]:

@@ -23,8 +23,9 @@ from mesotron.optim.device import choose_device, name_device
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, EvalEvery, PoliteStop, RunLog
+from mesotron.rlvr.checks import check_enough
 from mesotron.rlvr.cost.spending import Spending, metered
-from mesotron.rlvr.dataset import as_reward_function, check_enough, make_rows
+from mesotron.rlvr.dataset import as_reward_function, make_rows
 from mesotron.rlvr.finish import compare, measure, show, write_report
 from mesotron.rlvr.layers.fixed_pass import check_fixed
 from mesotron.rlvr.layers.rollouts import check_engine
@@ -99,7 +100,7 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     arguments = trl_arguments(config.objective, config.rollout, config.optim, num_processes())
     check_settings(config.optim)
     task = load_task(config.task)
-    check_enough(task, config.rollout)
+    check_enough(len(task.train), config)
     judge = Judge(task.format, verifier)
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
     model, tokenizer = load_model(config.model, device)

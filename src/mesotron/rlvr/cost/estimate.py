@@ -13,11 +13,14 @@ from rich.table import Table
 from mesotron.config import PlanConfig
 from mesotron.config.budget import PRICES_AS_OF
 from mesotron.config.checks import check_least
+from mesotron.rlvr.checks import check_enough
 from mesotron.rlvr.cost.pace import Pace
+from mesotron.rlvr.objectives.first_round import first_round_prompts
 from mesotron.rlvr.objectives.options import resolve
 from mesotron.rlvr.tasks.load import GENERATED, load_task
 from mesotron.rlvr.train import check, check_installed, set_library_variables
 from mesotron.runs.console import spell_time
+from mesotron.runs.processes import num_processes
 from mesotron.watch.budget import Limits, StepMath, limits_of, step_math
 
 
@@ -131,8 +134,8 @@ def find_pace(config: PlanConfig, num_prompts: int) -> Pace:
 
 def completions_per_update(config: PlanConfig, num_prompts: int) -> float:
     """Completions sampled for one optimizer step, without further rounds of dynamic sampling."""
-    first = config.objective.dynamic_oversample
-    return maths_of(config, num_prompts).completions_per_update * first
+    first = first_round_prompts(config.objective, config.rollout, num_processes())
+    return maths_of(config, num_prompts).completions_per_update * first / config.rollout.prompts
 
 
 def maths_of(config: PlanConfig, num_prompts: int) -> StepMath:
@@ -140,11 +143,7 @@ def maths_of(config: PlanConfig, num_prompts: int) -> StepMath:
     rollout = config.rollout
     objective = resolve(config.objective, rollout.generations)
     beside = (objective.momentum_generations or 0) if objective.name == "corewarding" else 0
-    if num_prompts < rollout.prompts:
-        raise ValueError(
-            f"{num_prompts} training problems are fewer than the {rollout.prompts} prompts of one "
-            "rollout batch: give more problems or a smaller --rollout.prompts"
-        )
+    check_enough(num_prompts, config)
     return step_math(num_prompts, rollout.prompts, rollout.generations + beside, rollout.updates)
 
 
@@ -160,11 +159,13 @@ def estimate(config: PlanConfig, num_prompts: int, pace: Pace) -> Estimate:
         (1250, 2.5, 450)
     """
     maths = maths_of(config, num_prompts)
-    first = completions_per_update(config, num_prompts) * config.steps
+    # The last rollout is sampled whole, though the run may end within its updates.
+    updates = config.rollout.updates * math.ceil(config.steps / config.rollout.updates)
+    first = completions_per_update(config, num_prompts) * updates
     further = 0.0
     if config.objective.dynamic_sampling == "resample":
         rounds = config.objective.dynamic_max_rounds - 1
-        further = maths.completions_per_update * config.steps * rounds
+        further = maths.completions_per_update * updates * rounds
     tokens = (
         first,
         first * pace.completion_tokens,
