@@ -136,6 +136,16 @@ def test_cutoff_filter_is_a_sharp_monotone_edge(cutoff):
     assert response(filter, 0.7 * cutoff) < 0.1
 
 
+def test_aligned_is_where_a_second_direction_begins_to_help():
+    """By the cosine of the step with the gradient, for two directions."""
+    filter = make_filter("pion", cutoff="aligned")
+    assert filter == high_pass(2**0.5 - 1)
+    for second in (0.9, 1.1):
+        s = second * filter.cutoff
+        helps = (1 + s) / 2**0.5 > 1
+        assert helps == (response(filter, s) > FIXED_POINT)
+
+
 @pytest.mark.parametrize("cutoff", CUTOFFS)
 def test_more_suppression_sharpens_the_edge(cutoff):
     below = [response(high_pass(cutoff, suppress=k), 0.8 * cutoff) for k in range(1, 7)]

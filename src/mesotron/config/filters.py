@@ -19,9 +19,9 @@ class SpectrumConfig:
     promote: tuple[int, ...] = ()
     """Pion's promotion steps k_p, one curve for each."""
 
-    cutoff: tuple[float | Literal["noise"], ...] = ()
+    cutoff: tuple[float | Literal["aligned", "noise"], ...] = ()
     """Pion's continuous strengths, one curve for each: fractions of the largest singular value.
-    The word noise stands for the edge that pure noise of --shape would reach.
+    The word noise stands for the edge that pure noise of --shape would reach, aligned for 0.414.
     Without --promote and --cutoff Pion is shown with promote 0 and 2 and with the noise cutoff."""
 
     shape: tuple[int, int] = (1024, 4096)

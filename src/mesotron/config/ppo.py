@@ -100,7 +100,7 @@ class SnakeConfig:
     """Let Muon and Pion look one step ahead."""
 
     pion_cutoff: str = "noise"
-    """Strength of Pion: noise, or a fraction of the largest singular value such as 0.3."""
+    """Strength of Pion: noise, aligned, or a fraction of the largest singular value such as 0.3."""
 
     d_model: int = 32
     """Width of a token."""
@@ -289,13 +289,13 @@ class SnakeConfig:
         if self.use_muon and self.optim not in (None, "muon"):
             yield f"--use-muon and --optim {self.optim} name two optimizers: leave one out"
         if self.cutoff is None:
-            yield f"pion_cutoff={self.pion_cutoff!r} must be noise or a number such as 0.3"
+            yield f"pion_cutoff={self.pion_cutoff!r} must be noise, aligned or a number such as 0.3"
 
     @property
-    def cutoff(self) -> float | Literal["noise"] | None:
-        """Pion's strength as the filter takes it; None if it is neither."""
-        if self.pion_cutoff == "noise":
-            return "noise"
+    def cutoff(self) -> float | Literal["aligned", "noise"] | None:
+        """Pion's strength as the filter takes it; None if it is none."""
+        if self.pion_cutoff in ("aligned", "noise"):
+            return self.pion_cutoff
         try:
             return float(self.pion_cutoff)
         except ValueError:

@@ -198,8 +198,9 @@ class OptimConfig:
     promote: int | None = None
     """Pion's promotion steps k_p."""
 
-    cutoff: float | Literal["noise"] | None = None
-    """Pion's continuous strength: a fraction of the largest singular value, or noise."""
+    cutoff: float | Literal["aligned", "noise"] | None = None
+    """Pion's continuous strength: a fraction of the largest singular value, aligned (0.414),
+    or noise (the edge that pure noise would reach)."""
 
     rank: int | None = None
     """Low-rank Muon: keep this many directions of each block, by an exact SVD, which is slow."""

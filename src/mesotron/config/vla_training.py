@@ -78,9 +78,9 @@ class PartsOptimConfig:
     promote: int | None = None
     """Pion's promotion steps k_p."""
 
-    cutoff: float | Literal["noise"] | None = None
-    """Pion's continuous strength: a fraction of the largest singular value, or noise; noise if
-    neither this nor --optim.promote is given."""
+    cutoff: float | Literal["aligned", "noise"] | None = None
+    """Pion's continuous strength: a fraction of the largest singular value, aligned or noise; noise
+    if neither this nor --optim.promote is given."""
 
     rank: int = 8
     """Directions that low_rank keeps."""

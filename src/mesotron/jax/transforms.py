@@ -233,7 +233,8 @@ def pion(
             small ones. 0, the release's default, lets at most one direction of a matrix pass. A
             traced one works too; it is not checked, and not read beside a `cutoff`.
         cutoff: instead of `promote`, a continuous strength: a fraction of the largest singular
-            value, or "noise" for the edge that pure noise of the matrix's shape would reach.
+            value, "aligned" for sqrt(2) - 1 of it, or "noise" for the edge that pure noise of the
+            matrix's shape would reach.
         learning_rate, momentum, nesterov, weight_decay, scale, steps, views, dtype, momentum_dtype,
             batched, shardings, stats: as in `muon`.
 

@@ -106,7 +106,8 @@ class Pion(RoutedOptimizer):
             small ones. 0, the release's default, lets at most one direction of a block pass, and
             none if it holds less than about half of the energy: watch `dead_blocks` in `stats()`.
         cutoff: instead of `promote`, a continuous strength: a fraction of the largest singular
-            value, or "noise" for the edge that pure noise of the block's shape would reach.
+            value, "aligned" for sqrt(2) - 1 of it, or "noise" for the edge that pure noise of the
+            block's shape would reach.
         steps: of the filter; with `cutoff`, the suppression steps.
         params, lr, momentum, nesterov, weight_decay, scale, betas, eps, aux, dtype, momentum_dtype,
             batched, fused: as in `Muon`.

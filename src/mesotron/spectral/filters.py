@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 Triple = tuple[float, float, float]
-Cutoff = float | Literal["noise"]
+Cutoff = float | Literal["aligned", "noise"]
 
 # Jordan's coefficients: the largest slope at zero that still keeps sigma in about [0.7, 1.2] after
 # five steps.
@@ -28,6 +28,9 @@ PROMOTE: Triple = (1.875, -1.25, 0.375)
 SUPPRESS: Triple = (0.0, 2.5, -1.5)
 # Where suppression neither grows nor shrinks a singular value: s = 2.5 s^3 - 1.5 s^5 at s^2 = 2/3.
 FIXED_POINT = math.sqrt(2 / 3)
+# Of the steps u1 v1^T and u1 v1^T + u2 v2^T the second has the larger cosine with a gradient
+# s1 u1 v1^T + s2 u2 v2^T + ... where (s1 + s2) / sqrt(2) > s1.
+ALIGNED = math.sqrt(2) - 1
 # A cutoff filter cannot be aimed lower than this; it is far below the noise edge of any weight
 # matrix in use.
 SMALLEST_AIM = 1e-4
@@ -147,14 +150,17 @@ def high_pass(cutoff: Cutoff, suppress: int = 3) -> Filter:
     1.
 
     Args:
-        cutoff: a fraction of the largest singular value, or "noise": the edge that pure noise of
-            this shape reaches, (1/sqrt(m) + 1/sqrt(n)) of the Frobenius norm.
+        cutoff: a fraction of the largest singular value; "aligned": the fraction sqrt(2) - 1, above
+            which a second direction makes the step more like the gradient; or "noise": the edge
+            that pure noise of this shape reaches, (1/sqrt(m) + 1/sqrt(n)) of the Frobenius norm.
         suppress: suppression steps after the threshold is in place; each one sharpens the edge.
     """
+    if cutoff == "aligned":
+        cutoff = ALIGNED
     if cutoff != "noise" and not (isinstance(cutoff, int | float) and 0 < cutoff <= FIXED_POINT):
         raise ValueError(
-            f"cutoff={cutoff!r} must be 'noise' or a fraction between 0 and {FIXED_POINT:.4f}, the "
-            "highest that suppression can aim at"
+            f"cutoff={cutoff!r} must be 'aligned', 'noise' or a fraction between 0 and "
+            f"{FIXED_POINT:.4f}, the highest that suppression can aim at"
         )
     return Filter("pion", cutoff=cutoff, suppress=_positive(suppress))
 
