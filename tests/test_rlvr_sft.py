@@ -169,6 +169,8 @@ def test_a_finished_run_and_a_used_folder_are_refused(config):
         ({"batch": 0}, "--batch 0"),
         ({"loose": 1.5}, "--loose 1.5"),
         ({"save_every": -1}, "--save-every -1"),
+        ({"optim": OptimConfig(max_grad_norm=-1)}, "--optim.max-grad-norm -1 must be at least 0"),
+        ({"optim": OptimConfig(warmup=10)}, "--optim.warmup 10 is a share of the steps"),
     ],
 )
 def test_numbers_that_cannot_be_meant(config, change, said):

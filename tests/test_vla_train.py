@@ -236,6 +236,7 @@ def test_what_cannot_be_meant_is_one_sentence(config, demos, tmp_path):
     (tmp_path / "full" / "file").touch()
     wrong = {
         "--steps 0 must be at least 1": replace(config, steps=0),
+        "--optim.warmup 2 is a share": replace(config, optim=replace(config.optim, warmup=2)),
         "--dtype bfloat16 needs a GPU": replace(config, dtype="bfloat16"),
         "is not empty": replace(config, out=tmp_path / "full"),
         "mesotron vla demos": replace(config, demos=tmp_path / "none"),

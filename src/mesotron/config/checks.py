@@ -30,6 +30,21 @@ def check_least(config: object, least: Mapping[str, int]) -> None:
             raise ValueError(f"--{flag} inf must be a finite number")
 
 
+def check_warmup(share: float) -> None:
+    """Refuse a warm-up that is no share: Transformers would take 1 and more for a number of steps.
+
+    Args:
+        share: of the steps, over which the rate rises from 0.
+
+    Example:
+        >>> check_warmup(0.03)
+    """
+    if not 0 <= share < 1:
+        raise ValueError(
+            f"--optim.warmup {share:g} is a share of the steps: give a number from 0 to below 1"
+        )
+
+
 def check_writable(path: Path, name: str = "result.json") -> None:
     """Refuse a file that could not be written, before the minutes that its content takes.
 

@@ -7,6 +7,7 @@ import logging
 import math
 
 from mesotron.config import OptimConfig, RewardConfig, RolloutConfig, SftConfig, TrainConfig
+from mesotron.config.checks import check_least, check_warmup
 from mesotron.rlvr.objectives.first_round import first_round_prompts
 from mesotron.rlvr.objectives.options import SELF_LABELLED, trl_arguments
 from mesotron.rlvr.places import check_name
@@ -17,12 +18,17 @@ from mesotron.spectral import make_filter
 from mesotron.spectral.scale import check_scale
 
 log = logging.getLogger("mesotron")
+# Of every run of a language model, whether it is rewarded or shown what is right.
+LEAST = {
+    "steps": 1, "save_every": 0, "keep": 1, "seed": 0, "threads": 1, "model.lora": 0, "optim.lr": 0,
+    "optim.max_grad_norm": 0, "optim.rank": 1,
+}  # fmt: skip
 # Whose part of a reward a number is; format_share may come from a recipe whose parts were changed.
 PART_OF = {"near_unit": "near", "overlong_buffer": "overlong"}
 
 
 def check_parts(config: TrainConfig | SftConfig) -> None:
-    """Refuse a part of a run's config that no run can have.
+    """Refuse what no run of a language model can have, in its numbers and in its parts.
 
     Args:
         config: as parsed.
@@ -30,6 +36,7 @@ def check_parts(config: TrainConfig | SftConfig) -> None:
     Example:
         >>> check_parts(TrainConfig(optim=OptimConfig(name="pion", cutoff="noise")))
     """
+    check_least(config, LEAST)
     check_name(config.model.name)
     check_task(config.task)
     check_optim(config.optim)
@@ -161,6 +168,7 @@ def check_optim(config: OptimConfig) -> None:
     Example:
         >>> check_optim(OptimConfig(name="pion", promote=2))
     """
+    check_warmup(config.warmup)
     if not 0 <= config.momentum < 1:
         raise ValueError(f"--optim.momentum {config.momentum:g} must be at least 0 and below 1")
     if not 0 <= config.weight_decay < math.inf:

@@ -23,19 +23,11 @@ from mesotron.runs.processes import is_main, num_processes
 from mesotron.watch.budget import limits_of
 
 Limited = TypeVar("Limited", TrainConfig, SftConfig)  # whose cost may have a limit
+# Of these runs alone; what holds for every run is in `checks`.
 LEAST = {
-    "steps": 1,
     "eval_every": 0,
-    "save_every": 0,
-    "keep": 1,
-    "seed": 0,
-    "threads": 1,
     "watch.tries": 1,
     "watch.snr_every": 0,
-    "model.lora": 0,
-    "optim.lr": 0,
-    "optim.warmup": 0,
-    "optim.max_grad_norm": 0,
     "rollout.prompts": 1,
     "rollout.generations": 2,  # one alone has nothing to be compared with
     "rollout.max_tokens": 1,

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mesotron.config.checks import check_least
+from mesotron.config.checks import check_least, check_warmup
 from mesotron.config.vla_training import VlaTrainConfig
 from mesotron.optim import RoutingTable
 from mesotron.optim.device import choose_device, name_device
@@ -41,7 +41,7 @@ LEAST = {
     "save_every": 0, "keep": 1, "episodes": 0, "execute": 1, "workers": 1, "threads": 1, "where": 0,
     "policy.chunk": 1, "policy.patch": 1, "policy.flow_steps": 1, "policy.lora": 0, "optim.lr": 0,
     "optim.aux_lr": 0, "optim.action_scale": 0,
-    "optim.rank": 1, "optim.warmup": 0, "optim.max_grad_norm": 0,
+    "optim.rank": 1, "optim.max_grad_norm": 0,
 }  # fmt: skip
 
 
@@ -91,6 +91,7 @@ def plan(config: VlaTrainConfig) -> Plan[VlaTrainConfig]:
 def check(config: VlaTrainConfig) -> None:
     """Refuse what cannot be meant, before anything is loaded."""
     check_least(config, LEAST)
+    check_warmup(config.optim.warmup)
     check_together(config)
 
 
