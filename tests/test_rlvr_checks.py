@@ -57,6 +57,7 @@ def test_the_folder_that_the_main_process_made_is_no_obstacle_to_the_others(monk
         (["--reward.timeout", "0"], "--reward.timeout 0 must be"),
         (["--reward.timeout", "nan"], "--reward.timeout nan must be"),
         (["--model.name", "nope"], "there is no model 'nope'"),
+        (["--model.lora", "4", "--model.lora-alpha", "0"], "--model.lora-alpha 0 must be above 0"),
         (["--rollout.engine", "fused", "--model.lora", "8"], "fused does not go with LoRA"),
         (
             ["--task.name", "sums", "--task.num-eval", "700"],

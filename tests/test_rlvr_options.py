@@ -60,6 +60,12 @@ def test_an_entropy_bonus_is_constant_or_has_a_target():
             "= 1000 would .* 100 or less",
         ),
         ({"dynamic_oversample": 2.0}, "is for dynamic_sampling resample"),
+        ({"beta": float("nan")}, "beta = nan is no amount"),
+        ({"epsilon": -0.2}, "epsilon = -0.2 is no clip width"),
+        ({"epsilon_high": float("nan")}, "epsilon_high = nan is no clip width"),
+        ({"momentum": 5.0}, "momentum = 5.0 is a share: give a number from 0 to 1"),
+        ({"min_vote_share": float("nan")}, "min_vote_share = nan is a share"),
+        ({"entropy_filter": -1.0}, "entropy_filter = -1.0 must be 0 or more"),
         ({"dynamic_choice": "widest"}, "needs more groups than places"),
         ({"dynamic_max_rounds": 0, "dynamic_sampling": "resample"}, "would sample nothing"),
         ({"dynamic_max_rounds": 5}, "is for dynamic_sampling resample"),
@@ -67,7 +73,7 @@ def test_an_entropy_bonus_is_constant_or_has_a_target():
         ({"dynamic_tolerance": float("nan")}, "= nan is no"),
     ],
 )
-def test_exploration_that_cannot_be_meant_is_refused(options, told):
+def test_a_number_that_cannot_be_meant_is_refused(options, told):
     with pytest.raises(ValueError, match=told):
         arguments(**options)
 

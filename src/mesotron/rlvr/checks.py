@@ -38,6 +38,11 @@ def check_parts(config: TrainConfig | SftConfig) -> None:
     """
     check_least(config, LEAST)
     check_name(config.model.name)
+    if not 0 < config.model.lora_alpha < math.inf:
+        raise ValueError(
+            f"--model.lora-alpha {config.model.lora_alpha:g} must be above 0, and finite: 32 is "
+            "usual"
+        )
     check_task(config.task)
     check_optim(config.optim)
     if isinstance(config, TrainConfig):

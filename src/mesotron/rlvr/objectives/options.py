@@ -6,10 +6,11 @@ cispo whose cap falls back to a clip width of 0.2 (TRL 1.16). Here a name is the
 
 import logging
 from dataclasses import dataclass, replace
-from math import ceil, isfinite
+from math import ceil
 from typing import Any, Literal
 
 from mesotron.config.training import ObjectiveConfig, ObjectiveName, OptimConfig, RolloutConfig
+from mesotron.rlvr.objectives.limits import refuse_numbers
 
 log = logging.getLogger("mesotron")
 
@@ -17,11 +18,6 @@ SELF_LABELLED = ("vote", "mgrpo", "corewarding")
 ANCHORED = ("mgrpo", "corewarding")
 # Of an entropy bonus with a target that is out of reach: TRL would go on to 1, which is noise.
 MOST_ENTROPY_WEIGHT = 0.1
-# Of prompts for each that trains. All are sampled at once: where fewer than one group in a hundred
-# teaches, further rounds or other problems are the way.
-MOST_OVERSAMPLE = 100
-# Fields that must be finite numbers where they are given.
-EXPLORATION = ("entropy_bonus", "entropy_target", "dynamic_oversample", "dynamic_tolerance")
 
 
 @dataclass(frozen=True)
@@ -112,7 +108,7 @@ def _momentum_generations(given: ObjectiveConfig, generations: int) -> int:
 
 
 def _refuse_traps(given: ObjectiveConfig, found: ObjectiveConfig, generations: int) -> None:
-    _refuse_exploration(given)
+    refuse_numbers(given)
     name, N = found.name, found.momentum_generations or 0
     if name == "dr_grpo" and found.scale_rewards != "none":
         raise ValueError(
@@ -145,61 +141,6 @@ def _refuse_traps(given: ObjectiveConfig, found: ObjectiveConfig, generations: i
         raise ValueError(
             "corewarding takes its labels from the anchor and trains on the policy alone: give "
             "momentum_generations >= 1 and leave loss_on_momentum off"
-        )
-
-
-def _refuse_exploration(given: ObjectiveConfig) -> None:
-    for name in EXPLORATION:
-        number = getattr(given, name)
-        if number is not None and not isfinite(number):
-            raise ValueError(f"objective.{name} = {number} is no amount: give a finite number")
-    if given.entropy_bonus < 0:
-        raise ValueError(
-            f"objective.entropy_bonus = {given.entropy_bonus} would pay for certainty: give 0 or "
-            "more"
-        )
-    if given.entropy_target is not None and given.entropy_target <= 0:
-        raise ValueError(
-            f"objective.entropy_target = {given.entropy_target} is never undercut: give nats above "
-            "0, such as 0.3, or leave it out"
-        )
-    _refuse_dynamic(given)
-
-
-def _refuse_dynamic(given: ObjectiveConfig) -> None:
-    if given.dynamic_tolerance < 0:
-        raise ValueError(
-            f"objective.dynamic_tolerance = {given.dynamic_tolerance:g} would call no group alike, "
-            "not even one of equal rewards: give 0 or more"
-        )
-    rounds, usual = given.dynamic_max_rounds, ObjectiveConfig().dynamic_max_rounds
-    if rounds < 1:
-        raise ValueError(
-            f"objective.dynamic_max_rounds = {rounds} would sample nothing: give 1 or more"
-        )
-    if rounds != usual and given.dynamic_sampling != "resample":
-        raise ValueError(
-            f"objective.dynamic_max_rounds = {rounds} is for dynamic_sampling resample: give both"
-        )
-    more = given.dynamic_oversample
-    if more < 1:
-        raise ValueError(
-            f"objective.dynamic_oversample = {more} would sample fewer prompts than train: give 1 "
-            "or more"
-        )
-    if more > MOST_OVERSAMPLE:
-        raise ValueError(
-            f"objective.dynamic_oversample = {more:g} would sample {more:g} prompts at once for "
-            f"each that trains: give {MOST_OVERSAMPLE} or less, or more dynamic_max_rounds"
-        )
-    if more > 1 and given.dynamic_sampling != "resample":
-        raise ValueError(
-            f"objective.dynamic_oversample = {more} is for dynamic_sampling resample: give both"
-        )
-    if given.dynamic_choice == "widest" and more == 1:
-        raise ValueError(
-            "objective.dynamic_choice = widest needs more groups than places: give "
-            "dynamic_oversample above 1 too"
         )
 
 
