@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("beside_scripts")
 def given(tmp_path):
     return argparse.Namespace(
         parts=["tournament", "levers", "spectrum", "box", "horizon", "map", "gsm8k"], levers=[],
+        lever_seeds=[1, 2],
         contenders=["adamw", "muon", "pion_cutoff"], search_steps=60, final_steps=120,
         map_rollouts=40, box_steps=80, horizon_steps=1500, horizon_rate=1e-4, horizon_seeds=1,
         horizon_optim="muon",
@@ -222,3 +223,27 @@ def test_levers_are_means_of_their_seeds_and_no_place_is_kept(given, tmp_path):
     assert row[2] == f"{sum(both) / 2:.3f} (2)"
     assert row[-1] == "", "what was not logged is left out"
     assert read_results(tmp_path / "results.json.gz")["settings"] == {}
+
+
+def test_a_batch_in_pieces_has_the_gradient_of_the_whole(monkeypatch):
+    import supervised
+    import torch
+    from supervised import IGNORED, Supervised
+
+    from mesotron.config import ModelConfig, TaskConfig, TrainConfig
+
+    config = TrainConfig(model=ModelConfig(name="tiny"), task=TaskConfig(num_eval=2), device="cpu")
+    made = Supervised(config, 1)
+    batch = next(made.batches())
+    batch["labels"][0, :-1] = IGNORED  # rows with few tokens weigh less
+
+    def gradient(rows):
+        monkeypatch.setattr(supervised, "ROWS", rows)
+        made.model.zero_grad()
+        made.backward(batch)
+        return torch.cat([p.grad.flatten() for p in made.model.parameters()])
+
+    made.model(**batch).loss.backward()
+    whole = torch.cat([p.grad.flatten() for p in made.model.parameters()])
+    torch.testing.assert_close(gradient(len(batch["labels"])), whole)
+    torch.testing.assert_close(gradient(3), whole, rtol=1e-4, atol=1e-6)

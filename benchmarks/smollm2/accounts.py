@@ -17,7 +17,7 @@ def spectrum(cells: list[Cell]) -> str:
     """Means over all blocks, then by projection: rank, top share, SNR, edges, filters' cosines."""
     parts = ["## Cosine with other data, means over all blocks", "", all_means(cells)]
     for size in batch_sizes(cells):
-        parts += [f"## Gradient of {size} batch{'es' * (size != '1')} of 32 prompts", ""]
+        parts += [f"## Gradient of {size} batch{'es' * (size != '1')}", ""]
         rows, worth = [], []
         for cell in cells:
             for projection in PROJECTIONS:
@@ -49,8 +49,10 @@ def all_means(cells: list[Cell]) -> str:
 
 
 def source_of(cell: Cell) -> str:
-    """Supervised or reinforcement learning, and of what if not of sums."""
-    return ", ".join([cell["stage"], *filter(None, [cell.get("task")])])
+    """Supervised or reinforcement learning, of what if not of sums, of how many if not of 32."""
+    prompts = cell.get("prompts", 32)
+    few = f"{prompts} prompts" if prompts != 32 else None
+    return ", ".join([cell["stage"], *filter(None, [cell.get("task"), few])])
 
 
 def batch_sizes(cells: list[Cell]) -> list[str]:

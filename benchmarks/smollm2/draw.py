@@ -199,6 +199,7 @@ def draw_gsm8k(cells: list[Cell], path: Path) -> None:
     right.set(xlabel="step", title="four updates with each rollout")
     for axis in (left, right):
         axis.grid(alpha=0.3)
+        axis.set_visible(bool(axis.lines))
         if axis.lines:
             axis.legend(fontsize=7)
     save(figure, path)

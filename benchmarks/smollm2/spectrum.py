@@ -87,7 +87,9 @@ def spectrum_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
         number = heads.get(name.split(".")[1])
         if number:
             blocks.append({"block": name, "view": "heads", **measure(cut(G, name, number))})
-    return cell | {"blocks": blocks, "accuracy": reached, "seconds": time.time() - began}
+    prompts = config_of(full, given, Path("unused")).rollout.prompts
+    found = {"blocks": blocks, "prompts": prompts, "accuracy": reached}
+    return cell | found | {"seconds": time.time() - began}
 
 
 def from_rlvr(full: Cell, steps: int, given: Any, deadline: float) -> tuple[Any, Any, float | None]:
@@ -116,7 +118,7 @@ def from_sft(full: Cell, steps: int, given: Any, deadline: float) -> tuple[Any, 
     for number, batch in enumerate(made.batches()):
         if number >= steps:
             made.model.zero_grad()
-            made.loss(batch).backward()
+            made.backward(batch)
             for name, p in matrices(made.model).items():
                 assert p.grad is not None
                 kept[name].append(p.grad.detach().float().clone())

@@ -59,6 +59,7 @@ def read_arguments() -> argparse.Namespace:
     words.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
     words.add_argument("--seconds", type=float, default=500)
     words.add_argument("--workers", type=int, default=6)
+    words.add_argument("--threads", type=int, default=1, help="of each worker")
     words.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     words.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of every run")
     words.add_argument("--plain", action="store_true", help="graphs alone, nothing shared")

@@ -20,18 +20,18 @@ from mesotron.rlvr.optimizer import build_optimizer
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 
-BATCH = 32
+ROWS = 8  # of a batch that are in memory at once
 RATE = 2e-5
 LOOK_EVERY = 10
 LONGEST_WARM_UP = 400
-GSM8K_STEPS = 2 * 7473 // BATCH  # two epochs
+GSM8K_ROWS = 2 * 7473  # two epochs
 
 
 class Supervised:
     """A model, its problems and their solutions in batches.
 
     Args:
-        config: whose model, task and device are used.
+        config: whose model, task and device are used; a batch has its rollout's prompts.
         steps: batches that will be asked for at most.
     """
 
@@ -39,14 +39,15 @@ class Supervised:
         self.config, self.device = config, torch.device(config.device)
         self.task: Task = load_task(config.task)
         self.model, self.tokenizer = load_model(config.model, self.device)
-        solved = SftConfig(model=config.model, task=config.task, steps=steps, batch=BATCH)
+        self.batch = config.rollout.prompts
+        solved = SftConfig(model=config.model, task=config.task, steps=steps, batch=self.batch)
         self.rows = make_demonstrations(self.task, solved, self.tokenizer)
         self.model.train()
 
     def batches(self) -> Iterator[dict[str, Tensor]]:
         """Batches in their order, padded on the right."""
-        for first in range(0, len(self.rows), BATCH):
-            rows = self.rows[first : first + BATCH]
+        for first in range(0, len(self.rows), self.batch):
+            rows = self.rows[first : first + self.batch]
             long = max(map(len, rows["input_ids"]))
             pad = self.tokenizer.pad_token_id
             ids = [one + [pad] * (long - len(one)) for one in rows["input_ids"]]
@@ -55,10 +56,15 @@ class Supervised:
             made = {"input_ids": ids, "labels": labels, "attention_mask": mask}
             yield {name: torch.tensor(x, device=self.device) for name, x in made.items()}
 
-    def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """The mean over the completions' tokens, in bfloat16 on a GPU."""
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
-            return self.model(**batch).loss  # pyright: ignore
+    def backward(self, batch: dict[str, Tensor]) -> None:
+        """The gradient of the mean over the completions' tokens, a few rows at a time; in bfloat16
+        on a GPU."""
+        learned = (batch["labels"][:, 1:] != IGNORED).sum()
+        for first in range(0, len(batch["labels"]), ROWS):
+            piece = {name: x[first : first + ROWS] for name, x in batch.items()}
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
+                loss = self.model(**piece).loss  # pyright: ignore
+            (loss * (piece["labels"][:, 1:] != IGNORED).sum() / learned).backward()
 
     def accuracy(self) -> float:
         """Greedy, on the held-out problems."""
@@ -72,7 +78,7 @@ class Supervised:
         """Steps of AdamW until told to end, or until the batches are used up."""
         optimizer = build_optimizer(self.model, OptimConfig(name="adamw", lr=RATE))
         for step, batch in enumerate(self.batches(), 1):
-            self.loss(batch).backward()
+            self.backward(batch)
             optimizer.step()
             optimizer.zero_grad()
             if until(step):
@@ -86,7 +92,8 @@ def warm_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     full = usual | {"steps": 1, "set": []} | cell
     config = config_of(full, given, Path("unused"))
     long = cell["part"] == "gsm8k"
-    made = Supervised(config, given.gsm8k_sft or GSM8K_STEPS if long else LONGEST_WARM_UP)
+    steps = given.gsm8k_sft or GSM8K_ROWS // config.rollout.prompts
+    made = Supervised(config, steps if long else LONGEST_WARM_UP)
     curve = [[0, made.accuracy()]]
 
     def until(step: int) -> bool:
@@ -98,7 +105,7 @@ def warm_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     if time.time() > deadline:
         return None
     if long:
-        curve.append([len(made.rows) // BATCH, made.accuracy()])
+        curve.append([len(made.rows) // made.batch, made.accuracy()])
     folder = warm_folder(given.state, cell["part"])
     draft = folder.with_suffix(".draft")
     made.model.save_pretrained(draft)

@@ -20,7 +20,8 @@ def work(values: dict[str, Any], number: int, line: Any, deadline: float) -> Non
     given = argparse.Namespace(**values)
     log = (given.state / f"worker{number}.log").open("a", buffering=1)
     sys.stdout = sys.stderr = log
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ["OMP_NUM_THREADS"] = str(given.threads)
     do_cells(line, lambda cell: run_cell(cell, given, deadline))
 
 
@@ -28,7 +29,7 @@ def run_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
     """The work of one cell, by its part and stage."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(given.threads)
     torch.set_float32_matmul_precision("high")  # for what autocast does not cover
     from box import box_cell
     from spectrum import spectrum_cell

@@ -71,7 +71,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=4, help="seconds between evaluations")
     parser.add_argument("--target", type=float, default=TARGET)
     parser.add_argument("--pace", type=float, nargs=2, metavar=("FIRST", "LATER"),
-                        help="seconds of a step alone, instead of measuring them first")  # fmt: skip
+                        help="seconds of a step alone, not to be measured first")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=200, help="for all cells together")
     parser.add_argument("--out", type=Path, default=Path("results/speedrun.json"))
     parser.add_argument("--model", help="a model folder or .gguf file instead of smollm2")
