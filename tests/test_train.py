@@ -434,7 +434,7 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
         ("--rollout.temperature 0", "--rollout.temperature 0 must be above 0"),
         ("--optim.lr nan", "--optim.lr nan must be at least 0"),
         ("--optim.cutoff 0.5", "optim.cutoff = 0.5 is Pion's"),
-        ("--optim.name pion --optim.cutoff 3", "cutoff=3.0 must be 'aligned', 'noise' or a fraction"),
+        ("--optim.name pion --optim.cutoff 3", "cutoff=3.0 must be 'aligned', 'noise' or a frac"),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_leaves_no_run(run, capsys, words, told):
