@@ -51,7 +51,7 @@ class Filter:
 
     name: str
     steps: tuple[Triple, ...] = ()
-    cutoff: Cutoff | None = None
+    cutoff: float | Literal["noise"] | None = None
     suppress: int = 3
     rank: int | None = None
 
@@ -155,14 +155,13 @@ def high_pass(cutoff: Cutoff, suppress: int = 3) -> Filter:
             that pure noise of this shape reaches, (1/sqrt(m) + 1/sqrt(n)) of the Frobenius norm.
         suppress: suppression steps after the threshold is in place; each one sharpens the edge.
     """
-    if cutoff == "aligned":
-        cutoff = ALIGNED
-    if cutoff != "noise" and not (isinstance(cutoff, int | float) and 0 < cutoff <= FIXED_POINT):
+    edge = ALIGNED if cutoff == "aligned" else cutoff
+    if edge != "noise" and not (isinstance(edge, int | float) and 0 < edge <= FIXED_POINT):
         raise ValueError(
             f"cutoff={cutoff!r} must be 'aligned', 'noise' or a fraction between 0 and "
             f"{FIXED_POINT:.4f}, the highest that suppression can aim at"
         )
-    return Filter("pion", cutoff=cutoff, suppress=_positive(suppress))
+    return Filter("pion", cutoff=edge, suppress=_positive(suppress))
 
 
 def low_rank(rank: int = 128) -> Filter:
