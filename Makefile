@@ -36,7 +36,7 @@ slow: $(STAMP)  ## every test, the slow ones too
 	$(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) -m "slow or not slow"
 
 screenshots: $(STAMP)  ## take the documentation's pictures of the report anew (needs chromium)
-	MESOTRON_SCREENSHOTS=1 $(TEST_ENV) $(BIN)/pytest -q tests/test_report_browser.py -k screenshots
+	MESOTRON_SCREENSHOTS=1 $(TEST_ENV) $(BIN)/pytest -q tests/report/test_browser.py -k screenshots
 
 docs: $(STAMP)  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -24,7 +24,7 @@ from mesotron.arguments import parse
 from mesotron.flags import flags_of
 from mesotron.runs import RunFolder
 from mesotron.watch import DETECTORS
-from quick_jax import quick_compilation  # noqa: F401
+from support.quick_jax import quick_compilation  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

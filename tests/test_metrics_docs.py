@@ -13,7 +13,7 @@ from mesotron.config.training import ObjectiveConfig
 from mesotron.optim.optimizer import Muon, Pion
 from mesotron.runs import RunFolder
 from mesotron.spectral.scale import SCALES, step_scale
-from rlvr_tiny import make_trainer, rows
+from support.rlvr_tiny import make_trainer, rows
 
 DOCS = Path(__file__).parents[1] / "docs"
 AUXILIARY = {"<group>/update_rms", "<group>/cosine", "<group>/skipped"}

@@ -24,7 +24,7 @@ WARN, STOP = 0.75, 1.0
 # The longer a run, the more chances has noise to look like a change: what is asked for, in shares
 # of the settings' noise, grows with the logarithm of the values seen. Of runs of 2,000 rows or 200
 # evaluations in which nothing changes, about 2 in 100 are stopped, 5 at worst
-# (tests/test_watch_evaluations.py).
+# (tests/watch/test_evaluations.py).
 RARE, ROWS, GROWTH = 0.65, 0.55, 0.125
 # A warning is over when nothing showed it for this many times its patience.
 CLEAR = 4

@@ -1,0 +1,231 @@
+"""Sweeps: files that W&B and Optuna both read, and a study that prunes, stops and goes on."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mesotron.arguments import parse
+from mesotron.cli import COMMANDS, main, split_name
+from mesotron.compare import sweep
+from mesotron.compare.space import read_space
+from mesotron.compare.trials import read_score, start_words
+from mesotron.config import SweepConfig, VlaTrainConfig
+from mesotron.runs import RunFolder
+
+pytest.importorskip("optuna")
+yaml = pytest.importorskip("yaml")
+
+from mesotron.compare.study import Study  # noqa: E402 - it loads optuna
+
+FILES = sorted((Path(__file__).parents[2] / "sweeps").glob("*.yaml"))
+TRIAL = Path(__file__).parents[1] / "support" / "sweep_trial.py"
+RATES = ["--space", "optim.lr=1e-5..1e-1", "--every", "0.05"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A sweep's folder, with trials that train nothing."""
+    words = [sys.executable, str(TRIAL)]
+    monkeypatch.setattr(sweep, "process_words", lambda rest: [*words, *rest])
+    return tmp_path / "s"
+
+
+def trials(folder):
+    return json.loads((folder / "sweep.json").read_text())["trials"]
+
+
+def run_sweep(folder, count, *words):
+    return main(["sweep", "arith", *RATES, "--trials", str(count), *words, "--out", str(folder)])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_the_files_ask_for_is_what_the_command_takes(path, tmp_path):
+    """As `wandb agent` writes it (--name=value, Python's True), and as our own sweep does."""
+    values = yaml.safe_load(path.read_text())
+    assert values["command"][0] == values["program"] == "mesotron"
+    assert values["metric"]["goal"] == "maximize"
+    space, rng = read_space(str(path), []), random.Random(0)
+    for _ in range(4):
+        drawn = {one.name: one.sample(rng) for one in space.dimensions}
+        args = [f"--{name}={value}" for name, value in drawn.items()]
+        by_agent = [word for word in values["command"][1:] if word != "${args}"] + args
+        for words in (by_agent, start_words(space.words(drawn), tmp_path / "t", threads=1)):
+            name, rest = split_name(words)
+            command = COMMANDS[name]
+            config = parse(command.config_type, rest, f"mesotron {name}", command.presets)
+            for flag, value in drawn.items():
+                found = config
+                for part in flag.replace("-", "_").split("."):
+                    found = getattr(found, part)
+                assert found == value
+        assert not any("wandb" in word for word in space.words(drawn))
+
+
+def test_the_snake_file_covers_what_it_promises():
+    space = read_space(str(FILES[[path.stem for path in FILES].index("snake_muon")]), [])
+    ranges = {one.name: (one.low, one.high) for one in space.dimensions}
+    assert ranges["muon-lr"] == (0.01, 0.05)
+    assert ranges["aux-adam-lr"] == (5e-5, 1e-3)
+    assert ranges["muon-momentum"] == (0.90, 0.99)
+
+
+def test_a_sweep_finds_the_best_rate_and_prunes_what_the_watch_calls_dead(folder, capsys):
+    assert run_sweep(folder, 8, "--workers", "2") == 0
+    rows = trials(folder)
+    assert len(rows) == 8
+    scored = [row for row in rows if row["score"] is not None]
+    pruned = [row for row in rows if row["score"] is None]
+    assert all(row["values"]["optim.lr"] <= 1e-2 for row in scored)
+    assert pruned
+    assert all(row["values"]["optim.lr"] > 1e-2 for row in pruned)
+    assert all("reward collapse" in row["why"] for row in pruned)
+    assert rows[0]["score"] == max(row["score"] for row in scored)
+    assert len({row["values"]["optim.lr"] for row in rows}) == 8
+    assert "the best: mesotron train arith --optim.lr=" in capsys.readouterr().out
+
+
+def test_a_finished_study_runs_nothing_again_and_grows_when_asked(folder, capsys):
+    space = ["--space", "optim.lr=1e-4..1e-3"]
+    assert run_sweep(folder, 2, *space) == 0
+    first = trials(folder)
+    capsys.readouterr()
+    assert run_sweep(folder, 2, *space) == 0
+    assert "trial 0" not in capsys.readouterr().out
+    assert run_sweep(folder, 3, *space) == 0
+    assert len(trials(folder)) == 3
+    assert {row["number"] for row in first} < {row["number"] for row in trials(folder)}
+
+
+def test_a_stopped_sweep_takes_its_trials_up_again(folder, monkeypatch, capsys):
+    space = ["--space", "optim.lr=1e-4..1e-3", "--workers", "2"]
+    looks = []
+
+    def look(seconds, sleep=sweep.time.sleep):
+        looks.append(seconds)
+        if sum(path.stat().st_size > 100 for path in folder.glob("trials/*/metrics.jsonl")) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            monkeypatch.setattr(sweep.time, "sleep", sleep)
+        sleep(seconds)
+
+    monkeypatch.setenv("SECONDS_A_STEP", "0.1")
+    monkeypatch.setattr(sweep.time, "sleep", look)
+    assert run_sweep(folder, 2, *space) == 130
+    assert "the same command goes on" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setenv("SECONDS_A_STEP", "0")
+    assert run_sweep(folder, 2, *space) == 0
+    rows = trials(folder)
+    assert {row["number"] for row in rows} == {0, 1}
+    resumed = [RunFolder(path).result["resumed_at"] for path in folder.glob("trials/trial-000?")]
+    assert len(resumed) == 2
+    assert min(resumed) > 0
+
+
+def test_two_processes_share_a_study_without_sharing_a_trial(folder):
+    code = (
+        "import sys; from mesotron.compare import sweep; from mesotron.cli import main;"
+        "words = [sys.executable, sys.argv[1]];"
+        "sweep.process_words = lambda rest: [*words, *rest]; sys.exit(main(sys.argv[2:]))"
+    )
+    words = ["sweep", "arith", "--space", "optim.lr=1e-4..1e-3", "--every", "0.05"]
+    words += ["--trials", "4", "--workers", "1", "--out", str(folder)]
+    started = [subprocess.Popen([sys.executable, "-c", code, str(TRIAL), *words]) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in started] == [0, 0]
+    assert run_sweep(folder, 1, "--space", "optim.lr=1e-4..1e-3") == 0  # reads what both have left
+    rows = trials(folder)
+    assert 4 <= len(rows) <= 5
+    assert len({row["values"]["optim.lr"] for row in rows}) == len(rows)
+
+
+def test_a_trial_that_ended_between_the_look_and_the_claim_is_left_alone(tmp_path):
+    config = SweepConfig(file="arith", space=("optim.lr=1e-4..1e-3",))
+    study = Study(read_space(config.file, config.space), config, tmp_path)
+    trial = study.next()
+    [seen] = study.study.get_trials()  # by another worker, while it runs
+    study.complete(trial, 0.5)
+    assert study._take_up(seen) is None
+    claim = study._claim(trial.number)
+    assert claim is not None  # and was let go
+    claim.close()
+
+
+def test_a_study_keeps_its_goal_and_metric_and_shows_them(folder, capsys):
+    space = ["--space", "optim.lr=1e-4..1e-3", "--metric", "train/reward"]
+    assert run_sweep(folder, 1, *space) == 0
+    assert json.loads((folder / "sweep.json").read_text())["metric"] == "train/reward"
+    assert "train/reward" in capsys.readouterr().out
+    assert run_sweep(folder, 2, *space[:2]) == 2
+    assert "has the metric train/reward, not score" in " ".join(capsys.readouterr().err.split())
+    assert run_sweep(folder, 2, *space, "--goal", "minimize") == 2
+    assert "has the goal maximize, not minimize" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_sweep_whose_every_trial_crashes_ends_with_the_reason(folder, monkeypatch, capsys):
+    monkeypatch.setenv("CRASH", "1")
+    assert run_sweep(folder, 20, "--workers", "1") == 2
+    assert "3 trials in a row have failed" in (told := capsys.readouterr().err)
+    assert "RuntimeError: out of memory" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("parameters: {}", "command must be a list"),
+        ("command: [mesotron, train, arith, '${args}']", "nothing to search"),
+        ("command: [mesotron, bench, ppo, '${args}']\nparameters: {a: {values: [1, 2]}}",
+         "bench ppo cannot be swept"),
+        ("command: [mesotron, train, '${args}']\nparameters: {a: {min: 1e-5, max: 1}}",
+         "YAML reads '1e-5'"),
+        ("command: [mesotron, train, '${args}']\nparameters: {a: {min: 2, max: 1}}",
+         "is no range"),
+        ("command: [mesotron, train, '${args}']\nparameters: {a: {distribution: beta}}",
+         "distribution 'beta'"),
+        ("command: [mesotron, train, '${args}'", "cannot be read"),
+        ("parameters: [a]", "parameters must be a mapping, not ['a']"),
+        ("metric: reward", "metric must be a mapping, not 'reward'"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_is_refused_with_a_sentence(text, sentence, tmp_path, capsys):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    assert main(["sweep", str(path), "--out", str(tmp_path / "s")]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_file_that_is_no_text_is_refused_with_a_sentence(tmp_path, capsys):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"\xff\xfe")
+    assert main(["sweep", str(path)]) == 2
+    assert "bad.yaml cannot be read: 'utf-8' codec" in capsys.readouterr().err
+
+
+def test_json_says_the_same_as_yaml(tmp_path):
+    path = FILES[0]
+    copy = tmp_path / path.with_suffix(".json").name
+    copy.write_text(json.dumps(yaml.safe_load(path.read_text())))
+    assert read_space(str(copy), []) == read_space(str(path), [])
+
+
+def test_a_score_is_found_in_rows_or_in_the_result(tmp_path):
+    run = RunFolder.create(tmp_path / "r", {}, {})
+    for step in range(1, 21):
+        run.append("metrics", {"step": step, "reward": step / 20})
+    assert read_score(run.path, "train/reward", ["train"]) is None  # it has not ended
+    run.finish({"after": {"value": 0.4}, "greedy_fruit": 7.5}, "")
+    assert read_score(run.path, "train/reward", ["train"]) == pytest.approx((0.95 + 1.0) / 2)
+    assert read_score(run.path, "eval/greedy_fruit", ["ppo", "snake"]) == 7.5
+    assert read_score(run.path, None, ["train"]) == 0.4
+    assert read_score(run.path, None, ["ppo", "snake"]) == 7.5
+    assert read_score(run.path, "no/such", ["train"]) is None
+
+
+@pytest.mark.parametrize(("own", "workers"), [([], 1), (["--workers", "3"], 3)])
+def test_a_robots_trial_leaves_the_processors_to_the_others(own, workers, tmp_path):
+    words = start_words(["vla", "train", "demos", *own], tmp_path / "t", threads=1)
+    assert parse(VlaTrainConfig, words[2:], "vla train").workers == workers

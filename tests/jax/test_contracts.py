@@ -1,0 +1,266 @@
+"""The table of the JAX optimizers times one list of promises, as test_contracts is for torch: a new
+optimizer gets its tests by adding a row to `OPTIMIZERS`.
+
+Every row is compiled once for float32 and its step serves all promises.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
+jnp = jax.numpy
+from mesotron import jax as mj  # noqa: E402
+from support.quick_jax import quick_compilation  # noqa: E402, F401
+
+RATE, DECAY = 0.1, 0.5
+# Two equal shapes, one of them turned, and a stack; a network for the rows that sort one.
+MATRICES = {"tall": (8, 6), "wide": (6, 8), "stack": (2, 5, 5)}
+NETWORK = {
+    "input/kernel": (3, 6),
+    "Dense_0/kernel": (6, 6),
+    "Dense_0/bias": (6,),
+    "head/kernel": (6, 2),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """An optimizer.
+
+    Args:
+        make: options in, transformation out.
+        network: it sorts a network; otherwise it takes matrices alone.
+    """
+
+    make: Callable
+    network: bool = False
+
+
+def _with(make: Callable, **fixed) -> Callable:
+    return lambda **options: make(RATE, **{"weight_decay": DECAY, **fixed, **options})
+
+
+OPTIMIZERS = {
+    "muon": Row(_with(mj.muon)),
+    "muon_plain_momentum": Row(_with(mj.muon, nesterov=False)),
+    "polar_express": Row(_with(mj.muon, filter="polar_express")),
+    "cubic": Row(_with(mj.muon, ns="cubic")),
+    "low_rank": Row(_with(mj.muon, filter="low_rank", rank=3)),
+    "pion_promote": Row(_with(mj.pion, promote=2)),
+    "pion_cutoff": Row(_with(mj.pion, cutoff=0.3)),
+    "pion_noise": Row(_with(mj.pion, cutoff="noise")),
+    "chain_with_muon": Row(_with(mj.chain_with_muon, aux_lr=RATE), network=True),
+    "chain_with_pion": Row(_with(mj.chain_with_pion, aux_lr=RATE, promote=2), network=True),
+}
+SPECTRAL = [name for name, row in OPTIMIZERS.items() if not row.network]
+every = pytest.mark.parametrize("name", OPTIMIZERS)
+spectral = pytest.mark.parametrize("name", SPECTRAL)
+
+
+def tree(name: str, seed: int, dtype: str = "float32") -> dict:
+    """Random numbers in the shape of the row's parameters: {"Dense_0": {"kernel": ...}}."""
+    rng = np.random.default_rng(seed)
+    shapes = NETWORK if OPTIMIZERS[name].network else MATRICES
+    out: dict = {}
+    for path, shape in shapes.items():
+        *modules, leaf = path.split("/")
+        place = out
+        for module in modules:
+            place = place.setdefault(module, {})
+        place[leaf] = jnp.asarray(rng.normal(size=shape), dtype)
+    return out
+
+
+@cache
+def compiled(name: str) -> tuple:
+    """The row's transformation and its jitted step: (params, state, grads) -> (params, state)."""
+    tx = OPTIMIZERS[name].make()
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return tx, step
+
+
+def run(name: str, seeds: range, params=None, state=None) -> tuple:
+    tx, step = compiled(name)
+    params = tree(name, 0) if params is None else params
+    state = tx.init(params) if state is None else state
+    for seed in seeds:
+        params, state = step(params, state, tree(name, seed))
+    return params, state
+
+
+def assert_equal(found, expected, atol: float = 0.0) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=atol)
+
+
+@every
+def test_it_learns(name):
+    """The gradient of |W - T|^2 / 2 is W - T."""
+    tx, step = compiled(name)
+    params, target = tree(name, 0), jax.tree.map(lambda x: 0.3 * x, tree(name, 9))
+    distance = lambda p: float(optax.tree.norm(jax.tree.map(jnp.subtract, p, target)))  # noqa: E731
+    state, before = tx.init(params), distance(params)
+    for _ in range(15):
+        params, state = step(params, state, jax.tree.map(jnp.subtract, params, target))
+    assert distance(params) < 0.8 * before
+
+
+@every
+def test_runs_are_deterministic(name):
+    assert_equal(run(name, range(1, 4)), run(name, range(1, 4)))
+
+
+@every
+def test_a_resumed_run_equals_one_left_alone(name):
+    """Through plain numpy arrays, as any checkpoint keeps a tree."""
+    params, state = jax.tree.map(np.array, run(name, range(1, 3)))
+    assert_equal(run(name, range(3, 5), params, state), run(name, range(1, 5)))
+
+
+@every
+def test_zero_gradients_are_decay_alone_and_it_is_decoupled(name):
+    tx, step = compiled(name)
+    params = tree(name, 0)
+    found, _ = step(params, tx.init(params), jax.tree.map(jnp.zeros_like, params))
+    expected = jax.tree_util.tree_map_with_path(
+        lambda path, p: p if "bias" in str(path) else (1 - RATE * DECAY) * p, params
+    )
+    assert_equal(found, expected, atol=1e-6)
+
+
+@spectral
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1e12, 1e30])
+def test_the_size_of_gradients_does_not_matter(name, size):
+    ends = []
+    for factor in (1.0, size):
+        tx, step = compiled(name)
+        params = tree(name, 0)
+        state = tx.init(params)
+        for seed in (1, 2):
+            params, state = step(params, state, optax.tree.scale(factor, tree(name, seed)))
+        ends.append(params)
+    assert_equal(ends[1], ends[0], atol=1e-4)
+
+
+@every
+@pytest.mark.parametrize("size", [1e-38, 1e37])
+def test_extreme_gradients_leave_everything_finite(name, size):
+    tx, step = compiled(name)
+    params = tree(name, 0)
+    grads = jax.tree.map(lambda g: g * size, tree(name, 1))
+    found, _ = step(params, tx.init(params), grads)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(found))
+
+
+@every
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_gradient_that_is_not_finite_skips_its_matrix_and_the_next_recovers(name, bad):
+    _, step = compiled(name)
+    place = ("Dense_0", "kernel") if OPTIMIZERS[name].network else ("wide",)
+    params, state = run(name, range(1, 2))
+    good, broken = tree(name, 2), tree(name, 2)
+    holder = broken[place[0]] if len(place) == 2 else broken
+    holder[place[-1]] = holder[place[-1]].at[1, 2].set(bad)
+    found, kept = step(params, state, broken)
+    expected, _ = step(params, state, good)
+    for (path, new), old, clean in zip(
+        jax.tree_util.tree_leaves_with_path(found),
+        jax.tree.leaves(params),
+        jax.tree.leaves(expected),
+        strict=True,
+    ):
+        hit = tuple(key.key for key in path) == place
+        if not hit and OPTIMIZERS[name].network:
+            assert (new != old).any()  # the clip's norm is another without the bad leaf
+        else:
+            np.testing.assert_allclose(new, old if hit else clean, atol=0 if hit else 1e-5)
+    after, _ = step(found, kept, good)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves((after, kept)))
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), after, found)
+    assert all(jax.tree.leaves(moved))
+
+
+@every
+def test_nothing_finite_is_no_step(name):
+    tx, step = compiled(name)
+    params = tree(name, 0)
+    grads = jax.tree.map(lambda g: g * jnp.nan, tree(name, 1))
+    found, state = step(params, tx.init(params), grads)
+    assert_equal(found, params)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("name", ["muon", "pion_noise", "chain_with_muon"])
+def test_bfloat16_weights_keep_their_dtype_and_float32_momentum(name):
+    tx = OPTIMIZERS[name].make(dtype="float32")
+    params, grads = (tree(name, k, "bfloat16") for k in (0, 1))
+    update = jax.jit(tx.update)
+    state = tx.init(params)
+    for _ in range(2):  # the second would fail if a state changed its dtype
+        updates, new = update(grads, state, params)
+        assert {u.dtype for u in jax.tree.leaves(updates)} == {jnp.dtype("bfloat16")}
+        assert jax.tree.map(lambda x: x.dtype, new) == jax.tree.map(lambda x: x.dtype, state)
+        state = new
+    momenta = [x for x in jax.tree.leaves(state, is_leaf=is_spectral) if is_spectral(x)]
+    assert {m.dtype for m in jax.tree.leaves(momenta[0].momentum)} == {jnp.dtype("float32")}
+
+
+def is_spectral(node) -> bool:
+    return isinstance(node, mj.SpectralState)
+
+
+@pytest.mark.parametrize("name", ["pion_promote", "chain_with_muon"])
+def test_accumulated_gradients_make_one_step(name):
+    tx = optax.MultiSteps(OPTIMIZERS[name].make(), every_k_schedule=2)
+    params = tree(name, 0)
+    update, state = jax.jit(tx.update), tx.init(params)
+    first, state = update(tree(name, 1), state, params)
+    second, state = update(tree(name, 2), state, params)
+    assert not any(u.any() for u in jax.tree.leaves(first))
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, tree(name, 1), tree(name, 2))
+    plain, step = compiled(name)
+    expected, _ = step(params, plain.init(params), mean)
+    assert_equal(optax.apply_updates(params, second), expected, atol=1e-5)
+
+
+RATES = {
+    "muon": ("learning_rate", lambda rate: {"learning_rate": rate}),
+    "pion_promote": ("learning_rate", lambda rate: {"learning_rate": rate, "promote": 2}),
+    "chain_with_muon": ("muon_lr", lambda rate: {"muon_lr": rate, "aux_lr": RATE}),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_rates_are_injected_without_static_arguments_and_vmapped(name):
+    """Two runs of other rates in one program; the second is the row's own."""
+    key, options = RATES[name]
+    factory = {"muon": mj.muon, "pion_promote": mj.pion, "chain_with_muon": mj.chain_with_muon}
+    make = optax.inject_hyperparams(factory[name])
+    tx = make(**options(0.0), weight_decay=DECAY)
+    params, grads = tree(name, 0), tree(name, 1)
+
+    @jax.jit
+    @jax.vmap
+    def first_step(rate):
+        state = tx.init(params)
+        state.hyperparams[key] = rate
+        return tx.update(grads, state, params)[0]
+
+    updates = first_step(jnp.array([0.03, RATE]))
+    plain, step = compiled(name)
+    expected, _ = step(params, plain.init(params), grads)
+    own = jax.tree.map(lambda u: u[1], updates)
+    assert_equal(optax.apply_updates(params, own), expected, atol=1e-5)
+    matrix = lambda u: u["Dense_0"]["kernel"] if "Dense_0" in u else u["wide"]  # noqa: E731
+    np.testing.assert_allclose(matrix(updates)[0], 0.3 * matrix(updates)[1], atol=1e-6)

@@ -1,0 +1,341 @@
+"""Labels of parameter trees: who is sorted where, in flax, Equinox and plain trees, and doubts."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
+jnp = jax.numpy
+from mesotron import jax as mj  # noqa: E402
+from mesotron.jax.labels import label  # noqa: E402
+from support.quick_jax import quick_compilation  # noqa: E402, F401
+
+
+def leaf(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def dense(inputs: int, outputs: int, *stack: int) -> dict:
+    return {"kernel": leaf(*stack, inputs, outputs), "bias": leaf(*stack, outputs)}
+
+
+def attention(width: int, heads: int, *stack: int, bias: bool = True) -> dict:
+    size = width // heads
+    queries = {"kernel": leaf(*stack, width, heads, size)}
+    out = {"kernel": leaf(*stack, heads, size, width)}
+    if bias:
+        queries["bias"], out["bias"] = leaf(*stack, heads, size), leaf(*stack, width)
+    return {"query": queries, "key": queries, "value": queries, "out": out}
+
+
+def norm(width: int, *stack: int) -> dict:
+    return {"scale": leaf(*stack, width), "bias": leaf(*stack, width)}
+
+
+def transformer(*stack: int, bias: bool = True) -> dict:
+    block = {
+        "attention": attention(16, 4, *stack, bias=bias),
+        "Dense_0": dense(16, 64, *stack),
+        "Dense_1": dense(64, 16, *stack),
+        "LayerNorm_0": norm(16, *stack),
+    }
+    blocks = {"layers": block} if stack else {"Block_0": block, "Block_1": block}
+    ends = {"input_proj": dense(5, 16), "policy_head": dense(16, 4), "value": dense(16, 1)}
+    return {"params": {**blocks, **ends, "pos_embedding": leaf(1, 9, 16), "ln_f": norm(16)}}
+
+
+def table(tree, **options) -> dict[str, tuple[str, str]]:
+    """Path -> (role, view) of all but vectors."""
+    rows = label(tree, **options).rows
+    return {r.path: (r.role, r.view) for r in rows if r.role not in ("bias", "norm")}
+
+
+def test_a_transformer_is_sorted_by_role():
+    found = table(transformer())
+    inside = {
+        "attention/query/kernel": ("attention", "ioo"),
+        "attention/key/kernel": ("attention", "ioo"),
+        "attention/value/kernel": ("attention", "ioo"),
+        "attention/out/kernel": ("attention", "iio"),
+        "Dense_0/kernel": ("matrix", "io"),
+        "Dense_1/kernel": ("matrix", "io"),
+    }
+    blocks = {f"params/Block_{k}/{path}": row for k in (0, 1) for path, row in inside.items()}
+    assert found == blocks | {
+        "params/input_proj/kernel": ("input", "-"),
+        "params/policy_head/kernel": ("head", "-"),
+        "params/value/kernel": ("head", "-"),
+        "params/pos_embedding": ("position or token", "-"),
+    }
+
+
+def test_heads_can_be_filtered_one_by_one():
+    found = table(transformer(), per_head=True)
+    assert found["params/Block_0/attention/query/kernel"] == ("attention", "iso")
+    assert found["params/Block_0/attention/out/kernel"] == ("attention", "sio")
+    assert found["params/Block_0/Dense_0/kernel"] == ("matrix", "io")
+
+
+def test_stacked_layers_are_batches_and_their_biases_are_not_matrices():
+    for bias in (True, False):
+        found = table(transformer(3, bias=bias))
+        assert found["params/layers/attention/query/kernel"] == ("attention", "sioo")
+        assert found["params/layers/attention/out/kernel"] == ("attention", "siio")
+        assert found["params/layers/Dense_0/kernel"] == ("matrix", "sio")
+        assert "params/layers/Dense_0/bias" not in found
+
+
+def test_the_real_flax_names_are_known():
+    nn = pytest.importorskip("flax.linen")
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Embed(7, 8)(x)
+            x = nn.MultiHeadDotProductAttention(num_heads=2)(nn.LayerNorm()(x))
+            x = nn.gelu(nn.Dense(16)(x))
+            x = nn.Dense(8)(x)
+            return nn.Dense(7, name="lm_head")(x)
+
+    variables = jax.eval_shape(Net().init, jax.random.key(0), jnp.zeros((1, 3), jnp.int32))
+    assert table(variables) == {
+        "params/Embed_0/embedding": ("embedding", "-"),
+        "params/MultiHeadDotProductAttention_0/query/kernel": ("attention", "ioo"),
+        "params/MultiHeadDotProductAttention_0/key/kernel": ("attention", "ioo"),
+        "params/MultiHeadDotProductAttention_0/value/kernel": ("attention", "ioo"),
+        "params/MultiHeadDotProductAttention_0/out/kernel": ("attention", "iio"),
+        "params/Dense_0/kernel": ("matrix", "io"),
+        "params/Dense_1/kernel": ("matrix", "io"),
+        "params/lm_head/kernel": ("head", "-"),
+    }
+
+
+def test_a_module_with_fields_has_its_outputs_first():
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(3, 2, 16, 3, key=jax.random.key(0))
+    assert table(eqx.filter(model, eqx.is_array)) == {
+        "layers/0/weight": ("input", "-"),
+        "layers/1/weight": ("matrix", "oi"),
+        "layers/2/weight": ("matrix", "oi"),
+        "layers/3/weight": ("head", "-"),
+    }
+
+
+def test_the_real_nnx_names_are_known():
+    """nnx wraps each array in a variable; its paths and views are linen's, under jit too."""
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(7, 8, rngs=rngs)
+            self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+            self.layers = nnx.List([nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs)])
+            self.head = nnx.Linear(8, 7, rngs=rngs)
+
+    params = nnx.state(nnx.eval_shape(lambda: Net(nnx.Rngs(0))), nnx.Param)
+    assert table(params) == {
+        "embed/embedding": ("embedding", "-"),
+        "attention/query/kernel": ("attention", "ioo"),
+        "attention/key/kernel": ("attention", "ioo"),
+        "attention/value/kernel": ("attention", "ioo"),
+        "attention/out/kernel": ("attention", "iio"),
+        "layers/0/kernel": ("matrix", "io"),
+        "layers/1/kernel": ("matrix", "io"),
+        "head/kernel": ("head", "-"),
+    }
+    filled = concrete(params, 0)
+    tx = mj.chain_with_muon(0.1, weight_decay=0.0)
+    updates = jax.eval_shape(lambda grads: tx.update(grads, tx.init(grads))[0], filled)
+    assert jax.tree.structure(updates) == jax.tree.structure(filled)
+
+
+def test_the_real_equinox_attention_is_known():
+    eqx = pytest.importorskip("equinox")
+    attention = eqx.filter_eval_shape(eqx.nn.MultiheadAttention, 2, 8, key=jax.random.key(0))
+    tree = {"embed": {"weight": leaf(7, 8)}, "attention": eqx.filter(attention, _is_shape)}
+    found = table(tree)
+    for name in ("query", "key", "value", "output"):
+        assert found[f"attention/{name}_proj/weight"] == ("attention", "oi")
+
+
+def _is_shape(x) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
+def test_a_plain_mlp_ends_in_adam():
+    layers = [{"w": leaf(i, o), "b": leaf(o)} for i, o in ((3, 8), (8, 8), (8, 8), (8, 2))]
+    roles = {"0/w": "input", "1/w": "matrix", "2/w": "matrix", "3/w": "head"}
+    assert {path: role for path, (role, _) in table(layers).items()} == roles
+    flat = {f"w{k}": leaf(i, o) for k, (i, o) in enumerate(((3, 8), (8, 8), (8, 2)))}
+    assert [role for role, _ in table(flat).values()] == ["input", "matrix", "head"]
+
+
+def test_numbers_and_not_letters_order_a_run():
+    """Sorted as text, Dense_10 would come before Dense_2."""
+    sizes = [(3, 8), *[(8, 8)] * 9, (8, 2)]
+    found = table({f"Dense_{k}": dense(*size) for k, size in enumerate(sizes)})
+    assert found["Dense_10/kernel"][0] == "head"
+    assert found["Dense_0/kernel"][0] == "input"
+    assert [role for role, _ in found.values()].count("matrix") == 9
+
+
+def test_two_networks_in_one_run_have_four_ends():
+    actor, critic = ((5, 8), (8, 8), (8, 4)), ((5, 8), (8, 8), (8, 1))
+    found = table({f"Dense_{k}": dense(*size) for k, size in enumerate(actor + critic)})
+    roles = [found[f"Dense_{k}/kernel"][0] for k in range(6)]
+    assert roles == ["input", "matrix", "head"] * 2
+
+
+def test_networks_side_by_side_have_their_own_ends():
+    def net(outputs: int) -> dict:
+        return {"Dense_0": dense(5, 8), "Dense_1": dense(8, 8), "Dense_2": dense(8, outputs)}
+
+    found = table({"params": {"actor": net(4), "critic": net(1)}})
+    for name in ("actor", "critic"):
+        roles = [found[f"params/{name}/Dense_{k}/kernel"][0] for k in range(3)]
+        assert roles == ["input", "matrix", "head"]
+
+
+def test_a_trunk_between_named_ends_is_hidden():
+    tree = {"input_proj": dense(5, 8), "Dense_0": dense(8, 8), "actor_head": dense(8, 4)}
+    assert table(tree)["Dense_0/kernel"] == ("matrix", "io")
+
+
+def test_convolutions_and_experts():
+    conv = {"kernel": leaf(3, 3, 5, 16), "bias": leaf(16)}
+    deep = {"kernel": leaf(3, 3, 16, 32), "bias": leaf(32)}
+    depthwise = {"kernel": leaf(3, 3, 1, 32), "bias": leaf(32)}
+    found = table(
+        {
+            "Conv_0": conv,
+            "Conv_1": deep,
+            "Conv_2": depthwise,
+            "experts": {"up": {"kernel": leaf(4, 8, 16)}, "down": {"kernel": leaf(4, 16, 8)}},
+            "router": {"kernel": leaf(8, 4)},
+            "head": dense(8, 2),
+        }
+    )
+    assert found["Conv_0/kernel"] == ("input", "-")
+    assert found["Conv_1/kernel"] == ("convolution", "iiio")
+    assert found["Conv_2/kernel"] == ("depthwise", "-")
+    assert found["experts/up/kernel"] == ("expert", "sio")
+    assert found["router/kernel"] == ("router", "-")
+
+
+DOUBTS = {
+    "a name that is not known": {"mixing": leaf(8, 8), "head": dense(8, 2)},
+    "three dimensions without a bias": {
+        "a": {"mlp": {"kernel": leaf(3, 8, 8)}},
+        "head": dense(8, 2),
+    },
+    "a waist": {f"Dense_{k}": dense(*s) for k, s in enumerate(((4, 8), (8, 4), (4, 8), (8, 1)))},
+    "a single layer without a number": {"trunk": dense(8, 8)},
+    "no end": {"Block_0": {"up": dense(8, 8)}, "Block_1": {"up": dense(8, 8)}},
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_doubt_raises_with_the_way_out(name):
+    with pytest.raises(ValueError, match="overrides="):
+        label(DOUBTS[name])
+
+
+def test_fused_heads_without_an_axis_raise_where_heads_are_asked_for():
+    tree = {"b": {"q_proj": dense(8, 8), "k_proj": dense(8, 8)}, "embed": {"embedding": leaf(9, 8)}}
+    assert table(tree)["b/q_proj/kernel"] == ("attention", "io")
+    with pytest.raises(ValueError, match="no axis of heads"):
+        label(tree, per_head=True)
+
+
+def test_overrides_decide_and_must_match():
+    tree = DOUBTS["three dimensions without a bias"]
+    assert table(tree, overrides={"*mlp/kernel": "ioo"})["a/mlp/kernel"] == ("matrix", "ioo")
+    assert table(tree, stacked=["a/*"])["a/mlp/kernel"] == ("matrix", "sio")
+    assert table(tree, overrides={"*mlp*": "adamw"})["a/mlp/kernel"] == ("override", "-")
+    blocks = DOUBTS["no end"]
+    assert table(blocks, overrides={"Block_1/up/kernel": "matrix"})["Block_1/up/kernel"][1] == "io"
+    with pytest.raises(ValueError, match=r"'\*typo\*' matches no leaf"):
+        label(tree, overrides={"*typo*": "adamw"})
+    with pytest.raises(ValueError, match="one letter for each axis"):
+        label(tree, overrides={"*mlp/kernel": "io"})
+
+
+def test_the_table_prints_a_line_for_each_leaf():
+    printed = str(label(transformer()))
+    assert "params/input_proj/kernel" in printed
+    assert len(printed.splitlines()) == len(jax.tree.leaves(transformer())) + 3
+    assert printed.splitlines()[-1].startswith("matrix: 12 leaves, 6,144 parameters")
+
+
+def concrete(tree, seed: int):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), tree)
+
+
+def network(seed: int) -> dict:
+    return concrete({"input": dense(3, 6), "Dense_0": dense(6, 6), "value": dense(6, 1)}, seed)
+
+
+@pytest.mark.parametrize("rule", ["muon", "pion"])
+def test_a_chain_is_its_parts(rule):
+    """Matrices as by Muon or Pion alone, the rest as by `optax.adamw`, after clipping."""
+    params, grads = network(0), network(1)
+    tx = getattr(mj, f"chain_with_{rule}")(0.02, 1e-3, max_grad_norm=0.5)
+    updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
+    clipped, _ = optax.clip_by_global_norm(0.5).update(grads, optax.EmptyState())
+    of = lambda tree: tree["Dense_0"]["kernel"]  # noqa: E731
+    alone = getattr(mj, rule)(0.02)
+    expected, _ = jax.jit(alone.update)(of(clipped), alone.init(of(params)), of(params))
+    np.testing.assert_allclose(of(updates), expected, atol=1e-6)
+    for decay, path in ((0.01, ("value", "kernel")), (0.0, ("value", "bias"))):
+        g, p, u = (tree[path[0]][path[1]] for tree in (clipped, params, updates))
+        adam = optax.adamw(1e-3, weight_decay=decay)
+        np.testing.assert_allclose(u, adam.update(g, adam.init(p), p)[0], atol=1e-7)
+
+
+def test_a_chain_takes_schedules_and_no_params():
+    grads = network(1)
+    rates = optax.linear_schedule(0.1, 0.0, 1), optax.constant_schedule(1e-3)
+    tx = mj.chain_with_muon(*rates, optax.linear_schedule(1.0, 2.0, 1), weight_decay=0.0)
+    update, state = jax.jit(tx.update), tx.init(grads)
+    _, state = update(grads, state)
+    updates, state = update(grads, state)
+    assert not updates["Dense_0"]["kernel"].any()
+    assert updates["value"]["kernel"].any()
+
+
+def test_decay_and_clipping_follow_schedules():
+    """The decay of step 1 is 0.5 of 0, 0.5, 1 ...; the norm of the clip doubles with each step."""
+    params, zero = network(0), jax.tree.map(jnp.zeros_like, network(0))
+    tx = mj.chain_with_muon(0.1, 0.01, weight_decay=optax.linear_schedule(0.0, 1.0, 2))
+    update, state = jax.jit(tx.update), tx.init(params)
+    for decay in (0.0, 0.5):
+        updates, state = update(zero, state, params)
+        for place, rate in (("Dense_0", 0.1), ("value", 0.01)):
+            made, p = updates[place]["kernel"], params[place]["kernel"]
+            np.testing.assert_allclose(made, -rate * decay * p, atol=1e-7)
+    clip = mj.clip_by_global_norm(lambda count: 0.5 * 2**count)
+    state = clip.init(params)
+    for norm in (0.5, 1.0):
+        clipped, state = clip.update(params, state)
+        assert float(optax.tree.norm(clipped)) == pytest.approx(norm, rel=1e-5)
+
+
+def test_clipping_equals_optax_and_survives_huge_gradients():
+    grads = {"a": jnp.asarray([3.0, 4.0]), "b": jnp.asarray([12.0])}
+    clip = mj.clip_by_global_norm(1.3)
+    theirs, _ = optax.clip_by_global_norm(1.3).update(grads, optax.EmptyState())
+    for size in (1.0, 1e30, 1e-3):
+        scaled = {k: g * size for k, g in grads.items()}
+        ours, _ = clip.update(scaled, clip.init(grads))
+        expected = theirs if size > 0.5 else scaled
+        for k in grads:
+            np.testing.assert_allclose(ours[k], expected[k], rtol=1e-5)
+
+
+def test_a_tree_without_hidden_matrices_is_refused():
+    tree = [{"w": jnp.ones((3, 8))}, {"w": jnp.ones((8, 2))}]
+    with pytest.raises(ValueError, match="plain AdamW"):
+        mj.chain_with_muon(0.1).init(tree)
+    with pytest.raises(TypeError, match="mometum"):
+        mj.chain_with_muon(0.1, mometum=0.9)

@@ -1,0 +1,147 @@
+"""Numbers of a step in the optimizer's state: hand-worked cases, torch's own, and the documents."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mesotron
+
+jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
+jnp = jax.numpy
+from mesotron import jax as mj  # noqa: E402
+from mesotron.jax.stats import ELEMENTWISE, SPECTRAL  # noqa: E402
+from support.quick_jax import quick_compilation  # noqa: E402, F401
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def draw(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def network(seed: int) -> dict:
+    layer = lambda i, o, k: {"kernel": draw(i, o, seed=seed + k), "bias": draw(o, seed=k)}  # noqa: E731
+    return {"input": layer(3, 6, 0), "Dense_0": layer(6, 6, 1), "head": layer(6, 2, 2)}
+
+
+def turned(x: jax.Array) -> torch.Tensor:
+    """Torch's (out, in) of JAX's (in, out)."""
+    return torch.tensor(np.asarray(x).T.copy())
+
+
+@pytest.mark.parametrize("rule", ["muon", "pion"])
+def test_the_numbers_are_those_of_torch(rule):
+    """Two steps on the same matrices; torch takes the cosine over up to 16 rows, here all."""
+    options = {"promote": 2} if rule == "pion" else {}
+    shapes = {"a": (6, 10), "b": (8, 8)}
+    tx = getattr(mj, rule)(0.1, stats=True, **options)
+    params = {k: draw(*s, seed=5) for k, s in shapes.items()}
+    weights = {
+        k: torch.nn.Parameter(torch.tensor(np.asarray(p).T.copy())) for k, p in params.items()
+    }
+    optimizer = getattr(mesotron, rule.capitalize())(list(weights.values()), lr=0.1, **options)
+    state, update = tx.init(params), jax.jit(tx.update)
+    assert set(mj.read_stats(state)) == {*(f"{rule}/{key}" for key in SPECTRAL), "skipped"}
+    for seed in (1, 2):
+        grads = {k: draw(*s, seed=seed) for k, s in shapes.items()}
+        _, state = update(grads, state, params)
+        for k, w in weights.items():
+            w.grad = turned(grads[k])
+        optimizer.step()
+    ours, theirs = mj.read_stats(state), optimizer.stats()
+    assert set(ours) == set(theirs)
+    for name, value in ours.items():
+        assert float(value) == pytest.approx(theirs[name], rel=2e-3, abs=1e-5), name
+
+
+def test_a_hand_worked_step():
+    """One strong direction of four, which Pion lets pass, and a block that it does not."""
+    tx = mj.pion(optax.linear_schedule(0.0, 0.4, 4), scale=0.5, weight_decay=0.0, stats=True)
+    grads = {"strong": jnp.diag(jnp.array([1.0, 0.1, 0.0, 0.0])), "even": jnp.eye(9)}
+    state, update = tx.init(grads), jax.jit(tx.update)
+    for _ in range(2):
+        _, state = update(grads, state)
+    found = {key: float(value) for key, value in mj.read_stats(state).items()}
+    strong = (1 + 0.1**4) / (1 + 0.1**2) ** 2
+    assert found["pion/concentration"] == pytest.approx((strong + 1 / 9) / 2, rel=1e-5)
+    assert found["pion/passed_rank"] == pytest.approx(0.5, abs=1e-3)
+    assert found["pion/dead_blocks"] == 0.5
+    assert found["pion/blocks"] == 2
+    # The second step's rate is 0.1; the strong block's step is 0.1 * 0.5 * sqrt(4) in one element.
+    assert found["pion/update_rms"] == pytest.approx(0.1 / np.sqrt(16 + 81), rel=1e-3)
+    assert found["skipped"] == 0
+
+
+def test_a_chain_tells_every_group_and_the_update_it_really_made():
+    tx = mj.chain_with_muon(0.02, 3e-3, weight_decay=0.1, stats=True)
+    params, grads = network(0), network(10)
+    updates, state = jax.jit(tx.update)(grads, tx.init(params), params)
+    found = mj.read_stats(state)
+    groups = {"muon": SPECTRAL, "adamw": ELEMENTWISE, "adamw_vectors": ELEMENTWISE}
+    assert set(found) == {f"{g}/{key}" for g, keys in groups.items() for key in keys} | {"skipped"}
+    made = updates["Dense_0"]["kernel"] + 0.02 * 0.1 * params["Dense_0"]["kernel"]
+    assert float(found["muon/update_rms"]) == pytest.approx(rms([made]), rel=1e-4)
+    ends = [updates[k]["kernel"] + 3e-3 * 0.1 * params[k]["kernel"] for k in ("input", "head")]
+    assert float(found["adamw/update_rms"]) == pytest.approx(rms(ends), rel=1e-4)
+    vectors = [updates[k]["bias"] for k in params]
+    assert float(found["adamw_vectors/update_rms"]) == pytest.approx(rms(vectors), rel=1e-4)
+    for group in groups:
+        assert 0 < float(found[f"{group}/cosine"]) <= 1
+
+
+def rms(leaves) -> float:
+    flat = np.concatenate([np.asarray(x).ravel() for x in leaves])
+    return float(np.sqrt(np.square(flat).mean()))
+
+
+def test_skipped_leaves_are_counted_and_count_nowhere_else():
+    tx = mj.multi_transform_with_muon(0.02, 3e-3, weight_decay=0.0, stats=True)
+    grads = network(10)
+    grads["head"]["bias"] = grads["head"]["bias"].at[0].set(jnp.nan)
+    grads["Dense_0"]["kernel"] = grads["Dense_0"]["kernel"].at[0, 0].set(jnp.inf)
+    _, state = jax.jit(tx.update)(grads, tx.init(grads))
+    found = {key: float(value) for key, value in mj.read_stats(state).items()}
+    assert found["skipped"] == 2
+    assert found["muon/skipped"] == found["adamw_vectors/skipped"] == 1
+    assert found["adamw/skipped"] == 0
+    assert found["muon/update_rms"] == found["muon/blocks"] == found["muon/concentration"] == 0
+    assert found["adamw_vectors/update_rms"] == found["adamw_vectors/cosine"] == 0
+    assert found["adamw/update_rms"] > 0
+
+
+def test_every_seed_of_a_vmap_has_its_own_numbers():
+    tx = mj.muon(0.1, weight_decay=0.0, stats=True)
+    grads = {"w": draw(3, 6, 10)}
+    _, state = jax.jit(jax.vmap(tx.update))(grads, jax.vmap(tx.init)(grads))
+    found = mj.read_stats(state)["muon/concentration"]
+    update = jax.jit(tx.update)
+    one, two = (update({"w": g}, tx.init({"w": g}))[1] for g in grads["w"][:2])
+    expected = [float(mj.read_stats(s)["muon/concentration"]) for s in (one, two)]
+    np.testing.assert_allclose(found[:2], expected, rtol=1e-5)
+    assert found.shape == (3,)
+
+
+def test_two_groups_of_one_name_are_refused():
+    parts = {"a": mj.muon(0.1, stats=True), "b": mj.muon(0.2, stats=True)}
+    tx = optax.partition(parts, {"x": "a", "y": "b"})
+    with pytest.raises(ValueError, match="two transformations"):
+        mj.read_stats(tx.init({"x": draw(6, 10), "y": draw(6, 10)}))
+
+
+def test_the_names_are_those_of_the_page():
+    page = (DOCS / "metrics.md").read_text()
+    documented = set(re.findall(r"^\| `<group>/(\w+)` ", page, re.MULTILINE))
+    assert set(SPECTRAL) <= documented
+
+
+def test_code_on_the_page_runs(capsys):
+    names: dict = {}
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "jax.md").read_text(), re.DOTALL)
+    for block in blocks:
+        exec(compile(block, "jax.md", "exec"), names)
+    assert names["updates"][0]["w"].shape == (3, 8)
+    assert "muon/update_rms" in capsys.readouterr().out

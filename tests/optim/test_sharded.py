@@ -1,0 +1,244 @@
+"""Sharded steps against one process: FSDP2, HSDP and tensor parallelism on 2 and 4 gloo ranks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from mesotron.optim.sharding.exchange import Member, make_plan
+from mesotron.optim.sharding.mesh import extent, local_box
+from mesotron.spectral import muon
+from support.ranks import Ranks
+
+# One set of processes for the whole file, also under xdist's loadgroup.
+pytestmark = pytest.mark.xdist_group("sharded")
+
+
+@pytest.fixture(scope="module")
+def two():
+    ranks = Ranks(2)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def four():
+    ranks = Ranks(4)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "options"),
+    [
+        ("muon", "rows", {}),
+        ("muon", "rows", {"nesterov": False, "weight_decay": 0.0}),
+        ("muon", "rows", {"lr": torch.tensor(0.02), "scale": "spectral"}),
+        ("muon", "columns", {"filter": "polar_express"}),
+        ("muon", "copies", {"batched": False}),
+        ("pion", "rows", {"promote": 2}),
+        ("pion", "columns", {"cutoff": "noise"}),
+        ("pion", "hsdp", {"cutoff": 0.3, "nesterov": False}),
+        ("muon", "hsdp", {"momentum_dtype": "float64", "dtype": "float64"}),
+        ("muon", "two_dims", {}),
+        ("muon", "twice", {"filter": "low_rank", "rank": 1}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_four_ranks_train_as_one(four, name, layout, options):
+    four("trains_alike", name, layout, options)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "copies"])
+def test_two_ranks_train_as_one(two, layout):
+    two("trains_alike", "muon", layout, {})
+
+
+def test_a_mesh_that_is_not_the_whole_world(four):
+    four("trains_alike_on_a_part_of_the_world")
+
+
+def test_one_ranks_nan_skips_the_matrix_on_all(four):
+    first, *others = four("skips_what_is_not_finite_anywhere")
+    assert first["whole/skipped"] == 1
+    assert first["adamw/skipped"] == 1
+    assert first["skipped"] == 2
+    assert all(stats == first for stats in others)
+
+
+def test_ranks_that_disagree_on_gradients_do_not_hang(four):
+    four("steps_without_some_gradients")
+
+
+def test_flags_that_stay_on_the_device_mask_the_step(two):
+    (sharded, alone), second = two("steps_without_reading_flags")
+    assert second[0] == sharded
+    assert sharded["skipped"] == sharded["whole/skipped"] == 1
+    for key in ("whole/concentration", "whole/passed_rank", "whole/dead_blocks"):
+        assert sharded[key] == pytest.approx(alone[key], rel=1e-4), key
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "copies", "hsdp", "two_dims"])
+def test_no_block_is_filtered_twice(four, layout):
+    counts = four("counts_filtered_blocks", layout)
+    assert sum(filtered for filtered, _ in counts) == counts[0][1]
+    assert min(filtered for filtered, _ in counts) > 0
+
+
+@pytest.mark.parametrize("layout", ["rows", "hsdp"])
+def test_statistics_are_those_of_one_process(four, layout):
+    ranks = four("reads_stats", layout, [0, 1, 2, 3])
+    sharded, alone = ranks[0]
+    assert all(stats == sharded for stats, _ in ranks)
+    assert sharded.keys() == alone.keys()
+    for key, value in alone.items():
+        group, _, statistic = key.rpartition("/")
+        if statistic == "cosine":
+            # Sampled differently; windows of one parameter are taken together.
+            close = 1e-5 if group in ("whole", "rows:4", "stack", "conv") else 0.2
+            assert sharded[key] == pytest.approx(value, abs=close), key
+        else:
+            assert sharded[key] == pytest.approx(value, rel=1e-4), key
+
+
+def test_one_rank_may_read_statistics_alone(two):
+    answers = two("reads_stats", "rows", [0])
+    assert answers[1] is None
+    assert answers[0][0]["whole/blocks"] == 5
+
+
+def test_copies_of_bfloat16_weights_stay_equal(four):
+    """Mesh [[0, 1], [2, 3]]: ranks 0 and 2 hold the same shards."""
+    first, second, third, fourth = four("rounds_copies_alike")
+    for left, right in ((first, third), (second, fourth)):
+        for a, b in zip(left, right, strict=True):
+            assert np.array_equal(a, b)
+    assert not np.array_equal(first[0], second[0])
+
+
+def test_a_checkpoint_continues_on_as_many_and_on_fewer_ranks(four, two, tmp_path):
+    straight = four("trains_and_saves", str(tmp_path))[0]
+    alone = two("trains_net_alone")[0]
+    for weights in (
+        four("loads_and_continues", str(tmp_path))[0],
+        two("loads_and_continues", str(tmp_path))[0],
+    ):
+        for name, expected in straight.items():
+            np.testing.assert_allclose(weights[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+    for name, expected in alone.items():
+        np.testing.assert_allclose(straight[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("muon", {"per_head": True}), ("pion", {"promote": 3}), ("muon_sgd", {})],
+    ids=["muon", "pion", "muon_sgd"],
+)
+def test_a_transformers_model_under_fsdp2_trains_as_alone(two, name, options):
+    names = two("trains_qwen", name, options)[0]
+    assert any("rows:3" in name for name in names) == ("per_head" in options)
+
+
+def test_fsdp_over_tensor_parallelism(four):
+    placements = four("trains_under_tensor_parallelism")[0]
+    assert "_S(0, 2)" in placements  # the strided one was really met
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_flat_fsdp1_shards_are_refused(two, use_orig_params):
+    for routed, by_hand in two("builds_on_fsdp1", use_orig_params):
+        assert "FSDP2" in routed
+        assert "flat or empty shard" in by_hand
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (3, 10), (1, 4), (16, 16), (5, 6, 8)])
+@pytest.mark.parametrize(
+    "placements",
+    [
+        (Shard(0), Replicate()),
+        (Replicate(), Shard(1)),
+        (Shard(0), Shard(1)),
+        (Shard(0), Shard(0)),
+        (Shard(1), Shard(0)),
+    ],
+    ids=str,
+)
+def test_boxes_are_those_of_pytorch(shape, placements):
+    mesh = (2, 3)
+    for place in [(i, j) for i in range(2) for j in range(3)]:
+        box = local_box(shape, placements, mesh, place)
+        sizes, offsets = _compute_local_shape_and_global_offset(shape, mesh, place, placements)
+        assert extent(box) == tuple(sizes)
+        if math.prod(sizes):
+            assert tuple(start for start, _ in box) == tuple(offsets)
+
+
+@pytest.mark.parametrize(
+    "placements", [(Partial(),), (_StridedShard(0, split_factor=2),)], ids=["partial", "strided"]
+)
+def test_placements_without_a_box_are_refused(placements):
+    with pytest.raises(ValueError, match="cannot be stepped"):
+        local_box((8, 4), placements, (4,), (0,))
+
+
+def _qwen_like(num_layers: int) -> list[tuple[str, tuple[int, int]]]:
+    hidden, inner, heads = 896, 4864, 14
+    layer = [
+        (f"rows:{heads}", (hidden, hidden)),
+        ("rows:2", (128, hidden)),
+        ("rows:2", (128, hidden)),
+        (f"cols:{heads}", (hidden, hidden)),
+        ("whole", (inner, hidden)),
+        ("whole", (inner, hidden)),
+        ("whole", (hidden, inner)),
+    ]
+    return layer * num_layers
+
+
+@pytest.mark.parametrize("num_ranks", [2, 7, 8, 16])
+def test_work_is_spread(num_ranks):
+    """No rank has a tenth more than its share, or one matrix more where matrices are few."""
+    members = tuple(
+        Member(shape, (Shard(0),), view, muon()) for view, shape in _qwen_like(num_layers=24)
+    )
+    places = tuple((rank,) for rank in range(num_ranks))
+    plan = make_plan(members, (num_ranks,), places, 0)
+    load = [0] * num_ranks
+    for piece, owner in zip(plan.pieces, plan.owners, strict=True):
+        load[owner] += piece.flops
+    fair = sum(load) / num_ranks
+    largest = max(piece.flops for piece in plan.pieces)
+    assert max(load) <= max(1.1 * fair, fair + largest)
+    assert min(load) >= fair - largest
+
+
+def test_experts_and_heads_stay_where_they_are():
+    """Sharded along experts or whole heads, nothing has to travel."""
+    members = (
+        Member((8, 16, 32), (Shard(0),), "stack", muon()),
+        Member((64, 32), (Shard(0),), "rows:8", muon()),
+    )
+    for me in range(4):
+        plan = make_plan(members, (4,), tuple((r,) for r in range(4)), me)
+        assert not any(plan.out[rank] for rank in range(4) if rank != me)
+        assert sum(parcel.numel for parcel in plan.out[me]) == (8 * 16 * 32 + 64 * 32) // 4
+
+
+@pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Replicate(), Shard(0))], ids=str)
+def test_what_is_sent_is_what_is_awaited(placements):
+    """Seen from both sides, parcels agree in number and size, and each element arrives once."""
+    shapes = [("whole", (7, 12)), ("rows:3", (21, 8)), ("stack", (5, 6, 8)), ("whole", (1, 9))]
+    members = tuple(Member(shape, placements, view, muon()) for view, shape in shapes)
+    places = tuple((i, j) for i in range(2) for j in range(3))
+    plans = [make_plan(members, (2, 3), places, me) for me in range(6)]
+    for a in range(6):
+        for b in range(6):
+            for out, into in (("out", "gathered"), ("returned", "back")):
+                sent, awaited = getattr(plans[a], out)[b], getattr(plans[b], into)[a]
+                assert [p.numel for p in sent] == [p.numel for p in awaited]
+    gathered = sum(p.numel for plan in plans for per_rank in plan.gathered for p in per_rank)
+    assert gathered == sum(math.prod(shape) for _, shape in shapes)

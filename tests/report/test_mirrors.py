@@ -1,0 +1,114 @@
+"""TensorBoard gets the names and numbers of metrics.jsonl, through TRL's `report_to`.
+
+W&B and trackio take the same dictionary from the same callbacks of Transformers; neither is
+installed where these tests run, and W&B's offline mode needs its package too.
+"""
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from transformers.integrations import TensorBoardCallback
+
+from mesotron.config import TrainConfig
+from mesotron.recipes import command
+from mesotron.report import read_run, render_runs
+from mesotron.rlvr import session
+from mesotron.rlvr.callbacks import RunLog
+from mesotron.rlvr.spectra import OptimizerLog
+from mesotron.runs import RunFolder
+from mesotron.runs.console import LiveView
+from mesotron.runs.plan import Plan
+from mesotron.watch.readers import read_log
+from support.report_worlds import make_run
+from support.rlvr_tiny import make_trainer
+
+pytest.importorskip("tensorboard")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Two steps on a tiny model, written to a run folder and to TensorBoard."""
+    path = tmp_path_factory.mktemp("mirrors") / "run"
+    folder = RunFolder.create(path, {"steps": 2}, {"device": "cpu"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TENSORBOARD_LOGGING_DIR", str(path / "board"))
+        trainer = make_trainer(
+            path / "checkpoints", max_steps=2, report_to=["tensorboard"], parts={"optim": "muon"}
+        )
+        assert TensorBoardCallback in {type(each) for each in trainer.callback_handler.callbacks}
+        trainer.add_callback(RunLog(folder, LiveView(2, {}), trainer))
+        trainer.add_callback(OptimizerLog(folder))
+        trainer.train()
+    return folder
+
+
+def board_rows(run: RunFolder) -> dict[int, dict[str, float]]:
+    """Step -> everything that TensorBoard has of it; the summary at the end is of the last one."""
+    found: dict[int, dict[str, float]] = {}
+    for row in read_log(run.path / "board").rows:
+        found.setdefault(int(row["step"]), {}).update(row)
+    return found
+
+
+def test_tensorboard_has_every_name_and_number_of_the_run_folder(run):
+    ours = run.rows("metrics")
+    theirs = board_rows(run)
+    assert len(ours) == 2
+    for row in ours:
+        mirrored = theirs[row["step"]]
+        for name, value in row.items():
+            if name != "step":
+                assert mirrored[f"train/{name}"] == pytest.approx(value, rel=1e-6), name
+    assert {"groups/zero_signal", "optim/muon/update_rms", "time/step"} <= set(ours[0])
+
+
+def test_a_run_keeps_its_routing_and_spectra(run):
+    assert {row["rule"] for row in run.load("routing")["rows"]} == {"muon", "adamw"}  # pyright: ignore
+    rows = run.rows("spectra")
+    assert {row["step"] for row in rows} == {1, 2}
+    for row in rows:
+        assert row["before"][0] == 1.0
+        assert row["before"] == sorted(row["before"], reverse=True)
+        assert 0.6 < row["after"][0] < 1.3  # Muon brings the first direction to about 1
+
+
+def test_a_resumed_run_forgets_the_spectra_that_it_will_write_again(run, tmp_path):
+    copy = RunFolder.create(tmp_path / "copy", {}, {})
+    for row in run.rows("spectra"):
+        copy.append("spectra", row)
+    copy.cut_after(1)
+    assert {row["step"] for row in copy.rows("spectra")} == {1}
+
+
+def test_the_page_of_the_folder_draws_both(run):
+    page = render_runs([read_run(Path(run.path))])
+    assert "What does the filter do?" in page
+    assert "Who is trained by which rule" in page
+
+
+@pytest.mark.parametrize(("rank", "written"), [("0", True), ("1", False)])
+def test_train_leaves_a_page_beside_its_report(tmp_path, monkeypatch, capsys, rank, written):
+    """The command's own path, with a training that is over at once."""
+
+    def train(plan: Plan[TrainConfig], *_: object) -> int:
+        make_run(plan.path)
+        return 0
+
+    monkeypatch.setattr(session, "train", train)
+    monkeypatch.setenv("RANK", rank)
+    assert command.run(TrainConfig(out=tmp_path / "new")) == 0
+    assert (tmp_path / "new" / "report.html").is_file() == written
+    assert ("page: " in capsys.readouterr().out) == written
+
+
+def test_the_watchs_warnings_stay_in_view_and_others_pass_by():
+    view = LiveView(2, {}, Console(file=io.StringIO()))
+    with session.remarks_to(view):
+        logging.getLogger("mesotron.watch").warning("step 3 warn, entropy collapse")
+        logging.getLogger("mesotron").warning("another thing")
+    assert view._alarm == "step 3 warn, entropy collapse"
+    assert isinstance(view.console.file, io.StringIO)
+    assert view.console.file.getvalue() == "step 3 warn, entropy collapse\nanother thing\n"

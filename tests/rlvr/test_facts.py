@@ -1,0 +1,131 @@
+"""Facts of completions: each named fact alone, and that hostile ones spoil nothing."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mesotron.rlvr.answers.facts import Facts, Judge, summarise
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
+
+
+@pytest.fixture(scope="module")
+def judge():
+    with Verifier(num_workers=1) as verifier:
+        yield Judge(FORMATS["boxed"], verifier)
+
+
+def one(judge, completion, gold, truncated=False) -> Facts:
+    return judge.judge([completion], [gold], [truncated])[0]
+
+
+# completion, gold, truncated -> the facts that are true, and the answer
+CASES = [
+    (r"3+4 = \boxed{7}", "7", False, "parsed formatted correct graded", "7"),
+    (r"\boxed{7.0}", "7", False, "parsed formatted correct graded", "7"),
+    (r"\boxed{8}", "7", False, "parsed formatted graded", "8"),
+    ("The answer is 7.", "7", False, "parsed correct_unformatted graded", None),
+    ("The answer is 8.", "7", False, "parsed graded", None),
+    ("#### 7", "7", False, "parsed correct_unformatted graded", None),
+    ("I do not know", "7", False, "graded", None),
+    ("", "7", False, "graded", None),
+    (r"\boxed{?!}", "7", False, "formatted graded", None),
+    (r"\boxed{7", "7", True, "truncated graded", None),
+    (r"\boxed{7} and on and on", "7", True, "parsed formatted correct truncated graded", "7"),
+    (r"\boxed{7}", r"\frac{1}{", False, "parsed formatted gold_unparseable", "7"),
+    (r"\boxed{\frac{1}{}", r"\frac{1}{", False, "parsed gold_unparseable", None),
+    (r"\boxed{}", "", False, "gold_unparseable", None),
+    (r"\boxed{7}", None, False, "parsed formatted", "7"),
+]
+
+
+@pytest.mark.parametrize(("completion", "gold", "truncated", "true", "answer"), CASES)
+def test_each_fact_by_its_name(judge, completion, gold, truncated, true, answer):
+    facts = one(judge, completion, gold, truncated)
+    names = [name for name in Facts.__dataclass_fields__ if getattr(facts, name) is True]
+    assert set(names) == set(true.split())
+    assert facts.answer == answer
+
+
+def test_an_answer_cut_off_is_not_in_its_format():
+    judge = Judge(FORMATS["answer"], Verifier())
+    assert one(judge, "ANSWER: 7", "7").correct
+    cut = one(judge, "ANSWER: 7", "7", truncated=True)
+    assert not cut.correct
+    assert not cut.correct_unformatted
+    assert not cut.formatted
+
+
+def test_votes_see_one_key_for_one_answer(judge):
+    ways = [r"\boxed{0.5}", r"\boxed{\frac{1}{2}}", r"\boxed{1/2}", r"\boxed{.50}"]
+    facts = judge.judge(ways, [None] * 4, [False] * 4)
+    assert {fact.answer for fact in facts} == {"1/2"}
+
+
+def test_hostile_completions_do_not_poison_the_batch(judge):
+    hostile = [
+        "[" * 1_000_000,
+        r"\boxed{" * 100_000,
+        r"\boxed{9**9**9**9}",
+        r"\boxed{9^{9^{9^{9}}}}",
+        r"\boxed{" + r"\frac{" * 60 + "}" * 60 + "}",
+        "\x00" * 1000,
+        r"\boxed{\x00}",
+        "\u202e\u2067" * 1000,
+        "\ud800",
+        r"\boxed{__import__('os').abort()}",
+    ]
+    good = r"\boxed{7}"
+    batch = [text for bad in hostile for text in (bad, good)]
+    facts = judge.judge(batch, ["7"] * len(batch), [False] * len(batch))
+    assert [fact.correct for fact in facts] == [False, True] * len(hostile)
+    assert not any(fact.correct_unformatted for fact in facts)
+
+
+def test_zero_width_digits_count_as_what_they_look_like(judge):
+    assert one(judge, "\\boxed{7\u200b2}", "72").correct
+    assert one(judge, "\\boxed{\uff17\uff12}", "72").correct
+
+
+def test_cases_that_are_alike_are_judged_once(judge, monkeypatch):
+    cases = [(r"\boxed{7}", "7", False), (r"\boxed{7}", "8", False), (r"\boxed{7}", "7", True)]
+    alone = [judge.judge([text], [gold], [cut])[0] for text, gold, cut in cases]
+    asked, one_by_one = [], judge._judge
+    monkeypatch.setattr(judge, "_judge", lambda *a: asked.append(len(a[0])) or one_by_one(*a))
+    order = (0, 1, 0, 2, 1, 0)
+    texts, golds, cuts = zip(*(cases[k] for k in order), strict=True)
+    assert judge.judge(texts, golds, cuts) == [alone[k] for k in order]
+    assert asked == [3]
+
+
+def test_the_summary_is_made_of_shares(judge):
+    completions = [r"\boxed{7}", "7", r"\boxed{8}", r"\boxed{1}"]
+    golds = ["7", "7", "7", r"\frac{"]
+    shares = summarise(judge.judge(completions, golds, [False, True, False, False]))
+    assert shares == {
+        "facts/parsed": 0.75,  # the bare 7 touches the cut
+        "facts/formatted": 0.75,
+        "facts/truncated": 0.25,
+        "facts/gold_unparseable": 0.25,
+        "facts/correct": pytest.approx(1 / 3),
+        "facts/correct_unformatted": 0.0,
+    }
+
+
+def test_every_share_is_documented(judge):
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    documented = re.findall(r"^\| `(facts/\w+)` \|", page, re.MULTILINE)
+    assert sorted(documented) == sorted(summarise(judge.judge([""], ["7"], [False])))
+
+
+def test_without_a_gold_nothing_is_called_correct_or_wrong(judge):
+    shares = summarise(judge.judge([r"\boxed{7}"], [None], [False]))
+    assert shares["facts/formatted"] == 1.0
+    assert "facts/correct" not in shares
+    assert summarise([]) == {}
+
+
+def test_lists_of_different_lengths_are_refused(judge):
+    with pytest.raises(ValueError, match="2 completions, 1 golds and 1 truncated"):
+        judge.judge(["1", "2"], ["1"], [False])

@@ -1,0 +1,84 @@
+"""Rollouts by vLLM, as far as they can be tried without it: whose weights it holds when it samples.
+
+TRL's trainer runs as it is; the engine behind it is a stand-in that takes weights and writes words.
+"""
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from mesotron import cli
+from mesotron.config.training import ObjectiveConfig
+from support.rlvr_tiny import EOS, make_trainer, same, weights
+
+
+class Engine:
+    """What TRL's `VLLMGeneration` is to its trainer, with the weights that it was given last."""
+
+    def __init__(self, trainer):
+        self.trainer, self.held, self.calls = trainer, None, []
+
+    def sync_weights(self):
+        self.held = weights(self.trainer)
+
+    def generate(self, prompts, images, num_generations, profiler):
+        self.calls.append((len(prompts), num_generations, self.held))
+        places = range(len(self.calls), len(self.calls) + len(prompts))
+        ids = [[15 + place % 7, 3 + place % 5, EOS] for place in places]
+        return prompts, ids, [[[-3.0]] * len(row) for row in ids], None
+
+
+class Starts(TrainerCallback):
+    """The weights at the beginning of each step."""
+
+    def __init__(self, trainer):
+        self.trainer, self.seen = trainer, []
+
+    def on_step_begin(self, *_, **__):
+        self.seen.append(weights(self.trainer))
+
+
+def train(folder, parts, **settings):
+    trainer = make_trainer(folder, parts=parts, **settings)
+    trainer.use_vllm, trainer._last_loaded_step = True, -1
+    trainer.vllm_generation, starts = Engine(trainer), Starts(trainer)
+    trainer.add_callback(starts)
+    trainer.train()
+    return trainer, starts.seen
+
+
+@pytest.mark.parametrize("optim", ["muon", "pion", "adamw", "muon_sgd"])
+def test_each_rollout_is_sampled_from_the_weights_of_the_last_step(tmp_path, optim):
+    trainer, starts = train(tmp_path, {"optim": optim, "objective": "grpo"})
+    held = [weights for _, _, weights in trainer.vllm_generation.calls]
+    assert len(held) == 3
+    assert all(same(a, b) for a, b in zip(held, starts, strict=True))
+    assert not same(held[0], held[1])
+    assert not same(held[1], held[2])
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["apart", "merged"])
+def test_the_anchors_completions_are_sampled_from_the_anchor(tmp_path, merged):
+    objective = ObjectiveConfig(
+        name="mgrpo", momentum=0.5, momentum_generations=2, loss_on_momentum=merged, beta=0.0
+    )
+    trainer, starts = train(tmp_path, {"optim": "muon", "objective": objective}, max_steps=2)
+    calls = trainer.vllm_generation.calls
+    own, theirs = calls[::2], calls[1::2]
+    assert [call[1] for call in theirs] == [2, 2]
+    assert [call[:2] for call in own] == [(4, 2) if merged else (8, 4)] * 2
+    assert all(same(call[2], start) for call, start in zip(own, starts, strict=True))
+    mean = {n: (starts[0][n] + starts[1][n]) / 2 for n in starts[0]}
+    assert same(theirs[0][2], starts[0])
+    for name, weight in theirs[1][2].items():
+        torch.testing.assert_close(weight, mean[name])
+    assert not same(theirs[1][2], own[1][2])
+
+
+def test_vllm_that_is_not_installed_is_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("mesotron.rlvr.train.find_spec", lambda name: name != "vllm" or None)
+    words = ["train", "arith", "--rollout.vllm", "colocate", "--out", str(tmp_path / "run")]
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert "--rollout.vllm colocate needs vLLM, which is not installed" in said
+    assert not (tmp_path / "run").exists()
