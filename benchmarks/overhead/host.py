@@ -67,7 +67,7 @@ def measure(name: str, model: str, prompts: int, steps: int, warm: int = 4) -> l
     config = replace(
         config,
         model=replace(config.model, dtype="float32"),
-        rollout=replace(config.rollout, prompts=prompts, engine="graph", record=False),
+        rollout=replace(config.rollout, prompts=prompts, fast=True),
     )
     with tempfile.TemporaryDirectory() as folder:
         contestant = Contestant(name, config, Path(folder) / "run")

@@ -70,12 +70,12 @@ def write(found: dict[str, Any], path: Path) -> None:
 def make(given: Any, stack: ExitStack, prompts: int, generations: int) -> tuple[Any, Any]:
     """The recipe's trainer as the study builds it, on a CPU."""
     config: TrainConfig = make_recipe("arith_smollm2")
-    changed = {"prompts": prompts, "generations": generations, "engine": "fused"}
+    changed = {"prompts": prompts, "generations": generations, "fast": True}
     config = replace(
         config,
         device="cpu",
         model=replace(config.model, name=given.model),
-        rollout=replace(config.rollout, share_prompts=True, **changed),
+        rollout=replace(config.rollout, **changed),
     )
     parts = load(config, stack.enter_context(Verifier(config.reward.timeout)))
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"

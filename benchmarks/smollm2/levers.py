@@ -7,8 +7,7 @@ A plain TRL trainer (stock) and the recipe as it is (adamw, muon) run beside the
 SMALL_AUXILIARY = "muon:aux_lr=1e-5"
 LEVERS: dict[str, tuple[str, float, float, tuple[str, ...]]] = {
     "stock": ("adamw", 1e-5, 1.0, ()),
-    "adamw, plain passes": ("adamw", 1e-5, 1.0,
-                            ("rollout.engine=generate", "rollout.share_prompts=false")),
+    "adamw, plain passes": ("adamw", 1e-5, 1.0, ("rollout.fast=false",)),
     "adamw": ("adamw", 1e-5, 1.0, ()),
     "muon": ("muon", 4e-5, 1.8, ()),
     "muon, clipped": ("muon", 4e-5, 1.8, ("optim.clip=all",)),

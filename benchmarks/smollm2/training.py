@@ -26,7 +26,14 @@ from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import EvalEvery
 from mesotron.rlvr.dataset import as_reward_function, make_rows
 from mesotron.rlvr.objectives.options import resolve
-from mesotron.rlvr.session import Parts, evaluate_part, load, quiet_libraries, trainer_arguments
+from mesotron.rlvr.session import (
+    Parts,
+    evaluate_part,
+    fast_options,
+    load,
+    quiet_libraries,
+    trainer_arguments,
+)
 from mesotron.rlvr.snr import SnrProbe
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.runs import RunFolder
@@ -38,7 +45,7 @@ KEPT = ("reward", "facts/correct", "facts/formatted", "facts/truncated", "groups
 LONG = 300  # steps from which rows are kept as means of ten
 SNR_EVERY = 10
 # Sampling with few kernels, and passes that read a prompt once for its completions.
-FAST = ("rollout.engine=fused", "rollout.share_prompts=true")
+FAST = ("rollout.fast=true",)
 GSM8K = ("task.name=gsm8k", "task.few_shot=0", "task.system=none", "task.format=hashes",
          "task.num_eval=1024", "rollout.max_tokens=150", "rollout.micro_batch=32")  # fmt: skip
 
@@ -121,9 +128,7 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
         optim=config.optim,
         objective=resolve(config.objective, config.rollout.generations),
         judge=parts.judge,
-        engine=config.rollout.engine,
-        share_prompts=config.rollout.share_prompts,
-        record=config.rollout.record,
+        **fast_options(config, parts.model),
     )
     trainer.remove_callback(PrinterCallback)
     kept = Rows(deadline)

@@ -40,7 +40,7 @@ def make_config(
         common: NAME=VALUE settings of all contenders, such as task.few_shot=8.
     """
     config = change(make_recipe(RECIPE), common)
-    changes = {"rollout.engine": "generate", **NAMES[name]}
+    changes = {"rollout.fast": False, **NAMES[name]}
     if name.startswith("stock"):
         changes["model.dtype"] = "float32"  # TRL's way: float32 weights, bfloat16 products
     if small:

@@ -6,21 +6,16 @@ A name that begins with stock is plain TRL with AdamW; all others are `mesotron 
 from typing import Any
 
 RECIPE = "arith_smollm2"
-SHARED = {"rollout.engine": "fused", "rollout.share_prompts": True, "model.dtype": "mixed"}
-FULL = SHARED | {"rollout.record": True}
+FULL = {"rollout.fast": True, "model.dtype": "mixed"}
 UNFUSED = {"optim.fused": False}  # nothing of the optimizer's to compile
 MUON, ADAMW = {"optim.name": "muon"}, {"optim.name": "adamw"}
 # Each adds one option to the one before; then more prompts, and bfloat16 weights.
 LADDER: dict[str, dict[str, Any]] = {
     "stock": ADAMW | {"optim.lr": 1e-5},
-    "generate": ADAMW | {"optim.lr": 1e-5, "model.dtype": "mixed", "rollout.engine": "generate"},
-    "graph": ADAMW | {"optim.lr": 1e-5, "model.dtype": "mixed", "rollout.engine": "graph"},
-    "fused": ADAMW | {"optim.lr": 1e-5, "model.dtype": "mixed", "rollout.engine": "fused"},
-    "shared": ADAMW | SHARED | {"optim.lr": 1e-5},
+    "generate": ADAMW | {"optim.lr": 1e-5, "model.dtype": "mixed"},
     "recorded": ADAMW | FULL | {"optim.lr": 1e-5},
     "muon": MUON | FULL | {"optim.lr": 1e-4},
     "muon_p128": MUON | FULL | {"optim.lr": 1e-4, "rollout.prompts": 128},
-    "muon_p128_shared": MUON | SHARED | {"optim.lr": 1e-4, "rollout.prompts": 128},
     "muon_p128_unfused": MUON | FULL | UNFUSED | {"optim.lr": 1e-4, "rollout.prompts": 128},
     "muon_bf16": MUON | FULL | {"optim.lr": 1e-4, "model.dtype": "bfloat16"},
 }

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
+from mesotron.config.aliases import rename_flags
 from mesotron.flags import Flag, choices, describe_type, flags_of, required
 from mesotron.runs.continuation import settings_to_resume
 
@@ -62,13 +63,14 @@ def parse(
         >>> parse(SpectrumConfig, ["muon", "--shape", "64", "256"], "mesotron spectrum").shape
         (64, 256)
     """
+    words = rename_flags(config_type, words)
     flags = flags_of(config_type)
     if "-h" in words or "--help" in words:
         first = [word for word in words[:1] if not looks_like_flag(word)]
         named = place_unnamed(first, {}, flags, prog) if presets else {}
         print_help(config_type, prog, preset_of(presets, config_type, named), presets)
     words, path = take_config_path(words)
-    given = read_toml(path, flags) if path else {}
+    given = read_toml(path, flags, config_type) if path else {}
     # A flag replaces the file's whole value, so a list in the file is not added to.
     given |= cut(words, flags, prog)
     return convert(config_type, flags, given, prog, defaults_of(presets, config_type, given))
@@ -106,7 +108,7 @@ def take_config_path(words: list[str]) -> tuple[list[str], Path | None]:
     return words, None
 
 
-def read_toml(path: Path, flags: dict[str, Flag]) -> dict[str, list[str]]:
+def read_toml(path: Path, flags: dict[str, Flag], config_type: type) -> dict[str, list[str]]:
     """A sparse TOML file as flags: keys are field names, tables are nested configs."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -114,6 +116,9 @@ def read_toml(path: Path, flags: dict[str, Flag]) -> dict[str, list[str]]:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
     given: dict[str, list[str]] = {}
     for key, value in flatten(table):
+        renamed = rename_flags(config_type, [f"--{key}={value}"])
+        if renamed != [f"--{key}={value}"]:
+            key, value = "rollout.fast", renamed == ["--rollout.fast"]
         if key not in flags:
             known = ", ".join(sorted(flags))
             raise UsageError(f"{path} has an unknown key {key!r}{hint(key, flags)}; known: {known}")

@@ -69,7 +69,7 @@ def test_every_training_cell_is_a_config_that_can_run(given):
         assert (config.steps, config.seed) == (cell["steps"], cell["seed"])
         assert config.optim.lr == pytest.approx(cell["rate"] * cell["gain"])
         plain = cell["stage"] == "adamw, plain passes"
-        assert config.rollout.engine == ("generate" if plain else "fused")
+        assert config.rollout.fast == (not plain)
 
 
 def test_the_problems_that_choose_do_not_judge():

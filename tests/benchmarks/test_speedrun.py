@@ -20,9 +20,8 @@ def test_every_contender_is_a_whole_config():
         assert config.seed == 3
         assert config.task == configs["stock"].task
         assert config.reward == configs["stock"].reward
-    assert configs["stock"].rollout.engine == "generate"
-    assert configs["shared"].rollout.share_prompts
-    assert configs["recorded"].rollout.record
+    assert not configs["stock"].rollout.fast
+    assert configs["recorded"].rollout.fast
 
 
 def test_the_recipe_is_what_has_the_record():

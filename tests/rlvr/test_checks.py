@@ -58,7 +58,6 @@ def test_the_folder_that_the_main_process_made_is_no_obstacle_to_the_others(monk
         (["--reward.timeout", "nan"], "--reward.timeout nan must be"),
         (["--model.name", "nope"], "there is no model 'nope'"),
         (["--model.lora", "4", "--model.lora-alpha", "0"], "--model.lora-alpha 0 must be above 0"),
-        (["--rollout.engine", "fused", "--model.lora", "8"], "fused does not go with LoRA"),
         (
             ["--task.name", "sums", "--task.num-eval", "700"],
             "were asked for: lower --task.num-eval",
@@ -89,16 +88,6 @@ def test_a_reward_that_votes_leave_idle_is_told(name, caplog):
     check_parts(replace(config, reward=RewardConfig(parts=("two_part", "near"))))
     said = f"{name} trains on its votes alone: the reward two_part + near is logged"
     assert (said in caplog.text) == (name != "grpo")
-
-
-@pytest.mark.parametrize("engine", ["graph", "fused"])
-def test_shards_are_not_sampled_by_graphs(engine, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setitem(sys.modules, "mesotron.rlvr.session", None)
-    out = tmp_path / "run"
-    assert cli.main(["train", "--rollout.engine", engine, "--out", str(out)]) == 2
-    assert "the launcher asks for FSDP: use --rollout.engine generate" in capsys.readouterr().err
-    assert not out.exists()
 
 
 def test_the_checks_load_no_torch():

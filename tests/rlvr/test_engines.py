@@ -8,7 +8,6 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
-from mesotron import cli
 from mesotron.config import ObjectiveConfig
 from mesotron.rlvr import session
 from mesotron.rlvr.checkpoints.resume import load_adapter
@@ -206,25 +205,3 @@ def test_what_it_cannot_sample_is_refused_when_the_trainer_is_built(
 ):
     with pytest.raises(ValueError, match=told):
         make_trainer(tmp_path, parts={"engine": "graph"} | parts, **settings)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["--rollout.engine", "fused"], ["--rollout.engine", "graph"], ["--rollout.share-prompts"]],
-)
-def test_a_model_that_cannot_be_sampled_so_leaves_no_folder(tmp_path, flags, monkeypatch, capsys):
-    """Before the first evaluation, and before anything is written."""
-    monkeypatch.setattr(session, "load_model", with_eager_attention(session.load_model))
-    out = tmp_path / "run"
-    assert cli.main(["train", "arith", *flags, "--out", str(out)]) == 2
-    assert "needs attention sdpa, and this model has eager" in capsys.readouterr().err
-    assert not out.exists()
-
-
-def with_eager_attention(load):
-    def loaded(*args):
-        model, tokenizer = load(*args)
-        model.set_attn_implementation("eager")
-        return model, tokenizer
-
-    return loaded

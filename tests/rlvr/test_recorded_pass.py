@@ -10,8 +10,6 @@ from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from mesotron.config import ModelConfig, RolloutConfig, TrainConfig
-from mesotron.rlvr.checks import check_parts
 from mesotron.rlvr.layers import recorded_pass
 from mesotron.rlvr.layers.fixed_pass import FixedPass, check_fixed, tokens_of
 from mesotron.rlvr.layers.packed_groups import Frame, find_groups, pack_groups
@@ -223,16 +221,6 @@ def test_what_cannot_be_recorded_is_refused(tmp_path, settings, parts, told):
     parts = {"share_prompts": True, "record": True, "model": model} | parts
     with pytest.raises(ValueError, match=told):
         make_trainer(tmp_path, parts=parts, **settings)
-
-
-def test_a_config_that_cannot_be_recorded_is_refused_before_anything_is_loaded():
-    rollout = RolloutConfig(record=True)
-    with pytest.raises(ValueError, match=r"needs --rollout\.share-prompts"):
-        check_parts(TrainConfig(rollout=rollout))
-    rollout = RolloutConfig(record=True, share_prompts=True)
-    model = ModelConfig(gradient_checkpointing=True)
-    with pytest.raises(ValueError, match=r"--model\.gradient-checkpointing"):
-        check_parts(TrainConfig(rollout=rollout, model=model))
 
 
 @CUDA

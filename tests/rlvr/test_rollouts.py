@@ -270,7 +270,7 @@ def test_nearly_greedy_both_engines_train_alike(tmp_path, engine):
 
 
 def test_two_engines_are_one_too_many():
-    rollout = RolloutConfig(engine="graph", vllm="colocate")
+    rollout = RolloutConfig(fast=True, vllm="colocate")
     with pytest.raises(ValueError, match="both sample"):
         trl_arguments(ObjectiveConfig(), rollout, OptimConfig())
 

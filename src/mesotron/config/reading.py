@@ -5,6 +5,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from mesotron.config.aliases import rename_keys
+
 Config = TypeVar("Config")
 
 
@@ -24,6 +26,7 @@ def from_plain(config_type: type[Config], values: dict[str, Any], source: str = 
         >>> from_plain(TaskConfig, {"levels": [1, 2]}).levels
         (1, 2)
     """
+    values = rename_keys(config_type, values)
     hints = get_type_hints(config_type)
     known = {item.name for item in fields(config_type)}  # type: ignore[arg-type]
     unknown = [name for name in values if name not in known]

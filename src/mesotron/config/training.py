@@ -257,18 +257,9 @@ class RolloutConfig:
     micro_batch: int | None = None
     """Completions in one forward pass; all that one update holds if not given."""
 
-    engine: Literal["generate", "graph", "fused"] = "generate"
-    """Who samples without vLLM: Transformers' generate, or a static cache with CUDA graphs.
-    Graphs save the host's time, which small models mostly wait for; fused (Llama, Qwen2) also has
-    far fewer kernels in the graph, and reads each prompt once for all its completions."""
-
-    share_prompts: bool = False
-    """Let a training pass read each prompt once for all its completions: the same numbers up to
-    rounding, from fewer tokens; worth it where prompts are not much shorter than completions."""
-
-    record: bool = False
-    """Pad the rows of share_prompts to few fixed shapes and replay a training pass as CUDA graphs,
-    recorded at a shape's second pass: the same numbers up to rounding, without the host's time."""
+    fast: bool = False
+    """Sample with CUDA graphs and a fused decoder, and train on shared prompts and recorded passes,
+    as far as the model supports them; the run says what it left out."""
 
     vllm: Literal["off", "colocate", "server"] = "off"
     """Sample with vLLM, in the same process or from a server."""

@@ -32,7 +32,7 @@ def arith_smollm2() -> TrainConfig:
         reward=RewardConfig(parts=("two_part",), format_share=0.1),
         objective=ObjectiveConfig(name="grpo", beta=0.0),
         optim=OptimConfig(name="muon", lr=1e-4),
-        rollout=RolloutConfig(prompts=32, generations=8, max_tokens=10, engine="graph"),
+        rollout=RolloutConfig(prompts=32, generations=8, max_tokens=10, fast=True),
         steps=120,
         save_every=0,
         keep=1,
@@ -61,6 +61,6 @@ def arith_smollm2_fast() -> TrainConfig:
         optim=OptimConfig(
             name="muon", lr=2e-4, aux_lr=1e-5, clip="all", schedule="linear", fused=False
         ),
-        rollout=replace(usual.rollout, prompts=64, engine="fused", share_prompts=True, record=True),
+        rollout=replace(usual.rollout, prompts=64),
         steps=280,
     )

@@ -13,7 +13,7 @@ from mesotron.rlvr.objectives.options import SELF_LABELLED, trl_arguments
 from mesotron.rlvr.places import check_name
 from mesotron.rlvr.rewards import check_reward
 from mesotron.rlvr.tasks.load import check_task
-from mesotron.runs.processes import asks_for_sharding, num_processes
+from mesotron.runs.processes import num_processes
 from mesotron.spectral import make_filter
 from mesotron.spectral.scale import check_scale
 
@@ -51,7 +51,6 @@ def check_parts(config: TrainConfig | SftConfig) -> None:
         trl_arguments(config.objective, config.rollout, config.optim, num_processes())
         # There are never more than were asked for; all that a file has are counted when it is read.
         check_enough(math.inf if config.task.num_train is None else config.task.num_train, config)
-        check_sampling(config)
         warn_if_reward_is_idle(config)
     else:
         trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
@@ -118,50 +117,6 @@ def warn_if_reward_is_idle(config: TrainConfig) -> None:
             "%s trains on its votes alone: the reward %s is logged as rewards/reward and trains "
             "nothing", name, " + ".join(parts),
         )  # fmt: skip
-
-
-def check_sampling(config: TrainConfig) -> None:
-    """Refuse an engine that cannot sample from what the config trains.
-
-    Args:
-        config: as parsed.
-
-    Example:
-        >>> check_sampling(TrainConfig(rollout=RolloutConfig(engine="fused")))
-    """
-    engine, lora = config.rollout.engine, config.model.lora
-    if engine == "fused" and lora:
-        raise ValueError(
-            f"--rollout.engine fused does not go with LoRA (--model.lora {lora}): use "
-            "--rollout.engine graph or generate"
-        )
-    if engine != "generate" and asks_for_sharding():
-        raise ValueError(
-            f"--rollout.engine {engine} needs whole weights in each process, and the launcher asks "
-            "for FSDP: use --rollout.engine generate, or vLLM"
-        )
-    if config.rollout.record:
-        check_recording(config)
-
-
-def check_recording(config: TrainConfig) -> None:
-    """Refuse to record a pass whose shape or kernels the host decides.
-
-    Args:
-        config: as parsed.
-
-    Example:
-        >>> check_recording(TrainConfig(rollout=RolloutConfig(record=True, share_prompts=True)))
-    """
-    if not config.rollout.share_prompts:
-        raise ValueError("--rollout.record needs --rollout.share-prompts: give both or neither")
-    odd = {
-        "--model.gradient-checkpointing": config.model.gradient_checkpointing,
-        f"{num_processes()} processes": num_processes() > 1,
-    }
-    asked = [name for name, is_asked in odd.items() if is_asked]
-    if asked:
-        raise ValueError(f"--rollout.record does not go with {' and '.join(asked)}: leave it out")
 
 
 def check_optim(config: OptimConfig) -> None:

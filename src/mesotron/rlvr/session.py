@@ -49,6 +49,7 @@ from mesotron.runs.signals import StopRequest, told_when_interrupted
 from mesotron.watch.budget import Meter
 from mesotron.watch.callback import Watch
 
+log = logging.getLogger("mesotron")
 # An alarm may come three checkpoints late, and there must be one from before its evidence.
 KEPT_FOR_ROLLBACK = 4
 
@@ -104,12 +105,41 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     judge = Judge(task.format, verifier)
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
     model, tokenizer = load_model(config.model, device)
-    check_engine(config.rollout.engine, model)
-    if config.rollout.share_prompts:
-        check_packing(model)
-    if config.rollout.record:
-        check_fixed(model, "rollout.record", "leave it out")
     return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
+
+
+def fast_options(config: TrainConfig, model: Any) -> dict[str, Any]:
+    """The trainer's options behind `rollout.fast`: all that the model and the run support."""
+    options: dict[str, Any] = {"engine": "generate", "share_prompts": False, "record": False}
+    if not config.rollout.fast:
+        return options
+    left_out = []
+    if asks_for_sharding():
+        left_out.append("everything (FSDP)")
+    else:
+        for engine in ("fused", "graph"):
+            if engine == "fused" and config.model.lora:
+                continue
+            try:
+                check_engine(engine, model)
+            except ValueError as error:
+                left_out.append(f"{engine} sampling ({error})")
+            else:
+                options["engine"] = engine
+                break
+        try:
+            check_packing(model)
+            options["share_prompts"] = True
+            if num_processes() > 1 or config.model.gradient_checkpointing:
+                raise ValueError("several processes or gradient checkpointing")
+            check_fixed(model, "recording", "left out")
+            options["record"] = True
+        except ValueError as error:
+            what = "recorded passes" if options["share_prompts"] else "shared prompts"
+            left_out.append(f"{what} ({error})")
+    if left_out:
+        log.warning("rollout.fast leaves out: %s", "; ".join(left_out))
+    return options
 
 
 @contextmanager
@@ -210,9 +240,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         optim=config.optim,
         objective=resolve(config.objective, config.rollout.generations),
         judge=parts.judge,
-        engine=config.rollout.engine,
-        share_prompts=config.rollout.share_prompts,
-        record=config.rollout.record,
+        **fast_options(config, parts.model),
     )
     if asks_for_sharding() and not trainer.is_fsdp_enabled:
         raise ValueError(

@@ -221,10 +221,9 @@ def trl_arguments(
         "top_p": rollout.top_p,
     }
     if rollout.vllm != "off":
-        if rollout.engine != "generate":
+        if rollout.fast:
             raise ValueError(
-                f"rollout.engine {rollout.engine} and rollout.vllm {rollout.vllm} both sample: "
-                "leave one of them out"
+                f"rollout.fast and rollout.vllm {rollout.vllm} both sample: leave one of them out"
             )
         found |= {"use_vllm": True, "vllm_mode": rollout.vllm}
     return found
