@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from optim.test_matrix import FILTERS, INPUTS, oracle
 
 from mesotron.optim.matrix import apply_filter as torch_filter
-from optim.test_matrix import FILTERS, INPUTS, oracle
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("jumanji")
 jax = pytest.importorskip("jax")
+from test_metrics_docs import DOCS, table  # noqa: E402
+
 from mesotron.config import SnakeConfig  # noqa: E402
 from mesotron.ppo import training  # noqa: E402
 from mesotron.ppo.evaluate import Games  # noqa: E402
@@ -21,7 +23,6 @@ from mesotron.ppo.seeds import Program  # noqa: E402
 from mesotron.runs import RunFolder  # noqa: E402
 from mesotron.runs.console import LiveView  # noqa: E402
 from mesotron.watch.readers import read_log  # noqa: E402
-from test_metrics_docs import DOCS, table  # noqa: E402
 
 CONFIG = SnakeConfig(
     width=3, height=3, num_envs=4, num_steps=8, num_minibatches=2, total_timesteps=32 * 60,

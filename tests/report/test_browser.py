@@ -14,7 +14,14 @@ from PIL import Image
 
 from mesotron.report import read_runs, render_runs
 from mesotron.report.tournament import render_tournament
-from support.report_worlds import ATTACK, make_event, make_run, make_sample, make_snake, make_tournament
+from support.report_worlds import (
+    ATTACK,
+    make_event,
+    make_run,
+    make_sample,
+    make_snake,
+    make_tournament,
+)
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs"

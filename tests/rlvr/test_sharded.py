@@ -12,9 +12,9 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from support.fsdp_on_cpu import SHIPPED
 from mesotron.config.training import ObjectiveConfig, OptimConfig
 from mesotron.runs import RunFolder
+from support.fsdp_on_cpu import SHIPPED
 from support.rlvr_processes import run_everywhere
 from support.rlvr_tiny import make_model
 
@@ -119,7 +119,9 @@ def test_a_sharded_run_resumes_to_the_same_bits(folder):
 @pytest.mark.slow
 def test_a_sharded_run_goes_back(folder):
     cases = [case(("mgrpo", "muon"), folder, 2, steps=4)]
-    for (process,) in run_everywhere(2, cases, "go_back_sharded", "support.sharded_runs", sharded=True):
+    for (process,) in run_everywhere(
+        2, cases, "go_back_sharded", "support.sharded_runs", sharded=True
+    ):
         assert process == {"acts": [1], "restored": [True, True, True], "rate": 0.005, "steps": 4}
 
 

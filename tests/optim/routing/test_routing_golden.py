@@ -2,8 +2,8 @@
 golden/routing/.
 
 Every view is also opened on a real tensor, so a table cannot name matrices that are not there.
-After a change that is meant, regenerate with `python tests/optim/routing/test_routing_golden.py` and read the
-diff line by line.
+After an intended change, regenerate with `python tests/optim/routing/test_routing_golden.py` and
+read the diff line by line.
 """
 
 from __future__ import annotations

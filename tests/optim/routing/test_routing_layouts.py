@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from optim.routing.test_routing_golden import GQA, MODELS, MOE, TEXT, VISION
 from torch import nn
 
 from mesotron.optim.routing import route
 from mesotron.optim.views import View
-from optim.routing.test_routing_golden import GQA, MODELS, MOE, TEXT, VISION
 
 transformers = pytest.importorskip("transformers")
 
