@@ -18,7 +18,6 @@ from mesotron.compare.changes import change
 from mesotron.compare.grid import Grid, search
 from mesotron.compare.kinds import make_kind
 from mesotron.compare.record import Cell, Threshold, Tournament, read_tournament
-from mesotron.compare.schedule import Pool, last_words
 from mesotron.compare.standings import time_to_threshold
 from mesotron.config import TrainConfig, WorldConfig
 from mesotron.vla.demos.shards import write_manifest
@@ -434,20 +433,6 @@ def test_a_search_stops_at_its_limit_and_says_that_it_stands_at_an_end():
     assert (flat.best, flat.extended, flat.edge) == (0, 0, None)
     crashed = search(grid, dict.fromkeys(range(-4, 5)))
     assert (crashed.best, crashed.done) == (None, True)
-
-
-def test_processes_get_a_gpu_each_and_their_last_words_are_kept(tmp_path):
-    pool = Pool(2, gpus=["3", "5"])
-    told = "import os, sys; print(os.environ['CUDA_VISIBLE_DEVICES']); sys.exit('no memory')"
-    for key in ("a", "b"):
-        pool.start(key, [sys.executable, "-c", told], tmp_path / key, {})
-    assert not pool.has_room
-    ended = {}
-    while pool.jobs:
-        ended |= {job.key: job for job in pool.take_ended()}
-    assert [(tmp_path / key).read_text().split()[0] for key in ("a", "b")] == ["3", "5"]
-    assert last_words(ended["a"].log, ended["a"].process.returncode) == "no memory"
-    assert last_words(tmp_path / "none", -9) == "killed by signal 9"
 
 
 @pytest.mark.slow

@@ -11,11 +11,9 @@ from fractions import Fraction
 
 import pytest
 
-from mesotron.rlvr.answers import verify_pool
+from mesotron.rlvr.answers import verify
 from mesotron.rlvr.answers.numbers import MAX_LENGTH, clean, read_number
-from mesotron.rlvr.answers.screening import letters
-from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.answers.verify_pool import Worker, WorkerPool
+from mesotron.rlvr.answers.verify import Verifier, letters
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +30,7 @@ def no_workers(monkeypatch):
         assert not requests, f"a worker was asked: {requests}"
         return []
 
-    monkeypatch.setattr(WorkerPool, "ask", refuse)
+    monkeypatch.setattr(Verifier, "_send", refuse)
 
 
 HALF = Fraction(1, 2)
@@ -137,7 +135,7 @@ def test_random_numbers_however_they_are_written(no_workers):
 
 def test_random_rubbish_is_right_only_if_it_reads_as_the_gold(monkeypatch):
     """With a worker that can read nothing, so that every verdict is our own."""
-    monkeypatch.setattr(WorkerPool, "ask", lambda self, requests: [None] * len(requests))
+    monkeypatch.setattr(Verifier, "_send", lambda self, requests: [None] * len(requests))
     rng, verifier = random.Random(0), Verifier()
     alphabet = [*"0123456789+-*/=.,()%$ {}", "\\frac", "\\times", "\\text{", "\u200b", "\x00", "½"]
     for _ in range(2000):
@@ -245,10 +243,10 @@ LETTERS = ["2b", "No", "2assistant", "x", "xy", "-3n", "4x^2", "i^2", "oo"]
 def test_letters_are_no_number_as_math_verify_says_too(verifier, monkeypatch):
     assert all(letters(key) for key in verifier.keys(LETTERS) if key is not None)
     golds = ["0", "2", "-3", "-1", "4", "1/2", "2.5", "50%"]
-    pairs = [{"answer": x, "gold": read_number(gold).key} for x in LETTERS for gold in golds]
+    pairs = [(x, read_number(gold).key) for x in LETTERS for gold in golds]
     assert verifier._ask(pairs) == [False] * len(pairs)
     asked = []
-    monkeypatch.setattr(verifier._pool, "ask", lambda requests: asked.extend(requests) or [])
+    monkeypatch.setattr(verifier, "_send", lambda requests: asked.extend(requests) or [])
     assert not any(verifier.same(LETTERS, ["11"] * len(LETTERS)))
     assert asked == []
 
@@ -323,70 +321,45 @@ def test_answers_are_not_evaluated(verifier, tmp_path):
         f"x+open('{target}','w')",
         f'f\'{{open("{target}","w")}}\'',
     ]
-    pool = WorkerPool(timeout=5, num_workers=1)
-    pool.ask([{"answer": attack, "gold": "1"} for attack in attacks])  # behind every screen
-    pool.close()
+    verifier._send([(attack, "1") for attack in attacks])  # past the screening
     verifier.same(attacks, ["1"] * len(attacks))
     assert not target.exists()
 
 
-def test_a_question_that_computes_for_ever_is_cut_and_the_next_one_answered():
-    pool = WorkerPool(timeout=0.5, num_workers=1)
-    replies = pool.ask([{"answer": "9999999^{9999999}"}, {"answer": "x+1"}])
-    pool.close()
-    assert replies == [verify_pool.TOO_LONG, {"value": "x + 1"}]
+def test_a_request_that_never_ends_is_cut_and_the_next_one_answered():
+    with Verifier(timeout=0.5, num_workers=1) as verifier:
+        replies = verifier._send([("9999999^{9999999}",), ("x+1",)])
+    assert replies == [verify.TOO_LONG, {"value": "x + 1"}]
 
 
-def test_the_parent_kills_a_worker_that_only_waits(tmp_path, monkeypatch):
-    """The deadline on the clock, for a worker that uses no processor time."""
-    sleeper = tmp_path / "sleeper.py"
-    sleeper.write_text("import time\nprint('{}', flush=True)\ntime.sleep(10**6)\n")
-    monkeypatch.setattr(verify_pool, "WORKER", sleeper)
-    worker = Worker(timeout=0.05)
-    assert worker.alive
-    assert worker.send({"answer": "1"})
-    assert worker.receive() is None
-    assert not worker.alive
-
-
-def test_a_worker_that_cannot_start_is_one_sentence(tmp_path, monkeypatch):
-    broken = tmp_path / "broken.py"
-    broken.write_text("raise SystemExit(1)\n")
-    monkeypatch.setattr(verify_pool, "WORKER", broken)
-    with pytest.raises(ValueError, match="does not start"):
-        Verifier().same(["x"], ["y"])
-
-
-def test_a_question_is_put_to_a_new_worker_if_the_old_one_died():
-    pool = WorkerPool(timeout=5, num_workers=1)
-    assert pool.ask([{"answer": "x+1"}]) == [{"value": "x + 1"}]
-    (process,) = pool._processes
-    process.kill()
-    process.wait()
-    assert pool.ask([{"answer": "x+1"}]) == [{"value": "x + 1"}]
-    assert process not in pool._processes
-    pool.close()
+def test_a_worker_that_sleeps_gives_no_verdict(monkeypatch):
+    """The wall-clock timeout, for a worker that uses no CPU time."""
+    with Verifier(timeout=0.05, num_workers=1) as verifier:
+        submit = verifier._pool.submit
+        monkeypatch.setattr(
+            verifier._pool, "submit", lambda *_, timeout: submit("time:sleep", 100, timeout=timeout)
+        )
+        assert verifier._send([("x+1",)]) == [None]
 
 
 def test_memory_is_limited():
-    """2 GiB of text in one string: the worker answers that it cannot, and lives."""
     code = (
-        "import mesotron.rlvr.answers.verify_worker as worker\n"
-        "worker.limit_resources()\n"
-        "worker.canonical = lambda answer: 'x' * 3 * 2**30\n"
-        "print(worker.answer_request({'answer': '1'}))\n"
+        "import mesotron.rlvr.answers.verify as verify\n"
+        "verify.prepare_worker()\n"
+        "verify.canonical_expression = lambda answer: 'x' * 3 * 2**30\n"
+        "print(verify.answer_request(('1',), 5.0))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "{'value': None, 'error': 'MemoryError'}\n", done.stderr
 
 
-def test_workers_end_with_the_verifier():
-    verifier = Verifier(num_workers=1)
-    assert verifier.same(["x+1"], ["1+x"]) == [True]
-    (process,) = verifier._pool._processes
-    assert process.poll() is None
-    del verifier
-    assert process.poll() is not None
+def test_workers_import_little_and_get_no_secrets(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    with Verifier(num_workers=1) as verifier:
+        assert verifier._pool.submit("os:getenv", "HF_TOKEN").result() is None
+        modules = verifier._pool.submit("builtins:eval", "[*__import__('sys').modules]").result()
+    assert "sympy" in modules
+    assert not {"torch", "jax", "transformers"} & set(modules)
 
 
 def test_each_distinct_question_is_asked_once(monkeypatch):
@@ -394,13 +367,13 @@ def test_each_distinct_question_is_asked_once(monkeypatch):
 
     def reply(self, requests):
         asked.extend(requests)
-        return [verify_pool.TOO_LONG for _ in requests]
+        return [verify.TOO_LONG for _ in requests]
 
-    monkeypatch.setattr(WorkerPool, "ask", reply)
+    monkeypatch.setattr(Verifier, "_send", reply)
     verifier = Verifier()
     assert verifier.same(["x", "x", "x"], ["y", "y", "y"]) == [False] * 3
     assert verifier.same(["x"], ["y"]) == [False]
-    assert asked == [{"answer": "x"}, {"answer": "y"}]
+    assert asked == [("x",), ("y",)]
 
 
 def test_what_a_busy_machine_had_no_time_for_is_asked_again(monkeypatch):
@@ -410,7 +383,7 @@ def test_what_a_busy_machine_had_no_time_for_is_asked_again(monkeypatch):
     def reply(self, requests):
         return [replies.pop(0) for _ in requests]
 
-    monkeypatch.setattr(WorkerPool, "ask", reply)
+    monkeypatch.setattr(Verifier, "_send", reply)
     verifier = Verifier()
     assert verifier.keys(["x+0"]) == [None]
     assert verifier.keys(["x+0"]) == ["x"]
@@ -466,12 +439,12 @@ def test_bad_arguments_are_named():
     for timeout in (0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"timeout={timeout}"):
             Verifier(timeout=timeout)
-    with pytest.raises(ValueError, match="2 answers and 1 golds"):
+    with pytest.raises(ValueError, match="2 answers"):
         Verifier().same(["1", "2"], ["1"])
 
 
 def test_without_math_verify_only_mathematics_is_refused(monkeypatch):
-    monkeypatch.setattr(verify_pool.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(verify.importlib.util, "find_spec", lambda name: None)
     assert Verifier().same(["7"], ["7"]) == [True]
     with pytest.raises(ValueError, match="mesotron\\[rlvr\\]"):
         Verifier().same(["x+1"], ["1+x"])

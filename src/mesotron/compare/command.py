@@ -14,7 +14,6 @@ from mesotron.compare.fairness import check_problems
 from mesotron.compare.kinds import make_kind
 from mesotron.compare.page import ended_line, markdown, progress_view, show
 from mesotron.compare.record import NAME, Cell, read_tournament
-from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_workers
 from mesotron.compare.tournament import Progress
 from mesotron.compare.words import count
 from mesotron.config import CompareConfig
@@ -22,6 +21,7 @@ from mesotron.config.checks import check_least
 from mesotron.report.command import write as write_report
 from mesotron.runs.lines import write_whole
 from mesotron.runs.signals import StopRequest
+from mesotron.runs.workers import CommandPool, Job, default_num_workers, list_gpus
 
 LOOK_EVERY = 0.2  # seconds between two looks at the processes
 LEAST = {
@@ -100,8 +100,8 @@ class Match:
         self.console = console
         config = progress.config
         gpus = list_gpus() if progress.kind.uses_gpu() else []
-        workers = num_workers(config.workers, config.threads, gpus)
-        self.pool = Pool(workers, gpus)
+        workers = config.workers or default_num_workers(config.threads, gpus)
+        self.pool = CommandPool(workers, gpus)
         progress.record.workers = workers
         self.live = Live(console=console, auto_refresh=False, transient=True)
         self.walls: list[float] = []
@@ -112,8 +112,8 @@ class Match:
         done, total, _ = self._clock()
         who = count(len(self.progress.contenders), "contender")
         self.say(
-            f"{who}, at least {count(total, 'run')} ({done} done), {self.pool.workers} at once, in "
-            f"{self.progress.folder}"
+            f"{who}, at least {count(total, 'run')} ({done} done), "
+            f"{self.pool.num_workers} at once, in {self.progress.folder}"
         )
         if self.console.is_terminal:
             self.live.start()
@@ -131,7 +131,7 @@ class Match:
             for job in self.pool.take_ended():
                 self._end(job, stop.requested)
             if stop.requested:
-                self.pool.ask_to_stop()
+                self.pool.terminate()
             if not stop.requested:
                 self.progress.plan()
                 self._fill()
@@ -144,7 +144,7 @@ class Match:
     def _fill(self) -> None:
         """Start cells while there is room; one that an earlier call has finished is read alone."""
         for cell in self.progress.waiting():
-            if not self.pool.has_room:
+            if not self.pool.has_free_slot:
                 return
             if self.progress.take_outcome(cell):
                 self.progress.plan()
@@ -166,11 +166,10 @@ class Match:
     def _end(self, job: Job, stopping: bool) -> None:
         """Read what came of a process; one that was asked to stop waits for the next call."""
         cell = next(one for one in self.progress.record.cells if one.id == job.key)
-        cell.wall = time.monotonic() - job.began
+        cell.wall = time.monotonic() - job.start
         if not self.progress.take_outcome(cell):
-            code = job.process.returncode
             cell.state = "waiting" if stopping else "failed"
-            cell.why = "" if stopping else last_words(job.log, code)
+            cell.why = "" if stopping else job.failure
         if cell.state != "waiting":
             self.walls.append(cell.wall)
             self.progress.plan()
@@ -184,8 +183,10 @@ class Match:
         total, left = self.progress.expected(), self.progress.cells_left()
         if not self.walls:
             return total - left, total, None
-        pace = sum(self.walls) / len(self.walls) / self.pool.workers
-        running = sum(time.monotonic() - job.began for job in self.pool.jobs) / self.pool.workers
+        pace = sum(self.walls) / len(self.walls) / self.pool.num_workers
+        running = (
+            sum(time.monotonic() - job.start for job in self.pool.jobs) / self.pool.num_workers
+        )
         return total - left, total, max(left * pace - running, 0.0)
 
     def say(self, sentence: str) -> None:

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from mesotron.compare.kind import is_spoiled
-from mesotron.compare.schedule import Job, Pool, last_words, list_gpus, num_workers
 from mesotron.compare.space import Space, read_space
 from mesotron.compare.trials import (
     COMMANDS,
@@ -30,6 +29,7 @@ from mesotron.config.checks import check_least
 from mesotron.runs.console import spell_time
 from mesotron.runs.lines import write_json
 from mesotron.runs.signals import StopRequest
+from mesotron.runs.workers import CommandPool, Job, default_num_workers, list_gpus
 
 if TYPE_CHECKING:
     from mesotron.compare.study import Study, Trial
@@ -87,7 +87,7 @@ class Search:
         self.study, self.space, self.config, self.console = study, space, config, console
         on_cpu = any("device=cpu" in word for word in space.command)
         gpus = [] if on_cpu else list_gpus()
-        self.pool = Pool(num_workers(config.workers, config.threads, gpus), gpus)
+        self.pool = CommandPool(config.workers or default_num_workers(config.threads, gpus), gpus)
         self.trials: dict[str, Trial] = {}
         self.pulses: dict[str, Pulse] = {}
         self.doomed: dict[str, str] = {}
@@ -111,8 +111,8 @@ class Search:
             for job in self.pool.take_ended():
                 self._end(job, stop.requested)
             if stop.requested:
-                self.pool.ask_to_stop()
-            while not stop.requested and self.pool.has_room and self._start():
+                self.pool.terminate()
+            while not stop.requested and self.pool.has_free_slot and self._start():
                 continue
             if not self.pool.jobs:
                 return
@@ -153,10 +153,10 @@ class Search:
         trial, pulse = self.trials.pop(job.key), self.pulses.pop(job.key)
         why = self.doomed.pop(job.key, None) or (pulse.dead() if self.config.prune else None)
         score = read_score(trial.run, self.study.metric, self.space.command)
-        told = last_words(job.log, job.process.returncode)
+        told = job.failure
         if score is None and why is None and is_spoiled(told):
             why = told
-        took = spell_time(time.monotonic() - job.began)
+        took = spell_time(time.monotonic() - job.start)
         names = [one.name for one in self.space.dimensions if one.varies]
         shown = " ".join(f"{name}={spell(trial.values[name])}" for name in names)
         if why is not None:

@@ -28,11 +28,11 @@ from mesotron.compare.record import (
     Tournament,
     write_tournament,
 )
-from mesotron.compare.schedule import last_line
 from mesotron.config import CompareConfig
 from mesotron.config.reading import from_plain
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.folder import plain
+from mesotron.runs.workers import last_line
 
 STAGES = ("probe", "search", "final")
 # Notches that a search can ever reach.

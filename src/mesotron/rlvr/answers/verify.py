@@ -1,32 +1,56 @@
-"""Whether two answers are the same: numbers exactly, words as words, mathematics by math-verify.
+"""Compares answers: numbers exactly, words as words, everything else by math-verify.
 
-Answers come from a model and golds from files, so both are hostile: what reaches math-verify is
-short and screened, runs in another process with a deadline, and is never evaluated as code.
+Answers come from a model and golds from files, so both are untrusted. What reaches math-verify is
+short and screened by bounded patterns, runs in a worker process with limited time and memory, and
+is never evaluated as code: only math-verify's LaTeX grammar is used, since its reader of plain
+expressions calls `eval`.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import math
 import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Self
 
-from mesotron.rlvr.answers.numbers import MAX_LENGTH, clean, read_number, same_number
-from mesotron.rlvr.answers.screening import expression_of, letters, screened, unfinished, words
-from mesotron.rlvr.answers.verify_pool import Request, WorkerPool
+from mesotron.rlvr.answers.numbers import (
+    MAX_LENGTH,
+    clean,
+    read_number,
+    same_number,
+    simplify_latex,
+)
+from mesotron.runs.workers import ONE_THREAD, WorkerDied, WorkerPool
 
-_REMEMBERED = 16_384  # replies that are kept; a string that hangs costs its deadline once
+CACHE_SIZE = 16_384  # replies kept; a string that hangs costs its timeout once
+# A worker ends itself after its timeout in CPU time. On a busy machine that takes longer on the
+# clock, and only after this many timeouts does the parent kill it.
+WALL_TIMEOUTS = 4
+MAX_MEMORY = 2 * 2**30  # bytes of address space; sympy itself takes a tenth of it
+# Environment variables a worker gets: no tokens or keys.
+INHERITED = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "SYSTEMROOT", "TMPDIR")
+
+Request = tuple[str, ...]  # an answer to read, or an answer and a gold to compare
+TOO_LONG: dict[str, Any] = {"value": None, "error": "TooLong"}
 
 
 class Verifier:
-    r"""Decides whether answers are the same; safe to share between threads.
+    r"""Decides whether answers are the same. Can be shared between threads.
 
     Args:
-        timeout: seconds of processor time that math-verify may take to read an answer, or to
-            compare a pair; what takes longer cannot be read, or is not the same.
-        num_workers: most worker processes at once; none is started for numbers and words.
+        timeout: seconds of CPU time math-verify may take to read an answer or compare a pair.
+            An answer that takes longer is unreadable; a pair that does is not the same.
+        num_workers: maximum number of worker processes. None is started for numbers and words.
 
     Example:
         >>> with Verifier() as verifier:
@@ -39,12 +63,18 @@ class Verifier:
             raise ValueError(f"timeout={timeout} must be more than 0 seconds, and finite")
         self.timeout = timeout
         self.num_workers = num_workers or min(4, os.cpu_count() or 1)
-        self._pool = WorkerPool(timeout, self.num_workers)
-        self._replies: OrderedDict[tuple[str, ...], Any] = OrderedDict()
+        self._pool = WorkerPool(
+            self.num_workers,
+            env={name: os.environ[name] for name in INHERITED if name in os.environ} | ONE_THREAD,
+            setup=(f"{__name__}:prepare_worker",),
+            replies="json",
+            stderr=subprocess.DEVNULL,
+        )
+        self._replies: OrderedDict[Request, Any] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[Verifier], tuple[float, int]]:
-        """Another process gets a verifier of its own, with workers of its own."""
+        # Another process gets its own verifier with its own workers.
         return (Verifier, (self.timeout, self.num_workers))
 
     def __enter__(self) -> Self:
@@ -54,81 +84,96 @@ class Verifier:
         self.close()
 
     def close(self) -> None:
-        """End the worker processes; they start again when they are needed."""
+        """End the worker processes; they start again when needed."""
         self._pool.close()
 
     def same(self, answers: Sequence[str], golds: Sequence[str]) -> list[bool]:
-        """Whether each answer is the same as its gold.
+        """Whether each answer equals its gold.
 
-        Two plain numbers are compared exactly. A gold in words is compared as words. A sum that
-        was left standing, such as 48 + 24, is not the number it comes to. All else goes to
-        math-verify. A gold that cannot be read is the same as nothing.
+        Two plain numbers are compared exactly. A gold in words is compared as words. Arithmetic
+        that was not carried out, such as 48 + 24, does not equal its result. Everything else goes
+        to math-verify. A gold that cannot be read equals nothing.
 
         Args:
             answers: as a model wrote them, without their format.
-            golds: one for each answer.
+            golds: one per answer.
         """
         if len(answers) != len(golds):
-            raise ValueError(f"{len(answers)} answers and {len(golds)} golds: give as many of each")
-        answers, golds = _short(answers), _short(golds)
+            raise ValueError(f"{len(answers)} answers and {len(golds)} golds: give one gold each")
+        answers, golds = _drop_long(answers), _drop_long(golds)
         verdicts = [_decide(answer, gold) for answer, gold in zip(answers, golds)]
         hard = [i for i, verdict in enumerate(verdicts) if verdict is None]
-        # Read each alone first: what cannot be read costs one deadline, not one for each pair.
+        # Read each alone first: an unreadable text then costs one timeout, not one per pair.
         keys = self.keys([answers[i] for i in hard] + [golds[i] for i in hard])
         pairs: dict[int, Request] = {}
         for i, left, right in zip(hard, keys, keys[len(hard) :]):
             verdicts[i] = left is not None and left == right
             if not left or not right or left == right or (read_number(golds[i]) and letters(left)):
                 continue
-            answer, gold = _shown(answers[i]), _shown(golds[i])
+            answer, gold = _as_expression(answers[i]), _as_expression(golds[i])
             if answer and gold:
-                pairs[i] = {"answer": answer, "gold": gold}
+                pairs[i] = (answer, gold)
         for i, reply in zip(pairs, self._ask(list(pairs.values()))):
             verdicts[i] = bool(reply)
         return [bool(verdict) for verdict in verdicts]
 
     def keys(self, answers: Sequence[str]) -> list[str | None]:
-        """One key for every way to write each answer; None where it cannot be read."""
-        answers = _short(answers)
+        """A key for each answer, the same for every way to write it; None if unreadable."""
+        answers = _drop_long(answers)
         keys = [_plain_key(answer) for answer in answers]
-        open_answers = {
-            i: {"answer": expression}
+        requests = {
+            i: (expression,)
             for i, answer in enumerate(answers)
             if keys[i] is None and screened(expression := expression_of(answer))
         }
-        for i, key in zip(open_answers, self._ask(list(open_answers.values()))):
+        for i, key in zip(requests, self._ask(list(requests.values()))):
             keys[i] = key
         return keys
 
     def canonical(self, answer: str) -> str:
-        """The key of one answer for votes; its cleaned text if it cannot be read."""
+        """The key of one answer for votes; its cleaned text if it is unreadable."""
         return self.keys([answer])[0] or clean(answer)
 
     def parseable_all(self, golds: Sequence[str]) -> list[bool]:
-        """Whether each gold can be read, so that an answer can be compared with it."""
+        """Whether each gold can be read, so that answers can be compared with it."""
         return [key is not None for key in self.keys(golds)]
 
     def _ask(self, requests: list[Request]) -> list[Any]:
-        """Values of the replies; each distinct request is sent once and its verdict remembered.
-
-        None where there was no verdict: a machine that was too busy may have time next time.
-        """
-        names = [tuple(request.values()) for request in requests]
+        """Values of the replies, None for no verdict. Each distinct request is sent once."""
         with self._lock:
-            known = {name: self._replies[name] for name in names if name in self._replies}
-        fresh = {n: r for n, r in zip(names, requests) if n not in known}
-        for name, reply in zip(fresh, self._pool.ask(list(fresh.values()))):
-            if reply is not None:
-                known[name] = reply["value"]
+            known = {one: self._replies[one] for one in requests if one in self._replies}
+        new = [one for one in dict.fromkeys(requests) if one not in known]
+        for request, reply in zip(new, self._send(new)):
+            if reply is not None:  # else the machine was too busy: try again next time
+                known[request] = reply["value"]
         with self._lock:
             self._replies.update(known)
-            while len(self._replies) > _REMEMBERED:
+            while len(self._replies) > CACHE_SIZE:
                 self._replies.popitem(last=False)
-        return [known.get(name) for name in names]
+        return [known.get(one) for one in requests]
+
+    def _send(self, requests: Sequence[Request]) -> list[dict[str, Any] | None]:
+        """Replies of the workers; None where the worker died for another reason than CPU time."""
+        if requests and importlib.util.find_spec("math_verify") is None:
+            raise ValueError(
+                "comparing answers that are not plain numbers needs math-verify: "
+                'pip install "mesotron[rlvr]"'
+            )
+        target, wall = f"{__name__}:answer_request", WALL_TIMEOUTS * self.timeout
+        futures = [
+            self._pool.submit(target, request, self.timeout, timeout=wall) for request in requests
+        ]
+        replies: list[dict[str, Any] | None] = []
+        for future in futures:
+            try:
+                replies.append(future.result())
+            except WorkerDied as death:
+                out_of_time = os.name == "posix" and death.returncode == -signal.SIGPROF
+                replies.append(TOO_LONG if out_of_time else None)
+        return replies
 
 
-def _short(answers: Sequence[str]) -> list[str]:
-    """The answers, with nothing in place of those that are too long to be one."""
+def _drop_long(answers: Sequence[str]) -> list[str]:
     return [answer if len(answer) <= MAX_LENGTH else "" for answer in answers]
 
 
@@ -145,8 +190,8 @@ def _decide(answer: str, gold: str) -> bool | None:
     return None
 
 
-def _shown(answer: str) -> str | None:
-    """What math-verify is shown of one side of a pair; None if that side is not for it."""
+def _as_expression(answer: str) -> str | None:
+    """What math-verify gets for one side of a pair; None if that side is not for it."""
     if number := read_number(answer):
         return number.key
     return expression if screened(expression := expression_of(answer)) else None
@@ -159,3 +204,175 @@ def _plain_key(answer: str) -> str | None:
     if unfinished(answer):
         return clean(answer).replace(" ", "")
     return words(answer)
+
+
+# Screening: bounded patterns over a short text that say whether an answer is words, unfinished
+# arithmetic, mathematics for math-verify, or none of them.
+
+MAX_EXPRESSION = 256  # characters given to math-verify
+MAX_DEPTH = 10  # of brackets; its parser takes exponentially long in them
+MAX_DIGIT_RUN = 64
+
+_WORDS = re.compile(r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ ',.-]{1,2}[^\W\d_]+)*\.?")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
+_ARITHMETIC = re.compile(r"(?:[\d\s.+*/(){}$%-]|\\times|\\cdot|\\div|\\frac)+", re.ASCII)
+_OPERATOR = re.compile(r"[+*/]|\\times|\\cdot|\\div|(?<=[\d)}]) ?- ?(?=[\d({\\])", re.ASCII)
+# More digits than fit in memory, and no real answer: 9^9^9, 9^{9^{9}}, 99999!, 1e9999. And a
+# product that would be read as a sum: 72 73.
+_ABSURD = re.compile(
+    r"\^\s*[{(]?\s*\d+\s*\^\s*[{(]?\s*\d|\d{4}\s*!|\d[eE][-+]?\d|(?<![_^\d])\d+\s+\d",
+    re.ASCII,
+)
+# Prose, which a grammar of mathematics takes for products of letters.
+_PROSE = re.compile(
+    r"(?<![\w\\])(?!(?:sin|cos|tan|log|exp|max|min|gcd|lcm|mod|and)\b)[A-Za-z]{3}|[?\"#@`]",
+    re.ASCII,
+)
+# Units after mathematics: 25\pi square inches.
+_UNITS = re.compile(r"(?<=[\w})\]])(?: [a-z]{2,24}){1,4}(?:\^\{?[23]\}?)?$", re.ASCII)
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z]{1,12}\*?\}")
+_MATHEMATICS = re.compile(r"[^\d\s.+*/(){}$%=-]", re.ASCII)
+# A whole number and powers of letters, as sympy writes them; E and I are numbers.
+_LETTERS = re.compile(r"-?(?:\d+\*)?[a-z](?:\*\*\d+)?(?:\*[a-z](?:\*\*\d+)?)*", re.ASCII)
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+
+
+@lru_cache(maxsize=16_384)
+def _tidy(answer: str) -> str:
+    return simplify_latex(clean(answer))
+
+
+def expression_of(answer: str) -> str:
+    r"""An answer in the one LaTeX spelling that is screened and then given to math-verify.
+
+    Example:
+        >>> expression_of(r"$25\pi \text{ square inches}$")
+        '25\\pi'
+    """
+    text = _tidy(answer).replace("$", "").replace("**", "^")
+    bare = _UNITS.sub("", text)
+    return bare if "\\" in bare else text
+
+
+def screened(expression: str) -> bool:
+    r"""Whether an expression is short, complete, shallow and more than digits or prose.
+
+    Example:
+        >>> screened("x^{2} + 1"), screened("9^{9^{9}}"), screened(r"\frac{1}{"), screened("so x")
+        (True, False, False, True)
+    """
+    if not 0 < len(expression) <= MAX_EXPRESSION or r"\boxed" in expression:
+        return False
+    if re.search(rf"\d{{{MAX_DIGIT_RUN}}}", expression) or _ABSURD.search(expression):
+        return False
+    bare = _ENVIRONMENT.sub("", re.sub(r"\\[{}]", "", expression))
+    if _PROSE.search(bare) or not _MATHEMATICS.search(bare):
+        return False
+    # Round and square brackets may stay open, as in the interval (0, 1]; braces may not.
+    braces = list(accumulate(_BRACKETS[c] for c in bare if c in "{}"))
+    depths = accumulate(_BRACKETS.get(c, 0) for c in bare)
+    return min(braces, default=0) >= 0 == sum(braces[-1:]) and max(depths) <= MAX_DEPTH
+
+
+def words(answer: str) -> str | None:
+    """Words in lower case without a final period; None if the answer is something else.
+
+    They are not for math-verify, which reads a word as a product of letters: an anagram of the
+    gold would be correct.
+
+    Example:
+        >>> words("Monday, Tuesday."), words("x"), words("7 apples")
+        ('monday, tuesday', None, None)
+    """
+    text = _tidy(answer)
+    return text.removesuffix(".").casefold() if _WORDS.fullmatch(text) else None
+
+
+def unfinished(answer: str) -> bool:
+    """Whether an answer is arithmetic on plain numbers that was not carried out.
+
+    Example:
+        >>> unfinished("48 + 24"), unfinished("9**9**9"), unfinished("-7"), unfinished("x + 1")
+        (True, True, False, False)
+    """
+    text = _THOUSANDS.sub("", _tidy(answer))
+    return bool(_ARITHMETIC.fullmatch(text) and _OPERATOR.search(text))
+
+
+def letters(key: str) -> bool:
+    """Whether a key is a product of letters, as math-verify reads a word: equal to no number.
+
+    Example:
+        >>> letters("2*b"), letters("-n**2*o"), letters("2"), letters("x + 1"), letters("2*E")
+        (True, True, False, False, False)
+    """
+    return bool(_LETTERS.fullmatch(key))
+
+
+# In the worker process.
+
+
+def prepare_worker() -> None:
+    """Import math-verify, then limit memory and forbid files and core dumps where possible."""
+    logging.disable()
+    compare_expressions("x + 1", "x + 2")  # pays for the imports before the first timeout
+    if sys.platform == "win32":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    if sys.platform == "linux":  # elsewhere the address space cannot be limited
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+
+
+def answer_request(request: Request, timeout: float) -> dict[str, Any]:
+    """The key of an expression, or whether two are equal; ends the process after `timeout`.
+
+    CPU time, so that a verdict does not depend on how busy the machine is; the signal's default
+    action, so that no loop in C can delay it.
+    """
+    try:
+        _set_cpu_timer(timeout)
+        read = canonical_expression if len(request) == 1 else compare_expressions
+        return {"value": read(*request)}
+    except Exception as error:
+        # Anything that untrusted text makes sympy raise, MemoryError and RecursionError too.
+        return {"value": None, "error": type(error).__name__}
+    finally:
+        _set_cpu_timer(0)
+
+
+def _set_cpu_timer(seconds: float) -> None:
+    if sys.platform != "win32":  # there only the parent's timeout applies
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _parse(answer: str) -> list[Any]:
+    """The expression as math-verify reads it, in a list; empty if it cannot."""
+    from math_verify import LatexExtractionConfig, parse
+
+    boxed = rf"\boxed{{{answer}}}"
+    grammar = [LatexExtractionConfig(boxed_match_priority=0)]
+    return parse(boxed, grammar, "no_fallback", "first_match", parsing_timeout=0)
+
+
+def canonical_expression(answer: str) -> str | None:
+    """One text for many ways to write an expression; None if it cannot be read."""
+    from sympy import Expr, nan, zoo
+
+    expressions = _parse(answer)
+    if not expressions:
+        return None
+    expression = expressions[0]
+    # A relation stays as it is: 71 = 72 would become False, as would every other such answer.
+    value = expression.doit() if isinstance(expression, Expr) else expression
+    return None if value in (nan, zoo) else str(value)
+
+
+def compare_expressions(answer: str, gold: str) -> bool:
+    """Whether two expressions are equal according to math-verify."""
+    from math_verify import verify
+
+    right, left = _parse(gold), _parse(answer)
+    return bool(right and left) and verify(right, left, timeout_seconds=None)

@@ -1,0 +1,470 @@
+"""Child processes: functions called in persistent workers, and commands run side by side.
+
+`WorkerPool` calls functions, named as "module:function", in a few fresh interpreters that live
+until the pool is closed. A worker imports only what its functions need, can be started from
+threads, notebooks and forked processes, and needs no `__main__` guard. `CommandPool` runs whole
+commands, each with its own log and GPU. This file uses the standard library alone and is also the
+script that a worker runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import queue
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from time import monotonic
+from typing import IO, Any, Literal, Self
+
+START_SECONDS = 120.0  # for imports from a slow disk
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+GPUS = Path("/proc/driver/nvidia/gpus")
+LOG_TAIL = 4096  # bytes
+_LENGTH = struct.Struct("<Q")
+
+Codec = Literal["pickle", "json"]
+
+
+class WorkerDied(RuntimeError):
+    """The worker ended during a call: by itself, or because the call timed out.
+
+    `returncode` is negative for a signal.
+    """
+
+    def __init__(self, target: str, returncode: int, timed_out: bool = False) -> None:
+        how = "timed out" if timed_out else describe_exit(returncode)
+        super().__init__(f"worker process {how} in {target}")
+        self.returncode, self.timed_out = returncode, timed_out
+
+
+class Worker:
+    """One persistent child process; takes one call at a time.
+
+    It runs in its own session: Ctrl-C reaches the parent only. What its functions print goes to
+    stderr. Calls are sent by pickle.
+
+    Args:
+        env: environment variables; None inherits all. The parent's `sys.path` is always passed on.
+        setup: (target, *args) of a call to make first; a failure is a ValueError.
+        replies: how results come back; "json" for workers that handle untrusted data, since
+            nothing they send is then unpickled.
+        stderr: a file, `subprocess.DEVNULL`, or None for the parent's.
+
+    Example:
+        >>> worker = Worker()
+        >>> worker.call("math:sqrt", 4.0, timeout=60)
+        2.0
+        >>> worker.kill()
+    """
+
+    def __init__(
+        self,
+        env: Mapping[str, str] | None = None,
+        setup: tuple[Any, ...] | None = None,
+        replies: Codec = "pickle",
+        stderr: int | IO[Any] | None = None,
+    ) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self.process = subprocess.Popen(
+            # -P: this folder has modules named like those of the standard library.
+            [sys.executable, "-P", __file__, replies],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={**(os.environ if env is None else env), "PYTHONPATH": paths},
+            start_new_session=True,
+        )
+        self._loads = json.loads if replies == "json" else pickle.loads
+        self._replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._target = ""
+        # A thread, since pipes cannot be read with a timeout on every system. It holds no
+        # reference to the worker, so that an unused one can be collected.
+        reader = (self.process.stdout, self._replies)
+        threading.Thread(target=_read_replies, args=reader, daemon=True).start()
+        try:
+            if setup:
+                self.call(setup[0], *setup[1:], timeout=START_SECONDS)
+        except (RuntimeError, ValueError) as error:
+            self.kill()
+            raise ValueError(f"worker process does not start: {error}") from error
+
+    def call(self, target: str, *args: Any, timeout: float | None = None) -> Any:
+        """Call "module:function" in the worker.
+
+        Raises:
+            ValueError: the function raised one; the message is kept.
+            RuntimeError: the function raised something else; has the traceback.
+            WorkerDied: the process ended, or was killed after `timeout` seconds.
+        """
+        if not self.send(target, args):
+            raise WorkerDied(target, self.process.returncode)
+        return self.receive(timeout)
+
+    def send(self, target: str, args: Sequence[Any]) -> bool:
+        """Start a call; False if the worker had died before."""
+        assert self.process.stdin is not None
+        self._target = target
+        try:
+            _write(self.process.stdin, pickle.dumps((target, tuple(args))))
+        except (OSError, ValueError):  # ValueError: killed and closed before
+            self.kill()
+            return False
+        return True
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """Wait for the result of the call that was sent."""
+        try:
+            message = self._replies.get(timeout=timeout)
+        except queue.Empty:
+            self.kill()
+            raise WorkerDied(self._target, self.process.returncode, timed_out=True) from None
+        if not message:  # end of file
+            self.kill()
+            raise WorkerDied(self._target, self.process.returncode)
+        kind, value = self._loads(message)
+        if kind == "ValueError":
+            raise ValueError(value)
+        if kind == "error":
+            raise RuntimeError(f"in a worker process:\n{value}")
+        return value
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """End the process at once."""
+        _kill(self.process)
+
+
+class WorkerPool:
+    """Persistent workers, started when first needed and replaced when they die. Thread-safe.
+
+    Args:
+        num_workers: most processes at once; 0 makes every call in this process.
+        env, setup, replies, stderr: see `Worker`.
+
+    Example:
+        >>> with WorkerPool(2) as pool:
+        ...     sorted(pool.map("operator:neg", [(1,), (2,)]))
+        [(0, -1), (1, -2)]
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        env: Mapping[str, str] | None = None,
+        setup: tuple[Any, ...] | None = None,
+        replies: Codec = "pickle",
+        stderr: int | IO[Any] | None = None,
+    ) -> None:
+        self.num_workers = num_workers
+        self._make_worker = lambda: Worker(env, setup, replies, stderr)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._owner = os.getpid()
+        self._workers: list[Worker | None] = [None] * self.num_workers
+        self._locks = [threading.Lock() for _ in self._workers]
+        # Last in, first out: no more processes start than the load needs.
+        self._idle: queue.LifoQueue[int] = queue.LifoQueue()
+        for index in reversed(range(self.num_workers)):
+            self._idle.put(index)
+        self._threads: ThreadPoolExecutor | None = None
+        self.processes: set[subprocess.Popen[bytes]] = set()
+        self._finalizer = weakref.finalize(self, _kill_all, self.processes, self._owner)
+
+    def submit(
+        self,
+        target: str,
+        *args: Any,
+        timeout: float | None = None,
+        worker: int | None = None,
+    ) -> Future[Any]:
+        """Call "module:function" in a free worker, or in worker number `worker`.
+
+        A worker that died is replaced at the next call; its modules and state start afresh.
+        The future raises what `Worker.call` raises.
+        """
+        if os.getpid() != self._owner:
+            self._reset()  # forked: the processes belong to the parent
+        if not self.num_workers:
+            future: Future[Any] = Future()
+            try:
+                future.set_result(resolve(target)(*args))
+            except Exception as error:
+                future.set_exception(error)
+            return future
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.num_workers)
+        return self._threads.submit(self._call, target, args, timeout, worker)
+
+    def _call(
+        self, target: str, args: Sequence[Any], timeout: float | None, only: int | None
+    ) -> Any:
+        idle = self._idle
+        index = idle.get() if only is None else only
+        try:
+            with self._locks[index]:
+                worker = self._workers[index]
+                if worker is None or not worker.send(target, args):
+                    worker = self._workers[index] = self._start()
+                    if not worker.send(target, args):
+                        raise WorkerDied(target, worker.process.returncode)
+                return worker.receive(timeout)
+        finally:
+            if only is None:
+                idle.put(index)
+
+    def _start(self) -> Worker:
+        self.processes -= {process for process in set(self.processes) if process.poll() is not None}
+        worker = self._make_worker()
+        self.processes.add(worker.process)
+        return worker
+
+    def map(self, target: str, jobs: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Any]]:
+        """Call `target` with each tuple of arguments; yields (index, result) as they finish."""
+        if not self.num_workers:
+            for index, args in enumerate(jobs):
+                yield index, resolve(target)(*args)
+            return
+        futures = {self.submit(target, *args): index for index, args in enumerate(jobs)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+    def each(self, target: str, args: Sequence[Sequence[Any] | None]) -> list[Any]:
+        """Call worker k with the k-th arguments, None for no call; results in that order."""
+        futures = [
+            None if given is None else self.submit(target, *given, worker=index)
+            for index, given in enumerate(args)
+        ]
+        return [None if future is None else future.result() for future in futures]
+
+    def close(self) -> None:
+        """Kill every worker; a later call starts new ones."""
+        if os.getpid() != self._owner:
+            return
+        _kill_all(self.processes, self._owner)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass
+class Job:
+    """A running command of a `CommandPool`."""
+
+    key: str
+    process: subprocess.Popen[bytes]
+    slot: int
+    log: Path
+    start: float  # monotonic clock
+
+    @property
+    def failure(self) -> str:
+        """Why an ended command failed: the last line of its log, or how it ended."""
+        how = describe_exit(self.process.returncode)
+        return how if self.process.returncode < 0 else last_line(self.log) or how
+
+
+class CommandPool:
+    """Commands side by side, at most `num_workers` at once.
+
+    Args:
+        num_workers: commands at once.
+        gpus: assigned to the commands in turn by CUDA_VISIBLE_DEVICES; none leaves it as it is.
+    """
+
+    def __init__(self, num_workers: int, gpus: Sequence[str] = ()) -> None:
+        self.num_workers, self.gpus = num_workers, tuple(gpus)
+        self.jobs: list[Job] = []
+        self._terminated = False
+
+    @property
+    def has_free_slot(self) -> bool:
+        return len(self.jobs) < self.num_workers
+
+    def start(
+        self,
+        key: str,
+        command: Sequence[str],
+        log: Path,
+        env: Mapping[str, str],
+        keep_open: Sequence[int] = (),
+    ) -> Job:
+        """Start a command; its output is appended to the log.
+
+        Args:
+            key: a name for the job.
+            command: program and arguments.
+            log: a file.
+            env: variables on top of this process's own.
+            keep_open: file descriptors to inherit, such as a lock to hold while it runs.
+        """
+        taken = {job.slot for job in self.jobs}
+        slot = next(k for k in range(self.num_workers) if k not in taken)
+        env = {**os.environ, **env}
+        if self.gpus:
+            env["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=env,
+                pass_fds=keep_open,
+            )
+        self.jobs.append(Job(key, process, slot, log, monotonic()))
+        return self.jobs[-1]
+
+    def take_ended(self) -> list[Job]:
+        """Remove and return the jobs that have ended."""
+        ended = [job for job in self.jobs if job.process.poll() is not None]
+        self.jobs = [job for job in self.jobs if job not in ended]
+        return ended
+
+    def terminate(self) -> None:
+        """Send SIGTERM once, so that runs save and stop; a second signal would end them unsaved."""
+        for job in [] if self._terminated else self.jobs:
+            job.process.terminate()
+        self._terminated = True
+
+    def kill(self) -> None:
+        """End all jobs at once."""
+        for job in self.jobs:
+            _kill(job.process)
+        self.jobs = []
+
+
+def num_cores() -> int:
+    """CPU cores this process may use."""
+    if sys.platform == "linux":  # a container may use fewer than there are
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def list_gpus() -> list[str]:
+    """GPUs this process may use, as CUDA_VISIBLE_DEVICES names them; loads no library."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name.strip() not in ("", "-1")]
+    return [str(k) for k in range(len(list(GPUS.iterdir())) if GPUS.is_dir() else 0)]
+
+
+def default_num_workers(threads: int, gpus: Sequence[str]) -> int:
+    """One command per GPU, or per `threads` cores.
+
+    Example:
+        >>> default_num_workers(threads=1, gpus=["0", "1"])
+        2
+    """
+    return len(gpus) or max(1, num_cores() // threads)
+
+
+def describe_exit(returncode: int) -> str:
+    """How a process ended, in words.
+
+    Example:
+        >>> describe_exit(-9), describe_exit(1)
+        ('was killed by SIGKILL', 'ended with exit code 1')
+    """
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return f"was killed by {name}"
+
+
+def last_line(log: Path) -> str:
+    """Last line of a log that is not blank; empty if there is none."""
+    if not log.is_file():
+        return ""
+    lines = log.read_bytes()[-LOG_TAIL:].decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def resolve(target: str) -> Callable[..., Any]:
+    """The function named by "module:function"."""
+    module, function = target.split(":")
+    return getattr(import_module(module), function)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdin is not None:
+        with suppress(OSError):  # an unsent call
+            process.stdin.close()
+
+
+def _kill_all(processes: set[subprocess.Popen[bytes]], owner: int) -> None:
+    if os.getpid() == owner:
+        for process in list(processes):
+            _kill(process)
+
+
+def _write(pipe: IO[bytes], message: bytes) -> None:
+    pipe.write(_LENGTH.pack(len(message)) + message)
+    pipe.flush()
+
+
+def _read(pipe: IO[bytes]) -> bytes:
+    """One message; empty at the end of the file."""
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return b""
+    (length,) = _LENGTH.unpack(head)
+    message = pipe.read(length)
+    return message if len(message) == length else b""
+
+
+def _read_replies(pipe: IO[bytes], replies: queue.SimpleQueue[bytes]) -> None:
+    with pipe:
+        while message := _read(pipe):
+            replies.put(message)
+    replies.put(b"")
+
+
+def _serve(codec: str) -> None:
+    """The loop of a worker: read a call from stdin, write the result to stdout."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not mix with results
+
+    def encode(message: tuple[str, Any]) -> bytes:
+        return json.dumps(message).encode() if codec == "json" else pickle.dumps(message)
+
+    while message := _read(sys.stdin.buffer):
+        try:
+            target, args = pickle.loads(message)
+            reply = encode(("result", resolve(target)(*args)))
+        except ValueError as error:  # meant for the user
+            reply = encode(("ValueError", str(error)))
+        except Exception:
+            reply = encode(("error", traceback.format_exc()))
+        _write(replies, reply)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
