@@ -10,7 +10,7 @@ from torch import nn
 
 from mesotron import cli
 from mesotron.config.training import ObjectiveConfig
-from mesotron.optim.optimizer import Muon, Pion
+from mesotron.optim.optimizers import Muon, Pion
 from mesotron.runs import RunFolder
 from mesotron.spectral.scale import SCALES, step_scale
 from support.rlvr_tiny import make_trainer, rows

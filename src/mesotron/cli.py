@@ -50,7 +50,7 @@ COMMANDS = {
     "vla demos": Command(config.DemosConfig, "mesotron.vla.demos.command:run"),
     "vla train": Command(config.VlaTrainConfig, "mesotron.vla.command:run_train"),
     "vla eval": Command(config.VlaEvalConfig, "mesotron.vla.command:run_eval"),
-    "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.show:run"),
+    "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.spectrum:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
     "bundle": Command(config.BundleConfig, "mesotron.bundle.command:run"),
     "bench optim": Command(config.BenchOptimConfig, "mesotron.bench.optim_step:run"),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import mesotron
-from mesotron.optim.build import BUILDERS, SGD_LR
+from mesotron.optim.optimizers import BUILDERS, SGD_LR
 
 
 class Net(nn.Module):

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mesotron.optim.optimizer import Muon, Pion, RoutedOptimizer
+from mesotron.optim.optimizers import Muon, Pion, RoutedOptimizer
 
 
 @dataclass(frozen=True)

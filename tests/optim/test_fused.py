@@ -25,10 +25,10 @@ from mesotron.bench.peers import LR, PEERS  # noqa: E402
 from mesotron.optim import (  # noqa: E402
     Muon,
     Pion,
-    kernels,
     step_scale,
 )
-from mesotron.optim.fused import step as module  # noqa: E402
+from mesotron.optim import triton as kernels  # noqa: E402
+from mesotron.optim.triton import step as module  # noqa: E402
 
 pytestmark = [
     # Triton's interpreter makes scalars of arrays of one element, which numpy will refuse one day.
@@ -263,7 +263,7 @@ def test_gradients_may_lie_anywhere_from_step_to_step():
 
 
 def test_more_blocks_than_a_launch_takes_are_parted(monkeypatch):
-    from mesotron.optim.kernels import windows
+    from mesotron.optim.triton import windows
 
     expected, _ = step_once(view="rows:3")
     monkeypatch.setattr(windows, "LARGEST_GRID", 2)

@@ -7,8 +7,8 @@ import torch
 from muon import SingleDeviceMuonWithAuxAdam
 from torch import nn
 
-from mesotron.optim.importing import import_state
-from mesotron.optim.optimizer import Muon
+from mesotron.optim.optimizers import Muon
+from mesotron.optim.state_import import import_state
 
 
 def model() -> nn.Sequential:

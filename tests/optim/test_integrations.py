@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
 
 import mesotron
-from mesotron.optim.build import BUILDERS
+from mesotron.optim.optimizers import BUILDERS
 
 pytestmark = [
     # lightning 2.6 asks torch's pytree in a way that torch 2.13 calls old.

@@ -22,8 +22,8 @@ if not ON_GPU and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
 
 import triton  # noqa: E402
 
-from mesotron.optim import kernels  # noqa: E402
-from mesotron.optim.kernels import heads, pack, symmetric, windows, writeback  # noqa: E402
+from mesotron.optim import triton as kernels  # noqa: E402
+from mesotron.optim.triton import heads, pack, symmetric, windows, writeback  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 HALVES = [torch.float16, torch.bfloat16]
@@ -254,7 +254,7 @@ def test_a_kept_kernel_has_no_number_compiled_in(monkeypatch):
     """Triton makes the integer 1 a constant of the kernel; the next alpha would be ignored."""
     if not triton.__version__.startswith(symmetric._PINGPONG_WITH):
         pytest.skip("this version of Triton takes the other kernel")
-    from mesotron.optim.kernels import pingpong
+    from mesotron.optim.triton import pingpong
 
     kernel = Compiles()
     monkeypatch.setattr(pingpong, "_pingpong_kernel", kernel)
@@ -271,7 +271,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import compile
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
-from mesotron.optim.kernels.pingpong import _pingpong_kernel as kernel
+from mesotron.optim.triton.pingpong import _pingpong_kernel as kernel
 
 def box(width):
     layout = gl.NVMMASharedLayout.get_default_for([128, width], gl.float16)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from mesotron.optim import auxiliary
-from mesotron.optim.optimizer import Muon
-from mesotron.optim.precision import round_stochastically, rounding_seed, step_seed
+from mesotron.optim.device import round_stochastically, rounding_seed, step_seed
+from mesotron.optim.optimizers import Muon
 from mesotron.optim.stats import StepStats
 
 RULES = ["adamw", "sgd"]

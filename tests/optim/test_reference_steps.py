@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mesotron.optim.auxiliary import STEPS
-from mesotron.optim.optimizer import Muon, Pion
+from mesotron.optim.optimizers import Muon, Pion
 from mesotron.optim.stats import StepStats
 from mesotron.spectral import Filter, muon, pion, polar_express, response
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mesotron.optim.matrix import apply_filter
-from mesotron.optim.optimizer import Muon, Pion
+from mesotron.optim.optimizers import Muon, Pion
 from mesotron.spectral import high_pass, muon, pion
 
 

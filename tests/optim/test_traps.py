@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from mesotron.optim import matrix, spectral_step
+from mesotron.optim import matrix
+from mesotron.optim import step as spectral_step
+from mesotron.optim.device import filter_dtype, round_stochastically
 from mesotron.optim.groups import sort_parameters
-from mesotron.optim.optimizer import Muon, Pion
-from mesotron.optim.precision import filter_dtype, round_stochastically
-from mesotron.optim.spectral_step import group_filter, work_dtype
+from mesotron.optim.optimizers import Muon, Pion
+from mesotron.optim.step import group_filter, work_dtype
 from mesotron.spectral import cubic, make_filter, muon, pion, polar_express, response
 from mesotron.spectral.scale import step_scale
 
@@ -250,7 +251,7 @@ def test_trap_19_gradients_are_filtered_once_a_step(monkeypatch):
     calls = []
     plain = matrix.apply_filter
     monkeypatch.setattr(
-        "mesotron.optim.spectral_step.apply_filter",
+        "mesotron.optim.step.apply_filter",
         lambda X, filter: calls.append(len(X)) or plain(X, filter),
     )
     layer = nn.Linear(10, 6, bias=False)

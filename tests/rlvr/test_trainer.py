@@ -10,7 +10,7 @@ from peft import LoraConfig
 
 import mesotron
 from mesotron.config import ObjectiveConfig, OptimConfig, PlanConfig, RolloutConfig
-from mesotron.optim.clipping import clip_gradients
+from mesotron.optim.groups import clip_gradients
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier

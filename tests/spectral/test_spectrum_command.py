@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mesotron.config import SpectrumConfig
-from mesotron.spectral import make_filter, noise_edge, response, show
+from mesotron.spectral import make_filter, noise_edge, response
+from mesotron.spectral import spectrum as show
 
 # Worked out in float64 from the two quintics of Fan et al. 2026, apart from this library:
 # promote of 5 steps: limit cutoff; sigma giving 0.1, 0.5, 0.9; directions at >= 0.5.

@@ -28,7 +28,8 @@ from torch.distributed.tensor.parallel import (
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import mesotron
-from mesotron.optim import Muon, Pion, spectral_step
+from mesotron.optim import Muon, Pion
+from mesotron.optim import step as spectral_step
 from mesotron.optim.sharding.agreement import Agreement
 
 # (view or auxiliary rule, shape). On four ranks: chunks of unequal length, fewer rows than ranks,

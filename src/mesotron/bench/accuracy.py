@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mesotron.bench.peers import LR, PEERS, Peer
 from mesotron.bench.shapes import Projection
 from mesotron.optim import step_scale
-from mesotron.optim.precision import filter_dtype
+from mesotron.optim.device import filter_dtype
 from mesotron.spectral import Filter, noise_edge
 from mesotron.spectral.filters import Triple, aim
 

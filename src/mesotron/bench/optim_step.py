@@ -41,8 +41,7 @@ from mesotron.bench.timing import (
 from mesotron.bench.workbench import Built, Workbench
 from mesotron.config import BenchOptimConfig
 from mesotron.config.checks import check_writable
-from mesotron.optim.device import choose_device
-from mesotron.optim.precision import filter_dtype
+from mesotron.optim.device import choose_device, filter_dtype
 
 # Without --layers, a CPU steps as many layers as stay below this: about two seconds a step.
 CPU_FLOPS = 50e9

@@ -19,9 +19,9 @@ from importlib.metadata import version
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-import jax
 import torch
 
+import jax
 from mesotron import __version__
 from mesotron.bench.console import progress, show_table, write_result
 from mesotron.bench.contenders import check_names
@@ -29,7 +29,7 @@ from mesotron.bench.plain_ppo import make_plain_run, make_plain_start
 from mesotron.bench.snake_sb3 import ENDS, make_sb3
 from mesotron.config import BenchPpoConfig, SnakeConfig
 from mesotron.config.checks import check_writable
-from mesotron.optim import build
+from mesotron.optim import muon
 from mesotron.ppo.hyper import read_runs
 from mesotron.ppo.seeds import make_program
 
@@ -193,7 +193,7 @@ def prepare_sb3(entry: Entry, updates: int) -> Turn:
     model = make_sb3(game, device, SB3_GAMES[entry.kind])
     network: Any = model.policy.network
     if entry.kind == "sb3_muon":
-        model.policy.optimizer = build.muon(network, lr=game.lr, weight_decay=0.0, overrides=ENDS)
+        model.policy.optimizer = muon(network, lr=game.lr, weight_decay=0.0, overrides=ENDS)
 
     def turn() -> None:
         model.learn(updates * game.batch_size, reset_num_timesteps=False)

@@ -16,7 +16,7 @@ import torch
 
 from mesotron.bench.shapes import Projection
 from mesotron.bench.timing import Step, seconds
-from mesotron.optim.precision import filter_dtype
+from mesotron.optim.device import filter_dtype
 from mesotron.optim.stats import StepStats
 
 Method = Callable[..., Any]

@@ -30,7 +30,7 @@ from mesotron.bench.sweep import Ledger, Point, Search, interval
 from mesotron.config import BenchTrainConfig
 from mesotron.config.checks import check_writable
 from mesotron.optim.device import choose_device
-from mesotron.spectral.plot import check_picture
+from mesotron.spectral.spectrum import check_picture
 
 # A short run at the end of each search, on the clock of its own thread: a sweep lasts long enough
 # for the machine to change under it.

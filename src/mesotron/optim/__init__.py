@@ -1,30 +1,25 @@
 """PyTorch optimizers: Muon, Pion and their auxiliary rules in one object that routes itself."""
 
-from mesotron.optim.build import BUILDERS, adamw, muon, muon_sgd, pion
-from mesotron.optim.importing import import_state
 from mesotron.optim.matrix import Filtered, apply_filter
-from mesotron.optim.optimizer import Muon, Pion
-from mesotron.optim.routed import RoutedOptimizer
-from mesotron.optim.routing import route
-from mesotron.optim.routing.table import RoutingTable, Row
+from mesotron.optim.optimizers import (
+    BUILDERS,
+    AdamW,
+    Muon,
+    MuonSGD,
+    Pion,
+    RoutedOptimizer,
+    adamw,
+    muon,
+    muon_sgd,
+    pion,
+)
+from mesotron.optim.routing import RoutingTable, Row, route
+from mesotron.optim.state_import import import_state
 from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
 __all__ = [
-    "BUILDERS",
-    "Filtered",
-    "Muon",
-    "Pion",
-    "RoutedOptimizer",
-    "RoutingTable",
-    "Row",
-    "View",
-    "adamw",
-    "apply_filter",
-    "import_state",
-    "muon",
-    "muon_sgd",
-    "pion",
-    "route",
+    "BUILDERS", "AdamW", "Filtered", "Muon", "MuonSGD", "Pion", "RoutedOptimizer", "RoutingTable",
+    "Row", "View", "adamw", "apply_filter", "import_state", "muon", "muon_sgd", "pion", "route",
     "step_scale",
-]
+]  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from mesotron.optim.precision import round_stochastically, step_seed, wide_dtype
+from mesotron.optim.device import round_stochastically, step_seed, wide_dtype
 from mesotron.optim.stats import SAMPLE_ELEMENTS, SAMPLE_TENSORS, StepStats
 
 State = dict[str, Any]

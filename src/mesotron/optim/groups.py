@@ -1,34 +1,33 @@
-"""Param groups: reading what a user passes, refusing what could not work before any state exists,
-and sorting the parameters for a step."""
+"""Param groups: rule names, reading and checking groups, sorting them for a step, and clipping."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from mesotron.optim.rules import AUXILIARY_RULES, RULES, SPECTRAL_RULES, refuse_flat_shard
-from mesotron.optim.spectral_step import group_filter
+from mesotron.optim.step import group_filter
 from mesotron.optim.views import View
 from mesotron.spectral.scale import check_scale
 
+if TYPE_CHECKING:
+    from mesotron.optim.optimizers import RoutedOptimizer
+
+SPECTRAL_RULES = ("muon", "pion")
+AUXILIARY_RULES = ("adamw", "sgd")
+RULES = SPECTRAL_RULES + AUXILIARY_RULES
 # No float16: a gradient of 1e-9 or 1e6 is not a float16.
 _DTYPES = ("float32", "bfloat16", "float64")
 
 
 def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[str, Any]]:
-    """Param groups from any form that PyTorch accepts; groups without a rule are parted by the
-    number of dimensions: vectors go to `aux`, convolutions get a group of their own.
-
-    Args:
-        params: tensors, (name, tensor) pairs, or group dicts.
-        rule: the rule of matrices in groups without one.
-        aux: the rule of tensors with fewer than two dimensions there.
-    """
+    """Param groups from any form PyTorch accepts. Groups without a rule are split by number of
+    dimensions: vectors go to `aux`, matrices to `rule`, convolutions to a group of their own."""
     items = list(params)
     if not items:
         raise ValueError(
@@ -42,63 +41,57 @@ def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[st
         if "rule" in group:
             out.append({**group, "params": members})
             continue
-        vectors = [x for x in members if _tensor(x).ndim < 2]
-        matrices = [x for x in members if _tensor(x).ndim >= 2]
-        convolutions = [x for x in matrices if _tensor(x).ndim >= 4]
-        if convolutions and group.get("view") is None:
-            matrices = [x for x in matrices if _tensor(x).ndim < 4]
-            out.append({**group, "params": convolutions, "rule": rule})
-        if matrices:
-            out.append({**group, "params": matrices, "rule": rule})
-        if vectors:
-            out.append({**group, "params": vectors, "rule": aux, "view": None, "name": None})
+        parts: dict[str, list] = {"conv": [], "matrix": [], "vector": []}
+        for item in members:
+            tensor = item[1] if isinstance(item, tuple) else item
+            if not isinstance(tensor, Tensor):
+                raise ValueError(f"expected a parameter, got {type(tensor).__name__} {tensor!r}")
+            conv = tensor.ndim >= 4 and group.get("view") is None
+            parts["conv" if conv else "matrix" if tensor.ndim >= 2 else "vector"].append(item)
+        for kind, part in parts.items():
+            own = {"rule": rule} if kind != "vector" else {"rule": aux, "view": None, "name": None}
+            if part:
+                out.append({**group, "params": part, **own})
     return out
 
 
 def own_filter(group: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """A "muon" group inside `Pion`, or a "pion" one inside `Muon`, has its own rule's filter and
-    not what the constructor says of the other's, unless it names a filter itself."""
-    rules = (group["rule"], defaults["rule"])
-    if "filter" in group or rules not in (("muon", "pion"), ("pion", "muon")):
+    """Give a "pion" group inside another class, or a "muon" one inside `Pion`, its own rule's
+    filter instead of the constructor's, unless the group names a filter itself."""
+    rule = group["rule"]
+    inherits = (rule == "pion") == (defaults["rule"] == "pion")
+    if "filter" in group or rule not in SPECTRAL_RULES or inherits:
         return group
     own = {"steps": None, "promote": 0, "cutoff": None, "rank": None}
-    return {**own, **group, "filter": group["rule"]}
+    return {**own, **group, "filter": rule}
 
 
 def check_group(group: dict[str, Any]) -> None:
-    """Refuse a group that would fail later or be silently wrong."""
+    """Raise ValueError for a group that would fail later or be silently wrong."""
     if group["rule"] not in RULES:
         raise ValueError(f"rule={group['rule']!r} must be one of {', '.join(RULES)}")
-    for key, low, high in (
-        ("lr", 0, None),
-        ("momentum", 0, 1),
-        ("weight_decay", 0, None),
-        ("eps", 0, None),
-    ):
+    for key, high in (("lr", None), ("momentum", 1), ("weight_decay", None), ("eps", None)):
         value = group[key]
-        if not isinstance(value, Tensor) and not (value >= low and (high is None or value < high)):
-            bound = f"at least {low}" + ("" if high is None else f" and below {high}")
+        if isinstance(value, Tensor):
+            if value.ndim and key != "eps":
+                raise ValueError(
+                    f"{key} is a tensor of shape {tuple(value.shape)}: give it without dimensions, "
+                    "torch.tensor(1e-3)"
+                )
+        elif not (value >= 0 and (high is None or value < high)):
+            bound = "at least 0" + ("" if high is None else f" and below {high}")
             raise ValueError(f"{key}={value!r} must be {bound}")
     if not all(0 <= beta < 1 for beta in group["betas"]):
         raise ValueError(f"betas={group['betas']!r} must each be at least 0 and below 1")
     for p in group["params"]:
-        refuse_flat_shard(p)
+        check_not_flat(p)
         if not p.is_floating_point():
             raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} is {p.dtype}, and every rule here needs "
-                "real floating-point numbers: hold a complex one as two real ones"
+                f"a parameter of shape {tuple(p.shape)} is {p.dtype}, and every rule needs real "
+                "floating-point numbers: store a complex parameter as two real ones"
             )
-    for key in ("lr", "momentum", "weight_decay"):
-        if isinstance(group[key], Tensor) and group[key].ndim:
-            raise ValueError(
-                f"{key} is a tensor of shape {tuple(group[key].shape)}: give it without "
-                "dimensions, torch.tensor(1e-3)"
-            )
-    if group["rule"] in SPECTRAL_RULES:
-        _check_spectral(group)
-
-
-def _check_spectral(group: dict[str, Any]) -> None:
+    if group["rule"] not in SPECTRAL_RULES:
+        return
     if group["rule"] == "pion" and group["filter"] != "pion":
         raise ValueError(
             f"rule='pion' has the pion filter, not {group['filter']!r}: use rule='muon' for that"
@@ -108,81 +101,50 @@ def _check_spectral(group: dict[str, Any]) -> None:
     for key in ("dtype", "momentum_dtype"):
         if group[key] is not None and group[key] not in _DTYPES:
             raise ValueError(f"{key}={group[key]!r} must be None or one of {', '.join(_DTYPES)}")
-    view = group["view"]
     for p in group["params"]:
         if p.ndim < 2:
             raise ValueError(
                 f"rule={group['rule']!r} needs matrices but got shape {tuple(p.shape)}: "
                 "put it into a group with rule='adamw'"
             )
-        if view is not None:
-            View.parse(view).windows(torch.empty(p.shape, device="meta"))
+        if group["view"] is not None:
+            View.parse(group["view"]).windows(torch.empty(p.shape, device="meta"))
+
+
+def check_not_flat(p: Tensor, name: str = "a parameter", wrapped: bool = False) -> None:
+    """Reject the flat shards and empty placeholders of FSDP1 and ZeRO-3.
+
+    Args:
+        p: a parameter.
+        name: its name in the error.
+        wrapped: it is inside an FSDP1 wrapper.
+    """
+    # `_fsdp_flattened` is FSDP1's mark on the parameters that use_orig_params=True shows.
+    flat = type(p).__name__ == "FlatParameter" or getattr(p, "_fsdp_flattened", False)
+    zero3 = getattr(p, "ds_id", None) is not None
+    if zero3 or wrapped or flat:
+        raise ValueError(
+            f"{name} (shape {tuple(p.shape)}) is a flat or empty shard of "
+            f"{'DeepSpeed ZeRO-3' if zero3 else 'FSDP1'}, and a spectral filter needs whole "
+            "matrices: use FSDP2 (torch.distributed.fsdp.fully_shard), whose parameters keep their "
+            "shape"
+        )
 
 
 def check_same_rules(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-    """Refuse a checkpoint of another rule: its settings would replace the rule without a word."""
-    for group, other in zip(groups, saved, strict=False):  # PyTorch refuses another number itself
+    """Reject a checkpoint of another rule, whose settings would silently replace the rule."""
+    for group, other in zip(groups, saved, strict=False):  # PyTorch checks the number of groups
         if other.get("rule") != group["rule"]:
-            found = f"by rule {other['rule']!r}" if "rule" in other else "by another optimizer"
+            source = f"rule {other['rule']!r}" if "rule" in other else "another optimizer"
             raise ValueError(
-                f"the checkpoint's group of {len(other['params'])} parameters was trained {found}, "
-                f"here its rule is {group['rule']!r}: build the same optimizer, or take the "
-                "momentum alone over with mesotron.import_state"
+                f"the checkpoint's group of {len(other['params'])} parameters was trained by "
+                f"{source}, but its rule here is {group['rule']!r}: build the same optimizer, or "
+                "take over the momentum alone with mesotron.import_state"
             )
 
 
-class Place(NamedTuple):
-    """A parameter, its group, and its place among all parameters of the optimizer."""
-
-    param: Tensor
-    group: dict[str, Any]
-    number: int
-
-
-class Sorted(NamedTuple):
-    """Whom a step concerns.
-
-    Args:
-        auxiliary: AdamW's and SGD's, with a gradient, by group and device.
-        spectral: the matrices with a gradient, by device.
-        sharded: DTensors of every rule, with a gradient or without: ranks may differ in which they
-            have, so they agree on that together.
-    """
-
-    auxiliary: dict[tuple[str, torch.device], list[Place]]
-    spectral: dict[torch.device, list[Place]]
-    sharded: list[Place]
-
-    @property
-    def idle(self) -> bool:
-        """No parameter has a gradient."""
-        here = self.auxiliary or self.spectral
-        return not here and all(place.param.grad is None for place in self.sharded)
-
-
-def sort_parameters(groups: list[dict[str, Any]]) -> Sorted:
-    """Who is stepped by whom. Empty tensors are left out."""
-    found = Sorted(defaultdict(list), defaultdict(list), [])
-    pairs = [(p, group) for group in groups for p in group["params"]]
-    for number, (p, group) in enumerate(pairs):
-        place = Place(p, group, number)
-        if not p.numel():
-            continue
-        if isinstance(p, DTensor):
-            if p.requires_grad:
-                found.sharded.append(place)
-        elif p.grad is None:
-            continue
-        elif group["rule"] in AUXILIARY_RULES:
-            found.auxiliary[group["name"], p.device].append(place)
-        else:
-            found.spectral[p.device].append(place)
-    return found
-
-
 def default_view(group: dict[str, Any]) -> str:
-    """The view of a hand-made group: one matrix each, convolutions flattened; a stack must be
-    said."""
+    """The view of a hand-made group: one matrix each, convolutions flattened."""
     if group["rule"] not in SPECTRAL_RULES:
         return "whole"
     ndims = {p.ndim for p in group["params"]}
@@ -192,16 +154,115 @@ def default_view(group: dict[str, Any]) -> str:
         return "conv"
     shapes = sorted({tuple(p.shape) for p in group["params"] if p.ndim != 2})
     raise ValueError(
-        f"how to read tensors of shape {shapes[0]} as matrices cannot be told: give them a "
-        "group of their own with view='stack' (leading dims hold separate matrices) or view='conv' "
-        "(out, in, kernel)"
+        f"ambiguous matrices in tensors of shape {shapes[0]}: give them a group of their own with "
+        "view='stack' (leading dims hold separate matrices) or view='conv' (out, in, kernel)"
     )
 
 
-def _tensor(item: Any) -> Tensor:
-    tensor = item[1] if isinstance(item, tuple) else item
-    if not isinstance(tensor, Tensor):
-        raise ValueError(
-            f"the optimizer got {type(tensor).__name__} {tensor!r} where a parameter was expected"
-        )
-    return tensor
+class Place(NamedTuple):
+    """A parameter, its group, and its index among all parameters of the optimizer."""
+
+    param: Tensor
+    group: dict[str, Any]
+    number: int
+
+
+class Work(NamedTuple):
+    """The parameters of one step.
+
+    Args:
+        auxiliary: AdamW's and SGD's with a gradient, by group and device.
+        spectral: matrices with a gradient, by device.
+        sharded: DTensors of every rule, with or without a gradient: ranks may differ in which
+            gradients they have, so they agree on that together.
+    """
+
+    auxiliary: dict[tuple[str, torch.device], list[Place]]
+    spectral: dict[torch.device, list[Place]]
+    sharded: list[Place]
+
+    @property
+    def idle(self) -> bool:
+        """No parameter has a gradient."""
+        local = self.auxiliary or self.spectral
+        return not local and all(place.param.grad is None for place in self.sharded)
+
+
+def sort_parameters(groups: list[dict[str, Any]]) -> Work:
+    """Assign the parameters to the kinds of step; empty tensors are left out."""
+    work = Work(defaultdict(list), defaultdict(list), [])
+    pairs = [(p, group) for group in groups for p in group["params"]]
+    for number, (p, group) in enumerate(pairs):
+        place = Place(p, group, number)
+        if not p.numel():
+            continue
+        if isinstance(p, DTensor):
+            if p.requires_grad:
+                work.sharded.append(place)
+        elif p.grad is None:
+            continue
+        elif group["rule"] in AUXILIARY_RULES:
+            work.auxiliary[group["name"], p.device].append(place)
+        else:
+            work.spectral[p.device].append(place)
+    return work
+
+
+class Norms(NamedTuple):
+    """Gradient norms before clipping: of all weights, and of the auxiliary groups."""
+
+    total: Tensor
+    auxiliary: Tensor
+
+
+def clip_gradients(optimizer: RoutedOptimizer, max_norm: float, matrices: bool = False) -> Norms:
+    """Clip the gradient of the auxiliary groups together to a norm; optionally the spectral groups.
+
+    A spectral step does not depend on the size of a gradient, so by default only the auxiliary
+    groups are clipped: by the norm of everything, AdamW's step would depend on matrices that it
+    does not train. Momentum does depend on it: a first gradient r times as large as those after it
+    (a format that two steps teach) outweighs all of them in a momentum mu for
+    ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps if they have nothing in common, 23 for r = 10 and
+    mu = 0.95, and a spectral rule makes each of these steps at full size.
+
+    Args:
+        optimizer: its gradients are there and unscaled; DTensors included.
+        max_norm: of the auxiliary groups' gradient, and of the spectral groups'.
+        matrices: also clip the spectral groups, by their own norm if it is finite (each matrix with
+            a non-finite gradient is skipped by itself; the others would be scaled to zero).
+
+    Example:
+        >>> from torch.nn import Linear, Sequential
+        >>> from mesotron.optim import muon
+        >>> model = Sequential(Linear(4, 4), Linear(4, 2))
+        >>> optimizer = muon(model)
+        >>> model(torch.ones(1, 4)).sum().mul(100).backward()
+        >>> before = model[0].weight.grad.clone()
+        >>> norms = clip_gradients(optimizer, max_norm=1.0)
+        >>> bool(norms.auxiliary > 1), torch.equal(model[0].weight.grad, before)
+        (True, True)
+    """
+    # By kind of rule, then by mesh, since no norm spans two meshes.
+    auxiliary, spectral = defaultdict(list), defaultdict(list)
+    for group in optimizer.param_groups:
+        meshes = auxiliary if group["rule"] in AUXILIARY_RULES else spectral
+        for p in group["params"]:
+            if p.grad is not None:
+                mesh = p.grad.device_mesh if isinstance(p.grad, DTensor) else None
+                meshes[mesh].append(p)
+    auxiliary_norm, spectral_norm = _norm(auxiliary.values()), _norm(spectral.values())
+    for params in auxiliary.values():
+        clip_grads_with_norm_(params, max_norm, auxiliary_norm)
+    for params in spectral.values() if matrices else ():
+        finite = torch.where(spectral_norm.isfinite(), spectral_norm, 0.0)
+        clip_grads_with_norm_(params, max_norm, finite)
+    if not spectral:  # bringing the host's zero to a GPU would wait for it
+        return Norms(auxiliary_norm, auxiliary_norm)
+    total = torch.hypot(auxiliary_norm, spectral_norm.to(auxiliary_norm.device))
+    return Norms(total, auxiliary_norm)
+
+
+def _norm(meshes: Iterable[list[Tensor]]) -> Tensor:
+    norms = [get_total_norm([p.grad for p in params if p.grad is not None]) for params in meshes]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return torch.linalg.vector_norm(torch.stack(whole)) if whole else torch.zeros(())

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.optim.matrix import apply_filter
-from mesotron.optim.routed import RoutedOptimizer, dense_grad
-from mesotron.optim.rules import SPECTRAL_RULES
-from mesotron.optim.spectral_step import direction, group_filter, momentum_of
+from mesotron.optim.optimizers import RoutedOptimizer
+from mesotron.optim.step import dense_grad, direction, group_filter, momentum_of
 from mesotron.optim.views import View
 
 # An SVD of a larger block takes longer than anybody waits for a picture.

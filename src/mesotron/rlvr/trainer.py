@@ -17,7 +17,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from mesotron.config.training import ObjectiveConfig, OptimConfig
 from mesotron.optim import RoutedOptimizer
-from mesotron.optim.clipping import clip_gradients
+from mesotron.optim.groups import clip_gradients
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier

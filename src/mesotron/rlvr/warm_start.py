@@ -16,8 +16,8 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from mesotron.config import OptimConfig, SftConfig
 from mesotron.optim import RoutedOptimizer
-from mesotron.optim.clipping import clip_gradients
 from mesotron.optim.device import choose_device, name_device
+from mesotron.optim.groups import clip_gradients
 from mesotron.rlvr.callbacks import PoliteStop, RunLog
 from mesotron.rlvr.checkpoints.resume import SafeCheckpoints
 from mesotron.rlvr.cost.spending import Spending, metered

@@ -1,8 +1,7 @@
 """Spectral filters as data, without a framework: what the torch and the JAX optimizers both apply.
 
 A filter maps the singular values of a matrix and keeps its singular vectors. `filters` holds the
-coefficient schedules, `response` their scalar map and cutoffs, `flops` what they cost and which
-form of the iteration is cheaper, `scale` the unit of the learning rate.
+coefficient schedules, `response` their scalar map and cost, `scale` the unit of the learning rate.
 """
 
 from mesotron.spectral.filters import (
@@ -18,7 +17,7 @@ from mesotron.spectral.filters import (
     pion,
     polar_express,
 )
-from mesotron.spectral.flops import (
+from mesotron.spectral.response import (
     PLAIN,
     SYMMETRIC,
     SYRK,
@@ -26,10 +25,13 @@ from mesotron.spectral.flops import (
     Segment,
     cheapest_plan,
     gram_plan,
+    limit_cutoff,
     plan_flops,
+    response,
+    slope_at_zero,
     standard_flops,
+    threshold,
 )
-from mesotron.spectral.response import limit_cutoff, response, slope_at_zero, threshold
 from mesotron.spectral.scale import SCALES, check_scale, step_scale
 
 __all__ = [

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mesotron.optim import route
-from mesotron.optim.rules import SPECTRAL_RULES
+from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.probes import effective_rank, snr_from_norms
 from mesotron.vla.policy import PARTS
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from mesotron.config.vla_training import PartsOptimConfig
 from mesotron.optim import Pion, RoutedOptimizer, RoutingTable, route
-from mesotron.optim.rules import SPECTRAL_RULES
+from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.vla.policy import PARTS
 
 # The low-rank form of Muon is Muon's rule with another filter.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mesotron.config.vla_training import PartsOptimConfig, VlaTrainConfig
-from mesotron.optim.clipping import clip_gradients
+from mesotron.optim.groups import clip_gradients
 from mesotron.vla.draws import Draws
 from mesotron.vla.frames import Frames, Order, body_of, mix
 from mesotron.vla.gradients import GradientProbe

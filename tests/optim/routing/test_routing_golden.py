@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from mesotron.optim.routing import route
-from mesotron.optim.rules import SPECTRAL_RULES
+from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.optim.views import View
 
 transformers = pytest.importorskip("transformers")

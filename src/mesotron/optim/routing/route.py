@@ -15,11 +15,11 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+from mesotron.optim.groups import AUXILIARY_RULES, RULES, SPECTRAL_RULES, check_not_flat
 from mesotron.optim.routing.reading import Reading
 from mesotron.optim.routing.roles import Facts, read, survey
 from mesotron.optim.routing.sites import Site, is_a, walk
 from mesotron.optim.routing.table import RoutingTable, Row
-from mesotron.optim.rules import AUXILIARY_RULES, RULES, SPECTRAL_RULES, refuse_flat_shard
 from mesotron.optim.views import View
 
 Override = str | Mapping[str, object]
@@ -122,7 +122,7 @@ def _trainable_sites(model: nn.Module) -> dict[int, list[Site]]:
     sites: dict[int, list[Site]] = {}
     for site in walk(model):
         if site.param.requires_grad:
-            _refuse_flat_shard(site)
+            _check_not_flat(site)
             sites.setdefault(id(site.param), []).append(site)
     if not sites:
         raise ValueError(
@@ -132,7 +132,7 @@ def _trainable_sites(model: nn.Module) -> dict[int, list[Site]]:
     return sites
 
 
-def _refuse_flat_shard(site: Site) -> None:
+def _check_not_flat(site: Site) -> None:
     library = "torch.distributed.fsdp.fully_sharded_data_parallel"
     wrapped = any(is_a(module, library, "FullyShardedDataParallel") for module in site.modules)
     if site.param.ndim == 1 and site.param.numel() == 0:
@@ -140,7 +140,7 @@ def _refuse_flat_shard(site: Site) -> None:
             f"{site.name} is empty: a sharding wrapper left a placeholder in its place; use FSDP2 "
             "(torch.distributed.fsdp.fully_shard), whose parameters keep their shape"
         )
-    refuse_flat_shard(site.param, site.name, wrapped)
+    check_not_flat(site.param, site.name, wrapped)
 
 
 def _read_all(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from mesotron.optim.rules import RULES, SPECTRAL_RULES
+from mesotron.optim.groups import RULES, SPECTRAL_RULES
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from mesotron.optim.rules import AUXILIARY_RULES
+from mesotron.optim.groups import AUXILIARY_RULES
 from mesotron.optim.sharding.mesh import Team
 from mesotron.optim.stats import StepStats, move
 

@@ -19,12 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mesotron.optim.auxiliary import NEW_STATE, STEPS
+from mesotron.optim.device import rounding_seed
 from mesotron.optim.groups import Place
-from mesotron.optim.precision import rounding_seed
 from mesotron.optim.sharding.agreement import Agreement, Part, agree, part_of, report_skipped
 from mesotron.optim.sharding.exchange import Member, Plan, block_shapes, exchange, make_plan
 from mesotron.optim.sharding.mesh import Team, extent, local_box, team_of
-from mesotron.optim.spectral_step import (
+from mesotron.optim.stats import SAMPLE_ROWS, StepStats, move
+from mesotron.optim.step import (
     direction,
     filter_and_apply,
     group_filter,
@@ -33,7 +34,6 @@ from mesotron.optim.spectral_step import (
     update_momentum,
     work_dtype,
 )
-from mesotron.optim.stats import SAMPLE_ROWS, StepStats, move
 from mesotron.optim.views import View, Window
 from mesotron.spectral.scale import step_scale
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mesotron.optim import kernels
-from mesotron.optim.fused.filter import WORK_DTYPE
-from mesotron.optim.spectral_step import Member, group_filter
+from mesotron.optim import triton
+from mesotron.optim.step import Member, group_filter
+from mesotron.optim.triton.filter import WORK_DTYPE
 from mesotron.optim.views import View
 from mesotron.spectral import Filter
 from mesotron.spectral.scale import step_scale
@@ -71,7 +71,7 @@ class _Block(NamedTuple):
 def can_fuse(member: Member) -> bool:
     """Whether this parameter takes the kernels; the plain step is always correct instead."""
     p, group = member.param, member.group
-    if group["fused"] is False or not kernels.available(p.device):
+    if group["fused"] is False or not triton.available(p.device):
         return False
     if group_filter(group).rank is not None or group["dtype"] is not None:
         return False
@@ -137,7 +137,7 @@ def unique_groups(members: list[Member]) -> list[dict[str, Any]]:
 
 def make_buckets(members: list[Member]) -> list[Bucket]:
     """Buckets of all blocks of all members."""
-    from mesotron.optim.kernels.windows import LARGEST_GRID
+    from mesotron.optim.triton.windows import LARGEST_GRID
 
     found: dict[tuple, list[_Block]] = defaultdict(list)
     for number, member in enumerate(members):
@@ -181,8 +181,8 @@ def _make_bucket(
     blocks: list[_Block],
     members: list[Member],
 ) -> Bucket:
-    from mesotron.optim.kernels.pack import inspect
-    from mesotron.optim.kernels.windows import tabulate
+    from mesotron.optim.triton.pack import inspect
+    from mesotron.optim.triton.windows import tabulate
 
     weights, grads, momenta = (
         tabulate([_view(members[b.member], which, b.placed[which], shape) for b in blocks])

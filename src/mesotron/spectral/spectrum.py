@@ -1,12 +1,14 @@
-"""`mesotron spectrum`: what each filter does to a singular value, in tables, a plot and JSON.
+"""`mesotron spectrum`: what each filter does to a singular value, as tables, a plot and JSON.
 
-Everything shown is read from `filters`, `response` and `flops`; nothing is computed here that an
-optimizer uses. The picture file is drawn by `plot`.
+Only shows what `filters` and `response` compute. Pictures need matplotlib (the extra `plot`).
 """
+
+from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich import box
@@ -16,33 +18,45 @@ from rich.text import Text
 
 from mesotron.config import SpectrumConfig
 from mesotron.spectral.filters import Filter, make_filter, noise_edge
-from mesotron.spectral.flops import gram_plan, plan_flops, standard_flops
 from mesotron.spectral.response import (
+    gram_plan,
     limit_cutoff,
+    plan_flops,
     response,
     slope_at_zero,
+    standard_flops,
     steps_at,
     threshold,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 SIGMA = (0.001, 0.01, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1.0)
 LEVELS = (0.1, 0.5, 0.9)
 PROPERTIES: tuple[str, ...] = ("cutoff", "σ→.1", "σ→.5", "σ→.9", "f'(0)", "passes", "GFLOP", "Gram")
-# A narrow terminal gets fewer columns, since a number cut short tells nothing.
+# A narrow terminal gets fewer columns rather than truncated numbers.
 WIDE = 78
 NARROW_SIGMA = (0.001, 0.01, 0.1, 0.3, 0.8, 1.0)
 NARROW_PROPERTIES = ("cutoff", "σ→.5", "passes", "GFLOP", "Gram")
 FP32_ROUNDOFF = 2.0**-24
 PLOT_WIDTH, PLOT_HEIGHT, PLOT_MARGIN = 56, 3, 22
-# Above Muon's largest overshoot, about 1.2.
-PLOT_TOP = 1.25
+PLOT_TOP = 1.25  # above Muon's largest overshoot, about 1.2
 BLOCKS = " ▁▂▃▄▅▆▇█"
 STYLES = ("cyan", "blue", "magenta", "red", "yellow", "green")
+# Picture colors, dark enough to read as text on white: cool for Muon's family, warm for Pion's.
+COOL = ("#33658a", "#5b9bb5", "#7a8b99")
+WARM = ("#b3402a", "#d9822b", "#a8a032", "#8a4f7d", "#5f7a3a", "#c05a7a", "#6d5a46")
+INK, FAINT = "#33373d", "#9aa0a8"
+# Left end of a log axis: shows Muon's rise and leaves room for Pion's labels.
+SMALLEST = 5e-4
+# Without a date the same curves give the same file.
+METADATA = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One filter as it is shown: its label and the shape [m, n] of the matrix, m <= n."""
+    """A filter, its label and the shape [m, n] of the matrix, m <= n."""
 
     label: str
     filter: Filter
@@ -82,21 +96,12 @@ class Curve:
 
 
 def run(config: SpectrumConfig) -> int:
-    """Print the tables and the plot; write the files that were asked for.
-
-    Args:
-        config: what to show.
-
-    Returns:
-        0, the exit code.
-    """
+    """Print the tables and the plot, and write the files; returns the exit code."""
     curves = make_curves(config)
     # Files first: a bad file name then fails before anything is printed.
     if config.out:
         config.out.write_text(json.dumps(as_record(curves), indent=2) + "\n")
     if config.plot:
-        from mesotron.spectral.plot import draw
-
         draw(curves, config.plot, config.axis)
     console = Console(highlight=False)
     wide = console.width >= WIDE
@@ -108,82 +113,75 @@ def run(config: SpectrumConfig) -> int:
 
 
 def make_curves(config: SpectrumConfig) -> list[Curve]:
-    """The curves that a config asks for, in its order."""
+    """The curves of a config, in its order."""
     if not config.filters:
         raise ValueError("no filter to show: name at least one, such as muon or pion")
     if min(config.shape) < 1:
         raise ValueError(f"shape {config.shape} is not a matrix: give rows and columns above 0")
     if (config.promote or config.cutoff) and "pion" not in config.filters:
         raise ValueError("promote and cutoff belong to the pion filter: add pion to the filters")
+    promote, cutoff = config.promote, config.cutoff
+    if not promote and not cutoff:
+        promote, cutoff = (0, 2), ("noise",)
+    variants: list[tuple[str, dict[str, Any]]] = [
+        *((f"pion promote={k}", {"promote": k}) for k in promote),
+        *((f"pion cutoff={c}", {"cutoff": c}) for c in cutoff),
+    ]
     rows, columns = sorted(config.shape)
     curves = []
     for name in config.filters:
-        for label, options in variants(name, config):
+        for label, options in variants if name == "pion" else [(name, {})]:
             made = make_filter(name, steps=config.steps, **options)
             curves.append(Curve(label, made, (rows, columns)))
     return curves
 
 
-def variants(name: str, config: SpectrumConfig) -> list[tuple[str, dict[str, Any]]]:
-    """Label and options of each curve of one filter; only Pion has more than one."""
-    if name != "pion":
-        return [(name, {})]
-    promote, cutoff = config.promote, config.cutoff
-    if not promote and not cutoff:
-        promote, cutoff = (0, 2), ("noise",)
-    shown = [(f"pion promote={k}", {"promote": k}) for k in promote]
-    return shown + [(f"pion cutoff={c}", {"cutoff": c}) for c in cutoff]
-
-
 def response_table(curves: list[Curve], grid: tuple[float, ...] = SIGMA) -> Table:
     """f(sigma) on a grid, a row for each filter."""
-    table = new_table("response f(σ), σ a fraction of the matrix's norm")
-    table.add_column("filter \\ σ", no_wrap=True)
+    table = _new_table("response f(σ), σ a fraction of the matrix's norm", "filter \\ σ")
     for sigma in grid:
         table.add_column(f"{sigma:g}".removeprefix("0"), justify="right", no_wrap=True)
-    for curve, style in zip(curves, styles(curves)):
-        table.add_row(Text(curve.label, style), *map(short, curve.at(grid)))
+    for k, curve in enumerate(curves):
+        table.add_row(Text(curve.label, _style(k)), *map(short, curve.at(grid)))
     return table
 
 
 def property_table(curves: list[Curve], headings: tuple[str, ...] = PROPERTIES) -> Table:
     """Cutoffs, slope, the number of directions that can pass, and the cost."""
     m, n = curves[0].shape
-    table = new_table(f"where it cuts, and what one {m} × {n} matrix costs")
-    table.add_column("filter", no_wrap=True)
+    table = _new_table(f"where it cuts, and what one {m} × {n} matrix costs", "filter")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    for curve, style in zip(curves, styles(curves)):
+    for k, curve in enumerate(curves):
         cells = [limit_cutoff(curve.filter, curve.shape), *map(curve.crossing, LEVELS)]
         slope = slope_at_zero(curve.filter, curve.shape)
         texts = ["–" if cell is None else f"{cell:.4f}".removeprefix("0") for cell in cells]
         texts.append(f"{slope:.3g}" if slope == 0 or slope > 1e-3 else f"{slope:.0e}")
         texts += [str(curve.max_directions), *(f"{cost:.3g}" for cost in curve.gigaflops)]
         shown = dict(zip(PROPERTIES, texts, strict=True))
-        table.add_row(Text(curve.label, style), *(shown[heading] for heading in headings))
+        table.add_row(Text(curve.label, _style(k)), *(shown[heading] for heading in headings))
     return table
 
 
-def new_table(title: str) -> Table:
-    """A table in the house's look: no frame, the title at the left."""
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
-    )
+def _new_table(title: str, first: str) -> Table:
+    look = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    table = Table(title=title, padding=(0, 0, 0, 1), pad_edge=False, **look)  # pyright: ignore
+    table.add_column(first, no_wrap=True)
+    return table
+
+
+def _style(k: int) -> str:
+    return STYLES[k % len(STYLES)]
 
 
 def terminal_plot(curves: list[Curve], axis: str, width: int = PLOT_WIDTH) -> Text:
-    """One small area chart under another, so that curves never hide each other."""
+    """Small area charts stacked vertically, so that curves never hide each other."""
     sigma = sigma_grid(axis, width)
     plot = Text()
-    for curve, style in zip(curves, styles(curves)):
+    for k, curve in enumerate(curves):
         for row, line in enumerate(area_rows(curve.at(sigma))):
             plot.append(f"{curve.label if row == PLOT_HEIGHT - 1 else '':>{PLOT_MARGIN - 1}} ")
-            plot.append(line + "\n", style)
+            plot.append(line + "\n", _style(k))
     left = f"σ = {sigma[0]:.3g}"
     legend = f"{axis} axis, f from 0 to {PLOT_TOP}".center(width - len(left) - 1)
     plot.append(" " * PLOT_MARGIN + left + legend + "1\n")
@@ -192,27 +190,19 @@ def terminal_plot(curves: list[Curve], axis: str, width: int = PLOT_WIDTH) -> Te
 
 def sigma_grid(axis: str, num_points: int) -> np.ndarray:
     """Singular values from near 0 to 1, evenly spaced on the axis."""
-    if axis == "log":
-        return np.geomspace(1e-3, 1, num_points)
-    return np.linspace(0, 1, num_points)
+    return np.geomspace(1e-3, 1, num_points) if axis == "log" else np.linspace(0, 1, num_points)
 
 
 def area_rows(heights: np.ndarray) -> list[str]:
     """Rows of block characters, the top one first, for heights in [0, PLOT_TOP]."""
     filled = np.round(heights / PLOT_TOP * PLOT_HEIGHT * 8).astype(int)
-    # A dot of height shows where the axis is even if nothing passes.
-    filled = filled.clip(1, PLOT_HEIGHT * 8)
+    filled = filled.clip(1, PLOT_HEIGHT * 8)  # at least a dot, which shows the axis
     floors = [8 * row for row in reversed(range(PLOT_HEIGHT))]
     return ["".join(BLOCKS[min(max(n - floor, 0), 8)] for n in filled) for floor in floors]
 
 
-def styles(curves: list[Curve]) -> list[str]:
-    """A colour for each curve, again from the first when they run out."""
-    return [STYLES[i % len(STYLES)] for i in range(len(curves))]
-
-
 def short(value: float) -> str:
-    """A response in four characters: `.845`, `1.13`, `0` for nothing."""
+    """A response in four characters: `.845`, `1.13`, or `0`."""
     if abs(value) < 5e-4:
         return "0"
     return f"{value:.2f}" if abs(value) >= 0.9995 else f"{value:.3f}".replace("0.", ".")
@@ -240,3 +230,81 @@ def as_record(curves: list[Curve]) -> dict[str, Any]:
     shape = curves[0].shape
     edge = noise_edge(*shape)
     return {"shape": shape, "noise_edge": edge, "sigma": sigma.tolist(), "filters": rows}
+
+
+def check_picture(path: Path) -> None:
+    """Raise ValueError if a picture could not be drawn into this file."""
+    if path.suffix not in METADATA:
+        raise ValueError(f"cannot draw into {path}: end the name in .png, .svg or .pdf")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError("--plot needs matplotlib: pip install 'mesotron[plot]'") from error
+
+
+def draw(curves: list[Curve], path: Path, axis: str) -> None:
+    """Draw f(sigma) of every curve into a file; its suffix names the format."""
+    check_picture(path)
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _draw_axes(axes, axis, curves[0].shape)
+    _draw_curves(axes, curves, axis)
+    with rc_context({"svg.hashsalt": "mesotron"}):  # fixed ids, for equal files
+        figure.savefig(path, metadata=METADATA[path.suffix])
+
+
+def _draw_axes(axes: Axes, axis: str, shape: tuple[int, int]) -> None:
+    axes.set_xscale(axis)
+    axes.set_xlim(SMALLEST if axis == "log" else 0, 1)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(0, 1.3)
+    axes.set_xlabel("singular value σ of the normalized matrix", color=INK)
+    axes.set_ylabel("response f(σ)", color=INK)
+    axes.set_title("What each filter does to a singular value", loc="left", color=INK, pad=14)
+    axes.set_yticks([0, 0.5, 1])
+    axes.tick_params(colors=INK, which="both", length=3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.axhline(1, color=FAINT, linewidth=0.6, zorder=0)
+    edge = noise_edge(*shape)
+    if edge < 1:
+        axes.axvline(edge, color=FAINT, linewidth=0.8, linestyle=(0, (2, 3)), zorder=0)
+        text = f" noise edge of {shape[0]} × {shape[1]} "
+        side = "left" if edge < 0.3 else "right"
+        axes.text(edge, 1.29, text, ha=side, va="top", fontsize=8, color=FAINT)
+
+
+def _draw_curves(axes: Axes, curves: list[Curve], axis: str) -> None:
+    """Each curve with its name at its rise; labels step down from left to right."""
+    sigma = np.geomspace(SMALLEST, 1, 4000) if axis == "log" else np.linspace(0, 1, 4000)
+    rises = sorted(curves, key=lambda curve: curve.crossing(0.5) or 1.0)
+    levels = np.linspace(0.88, 0.12, len(curves)) if len(curves) > 1 else [0.5]
+    used = {COOL: 0, WARM: 0}
+    for curve in curves:
+        family = WARM if curve.label.startswith("pion") else COOL
+        color = family[used[family] % len(family)]
+        used[family] += 1
+        heights = curve.at(sigma)
+        # A curve that swings about 1 is drawn thin, so that it does not cover the others.
+        swings = bool((np.diff(heights) < -1e-6).any())
+        axes.plot(sigma, heights, color=color, linewidth=0.8 if swings else 2, zorder=2 - swings)
+        level = float(levels[rises.index(curve)])
+        place = max(curve.crossing(level) or 1.0, SMALLEST)
+        # Near the right edge the label goes to the left of the curve.
+        side = -1 if place > (0.4 if axis == "log" else 0.7) else 1
+        axes.annotate(
+            curve.label,
+            (place, level),
+            xytext=(6 * side, 0),
+            textcoords="offset points",
+            ha="left" if side > 0 else "right",
+            va="center",
+            fontsize=8.5,
+            color=color,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85},
+        )

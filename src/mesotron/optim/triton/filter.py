@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mesotron.optim.kernels.packed import Packed
 from mesotron.optim.matrix import largest_eigenvalue
+from mesotron.optim.triton.packed import Packed
 from mesotron.spectral import SYMMETRIC, Filter, Segment, cheapest_plan, noise_edge
 from mesotron.spectral.filters import aim
 
@@ -56,8 +56,8 @@ def filter_blocks(X: Tensor, packed: Packed, filter: Filter, spare: Tensor) -> F
         filter: any but low-rank.
         spare: like X; overwritten. The result is in one of the two.
     """
-    from mesotron.optim.kernels.heads import LARGEST_M, filter_heads
-    from mesotron.optim.kernels.symmetric import gram, num_parts
+    from mesotron.optim.triton.heads import LARGEST_M, filter_heads
+    from mesotron.optim.triton.symmetric import gram, num_parts
 
     num, m, n = X.shape
     if m <= LARGEST_M and filter.cutoff is None:
@@ -116,7 +116,7 @@ def _exact_sums() -> Iterator[None]:
 def _chain(R: Tensor, triples: list[tuple]) -> Tensor:
     """Q with f(X) = Q X after these steps, Z = a I + b R + c R R in each. All factors commute, and
     the kernel keeps them symmetric: an unsymmetric part would grow from step to step."""
-    from mesotron.optim.kernels.symmetric import symmetric_product
+    from mesotron.optim.triton.symmetric import symmetric_product
 
     Q = None
     for k, (a, b, c) in enumerate(triples):  # numbers, or [B] where each block has its own
@@ -132,7 +132,7 @@ def _rescale_to_bound(
     R: Tensor, gain: Tensor, filter: Filter, shape: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Iterator]:
     """As in `matrix`: divide by the Schatten-8 norm and aim each block's own coefficients."""
-    from mesotron.optim.kernels.symmetric import symmetric_product
+    from mesotron.optim.triton.symmetric import symmetric_product
 
     S = symmetric_product(R, R).float()
     bound = torch.linalg.vector_norm(S, dim=(1, 2)).pow(0.25)

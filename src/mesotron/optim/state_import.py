@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from mesotron.optim.auxiliary import sgd_state
-from mesotron.optim.precision import wide_dtype
-from mesotron.optim.routed import RoutedOptimizer
-from mesotron.optim.rules import SPECTRAL_RULES
-from mesotron.optim.spectral_step import momentum_dtype
+from mesotron.optim.device import wide_dtype
+from mesotron.optim.groups import SPECTRAL_RULES
+from mesotron.optim.optimizers import RoutedOptimizer
+from mesotron.optim.step import momentum_dtype
 
 _MOMENTUM_KEYS = ("momentum_buffer", "momentum")
 

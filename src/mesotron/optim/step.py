@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from mesotron.optim.device import filter_dtype, round_stochastically, rounding_seed
 from mesotron.optim.matrix import apply_filter
-from mesotron.optim.precision import filter_dtype, round_stochastically, rounding_seed
 from mesotron.optim.stats import SAMPLE_ROWS, SAMPLE_WINDOWS, StepStats
 from mesotron.optim.views import View, Window
 from mesotron.spectral import Filter, make_filter
@@ -137,6 +137,17 @@ def step_weights(
         W.add_(filtered, alpha=-step_size)
     else:
         W.sub_(filtered * step_size)
+
+
+def dense_grad(p: Tensor) -> Tensor:
+    """The gradient; ValueError if it is sparse."""
+    assert p.grad is not None
+    if p.grad.layout != torch.strided:
+        raise ValueError(
+            f"a parameter of shape {tuple(p.shape)} has a sparse gradient: build its "
+            "embedding with sparse=False"
+        )
+    return p.grad
 
 
 def gradients_finite(grads: Sequence[Tensor]) -> Tensor:

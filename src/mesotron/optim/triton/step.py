@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mesotron.optim.fused.filter import WORK_DTYPE, filter_blocks
-from mesotron.optim.fused.plan import (
+from mesotron.optim.device import rounding_seed
+from mesotron.optim.matrix import Filtered
+from mesotron.optim.stats import StepStats, move
+from mesotron.optim.step import Member
+from mesotron.optim.triton.filter import WORK_DTYPE, filter_blocks
+from mesotron.optim.triton.packed import Packed
+from mesotron.optim.triton.plan import (
     Bucket,
     can_fuse,
     make_buckets,
     signature,
     unique_groups,
 )
-from mesotron.optim.kernels.packed import Packed
-from mesotron.optim.matrix import Filtered
-from mesotron.optim.precision import rounding_seed
-from mesotron.optim.spectral_step import Member
-from mesotron.optim.stats import StepStats, move
 
 
 class FusedStep:
@@ -95,8 +95,8 @@ class FusedStep:
 def _run_bucket(
     bucket: Bucket, peak: Tensor, mu: Tensor, rates: tuple[Tensor, Tensor], seed: Tensor
 ) -> _Record:
-    from mesotron.optim.kernels.pack import update_momentum
-    from mesotron.optim.kernels.writeback import sample_alignment, write_back
+    from mesotron.optim.triton.pack import update_momentum
+    from mesotron.optim.triton.writeback import sample_alignment, write_back
 
     shape = (2, len(bucket.members), *bucket.shape)
     X, spare = torch.empty(shape, dtype=WORK_DTYPE, device=peak.device).unbind()
@@ -133,7 +133,7 @@ class _Record:
 
     def cosines(self) -> Tensor:
         """One for each block."""
-        from mesotron.optim.kernels.writeback import alignment_cosine
+        from mesotron.optim.triton.writeback import alignment_cosine
 
         return alignment_cosine(self.alignments)
 
@@ -185,7 +185,7 @@ class _Tie:
     def peaks(self, buckets: list[Bucket]) -> list[Tensor]:
         """The largest magnitude of each block's gradient; infinite for all blocks of a parameter
         that has one bad block, so that the kernels leave it alone."""
-        from mesotron.optim.kernels.pack import INFINITY_BITS, inspect
+        from mesotron.optim.triton.pack import INFINITY_BITS, inspect
 
         found = torch.empty(len(self._owners), dtype=torch.int32, device=self._owners.device)
         parts = list(found.split(self._sizes))
@@ -200,7 +200,7 @@ class _Tie:
 
     def finite(self, peaks: list[Tensor]) -> Tensor:
         """One bool per member."""
-        from mesotron.optim.kernels.pack import is_finite
+        from mesotron.optim.triton.pack import is_finite
 
         return is_finite(torch.cat(peaks)[self._firsts])
 

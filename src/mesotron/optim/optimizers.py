@@ -1,0 +1,418 @@
+"""Muon, Pion, MuonSGD and AdamW, and the builders that route a model to them.
+
+Each param group names its rule, so one object has one state_dict, one scheduler and one step.
+`step` filters matrices (`triton` on Hopper GPUs), `auxiliary` is AdamW and SGD for everything else,
+`sharding` handles DTensors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
+
+from mesotron.optim import triton
+from mesotron.optim.auxiliary import STEPS
+from mesotron.optim.device import rounding_seed
+from mesotron.optim.groups import (
+    AUXILIARY_RULES,
+    Place,
+    check_group,
+    check_same_rules,
+    default_view,
+    own_filter,
+    sort_parameters,
+    split_by_rank,
+)
+from mesotron.optim.routing import RoutingTable, route
+from mesotron.optim.sharding.step import sharded_step
+from mesotron.optim.stats import StepStats
+from mesotron.optim.step import (
+    LocalJob,
+    Member,
+    dense_grad,
+    filter_and_apply,
+    gradients_finite,
+    momentum_of,
+    update_momentum,
+)
+from mesotron.optim.triton.step import FusedStep
+
+_log = logging.getLogger("mesotron")
+
+
+class RoutedOptimizer(torch.optim.Optimizer):
+    """Steps each param group by its own rule; the base of `Muon`, `Pion`, `MuonSGD` and `AdamW`.
+
+    Spectral rules: M <- mu M + (1 - mu) G;  U = (1 - mu) G + mu M (Nesterov);
+    W <- (1 - lr wd) W - lr scale f(U).
+
+    Args:
+        params: parameters or param groups. A group may set any argument below, `view` (see `View`),
+            `name`, and `rule`: "muon", "pion", "adamw" or "sgd". In a group without `rule`, tensors
+            of fewer than two dimensions go to `aux`; embeddings and heads look like any matrix
+            here, so prefer `mesotron.muon(model)`.
+        lr: RMS change of a weight per step over 0.2, for a full-rank step under scale="rms":
+            AdamW's lr carries over.
+        momentum: mu of the running mean of gradients.
+        nesterov: look one step ahead.
+        weight_decay: decoupled, applied as lr * weight_decay.
+        scale: the unit of lr: "rms", "moonlight", "spectral" or a number (see `step_scale`).
+        filter: "muon", "cubic", "polar_express", "pion" or "low_rank"; None is the rule's own.
+        steps: number of filter steps (with `cutoff`, of suppression steps); None is the filter's
+            default.
+        promote: Pion only: how many of the steps raise all directions before the rest suppress the
+            small ones. 0, the release's default, lets at most one direction of a block pass, and
+            none if it holds less than about half of the energy: watch `dead_blocks` in `stats()`.
+        cutoff: Pion only, instead of `promote`: a continuous strength. A fraction of the largest
+            singular value, "aligned" for sqrt(2) - 1 of it, or "noise" for the edge that pure noise
+            of the block's shape would reach.
+        rank: of the low_rank filter.
+        betas, eps: of AdamW.
+        aux: the rule for vectors in groups without one, "adamw" or "sgd"; None is the class's own.
+        dtype: of the filter's products ("float32", "bfloat16", "float64"); None picks the fastest.
+        momentum_dtype: of the momentum buffer; None is float32.
+        batched: filter equal shapes together. False makes a matrix's bits independent of its
+            neighbors.
+        fused: None uses the Triton kernels on a CUDA GPU where available; False never.
+    """
+
+    rule: str
+    default_aux = "adamw"
+    table: RoutingTable | None = None
+    """The routing table a builder made the groups from; None for hand-made groups and copies."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        *,
+        momentum: float | Tensor = 0.95,
+        nesterov: bool = True,
+        weight_decay: float | Tensor = 0.01,
+        scale: str | float = "rms",
+        filter: str | None = None,
+        steps: int | None = None,
+        promote: int = 0,
+        cutoff: float | str | None = None,
+        rank: int | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        aux: str | None = None,
+        dtype: str | None = None,
+        momentum_dtype: str | None = None,
+        batched: bool = True,
+        fused: bool | None = None,
+    ) -> None:
+        self._aux = aux = aux or self.default_aux
+        if aux not in AUXILIARY_RULES:
+            raise ValueError(f"aux={aux!r} must be one of {', '.join(AUXILIARY_RULES)}")
+        self._stats = StepStats()
+        self._fused: dict[torch.device, FusedStep] = {}
+        defaults = {
+            "rule": self.rule, "view": None, "name": None, "step": 0, "lr": lr,
+            "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
+            "scale": scale, "filter": filter or ("pion" if self.rule == "pion" else "muon"),
+            "steps": steps, "promote": promote, "cutoff": cutoff, "rank": rank, "betas": betas,
+            "eps": eps, "dtype": dtype, "momentum_dtype": momentum_dtype, "batched": batched,
+            "fused": fused,
+        }  # fmt: skip
+        super().__init__(split_by_rank(params, rule=self.rule, aux=aux), defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; missing values come from the constructor, name and view are filled in."""
+        for part in split_by_rank([param_group], rule=self.defaults["rule"], aux=self._aux):
+            super().add_param_group(own_filter(part, self.defaults))
+            group = self.param_groups[-1]
+            try:
+                check_group(group)
+                group["view"] = group["view"] or default_view(group)
+            except ValueError:
+                self.param_groups.pop()
+                raise
+            name, taken, number = group["name"] or group["rule"], self.param_groups[:-1], 2
+            group["name"] = name
+            while any(other["name"] == group["name"] for other in taken):
+                group["name"], number = f"{name}_{number}", number + 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_aux": self._aux}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # torch's own, which no rule here reads
+        for group in self.param_groups:  # a checkpoint may be older than an option
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+        # Kernel plans would point at buffers that were replaced.
+        self._stats, self._fused = StepStats(), {}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore
+        """Step every parameter that has a gradient; `closure` re-evaluates the loss first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            group["step"] += 1
+        stats = StepStats()
+        work = sort_parameters(self.param_groups)
+        if work.idle:
+            self._check_not_frozen()
+        for places in work.auxiliary.values():
+            self._auxiliary_step(places, stats)
+        for device, places in work.spectral.items():
+            members = [
+                Member(p, dense_grad(p), momentum_of(self.state[p], p, group), group, number)
+                for p, group, number in places
+            ]
+            with torch.cuda.device(device if device.type == "cuda" else -1):  # for the kernels
+                if triton.available(device):
+                    members = self._fused_step(device, members, stats)
+                filter_and_apply(self._momentum_step(members, stats), stats)
+        if work.sharded:
+            names = [group["name"] for group in self.param_groups]
+            sharded_step(self.state, names, work.sharded, stats)
+        self._stats = stats
+        return loss
+
+    def stats(self) -> dict[str, float]:
+        """What the last step did, as "<group>/<statistic>": update_rms, concentration, passed_rank,
+        dead_blocks, cosine, skipped (formulas in docs/metrics.md). Waits for the device: call it
+        when you log."""
+        return self._stats.read()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in PyTorch, but state keeps the dtype it was saved in (PyTorch would round fp32
+        momentum to bf16), all of it goes to the parameter's device (PyTorch leaves counters where
+        they were saved from, and fused kernels then refuse them), and the state of another rule is
+        refused."""
+        check_same_rules(self.param_groups, state_dict["param_groups"])
+        super().load_state_dict(state_dict)
+        saved = [i for g in state_dict["param_groups"] for i in g["params"]]
+        params = [p for g in self.param_groups for p in g["params"]]
+        for index, p in zip(saved, params, strict=True):
+            for key, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor):
+                    loaded = self.state[p][key]
+                    if value.dtype != loaded.dtype or loaded.device != p.device:
+                        self.state[p][key] = value.to(device=p.device, copy=True)
+
+    def _fused_step(
+        self, device: torch.device, members: list[Member], stats: StepStats
+    ) -> list[Member]:
+        """Step with the kernels what they support; returns the rest."""
+        plan = self._fused.get(device)
+        if plan is None or not plan.fits(members):
+            plan = self._fused[device] = FusedStep(members)
+        plan.run(members, stats)
+        return plan.left(members)
+
+    def _momentum_step(self, members: list[Member], stats: StepStats) -> list[LocalJob]:
+        """Update the momentum where the gradient is finite. On the CPU the other parameters are
+        dropped; on other devices, where the host must not wait, they are masked."""
+        jobs = []
+        for _, same_group in groupby(members, key=lambda member: id(member.group)):
+            batch = list(same_group)
+            finite = _report_finite(batch[0].group["name"], [m.grad for m in batch], stats)
+            masks: list[Tensor | None] = list(finite.unbind())
+            if finite.device.type == "cpu":
+                batch = [m for m, ok in zip(batch, finite.tolist(), strict=True) if ok]
+                masks = [None] * len(batch)
+            for member, mask in zip(batch, masks, strict=True):
+                update_momentum(member.grad, member.momentum, member.group["momentum"], mask)
+                jobs.append(LocalJob(member, mask))
+        return jobs
+
+    def _auxiliary_step(self, places: list[Place], stats: StepStats) -> None:
+        """AdamW or SGD on parameters of one group and one device. On the CPU a parameter with a
+        non-finite gradient is skipped alone; elsewhere the whole group skips the step."""
+        group = places[0].group
+        finite = _report_finite(group["name"], [dense_grad(x.param) for x in places], stats)
+        found_inf = None
+        if finite.device.type == "cpu":
+            places = [place for place, ok in zip(places, finite.tolist(), strict=True) if ok]
+        else:
+            found_inf = (~finite.all()).float()
+        if places:
+            params = [place.param for place in places]
+            grads, states = [dense_grad(p) for p in params], [self.state[p] for p in params]
+            streams = [rounding_seed(0, place.number, 0) for place in places]
+            STEPS[group["rule"]](params, grads, states, group, found_inf, stats, streams)
+
+    def _check_not_frozen(self) -> None:
+        params = [p for group in self.param_groups for p in group["params"]]
+        if params and not any(p.requires_grad for p in params):
+            raise ValueError(
+                f"none of the optimizer's {len(params)} parameters requires a gradient: it was "
+                "probably built before the model was wrapped (LoRA) or frozen; build it afterwards"
+            )
+
+
+class Muon(RoutedOptimizer):
+    """Muon: momentum whose singular values are all brought to about 1; AdamW for the rest.
+
+    Arguments as in `RoutedOptimizer`, without `promote` and `cutoff`.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(8, 4)
+        >>> optimizer = Muon(layer.parameters(), lr=0.01)
+        >>> layer(torch.ones(1, 8)).sum().backward()
+        >>> optimizer.step()
+        >>> round(optimizer.stats()["muon/update_rms"], 4)  # one direction of four, brought to 0.7
+        0.0007
+
+    References: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
+    """
+
+    rule = "muon"
+
+
+class Pion(RoutedOptimizer):
+    """Pion: Muon with a high-pass filter. Strong directions go to 1, weak ones, which are mostly
+    noise, to 0.
+
+    The strength is `promote` or `cutoff`; other arguments as in `RoutedOptimizer`, without `filter`
+    and `rank`.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(8, 4)
+        >>> optimizer = Pion(layer.parameters(), lr=0.01, cutoff="noise")
+
+    References: Fan et al., "Pion", 2026, arXiv 2605.19282. (Not the orthogonal-equivalence
+        optimizer of the same name, arXiv 2605.12492.)
+    """
+
+    rule = "pion"
+
+
+class MuonSGD(Muon):
+    """Muon with SGD with momentum as its auxiliary rule: no second moment anywhere."""
+
+    default_aux = "sgd"
+
+
+class AdamW(RoutedOptimizer):
+    """AdamW with the groups and statistics of the others; bit-equal to `torch.optim.AdamW`."""
+
+    rule = "adamw"
+
+
+def _report_finite(name: str, grads: list[Tensor], stats: StepStats) -> Tensor:
+    """One bool per gradient, on the device; recorded, and logged on the CPU, where reading is
+    free."""
+    finite = gradients_finite(grads)
+    stats.add_finite([name] * len(grads), finite)
+    if finite.device.type == "cpu" and not finite.all():
+        _log.warning(
+            "%d of %d gradients in group %r are not finite: their parameters keep values and state",
+            int((~finite).sum()),
+            len(grads),
+            name,
+        )
+    return finite
+
+
+Lr = float | Tensor
+# SGD's step is the gradient itself, so its learning rate has another unit than Muon's and needs its
+# own default; a sweep should include it.
+SGD_LR = 0.1
+
+
+def muon(model: nn.Module, lr: Lr = 1e-3, *, aux_lr: Lr | None = None, **options: Any) -> Muon:
+    """Muon for the hidden matrices of a model, AdamW for the rest.
+
+    Args:
+        model: a torch module, including Transformers, PEFT and FSDP2-sharded ones.
+        lr: RMS change of a weight per step over 0.2; AdamW's learning rate carries over.
+        aux_lr: learning rate of the auxiliary rule; None is `lr`.
+        **options: routing (`per_head`, `overrides`, `modalities`, `lora`: see `mesotron.route`)
+            and anything `mesotron.Muon` takes.
+
+    Returns:
+        A `torch.optim.Optimizer` with `stats()`. One-dimensional tensors have no weight decay.
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8), nn.Linear(8, 10))
+        >>> [(g["name"], len(g["params"])) for g in muon(model).param_groups]
+        [('adamw', 2), ('adamw_vectors', 2), ('muon', 1)]
+    """
+    return _build(Muon, model, lr, aux_lr, options)
+
+
+def pion(model: nn.Module, lr: Lr = 1e-3, *, aux_lr: Lr | None = None, **options: Any) -> Pion:
+    """Pion for the hidden matrices of a model, AdamW for the rest.
+
+    The strength is `promote=` or `cutoff=`, as in `mesotron.Pion`; `per_head=True` filters
+    attention projections head by head, as the paper does for language models;
+    `modalities={"vision": "muon", "action_head": "pion"}` is its recipe for
+    vision-language-action models. Other arguments as in `muon`.
+
+    Example:
+        >>> optimizer = pion(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), cutoff="noise")
+    """
+    return _build(Pion, model, lr, aux_lr, options)
+
+
+def muon_sgd(
+    model: nn.Module, lr: Lr = 1e-3, *, aux_lr: Lr | None = None, **options: Any
+) -> MuonSGD:
+    """Muon for the hidden matrices, SGD with momentum for the rest: no second moment anywhere.
+
+    `aux_lr` is in SGD's unit, the gradient itself; None is 0.1. Other arguments as in `muon`.
+
+    Example:
+        >>> optimizer = muon_sgd(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), lr=3e-4)
+    """
+    return _build(MuonSGD, model, lr, SGD_LR if aux_lr is None else aux_lr, options)
+
+
+def adamw(model: nn.Module, lr: Lr = 1e-3, **options: Any) -> AdamW:
+    """AdamW for everything, with the same routing table, groups and statistics: the fair baseline.
+
+    Example:
+        >>> [g["rule"] for g in adamw(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))).param_groups]
+        ['adamw', 'adamw']
+    """
+    return _build(AdamW, model, lr, None, options)
+
+
+BUILDERS = {"muon": muon, "pion": pion, "muon_sgd": muon_sgd, "adamw": adamw}
+_ROUTING_OPTIONS = ("per_head", "overrides", "modalities", "lora")
+
+
+def _build(
+    cls: type[RoutedOptimizer],
+    model: nn.Module,
+    lr: Lr,
+    aux_lr: Lr | None,
+    options: Mapping[str, Any],
+) -> Any:
+    routing = {key: options[key] for key in _ROUTING_OPTIONS if key in options}
+    rest = {key: value for key, value in options.items() if key not in _ROUTING_OPTIONS}
+    aux = cls.default_aux
+    table = route(model, matrix=cls.rule, aux=aux, **routing)
+    groups = []
+    for group in table.groups(model):
+        # aux_lr is in the unit of the auxiliary rule; a matrix of another rule keeps lr.
+        rate = lr if group["rule"] != aux or aux_lr is None else aux_lr
+        scale = group.pop("lr_scale")
+        group["lr"] = rate if scale == 1 else rate * scale
+        for vectors in (False, True):  # norm weights and biases apart, without weight decay
+            picked = [i for i, p in enumerate(group["params"]) if (p.ndim < 2) == vectors]
+            if picked:
+                half = {k: [group[k][i] for i in picked] for k in ("params", "param_names")}
+                if vectors:
+                    half |= {"name": f"{group['name']}_vectors", "weight_decay": 0.0}
+                groups.append({**group, **half})
+    optimizer = cls(groups, lr=lr, **rest)
+    optimizer.table = table
+    return optimizer
