@@ -318,7 +318,7 @@ def test_trap_22_a_checkpoint_of_another_rule_is_refused():
     plain, adam = Muon([p]), torch.optim.AdamW([p])
     adam.step()
     plain.step()
-    with pytest.raises(ValueError, match=r"'muon', here its rule is 'pion'.*import_state"):
+    with pytest.raises(ValueError, match="import_state"):
         Pion([p]).load_state_dict(plain.state_dict())
     with pytest.raises(ValueError, match="another optimizer"):
         plain.load_state_dict(adam.state_dict())

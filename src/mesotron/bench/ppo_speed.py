@@ -19,9 +19,9 @@ from importlib.metadata import version
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
+import jax
 import torch
 
-import jax
 from mesotron import __version__
 from mesotron.bench.console import progress, show_table, write_result
 from mesotron.bench.contenders import check_names

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from mesotron.optim.routing import route
 from mesotron.optim.groups import SPECTRAL_RULES
+from mesotron.optim.routing import route
 from mesotron.optim.views import View
 
 transformers = pytest.importorskip("transformers")
