@@ -16,7 +16,7 @@ from evaluate import HERE, load
 from labels import label, mean
 from runs import RESCUES, rescue_runs
 
-from mesotron.watch.remedies import TWO_PART
+from mesotron.watch.detectors import TWO_PART
 
 ENOUGH = 0.9
 CORPORA = [name for name in ("tuning", "held_out") if (HERE / f"{name}.json.gz").exists()]

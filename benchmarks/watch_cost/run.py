@@ -93,7 +93,7 @@ class OldWatch(mesotron.Watch):
     """A watch that has seen many rows already: its memory is full, as in the middle of a run."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-        if not self.memory.rows:
+        if not self.monitor.rows:
             draw = random.Random(0)
             row = {key: value for key, value in logs.items() if is_number(value)}
             for _ in range(120):

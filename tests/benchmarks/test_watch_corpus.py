@@ -14,8 +14,6 @@ from mesotron.config import TaskConfig
 from mesotron.rlvr.objectives.options import trl_arguments
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.train import check
-from mesotron.watch import Engine
-from mesotron.watch.tracks import Track
 
 HERE = Path(__file__).resolve().parents[2] / "benchmarks" / "watch"
 sys.path.insert(0, str(HERE))
@@ -284,39 +282,3 @@ def test_the_published_figures_are_those_of_this_watch(name, without):
     assert [(one.run, one.alarm) for one in found] == [
         (one["run"], one["alarm"] and tuple(one["alarm"])) for one in published["verdicts"]["watch"]
     ]
-
-
-# --- what the corpus taught the tracks ----------------------------------------------------
-
-
-def test_the_noise_of_an_evaluation_is_that_of_its_problems():
-    track = Track(warmup=1, window=1)
-    for accuracy in (0.26, 0.45, 0.44):  # learning is no noise
-        track.add(accuracy)
-    assert track.noise > 0.1
-    engine = Engine()
-    for step, accuracy in enumerate((0.26, 0.45, 0.44)):
-        engine.update({"step": step, "eval/greedy": accuracy, "eval/problems": 100})
-    assert engine.tracks["heldout"].noise == pytest.approx(math.sqrt(0.45 * 0.55 / 100))
-    again = Engine()
-    again.load_values(json.loads(json.dumps(engine.values())))
-    assert again.tracks["heldout"].noise == engine.tracks["heldout"].noise
-
-
-@pytest.mark.parametrize(("problems", "stopped"), [(20, False), (400, True)])
-def test_a_few_problems_more_or_less_stop_no_run(problems, stopped):
-    engine, found = Engine(), []
-    for step, accuracy in enumerate((0.4, 0.45, 0.45, 0.3)):
-        found += engine.update({"step": step, "eval/greedy": accuracy, "eval/problems": problems})
-    assert [event.severity for event in found if event.detector == "accuracy_collapse"] == (
-        ["stop"] if stopped else []
-    )
-
-
-def test_a_fall_in_the_first_rows_is_not_forgotten():
-    track = Track(warmup=10, window=5)
-    for value in [0.4] * 10 + [0.0] * 60:
-        track.add(value)
-    long = track.look(1)
-    assert long.best < 0.4
-    assert long.reference("best") == pytest.approx(0.4)

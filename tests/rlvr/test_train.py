@@ -35,9 +35,9 @@ from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tiny.tokenizer import build_tokenizer
 from mesotron.runs import RunFolder
 from mesotron.watch.budget import Limits, Meter
+from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
-from mesotron.watch.remedies import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART
 from mesotron.watch.settings import obstacle
 
 TIMES = ("time", "step_time", "cost")

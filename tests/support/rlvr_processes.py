@@ -93,7 +93,7 @@ def obey_the_first(kind: str) -> list[dict[str, Any]]:
     trainer.add_callback(watch)
     trainer.train()
     rate = trainer.optimizer.param_groups[0]["initial_lr"]
-    mine = {"acts": [act.checkpoint for act in watch.acts], "steps": trainer.state.global_step,
+    mine = {"acts": [act.checkpoint for act in watch.actions], "steps": trainer.state.global_step,
             "weights": trainer.model.lm_head.weight.detach().tolist(), "rate": rate}  # fmt: skip
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)

@@ -135,7 +135,7 @@ class AfterRollback(TrainerCallback):
         self.trainer, self.watch, self.found = trainer, watch, []
 
     def on_log(self, *_: Any, **__: Any) -> None:
-        acts = self.watch.acts
+        acts = self.watch.actions
         if len(acts) == 1 and not self.found:
             folder = Path(self.trainer.args.output_dir) / f"checkpoint-{acts[0].checkpoint}"
             saved, now = load_file(folder / "model.safetensors"), whole_weights(self.trainer)
@@ -165,7 +165,7 @@ def go_back_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str
     trainer.add_callback(after)
     trainer.train()
     return {
-        "acts": [act.checkpoint for act in watch.acts],
+        "acts": [act.checkpoint for act in watch.actions],
         "restored": after.found,
         "rate": trainer.optimizer.param_groups[0]["initial_lr"],
         "steps": trainer.state.global_step,

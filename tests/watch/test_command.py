@@ -33,7 +33,7 @@ def test_the_story_of_a_log(tmp_path, mesotron):
     assert done.stderr == ""
     assert "cause: parser drift" in done.stdout
     assert "what to do:" in done.stdout
-    assert "could not look for" not in done.stdout
+    assert "not checked" not in done.stdout
     story = json.loads((tmp_path / "story.json").read_text())
     assert story["condition"] == "dead"
     assert story["cause"] == "parser_drift"
@@ -51,7 +51,7 @@ def test_what_could_not_be_looked_for_is_said(tmp_path, capsys):
     rows = [{"step": k, "reward": 0.5} for k in range(80)]
     run(WatchConfig(path=write(tmp_path / "a.jsonl", rows)))
     out = capsys.readouterr().out
-    assert "could not look for" in out
+    assert "not checked" in out
     assert "  repetition: repetition" in out
 
 
@@ -64,9 +64,9 @@ def test_a_name_can_be_given(tmp_path, capsys):
 
 def test_input_that_cannot_be_used_is_a_sentence(tmp_path, sentence):
     log = write(tmp_path / "a.jsonl", [{"step": 1, "my/score": 1.0}])
-    assert "has no metric that the watch knows (it has my/score)" in sentence("watch", str(log))
+    assert "no known metric (it has my/score)" in sentence("watch", str(log))
     assert "did you mean my/score?" in sentence("watch", str(log), "--rename", "reward=my/scor")
-    assert "none of the watch's names" in sentence("watch", str(log), "--rename", "prize=my/score")
+    assert "is not one of" in sentence("watch", str(log), "--rename", "prize=my/score")
     log.write_text("{}\n{\n{}\n")
     assert "a.jsonl line 2 is not JSON" in sentence("watch", str(log))
 
@@ -77,7 +77,7 @@ def test_a_short_log_is_judged_by_a_shorter_baseline(tmp_path, capsys):
     run(WatchConfig(path=write(tmp_path / "a.jsonl", rows)))
     out = capsys.readouterr().out
     assert "cause: reward collapse" in out
-    assert "note: 30 rows are few" in out
+    assert "short log of 30 rows" in out
 
 
 def test_following_tells_events_as_they_come_and_ends_with_the_story(tmp_path):
@@ -104,7 +104,7 @@ def test_following_tells_events_as_they_come_and_ends_with_the_story(tmp_path):
     live.send_signal(signal.SIGINT)
     rest, _ = live.communicate(timeout=60)
     assert live.returncode == 0
-    assert "no longer following" in rest
+    assert "stopped following" in rest
     assert "cause: reward collapse" in rest
 
 
@@ -208,9 +208,9 @@ def test_a_resumed_run_is_watched_as_if_it_had_never_stopped(tmp_path, make_watc
         resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-10")
     )
     assert severities(resumed.events) == severities(whole.events)
-    assert resumed.engine.values()["tracks"]["reward"] == whole.engine.values()["tracks"]["reward"]
+    assert resumed.engine.state()["tracks"]["reward"] == whole.engine.state()["tracks"]["reward"]
 
 
 def test_a_guard_that_is_none_is_refused(make_watch):
-    with pytest.raises(ValueError, match="guard 'shout' is none of off, warn, stop"):
+    with pytest.raises(ValueError, match="guard 'shout' is not one of off, warn, stop"):
         make_watch(guard="shout")

@@ -1,6 +1,7 @@
 """Chance under the watch: it stops hardly any flat run, and what is really lost is still seen."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -74,11 +75,44 @@ def test_the_best_evaluation_alone_is_luck():
     track = Track(warmup=1, window=1, pooled=True)
     for score in (0.3, 0.32, 0.5, 0.31, 0.3):
         track.add(score)
-    assert track.look(0).reference("best") == pytest.approx((0.32 + 0.5 + 0.31) / 3)
-    assert track.look(1).now == pytest.approx((0.5 + 0.31 + 0.3) / 3)
+    assert track.window(0).reference("best") == pytest.approx((0.32 + 0.5 + 0.31) / 3)
+    assert track.window(1).now == pytest.approx((0.5 + 0.31 + 0.3) / 3)
     again = Track(warmup=1, window=1, pooled=True)
-    again.load_values(json.loads(json.dumps(track.values())))
+    again.load_state(json.loads(json.dumps(track.state())))
     for scale in (0, 1):
-        assert again.look(scale).reference("best") == track.look(scale).reference("best")
-        assert again.look(scale).now == track.look(scale).now
-    assert again.seen == 5
+        assert again.window(scale).reference("best") == track.window(scale).reference("best")
+        assert again.window(scale).now == track.window(scale).now
+    assert again.num_seen == 5
+
+
+def test_the_noise_of_an_evaluation_is_that_of_its_problems():
+    track = Track(warmup=1, window=1)
+    for accuracy in (0.26, 0.45, 0.44):  # learning is no noise
+        track.add(accuracy)
+    assert track.noise > 0.1
+    engine = Engine()
+    for step, accuracy in enumerate((0.26, 0.45, 0.44)):
+        engine.update({"step": step, "eval/greedy": accuracy, "eval/problems": 100})
+    assert engine.tracks["heldout"].noise == pytest.approx(math.sqrt(0.45 * 0.55 / 100))
+    again = Engine()
+    again.load_state(json.loads(json.dumps(engine.state())))
+    assert again.tracks["heldout"].noise == engine.tracks["heldout"].noise
+
+
+@pytest.mark.parametrize(("problems", "stopped"), [(20, False), (400, True)])
+def test_a_few_problems_more_or_less_stop_no_run(problems, stopped):
+    engine, found = Engine(), []
+    for step, accuracy in enumerate((0.4, 0.45, 0.45, 0.3)):
+        found += engine.update({"step": step, "eval/greedy": accuracy, "eval/problems": problems})
+    assert [event.severity for event in found if event.detector == "accuracy_collapse"] == (
+        ["stop"] if stopped else []
+    )
+
+
+def test_a_fall_in_the_first_rows_is_not_forgotten():
+    track = Track(warmup=10, window=5)
+    for value in [0.4] * 10 + [0.0] * 60:
+        track.add(value)
+    long = track.window(1)
+    assert long.best < 0.4
+    assert long.reference("best") == pytest.approx(0.4)

@@ -15,12 +15,20 @@ from transformers import Trainer, TrainingArguments
 import mesotron
 from mesotron import cli
 from mesotron.runs import RunFolder
-from mesotron.watch import Act, Change, Engine, Event
-from mesotron.watch.guard import Memory, choose_checkpoint, choose_event, merge, why_not
-from mesotron.watch.pace import SMALLEST, rise_to_come, smaller_by
-from mesotron.watch.remedies import KL_TO_START, SMALLER_STEP, prescribe
-from mesotron.watch.settings import Setting, apply, scale_rates, settings_of
-from mesotron.watch.story import tell
+from mesotron.watch import Action, Change, Engine, Event
+from mesotron.watch.detectors import KL_TO_START, SMALLER_STEP
+from mesotron.watch.diagnosis import diagnose
+from mesotron.watch.guard import (
+    SMALLEST,
+    Monitor,
+    choose_checkpoint,
+    choose_event,
+    lr_factor,
+    merge_history,
+    prescribe,
+    why_give_up,
+)
+from mesotron.watch.settings import Setting, apply, scale_rates, schedule_rise, settings_of
 from support.rlvr_processes import run_on
 from support.rlvr_tiny import make_trainer, rows, same, weights
 from support.watch_streams import FAILURES, TURN
@@ -38,106 +46,106 @@ def fatal(step: int, began: int, *changes: Change, detector: str = "reward_colla
 
 @pytest.mark.parametrize("name", ["update_explosion", "parser_drift", "entropy_explosion"])
 def test_the_checkpoint_is_from_before_the_evidence_and_not_merely_the_alarm(name):
-    memory, chosen = Memory(), []
+    memory, chosen = Monitor(), []
     for row in FAILURES[name](0):
-        event = choose_event(memory.take(row), memory.engine.detectors)
+        event = choose_event(memory.update(row), memory.engine.detectors)
         step = int(row["step"])
         if event:
-            chosen.append((step, choose_checkpoint(memory, event, memory.kept)))
+            chosen.append((step, choose_checkpoint(memory, event, memory.snapshots)))
             break
         if step % 5 == 0:
-            memory.keep(step)
+            memory.save(step)
     (alarm, checkpoint), *_ = chosen
     assert checkpoint is not None
     assert TURN - 15 <= checkpoint <= TURN + 1
     # There were later checkpoints, which an alarm alone would have called healthy.
-    assert max(memory.kept) > checkpoint
-    assert alarm > max(memory.kept)
+    assert max(memory.snapshots) > checkpoint
+    assert alarm > max(memory.snapshots)
 
 
 def test_after_a_rollback_stale_rows_raise_no_alarm_and_the_failure_is_caught_again():
     stream = FAILURES["reward_collapse"](0)
-    memory = Memory()
+    memory = Monitor()
     seen: list[int] = []
     for row in stream:
         if row["step"] == 71:
-            memory.keep(70)
-        if choose_event(memory.take(row), memory.engine.detectors):
+            memory.save(70)
+        if choose_event(memory.update(row), memory.engine.detectors):
             seen.append(int(row["step"]))
             break
-    memory.undo(70)
+    memory.restore(70)
     assert memory.engine.active() == {}
     later = [{**row, "step": row["step"] + 100} for row in stream if row["step"] > 70]
     for row in later:
-        if choose_event(memory.take(row), memory.engine.detectors):
+        if choose_event(memory.update(row), memory.engine.detectors):
             seen.append(int(row["step"]) - 100)
             break
     assert seen[1] == seen[0]
 
 
 def test_a_healthy_continuation_is_met_with_silence():
-    memory = Memory()
+    memory = Monitor()
     for row in FAILURES["reward_collapse"](0):
         if row["step"] == 71:
-            memory.keep(70)
-        memory.take(row)
-    memory.undo(70)
+            memory.save(70)
+        memory.update(row)
+    memory.restore(70)
     calm = [row for row in FAILURES["reward_collapse"](0) if 30 <= row["step"] < 70]
-    assert [e for row in calm for e in memory.take({**row, "step": row["step"] + 200})] == []
+    assert [e for row in calm for e in memory.update({**row, "step": row["step"] + 200})] == []
 
 
 def test_another_reward_is_not_compared_with_the_old_one():
-    memory = Memory()
+    memory = Monitor()
     for step in range(40):
-        memory.take({"step": step, "reward": 2.0, "loss": 0.0})
+        memory.update({"step": step, "reward": 2.0, "loss": 0.0})
         if step in (10, 30):
-            memory.keep(step)
+            memory.save(step)
     parts = ({"field": "reward.parts", "old": ["mine"], "new": ["two_part"]},)
-    act = Act(step=39, action="rollback", detector="d", attempt=1, checkpoint=30, changes=parts,
+    act = Action(step=39, action="rollback", detector="d", attempt=1, checkpoint=30, changes=parts,
               reason="it is gamed")  # fmt: skip
-    memory.done(act)
-    again = Memory()
+    memory.add_action(act)
+    again = Monitor()
     past = [*memory.rows, act, *({"step": s, "reward": 0.5, "loss": 0.0} for s in range(40, 90))]
     again.replay(past, [10, 30])
     assert again.events == []  # a quarter of the old reward is no collapse of the new one
-    assert all("reward" not in kept["tracks"] for kept in memory.kept.values())
+    assert all("reward" not in kept["tracks"] for kept in memory.snapshots.values())
     assert memory.engine.step == 30
     assert "loss" in memory.engine.tracks
 
 
 def test_a_replayed_past_is_the_past():
-    live, history = Memory(), []
-    live.keep(0)
+    live, history = Monitor(), []
+    live.save(0)
     for row in FAILURES["reward_collapse"](1):
-        event = choose_event(live.take(row), live.engine.detectors)
+        event = choose_event(live.update(row), live.engine.detectors)
         history.append(row)
-        if event and not live.acts:
-            checkpoint = choose_checkpoint(live, event, live.kept)
-            act = Act(step=event.step, action="rollback", detector=event.detector, attempt=1,
+        if event and not live.actions:
+            checkpoint = choose_checkpoint(live, event, live.snapshots)
+            act = Action(step=event.step, action="rollback", detector=event.detector, attempt=1,
                       checkpoint=checkpoint, reason="why")  # fmt: skip
-            live.done(act)
-            history.append(Act.from_record(json.loads(json.dumps(act.record()))))
+            live.add_action(act)
+            history.append(Action.from_record(json.loads(json.dumps(act.record()))))
         if row["step"] % 20 == 0:
-            live.keep(int(row["step"]))
-    assert live.acts
-    again = Memory()
-    again.replay(history, live.kept)
-    assert again.engine.values() == live.engine.values()
-    assert again.kept == live.kept
+            live.save(int(row["step"]))
+    assert live.actions
+    again = Monitor()
+    again.replay(history, live.snapshots)
+    assert again.engine.state() == live.engine.state()
+    assert again.snapshots == live.snapshots
     assert again.events == live.events
-    rows_alone = [item for item in history if not isinstance(item, Act)]
-    assert merge(rows_alone, [act.record() for act in live.acts]) == history
+    rows_alone = [item for item in history if not isinstance(item, Action)]
+    assert merge_history(rows_alone, [act.record() for act in live.actions]) == history
 
 
 def test_reasons_to_give_up():
-    memory, event = Memory(), fatal(70, 55, SMALLER_STEP)
-    assert why_not(memory, event, 50, tries=3, saves=True) == ""
-    assert "switched off" in why_not(memory, event, None, tries=3, saves=False)
-    assert "began at step 55" in why_not(memory, event, None, tries=3, saves=True)
-    assert "can be applied by a program" in why_not(memory, fatal(70, 55), 50, 3, saves=True)
-    done = Act(step=9, action="rollback", detector="x", attempt=1, checkpoint=0, reason="")
-    memory.acts = [done]
-    assert "again after 1 rollbacks" in why_not(memory, event, 50, tries=1, saves=True)
+    memory, event = Monitor(), fatal(70, 55, SMALLER_STEP)
+    assert why_give_up(memory, event, 50, tries=3, saves=True) == ""
+    assert "checkpoints are off" in why_give_up(memory, event, None, tries=3, saves=False)
+    assert "began at step 55" in why_give_up(memory, event, None, tries=3, saves=True)
+    assert "no automatic remedy" in why_give_up(memory, fatal(70, 55), 50, 3, saves=True)
+    done = Action(step=9, action="rollback", detector="x", attempt=1, checkpoint=0, reason="")
+    memory.actions = [done]
+    assert "again after 1 rollbacks" in why_give_up(memory, event, 50, tries=1, saves=True)
 
 
 def test_a_remedy_grows_with_the_tries():
@@ -151,24 +159,24 @@ def test_a_remedy_grows_with_the_tries():
 
 def test_what_is_left_of_a_run_goes_half_the_way_that_ruined_it():
     for steps, left in ((20, 90), (40, 70), (60, 240)):
-        assert smaller_by(steps, left) * left == pytest.approx(steps / 2)
+        assert lr_factor(steps, left) * left == pytest.approx(steps / 2)
     # Steps that grow five times as large are made that much smaller as well.
-    assert smaller_by(20, 90, rise=5.0) == pytest.approx(smaller_by(20, 90) / 5)
-    assert smaller_by(20, 90, rise=0.2) == smaller_by(20, 90)
+    assert lr_factor(20, 90, rise=5.0) == pytest.approx(lr_factor(20, 90) / 5)
+    assert lr_factor(20, 90, rise=0.2) == lr_factor(20, 90)
     # Late in a run each try still halves once more, and early in a long one no try does all.
-    assert [smaller_by(900, 100, number=n) for n in (1, 2, 3)] == [0.5, 0.25, 0.125]
-    assert smaller_by(10, 10_000) == SMALLEST
-    assert smaller_by(5, 0) == 0.5
+    assert [lr_factor(900, 100, number=n) for n in (1, 2, 3)] == [0.5, 0.25, 0.125]
+    assert lr_factor(10, 10_000) == SMALLEST
+    assert lr_factor(5, 0) == 0.5
 
 
 def test_the_rise_of_a_schedule_is_known_beforehand():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     trainer = SimpleNamespace(lr_scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, float))
-    assert rise_to_come(trainer, 0, 20, 100) == pytest.approx(59.5 / 9.5)
-    assert rise_to_come(trainer, 20, 40, 100) == pytest.approx(69.5 / 29.5)
-    assert rise_to_come(trainer, 0, 100, 100) == 1.0
+    assert schedule_rise(trainer, 0, 20, 100) == pytest.approx(59.5 / 9.5)
+    assert schedule_rise(trainer, 20, 40, 100) == pytest.approx(69.5 / 29.5)
+    assert schedule_rise(trainer, 0, 100, 100) == 1.0
     trainer.lr_scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    assert rise_to_come(trainer, 0, 20, 100) == 1.0
+    assert schedule_rise(trainer, 0, 20, 100) == 1.0
 
 
 def test_what_cannot_be_changed_is_said_and_the_step_made_smaller():
@@ -182,29 +190,31 @@ def test_what_cannot_be_changed_is_said_and_the_step_made_smaller():
     found = apply([cooler, KL_TO_START], settings)
     assert held == {"optim.lr": 0.05, "objective.beta": 0.04}
     assert [one["why"] for one in found.refused] == [
-        "it cannot be changed while this trainer runs", "it has that value already",
+        "it cannot be changed during a run", "it has that value already",
     ]  # fmt: skip
     assert found.changes == ({"field": "optim.lr", "old": 0.1, "new": 0.05},)
 
 
 def test_the_story_goes_on_after_a_rollback():
     stream = FAILURES["reward_collapse"](0)
-    memory = Memory()
+    memory = Monitor()
     for row in stream:
         if row["step"] == 71:
-            memory.keep(70)
-        event = choose_event(memory.take(row), memory.engine.detectors)
+            memory.save(70)
+        event = choose_event(memory.update(row), memory.engine.detectors)
         if event:
-            memory.done(Act(step=event.step, action="rollback", detector=event.detector, attempt=1,
-                            checkpoint=70, reason="why"))  # fmt: skip
+            memory.add_action(
+                Action(step=event.step, action="rollback", detector=event.detector, attempt=1,
+                       checkpoint=70, reason="why")
+            )  # fmt: skip
             break
     calm = [{**row, "step": row["step"] + 100} for row in stream if 30 <= row["step"] < 70]
     for row in calm:
-        memory.take(row)
-    told = tell(memory.rows, memory.engine, memory.events, acts=memory.acts)
+        memory.update(row)
+    told = diagnose(memory.rows, memory.engine, memory.events, actions=memory.actions)
     assert told.condition == "healthy"
     assert told.cause is None
-    assert f"gone back from step {memory.acts[0].step} to 70" in told.text()
+    assert f"rolled back from step {memory.actions[0].step} to 70" in told.text()
     assert json.dumps(told.record())
 
 
@@ -216,20 +226,20 @@ def test_the_command_knows_that_a_run_has_gone_back(tmp_path, capsys):
     for row in (*fallen, *calm):
         run.append("metrics", row)
     assert cli.main(["watch", str(run.path), "--check"]) == 1
-    act = Act(step=110, action="rollback", detector="reward_collapse", attempt=1, checkpoint=70,
+    act = Action(step=110, action="rollback", detector="reward_collapse", attempt=1, checkpoint=70,
               reason="why", changes=({"field": "optim.lr", "old": 0.1, "new": 0.05},))  # fmt: skip
     run.append("events", act.record())
     capsys.readouterr()
     assert cli.main(["watch", str(run.path), "--check"]) == 0
     told = capsys.readouterr().out
     assert "step 110 rollback 1 to step 70: why; optim.lr 0.1 to 0.05" in told
-    assert "gone back from step 110 to 70" in told
+    assert "rolled back from step 110 to 70" in told
 
 
 def test_a_trainer_state_tells_what_the_guard_did(tmp_path, capsys):
     fallen = FAILURES["reward_collapse"](0)[:110]
     calm = [{**row, "step": row["step"] + 110} for row in fallen[:60]]
-    act = Act(step=110, action="rollback", detector="reward_collapse", attempt=1, checkpoint=70,
+    act = Action(step=110, action="rollback", detector="reward_collapse", attempt=1, checkpoint=70,
               reason="why", changes=({"field": "optim.lr", "old": 0.1, "new": 0.05},))  # fmt: skip
     path = tmp_path / "trainer_state.json"
     path.write_text(json.dumps({"log_history": [*fallen, *calm]}))
@@ -240,7 +250,7 @@ def test_a_trainer_state_tells_what_the_guard_did(tmp_path, capsys):
     assert cli.main(["watch", str(path), "--check"]) == 0
     told = capsys.readouterr().out
     assert "step 110 rollback 1 to step 70: why; optim.lr 0.1 to 0.05" in told
-    assert "gone back from step 110 to 70" in told
+    assert "rolled back from step 110 to 70" in told
 
 
 @pytest.mark.parametrize("changed", [{"checkpoint": 400}, {"step": None}, {"step": "9"}])
@@ -248,7 +258,7 @@ def test_an_act_that_cannot_be_is_a_sentence(tmp_path, capsys, changed):
     run = RunFolder.create(tmp_path / "run", {}, {})
     for row in FAILURES["reward_collapse"](0):
         run.append("metrics", row)
-    act = Act(step=110, action="rollback", detector="x", attempt=1, checkpoint=7, reason="why")
+    act = Action(step=110, action="rollback", detector="x", attempt=1, checkpoint=7, reason="why")
     run.append("events", act.record() | changed)
     assert cli.main(["watch", str(run.path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -296,7 +306,7 @@ def test_weights_and_optimizer_go_back_and_the_rest_goes_on(tmp_path, alarm, cas
     settings = {"lr_scheduler_type": "linear", "num_iterations": 2, "steps_per_generation": 1}
     trainer, watch = guarded(tmp_path, cls, **given, **settings)
     trainer.train()
-    (act,) = watch.acts
+    (act,) = watch.actions
     assert (act.checkpoint, act.attempt, act.action) == (2, 1, "rollback")
     assert act.changes[0]["new"] == act.changes[0]["old"] / 2
     before, after = (trainer_weights(trainer, tmp_path, step) for step in (2, 4))
@@ -326,15 +336,15 @@ def test_killed_after_a_rollback_and_resumed_equals_left_alone(tmp_path, alarm, 
         settings |= {"num_generations": 4}
     whole, watch = guarded(tmp_path / "whole", cls, **settings)
     whole.train()
-    assert [change["field"] for change in watch.acts[0].changes] == [
+    assert [change["field"] for change in watch.actions[0].changes] == [
         "optim.lr", "rollout.temperature",
     ]  # fmt: skip
     again, second = guarded(tmp_path / "whole", cls, **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
     assert again.temperature == pytest.approx(0.8)
-    assert second.acts == watch.acts
+    assert second.actions == watch.actions
     assert same(weights(whole), weights(again))
-    first, again = ({**w.engine.values()["tracks"], "step_time": None} for w in (watch, second))
+    first, again = ({**w.engine.state()["tracks"], "step_time": None} for w in (watch, second))
     assert first == again
 
 
@@ -343,23 +353,23 @@ def test_it_gives_up_after_its_tries_and_stops(tmp_path, alarm):
     trainer, watch = guarded(tmp_path)
     watch.tries = 2
     trainer.train()
-    assert [act.action for act in watch.acts] == ["rollback", "rollback", "stop"]
-    assert [act.checkpoint for act in watch.acts] == [0, 0, None]
-    assert watch.acts[1].changes[0]["new"] == pytest.approx(1e-2 * (1 / 4 / 2) / 16)
-    assert "again after 2 rollbacks" in watch.acts[2].reason
+    assert [act.action for act in watch.actions] == ["rollback", "rollback", "stop"]
+    assert [act.checkpoint for act in watch.actions] == [0, 0, None]
+    assert watch.actions[1].changes[0]["new"] == pytest.approx(1e-2 * (1 / 4 / 2) / 16)
+    assert "again after 2 rollbacks" in watch.actions[2].reason
     assert trainer.state.global_step == 4
     assert watch.stopped_by is not None
 
 
 @pytest.mark.parametrize(("settings", "told"), [
-    ({"save_strategy": "no"}, "checkpoints are switched off"),
-    ({"save_steps": 1, "save_total_limit": 1}, "no checkpoint from before that is left"),
+    ({"save_strategy": "no"}, "checkpoints are off"),
+    ({"save_steps": 1, "save_total_limit": 1}, "no earlier checkpoint is left"),
 ])  # fmt: skip
 def test_nothing_to_go_back_to_is_said_and_the_run_stops(tmp_path, alarm, settings, told):
     alarm[3] = fatal(3, 1, SMALLER_STEP)
     trainer, watch = guarded(tmp_path, **settings)
     trainer.train()
-    (act,) = watch.acts
+    (act,) = watch.actions
     assert (act.action, act.checkpoint) == ("stop", None)
     assert told in act.reason
     assert trainer.state.global_step == 3
@@ -375,7 +385,7 @@ def test_a_loss_that_is_not_a_number_is_gone_back_from_at_once(tmp_path, monkeyp
 
     monkeypatch.setattr(trainer, "_compute_loss", spoil)
     trainer.train()
-    (act,) = watch.acts
+    (act,) = watch.actions
     assert (act.detector, act.step, act.checkpoint) == ("nonfinite", 3, 2)
     assert trainer.state.global_step == 6
     assert all(torch.isfinite(p).all() for p in weights(trainer).values())
@@ -403,7 +413,7 @@ def test_a_plain_trainer_goes_back_too(tmp_path, alarm):
     watch = mesotron.Watch(guard="rollback", trainer=trainer)
     trainer.add_callback(watch)
     trainer.train()
-    (act,) = watch.acts
+    (act,) = watch.actions
     assert act.refused[0]["field"] == "objective.beta"
     assert act.changes == ({"field": "optim.lr", "old": 0.1, "new": 0.05},)
     assert trainer.optimizer.param_groups[0]["lr"] == 0.05
@@ -419,12 +429,12 @@ def test_what_could_not_be_done_at_the_alarm_is_refused_at_the_start(tmp_path):
     with pytest.raises(ValueError, match="save_only_model"):
         mesotron.Watch(guard="rollback", trainer=trainer)
     trainer.is_fsdp_enabled = True
-    with pytest.raises(ValueError, match="FSDP1 keep in flat shards"):
+    with pytest.raises(ValueError, match="FSDP1"):
         mesotron.Watch(guard="rollback", trainer=trainer)
     plain = SimpleNamespace(is_deepspeed_enabled=False, is_fsdp_enabled=True,
                             accelerator=SimpleNamespace(is_fsdp2=True),
                             args=SimpleNamespace(save_only_model=False))  # fmt: skip
-    with pytest.raises(ValueError, match="this trainer writes shards"):
+    with pytest.raises(ValueError, match="unsharded"):
         mesotron.Watch(guard="rollback", trainer=plain)
 
 

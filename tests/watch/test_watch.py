@@ -16,10 +16,9 @@ from mesotron.config import WatchSettings
 from mesotron.watch import DETECTORS, Engine, Event
 from mesotron.watch.callback import Watch
 from mesotron.watch.detectors import Detector
+from mesotron.watch.diagnosis import diagnose
 from mesotron.watch.metrics import METRICS, canonical
-from mesotron.watch.signs import Sign
-from mesotron.watch.story import tell
-from mesotron.watch.tracks import Track, deviation
+from mesotron.watch.tracks import Symptom, Track, deviation
 from support.watch_streams import FAILURES, HEALTHY, ONLY_WARN, STEPS, TURN, Row, failing, healthy
 
 NAMES = [detector.name for detector in DETECTORS]
@@ -33,7 +32,7 @@ def watch(rows: list[Row], settings: WatchSettings | None = None) -> list[Event]
 def story(rows: list[Row]):
     engine = Engine()
     events = [event for row in rows for event in engine.update(row)]
-    return tell(rows, engine, events)
+    return diagnose(rows, engine, events)
 
 
 # failures ----------------------------------------------------------------------------------------
@@ -174,7 +173,7 @@ def test_a_missing_metric_blinds_and_never_breaks(missing):
     events = [event for row in rows for event in engine.update(row)]
     for name in engine.blind():
         assert name not in {event.detector for event in events}
-    assert tell(rows, engine, events).phases
+    assert diagnose(rows, engine, events).phases
 
 
 def test_blind_detectors_name_what_they_lack():
@@ -229,12 +228,12 @@ def test_memory_through_json_is_exact(name, cut):
     first = Engine()
     before = [event for row in rows[:cut] for event in first.update(row)]
     second = Engine()
-    second.load_values(json.loads(json.dumps(first.values())))
+    second.load_state(json.loads(json.dumps(first.state())))
     after = [event for row in rows[cut:] for event in second.update(row)]
     assert before + after == watch(rows)
     for row in rows[cut:]:
         first.update(row)
-    assert second.values() == first.values()
+    assert second.state() == first.state()
 
 
 def test_memory_is_bounded():
@@ -243,7 +242,7 @@ def test_memory_is_bounded():
     for k, row in enumerate(healthy(0, steps=1200)):
         engine.update(row)
         if k in (300, 1199):
-            sizes.append(len(json.dumps(engine.values())))
+            sizes.append(len(json.dumps(engine.state())))
     assert sizes[1] < 1.2 * sizes[0]  # later steps have more digits
 
 
@@ -259,7 +258,7 @@ def test_settings_that_cannot_work_are_refused(field):
 @pytest.mark.parametrize("detector", DETECTORS, ids=NAMES)
 def test_detectors_are_complete(detector):
     assert set(detector.metrics) <= set(METRICS)
-    for text in (detector.diagnosis, detector.remedy, detector.taught_by):
+    for text in (detector.diagnosis, detector.remedy, detector.source):
         assert text
         assert not text.endswith(".")
     assert detector.cases
@@ -310,7 +309,7 @@ def test_one_wild_row_moves_nothing():
     for k in range(60):
         calm.add(1.0)
         wild.add(1e6 if k in (4, 40) else 1.0)
-    short = wild.look(0)
+    short = wild.window(0)
     assert short is not None
     assert (short.now, short.reference("start"), short.best) == (1.0, 1.0, 1.0)
 
@@ -409,8 +408,8 @@ def test_a_schedule_at_its_end_or_its_start_is_no_dead_optimizer():
 
 
 def test_a_row_is_quiet_once_however_many_cases_were_judged():
-    cases = tuple((Sign(metric=name, moved="above", level=1.0),) for name in ("kl", "entropy"))
-    detector = Detector(name="d", cases=cases, diagnosis="", remedy="", taught_by="")
+    cases = tuple((Symptom(metric=name, moved="above", level=1.0),) for name in ("kl", "entropy"))
+    detector = Detector(name="d", cases=cases, diagnosis="", remedy="", source="")
     engine = Engine(detectors=[detector])
     ill = [engine.update({"kl": 2.0, "entropy": 0.1}) for _ in range(20)]
     assert [event.severity for events in ill for event in events] == ["warn"]
@@ -424,8 +423,8 @@ def test_a_run_that_is_continued_dead_is_told_so(caplog):
     history = [{"step": k, "loss": 0.0, "reward": 0.7 if k < 20 else 0.1} for k in range(40)]
     state: Any = SimpleNamespace(global_step=39, log_history=history, is_world_process_zero=True)
     Watch(guard="stop").on_train_begin(cast(Any, None), state, cast(Any, None))
-    assert "dead of reward collapse when it was left" in caplog.text
-    assert "will not end it for that again" in caplog.text
+    assert "stopped for reward collapse" in caplog.text
+    assert "will not stop it for that again" in caplog.text
 
 
 def test_weights_that_are_no_numbers_are_not_saved_by_a_stop():

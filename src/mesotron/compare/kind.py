@@ -15,9 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 from mesotron.compare.record import Contender, Verdict
 from mesotron.config import WatchSettings
 from mesotron.runs import RunFolder
-from mesotron.watch.command import suit
-from mesotron.watch.engine import Engine
-from mesotron.watch.story import tell
+from mesotron.watch.diagnosis import diagnose
+from mesotron.watch.engine import Engine, scale_to_run_length
 
 Row = dict[str, Any]
 
@@ -208,9 +207,9 @@ def health_of(rows: Sequence[Row], ending: str = "") -> Health:
         rows: of metrics.
         ending: last words of a run with spoiled weights.
     """
-    engine = Engine(suit(WatchSettings(), len(rows)))
+    engine = Engine(scale_to_run_length(WatchSettings(), len(rows)))
     events = [event for row in rows for event in engine.update(row)]
-    story = tell(rows, engine, events)
+    story = diagnose(rows, engine, events)
     broken = diverged_at(rows)
     if broken is not None:
         return Health("diverged", story.cause, f"diverged at step {broken}: {story.text()}")

@@ -12,7 +12,7 @@ from mesotron.config import SnakeConfig
 from mesotron.runs import RunFolder
 from mesotron.runs.lines import Row
 from mesotron.watch import Engine, Event
-from mesotron.watch.story import Story, tell
+from mesotron.watch.diagnosis import Diagnosis, diagnose
 
 # Rounding to bfloat16 makes a few ten thousandths.
 MOST_MISMATCH = 0.01
@@ -57,9 +57,9 @@ class Guard:
             if ends and self.config.is_single and self.stopped_by is None:
                 self.stopped_by = event
 
-    def story(self) -> Story:
+    def story(self) -> Diagnosis:
         """The run so far in words; it has at least one row."""
-        return tell(self.rows, self.engine, self.events)
+        return diagnose(self.rows, self.engine, self.events)
 
     def _doubt(self, row: Row) -> None:
         """Say once that the device or its compiler cannot be trusted, whatever the guard."""

@@ -16,11 +16,11 @@ from typing import Any, Literal
 from mesotron.runs import RunFolder
 from mesotron.runs.lines import Row, read_rows
 from mesotron.watch import DETECTORS
+from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose
 from mesotron.watch.events import Event, Evidence
-from mesotron.watch.guard import Memory, merge
+from mesotron.watch.guard import Monitor, merge_history
 from mesotron.watch.metrics import canonical
 from mesotron.watch.readers import read_log
-from mesotron.watch.story import Condition, Story, tell
 
 Kind = Literal["train", "sft", "snake", "vla", "other"]
 Column = list[float | None]
@@ -93,7 +93,7 @@ class Run:
         return planned if isinstance(planned, int) else None
 
     @cached_property
-    def story(self) -> Story | None:
+    def story(self) -> Diagnosis | None:
         """The run in the watch's words; None if its rows have nothing that the watch knows.
 
         Of a run that was watched, by what was seen then; of somebody else's log, by what is seen
@@ -101,10 +101,10 @@ class Run:
         """
         if not any("reward" in canonical(row) for row in self.rows[:50]):
             return None
-        memory = Memory()
-        memory.replay(merge(self.rows, self.written), ())
-        seen = memory.events if self.kind == "other" else read_events(self.written)
-        return tell(self.rows, memory.engine, seen, acts=memory.acts)
+        monitor = Monitor()
+        monitor.replay(merge_history(self.rows, self.written), ())
+        seen = monitor.events if self.kind == "other" else read_events(self.written)
+        return diagnose(self.rows, monitor.engine, seen, actions=monitor.actions)
 
     @cached_property
     def events(self) -> list[Row]:

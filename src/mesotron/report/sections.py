@@ -13,7 +13,7 @@ from mesotron.report.markup import Html, el, join
 from mesotron.report.read import Run
 from mesotron.report.words import Figure, cost_line, final_score
 from mesotron.runs.lines import Row
-from mesotron.watch.events import Act
+from mesotron.watch.events import Action
 
 SIGNS = {"warn": "▲", "stop": "■", "clear": "○", "rollback": "↺"}
 WORDS = {"warn": "warning", "stop": "stop", "clear": "over", "rollback": "gone back"}
@@ -183,7 +183,7 @@ def event_text(event: Row) -> str:
 def event_detail(event: Row) -> str:
     """What else is to be said of an event: its diagnosis, or what the guard did."""
     if event.get("kind") == "guard":
-        return Act.from_record(event).sentence()
+        return Action.from_record(event).sentence()
     return "" if kind_of(event) == "clear" else str(event.get("diagnosis") or "")
 
 

@@ -14,8 +14,8 @@ from mesotron.rlvr.evaluation.transcripts import pair_up, printable, verdict
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.runs import RunFolder
 from mesotron.runs.console import spell_time
-from mesotron.watch.guard import Memory, merge
-from mesotron.watch.story import tell
+from mesotron.watch.diagnosis import diagnose
+from mesotron.watch.guard import Monitor, merge_history
 
 Row = dict[str, Any]
 PAIRS_SHOWN = 4
@@ -143,11 +143,11 @@ def story(rows: list[Row], events: list[Row]) -> list[str]:
     """What the watch says about the run as a whole, and what the guard did."""
     if not rows:
         return []
-    memory = Memory()
-    memory.replay(merge(rows, events), ())
-    told = tell(rows, memory.engine, memory.events, acts=memory.acts)
+    monitor = Monitor()
+    monitor.replay(merge_history(rows, events), ())
+    told = diagnose(rows, monitor.engine, monitor.events, actions=monitor.actions)
     advice = [told.diagnosis, told.remedy] if told.cause else []
-    done = [act.sentence() for act in memory.acts]
+    done = [action.sentence() for action in monitor.actions]
     return ["", "## The watch", "", told.text(), *(f"\n{line}" for line in (*advice, *done))]
 
 

@@ -216,7 +216,7 @@ def why_stopped(watch: Watch) -> str | None:
     """What the watch ended a run for, one sentence; None if it did not."""
     if watch.stopped_by is None:
         return None
-    return watch.acts[-1].sentence() if watch.acts else watch.stopped_by.sentence()
+    return watch.actions[-1].sentence() if watch.actions else watch.stopped_by.sentence()
 
 
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:

@@ -1,13 +1,12 @@
-"""The watch: detectors over a run's metrics, the story of a run, readers of other people's logs.
+"""The watch: detectors over a run's metrics, its diagnosis, and readers of other tools' logs.
 
-Knows no trainer and imports neither torch nor transformers; `mesotron.Watch`, the callback for a
-Transformers or TRL trainer, is in `callback` and loads when it is asked for.
+Imports neither torch nor transformers; `mesotron.Watch`, the callback for a Transformers or TRL
+trainer, is in `callback` and is loaded on first use.
 """
 
-from mesotron.watch.detectors import DETECTORS, Detector
+from mesotron.watch.detectors import DETECTORS, Change, Detector
 from mesotron.watch.engine import Engine
-from mesotron.watch.events import Act, Event, Evidence
-from mesotron.watch.remedies import Change
-from mesotron.watch.signs import Sign
+from mesotron.watch.events import Action, Event, Evidence
+from mesotron.watch.tracks import Symptom
 
-__all__ = ["DETECTORS", "Act", "Change", "Detector", "Engine", "Event", "Evidence", "Sign"]
+__all__ = ["DETECTORS", "Action", "Change", "Detector", "Engine", "Event", "Evidence", "Symptom"]

@@ -1,14 +1,14 @@
-"""`mesotron.Watch`: the watch inside a trainer, as a plain TrainerCallback of Transformers.
+"""`mesotron.Watch`: the watch as a plain TrainerCallback of Transformers.
 
-Works in any Trainer, TRL's and this library's too. It reads what is logged and nothing else; it can
-warn, stop the run with a checkpoint, or go back to a healthy checkpoint and on with a remedy.
-With several processes the first one decides and all act alike.
+It works in any Trainer, TRL's and ours included. It reads only what is logged, and can warn, stop
+the run with a checkpoint, or roll back to a healthy checkpoint and continue with a remedy. With
+several processes the first one decides and all act alike.
 """
 
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,37 +20,49 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from mesotron.config import WatchSettings
 from mesotron.config.watch import GuardName
 from mesotron.runs.folder import RunFolder
-from mesotron.watch import guard as decisions
+from mesotron.watch.detectors import SMALLER_STEP, Change
+from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.engine import Engine, is_number
-from mesotron.watch.events import ACT, Act, Event
-from mesotron.watch.guard import Memory
+from mesotron.watch.events import ACTION_KEY, Action, Event
+from mesotron.watch.guard import (
+    Monitor,
+    choose_checkpoint,
+    choose_event,
+    lr_factor,
+    prescribe,
+    why_give_up,
+)
 from mesotron.watch.metrics import Row
-from mesotron.watch.pace import rise_to_come, smaller_by
-from mesotron.watch.remedies import SMALLER_STEP, Change, prescribe
-from mesotron.watch.rollback import go_back, refuse_what_cannot_go_back, whole_checkpoints
-from mesotron.watch.settings import Settings, apply, settings_of
-from mesotron.watch.story import Story, tell
+from mesotron.watch.settings import (
+    Settings,
+    apply,
+    check_rollback,
+    complete_checkpoints,
+    roll_back,
+    schedule_rise,
+    settings_of,
+)
 
 GUARDS = get_args(GuardName)
 log = logging.getLogger("mesotron.watch")
 
 
 class Watch(TrainerCallback):
-    """Watches a training run from its own logs.
+    """Watches a training run through its own logs.
 
-    On a resumed run it first reads what the run has logged before, so that it judges as if the run
-    had never stopped, and the remedies of earlier rollbacks are in force.
+    On resume it first reads what the run has logged before, so that it judges as if the run had
+    never stopped, and applies the remedies of earlier rollbacks again.
 
     Args:
-        guard: warn tells what it sees on the logger "mesotron.watch"; stop also ends the run, with
-            a checkpoint, at the first event of that severity; rollback instead goes back to the
-            last checkpoint from before the failure began, applies the detector's remedy and goes
-            on; off only keeps the events.
-        run: a run folder whose events.jsonl gets every event.
-        settings: warm-up, window, patience and noise, in logged rows.
-        trainer: whose weights and settings a rollback changes; needed for that alone.
-        tries: rollbacks before a run is given up.
-        more: settings that this trainer can be told beyond those of `settings.settings_of`.
+        guard: warn logs each event on the logger "mesotron.watch"; stop also ends the run, with a
+            checkpoint, at the first event of that severity; rollback instead restores the last
+            checkpoint from before the failure, applies the detector's remedy and continues; off
+            only collects the events.
+        run: a run folder, to whose events.jsonl every event is appended.
+        settings: warmup, window, patience and noise, in logged rows.
+        trainer: required for guard="rollback".
+        tries: rollbacks before the run is stopped.
+        more: settings that this trainer can change beyond those of `settings.settings_of`.
 
     Attributes:
         stopped_by: the event that ended the run, or None.
@@ -72,7 +84,7 @@ class Watch(TrainerCallback):
         more: Settings | None = None,
     ) -> None:
         if guard not in GUARDS:
-            raise ValueError(f"guard {guard!r} is none of {', '.join(GUARDS)}")
+            raise ValueError(f"guard {guard!r} is not one of {', '.join(GUARDS)}")
         if guard == "rollback":
             check_rollback(trainer, tries)
         self.guard = guard
@@ -82,51 +94,52 @@ class Watch(TrainerCallback):
         self._restart()
 
     def _restart(self) -> None:
-        self.memory = Memory(self.settings)
+        self.monitor = Monitor(self.settings)
         self.stopped_by: Event | None = None
-        self._waiting: list[Event] = []
+        self._pending: list[Event] = []
 
     @property
     def engine(self) -> Engine:
-        """What judges the rows."""
-        return self.memory.engine
+        """The engine that judges the rows."""
+        return self.monitor.engine
 
     @property
     def events(self) -> list[Event]:
-        """Everything seen so far."""
-        return self.memory.events
+        """All events so far."""
+        return self.monitor.events
 
     @property
-    def acts(self) -> list[Act]:
-        """Everything done so far."""
-        return self.memory.acts
+    def actions(self) -> list[Action]:
+        """All actions of the guard so far."""
+        return self.monitor.actions
 
-    def story(self) -> Story | None:
-        """The run so far in words, or None before anything was logged."""
-        memory = self.memory
-        if not memory.rows:
-            return None
-        return tell(memory.rows, memory.engine, memory.events, acts=memory.acts)
+    def diagnosis(self) -> Diagnosis | None:
+        """The diagnosis of the run so far, or None before anything was logged."""
+        m = self.monitor
+        return diagnose(m.rows, m.engine, m.events, actions=m.actions) if m.rows else None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Begin anew; on a resumed run, live through what it has logged before."""
+        """Start fresh; on a resumed run, replay what it has logged before."""
         self._restart()
-        there = self._checkpoints() if state.global_step else ()
-        known = [step for step in there if step <= state.global_step]
-        self.memory.replay(past(state), known)
+        checkpoints = self._checkpoints() if state.global_step else ()
+        known = [step for step in checkpoints if step <= state.global_step]
+        self.monitor.replay(_history(state), known)
         if self.guard in ("stop", "rollback") and state.is_world_process_zero:
             for name, severity in self.engine.active().items():
                 if severity == "stop":
-                    log.warning(still_dead(name))
+                    log.warning(
+                        f"this run was stopped for {name.replace('_', ' ')} and continues with the "
+                        "same settings: the guard will not stop it for that again"
+                    )
         if self.guard != "rollback":
             return
-        self._put_in_force()
+        self._reapply_remedies()
         if not state.global_step and self._saves:
-            # A run that fails before its first checkpoint has its start to go back to.
+            # A run that fails before its first checkpoint can go back to its start.
             self.trainer._save_checkpoint(self.trainer.model, trial=None)
-            self.memory.keep(0)
+            self.monitor.save(0)
 
     def on_log(
         self,
@@ -137,98 +150,99 @@ class Watch(TrainerCallback):
         model: Any = None,
         **_: Any,
     ) -> None:
-        """Take in one row; tell of what is new; act if the guard is to."""
+        """Take one row, report new events, and act on them if the guard is to."""
         logs = logs or {}
-        new = self.memory.take(as_row(logs, state.global_step))
-        spoiled = self.guard == "rollback" and are_spoiled(self.trainer.model, logs)
-        if spoiled:  # patience would sample from them
-            new = [self.engine.condemn("nonfinite"), *new]
+        new = self.monitor.update(_as_row(logs, state.global_step))
+        broken = self.guard == "rollback" and has_broken_weights(self.trainer.model, logs)
+        if broken:  # with patience the next step would sample from them
+            new = [self.engine.force_stop("nonfinite"), *new]
             self.events.append(new[0])
         if state.is_world_process_zero:
             for event in new:
-                self._tell(event)
-        self._waiting += new
-        if "loss" not in logs:  # of an evaluation; every process comes here with a step's row
+                self._report(event)
+        self._pending += new
+        if "loss" not in logs:  # an evaluation; every process gets here with a training row
             return
-        waiting, self._waiting = self._waiting, []
-        event = decisions.choose_event(waiting, self.engine.detectors)
+        event = choose_event(self._pending, self.engine.detectors)
+        self._pending = []
         if self.guard == "stop":
-            sick = model is not None and are_spoiled(model, logs)
-            self._stop(agreed(event), control, can_save=not sick)
+            broken = model is not None and has_broken_weights(model, logs)
+            self._stop(broadcast(event), control, can_save=not broken)
         elif self.guard == "rollback":
-            self._go_back(agreed(event), state, control, can_save=not spoiled)
+            self._roll_back(broadcast(event), state, control, can_save=not broken)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Remember what was known at this checkpoint, and forget those that were removed."""
+        """Keep the engine's state for this checkpoint; drop those of deleted checkpoints."""
         if self.guard == "rollback":
-            there = {path.name for path in self._root.glob("checkpoint-*")}
-            gone = [step for step in self.memory.kept if f"checkpoint-{step}" not in there]
-            for step in gone:
-                del self.memory.kept[step]
-            # Another process may still be writing it.
-            self.memory.keep(state.global_step)
+            names = {path.name for path in self._root.glob("checkpoint-*")}
+            for step in [*self.monitor.snapshots]:
+                if f"checkpoint-{step}" not in names:
+                    del self.monitor.snapshots[step]
+            # Another process may still be writing this one.
+            self.monitor.save(state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Tell the story, if there is one to tell."""
-        story = self.story()
-        if story and state.is_world_process_zero and self.guard != "off":
-            log.log(logging.INFO if story.condition == "healthy" else logging.WARNING, story.text())
+        """Log the diagnosis."""
+        found = self.diagnosis()
+        if found and state.is_world_process_zero and self.guard != "off":
+            log.log(logging.INFO if found.condition == "healthy" else logging.WARNING, found.text())
 
-    # Acting
-
-    def _stop(self, event: Event | None, control: TrainerControl, can_save: bool = True) -> None:
+    def _stop(self, event: Event | None, control: TrainerControl, can_save: bool) -> None:
         if event is not None and self.stopped_by is None:
             self.stopped_by = event
             control.should_training_stop = True
             control.should_save = can_save
 
-    def _go_back(
+    def _roll_back(
         self, event: Event | None, state: TrainerState, control: TrainerControl, can_save: bool
     ) -> None:
-        """Go back and on, or give up; what was done is kept where a resumed run finds it."""
+        """Roll back and continue, or stop; the action is kept where a resumed run finds it."""
         if event is None:
             return
-        memory = self.memory
-        # The first process alone reads the checkpoints through.
-        chosen, why = agreed(self._choose(event) if state.is_world_process_zero else None)
+        # Only the first process verifies the checkpoints.
+        checkpoint, why = broadcast(self._choose(event) if state.is_world_process_zero else None)
+        attempt = self.monitor.num_rollbacks
         if why:
-            act = decisions.given_up(event, memory.attempts, why)
+            done: dict[str, Any] = {"action": "stop", "attempt": attempt, "reason": why}
             self._stop(event, control, can_save and self._saves)
         else:
-            go_back(self.trainer, self._root / f"checkpoint-{chosen}")
-            number = memory.attempts + 1
-            smaller = self._smaller_step(event, state, number)
-            wanted = tuple(Change(**change) for change in event.changes)
-            outcome = apply(prescribe(wanted, number, smaller), self._can_change(), smaller)
-            act = decisions.gone_back(event, number, chosen, outcome)
-            control.should_save = True  # a run killed from now on goes on from here
-        memory.done(act)
-        kept: Any = {"step": state.global_step, ACT: act.record()}
-        state.log_history.append(kept)
+            roll_back(self.trainer, self._root / f"checkpoint-{checkpoint}")
+            smaller = self._smaller_step(event, state, attempt + 1)
+            wanted = [Change(**change) for change in event.changes]
+            outcome = apply(prescribe(wanted, attempt + 1, smaller), self._can_change(), smaller)
+            reason = f"{event.detector.replace('_', ' ')} began at step {event.began}"
+            done = {"action": "rollback", "attempt": attempt + 1, "reason": reason,
+                    "checkpoint": checkpoint, **vars(outcome)}  # fmt: skip
+            control.should_save = True  # a run killed from now on resumes from here
+        evidence = tuple(asdict(item) for item in event.evidence)
+        action = Action(step=event.step, detector=event.detector, evidence=evidence, **done)
+        self.monitor.add_action(action)
+        entry: Any = {"step": state.global_step, ACTION_KEY: action.record()}
+        state.log_history.append(entry)
         if state.is_world_process_zero:
-            self._tell(act)
+            self._report(action)
 
     def _smaller_step(self, event: Event, state: TrainerState, number: int) -> Change:
-        """The step size at which the rest of the run is half the way that led to the failure."""
-        begun = max((act.step for act in self.acts if act.action == "rollback"), default=0)
+        """The step size at which the rest of the run moves half as far as what led to failure."""
+        first = max((act.step for act in self.actions if act.action == "rollback"), default=0)
         now, last = state.global_step, state.max_steps
-        well = (now if event.began is None else event.began) - begun
-        rise = rise_to_come(self.trainer, begun, now, last)
-        return replace(SMALLER_STEP, value=smaller_by(well, last - now, rise, number))
+        steps = (now if event.began is None else event.began) - first
+        rise = schedule_rise(self.trainer, first, now, last)
+        return replace(SMALLER_STEP, value=lr_factor(steps, last - now, rise, number))
 
     def _choose(self, event: Event) -> tuple[int | None, str]:
-        """The checkpoint to go back to, or why there is none."""
-        chosen = decisions.choose_checkpoint(self.memory, event, self._checkpoints())
-        return chosen, decisions.why_not(self.memory, event, chosen, self.tries, self._saves)
+        """The checkpoint to restore, or why there is none."""
+        checkpoint = choose_checkpoint(self.monitor, event, self._checkpoints())
+        return checkpoint, why_give_up(self.monitor, event, checkpoint, self.tries, self._saves)
 
-    def _put_in_force(self) -> None:
-        """Tell a resumed trainer what its checkpoint does not hold of earlier remedies."""
+    def _reapply_remedies(self) -> None:
+        """Apply again what the checkpoint of a resumed run does not store of earlier remedies."""
         settings = self._can_change()
-        for change in (change for act in self.acts for change in act.changes):
+        for change in (change for action in self.actions for change in action.changes):
             setting = settings[change["field"]]
             if not setting.in_checkpoint:
                 setting.write(change["new"])
@@ -245,69 +259,43 @@ class Watch(TrainerCallback):
         return Path(self.trainer.args.output_dir)
 
     def _checkpoints(self) -> set[int]:
-        return whole_checkpoints(self._root) if self.guard == "rollback" else set()
+        return complete_checkpoints(self._root) if self.guard == "rollback" else set()
 
-    def _tell(self, told: Event | Act) -> None:
+    def _report(self, item: Event | Action) -> None:
         if self.run is not None:
-            self.run.append("events", told.record())
+            self.run.append("events", item.record())
         if self.guard != "off":
-            log.warning(told.sentence())
+            log.warning(item.sentence())
 
 
-def still_dead(name: str) -> str:
-    """What to know of a run that is continued although the guard had ended it."""
-    return (
-        f"this run was dead of {name.replace('_', ' ')} when it was left, and goes on with the "
-        "same settings: the guard will not end it for that again"
-    )
-
-
-def check_rollback(trainer: Any, tries: int) -> None:
-    """Refuse at the start what could not be done at the alarm."""
-    if trainer is None:
-        raise ValueError(
-            "guard='rollback' changes a trainer's weights: give it, as in "
-            "trainer.add_callback(mesotron.Watch(guard='rollback', trainer=trainer))"
-        )
-    if tries < 1:
-        raise ValueError(f"tries {tries} leaves no rollback: give 1 or more, or guard='stop'")
-    refuse_what_cannot_go_back(trainer)
-
-
-def are_spoiled(model: torch.nn.Module, logs: Mapping[str, Any]) -> bool:
-    """Whether a weight is not a finite number; looked for where loss or gradient was not."""
+def has_broken_weights(model: torch.nn.Module, logs: Mapping[str, Any]) -> bool:
+    """Whether a weight of any process is not finite; checked only if loss or gradient is not."""
     if all(math.isfinite(logs.get(name) or 0.0) for name in ("loss", "grad_norm")):
         return False
     params = [p.detach() for p in model.parameters() if p.requires_grad]
-    held = [p.to_local() if isinstance(p, DTensor) else p for p in params]
-    return anywhere(not all(bool(w.isfinite().all()) for w in held))
-
-
-def as_row(logs: Mapping[str, Any], step: int) -> Row:
-    """The numbers of what was logged, with their step."""
-    return {key: float(x) for key, x in logs.items() if is_number(x)} | {"step": float(step)}
-
-
-def past(state: TrainerState) -> Iterator[Row | Act]:
-    """What a resumed run has logged and done before."""
-    for row in state.log_history:
-        acted: Any = row.get(ACT)
-        yield Act.from_record(acted) if acted else as_row(row, int(row.get("step", 0)))
-
-
-def anywhere(seen: bool) -> bool:
-    """Whether any process has seen it: of a sharded weight each sees its own part."""
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in params]
+    broken = not all(bool(w.isfinite().all()) for w in local)
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return seen
-    held = [False] * dist.get_world_size()
-    dist.all_gather_object(held, seen)
-    return any(held)
+        return broken
+    gathered = [False] * dist.get_world_size()  # each process sees its own shard
+    dist.all_gather_object(gathered, broken)
+    return any(gathered)
 
 
-def agreed(decision: Any) -> Any:
-    """The first process's decision in every process."""
+def broadcast(decision: Any) -> Any:
+    """The first process's decision, in every process."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return decision
     held = [decision]
     dist.broadcast_object_list(held, src=0)
     return held[0]
+
+
+def _as_row(logs: Mapping[str, Any], step: int) -> Row:
+    return {key: float(x) for key, x in logs.items() if is_number(x)} | {"step": float(step)}
+
+
+def _history(state: TrainerState) -> Iterator[Row | Action]:
+    for row in state.log_history:
+        record: Any = row.get(ACTION_KEY)
+        yield Action.from_record(record) if record else _as_row(row, int(row.get("step", 0)))

@@ -1,6 +1,6 @@
-"""What the watch says and does: events for failures seen, acts for what the guard did about them.
+"""What the watch reports (`Event`) and what the guard does about it (`Action`), as plain data.
 
-Both are plain data. They go to events.jsonl, to the story, and to whoever reads those.
+Both are rows of events.jsonl, where their fields are the keys.
 """
 
 from collections.abc import Mapping
@@ -8,18 +8,18 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 Severity = Literal["warn", "stop", "clear"]
-# Key of an act in a trainer's log_history, where a resumed run finds it, and a reader.
-ACT = "mesotron/guard"
+# Key of an action in a trainer's log_history, where a resumed run and the readers look for it.
+ACTION_KEY = "mesotron/guard"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One metric of an event: where it came from and where it is.
+    """How one metric of an event moved.
 
     Args:
         metric: our name.
-        since: what it is compared with: start, best or usual; None for a level alone.
-        before: that reference.
+        since: the reference: start, best or usual; None for a level.
+        before: the value of that reference.
         now: the present value.
     """
 
@@ -28,20 +28,34 @@ class Evidence:
     before: float | None
     now: float
 
+    def text(self) -> str:
+        """The metric and its change in a few words.
+
+        Example:
+            >>> Evidence(metric="length", since="start", before=100.0, now=230.0).text()
+            'length x2.3'
+        """
+        name, before, now = self.metric.replace("_", " "), self.before, self.now
+        if before is None:
+            return f"{name} {now:.3g}"
+        if self.metric in ("length", "grad_norm", "entropy", "step_time") and before > 0:
+            return f"{name} x{now / before:.2g}"
+        return f"{name} {before:.3g} to {now:.3g}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that the watch saw.
+    """One finding of the watch.
 
     Args:
         step: the step of the row that showed it.
         detector: the detector's name.
-        severity: warn, stop (the run is dead), or clear (what was warned of is over).
+        severity: warn, stop (the run is dead), or clear (a warning is over).
         diagnosis: one sentence.
         remedy: one sentence.
-        changes: the remedy as data, see `remedies.Change`.
+        changes: the remedy as data, see `detectors.Change`.
         evidence: the metrics that showed it.
-        began: the first step of the change that showed it, see `onset`; None where it is over.
+        began: the first step of the change that showed it; None for a clear.
     """
 
     step: int
@@ -54,7 +68,7 @@ class Event:
     began: int | None = None
 
     def record(self) -> dict[str, Any]:
-        """The event as JSON holds it."""
+        """The event as a row of events.jsonl."""
         return asdict(self) | {"kind": "watch"}
 
     def sentence(self, with_remedy: bool = True) -> str:
@@ -68,21 +82,21 @@ class Event:
         """
         where = f"step {self.step} {self.severity}, {self.detector.replace('_', ' ')}"
         if self.severity == "clear":
-            return f"{where}: it is over"
-        shown = ", ".join(map(describe, self.evidence))
-        told = f"{where}: {self.diagnosis}{f' ({shown})' if shown else ''}"
-        return f"{told}; {self.remedy}" if with_remedy else told
+            return f"{where}: no longer present"
+        evidence = ", ".join(item.text() for item in self.evidence)
+        text = f"{where}: {self.diagnosis}{f' ({evidence})' if evidence else ''}"
+        return f"{text}; {self.remedy}" if with_remedy else text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Act:
-    """One thing that the guard did.
+class Action:
+    """One action of the guard.
 
     Args:
-        step: at which.
-        action: rollback (gone back and on with a remedy) or stop (given up).
-        detector: whose event it answers.
-        attempt: how many times the run has now been gone back; of a stop, how many times it had.
+        step: when.
+        action: rollback (a checkpoint was restored and a remedy applied) or stop (gave up).
+        detector: the detector whose event it answers.
+        attempt: number of rollbacks so far, this one included.
         checkpoint: step of the checkpoint that was restored; None for a stop.
         changes: what was changed: {"field", "old", "new"} each.
         refused: what could not be changed in this trainer: {"field", "why"} each.
@@ -101,58 +115,42 @@ class Act:
     evidence: tuple[dict[str, Any], ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """The act as JSON holds it."""
+        """The action as a row of events.jsonl."""
         return asdict(self) | {"kind": "guard"}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Act":
-        """The act that `record` wrote.
+    def from_record(cls, record: Mapping[str, Any]) -> "Action":
+        """The action that `record` wrote.
 
         Example:
-            >>> act = Act(step=9, action="stop", detector="repetition", attempt=0, reason="why")
-            >>> Act.from_record(act.record()) == act
+            >>> action = Action(step=9, action="stop", detector="repetition", attempt=0, reason="x")
+            >>> Action.from_record(action.record()) == action
             True
         """
-        names = {item.name for item in fields(cls)}
-        found: dict[str, Any] = {key: record[key] for key in names & record.keys()}
-        if not isinstance(found.get("step"), int) or not {"action", "detector", "attempt",
-                                                          "reason"} <= found.keys():  # fmt: skip
-            raise ValueError(f"this is no act of a guard, which has a step and a reason: {record}")
-        found |= {key: tuple(x) for key, x in found.items() if isinstance(x, list)}
-        return cls(**found)
+        values: dict[str, Any] = {f.name: record[f.name] for f in fields(cls) if f.name in record}
+        required = {"action", "detector", "attempt", "reason"}
+        if not isinstance(values.get("step"), int) or not required <= values.keys():
+            raise ValueError(f"not a guard action (it needs a step and a reason): {record}")
+        values |= {key: tuple(x) for key, x in values.items() if isinstance(x, list)}
+        return cls(**values)
 
     def sentence(self) -> str:
-        """The act in one line.
+        """The action in one line.
 
         Example:
             >>> change = {"field": "optim.lr", "old": 0.01, "new": 0.005}
-            >>> print(Act(step=70, action="rollback", detector="repetition", attempt=1,
+            >>> print(Action(step=70, action="rollback", detector="repetition", attempt=1,
             ...     checkpoint=50, changes=(change,), reason="repetition").sentence())
             step 70 rollback 1 to step 50: repetition; optim.lr 0.01 to 0.005
         """
         where = f" {self.attempt} to step {self.checkpoint}" if self.action == "rollback" else ""
-        done = [f"{one['field']} {show(one['old'])} to {show(one['new'])}" for one in self.changes]
-        left = [f"{one['field']} not changed: {one['why']}" for one in self.refused]
-        return "; ".join([f"step {self.step} {self.action}{where}: {self.reason}", *done, *left])
+        changed = [f"{c['field']} {_text(c['old'])} to {_text(c['new'])}" for c in self.changes]
+        refused = [f"{c['field']} not changed: {c['why']}" for c in self.refused]
+        head = f"step {self.step} {self.action}{where}: {self.reason}"
+        return "; ".join([head, *changed, *refused])
 
 
-def show(value: Any) -> str:
-    """A setting in a few letters."""
+def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "+".join(map(str, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def describe(evidence: Evidence) -> str:
-    """A metric and how it moved, in a few words.
-
-    Example:
-        >>> describe(Evidence(metric="length", since="start", before=100.0, now=230.0))
-        'length x2.3'
-    """
-    name, before, now = evidence.metric.replace("_", " "), evidence.before, evidence.now
-    if before is None:
-        return f"{name} {now:.3g}"
-    if evidence.metric in ("length", "grad_norm", "entropy", "step_time") and before > 0:
-        return f"{name} x{now / before:.2g}"
-    return f"{name} {before:.3g} to {now:.3g}"

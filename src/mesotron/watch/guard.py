@@ -1,39 +1,42 @@
-"""The guard: what to do about a run that has died. It decides; it touches no trainer.
+"""The guard's decisions about a dead run: which checkpoint, which remedy, or why to give up.
 
-Its memory is the engine's at each checkpoint: after a rollback the run is judged as it was then, so
-that stale rows raise no alarm and the same failure is caught again. The memory can be made anew
-from the rows and the acts alone, which is how a resumed run has it.
+It touches no trainer. `Monitor` keeps the engine's state at each checkpoint: after a rollback the
+run is judged from there, so old rows raise no alarm and the same failure is caught again. It can be
+rebuilt from the rows and actions, which is how a resumed run gets it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from mesotron.config import WatchSettings
-from mesotron.watch.detectors import Detector
+from mesotron.watch.detectors import TWO_PART, Change, Detector
 from mesotron.watch.engine import Engine
-from mesotron.watch.events import Act, Event
+from mesotron.watch.events import Action, Event
 from mesotron.watch.metrics import Row
-from mesotron.watch.remedies import TWO_PART
-from mesotron.watch.settings import Outcome
+
+# The steps to come may move the weights by this share of the distance that led to the failure.
+SAFETY = 0.5
+# The smallest factor of one rollback: over a long run the distance is no good measure.
+SMALLEST = 1 / 16
 
 
-class Memory:
-    """Rows through an engine, what came of them, and the engine as it was at each checkpoint.
+class Monitor:
+    """An engine with its rows, events and actions, and a snapshot of it for each checkpoint.
 
     Args:
         settings: of the engine.
 
     Attributes:
-        rows, events, acts: everything so far, in order.
-        kept: step of a checkpoint -> what the engine remembered there.
+        rows, events, actions: everything so far, in order.
+        snapshots: step of a checkpoint -> the engine's state there.
 
     Example:
-        >>> memory = Memory()
-        >>> memory.keep(0)
-        >>> seen = [event for r in [0.7] * 20 + [0.1] * 9 for event in memory.take({"reward": r})]
-        >>> memory.undo(0)
-        >>> seen[-1].severity, memory.engine.active()
+        >>> monitor = Monitor()
+        >>> monitor.save(0)
+        >>> seen = [e for r in [0.7] * 20 + [0.1] * 9 for e in monitor.update({"reward": r})]
+        >>> monitor.restore(0)
+        >>> seen[-1].severity, monitor.engine.active()
         ('stop', {})
     """
 
@@ -41,146 +44,162 @@ class Memory:
         self.engine = Engine(settings)
         self.rows: list[Row] = []
         self.events: list[Event] = []
-        self.acts: list[Act] = []
-        self.kept: dict[int, dict[str, Any]] = {}
+        self.actions: list[Action] = []
+        self.snapshots: dict[int, dict[str, Any]] = {}
 
     @property
-    def attempts(self) -> int:
-        """How many times the run was gone back."""
-        return sum(act.action == "rollback" for act in self.acts)
+    def num_rollbacks(self) -> int:
+        return sum(action.action == "rollback" for action in self.actions)
 
-    def take(self, row: Row) -> list[Event]:
-        """Take in one row; returns what is new."""
+    def update(self, row: Row) -> list[Event]:
+        """Take one row; returns the new events."""
         self.rows.append(row)
         new = self.engine.update(row)
         self.events += new
         return new
 
-    def keep(self, step: int) -> None:
-        """Remember the engine as it is, for a checkpoint of this step."""
-        self.kept[step] = self.engine.values()
+    def save(self, step: int) -> None:
+        """Keep the engine's state for the checkpoint of this step."""
+        self.snapshots[step] = self.engine.state()
 
-    def undo(self, step: int) -> None:
-        """Judge as at a checkpoint, and forget the later ones: they are of the failure."""
-        self.engine.load_values(self.kept[step])
-        self.kept = {known: values for known, values in self.kept.items() if known <= step}
+    def restore(self, step: int) -> None:
+        """Go back to the state at a checkpoint and drop the later ones."""
+        self.engine.load_state(self.snapshots[step])
+        self.snapshots = {at: state for at, state in self.snapshots.items() if at <= step}
 
-    def replay(self, history: Iterable[Row | Act], checkpoints: Collection[int]) -> None:
-        """Live through a run's past again.
+    def replay(self, history: Iterable[Row | Action], checkpoints: Collection[int]) -> None:
+        """Rebuild the state from a run's past.
 
         Args:
-            history: rows, each with its step, and acts, in the order in which they came.
-            checkpoints: steps of the checkpoints that are still there.
+            history: rows, each with its step, and actions, in order.
+            checkpoints: steps of the checkpoints that still exist.
         """
         past = list(history)
-        backs = [item.checkpoint for item in past if isinstance(item, Act)]
-        places = sorted({*checkpoints, *(step for step in backs if step is not None)})
+        restored = [item.checkpoint for item in past if isinstance(item, Action)]
+        to_save = sorted({*checkpoints, *(step for step in restored if step is not None)})
         for item in past:
-            step = item.step if isinstance(item, Act) else int(item["step"])
-            while places and places[0] < step:  # it was written after the rows of its step
-                self.keep(places.pop(0))
-            if isinstance(item, Act):
-                self.done(item)
+            step = item.step if isinstance(item, Action) else int(item["step"])
+            while to_save and to_save[0] < step:  # it was written after the rows of its step
+                self.save(to_save.pop(0))
+            if isinstance(item, Action):
+                self.add_action(item)
             else:
-                self.take(item)
-        for place in places:
-            self.keep(place)
+                self.update(item)
+        for step in to_save:
+            self.save(step)
 
-    def done(self, act: Act) -> None:
-        """Remember an act; after a rollback judge as at the checkpoint."""
-        if act.checkpoint is not None and act.checkpoint not in self.kept:
+    def add_action(self, action: Action) -> None:
+        """Record an action; after a rollback continue from the state at its checkpoint."""
+        if action.checkpoint is not None and action.checkpoint not in self.snapshots:
             raise ValueError(
-                f"it is said to have gone back from step {act.step} to {act.checkpoint}, which is "
-                "not before that: events.jsonl is of another run"
+                f"a rollback from step {action.step} to {action.checkpoint} does not go back: "
+                "events.jsonl belongs to another run"
             )
-        self.acts.append(act)
-        if act.checkpoint is not None:
-            self.undo(act.checkpoint)
-            if any(change["field"] == TWO_PART.field for change in act.changes):
-                self._forget_reward()
+        self.actions.append(action)
+        if action.checkpoint is None:
+            return
+        self.restore(action.checkpoint)
+        if any(change["field"] == TWO_PART.field for change in action.changes):
+            # Another reward has another scale: no snapshot may compare the two.
+            for step in sorted(self.snapshots):  # the last is the one that was restored
+                self.engine.load_state(self.snapshots[step])
+                self.engine.forget("reward")
+                self.save(step)
 
-    def _forget_reward(self) -> None:
-        """Another reward has another scale: no memory may compare the two."""
-        for step in sorted(self.kept):  # the last is the one that was gone back to
-            self.engine.load_values(self.kept[step])
-            self.engine.forget("reward")
-            self.keep(step)
+
+def merge_history(rows: Sequence[Row], events: Iterable[Mapping[str, Any]]) -> list[Row | Action]:
+    """Rows of metrics.jsonl and actions of events.jsonl, each after the rows of its step."""
+    actions = [Action.from_record(record) for record in events if record.get("kind") == "guard"]
+    items: list[Row | Action] = [*rows, *actions]
+    return sorted(items, key=lambda item: item.step if isinstance(item, Action) else item["step"])
 
 
 def choose_event(events: Sequence[Event], detectors: Sequence[Detector]) -> Event | None:
-    """The event to act on: the first fatal one that is not harmless; detectors are in order."""
+    """The event to act on: the first fatal one that is not harmless."""
     harmless = {detector.name for detector in detectors if detector.harmless}
     return next((e for e in events if e.severity == "stop" and e.detector not in harmless), None)
 
 
-def choose_checkpoint(memory: Memory, event: Event, there: Collection[int]) -> int | None:
-    """The last checkpoint from before the evidence began.
-
-    Of all evidence that is still active, if there is one from before that; else of this event's.
+def choose_checkpoint(monitor: Monitor, event: Event, complete: Collection[int]) -> int | None:
+    """The last checkpoint before the onset of every active failure; if there is none, before the
+    onset of this event; else None.
 
     Args:
-        memory: of the run.
-        event: the one to act on.
-        there: steps of the checkpoints that are whole.
-
-    Returns:
-        Its step, or None if none is healthy.
+        monitor: of the run.
+        event: the event to act on.
+        complete: steps of the complete checkpoints.
     """
-    known = memory.kept.keys() & set(there)
-    for began in (memory.engine.unwell_since(), event.began):
-        healthy = [step for step in known if began is not None and step < max(began, 1)]
+    known = monitor.snapshots.keys() & set(complete)
+    for onset in (monitor.engine.unhealthy_since(), event.began):
+        healthy = [step for step in known if onset is not None and step < max(onset, 1)]
         if healthy:
             return max(healthy)
     return None
 
 
-def why_not(memory: Memory, event: Event, checkpoint: int | None, tries: int, saves: bool) -> str:
-    """Why a run cannot be gone back, one sentence; "" if it can."""
+def why_give_up(
+    monitor: Monitor, event: Event, checkpoint: int | None, tries: int, saves: bool
+) -> str:
+    """Why a run cannot be rolled back, one sentence; "" if it can."""
     name = event.detector.replace("_", " ")
     if not event.changes:
-        return f"no remedy for {name} can be applied by a program, so the run ends"
-    if memory.attempts >= tries:
-        return f"{name} again after {tries} rollbacks, so the run is given up"
+        return f"{name} has no automatic remedy"
+    if monitor.num_rollbacks >= tries:
+        return f"{name} again after {tries} rollbacks"
     if not saves:
-        return f"{name}, and checkpoints are switched off, so there is nothing to go back to"
+        return f"{name}, and checkpoints are off, so there is nothing to go back to"
     if checkpoint is None:
-        return (
-            f"{name} began at step {event.began}, and no checkpoint from before that is left, so "
-            "there is nothing to go back to"
-        )
+        return f"{name} began at step {event.began}, and no earlier checkpoint is left"
     return ""
 
 
-def gone_back(event: Event, attempt: int, checkpoint: int, outcome: Outcome) -> Act:
-    """The act of a rollback."""
-    return Act(
-        step=event.step,
-        action="rollback",
-        detector=event.detector,
-        attempt=attempt,
-        checkpoint=checkpoint,
-        changes=outcome.changes,
-        refused=outcome.refused,
-        reason=f"{event.detector.replace('_', ' ')} began at step {event.began}",
-        evidence=tuple(asdict(seen) for seen in event.evidence),
-    )
+def prescribe(changes: Sequence[Change], number: int, smaller: Change) -> tuple[Change, ...]:
+    """The remedy of the n-th try: a factor is raised to the n-th power, a minimum doubled each
+    time, and from the second try on the step size is lowered in any case.
+
+    Args:
+        changes: what the detector names.
+        number: 1 for the first try.
+        smaller: the change of the step size; see `lr_factor`.
+
+    Example:
+        >>> from mesotron.watch.detectors import KL_TO_START, SMALLER_STEP
+        >>> [change.field for change in prescribe((KL_TO_START,), 2, SMALLER_STEP)]
+        ['objective.beta', 'optim.lr']
+    """
+    remedy = []
+    for change in changes:
+        if change.field == smaller.field:
+            change = smaller
+        elif change.act == "multiply":
+            change = replace(change, value=change.value**number)
+        elif change.act == "at_least":
+            change = replace(change, value=change.value * 2 ** (number - 1))
+        remedy.append(change)
+    if number > 1 and smaller not in remedy:
+        remedy.append(smaller)
+    return tuple(remedy)
 
 
-def given_up(event: Event, attempt: int, reason: str) -> Act:
-    """The act of a stop."""
-    return Act(
-        step=event.step,
-        action="stop",
-        detector=event.detector,
-        attempt=attempt,
-        reason=reason,
-        evidence=tuple(asdict(seen) for seen in event.evidence),
-    )
+def lr_factor(steps: int, left: int, rise: float = 1.0, number: int = 1) -> float:
+    """What to multiply the learning rate by after a rollback, at most a half.
 
+    min(max(SAFETY * steps / left, SMALLEST), 0.5^number) / max(rise, 1)
 
-def merge(rows: Sequence[Row], events: Iterable[Mapping[str, Any]]) -> list[Row | Act]:
-    """The history of a run folder: the rows of metrics.jsonl, and the acts of events.jsonl, each
-    after the rows of its step."""
-    acts = [Act.from_record(record) for record in events if record.get("kind") == "guard"]
-    both: list[Row | Act] = [*rows, *acts]
-    return sorted(both, key=lambda item: item.step if isinstance(item, Act) else item["step"])
+    A policy is ruined by how far its weights have moved, more than by any one step: in
+    benchmarks/watch Muon does it within 10 to 20 steps at a rate of 6e-3 and within 40 at 1.5e-3.
+
+    Args:
+        steps: steps at the rate that failed, up to the onset of the failure.
+        left: steps still to come.
+        rise: mean scheduled rate of those over the mean rate of the steps so far.
+        number: of the rollback: the first halves at least, the second quarters.
+
+    Example:
+        >>> lr_factor(steps=10, left=100), lr_factor(steps=60, left=40)
+        (0.0625, 0.5)
+        >>> lr_factor(steps=20, left=80, rise=5.0)
+        0.025
+    """
+    lasting = max(SAFETY * steps / max(left, 1), SMALLEST)
+    return min(lasting, 0.5**number) / max(rise, 1.0)

@@ -1,16 +1,21 @@
-"""What a running trainer can be told: its settings by the names of the training config.
+"""Changes to a running trainer: its settings, by their config names, and its weights on a rollback.
 
 Any Transformers trainer can change its step size. TRL's GRPO trainer can also change the weight of
-the KL term, the temperature and the upper clip; checked against TRL 1.16. What else a run can do,
-such as another reward, its owner adds.
+the KL term, the temperature and the upper clip; checked against TRL 1.16. A caller may add more
+settings, such as another reward.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
-from mesotron.watch.remedies import SMALLER_STEP, Change
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from mesotron.runs.checkpoints import MANIFEST, damage, list_checkpoints
+from mesotron.watch.detectors import SMALLER_STEP, Change
 
 
 @dataclass(frozen=True)
@@ -18,10 +23,10 @@ class Setting:
     """One setting of a running trainer.
 
     Args:
-        read: gives its present value.
+        read: returns its present value.
         write: changes it from the next step on.
-        obstacle: why it cannot be written now, None if it can.
-        in_checkpoint: a checkpoint holds it, so that a resumed run has it without being told.
+        obstacle: why it cannot be written now; None if it can.
+        in_checkpoint: a checkpoint stores it, so a resumed run has it already.
     """
 
     read: Callable[[], Any]
@@ -35,26 +40,27 @@ Settings = dict[str, Setting]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a remedy: {"field", "old", "new"} and {"field", "why"} as `events.Act` has."""
+    """What became of a remedy, as in `events.Action`."""
 
     changes: tuple[dict[str, Any], ...]
     refused: tuple[dict[str, Any], ...]
 
 
 def apply(remedy: Sequence[Change], settings: Settings, smaller: Change = SMALLER_STEP) -> Outcome:
-    """Apply a remedy as far as the trainer can; where none of it can be, make the steps smaller.
+    """Apply a remedy as far as the trainer can; if none of it can be, make the steps smaller.
 
     Args:
-        remedy: what is wanted.
-        settings: what the trainer can be told.
-        smaller: the step size to take where nothing else can be done.
+        remedy: the wanted changes.
+        settings: what the trainer can change.
+        smaller: the change of the step size.
 
     Example:
         >>> rate = [0.01]
         >>> settings = {"optim.lr": Setting(lambda: rate[0], lambda new: rate.__setitem__(0, new))}
-        >>> found = apply([Change(field="rollout.generations", act="multiply", value=2)], settings)
-        >>> rate, found.refused[0]["why"]
-        ([0.005], 'it cannot be changed while this trainer runs')
+        >>> change = Change(field="rollout.generations", act="multiply", value=2)
+        >>> outcome = apply([change], settings)
+        >>> rate, outcome.refused[0]["why"]
+        ([0.005], 'it cannot be changed during a run')
     """
     changes, refused = [], []
     for change in remedy:
@@ -62,112 +68,63 @@ def apply(remedy: Sequence[Change], settings: Settings, smaller: Change = SMALLE
         if why:
             refused.append({"field": change.field, "why": why})
         else:
-            changes.append(write(change, settings[change.field]))
+            changes.append(_write(change, settings[change.field]))
     if not changes:
-        changes.append(write(smaller, settings[smaller.field]))
+        changes.append(_write(smaller, settings[smaller.field]))
     return Outcome(tuple(changes), tuple(refused))
 
 
 def obstacle(change: Change, setting: Setting | None) -> str | None:
-    """Why a change cannot be made, or would be none; None if it can be made."""
+    """Why a change cannot be made or would change nothing; None if it can be made."""
     if setting is None:
-        return "it cannot be changed while this trainer runs"
+        return "it cannot be changed during a run"
     why = setting.obstacle()
     if why is None and change.applied_to(setting.read()) == setting.read():
         return "it has that value already"
     return why
 
 
-def write(change: Change, setting: Setting) -> dict[str, Any]:
-    """Make one change and say what it was."""
+def _write(change: Change, setting: Setting) -> dict[str, Any]:
     old = setting.read()
     setting.write(change.applied_to(old))
     return {"field": change.field, "old": old, "new": setting.read()}
 
 
 def settings_of(trainer: Any) -> Settings:
-    """What a trainer can be told, by the names of the training config.
-
-    Args:
-        trainer: any `transformers.Trainer`.
-    """
-    found = {
+    """What a `transformers.Trainer` can change, by config name."""
+    settings = {
         "optim.lr": Setting(
             lambda: first_rate(trainer),
-            # Nothing can be made of a rate of 0.
+            # A rate of 0 cannot be scaled.
             lambda rate: scale_rates(trainer, rate / (first_rate(trainer) or 1.0)),
             in_checkpoint=True,
         )
     }
-    return found | _grpo_settings(trainer) if is_grpo(trainer) else found
-
-
-def is_grpo(trainer: Any) -> bool:
-    """Whether it is TRL's GRPO trainer or a kind of it; TRL is not imported to find out."""
-    module = sys.modules.get("trl.trainer.grpo_trainer")
-    return module is not None and isinstance(trainer, module.GRPOTrainer)
-
-
-def has_adapters(model: Any) -> bool:
-    """Whether it is a PEFT model, whose base is there to be compared with; PEFT is not imported."""
-    module = sys.modules.get("peft")
-    return module is not None and isinstance(model, module.PeftModel)
-
-
-def base_rates(trainer: Any) -> list[float]:
-    """The learning rate of each group before the schedule."""
-    groups = trainer.optimizer.param_groups
-    return [group.get("initial_lr", group["lr"]) for group in groups]
-
-
-def first_rate(trainer: Any) -> float:
-    """The learning rate of the first group that has one; 0 if none has."""
-    return next((rate for rate in base_rates(trainer) if rate > 0), 0.0)
-
-
-def plain_scheduler(trainer: Any) -> Any:
-    """The scheduler itself, which Accelerate wraps."""
-    return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
-
-
-def scale_rates(trainer: Any, factor: float) -> None:
-    """Multiply every group's rate, now and in the schedule to come."""
-    for group in trainer.optimizer.param_groups:
-        for key in ("lr", "initial_lr"):
-            if key in group:
-                group[key] *= factor
-    # One that follows a plateau keeps no base rates.
-    scheduler = plain_scheduler(trainer)
-    for name in ("base_lrs", "_last_lr"):
-        if name in vars(scheduler):
-            setattr(scheduler, name, [rate * factor for rate in vars(scheduler)[name]])
+    return settings | _grpo_settings(trainer) if is_grpo(trainer) else settings
 
 
 def _grpo_settings(trainer: Any) -> Settings:
+    def attribute(name: str, obstacle: Callable[[], str | None] = lambda: None) -> Setting:
+        return Setting(
+            lambda: getattr(trainer, name), lambda new: setattr(trainer, name, new), obstacle
+        )
+
     def no_reference() -> str | None:
         if trainer.ref_model is not None or has_adapters(trainer.model):
             return None
-        return "the trainer was built with beta = 0 and has no model to hold to"
+        return "the trainer was built with beta = 0 and has no reference model"
 
     def autocast() -> str | None:
         mixed = trainer.accelerator.mixed_precision != "no"
         return "its log-probabilities are computed in mixed precision" if mixed else None
 
     return {
-        "objective.beta": _attribute(trainer, "beta", no_reference),
-        "objective.epsilon_high": _attribute(trainer, "epsilon_high"),
+        "objective.beta": attribute("beta", no_reference),
+        "objective.epsilon_high": attribute("epsilon_high"),
         "rollout.temperature": Setting(
             lambda: trainer.temperature, lambda new: set_temperature(trainer, new), autocast
         ),
     }
-
-
-def _attribute(
-    trainer: Any, name: str, obstacle: Callable[[], str | None] = lambda: None
-) -> Setting:
-    return Setting(
-        lambda: getattr(trainer, name), lambda new: setattr(trainer, name, new), obstacle
-    )
 
 
 def set_temperature(trainer: Any, temperature: float) -> None:
@@ -180,10 +137,132 @@ def set_temperature(trainer: Any, temperature: float) -> None:
     else:
         trainer.generation_config.temperature = temperature
         trainer.generation_kwargs["temperature"] = temperature
-    # TRL builds the temperature into the head that gives log-probabilities; the newest one counts.
+    # TRL builds the temperature into the head that computes log-probabilities; the newest wins.
     model, reference = trainer.model, trainer.ref_model
     model = model.get_base_model() if has_adapters(model) else model
     cast = trainer.args.cast_lm_head_to_fp32
     add_fused_lm_head(model, temperature, cast, outputs=("log_probs", "entropy"))
-    if reference is not None and "forward" in vars(reference):  # a model with such a head itself
+    if reference is not None and "forward" in vars(reference):  # it has such a head itself
         add_fused_lm_head(reference, temperature, cast)
+
+
+def is_grpo(trainer: Any) -> bool:
+    """Whether it is TRL's GRPO trainer or a subclass, without importing TRL."""
+    module = sys.modules.get("trl.trainer.grpo_trainer")
+    return module is not None and isinstance(trainer, module.GRPOTrainer)
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether it is a PEFT model, whose base serves as the reference, without importing PEFT."""
+    module = sys.modules.get("peft")
+    return module is not None and isinstance(model, module.PeftModel)
+
+
+def first_rate(trainer: Any) -> float:
+    """The unscheduled learning rate of the first group that has one; 0 if none has."""
+    rates = (group.get("initial_lr", group["lr"]) for group in trainer.optimizer.param_groups)
+    return next((rate for rate in rates if rate > 0), 0.0)
+
+
+def scale_rates(trainer: Any, factor: float) -> None:
+    """Multiply the learning rate of every group, now and in the rest of the schedule."""
+    for group in trainer.optimizer.param_groups:
+        for key in ("lr", "initial_lr"):
+            if key in group:
+                group[key] *= factor
+    scheduler = _plain_scheduler(trainer)
+    for name in ("base_lrs", "_last_lr"):
+        if name in vars(scheduler):  # ReduceLROnPlateau has no base rates
+            setattr(scheduler, name, [rate * factor for rate in vars(scheduler)[name]])
+
+
+def schedule_rise(trainer: Any, first: int, now: int, last: int) -> float:
+    """The mean scheduled rate of the steps to come over that of the steps since `first`.
+
+    A schedule that is not a function of the step counts as constant.
+    """
+    scheduler = _plain_scheduler(trainer)
+    if not isinstance(scheduler, LambdaLR) or not first < now < last:
+        return 1.0
+    shape = scheduler.lr_lambdas[0]
+    past = sum(map(shape, range(first, now))) / (now - first)
+    future = sum(map(shape, range(now, last))) / (last - now)
+    return future / past if past > 0 else 1.0
+
+
+def _plain_scheduler(trainer: Any) -> Any:
+    return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # Accelerate wraps it
+
+
+# Rolling back
+
+
+@runtime_checkable
+class RestoresPolicy(Protocol):
+    """A trainer with its own kind of checkpoints."""
+
+    def restore_policy(self, checkpoint: Path) -> None:
+        """Load weights, optimizer state and whatever follows the weights from a checkpoint."""
+        ...
+
+
+def roll_back(trainer: Any, checkpoint: Path) -> None:
+    """Restore weights and optimizer from a checkpoint; learning rates stay as they are.
+
+    The step counter, the schedule, the data order and the random states are not rewound: files
+    stay append-only, and a Trainer's loop cannot be rewound from inside.
+
+    Args:
+        trainer: any `transformers.Trainer`, between two steps.
+        checkpoint: one of its own.
+    """
+    rates = [{key: group[key] for key in ("lr", "initial_lr") if key in group}
+             for group in trainer.optimizer.param_groups]  # fmt: skip
+    if isinstance(trainer, RestoresPolicy):
+        trainer.restore_policy(checkpoint)
+    else:
+        trainer._load_from_checkpoint(str(checkpoint))
+        state = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
+        trainer.optimizer.load_state_dict(state)
+    for group, kept in zip(trainer.optimizer.param_groups, rates, strict=True):
+        group.update(kept)
+    if is_grpo(trainer):
+        trainer._buffered_inputs = None  # drops samples of the failed policy: TRL samples again
+
+
+def check_rollback(trainer: Any, tries: int) -> None:
+    """Refuse at the start what a rollback could not do hours later."""
+    if trainer is None:
+        raise ValueError(
+            "guard='rollback' needs the trainer: "
+            "trainer.add_callback(mesotron.Watch(guard='rollback', trainer=trainer))"
+        )
+    if tries < 1:
+        raise ValueError(f"tries {tries} must be at least 1; or use guard='stop'")
+    if trainer.is_deepspeed_enabled or (
+        trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
+    ):
+        raise ValueError(
+            "guard='rollback' cannot restore the flat shards of DeepSpeed and FSDP1: use "
+            "guard='stop', FSDP2, or data parallelism"
+        )
+    if trainer.args.save_only_model:
+        raise ValueError(
+            "guard='rollback' needs the optimizer state, which save_only_model=True leaves out: "
+            "turn it off, or use guard='stop'"
+        )
+    if trainer.is_fsdp_enabled and not isinstance(trainer, RestoresPolicy):
+        raise ValueError(
+            "guard='rollback' needs unsharded checkpoints, which this trainer does not write under "
+            "FSDP: use mesotron.GRPOTrainer, or guard='stop'"
+        )
+
+
+def complete_checkpoints(root: Path) -> set[int]:
+    """Steps of the checkpoints in a Trainer's output folder that a rollback can use: those with a
+    manifest must match it, others must have their last file."""
+    return {
+        found.step for found in list_checkpoints(root)
+        if (damage(found.path) is None if (found.path / MANIFEST).exists()
+            else (found.path / "trainer_state.json").exists())
+    }  # fmt: skip

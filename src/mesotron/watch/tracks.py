@@ -1,18 +1,18 @@
-"""The past of one metric in a few numbers: baseline, present, best plateau, noise.
+"""The past of one metric (`Track`), a window of it (`Window`), and what it may show (`Symptom`).
 
-A track sees one value at a time, keeps a bounded memory, and gives it as JSON, so that a resumed
-run is watched as if it had never stopped. It is looked at on two scales: a short window sees a fast
-collapse, a long one sees a slow decline through the noise of small batches. The level of a window
-is its mean without the highest and the lowest fifth: one wild row moves nothing, and less is lost
-to noise than by a median. Of a rare metric (an evaluation) the windows are one value and the mean
-of three.
+A track takes one value at a time and keeps a bounded memory. It has two windows: a short one for a
+fast collapse and a long one for a slow decline through the noise of small batches. The level of a
+window is its trimmed mean, so one outlier moves nothing. For a sparse metric (an evaluation) the
+windows are one value and the mean of three.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Since = Literal["start", "best", "usual"]
+Move = Literal["up", "down", "not_up", "still", "above", "below"]
 
 # The long window is this many short ones.
 LONG = 5
@@ -22,37 +22,39 @@ MEMORY = 64
 TRIMMED_BEND = 1.611
 # ... and the trimmed mean of 5 values has this times the error of their mean; of more, less.
 TRIMMED_ERROR = 1.07
-# Left out at each end of a window.
+# Share of a window that is trimmed at each end.
 TRIM = 0.2
-# Evaluations whose mean is a rare share's long window.
+# Evaluations whose mean is the long window of a sparse metric.
 POOLED = 3
-# Problems that a rare share is taken to be of where nothing says of how many.
+# Number of problems behind a sparse share where the log does not say.
 ASSUMED_TRIALS = 100
+# Onset: a value that has moved less than this share of the way from its reference is still healthy.
+HEALTHY_SHARE = 0.25
+# Onset: values in the running median, so that one lucky row in a decline does not count as healthy.
+SMOOTH = 5
 
 
-class Look:
-    """A track at one scale: the present value, what it may be compared with, and the doubt.
+class Window:
+    """The latest values of a track: their level, the references to compare with, and the error.
 
-    References and doubts are worked out when they are asked for: most rows need few of them.
+    References and errors are computed on demand: most rows need few of them.
 
     Args:
-        track: whose past.
-        scale: 0 is the short window, 1 the long one.
+        track: the metric's past.
+        size: number of values.
     """
 
-    def __init__(self, track: "Track", scale: int) -> None:
-        self.track, self.scale = track, scale
-        self.window = track.windows[scale]
+    def __init__(self, track: "Track", size: int) -> None:
+        self.track, self.size = track, size
         self.now = 0.0
-        self.best: float | None = None  # the highest that the present ever was
+        self.best: float | None = None  # the highest level so far
 
     def refresh(self) -> None:
-        """Take the track's newest values for the present."""
-        self.now = level(self.track.recent[-self.window :])
+        self.now = level(self.track.recent[-self.size :])
         self.best = self.now if self.best is None else max(self.best, self.now)
 
     def reference(self, since: Since) -> float | None:
-        """The level to compare with; None while it is not known."""
+        """The level to compare with; None while it is unknown."""
         if since == "usual":
             before = self._before()
             return level(before) if before else None
@@ -63,123 +65,236 @@ class Look:
         best = self._plateau()
         return start if best is None else max(best, start)
 
-    def doubt(self, since: Since) -> float:
-        """The standard error of the present minus that reference."""
-        rows = 1 / self.window + 1 / max(self._behind(since), 1)
+    def standard_error(self, since: Since) -> float:
+        """The standard error of the present level minus that reference."""
+        count = self._num_values(since)
+        inverse = 1 / self.size + 1 / max(count, 1)
         trials, reference = self.track.trials, self.reference(since)
         if not trials or reference is None:
-            error = math.sqrt(rows) * self.track.noise
-            return error if self.track.rare else error * TRIMMED_ERROR
-        # Two shares of so many problems each, if nothing has changed: both are of one coin.
-        behind = self._behind(since)
-        both = (self.window * self.now + behind * reference) / (self.window + behind)
-        return math.sqrt(spread(both) * rows / trials)
+            error = math.sqrt(inverse) * self.track.noise
+            return error if self.track.sparse else error * TRIMMED_ERROR
+        # Two shares of `trials` problems each: under no change both come from the pooled share.
+        pooled = (self.size * self.now + count * reference) / (self.size + count)
+        return math.sqrt(bernoulli_variance(pooled) * inverse / trials)
 
-    def _behind(self, since: Since) -> int:
-        """How many values a reference rests on."""
+    def _num_values(self, since: Since) -> int:
+        """Number of values behind a reference."""
         if since == "usual":
             return len(self._before())
         best, start = self._plateau(), self.track.start
         higher = best is not None and start is not None and best >= start
-        return self.track.windows[1] if since == "best" and higher else self.track.warmup
+        return self.track.sizes[1] if since == "best" and higher else self.track.warmup
 
     def _plateau(self) -> float | None:
-        """The best long window; None before there is one: the highest of many short windows is
-        the luckiest, not the best."""
-        long = self.track.look(1)
+        # The highest of many short windows is the luckiest, not the best: take the long one.
+        long = self.track.window(1)
         return long.best if long else None
 
     def _before(self) -> list[float]:
-        """Values before the window, none where they are too few to tell what is usual."""
-        before = self.track.recent[: -self.window]
-        return before if len(before) >= max(self.window, self.track.warmup) else []
+        """Values before the window; empty if they are too few to tell what is usual."""
+        before = self.track.recent[: -self.size]
+        return before if len(before) >= max(self.size, self.track.warmup) else []
 
 
 class Track:
-    """One metric's past.
+    """The past of one metric.
 
     Args:
-        warmup: values from which the baseline is taken.
-        window: values whose level is the present; the long window is five times that.
-        pooled: of a rare share: the long window is three values.
+        warmup: number of values in the baseline.
+        window: number of values in the short window; the long one is five times that.
+        pooled: for a sparse share: the long window is three values.
 
     Example:
         >>> track = Track(warmup=4, window=2)
         >>> for value in [1.0, 1.0, 1.0, 1.0, 3.0, 3.0]:
         ...     track.add(value)
-        >>> short = track.look(0)
-        >>> short.now, short.reference("start"), track.look(1) is None
+        >>> short = track.window(0)
+        >>> short.now, short.reference("start"), track.window(1) is None
         (3.0, 1.0, True)
     """
 
     def __init__(self, warmup: int, window: int, *, pooled: bool = False) -> None:
         self.warmup = warmup
-        self.windows = (window, window * (POOLED if pooled else LONG if window > 1 else 1))
+        self.sizes = (window, window * (POOLED if pooled else LONG if window > 1 else 1))
         self.first: list[float] = []
         self.start: float | None = None
         self.recent: list[float] = []
-        self.seen = 0
-        self.looks = (Look(self, 0), Look(self, 1))
-        self.trials: float | None = None  # of a share: how many problems each value is of
+        self.num_seen = 0
+        self.windows = (Window(self, self.sizes[0]), Window(self, self.sizes[1]))
+        self.trials: float | None = None  # for a share: number of problems behind each value
         self._noise: float | None = None
 
     def add(self, value: float) -> None:
-        """Take in the next finite value."""
-        self.seen += 1
+        """Add the next finite value."""
+        self.num_seen += 1
         self.recent.append(value)
-        if len(self.recent) > MEMORY + self.windows[1]:
+        if len(self.recent) > MEMORY + self.sizes[1]:
             del self.recent[0]
         if len(self.first) < self.warmup:
             self.first.append(value)
             self.start = level(self.first) if len(self.first) == self.warmup else None
         self._noise = None
-        for look in self.looks:
-            if len(self.recent) >= look.window:
-                look.refresh()
+        for window in self.windows:
+            if len(self.recent) >= window.size:
+                window.refresh()
 
-    def look(self, scale: int) -> Look | None:
-        """The track at the short (0) or the long (1) scale; None before that window is full."""
-        return self.looks[scale] if len(self.recent) >= self.windows[scale] else None
+    def window(self, scale: int) -> Window | None:
+        """The short (0) or the long (1) window; None before it is full."""
+        return self.windows[scale] if len(self.recent) >= self.sizes[scale] else None
 
     @property
-    def rare(self) -> bool:
-        """Whether each value counts by itself."""
-        return self.windows[0] == 1
+    def sparse(self) -> bool:
+        return self.sizes[0] == 1
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the noise of the values that are remembered."""
+        """Standard deviation of the noise in the remembered values."""
         if self._noise is None:
             self._noise = self._binomial(self.trials) if self.trials else deviation(self.recent)
-            if self.rare and not self.trials and all(0 <= value <= 1 for value in self.recent):
-                # The scatter of two or three values may be nothing by chance.
+            if self.sparse and not self.trials and all(0 <= value <= 1 for value in self.recent):
+                # The scatter of two or three values may be zero by chance.
                 self._noise = max(self._noise, self._binomial(ASSUMED_TRIALS))
         return self._noise
 
     def _binomial(self, trials: float) -> float:
-        """Of a share of that many problems; the few values of it would give their trend instead."""
-        return math.sqrt(max(map(spread, self.recent), default=0.0) / trials)
+        # From the number of problems: the scatter of a few values would mostly be their trend.
+        return math.sqrt(max(map(bernoulli_variance, self.recent), default=0.0) / trials)
 
-    def values(self) -> dict[str, Any]:
-        """Everything it remembers, for JSON."""
-        best = [look.best for look in self.looks]
+    def state(self) -> dict[str, Any]:
+        best = [window.best for window in self.windows]
         return {"first": list(self.first), "recent": list(self.recent), "best": best,
-                "trials": self.trials, "seen": self.seen}  # fmt: skip
+                "trials": self.trials, "seen": self.num_seen}  # fmt: skip
 
-    def load_values(self, values: dict[str, Any]) -> None:
-        """Take over what `values` gave."""
-        self.first, self.recent = list(values["first"]), list(values["recent"])
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.first, self.recent = list(state["first"]), list(state["recent"])
         self.start = level(self.first) if len(self.first) == self.warmup else None
-        self.trials, self._noise = values["trials"], None
-        self.seen = values["seen"]
-        for look, best in zip(self.looks, values["best"], strict=True):
-            look.best = best
-            if len(self.recent) >= look.window:
-                look.now = level(self.recent[-look.window :])
+        self.trials, self._noise = state["trials"], None
+        self.num_seen = state["seen"]
+        for window, best in zip(self.windows, state["best"], strict=True):
+            window.best = best
+            if len(self.recent) >= window.size:
+                window.now = level(self.recent[-window.size :])
 
 
-def spread(share: float) -> float:
-    """The variance of one throw of a coin that falls so; 0 for what is no share."""
+@dataclass(frozen=True, kw_only=True)
+class Symptom:
+    """What one metric must show. Every limit that is set must hold, except `floor`.
+
+    Args:
+        metric: a name from `metrics.METRICS`.
+        moved: up or down: by more than the limits and the noise. not_up: at most `by` above the
+            reference, or no more than the noise. still: within `by` of the reference, or within
+            `level` of zero. above or below: past `level`, wherever it started.
+        by: change relative to the reference; 0.5 down is half lost, 1.0 up is doubled.
+        change: change in the metric's own unit, for shares that start near zero.
+        level: the present value must also be past this.
+        floor: a present value past this is enough: the backstop for a bad baseline.
+        since: start is the run's first rows, best its highest plateau, usual its recent past.
+        noise_share: share of the required noise margin; below 1 next to an independent symptom,
+            since chance would have to move both.
+        optional: counts as present in a run that never logs the metric.
+
+    Example:
+        >>> track = Track(warmup=2, window=1)
+        >>> for reward in [0.4, 0.5, 0.6, 0.6, 0.2]:
+        ...     track.add(reward)
+        >>> half_lost = Symptom(metric="reward", moved="down", by=0.5, since="best")
+        >>> half_lost.is_present(track.window(0), noise=0.0)
+        True
+    """
+
+    metric: str
+    moved: Move
+    by: float = 0.0
+    change: float = 0.0
+    level: float | None = None
+    floor: float | None = None
+    since: Since = "start"
+    optional: bool = False
+    noise_share: float = 1.0
+
+    def is_present(self, window: Window, noise: float) -> bool:
+        """Whether the window shows it.
+
+        Args:
+            window: the short or the long window of the metric.
+            noise: number of standard errors that a change must exceed.
+        """
+        noise *= self.noise_share
+        if self.moved in ("above", "below"):
+            return self._is_past(window.now, self.level)
+        if self.floor is not None and self._is_past(window.now, self.floor):
+            return True
+        reference = window.reference(self.since)
+        if reference is None:
+            return False
+        distance = window.now - reference
+        # A reward may be negative or near zero: relative to the larger of start and reference.
+        required = self.by * max(abs(reference), abs(window.reference("start") or 0.0))
+        if self.moved == "still":
+            near_zero = self.level is not None and abs(window.now) <= self.level
+            return near_zero or abs(distance) <= required
+        if self.moved == "not_up":
+            return distance <= required or distance <= noise * window.standard_error(self.since)
+        moved = distance if self.moved == "up" else -distance
+        if moved <= 0 or moved < max(required, self.change):
+            return False
+        if not self._is_past(window.now, self.level):
+            return False
+        return moved >= noise * window.standard_error(self.since)
+
+    def onset(self, window: Window, steps: Sequence[int]) -> int | None:
+        """The first step of the change: an alarm comes late by its window and its patience.
+
+        Args:
+            window: a window in which the symptom is present.
+            steps: the step of each value that the track remembers.
+
+        Returns:
+            The step after the last healthy value; the oldest remembered one if none was healthy;
+            None for a symptom that is no change (not_up, still).
+
+        Example:
+            >>> track = Track(warmup=4, window=2)
+            >>> for reward in [0.7] * 20 + [0.5, 0.3, 0.1, 0.1, 0.1, 0.1]:
+            ...     track.add(reward)
+            >>> fell = Symptom(metric="reward", moved="down", by=0.5)
+            >>> fell.onset(track.window(0), range(26))
+            20
+        """
+        is_healthy = self._healthy_range(window)
+        if is_healthy is None:
+            return None
+        values = window.track.recent
+        width = 1 if window.track.sparse else SMOOTH
+        medians = (median(values[max(k + 1 - width, 0) : k + 1]) for k in range(len(values)))
+        last = max((k for k, value in enumerate(medians) if is_healthy(value)), default=-1)
+        if width == 1 and last >= 0:  # the change came some time after the last good evaluation
+            return steps[last] + 1
+        # The first bad row is at most half a window before the first bad median.
+        return steps[min(max(last + 1 - width // 2, 0), len(steps) - 1)]
+
+    def _healthy_range(self, window: Window) -> Callable[[float], bool] | None:
+        limit = self.level
+        if self.moved == "above" and limit is not None:
+            return lambda value: value < limit
+        if self.moved == "below" and limit is not None:
+            return lambda value: value > limit
+        reference = window.reference(self.since)
+        if self.moved not in ("up", "down") or reference is None:
+            return None
+        change = window.now - reference
+        sign = 1 if change > 0 else -1
+        return lambda value: (value - reference) * sign < HEALTHY_SHARE * abs(change)
+
+    def _is_past(self, now: float, limit: float | None) -> bool:
+        if limit is None:
+            return True
+        return now >= limit if self.moved in ("up", "above") else now <= limit
+
+
+def bernoulli_variance(share: float) -> float:
+    """Variance of one trial that succeeds with this probability; 0 outside 0 to 1."""
     return max(share * (1 - share), 0.0)
 
 
@@ -195,13 +310,8 @@ def level(values: Sequence[float]) -> float:
     return sum(kept) / len(kept)
 
 
-def middle(values: Sequence[float]) -> float:
-    """The median; `statistics.median` does the same in twice the time.
-
-    Example:
-        >>> middle([3.0, 1.0, 2.0]), middle([1.0, 2.0])
-        (2.0, 1.5)
-    """
+def median(values: Sequence[float]) -> float:
+    """The median, in half the time of `statistics.median`."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
@@ -209,9 +319,9 @@ def middle(values: Sequence[float]) -> float:
 def deviation(values: Sequence[float]) -> float:
     """Standard deviation of the noise, from second differences: neither level nor trend counts.
 
-    The mean of the differences without the largest tenth: steadier than their median, which ten
-    values of a warm-up put wrong by half, and a sudden fall does not enter it. Few values get a
-    surcharge for what they leave open.
+    Takes the mean of the differences without the largest tenth: steadier than their median over
+    the ten values of a warmup, and a sudden fall does not enter it. Few values get a surcharge for
+    the uncertainty.
 
     Example:
         >>> deviation([1.0, 2.0, 3.0, 4.0]), deviation([1.0, 0.0, 1.0, 0.0]) > 1
@@ -225,5 +335,5 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def is_finite(value: float) -> bool:
-    """Whether a track can take it in; 1e300 could not be compared without overflow."""
+    """Whether a track can take the value; 1e300 could not be compared without overflow."""
     return math.isfinite(value) and abs(value) < 1e150

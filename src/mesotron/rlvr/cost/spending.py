@@ -15,7 +15,7 @@ from mesotron.config import SftConfig, TrainConfig
 from mesotron.runs import RunFolder
 from mesotron.runs.processes import is_main
 from mesotron.watch.budget import Meter, limits_of
-from mesotron.watch.callback import agreed
+from mesotron.watch.callback import broadcast
 
 # Seconds between two writings of spent.json: each waits for the disk.
 WRITE_EVERY = 10.0
@@ -114,7 +114,7 @@ class Spending(TrainerCallback):
         for name, value in spending_row(self.meter, left).items():
             self.trainer._metrics["train"][name].append(value)
         evaluates = self.eval_every > 0 and (state.global_step + 1) % self.eval_every == 0
-        why = agreed(self.meter.refusal(evaluates)) if left else None
+        why = broadcast(self.meter.refusal(evaluates)) if left else None
         if why is not None:
             self.stopped_by = why
             control.should_save = control.should_training_stop = True

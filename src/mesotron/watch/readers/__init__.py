@@ -5,6 +5,7 @@ the same code. Files are not trusted: sizes are bounded, no pickle, no eval, and
 a sentence that names the file and the line.
 """
 
+from mesotron.watch.readers.parser import Row
 from mesotron.watch.readers.stream import Log, Stream, read_log
 
-__all__ = ["Log", "Stream", "read_log"]
+__all__ = ["Log", "Row", "Stream", "read_log"]

@@ -26,14 +26,14 @@ class Parser(ABC):
 
     Attributes:
         whole: the file has a meaning as a whole alone; `finish` may be called again and again.
-        acts: what a guard did, as `events.Act.record` gives it, where the file tells of it.
+        actions: what a guard did, as `events.Action.record` gives it, where the file has it.
     """
 
     whole: ClassVar[bool] = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.acts: list[dict[str, Any]] = []
+        self.actions: list[dict[str, Any]] = []
 
     @abstractmethod
     def feed(self, data: bytes) -> list[Row]:

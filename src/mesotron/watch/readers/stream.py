@@ -25,14 +25,14 @@ class Log:
         kind: how it was read.
         rows: rows of numbers, each with its step; steps never go back.
         notes: what a reader of the story should know about the rows.
-        acts: what a guard did, where the log itself tells of it.
+        actions: what a guard did, where the log itself has it.
     """
 
     path: Path
     kind: LogKind
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
-    acts: list[dict[str, Any]] = field(default_factory=list)
+    actions: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_log(path: Path, kind: LogKind = "auto") -> Log:
@@ -99,9 +99,9 @@ class Stream:
         except ValueError as error:  # perhaps it is being written: `finish` will tell
             self._note(f"not read yet: {error}")
             return 0
-        if len(rows) == len(self.log.rows) and file.parser.acts == self.log.acts:
+        if len(rows) == len(self.log.rows) and file.parser.actions == self.log.actions:
             return 0
-        self.log.acts = file.parser.acts
+        self.log.actions = file.parser.actions
         self.log.rows.clear()
         self.log.notes.clear()
         self.resumed, self._counted = True, 0

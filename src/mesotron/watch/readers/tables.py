@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mesotron.watch.events import ACT
+from mesotron.watch.events import ACTION_KEY
 from mesotron.watch.readers.parser import MAX_FILE, MAX_LINE, LineParser, Parser, Row, tidy
 
 # A document is held in memory as a whole.
@@ -55,8 +55,10 @@ class Document(Parser):
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{self.path} is not JSON: {reason(error)}") from error
         history = self._history(value)
-        self.acts = [item[ACT] for item in history if isinstance(item.get(ACT), dict)]
-        rows = [item for item in history if ACT not in item]
+        self.actions = [
+            item[ACTION_KEY] for item in history if isinstance(item.get(ACTION_KEY), dict)
+        ]
+        rows = [item for item in history if ACTION_KEY not in item]
         return [row for item in rows if (row := tidy(item))]
 
     def _history(self, value: Any) -> list[dict[str, Any]]:
