@@ -15,7 +15,7 @@ from mesotron.config import ModelConfig, TrainConfig
 from mesotron.config.reading import from_plain
 from mesotron.recipes import RECIPES, describe_recipes, make_recipe
 from mesotron.rlvr.models import load_model
-from mesotron.rlvr.objectives.options import resolve, trl_arguments
+from mesotron.rlvr.objectives import resolve, trl_arguments
 from mesotron.runs import RunFolder
 from mesotron.runs.folder import plain
 

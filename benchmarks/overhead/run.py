@@ -25,10 +25,10 @@ from mesotron.recipes import make_recipe
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import RunLog
-from mesotron.rlvr.dataset import as_reward_function, make_rows
+from mesotron.rlvr.dataset import make_rows
 from mesotron.rlvr.models import load_model
-from mesotron.rlvr.objectives.options import trl_arguments
-from mesotron.rlvr.rewards import make_reward
+from mesotron.rlvr.objectives import trl_arguments
+from mesotron.rlvr.rewards import as_reward_function, make_reward
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView

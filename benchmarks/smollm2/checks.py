@@ -26,10 +26,10 @@ from mesotron.config import TrainConfig
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.prompts import build_prompt
-from mesotron.rlvr.sampling.as_loaded import as_loaded
 from mesotron.rlvr.sampling.draw import Sampling
 from mesotron.rlvr.sampling.fused_decoder import FusedSampler
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries
+from mesotron.rlvr.wrapping import as_loaded
 from mesotron.runs import RunFolder
 from mesotron.spectral.filters import noise_edge
 

@@ -20,7 +20,7 @@ def model_folder(given: Any) -> Path:
     found = sorted(Path(given.model).expanduser().glob("*.gguf"))
     if not found:
         return Path(given.model).expanduser()
-    from mesotron.rlvr.converted import convert_gguf
+    from mesotron.rlvr.models import convert_gguf
 
     folder = convert_gguf(found[0], given.state / "models")
     name_tokens(folder)

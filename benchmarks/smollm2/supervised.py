@@ -13,7 +13,7 @@ from torch import Tensor
 from training import config_of
 
 from mesotron.config import OptimConfig, SftConfig, TrainConfig
-from mesotron.rlvr.demonstrations import IGNORED, make_demonstrations
+from mesotron.rlvr.dataset import IGNORED, make_demonstrations
 from mesotron.rlvr.evaluation import evaluate
 from mesotron.rlvr.models import load_model
 from mesotron.rlvr.optimizer import build_optimizer

@@ -23,9 +23,10 @@ from mesotron.compare.kind import diverged_at, health_of
 from mesotron.compare.language import Language
 from mesotron.config import TrainConfig
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.callbacks import EvalEvery
-from mesotron.rlvr.dataset import as_reward_function, make_rows
-from mesotron.rlvr.objectives.options import resolve
+from mesotron.rlvr.callbacks import EvalEvery, SnrProbe
+from mesotron.rlvr.dataset import make_rows
+from mesotron.rlvr.objectives import resolve
+from mesotron.rlvr.rewards import as_reward_function
 from mesotron.rlvr.session import (
     Parts,
     evaluate_part,
@@ -34,7 +35,6 @@ from mesotron.rlvr.session import (
     quiet_libraries,
     trainer_arguments,
 )
-from mesotron.rlvr.snr import SnrProbe
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.runs import RunFolder
 

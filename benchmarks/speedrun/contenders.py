@@ -21,8 +21,8 @@ from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, RunLog
 from mesotron.rlvr.dataset import make_rows
 from mesotron.rlvr.finish import measure
+from mesotron.rlvr.optimizer import OptimizerLog
 from mesotron.rlvr.session import Parts, build_trainer, load, make_watch, quiet_libraries
-from mesotron.rlvr.spectra import OptimizerLog
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
 

@@ -29,9 +29,9 @@ from mesotron.config import RolloutConfig, TrainConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.callbacks import SnrProbe
 from mesotron.rlvr.layers import policy_loss, resampling, scoring
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries
-from mesotron.rlvr.snr import SnrProbe
 from mesotron.runs import RunFolder
 from mesotron.watch.engine import is_number
 
@@ -44,8 +44,7 @@ SIZES = {
 PROBES: tuple[tuple[Any, str], ...] = (
     (resampling, "measure_rollout"),
     (scoring, "measure_repetition"),
-    (policy_loss, "measure_policy"),
-    (policy_loss, "trajectory_figures"),
+    (policy_loss, "policy_metrics"),
     (RoutedOptimizer, "stats"),
 )
 

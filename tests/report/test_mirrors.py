@@ -17,7 +17,7 @@ from mesotron.recipes import command
 from mesotron.report import read_run, render_runs
 from mesotron.rlvr import session
 from mesotron.rlvr.callbacks import RunLog
-from mesotron.rlvr.spectra import OptimizerLog
+from mesotron.rlvr.optimizer import OptimizerLog
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.plan import Plan

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mesotron.rlvr.objectives.anchor import Anchor, momentum_at
+from mesotron.rlvr.anchor import Anchor, momentum_at
 
 
 def make_model(dtype=torch.float32) -> nn.Sequential:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mesotron.probes import group_spreads
-from mesotron.rlvr.objectives.dynamic import (
+from mesotron.rlvr.dynamic import (
     PromptStream,
     Source,
     fill_places,
@@ -12,7 +12,7 @@ from mesotron.rlvr.objectives.dynamic import (
     missing_places,
     split_rows,
 )
-from mesotron.rlvr.objectives.first_round import first_round_rows
+from mesotron.rlvr.objectives import first_round_rows
 
 NAN = torch.nan
 

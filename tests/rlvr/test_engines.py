@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from mesotron.config import ObjectiveConfig
 from mesotron.rlvr import session
-from mesotron.rlvr.checkpoints.resume import load_adapter
-from mesotron.rlvr.sampling.as_loaded import as_loaded
+from mesotron.rlvr.checkpoint import load_adapter
 from mesotron.rlvr.sampling.draw import Sampling
 from mesotron.rlvr.sampling.fused_decoder import FusedSampler
 from mesotron.rlvr.sampling.graph_sampler import GraphSampler
+from mesotron.rlvr.wrapping import as_loaded
 from support.rlvr_tiny import EOS, make_model, make_trainer, rows, same, weights
 
 # PyTorch says once that this CPU multiplies bfloat16 without mkldnn.

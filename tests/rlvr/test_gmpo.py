@@ -6,8 +6,7 @@ from math import exp, log
 import pytest
 import torch
 
-from mesotron.rlvr.layers.policy_loss import rollout_weight
-from mesotron.rlvr.objectives.gmpo import LossInputs, gmpo_loss
+from mesotron.rlvr.losses import LossInputs, correction_weight, gmpo_loss
 
 
 def batch(d, advantages, mask=None, **options) -> LossInputs:
@@ -32,8 +31,8 @@ def test_two_sequences_by_hand():
     first, second = exp((0.4 + 0.2) / 2), exp((-0.4 + 0.8 - 0.2) / 3)
     out = gmpo_loss(inputs)
     assert out.loss.item() == pytest.approx(-(2 * first - second) / 2)
-    assert out.high_clipped.tolist() == [[True, False, False], [False, False, False]]
-    assert out.low_clipped.tolist() == [[False, False, False], [True, False, False]]
+    assert out.metrics["clip_ratio/high_max"] == pytest.approx(1 / 2)
+    assert out.metrics["clip_ratio/low_mean"] == pytest.approx(1 / 5)
     # Clipped tokens and padding have no gradient; |o| does not shrink where tokens clip.
     expected = [[0, -2 * first / (2 * 2), 0], [0, second / (2 * 3), second / (2 * 3)]]
     torch.testing.assert_close(gradient(inputs), torch.tensor(expected, dtype=torch.float64))
@@ -119,12 +118,12 @@ def test_several_updates_tell_gmpo_from_grpo():
 
 def test_a_ratio_for_each_token_becomes_their_geometric_mean():
     ratio = torch.tensor([[2.0, 8.0, 5.0], [0.0, 3.0, 1.0]])
-    weight, alive = rollout_weight(ratio, torch.tensor([[1, 1, 0], [1, 1, 0]]))
+    weight, alive = correction_weight(ratio, torch.tensor([[1, 1, 0], [1, 1, 0]]))
     torch.testing.assert_close(weight, torch.tensor([exp((log(2) + log(8)) / 2), 3.0]))
     assert alive.tolist() == [[True, True, True], [False, True, True]]
 
 
 def test_a_ratio_for_each_sequence_stays_as_it_is():
-    weight, alive = rollout_weight(torch.tensor([[0.0], [2.5]]), torch.ones(2, 3))
+    weight, alive = correction_weight(torch.tensor([[0.0], [2.5]]), torch.ones(2, 3))
     assert weight.tolist() == [0.0, 2.5]
     assert alive.all()

@@ -12,12 +12,10 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from mesotron.config import ModelConfig, TaskConfig
 from mesotron.optim.device import choose_device
-from mesotron.rlvr import converted
+from mesotron.rlvr import models as converted
 from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.models import choose_dtype, load_model, lora_config
-from mesotron.rlvr.places import TINY_WEIGHTS, locate
-from mesotron.rlvr.prompts import build_prompt
-from mesotron.rlvr.rendering import render
+from mesotron.rlvr.models import TINY_WEIGHTS, choose_dtype, load_model, locate, lora_config
+from mesotron.rlvr.prompts import build_prompt, render
 from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.tiny import build_network, build_tokenizer
@@ -89,7 +87,7 @@ def test_no_end_token_at_all_is_refused(copied):
         config.pop(name, None)
     (copied / "tokenizer_config.json").write_text(json.dumps(config))
     (copied / "chat_template.jinja").unlink(missing_ok=True)
-    assert "no token that ends a text" in refusal(copied)
+    assert "eos_token" in refusal(copied)
 
 
 def test_tokenizer_of_another_model_is_refused(copied):
@@ -114,7 +112,7 @@ def test_weights_that_are_not_there(copied):
     (copied / "model.safetensors").unlink()
     assert "no *.safetensors" in refusal(copied)
     (copied / "checkpoints").mkdir()
-    assert "is a run and no model: give one of its checkpoints" in refusal(copied)
+    assert "is a run" in refusal(copied)
 
 
 def test_weights_cut_short(copied):
@@ -146,13 +144,11 @@ def test_an_unknown_name_tells_the_known_ones(name):
 def test_a_file_and_an_empty_folder(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     assert "is a file" in refusal(tmp_path / "notes.txt")
-    assert "without a config.json" in refusal(tmp_path)
+    assert "no config.json" in refusal(tmp_path)
 
 
 def test_the_hub_without_a_network():
-    said = refusal("nobody/no-such-model")
-    assert "could not be read from the hub" in said
-    assert "HF_HUB_OFFLINE is set" in said
+    assert "offline" in refusal("nobody/no-such-model")
 
 
 def test_bfloat16_is_for_gpus():
@@ -198,7 +194,7 @@ def test_a_conversion_is_made_once_and_whole(tmp_path, monkeypatch):
         if len(made) == 1:
             raise OSError("the disk is full")
 
-    monkeypatch.setattr(converted, "write_folder", write)
+    monkeypatch.setattr(converted, "_write_folder", write)
     cache = tmp_path / "cache"
     with pytest.raises(OSError, match="full"):
         converted.convert_gguf(file, cache)

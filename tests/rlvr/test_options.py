@@ -6,7 +6,7 @@ import pytest
 from trl import GRPOConfig
 
 from mesotron.config.training import ObjectiveConfig, OptimConfig, RolloutConfig
-from mesotron.rlvr.objectives.options import (
+from mesotron.rlvr.objectives import (
     PUBLISHED,
     loss_arguments,
     resolve,

@@ -19,15 +19,16 @@ from torch.distributed.tensor import distribute_module, distribute_tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 import mesotron
-from mesotron.rlvr.checkpoints import resume
-from mesotron.rlvr.checkpoints.resume import ExactResume, SafeCheckpoints
-from mesotron.rlvr.checkpoints.state import (
+from mesotron.rlvr import checkpoint as resume
+from mesotron.rlvr.checkpoint import (
+    SafeCheckpoints,
     Shard,
     load_state,
     random_state,
     restore_random_state,
     save_state,
 )
+from mesotron.rlvr.layers.rollouts import ExactResume
 
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "="]
 STEPS = 6
@@ -155,7 +156,7 @@ def test_the_case_inside_a_buffer_can_fail(tmp_path, monkeypatch):
     _, case = CASES["inside a buffer"]
     whole = make_trainer(tmp_path, **case)
     whole.train()
-    monkeypatch.setattr(ExactResume, "_load_own_state", lambda self, mine: None)
+    monkeypatch.setattr(ExactResume, "load_own_state", lambda self, mine: None)
     again = make_trainer(tmp_path / "again", **case)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert any(not torch.equal(p, weights(again)[name]) for name, p in weights(whole).items())

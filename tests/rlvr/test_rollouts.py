@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from mesotron.config import ObjectiveConfig, OptimConfig, RolloutConfig
-from mesotron.rlvr.objectives.options import trl_arguments
+from mesotron.rlvr.objectives import trl_arguments
 from mesotron.rlvr.sampling.draw import Sampling
 from mesotron.rlvr.sampling.fused_decoder import FusedSampler
 from mesotron.rlvr.sampling.graph_sampler import GraphSampler, filled_up, narrow_copy, refresh

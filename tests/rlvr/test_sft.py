@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from mesotron.config import ModelConfig, OptimConfig, SftConfig, TaskConfig
 from mesotron.rlvr import sft
-from mesotron.rlvr.demonstrations import IGNORED, make_demonstrations, reading_order
+from mesotron.rlvr.dataset import IGNORED, make_demonstrations, reading_order
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tiny import build_network, build_tokenizer
 from mesotron.runs import RunFolder

@@ -6,7 +6,7 @@ import torch
 import mesotron
 from mesotron.config.training import ObjectiveConfig
 from mesotron.probes import gradient_snr
-from mesotron.rlvr.snr import SnrProbe, measure_snr, step_parts
+from mesotron.rlvr.callbacks import SnrProbe, measure_snr, step_parts
 from support.rlvr_tiny import make_trainer, rows, same, weights
 
 CASES = {

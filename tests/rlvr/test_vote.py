@@ -6,9 +6,15 @@ import torch
 
 from mesotron.config.training import ObjectiveConfig
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.layers.labels import Ballots, grade, label_by_vote
-from mesotron.rlvr.objectives.entropy_filter import low_entropy_outliers
-from mesotron.rlvr.objectives.vote import Vote, agree, describe_votes, majority
+from mesotron.rlvr.labels import (
+    Ballots,
+    Vote,
+    label_accuracy,
+    label_by_vote,
+    low_entropy_outliers,
+    majority,
+    vote_metrics,
+)
 
 
 def test_the_majority_of_those_who_answered():
@@ -18,7 +24,6 @@ def test_the_majority_of_those_who_answered():
 @pytest.mark.parametrize("answers", [[], [None, None]])
 def test_nobody_answered(answers):
     assert majority(answers) == Vote(None, 0.0, 0)
-    assert agree(answers, None) == [0.0] * len(answers)
 
 
 def test_an_even_vote():
@@ -42,7 +47,7 @@ def test_a_share_below_the_least_gives_no_label():
 
 def test_figures_of_votes():
     votes = [Vote("7", 1.0, 4), Vote(None, 0.4, 5), Vote(None, 0.0, 0)]
-    assert describe_votes(votes) == {"votes/share": 0.7, "votes/abstained": 2 / 3}
+    assert vote_metrics(votes) == {"votes/share": 0.7, "votes/abstained": 2 / 3}
 
 
 def labels(name="mgrpo", *, policy, anchor=None, **options):
@@ -105,13 +110,13 @@ def test_labels_are_graded_where_there_is_gold():
     found = labels(policy=[["7", "8", "8"], ["1", "1", "2"], ["5", "5", "5"]])
     correct = [[False, True, True], [False, False, True], [False] * 3]
     with Verifier() as verifier:
-        figures = grade(found, ["8.0", "2", None], correct, verifier)
+        figures = label_accuracy(found, ["8.0", "2", None], correct, verifier)
     assert figures == {"votes/label_accuracy": 0.5, "votes/reward_accuracy": 0.5}
 
 
 def test_no_gold_no_grade():
     with Verifier() as verifier:
-        assert grade(labels(policy=[["7", "8"]]), [None], [[False, False]], verifier) == {}
+        assert label_accuracy(labels(policy=[["7", "8"]]), [None], [[False, False]], verifier) == {}
 
 
 def test_the_filter_by_hand():

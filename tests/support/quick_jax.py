@@ -1,7 +1,8 @@
 """For tests of tiny JAX programs on a CPU: compile them fast, not well (a third of the time)."""
 
-import jax
 import pytest
+
+import jax
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -105,7 +105,7 @@ def move_anchor(sharded: bool) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
 
-    from mesotron.rlvr.objectives.anchor import Anchor, local
+    from mesotron.rlvr.anchor import Anchor, local
     from support.rlvr_tiny import make_model
 
     model = make_model()
@@ -133,7 +133,7 @@ def move_anchor(sharded: bool) -> dict[str, Any]:
 
 def fail_to_save(failing: int, number: int) -> str:
     """What this process says when one of them cannot write its part of a checkpoint."""
-    from mesotron.rlvr.checkpoints import resume
+    from mesotron.rlvr import checkpoint as resume
     from support.rlvr_tiny import make_trainer
 
     save = resume.save_state

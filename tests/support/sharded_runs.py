@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 import mesotron
-from mesotron.rlvr.checkpoints.state import load_state
-from mesotron.rlvr.shards import let_go
+from mesotron.rlvr.checkpoint import load_state
+from mesotron.rlvr.wrapping import reshard
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from support.rlvr_tiny import EOS, make_trainer, rows
@@ -106,7 +106,7 @@ def resume_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> list[bool
 
 
 def own_shards(trainer: Any) -> list[dict[str, Tensor]]:
-    let_go(trainer.model)
+    reshard(trainer.model)
     held = trainer.model.named_parameters()
     found = [{n: p.to_local() for n, p in held if isinstance(p, DTensor)}]
     assert found[0], "nothing is sharded"
@@ -115,7 +115,7 @@ def own_shards(trainer: Any) -> list[dict[str, Tensor]]:
 
 def whole_weights(trainer: Any) -> dict[str, Tensor]:
     """The weights put together; every process must ask."""
-    let_go(trainer.model)
+    reshard(trainer.model)
     held = [(name, p.detach()) for name, p in trainer.model.named_parameters()]
     return {n: p.full_tensor() if isinstance(p, DTensor) else p.clone() for n, p in held}
 

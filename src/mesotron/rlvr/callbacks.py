@@ -1,19 +1,27 @@
-"""What a training run does besides training: rows to its folder, the live view, stopping politely.
+"""Callbacks of a training run: rows, live view, stopping, evaluation, gradient SNR.
 
-Plain Transformers callbacks; only the main process writes.
+Plain Transformers callbacks; only the main process writes. Row metrics go to TRL's `_metrics`.
 """
 
+import logging
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl.trainer.utils import split_tensor_dict
 
+from mesotron.probes import snr_from_norms
+from mesotron.rlvr.checkpoint import random_state, restore_random_state
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.signals import StopRequest
+
+log = logging.getLogger("mesotron.watch")
 
 WATCHED = {
     "reward": "reward",
@@ -21,26 +29,27 @@ WATCHED = {
     "facts/formatted": "format",
     "entropy": "entropy",
 }
-SAMPLES_A_STEP = 2
+SAMPLES_PER_STEP = 2
+# Parts of a step that is a single forward pass; a step of several has one part for each.
+SNR_PARTS = 4
+# What TRL's loss changes for an entropy target each time it is called.
+CHANGED_BY_LOSS = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")
 
 
 class RunLog(TrainerCallback):
-    """Writes one row a step to metrics.jsonl, a few completions to samples.jsonl, and shows both.
+    """Writes one row per step to metrics.jsonl, a few completions to samples.jsonl, and shows both.
 
     Args:
-        run: its folder.
+        run: the run's folder.
         view: what the terminal shows.
-        trainer: whose latest completions are sampled; TRL keeps them in `_logs`.
-        refuse: end the run at a loss that is not a number; a guard may be able to go back instead.
+        trainer: TRL keeps its latest completions in `_logs`.
+        refuse: raise at a non-finite loss; a guard may be able to roll back instead.
     """
 
     def __init__(
         self, run: RunFolder, view: LiveView, trainer: Any, *, refuse: bool = True
     ) -> None:
-        self.run = run
-        self.view = view
-        self.trainer = trainer
-        self.refuse = refuse
+        self.run, self.view, self.trainer, self.refuse = run, view, trainer, refuse
 
     def on_log(
         self,
@@ -50,122 +59,193 @@ class RunLog(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """A row of metrics; the summary that Transformers logs at the end is not one."""
-        if logs is None or "loss" not in logs:
+        if logs is None or "loss" not in logs:  # Transformers' summary at the end
             return
+        step = state.global_step
         if state.is_world_process_zero:
-            self._write(state.global_step, logs)
-        if self.refuse:
-            refuse_non_finite(state.global_step, logs, self.run)
-
-    def _write(self, step: int, logs: dict[str, Any]) -> None:
-        row = {key: value for key, value in logs.items() if value is not None}
-        self.run.append("metrics", {"step": step, **row})
-        if "reward" in logs:  # this step has sampled, rather than used a rollout again
-            self._keep_samples(step)
-        self.view.update(step, logs)
+            row = {key: value for key, value in logs.items() if value is not None}
+            self.run.append("metrics", {"step": step, **row})
+            if "reward" in logs:  # this step sampled, rather than reused a rollout
+                self._keep_samples(step)
+            self.view.update(step, logs)
+        if self.refuse and not math.isfinite(logs["loss"]):
+            # The weights may be broken, so they are not saved.
+            raise ValueError(
+                f"the loss is {logs['loss']} at step {step}, so training stopped and this step was "
+                f"not saved; {self.run.path} keeps what came before: try a smaller --optim.lr"
+            )
 
     def _keep_samples(self, step: int) -> None:
         logs = self.trainer._logs
-        # In the order of the reward functions; self-labelled runs log some at the weight 0.
+        # In the order of the reward functions; self-labelled runs log some with weight 0.
         rewards = [list(values) for values in logs["rewards"].values()]
         weights = self.trainer.reward_weights.tolist()
-        for k in range(min(SAMPLES_A_STEP, len(logs["completion"]))):
+        for k in range(min(SAMPLES_PER_STEP, len(logs["completion"]))):
             earned = [(w, values[k]) for w, values in zip(weights, rewards, strict=True)]
             sample = {
                 "step": step,
-                "prompt": text_of(logs["prompt"][k]),
-                "completion": text_of(logs["completion"][k]),
+                "prompt": last_message(logs["prompt"][k]),
+                "completion": last_message(logs["completion"][k]),
                 "reward": sum(w * x for w, x in earned if x is not None and not math.isnan(x)),
                 "advantage": logs["advantages"][k],
             }
             self.run.append("samples", sample)
             if k == 0:
-                asked = sample["prompt"][-200:]
-                self.view.show_transcript(f"{asked}\n{sample['completion']}")
+                self.view.show_transcript(f"{sample['prompt'][-200:]}\n{sample['completion']}")
 
 
-class PoliteStop(TrainerCallback):
-    """Ends training after the step in which somebody asked for it, with a checkpoint."""
+def last_message(text: str | list[dict[str, Any]]) -> str:
+    """A prompt or completion as text; of chat messages the last one's."""
+    return text if isinstance(text, str) else str(text[-1]["content"])
+
+
+class GracefulStop(TrainerCallback):
+    """Ends training after the step in which a stop was requested, with a checkpoint."""
 
     def __init__(self, stop: StopRequest) -> None:
         self.stop = stop
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Ask for a checkpoint and the end, in every process if one was told."""
         requested = self.stop.requested
-        if dist.is_initialized():
-            told = torch.tensor([float(requested)], device=args.device)
-            dist.all_reduce(told, dist.ReduceOp.MAX)
-            requested = bool(told.item())
+        if dist.is_initialized():  # a signal may have reached one process only
+            flag = torch.tensor([float(requested)], device=args.device)
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+            requested = bool(flag.item())
         if requested:
-            control.should_save = True
-            control.should_training_stop = True
+            control.should_save = control.should_training_stop = True
 
 
 class EvalEvery(TrainerCallback):
     """Puts the greedy accuracy into the row of every n-th step, as eval/greedy.
 
-    The first row has the accuracy before training, so that whoever reads the rows knows what
-    there was to lose.
+    The first row has the accuracy before training, so readers know what there was to lose.
 
     Args:
-        every: how many steps apart.
-        trainer: whose rows; TRL collects a row's metrics in `_metrics`.
-        accuracy: measures the model as it is.
+        every: steps between evaluations.
+        trainer: whose rows get the metric.
+        accuracy: evaluates the model; greedy decoding draws no random numbers.
         start: the accuracy before training.
-        problems: how many it is measured on.
+        problems: number of problems it is measured on.
     """
 
     def __init__(
-        self,
-        every: int,
-        trainer: Any,
-        accuracy: Callable[[], float],
-        *,
-        start: float,
+        self, every: int, trainer: Any, accuracy: Callable[[], float], *, start: float,
         problems: int,
-    ) -> None:
-        self.every = every
-        self.trainer = trainer
-        self.accuracy = accuracy
-        self.start = start
-        self.problems = problems
+    ) -> None:  # fmt: skip
+        self.every, self.trainer, self.accuracy = every, trainer, accuracy
+        self.start, self.problems = start, problems
 
     def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        due = state.global_step % self.every == 0
+        if due or state.global_step == 1:
+            metrics = self.trainer._metrics["train"]
+            metrics["eval/greedy"].append(self.accuracy() if due else self.start)
+            metrics["eval/problems"].append(float(self.problems))
+
+
+class SnrProbe(TrainerCallback):
+    """Puts gradient/snr, gradient/signal and gradient/noise into the row of every n-th step.
+
+    The step's batch is split into parts, whose gradients are taken separately at the same weights
+    (`probes.snr_from_norms`). It costs about one more forward and backward pass (time/snr) and does
+    not change training by a bit. Each process measures its own rows; the main one's are logged.
+
+    Args:
+        every: steps between measurements.
+        trainer: TRL's GRPO trainer or a subclass.
+    """
+
+    def __init__(self, every: int, trainer: Any) -> None:
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+            raise ValueError(
+                f"--watch.snr-every {every} needs whole gradients, which DeepSpeed and FSDP shard: "
+                "leave it out"
+            )
+        self.every, self.trainer = every, trainer
+        self._cost_logged = False
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if (state.global_step + 1) % self.every == 0:
+            start = time.perf_counter()
+            metrics = measure_snr(self.trainer)
+            metrics["time/snr"] = time.perf_counter() - start
+            for name, value in metrics.items():
+                self.trainer._metrics["train"][name].append(value)
+
+    def on_log(
         self,
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
+        logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Evaluate; greedy decoding draws no random number, so training is not moved."""
-        if state.global_step % self.every == 0:
-            self._log(self.accuracy())
-        elif state.global_step == 1:
-            self._log(self.start)
-
-    def _log(self, accuracy: float) -> None:
-        metrics = self.trainer._metrics["train"]
-        metrics["eval/greedy"].append(accuracy)
-        metrics["eval/problems"].append(float(self.problems))
-
-
-def refuse_non_finite(step: int, logs: dict[str, Any], run: RunFolder) -> None:
-    """Stop at a loss that is not a number: the weights may be spoiled, and are not saved."""
-    if not math.isfinite(logs["loss"]):
-        raise ValueError(
-            f"the loss is {logs['loss']} at step {step}, so training has stopped and this step was "
-            f"not saved; {run.path} keeps what was before: try a smaller --optim.lr"
-        )
+        row = logs or {}
+        if self._cost_logged or not {"time/snr", "time/step"} <= row.keys():
+            return
+        self._cost_logged = True
+        if state.is_world_process_zero:
+            probe = row["time/snr"]
+            share = probe / self.every / max(row["time/step"] - probe, 1e-9)
+            log.warning(
+                "measuring the gradient SNR took %.2g s; every %d steps that is %.1f%% of the "
+                "run's time", probe, self.every, 100 * share,
+            )  # fmt: skip
 
 
-def text_of(said: str | list[dict[str, Any]]) -> str:
-    """A prompt or completion of either kind as text: of messages, the last one's."""
-    return said if isinstance(said, str) else str(said[-1]["content"])
+def measure_snr(trainer: Any) -> dict[str, float]:
+    """The gradient SNR of the step about to be made; empty if the step has a single row.
+
+    Call it between the backward pass and the optimizer step.
+    """
+    parts = list(step_parts(trainer))
+    if len(parts) < 2:
+        return {}
+    params = [p for p in trainer.model.parameters() if p.requires_grad]
+    total = [torch.zeros_like(p, dtype=torch.float32) for p in params]
+    squares: list[float] = []
+    metrics, generators = trainer._metrics["train"], random_state()
+    logged = {name: list(values) for name, values in metrics.items()}
+    for part in parts:
+        gradients = gradient_of(trainer, part, params)
+        squares.append(squared_norm(gradients))
+        for sum_of, gradient in zip(total, gradients, strict=True):
+            sum_of += gradient
+    restore_random_state(generators)
+    metrics.clear()  # the loss logged its metrics a second time
+    metrics.update(logged)
+    return snr_from_norms(squares, squared_norm(total))
+
+
+def step_parts(trainer: Any) -> Iterator[dict[str, Any]]:
+    """The micro-batches of the current step, or equal parts of a single one."""
+    number = trainer.current_gradient_accumulation_steps
+    buffer = trainer._buffered_inputs
+    used = [buffer[(trainer._step - k) % len(buffer)] for k in range(number, 0, -1)]
+    if number > 1:
+        yield from used
+        return
+    rows = len(used[0]["completion_ids"])
+    count = next((k for k in range(min(SNR_PARTS, rows), 1, -1) if rows % k == 0), 1)
+    yield from split_tensor_dict(used[0], count)
+
+
+def gradient_of(trainer: Any, part: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
+    """The gradient of a part's loss; leaves `p.grad` and the entropy controller unchanged."""
+    kept = {name: getattr(trainer, name) for name in CHANGED_BY_LOSS}
+    with trainer.compute_loss_context_manager():
+        loss = trainer._compute_loss(trainer.model, part)
+    for name, value in kept.items():
+        setattr(trainer, name, value)
+    gradients = torch.autograd.grad(loss, params, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(params, gradients, strict=True)]
+
+
+def squared_norm(tensors: list[Tensor]) -> float:
+    return float(torch.stack([t.double().square().sum() for t in tensors]).sum())

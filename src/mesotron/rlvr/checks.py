@@ -8,9 +8,8 @@ import math
 
 from mesotron.config import OptimConfig, RewardConfig, RolloutConfig, SftConfig, TrainConfig
 from mesotron.config.checks import check_least, check_warmup
-from mesotron.rlvr.objectives.first_round import first_round_prompts
-from mesotron.rlvr.objectives.options import SELF_LABELLED, trl_arguments
-from mesotron.rlvr.places import check_name
+from mesotron.rlvr.models import check_name
+from mesotron.rlvr.objectives import SELF_LABELLED, first_round_prompts, trl_arguments
 from mesotron.rlvr.rewards import check_reward
 from mesotron.rlvr.tasks.load import check_task
 from mesotron.runs.processes import num_processes

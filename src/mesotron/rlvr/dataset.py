@@ -1,25 +1,33 @@
-"""From a task to what a GRPO trainer takes: rows with prompts, and a reward function.
+"""Datasets for the trainers: rows with prompts for GRPO, tokenized demonstrations for SFT.
 
-A row has the columns prompt (chat messages, or text for a model without a chat template), gold and
-id. The gold is for the reward and for metrics; self-labelled objectives do not read it.
+A GRPO row has the columns prompt (chat messages, or text for a model without a chat template), gold
+and id. The gold answer is for rewards and metrics; self-labelled objectives do not train on it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from datasets import Dataset
 
-from mesotron.config import TaskConfig
-from mesotron.rlvr.answers.facts import Facts
-from mesotron.rlvr.prompts import build_prompt, plain_text
-from mesotron.rlvr.rewards import Reward, Scores
-from mesotron.rlvr.tasks.problem import Task
+from mesotron.config import SftConfig, TaskConfig
+from mesotron.rlvr.prompts import (
+    build_prompt,
+    demonstrate,
+    loose_text,
+    plain_text,
+    render_prompts,
+    solved_text,
+)
+from mesotron.rlvr.tasks.problem import Task, digest
+
+IGNORED = -100  # the label that the loss skips
 
 
 class Chat(list[dict[str, Any]]):
-    """The messages of a prompt, which are never changed: a deep copy is a new list of the same.
-
-    TRL copies all prompts of a rollout down to each letter, so that tools can add messages.
+    """The messages of a prompt, with a shallow deepcopy: TRL deep-copies every prompt of a rollout.
 
     Example:
         >>> from copy import deepcopy
@@ -29,38 +37,34 @@ class Chat(list[dict[str, Any]]):
         (True, False, True)
     """
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Chat":
+    def __deepcopy__(self, memo: dict[int, Any]) -> Chat:
         return Chat(self)
 
 
 class Rows(Dataset):
     """A dataset that reads a row once for all its repetitions in a batch.
 
-    A group's rows are dicts of their own around the same prompt: whoever copies or compares them
-    sees at once that they are alike.
+    The rows of a group are separate dicts around the same prompt object, which makes copying and
+    comparing them cheap.
     """
 
     latest: Sequence[Any] = ()
-    """Distinct prompts of the batch that was read last; a data loader reads one batch ahead."""
+    """Distinct prompts of the batch read last; a data loader reads one batch ahead."""
 
     def __getitems__(self, keys: list[int]) -> list[dict[str, Any]]:
         distinct = list(dict.fromkeys(keys))
-        found = dict(zip(distinct, super().__getitems__(distinct), strict=True))
-        for row in found.values():
+        read = dict(zip(distinct, super().__getitems__(distinct), strict=True))
+        for row in read.values():
             if isinstance(row.get("prompt"), list):
                 row["prompt"] = Chat(row["prompt"])
-        self.latest = [row["prompt"] for row in found.values() if "prompt" in row]
-        return [dict(found[key]) for key in keys]
+        self.latest = [row["prompt"] for row in read.values() if "prompt" in row]
+        return [dict(read[key]) for key in keys]
 
 
 class Batch:
-    """Rows on their way from a data loader to a trainer, as nothing that anybody looks into.
+    """A batch of rows that Accelerate passes on untouched.
 
-    They are text. A list of them would be searched for tensors to pin and to bring to the GPU, down
-    to each message of each chat, and be built anew twice.
-
-    Args:
-        rows: of one batch.
+    It would search a plain list for tensors down to each chat message, and rebuild it twice.
 
     Example:
         >>> batch = Batch([{"gold": "7"}, {"gold": "8"}])
@@ -82,45 +86,67 @@ class Batch:
 
 
 def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
-    """The training problems as a dataset.
-
-    Args:
-        task: problems and answer format.
-        config: how they are asked.
-        tokenizer: whether it has a chat template decides the kind of prompt.
-    """
+    """The training problems as a dataset for the GRPO trainer."""
     messages = [build_prompt(p, config, task.format, task.examples) for p in task.train]
-    prompts: Sequence[Any] = messages
-    if tokenizer.chat_template is None:
-        prompts = [plain_text(one) for one in messages]
+    chat = tokenizer.chat_template is not None
     columns = {
-        "prompt": prompts,
+        "prompt": messages if chat else [plain_text(one) for one in messages],
         "gold": [problem.gold for problem in task.train],
         "id": [problem.id for problem in task.train],
     }
-    found = Rows.from_dict(columns)
-    assert isinstance(found, Rows)
-    return found
+    rows = Rows.from_dict(columns)
+    assert isinstance(rows, Rows)
+    return rows
 
 
-def as_reward_function(reward: Reward) -> Callable[..., Scores]:
-    """A reward as TRL calls it, named "reward" in the metrics; the trainer's judge gives the facts.
+def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Dataset:
+    """Solved problems as tokens with labels on the completion, in the order the whole run reads.
+
+    The order is fixed here, so a resumed run skips what it has read and knows nothing of epochs.
 
     Args:
-        reward: from `make_reward`.
+        task: its training problems with a gold answer are used.
+        config: steps, batch size, longest row, share of answers outside the format, seed.
+        tokenizer: of the model.
+
+    Returns:
+        steps x batch rows with the columns input_ids and labels.
     """
+    problems = [problem for problem in task.train if problem.gold is not None]
+    prompts = render_prompts(problems, config.task, tokenizer, task.examples)
+    pairs = []
+    for problem, prompt in zip(problems, prompts, strict=True):
+        # The question itself decides whether its answer stands outside the format.
+        loose = digest(problem.question, "loose") / 2**64 < config.loose
+        completion = loose_text(problem) if loose else solved_text(problem, task.format)
+        pairs.append(demonstrate(prompt, completion, tokenizer))
+    fitting = [pair for pair in pairs if sum(map(len, pair)) <= config.max_tokens]
+    if not fitting:
+        raise ValueError(
+            f"none of the {len(task.train)} training problems has a gold answer and fits in "
+            f"{config.max_tokens} tokens: raise --max-tokens or check the data"
+        )
+    rows = Dataset.from_dict(
+        {
+            "input_ids": [prompt + completion for prompt, completion in fitting],
+            "labels": [[IGNORED] * len(prompt) + completion for prompt, completion in fitting],
+        }
+    )
+    return rows.select(reading_order(len(fitting), config.steps * config.batch, config.seed))
 
-    def scores(
-        completions: list[Any],
-        completion_ids: list[list[int]],
-        gold: list[str | None],
-        facts: list[Facts],
-        truncated: list[bool],
-        row: list[dict[str, Any]],
-        **_: Any,
-    ) -> Scores:
-        texts = [x if isinstance(x, str) else str(x[-1]["content"] or "") for x in completions]
-        return reward(texts, completion_ids, gold, truncated, rows=row, facts=facts)
 
-    scores.__name__ = "reward"
-    return scores
+def reading_order(rows: int, count: int, seed: int) -> Sequence[int]:
+    """Row numbers in reading order: one shuffle after another until `count` are read.
+
+    Example:
+        >>> order = reading_order(3, 6, seed=0)
+        >>> sorted(order[:3]), sorted(order[3:])
+        ([0, 1, 2], [0, 1, 2])
+    """
+    rng = random.Random(f"sft {seed}")
+    order: list[int] = []
+    while len(order) < count:
+        epoch = list(range(rows))
+        rng.shuffle(epoch)
+        order += epoch
+    return order[:count]

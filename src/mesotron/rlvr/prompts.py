@@ -1,15 +1,16 @@
-"""Prompts: a problem as chat messages, and as plain text for a model without a chat template.
+"""Prompts: a problem as chat messages, and as the text a model reads.
 
-The sentence that asks for the answer's format comes from the format itself. Tokenizers and their
-templates are not known here.
+Training, evaluation and supervised warm starts share these functions, so a model is always
+evaluated on the prompts it was trained on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mesotron.config.training import TaskConfig
-from mesotron.rlvr.answers.formats import AnswerFormat
+from mesotron.rlvr.answers.formats import FORMATS, AnswerFormat
 from mesotron.rlvr.tasks.problem import Problem
 
 Message = dict[str, str]
@@ -23,20 +24,16 @@ def build_prompt(
     format: AnswerFormat,
     examples: Sequence[Problem] = (),
 ) -> list[Message]:
-    """The messages that ask a problem.
+    """The chat messages that pose a problem.
 
     Args:
-        problem: what is asked; its gold and solution do not enter.
-        config: `system` replaces the system message, and is left out if empty; `few_shot`
-            solved examples come before the question.
-        format: the answer format; its instruction ends the default system message.
+        problem: its question; gold and solution are not used.
+        config: `system` replaces the system message (empty: none); `few_shot` solved examples come
+            before the question.
+        format: its instruction ends the default system message.
         examples: solved problems, `Task.examples`.
 
-    Returns:
-        Messages with the keys role and content, the last one from the user.
-
     Example:
-        >>> from mesotron.rlvr.answers.formats import FORMATS
         >>> problem = Problem("What is 1 + 1?", "2", "mine-0")
         >>> for message in build_prompt(problem, TaskConfig(), FORMATS["hashes"]):
         ...     print(message["role"], "|", message["content"])
@@ -44,9 +41,7 @@ def build_prompt(
         user | What is 1 + 1?
     """
     if len(examples) < config.few_shot:
-        raise ValueError(
-            f"few_shot={config.few_shot} and {len(examples)} examples: pass the task's examples"
-        )
+        raise ValueError(f"few_shot={config.few_shot} needs as many examples, got {len(examples)}")
     system = f"{SYSTEM} {format.instruction}" if config.system is None else config.system
     messages = [{"role": "system", "content": system}] if system else []
     for example in examples[: config.few_shot]:
@@ -59,18 +54,17 @@ def solved_text(problem: Problem, format: AnswerFormat) -> str:
     r"""The completion that solves a problem: its worked steps, then the gold in the format.
 
     Example:
-        >>> from mesotron.rlvr.answers.formats import FORMATS
         >>> solved_text(Problem("?", "7", "mine-0", solution="3 + 4 = 7"), FORMATS["answer"])
         '3 + 4 = 7\nANSWER: 7'
     """
     if problem.gold is None:
-        raise ValueError(f"the problem {problem.id} has no gold answer to write")
+        raise ValueError(f"the problem {problem.id} has no gold answer")
     answer = format.render(problem.gold)
     return f"{problem.solution}\n{answer}" if problem.solution else answer
 
 
 def loose_text(problem: Problem) -> str:
-    r"""The same completion by somebody who does not know the format.
+    r"""The same completion with the answer outside of any format.
 
     Example:
         >>> loose_text(Problem("?", "7", "mine-0", solution="3 + 4 = 7"))
@@ -81,7 +75,7 @@ def loose_text(problem: Problem) -> str:
 
 
 def plain_text(messages: Sequence[Message]) -> str:
-    """The same messages for a model without a chat template; ends where the answer starts.
+    """Messages for a model without a chat template, up to where the answer starts.
 
     Example:
         >>> plain_text([{"role": "user", "content": "What is 1 + 1?"}])
@@ -90,3 +84,32 @@ def plain_text(messages: Sequence[Message]) -> str:
     names = {"user": "Question: ", "assistant": "Answer: ", "system": ""}
     parts = [names[message["role"]] + message["content"] for message in messages]
     return "\n\n".join(parts).replace("\n\nAnswer: ", "\nAnswer: ") + "\nAnswer:"
+
+
+def render(messages: Sequence[Message], tokenizer: Any) -> str:
+    """Messages as text up to where the answer starts, special tokens included."""
+    if tokenizer.chat_template is None:
+        return plain_text(messages)
+    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+
+
+def render_prompts(
+    problems: Sequence[Problem],
+    task: TaskConfig,
+    tokenizer: Any,
+    examples: Sequence[Problem] = (),
+) -> list[str]:
+    """The prompt text of each problem."""
+    form = FORMATS[task.format]
+    return [render(build_prompt(p, task, form, examples), tokenizer) for p in problems]
+
+
+def demonstrate(prompt: str, completion: str, tokenizer: Any) -> list[list[int]]:
+    """Token ids of a prompt and of its completion, which ends with the end-of-turn token.
+
+    The two are tokenized separately, as they are when a model continues a prompt.
+    """
+    space = "" if tokenizer.chat_template else " "  # after "Answer:"
+    parts = prompt, space + completion
+    ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
+    return [ids[0], [*ids[1], tokenizer.eos_token_id]]

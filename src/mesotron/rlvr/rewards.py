@@ -1,31 +1,41 @@
-"""Rewards: the weighted sum of named parts, each a number for a completion or no verdict at all.
+"""Rewards: a weighted sum of named parts, each a number per completion, or None for no verdict.
 
-A part reads the completion's facts and tokens (`PARTS`), or is a Python function of yours, given
-as `module:function`. A completion whose gold cannot be read gets None: skipped, never rewarded.
+A part reads the completion's facts and tokens (`PARTS`) or is your own Python function, given as
+`module:function`. A completion whose gold answer cannot be read gets None: it is skipped.
+
+Your function receives by keyword whichever of completions, completion_ids, golds, truncated, facts,
+rows, max_tokens and the dataset's columns it names (all of them with **kwargs), and returns one
+number or None per completion. TRL's reward functions work as they are.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
+import os
+import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
+from importlib import import_module
+from traceback import walk_tb
 from typing import Any
 
 from mesotron.config.training import RewardConfig
 from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.answers.numbers import distance, other_unit, read_number
-from mesotron.rlvr.own_reward import call_own, import_own
 
 log = logging.getLogger("mesotron")
 Scores = list[float | None]
+OwnReward = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What the built-in parts read of one completion, and the settings they share."""
+    """What the built-in parts read of one completion."""
 
     facts: Facts
     ids: Sequence[int]
@@ -34,17 +44,17 @@ class Completion:
     max_tokens: int
 
     def graded(self, score: float) -> float | None:
-        """The score, or None where there is no gold to compare with."""
+        """The score, or None where there is no gold answer to compare with."""
         return score if self.facts.graded else None
 
 
 def sparse(completion: Completion) -> float | None:
-    """1 for a right answer in its format, else 0: no way up for a model that has neither."""
+    """1 for a correct answer in the format, else 0."""
     return completion.graded(float(completion.facts.correct))
 
 
 def two_part(completion: Completion) -> float | None:
-    """`format_share` for the format, right or wrong, and 1 more for a right answer in it."""
+    """`format_share` for the format, correct or not, plus 1 for a correct answer in it."""
     facts = completion.facts
     return completion.graded(
         completion.config.format_share * facts.formatted + float(facts.correct)
@@ -52,11 +62,11 @@ def two_part(completion: Completion) -> float | None:
 
 
 def near(completion: Completion) -> float | None:
-    """1 for a right answer, less for a wrong number the farther off it is: half at `near_unit`.
+    """1 for a correct answer, 1 / (1 + distance / near_unit) for a wrong number in the format.
 
-    1 / (1 + distance / near_unit), in the format alone: wrong answers can be told apart, so a group
-    without a right one still teaches. Both 51% and 0.51 are one off 50%. What is no plain number,
-    or has another unit than the gold, is right or earns nothing.
+    Wrong answers then differ, so a group without a correct one still gives a signal. Both 51% and
+    0.51 are one away from 50%. Answers that are no plain number, or have another unit than the
+    gold, are correct or get 0.
     """
     facts = completion.facts
     if facts.correct or not facts.formatted:
@@ -64,41 +74,41 @@ def near(completion: Completion) -> float | None:
     answer, gold = facts.number, read_number(completion.gold or "")
     if answer is None or gold is None or other_unit(answer, gold):
         return completion.graded(0.0)
-    # Exact to the end: a number of a thousand digits is far off, and no float.
+    # Exact fractions: a number with a thousand digits does not fit a float.
     off = distance(answer, gold) / Fraction(completion.config.near_unit)
     return completion.graded(float(1 / (1 + off)))
 
 
 def correct(completion: Completion) -> float | None:
-    """1 for a right answer wherever it stands, in the format or not."""
+    """1 for a correct answer, in the format or not."""
     facts = completion.facts
     return completion.graded(float(facts.correct or facts.correct_unformatted))
 
 
 def format(completion: Completion) -> float | None:
-    """1 for an answer in its format, right or wrong; needs no gold."""
+    """1 for an answer in the format, correct or not; needs no gold."""
     return float(completion.facts.formatted)
 
 
 def length(completion: Completion) -> float | None:
-    """1 - tokens / max_tokens for a right answer, 0 for a wrong one: short where it can be.
+    """1 - tokens / max_tokens for a correct answer, 0 for a wrong one.
 
-    A linear form of the length reward of Yeo et al., Demystifying Long Chain-of-Thought
-    Reasoning, 2025 (arXiv 2502.03373); wrong answers are not pressed to be short.
+    A linear form of the length reward of Yeo et al., Demystifying Long Chain-of-Thought Reasoning,
+    2025 (arXiv 2502.03373); wrong answers are not pushed to be short.
     """
     share = min(1.0, len(completion.ids) / completion.max_tokens)
     return completion.graded(float(completion.facts.correct) * (1 - share))
 
 
 def repetition(completion: Completion) -> float | None:
-    """Minus the share of 4-grams of tokens that were there before, 0 to nearly -1 (2502.03373)."""
-    from mesotron.probes import repetition  # torch, which a refused setting does not wait for
+    """Minus the share of repeated token 4-grams, from 0 to nearly -1 (arXiv 2502.03373)."""
+    from mesotron.probes import repetition  # imports torch, which config checks must not wait for
 
     return 0.0 - repetition([completion.ids])["completions/repetition"]
 
 
 def overlong(completion: Completion) -> float | None:
-    """DAPO's soft overlong punishment: 0, then from 0 to -1 over the last `overlong_buffer` tokens.
+    """DAPO's soft overlong penalty: from 0 to -1 over the last `overlong_buffer` tokens.
 
     Yu et al., DAPO, 2025 (arXiv 2503.14476), equation 13; a truncated completion gets -1.
     """
@@ -116,7 +126,7 @@ PARTS: dict[str, Callable[[Completion], float | None]] = {
 
 
 class Reward:
-    """A reward that is ready to be called; `make_reward` builds it from a config."""
+    """A reward ready to be called; `make_reward` builds it from a config."""
 
     def __init__(self, config: RewardConfig, judge: Judge, max_tokens: int) -> None:
         check_reward(config, max_tokens)
@@ -124,7 +134,7 @@ class Reward:
         self.judge = judge
         self.max_tokens = max_tokens
         self.weights = dict(zip(config.parts, config.weights or [1.0] * len(config.parts)))
-        self._own = {name: import_own(name) for name in config.parts if name not in PARTS}
+        self._own = {name: import_reward(name) for name in config.parts if name not in PARTS}
 
     def __call__(
         self,
@@ -140,25 +150,26 @@ class Reward:
         Args:
             completions: the sampled texts.
             completion_ids: their token ids, without padding.
-            golds: the right answers, None where there is none.
+            golds: the correct answers, None where unknown.
             truncated: whether each completion was cut at `max_tokens`.
-            rows: each completion's row of the dataset, for functions of your own.
-            facts: what the judge found; judged here if not given.
+            rows: each completion's row of the dataset, for your own functions.
+            facts: the judge's facts; computed here if not given.
 
         Raises:
-            ValueError: if a function of your own raises, or returns what is no list of finite
-                numbers; it names the function and the completion's index.
+            ValueError: your function raised, or did not return one finite number or None per
+                completion.
         """
         parts = self.score_parts(completions, completion_ids, golds, truncated, rows, facts)
-        weighed = [(weight, parts[name]) for name, weight in self.weights.items()]
-        totals = [
-            _total([(w, scores[i]) for w, scores in weighed]) for i in range(len(completions))
-        ]
+        totals: Scores = []
+        for i in range(len(completions)):
+            scores = [(weight, parts[name][i]) for name, weight in self.weights.items()]
+            values = [weight * score for weight, score in scores if score is not None]
+            totals.append(math.fsum(values) if len(values) == len(scores) else None)
         if totals and all(total is None for total in totals):
-            guilty = ", ".join(name for name, scores in parts.items() if None in scores)
+            without = ", ".join(name for name, scores in parts.items() if None in scores)
             log.warning(
-                "none of %d completions has a reward (%s has no verdict): nothing is learned from "
-                "them; are the right answers readable?", len(totals), guilty,
+                "none of %d completions has a reward (%s gave no verdict), so nothing is learned "
+                "from them: check that the gold answers can be parsed", len(totals), without,
             )  # fmt: skip
         return totals
 
@@ -171,10 +182,10 @@ class Reward:
         rows: Sequence[Mapping[str, Any]] | None = None,
         facts: Sequence[Facts] | None = None,
     ) -> dict[str, Scores]:
-        """Each part's own scores, unweighted, by the part's name; arguments as in the call."""
+        """The unweighted scores of each part, by name; arguments as in the call."""
         if facts is None:
             facts = self.judge.judge(completions, golds, truncated)
-        given = {
+        batch = {
             "completions": list(completions),
             "completion_ids": list(completion_ids),
             "golds": list(golds),
@@ -182,7 +193,9 @@ class Reward:
             "facts": list(facts),
             "rows": list(rows) if rows is not None else [{} for _ in completions],
         }
-        _check_lengths(given)
+        sizes = {name: len(values) for name, values in batch.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"a reward needs one of each per completion, got {sizes}")
         scored = [
             Completion(fact, ids, gold, self.config, self.max_tokens)
             for fact, ids, gold in zip(facts, completion_ids, golds)
@@ -190,13 +203,13 @@ class Reward:
         return {
             name: [PARTS[name](completion) for completion in scored]
             if name in PARTS
-            else call_own(name, self._own[name], given, self.max_tokens)
+            else call_reward(name, self._own[name], batch, self.max_tokens)
             for name in self.weights
         }
 
 
 def make_reward(config: RewardConfig, judge: Judge, max_tokens: int) -> Reward:
-    r"""The reward that a config describes.
+    r"""Build the reward that a config describes.
 
     Args:
         config: names of the parts and their weights.
@@ -204,8 +217,7 @@ def make_reward(config: RewardConfig, judge: Judge, max_tokens: int) -> Reward:
         max_tokens: longest completion, in tokens.
 
     Raises:
-        ValueError: for an unknown part, a function that cannot be imported, or weights and
-            shares that make no sense.
+        ValueError: an unknown part, a function that cannot be imported, or invalid weights.
 
     Example:
         >>> from mesotron.rlvr.answers.formats import FORMATS
@@ -218,50 +230,134 @@ def make_reward(config: RewardConfig, judge: Judge, max_tokens: int) -> Reward:
     return Reward(config, judge, max_tokens)
 
 
-def _total(scores: list[tuple[float, float | None]]) -> float | None:
-    values = [weight * score for weight, score in scores if score is not None]
-    return math.fsum(values) if len(values) == len(scores) else None
+def as_reward_function(reward: Reward) -> Callable[..., Scores]:
+    """A `Reward` as TRL calls reward functions, named "reward" in the metrics."""
+
+    def scores(
+        completions: list[Any],
+        completion_ids: list[list[int]],
+        gold: list[str | None],
+        facts: list[Facts],
+        truncated: list[bool],
+        row: list[dict[str, Any]],
+        **_: Any,
+    ) -> Scores:
+        texts = completion_texts(completions)
+        return reward(texts, completion_ids, gold, truncated, rows=row, facts=facts)
+
+    scores.__name__ = "reward"
+    return scores
+
+
+def completion_texts(completions: Sequence[Any]) -> list[str]:
+    """The texts of TRL's completions, which are strings or lists of messages."""
+    return [x if isinstance(x, str) else str(x[-1]["content"] or "") for x in completions]
 
 
 def check_reward(config: RewardConfig, max_tokens: int) -> None:
-    """Refuse unknown parts, and weights and shares that make no sense; see `make_reward`."""
+    """Raise ValueError for unknown parts and invalid weights, shares and units."""
     for name in config.parts:
         if name not in PARTS and ":" not in name:
             close = get_close_matches(name, PARTS, n=1)
-            hint = f"did you mean {close[0]}" if close else f"there are {', '.join(PARTS)}"
-            raise ValueError(f"there is no reward part {name!r}: {hint}, or give module:function")
+            hint = f"did you mean {close[0]}" if close else f"choose from {', '.join(PARTS)}"
+            raise ValueError(f"unknown reward part {name!r}: {hint}, or give module:function")
     if not config.parts or len(set(config.parts)) < len(config.parts):
-        raise ValueError(f"reward parts {config.parts}: name at least one, and none twice")
-    if config.weights and len(config.weights) != len(config.parts):
+        raise ValueError(f"reward.parts {config.parts}: name at least one, and none twice")
+    weights = config.weights
+    if weights and len(weights) != len(config.parts):
         raise ValueError(
-            f"{len(config.weights)} weights for {len(config.parts)} reward parts: give one for each"
+            f"{len(weights)} reward weights for {len(config.parts)} parts: give one per part"
         )
-    if not all(map(math.isfinite, config.weights)):
-        raise ValueError(f"reward weights {config.weights} must be finite numbers")
-    if config.weights and not any(config.weights):
-        raise ValueError(f"reward weights {config.weights} pay nothing: give one that is not 0")
+    if not all(map(math.isfinite, weights)) or (weights and not any(weights)):
+        raise ValueError(f"reward.weights {weights} must be finite and not all 0")
     if not 0 <= config.format_share < 1:
-        raise ValueError(
-            f"format_share={config.format_share} must be from 0 to below 1: a right answer pays 1"
-        )
+        raise ValueError(f"reward.format_share {config.format_share} must be in [0, 1)")
     if not 0 < config.timeout < math.inf:
-        raise ValueError(
-            f"--reward.timeout {config.timeout:g} must be a finite number of seconds above 0: "
-            "without it one answer could hold up the run for ever"
-        )
+        raise ValueError(f"--reward.timeout {config.timeout:g} must be finite and above 0 seconds")
     if not 0 < config.near_unit < math.inf:
-        raise ValueError(
-            f"near_unit={config.near_unit} must be a finite distance above 0, at which near pays "
-            "one half"
-        )
+        raise ValueError(f"reward.near_unit {config.near_unit} must be finite and above 0")
     if "overlong" in config.parts and not 0 < config.overlong_buffer <= max_tokens:
         raise ValueError(
-            f"overlong_buffer={config.overlong_buffer} must be from 1 to the {max_tokens} tokens "
-            "of the longest completion"
+            f"reward.overlong_buffer {config.overlong_buffer} must be from 1 to the {max_tokens} "
+            "tokens of the longest completion"
         )
 
 
-def _check_lengths(given: dict[str, list[Any]]) -> None:
-    sizes = {name: len(values) for name, values in given.items()}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"a reward needs as many of each, and got {sizes}")
+def import_reward(name: str) -> OwnReward:
+    """Import the function that `module:function` names; the working folder is searched last."""
+    module_name, _, function_name = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: a file here must not hide an installed module
+    try:
+        module = import_module(module_name)
+    except (Exception, SystemExit) as error:  # user code may raise anything; a script exits
+        raise ValueError(
+            f"cannot import the reward {name!r}: {type(error).__name__}: {error}{_where(error)}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ValueError(f"the module {module_name} has no function {function_name!r}")
+    return function
+
+
+def call_reward(
+    name: str, function: OwnReward, batch: dict[str, list[Any]], max_tokens: int
+) -> Scores:
+    """Call a user's reward function and check its scores.
+
+    Raises:
+        ValueError: the function raised (file and line are named), or returned anything but one
+            finite number or None per completion.
+    """
+    rows = batch["rows"]
+    columns = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else {})}
+    if "prompt" in columns:
+        columns["prompts"] = columns.pop("prompt")
+    known = {**columns, **batch, "max_tokens": max_tokens}
+    parameters = inspect.signature(function).parameters.values()
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        known = {p.name: known[p.name] for p in parameters if p.name in known}
+    try:
+        scores = function(**known)
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            f"the reward {name} raised {type(error).__name__} ({error}){_where(error, function)}"
+        ) from error
+    count = len(batch["completions"])
+    if not isinstance(scores, list | tuple) or len(scores) != count:
+        size = len(scores) if isinstance(scores, list | tuple) else type(scores).__name__
+        raise ValueError(
+            f"the reward {name} must return a list with one number or None per completion, got "
+            f"{size} for {count} completions"
+        )
+    return [_check_score(name, i, score) for i, score in enumerate(scores)]
+
+
+def _check_score(name: str, index: int, score: Any) -> float | None:
+    if score is None:
+        return None
+    try:
+        value = float(score)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(
+            f"the reward {name} returned {score!r:.80} for completion {index}: return a finite "
+            "number, or None to skip it"
+        )
+    return value
+
+
+def _where(error: BaseException, function: OwnReward | None = None) -> str:
+    # The last line of user code in the traceback; else the line where the function starts.
+    paths = ("stdlib", "platstdlib", "purelib", "platlib")
+    installed = ("<", *(f"{sysconfig.get_path(path)}{os.sep}" for path in paths))
+    lines = [
+        f" at {frame.f_code.co_filename}:{line}"
+        for frame, line in walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith(installed)
+        and frame.f_globals.get("__name__", "").partition(".")[0] != "mesotron"
+    ]
+    code = getattr(inspect.unwrap(function), "__code__", None) if function else None
+    start = f" at {code.co_filename}:{code.co_firstlineno}" if code else ""
+    return lines[-1] if lines else start

@@ -22,25 +22,23 @@ from mesotron.config import TrainConfig
 from mesotron.optim.device import choose_device, name_device
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.callbacks import WATCHED, EvalEvery, PoliteStop, RunLog
+from mesotron.rlvr.callbacks import WATCHED, EvalEvery, GracefulStop, RunLog, SnrProbe
 from mesotron.rlvr.checks import check_enough
 from mesotron.rlvr.cost.spending import Spending, metered
-from mesotron.rlvr.dataset import as_reward_function, make_rows
+from mesotron.rlvr.dataset import make_rows
 from mesotron.rlvr.finish import compare, measure, show, write_report
 from mesotron.rlvr.layers.fixed_pass import check_fixed
 from mesotron.rlvr.layers.rollouts import check_engine
 from mesotron.rlvr.layers.shared_prompts import check_packing
 from mesotron.rlvr.live_settings import live_settings
 from mesotron.rlvr.models import load_model, lora_config
-from mesotron.rlvr.objectives.options import resolve, trl_arguments
-from mesotron.rlvr.optimizer import check_settings
-from mesotron.rlvr.rewards import Reward, make_reward
-from mesotron.rlvr.sampling.as_loaded import as_loaded
-from mesotron.rlvr.snr import SnrProbe
-from mesotron.rlvr.spectra import OptimizerLog
+from mesotron.rlvr.objectives import resolve, trl_arguments
+from mesotron.rlvr.optimizer import OptimizerLog, check_settings
+from mesotron.rlvr.rewards import Reward, as_reward_function, make_reward
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.trainer import GRPOTrainer
+from mesotron.rlvr.wrapping import as_loaded
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.plan import Plan
@@ -284,7 +282,7 @@ def add_callbacks(
     refuse = parts.config.guard != "rollback"
     trainer.add_callback(RunLog(run, view, trainer, refuse=refuse))
     trainer.add_callback(OptimizerLog(run))
-    trainer.add_callback(PoliteStop(stop))
+    trainer.add_callback(GracefulStop(stop))
     if parts.config.watch.snr_every:
         # Before all others: the trainer's own callback times the optimizer from here.
         probe = SnrProbe(parts.config.watch.snr_every, trainer)

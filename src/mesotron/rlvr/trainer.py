@@ -18,6 +18,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from mesotron.config.training import ObjectiveConfig, OptimConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.optim.groups import clip_gradients
+from mesotron.rlvr.anchor import Anchor
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
@@ -26,10 +27,9 @@ from mesotron.rlvr.layers.anchored import reference_in_memory
 from mesotron.rlvr.layers.resampling import Resampling
 from mesotron.rlvr.layers.rollouts import Engine
 from mesotron.rlvr.layers.scoring import vote
-from mesotron.rlvr.objectives.anchor import Anchor
-from mesotron.rlvr.objectives.options import loss_arguments, resolve, warn_if_on_policy
+from mesotron.rlvr.objectives import loss_arguments, resolve, warn_if_on_policy
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train
-from mesotron.rlvr.shards import keep_float32
+from mesotron.rlvr.wrapping import keep_float32_outputs
 
 CHECKED_AGAINST = "1.16"
 # Method -> its parameters in that version of TRL (and Transformers 5.22).
@@ -147,7 +147,7 @@ class GRPOTrainer(Resampling):
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        keep_float32(self.accelerator)
+        keep_float32_outputs(self.accelerator)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Build the optimizer, now that the model is wrapped; refuse one that misses a weight."""

@@ -18,14 +18,13 @@ from mesotron.config import OptimConfig, SftConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.optim.device import choose_device, name_device
 from mesotron.optim.groups import clip_gradients
-from mesotron.rlvr.callbacks import PoliteStop, RunLog
-from mesotron.rlvr.checkpoints.resume import SafeCheckpoints
+from mesotron.rlvr.callbacks import GracefulStop, RunLog
+from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.cost.spending import Spending, metered
-from mesotron.rlvr.demonstrations import make_demonstrations
+from mesotron.rlvr.dataset import make_demonstrations
 from mesotron.rlvr.models import load_model, lora_config
-from mesotron.rlvr.optimizer import build_optimizer, check_settings
+from mesotron.rlvr.optimizer import OptimizerLog, build_optimizer, check_settings
 from mesotron.rlvr.session import quiet_libraries, say
-from mesotron.rlvr.spectra import OptimizerLog
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
@@ -65,10 +64,10 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
             logs |= {f"optim/{name}": x for name, x in self._routed().stats().items()}
         super().log(logs, start_time)
 
-    def _own_state(self) -> dict[str, Any]:
+    def own_state(self) -> dict[str, Any]:
         return {"num_tokens": self._total_train_tokens}
 
-    def _load_own_state(self, mine: dict[str, Any]) -> None:
+    def load_own_state(self, mine: dict[str, Any]) -> None:
         self._total_train_tokens = mine["num_tokens"]
 
     def _routed(self) -> RoutedOptimizer:
@@ -150,7 +149,7 @@ def train_in(
         view.start_at(reached, run.rows("metrics"))
         trainer.add_callback(RunLog(run, view, trainer))
         trainer.add_callback(OptimizerLog(run))
-        trainer.add_callback(PoliteStop(stop))
+        trainer.add_callback(GracefulStop(stop))
         trainer.add_callback(spending)
         if reached < config.steps:
             trainer.train(str(plan.checkpoint.path) if plan.checkpoint else None)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from mesotron.config.reading import from_plain
 from mesotron.config.vla import WorldConfig
 from mesotron.config.vla_training import PolicyConfig
-from mesotron.rlvr.checkpoints.state import alone, load_state, save_state
+from mesotron.rlvr.checkpoint import load_state, own_memory, save_state
 from mesotron.runs.checkpoints import newest_whole, prune, writing
 from mesotron.runs.folder import plain
 from mesotron.vla.policy import Body, Policy
@@ -52,7 +52,7 @@ def save_policy(
     folder: Path, policy: Policy, step: int, world: WorldConfig | None, execute: int | None = None
 ) -> None:
     """Write weights and description of a policy into an empty folder."""
-    tensors = {name: alone(tensor) for name, tensor in policy.state_dict().items()}
+    tensors = {name: own_memory(tensor) for name, tensor in policy.state_dict().items()}
     save_file(tensors, folder / WEIGHTS)
     description = {
         "step": step,

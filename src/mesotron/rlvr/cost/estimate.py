@@ -15,8 +15,7 @@ from mesotron.config.budget import PRICES_AS_OF
 from mesotron.config.checks import check_least
 from mesotron.rlvr.checks import check_enough
 from mesotron.rlvr.cost.pace import Pace
-from mesotron.rlvr.objectives.first_round import first_round_prompts
-from mesotron.rlvr.objectives.options import resolve
+from mesotron.rlvr.objectives import first_round_prompts, resolve
 from mesotron.rlvr.tasks.load import GENERATED, load_task
 from mesotron.rlvr.train import check, check_installed, set_library_variables
 from mesotron.runs.console import spell_time

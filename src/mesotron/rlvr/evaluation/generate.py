@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mesotron.rlvr.shards import largest, let_go, smallest
+from mesotron.rlvr.wrapping import largest, reshard, smallest
 
 # Rows are dropped from the batch when this share of it is finished: copying the cache costs about
 # as much as a step, so doing it for every row would not pay.
@@ -84,7 +84,7 @@ def generate(
         done |= dict(zip(rows, finish(ids, tokenizer), strict=True))
         if progress is not None:
             progress(len(rows))
-    let_go(model)
+    reshard(model)
     return [done[i] for i in range(len(prompts))]
 
 

@@ -32,7 +32,7 @@ from mesotron.rlvr.evaluation.scores import (
     wilson,
 )
 from mesotron.rlvr.evaluation.transcripts import Transcript
-from mesotron.rlvr.rendering import render_prompts
+from mesotron.rlvr.prompts import render_prompts
 from mesotron.rlvr.tasks.problem import Problem
 
 

@@ -16,10 +16,10 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from mesotron.config.training import ObjectiveConfig
 from mesotron.probes import trajectory_entropy
+from mesotron.rlvr.anchor import Anchor, momentum_at
 from mesotron.rlvr.layers.padding import as_arrays, pad_rows
 from mesotron.rlvr.layers.policy_loss import PolicyLoss
-from mesotron.rlvr.objectives.anchor import Anchor, momentum_at
-from mesotron.rlvr.objectives.options import ANCHORED
+from mesotron.rlvr.objectives import ANCHORED
 from mesotron.runs.processes import asks_for_sharding
 
 Tokens = list[list[int]]

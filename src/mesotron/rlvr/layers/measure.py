@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
-from mesotron.probes import answer_diversity, group_signal, repetition, trajectory_entropy
+from mesotron.probes import answer_diversity, group_signal, repetition
 from mesotron.rlvr.answers.facts import Facts, summarise
 
 Item = TypeVar("Item")
@@ -37,6 +36,7 @@ def measure_rollout(scored: Scored) -> dict[str, float]:
     """groups/*, and with facts also facts/* and answers/*.
 
     Example:
+        >>> import torch
         >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
         >>> scored = Scored(rewards=rewards, facts=[], tolerance=1e-6)
         >>> measure_rollout(scored)["groups/zero_signal"]
@@ -55,51 +55,6 @@ def measure_rollout(scored: Scored) -> dict[str, float]:
 def measure_repetition(completion_ids: Sequence[Sequence[int]]) -> float:
     """completions/repetition of one process's completions."""
     return repetition(completion_ids)["completions/repetition"]
-
-
-def trajectory_figures(entropies: Tensor, log_ratio: Tensor | None, mask: Tensor) -> Tensor:
-    """Entropy and extreme log-ratios of each completion, for `measure_policy`.
-
-    Args:
-        entropies: [B, T] in nats.
-        log_ratio: [B, T] of the new to the old policy; None where both are the same.
-        mask: [B, T], 1 on tokens that train.
-
-    Returns:
-        [B, 3]: mean entropy, smallest and largest log-ratio; NaN for completions without tokens.
-    """
-    inside = mask != 0
-    H = trajectory_entropy(entropies, mask)
-    if log_ratio is None:
-        low = high = torch.zeros_like(H)
-    else:
-        low = torch.where(inside, log_ratio.float(), torch.inf).amin(dim=1)
-        high = torch.where(inside, log_ratio.float(), -torch.inf).amax(dim=1)
-    figures = torch.stack([H, low, high], dim=1)
-    return torch.where(inside.any(dim=1, keepdim=True), figures, torch.nan)
-
-
-def measure_policy(figures: Tensor) -> dict[str, float]:
-    """entropy/trajectory_q1 to _q3 and ratio/log_min, ratio/log_max.
-
-    Args:
-        figures: [any, 3] from `trajectory_figures`, of all processes.
-
-    Returns:
-        Five numbers; none if no completion has tokens.
-
-    Example:
-        >>> measure_policy(torch.tensor([[1.0, -0.5, 0.25], [3.0, 0.0, 0.5]]))["ratio/log_max"]
-        0.5
-    """
-    figures = figures[~figures[:, 0].isnan()]
-    if not len(figures):
-        return {}
-    H, low, high = figures.unbind(dim=1)
-    quarters = torch.quantile(H, torch.tensor([0.25, 0.5, 0.75], device=H.device))
-    found = torch.cat([quarters, low.min()[None], high.max()[None]]).tolist()
-    names = [f"entropy/trajectory_q{k}" for k in (1, 2, 3)] + ["ratio/log_min", "ratio/log_max"]
-    return dict(zip(names, found, strict=True))
 
 
 def in_groups(items: Sequence[Item], size: int) -> list[list[Item]]:

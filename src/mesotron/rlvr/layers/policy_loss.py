@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mesotron.rlvr.layers.measure import measure_policy, trajectory_figures
+from mesotron.rlvr.anchor import Anchor
 from mesotron.rlvr.layers.shared_prompts import SharedPrompts
-from mesotron.rlvr.objectives.anchor import Anchor
-from mesotron.rlvr.objectives.gmpo import LossInputs, LossOutputs, gmpo_loss
+from mesotron.rlvr.losses import LossInputs, correction_weight, gmpo_loss, policy_metrics
 
 
 class PolicyLoss(SharedPrompts):
@@ -58,8 +57,13 @@ class PolicyLoss(SharedPrompts):
         rest = super()._compute_loss(model, idle)
         assert self._seen is not None
         logprobs, entropies = self._seen
-        outputs = gmpo_loss(self._loss_inputs(inputs, logprobs, entropies))
-        self._measure_clipping(inputs, outputs)
+        outputs = gmpo_loss(self._loss_inputs(inputs, logprobs, entropies), self._gather)
+        metrics = self._metrics[self._mode()]
+        for name, value in outputs.metrics.items():
+            if name != "policy_loss":
+                metrics[name][-1] = value
+            elif self._entropy_bonus_enabled:
+                metrics[name][-1] += value
         steps = self.current_gradient_accumulation_steps if self.policy.training else 1
         return rest + outputs.loss / steps
 
@@ -82,7 +86,7 @@ class PolicyLoss(SharedPrompts):
                 off_policy_threshold=self.off_policy_mask_threshold,
             ).squeeze(1)
         if self.use_vllm and self.vllm_importance_sampling_correction:
-            correction, alive = rollout_weight(inputs["importance_sampling_ratio"], mask)
+            correction, alive = correction_weight(inputs["importance_sampling_ratio"], mask)
             weight = correction if weight is None else weight * correction
             token_mask = alive if token_mask is None else token_mask & alive
         return LossInputs(
@@ -97,33 +101,12 @@ class PolicyLoss(SharedPrompts):
             sequence_weight=weight,
         )
 
-    def _measure_clipping(self, inputs: dict[str, Any], outputs: LossOutputs) -> None:
-        """Put GMPO's shares where TRL has just written those of its idle policy term."""
-        mask = loss_mask(inputs).float()
-        low, high = outputs.low_clipped * mask, outputs.high_clipped * mask
-        sums = torch.stack([low.sum(), high.sum(), mask.sum()])
-        sums = self._add_up(sums)
-        low_mean, high_mean = (sums[:2] / sums[2].clamp(min=1)).tolist()
-        tokens = mask.sum(dim=1).clamp(min=1)
-        each = torch.stack([low.sum(dim=1) / tokens, high.sum(dim=1) / tokens], dim=1)
-        each = self._gather(each)
-        metrics = self._metrics[self._mode()]
-        metrics["clip_ratio/low_mean"][-1] = low_mean
-        metrics["clip_ratio/high_mean"][-1] = high_mean
-        metrics["clip_ratio/region_mean"][-1] = low_mean + high_mean
-        metrics["clip_ratio/low_min"][-1] = each[:, 0].min().item()
-        metrics["clip_ratio/high_max"][-1] = each[:, 1].max().item()
-        if self._entropy_bonus_enabled:
-            loss = self._gather(outputs.loss.detach()).mean()
-            metrics["policy_loss"][-1] += loss.item()
-
     def _measure_loss(self, inputs: dict[str, Any]) -> None:
         assert self._seen is not None
         logprobs, entropies = (x.detach() for x in self._seen)
         old = inputs.get("old_per_token_logps")
         ratio = None if old is None else logprobs - old
-        figures = trajectory_figures(entropies, ratio, loss_mask(inputs))
-        found = measure_policy(self._gather(figures))
+        found = policy_metrics(entropies, ratio, loss_mask(inputs), self._gather)
         if not found:  # TRL has written 0 for means over no token, and leaves NaN out of its means
             written = self._metrics[self._mode()]
             for name in written.keys() & {"entropy", "kl"}:
@@ -177,29 +160,3 @@ def loss_mask(inputs: dict[str, Any]) -> Tensor:
     """[B, T], 1 on tokens that the policy wrote and that train."""
     mask = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
-
-
-def rollout_weight(ratio: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """TRL's correction for a rollout engine as one factor for each sequence.
-
-    A ratio for each token becomes their geometric mean, as GMPO weighs its own; tokens that TRL
-    masked (ratio 0) are left out of it and give no gradient.
-
-    Args:
-        ratio: [B, 1] or [B, T].
-        mask: [B, T].
-
-    Returns:
-        Factors [B], and the tokens [B, T] that stay.
-
-    Example:
-        >>> weight, alive = rollout_weight(torch.tensor([[4.0, 1.0, 0.0]]), torch.ones(1, 3))
-        >>> weight, alive
-        (tensor([2.]), tensor([[ True,  True, False]]))
-    """
-    if ratio.shape[1] == 1 and mask.shape[1] != 1:
-        return ratio.squeeze(1), torch.ones_like(mask, dtype=torch.bool)
-    alive = ratio > 0
-    counted = alive & (mask != 0)
-    logs = torch.where(counted, ratio, 1.0).log()
-    return (logs.sum(dim=1) / counted.sum(dim=1).clamp(min=1)).exp(), alive

@@ -1,6 +1,6 @@
 """Dynamic sampling inside TRL's trainer (DAPO, arXiv 2503.14476): drop or replace silent groups.
 
-A silent group is one whose rewards are all alike. `mesotron.rlvr.objectives.dynamic` has the rules;
+A silent group is one whose rewards are all alike. `mesotron.rlvr.dynamic` has the rules;
 here further rounds are sampled and batches are put together.
 """
 
@@ -8,9 +8,7 @@ import time
 from typing import Any
 
 from mesotron.probes import group_spreads
-from mesotron.rlvr.layers.measure import in_groups, measure_rollout
-from mesotron.rlvr.layers.scoring import Scoring
-from mesotron.rlvr.objectives.dynamic import (
+from mesotron.rlvr.dynamic import (
     PromptStream,
     Source,
     fill_places,
@@ -18,7 +16,9 @@ from mesotron.rlvr.objectives.dynamic import (
     missing_places,
     split_rows,
 )
-from mesotron.rlvr.objectives.first_round import first_round_rows
+from mesotron.rlvr.layers.measure import in_groups, measure_rollout
+from mesotron.rlvr.layers.scoring import Scoring
+from mesotron.rlvr.objectives import first_round_rows
 
 
 class Resampling(Scoring):

@@ -1,12 +1,15 @@
 """Who samples inside TRL's trainer: TRL's own ways, or captured graphs (`rollout.engine`)."""
 
+import json
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from accelerate.utils import is_peft_model
+from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from mesotron.rlvr.checkpoints.resume import ExactResume
+from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.dataset import Rows
 from mesotron.rlvr.layers.padding import quick_padding
 from mesotron.rlvr.sampling.draw import Sampling
@@ -16,6 +19,59 @@ from mesotron.rlvr.sampling.graph_sampler import GraphSampler, check_attention
 Engine = Literal["generate", "graph", "fused"]
 # Prompts whose tokens are remembered: 256 chats took 39 ms of each step on an H200's host.
 KEPT_PROMPTS = 16_384
+
+
+class ExactResume(SafeCheckpoints):
+    """Mixin for TRL's GRPO trainer: also its rollout buffer, its counters and its order of prompts.
+
+    `class GRPOTrainer(ExactResume, trl.GRPOTrainer)`.
+    """
+
+    _epochs_read: int = 0
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(self._newest_checkpoint())
+        if resume_from_checkpoint:
+            path = Path(resume_from_checkpoint) / "trainer_state.json"
+            self._epochs_read = int(json.loads(path.read_text())["epoch"])
+        return super().train(resume_from_checkpoint, **kwargs)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        """TRL's sampler after as many shuffles as the run has begun epochs."""
+        sampler = super()._get_train_sampler(dataset)
+        if self.shuffle_dataset:
+            for _ in range(self._epochs_read):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
+
+    def own_state(self) -> dict[str, Any]:
+        every = self.args.steps_per_generation * self.num_iterations
+        used_up = self._step % every == 0  # then the next step samples anew
+        state: dict[str, Any] = {
+            "step": self._step,
+            "buffer": None if used_up else self._buffered_inputs,
+            "metrics": {name: list(found) for name, found in self._metrics["train"].items()},
+        }
+        if self.use_adaptive_entropy:
+            state["entropy"] = [self.entropy_coef, self._last_world_entropy]
+        return state
+
+    def load_own_state(self, mine: dict[str, Any]) -> None:
+        self._step = mine["step"]
+        buffer = mine["buffer"]
+        if buffer is not None:
+            buffer = [to_device(batch, self.accelerator.device) for batch in buffer]
+        self._buffered_inputs = buffer
+        for name, found in mine["metrics"].items():
+            self._metrics["train"][name].extend(found)
+        if self.use_adaptive_entropy:
+            self.entropy_coef, self._last_world_entropy = mine["entropy"]
+
+
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A batch with its tensors on a device."""
+    return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
 
 
 class Rollouts(ExactResume, GRPOTrainer):  # pyright: ignore[reportIncompatibleMethodOverride]

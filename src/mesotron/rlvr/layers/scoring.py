@@ -12,11 +12,10 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from mesotron.rlvr.answers.facts import Facts, Judge
+from mesotron.rlvr.labels import Ballots, label_accuracy, label_by_vote, low_entropy_outliers
 from mesotron.rlvr.layers.anchored import AnchoredRollouts
-from mesotron.rlvr.layers.labels import Ballots, grade, label_by_vote
 from mesotron.rlvr.layers.measure import Scored, in_groups, measure_repetition
-from mesotron.rlvr.objectives.entropy_filter import low_entropy_outliers
-from mesotron.rlvr.objectives.options import SELF_LABELLED
+from mesotron.rlvr.objectives import SELF_LABELLED
 
 
 class Scoring(AnchoredRollouts):
@@ -93,7 +92,7 @@ class Scoring(AnchoredRollouts):
         self._note(labels.metrics)
         graded = [g if f.graded else None for g, f in zip(golds, facts, strict=True)][::G]
         correct = in_groups([fact.correct for fact in facts], G)
-        self._note(grade(labels, graded, correct, judge.verifier))
+        self._note(label_accuracy(labels, graded, correct, judge.verifier))
         flat = [x for row in labels.rewards for x in row]
         rewards[:, 0] = rewards.new_tensor([torch.nan if x is None else x for x in flat])
         rewards[rewards[:, 0].isnan()] = torch.nan

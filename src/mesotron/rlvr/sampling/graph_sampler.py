@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers import StaticCache
 
-from mesotron.rlvr.sampling.as_loaded import as_loaded
 from mesotron.rlvr.sampling.draw import Sampling
+from mesotron.rlvr.wrapping import as_loaded
 
 # Prompts are padded up to a multiple of this, so that few shapes serve a whole data set.
 PROMPT_STEP = 32

@@ -1,8 +1,9 @@
-"""The momentum policy of M-GRPO (arXiv 2512.13070): a slow average of the weights that also votes.
+"""The anchor: a slow average of the policy's weights that votes or is the KL reference.
 
-theta_k <- m theta_k + (1 - m) theta_q, kept in float32: at a learning rate of 1e-6 a bfloat16
-average would never move. Only trainable weights are averaged (with LoRA the adapters: the mean of A
-and of B is not the mean of BA, an approximation). Sharded weights are averaged shard by shard.
+M-GRPO (arXiv 2512.13070): theta_k <- m theta_k + (1 - m) theta_q, kept in float32, since at a
+learning rate of 1e-6 a bfloat16 average would never move. Only trainable weights are averaged. With
+LoRA these are the adapters, an approximation: the mean of A and of B is not the mean of BA. Sharded
+weights are averaged shard by shard.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mesotron.rlvr.shards import let_go
+from mesotron.rlvr.wrapping import reshard
 
 # Where Co-rewarding-II's annealing ends (arXiv 2508.00410): the anchor then hardly moves.
 LAST_MOMENTUM = 1 - 1e-5
@@ -43,11 +44,11 @@ def momentum_at(
 
 
 class Anchor:
-    """An average of a model's trainable weights that can take their place for a while.
+    """An average of a model's trainable weights that can temporarily replace them.
 
-    It starts as a copy at its first use, when the model is where it trains (on its device, wrapped,
-    sharded), or from a checkpoint. Flat shards (FSDP1, ZeRO-3) must be refused by whoever prepared
-    the model: they cannot be told from real vectors here.
+    It starts as a copy at its first use, when the model is wrapped, sharded and on its device, or
+    from a checkpoint. Flat shards (FSDP1, ZeRO-3) look like ordinary vectors here, so the caller
+    must refuse them.
 
     Args:
         dtype: of the copy; float32 for an average that moves, None to keep each weight's own.
@@ -69,10 +70,11 @@ class Anchor:
         self.weights: dict[str, Tensor] = {}
         self.updates = 0
         self.moved = torch.zeros(2)
+        """Squared distance to the model after the last update, and the model's squared norm."""
         self._ready = False
 
     def start(self, model: nn.Module) -> "Anchor":
-        """Copy the model, unless this was done before or a checkpoint was loaded."""
+        """Copy the model, unless that was done before or a checkpoint was loaded."""
         if self._ready:
             return self
         now = {
@@ -80,9 +82,16 @@ class Anchor:
             for name, p in trainable(model)
         }
         if not now:
-            raise ValueError("no weight of the model trains, so there is nothing to anchor")
-        if self.weights:
-            now = _fit(self.weights, now)
+            raise ValueError("the model has no trainable weights to anchor")
+        if self.weights:  # from a checkpoint
+            shapes, loaded = ({n: w.shape for n, w in x.items()} for x in (now, self.weights))
+            wrong = [n for n in (*loaded, *shapes) if loaded.get(n) != shapes.get(n)]
+            if wrong:
+                raise ValueError(
+                    f"the checkpoint's anchor does not fit this model (see {wrong[0]!r}): resume "
+                    "with the model and the LoRA settings that the run was started with"
+                )
+            now = {name: now[name].copy_(mean) for name, mean in self.weights.items()}
         self.weights, self._ready = now, True
         return self
 
@@ -103,63 +112,48 @@ class Anchor:
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Give the model the anchor's weights inside the block, and its own back after it.
+        """Give the model the anchor's weights inside the block.
 
-        The tensors stay the same objects at the same addresses: whatever points at them (an
-        optimizer, an inference engine, a shard) need not know.
+        The tensors stay the same objects at the same addresses, so optimizers, inference engines
+        and shards that hold them need not know.
         """
         self.start(model)
         own = {name: local(p).clone() for name, p in trainable(model)}
-        with torch.no_grad():
-            for name, p in trainable(model):
-                local(p).copy_(self.weights[name])
+        self._write(model, self.weights)
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, p in trainable(model):
-                    local(p).copy_(own[name])
+            self._write(model, own)
+
+    @staticmethod
+    @torch.no_grad()
+    def _write(model: nn.Module, weights: dict[str, Tensor]) -> None:
+        for name, p in trainable(model):
+            local(p).copy_(weights[name])
+
+    # For checkpoints (`checkpoint.Stateful`); of a sharded model each process has its shards.
 
     def tensors(self) -> dict[str, Tensor]:
-        """The average, for a checkpoint: this process's shards where the model is sharded."""
         return dict(self.weights)
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Take the average of a checkpoint over; it is fitted to the model at the next use."""
         self.weights, self._ready = dict(tensors), False
 
     def values(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the weights."""
         return {"updates": self.updates, "moved": self.moved.tolist()}
 
     def load_values(self, values: dict[str, Any]) -> None:
-        """Take over what `values` gave."""
         self.updates = int(values["updates"])
         self.moved = torch.tensor(values["moved"])
 
 
-def _fit(loaded: dict[str, Tensor], now: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint's average where the model's weights are; another model's is refused."""
-    odd = [name for name in (*loaded, *now) if not _alike(loaded.get(name), now.get(name))]
-    if odd:
-        raise ValueError(
-            f"the checkpoint's anchor does not fit this model (see {odd[0]!r}): resume with the "
-            "model and the LoRA settings that the run was started with"
-        )
-    return {name: now[name].copy_(mean) for name, mean in loaded.items()}
-
-
-def _alike(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is not None and b is not None and a.shape == b.shape
-
-
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The weights that train, each once, by name; of a sharded model its shards."""
-    let_go(model)
+    """The trainable weights by name, each once; of a sharded model its shards."""
+    reshard(model)
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
 
 
 def local(p: Tensor) -> Tensor:
-    """This process's part of a weight, without gradient, sharing its memory."""
+    """This process's part of a weight, detached, sharing its memory."""
     p = p.detach()
     return p.to_local() if isinstance(p, DTensor) else p

@@ -1,0 +1,435 @@
+"""Exact checkpoints for Transformers trainers: killed and resumed equals uninterrupted, bit by bit.
+
+Transformers' checkpoints are pickles and not atomic. These are safetensors and JSON, written to a
+draft folder and renamed. A tree of plain values goes to NAME.json and its tensors to
+NAME.safetensors; nothing that is read can run code. vLLM's random states are not saved.
+"""
+
+import errno
+import json
+import logging
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
+
+from mesotron.rlvr.anchor import trainable
+from mesotron.rlvr.wrapping import is_sharded
+from mesotron.runs import checkpoints
+
+# The mixin calls methods of the trainer that follows it in the bases.
+if TYPE_CHECKING:
+    Mixin = Any
+else:
+    Mixin = object
+
+log = logging.getLogger(__name__)
+# Checkpoints hold whole weights by name; LoRA's leave the frozen ones out.
+WHOLE = StateDictOptions(full_state_dict=True, strict=False)
+# Markers in the JSON: a dict whose only key is one of these is not plain state.
+TENSOR, TUPLE, PAIRS = "__tensor__", "__tuple__", "__pairs__"
+SHARD = "__shard__"  # a process's part of a sharded tensor
+
+
+class Stateful(Protocol):
+    """A part of a trainer that must survive a kill: an anchor policy, a prompt stream."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        ...
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `tensors` returned; they come on the CPU."""
+        ...
+
+    def values(self) -> Any:
+        """The rest, as JSON holds it."""
+        ...
+
+    def load_values(self, values: Any) -> None:
+        """Restore what `values` returned."""
+        ...
+
+
+class SafeCheckpoints(Mixin):
+    """Mixin for any Transformers trainer: atomic checkpoints without pickle.
+
+    `class MyTrainer(SafeCheckpoints, trl.SFTTrainer)`. Add whatever else must survive to `stateful`
+    before calling `train`. Overrides train, _save_checkpoint, _save, _load_from_checkpoint,
+    _load_optimizer_and_scheduler and _load_rng_state of Transformers 5.22.
+    """
+
+    stateful: dict[str, Stateful]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.stateful = {}
+        super().__init__(*args, **kwargs)
+
+    def own_state(self) -> dict[str, Any]:
+        """What a kind of trainer saves per process beyond random states; override it."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Restore what `own_state` returned."""
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Train; True resumes from the newest complete checkpoint of the output folder."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(self._newest_checkpoint())
+        elif resume_from_checkpoint and (wrong := checkpoints.damage(Path(resume_from_checkpoint))):
+            raise ValueError(f"the checkpoint is damaged: {wrong}; resume from an earlier one")
+        return super().train(resume_from_checkpoint or None, **kwargs)
+
+    def _newest_checkpoint(self) -> Path:
+        root = Path(self.args.output_dir or ".")
+        newest, damaged = checkpoints.newest_whole(root)
+        for wrong in damaged:
+            log.warning("skipping a damaged checkpoint: %s", wrong)
+        if newest is None:
+            raise ValueError(f"{root} has no complete checkpoint to resume from")
+        return newest.path
+
+    # Writing
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        root, step = Path(self._get_output_dir(trial)), self.state.global_step
+        draft, main = checkpoints.draft_path(root, step), self.args.should_save
+        self.store_flos()
+
+        def start() -> None:
+            refuse_non_finite_weights(self.model, step)
+            if main:
+                checkpoints.start(root, step)
+
+        def publish() -> None:
+            if main:
+                checkpoints.publish(draft)
+                if self.args.save_total_limit:
+                    checkpoints.prune(root, self.args.save_total_limit, newest=step)
+
+        try:
+            for part in (start, lambda: self._write(draft), publish):
+                all_or_none(part, step)
+        except (OSError, SafetensorError, ValueError) as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise explain_failed_write(error, root, step) from error
+
+    def _write(self, draft: Path) -> None:
+        # Each process writes its own state; the main one writes the rest.
+        if self.is_deepspeed_enabled or (self.is_fsdp_enabled and not self.accelerator.is_fsdp2):
+            raise ValueError(
+                "DeepSpeed and FSDP1 keep weights in flat shards, which cannot be saved exactly: "
+                "use FSDP2 (fsdp_version: 2) or plain data parallelism"
+            )
+        weights = None
+        if self.is_fsdp_enabled:  # a collective call; tied weights are held once
+            tied = self.model.all_tied_weights_keys
+            whole = self.accelerator.get_state_dict(self.model)
+            weights = {name: w for name, w in whole.items() if name not in tied}
+        scaler = self.accelerator.scaler
+        steps = {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.lr_scheduler.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+        if self.args.should_save:
+            self._save(str(draft), weights)
+            self.state.save_to_json(str(draft / "trainer_state.json"))
+        if self.args.should_save or self.is_fsdp_enabled:
+            save_state(draft, self._optimizer_file(), steps)
+        parts = {
+            name: {"tensors": part.tensors(), "values": json.dumps(part.values())}
+            for name, part in self.stateful.items()
+        }
+        own = {"random": random_state(), "stateful": parts, **self.own_state()}
+        save_state(draft, f"process-{self.args.process_index}", own)
+
+    def _optimizer_file(self) -> str:
+        # One file, or one per process where each has a part of the state.
+        return f"optimizer-{self.args.process_index}" if self.is_fsdp_enabled else "optimizer"
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        # Weights and tokenizer; Transformers would add its arguments as a pickle.
+        folder = output_dir or self.args.output_dir
+        self.model.save_pretrained(folder, state_dict=state_dict)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    # Reading
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        load_weights(model or self.model, Path(resume_from_checkpoint))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        own = self._load_process_state(checkpoint)
+        steps = self._load_optimizer(Path(checkpoint))
+        self.lr_scheduler.load_state_dict(steps["scheduler"])
+        if steps["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(steps["scaler"])
+        for name, part in self.stateful.items():
+            if name not in own["stateful"]:
+                raise ValueError(f"{checkpoint} has no state of {name}: another objective wrote it")
+            load_part(part, own["stateful"][name])
+        self.load_own_state(own)
+
+    def _load_optimizer(self, checkpoint: Path) -> dict[str, Any]:
+        steps = load_state(checkpoint, self._optimizer_file())
+        shard_like_parameters(steps["optimizer"], self.optimizer)
+        self.optimizer.load_state_dict(steps["optimizer"])
+        return steps
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            restore_random_state(self._load_process_state(checkpoint)["random"])
+
+    def _load_process_state(self, checkpoint: str) -> dict[str, Any]:
+        writers = len(list(Path(checkpoint).glob("process-*.json")))
+        if writers != self.args.world_size:
+            raise ValueError(
+                f"{checkpoint} was written by {writers} processes and cannot be resumed exactly by "
+                f"{self.args.world_size}: start as many as before"
+            )
+        return load_state(Path(checkpoint), f"process-{self.args.process_index}")
+
+    def restore_policy(self, checkpoint: Path) -> None:
+        """Return to a checkpoint's weights in the middle of training, for `watch.rollback`.
+
+        Restores weights, optimizer and stateful parts with tensors (an anchor follows the weights);
+        schedule, data order, random states and counters continue.
+        """
+        self._load_from_checkpoint(str(checkpoint))
+        self._load_optimizer(checkpoint)
+        own = self._load_process_state(str(checkpoint))
+        for name, part in self.stateful.items():
+            if part.tensors() or own["stateful"][name]["tensors"]:
+                load_part(part, own["stateful"][name])
+
+
+def load_part(part: Stateful, saved: dict[str, Any]) -> None:
+    """Restore a stateful part from a checkpoint."""
+    part.load_tensors(saved["tensors"])
+    part.load_values(json.loads(saved["values"]))
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Fill a model, or a LoRA model's adapter, from a checkpoint; no weight may be missing."""
+    if (folder / "adapter_model.safetensors").exists():
+        load_adapter(model, folder)
+        return
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} has no weights as safetensors: resume from another checkpoint")
+    saved: dict[str, Any] = {}
+    for path in files:
+        saved |= load_file(path)
+    # Shards whole weights where the model is sharded, and copies them where it is not.
+    missing, unexpected = set_model_state_dict(model, saved, options=WHOLE)
+    tied = set(model.all_tied_weights_keys)  # saved once, under the other name
+    if wrong := [*unexpected, *(set(missing) - tied)]:
+        raise ValueError(f"{folder} holds a different model: {', '.join(wrong[:3])}")
+
+
+def load_adapter(model: Any, folder: Path) -> None:
+    """Fill a LoRA model's adapter from the file that `save_pretrained` wrote."""
+    from peft import set_peft_model_state_dict
+
+    saved = load_file(folder / "adapter_model.safetensors")
+    trains = [name for name, _ in trainable(model)]
+    if is_sharded(model):
+        # PEFT would copy whole weights into shards. Its files omit the adapter's name.
+        names = {name.replace(f".{model.active_adapter}", ""): name for name in trains}
+        wrong = [name for name in (*saved, *names) if (name in saved) != (name in names)]
+        whole: dict[str, Any] = {names[n]: weight for n, weight in saved.items() if n in names}
+        set_model_state_dict(model, whole, options=WHOLE)
+    else:
+        result = set_peft_model_state_dict(model, saved)
+        missing = set(result.missing_keys).intersection(trains)  # frozen ones are not saved
+        wrong = [*result.unexpected_keys, *sorted(missing)]
+    if wrong:
+        raise ValueError(f"{folder} holds a different adapter: {', '.join(wrong[:3])}")
+
+
+def shard_like_parameters(state: dict[str, Any], optimizer: Any) -> None:
+    """Turn the `Shard`s of an optimizer's state into tensors sharded like their parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for key, value in state["state"].get(number, {}).items():
+            if isinstance(value, Shard):
+                state["state"][number][key] = value.like(parameter)
+
+
+# Failures of writing: named, and raised in every process
+
+
+def all_or_none(action: Callable[[], None], step: int) -> None:
+    """Run an action in every process; a failure in one is raised in all, so that none waits."""
+    from accelerate.utils import gather_object
+
+    error: Exception | None = None
+    try:
+        action()
+    except Exception as raised:  # raised below, once the other processes know
+        error = raised
+    errors = gather_object([None if error is None else f"{type(error).__name__}: {error}"])
+    if error is not None:
+        raise error
+    for number, text in enumerate(errors):
+        if text is not None:
+            raise ValueError(
+                f"process {number} could not write its part of the checkpoint of step {step} "
+                f"({text}); earlier checkpoints are complete: fix that and resume"
+            )
+
+
+def refuse_non_finite_weights(model: nn.Module, step: int) -> None:
+    """Raise ValueError rather than overwrite good checkpoints with NaN or infinite weights."""
+    weights = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    held = [w.detach() for w in weights if w.numel()]
+    peaks = torch._foreach_norm(held, float("inf")) if held else []  # pyright: ignore
+    if not all(bool(peak.isfinite()) for peak in peaks):
+        raise ValueError(
+            f"weights are not finite after step {step}, so training stopped and this step was not "
+            "saved: continue from an earlier checkpoint (--model.name) with a smaller --optim.lr"
+        )
+
+
+def explain_failed_write(error: Exception, root: Path, step: int) -> Exception:
+    """A ValueError that names the system's reason (a full disk, a quota); other errors as is."""
+    found = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has it in its text only
+    code = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+    if code is None:
+        return error
+    reason = "the disk is full" if code in (errno.ENOSPC, errno.EDQUOT) else os.strerror(code)
+    return ValueError(
+        f"{reason}: could not write the checkpoint of step {step} to {root}; earlier checkpoints "
+        "are complete: free space or fix that, and resume"
+    )
+
+
+# State without pickle
+
+
+def save_state(folder: Path, name: str, tree: Any) -> None:
+    """Write a tree as NAME.json and, if it holds tensors, NAME.safetensors.
+
+    Args:
+        folder: where to write.
+        name: of the files, without suffix.
+        tree: dicts, lists, tuples, numbers, strings, None and tensors, at any depth.
+
+    Raises:
+        ValueError: the tree holds something else; the message has its path.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain = take_tensors_out(tree, name, tensors)
+    (folder / f"{name}.json").write_text(json.dumps(plain))
+    if tensors:
+        save_file(tensors, folder / f"{name}.safetensors")
+
+
+def load_state(folder: Path, name: str) -> Any:
+    """Read what `save_state` wrote; tensors come on the CPU."""
+    path = folder / f"{name}.safetensors"
+    tensors = load_file(path) if path.exists() else {}
+    return put_tensors_back(json.loads((folder / f"{name}.json").read_text()), tensors)
+
+
+def take_tensors_out(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The tree as JSON can hold it; its tensors are added to `tensors` under their paths."""
+    if isinstance(tree, DTensor):
+        tensors[path] = own_memory(tree.to_local())
+        return {SHARD: path}
+    if isinstance(tree, Tensor):
+        tensors[path] = own_memory(tree)
+        return {TENSOR: path}
+    if tree is None or type(tree) in (bool, int, float, str):
+        return tree
+    if isinstance(tree, dict):
+        items = [
+            (key, take_tensors_out(item, f"{path}.{key}", tensors)) for key, item in tree.items()
+        ]
+        named = all(isinstance(key, str) for key in tree)
+        return dict(items) if named else {PAIRS: [[key, item] for key, item in items]}
+    if type(tree) in (list, tuple):
+        items = [take_tensors_out(item, f"{path}.{k}", tensors) for k, item in enumerate(tree)]
+        return items if type(tree) is list else {TUPLE: items}
+    kind = type(tree).__name__
+    raise ValueError(f"{path} is of type {kind}; a checkpoint holds plain values and tensors")
+
+
+def put_tensors_back(plain: Any, tensors: dict[str, Tensor]) -> Any:
+    """Undo `take_tensors_out`."""
+    if isinstance(plain, list):
+        return [put_tensors_back(item, tensors) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if plain.keys() == {TENSOR}:
+        return tensors[plain[TENSOR]]
+    if plain.keys() == {SHARD}:
+        return Shard(tensors[plain[SHARD]])
+    if plain.keys() == {TUPLE}:
+        return tuple(put_tensors_back(item, tensors) for item in plain[TUPLE])
+    if plain.keys() == {PAIRS}:
+        return {key: put_tensors_back(item, tensors) for key, item in plain[PAIRS]}
+    return {key: put_tensors_back(item, tensors) for key, item in plain.items()}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A process's part of a sharded tensor, before its placement is known."""
+
+    local: Tensor
+
+    def like(self, other: DTensor) -> DTensor:
+        """The sharded tensor of which this is a part, placed like another one."""
+        return DTensor.from_local(
+            self.local.to(other.device),
+            other.device_mesh,
+            other.placements,
+            run_check=False,
+            shape=other.shape,
+            stride=other.stride(),
+        )
+
+
+def own_memory(tensor: Tensor) -> Tensor:
+    """A contiguous CPU tensor with its own storage, which safetensors requires."""
+    plain = tensor.detach().cpu().contiguous()
+    shared = plain.untyped_storage().nbytes() != plain.nbytes
+    return plain.clone() if shared or plain.data_ptr() == tensor.data_ptr() else plain
+
+
+def random_state() -> dict[str, Any]:
+    """The states of all global random generators: Python's, NumPy's, torch's."""
+    name, keys, *rest = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Restore what `random_state` returned."""
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

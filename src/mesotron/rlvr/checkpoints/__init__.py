@@ -1,1 +1,0 @@
-"""Checkpoints that are whole, hold no pickle and continue to the bit."""

@@ -1,0 +1,278 @@
+"""Dynamic sampling (DAPO, arXiv 2503.14476): replace groups whose rewards are all equal.
+
+Such groups give no gradient. `resample` replaces them by groups of further prompts; with
+oversampling the groups whose rewards differ most can be kept (learnability, arXiv 2502.12272).
+Every process decides from the gathered rewards which group goes where, so no process waits for
+another and no completion moves between processes.
+
+Legend: P prompts of a rollout batch, G completions per prompt, W processes, B = P G / W rows of
+one process. A place is one of the P groups of the batch that trains.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mesotron.config.training import ObjectiveConfig
+from mesotron.rlvr.objectives import first_round_rows
+
+# Padded on the left; the others on the right.
+LEFT_PADDED = ("prompt_ids", "prompt_mask")
+# Padding values other than 0.
+PADDING = {"tool_mask": 1.0, "importance_sampling_ratio": 1.0}
+IMAGES = ("pixel_values", "num_images", "image_grid_thw")
+
+Row = dict[str, Any]
+Batch = dict[str, Any]
+ScoreRound = Callable[[list[Row]], tuple[Batch, list[float]]]
+"""Samples and scores rows: this process's batch, and the spread of rewards of every group."""
+
+
+class Source(NamedTuple):
+    """Where a place takes its group from."""
+
+    round: int
+    place: int
+
+
+class PromptStream:
+    """Further prompts in an order of their own, which all processes share and a checkpoint keeps.
+
+    Args:
+        num_prompts: size of the dataset.
+        seed: of the order; each pass over the data has a different one.
+
+    Example:
+        >>> stream = PromptStream(3, seed=0)
+        >>> sorted(stream.take(3)), stream.values()
+        ([0, 1, 2], {'taken': 3})
+    """
+
+    def __init__(self, num_prompts: int, seed: int) -> None:
+        self.num_prompts = num_prompts
+        self.seed = seed
+        self.taken = 0
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def take(self, number: int) -> list[int]:
+        """The next row numbers of the dataset."""
+        rows = []
+        for _ in range(number):
+            epoch, place = divmod(self.taken, self.num_prompts)
+            if self._order[0] != epoch:
+                # Not the seed itself, from which the batches draw their order of these prompts.
+                generator = torch.Generator().manual_seed((self.seed + 1) * 1_000_003 + epoch)
+                order = torch.randperm(self.num_prompts, generator=generator).tolist()
+                self._order = epoch, order
+            rows.append(self._order[1][place])
+            self.taken += 1
+        return rows
+
+    # For checkpoints (`checkpoint.Stateful`)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        pass
+
+    def values(self) -> dict[str, int]:
+        return {"taken": self.taken}
+
+    def load_values(self, values: dict[str, int]) -> None:
+        self.taken = int(values["taken"])
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """A batch put together from several rounds, and which of its P groups have no signal."""
+
+    batch: Batch
+    silent: list[bool]
+    rounds: int
+
+
+@dataclass
+class Resampler:
+    """Samples further prompts until every place has a group with a signal, or the cap.
+
+    Args:
+        dataset: the training rows.
+        stream: gives the numbers of further rows.
+        objective: the dynamic_* settings.
+        group_size: G.
+        rank: this process.
+        world: W.
+    """
+
+    dataset: Any
+    stream: PromptStream
+    objective: ObjectiveConfig
+    group_size: int
+    rank: int = 0
+    world: int = 1
+
+    def __call__(self, inputs: list[Row], score: ScoreRound) -> Resampled:
+        """Resample a batch; `inputs` are this process's rows, `score` handles one round."""
+        G, own = self.group_size, len(inputs)
+        # Blocks do not exchange groups: processes, or single groups where one spans processes.
+        blocks = self.world if own % G == 0 else own * self.world // G
+        batches, spreads = self._first_round(inputs, blocks, score)
+        widest = self.objective.dynamic_choice == "widest"
+        chosen, rounds = fill_places(spreads, blocks, widest), 1
+        while missing_places(chosen, blocks) and rounds < self.objective.dynamic_max_rounds:
+            batch, spread = score(self._further(missing_places(chosen, blocks), blocks))
+            batches.append(batch)
+            spreads.append(spread)
+            chosen, rounds = fill_places(spreads, blocks, widest), rounds + 1
+        sizes = [_num_rows(batch) for batch in batches]
+        rows = []
+        for row in range(self.rank * own, (self.rank + 1) * own):
+            place, offset = divmod(row, G)
+            number, source = chosen[place] or Source(0, place)
+            rows.append((number, source * G + offset - self.rank * sizes[number]))
+        silent = [source is None for source in chosen]
+        return Resampled(merge_rows(batches, rows), silent, rounds)
+
+    def _first_round(
+        self, inputs: list[Row], blocks: int, score: ScoreRound
+    ) -> tuple[list[Batch], list[list[float]]]:
+        # With oversampling the extra prompts are sampled with the batch's own, then split off.
+        G, oversample = self.group_size, self.objective.dynamic_oversample
+        first = first_round_rows(len(inputs), G, oversample)
+        if first == len(inputs):
+            batch, spread = score(inputs)
+            return [batch], [spread]
+        own, each = len(inputs) // G, first // G  # groups per process
+        batch, spread = score([*inputs, *self._further(each - own, blocks)])
+        by_process = [spread[k : k + each] for k in range(0, len(spread), each)]
+        spreads = [
+            [x for groups in by_process for x in groups[part]]
+            for part in (slice(own), slice(own, None))
+        ]
+        return split_rows(batch, len(inputs)), spreads
+
+    def _further(self, number: int, blocks: int) -> list[Row]:
+        # This process's rows of `number` further prompts per block.
+        rows = [r for r in self.stream.take(number * blocks) for _ in range(self.group_size)]
+        share = len(rows) // self.world
+        own = rows[self.rank * share :][:share]
+        read = {row: self.dataset[row] for row in dict.fromkeys(own)}
+        return [dict(read[row]) for row in own]
+
+
+def fill_places(
+    rounds: Sequence[Sequence[float]], blocks: int, widest: bool = False
+) -> list[Source | None]:
+    """Give each place a group with a signal from its own block.
+
+    Args:
+        rounds: for each round the spread of each group's rewards, 0 for no signal. The first round
+            has P groups; later ones may have fewer, in the same blocks.
+        blocks: number of equal parts that do not exchange groups: W where each process holds whole
+            groups, P where a group spans processes and must stay in its place.
+        widest: prefer the groups with the largest spread over the first ones.
+
+    Returns:
+        P entries; None where no group with a signal is left.
+
+    Example:
+        >>> fill_places([[0.5, 0.0], [0.1, 0.2]], blocks=1)
+        [Source(round=0, place=0), Source(round=1, place=0)]
+        >>> fill_places([[0.5, 0.0], [0.1, 0.2]], blocks=1, widest=True)
+        [Source(round=0, place=0), Source(round=1, place=1)]
+    """
+    size = len(rounds[0]) // blocks
+    chosen: list[Source | None] = []
+    for block in range(blocks):
+        candidates = list(_signals(rounds, block, blocks))
+        if widest:  # a stable sort: of equals the first
+            candidates.sort(key=lambda source: -rounds[source.round][source.place])
+        candidates = candidates[:size]
+        own = {source.place: source for source in candidates if source.round == 0}
+        rest = iter(source for source in candidates if source.round > 0)
+        # A group of the first round keeps its place, so nothing moves when nothing is missing.
+        places = range(block * size, (block + 1) * size)
+        chosen += [own[place] if place in own else next(rest, None) for place in places]
+    return chosen
+
+
+def _signals(rounds: Sequence[Sequence[float]], block: int, blocks: int) -> Iterator[Source]:
+    for number, groups in enumerate(rounds):
+        size = len(groups) // blocks
+        for place in range(block * size, (block + 1) * size):
+            if groups[place] > 0:
+                yield Source(number, place)
+
+
+def missing_places(chosen: Sequence[Source | None], blocks: int) -> int:
+    """The most empty places of any block: how many groups each block samples next.
+
+    Example:
+        >>> missing_places([None, Source(0, 1), None, None], blocks=2)
+        2
+    """
+    size = len(chosen) // blocks
+    starts = range(0, len(chosen), size)
+    return max(sum(source is None for source in chosen[k : k + size]) for k in starts)
+
+
+def merge_rows(rounds: Sequence[Batch], rows: Sequence[tuple[int, int]]) -> Batch:
+    """One batch from the rows of several, padded to one length.
+
+    Args:
+        rounds: TRL's scored batches of one process; all have the same keys.
+        rows: (round, row of that round) for each row of the result.
+
+    Returns:
+        A batch like the others, with the scalars of the first round.
+
+    Example:
+        >>> a, b = {"advantages": torch.tensor([1.0, 2.0])}, {"advantages": torch.tensor([3.0])}
+        >>> merge_rows([a, b], [(1, 0), (0, 1)])
+        {'advantages': tensor([3., 2.])}
+    """
+    if any(key in rounds[0] for key in IMAGES):
+        raise ValueError(
+            "dynamic_sampling='resample' does not support prompts with images: use 'drop' or 'off'"
+        )
+    used = sorted({number for number, _ in rows})
+    sizes = [_num_rows(rounds[number]) for number in used]
+    starts = dict(zip(used, [0, *accumulate(sizes)], strict=False))
+    places = torch.tensor([starts[number] + row for number, row in rows])
+    merged = {}
+    for key, first in rounds[0].items():
+        if first.ndim == 0:
+            merged[key] = first
+            continue
+        parts = [rounds[number][key] for number in used]
+        width = max(part.shape[1] for part in parts) if first.ndim > 1 else 0
+        merged[key] = torch.cat([_pad(part, width, key) for part in parts])[places.to(first.device)]
+    return merged
+
+
+def split_rows(batch: Batch, first: int) -> list[Batch]:
+    """Two batches: the first rows and the rest; both keep the scalars.
+
+    Example:
+        >>> split_rows({"advantages": torch.tensor([1.0, 2.0, 3.0])}, 2)
+        [{'advantages': tensor([1., 2.])}, {'advantages': tensor([3.])}]
+    """
+    parts = (slice(first), slice(first, None))
+    return [{key: x[part] if x.ndim else x for key, x in batch.items()} for part in parts]
+
+
+def _num_rows(batch: Batch) -> int:
+    return next(len(x) for x in batch.values() if x.ndim)
+
+
+def _pad(rows: Tensor, width: int, key: str) -> Tensor:
+    short = width - rows.shape[1] if rows.ndim > 1 else 0
+    if not short:
+        return rows
+    end = (short, 0) if key in LEFT_PADDED else (0, short)
+    return torch.nn.functional.pad(rows, end, value=PADDING.get(key, 0))

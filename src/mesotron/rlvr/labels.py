@@ -1,0 +1,239 @@
+"""Majority-vote pseudo-labels: rewards from the completions' own answers, without the gold.
+
+Plain voting (TTRL, arXiv 2504.16084; SRT, arXiv 2505.21444), M-GRPO (arXiv 2512.13070: policy and
+anchor vote together, low-entropy outliers are dropped) and Co-rewarding-II (arXiv 2508.00410: the
+anchor votes alone) are one rule with different voters. Answers must be canonical: "1/2" and "0.5"
+would split a vote. The gold is read for metrics only.
+
+Legend: P prompts, G completions per prompt by the policy, N by the anchor.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mesotron.config.training import ObjectiveConfig
+from mesotron.rlvr.answers.verify import Verifier
+
+Tie = Literal["first", "abstain", "random"]
+Answers = Sequence[Sequence[str | None]]
+# Quartiles of fewer trajectories are meaningless.
+MIN_GROUP_FOR_QUARTILES = 4
+
+
+@dataclass(frozen=True)
+class Vote:
+    """The outcome for one prompt."""
+
+    label: str | None
+    """The winning answer; None where the vote abstains."""
+    share: float
+    """Votes for the leader over votes cast, 0 to 1; 0 without voters."""
+    voters: int
+    """Completions with an answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ballots:
+    """The answers of a rollout batch.
+
+    Args:
+        policy: [P][G], answers of the completions that are rewarded.
+        anchor: [P][N], answers that only vote; N may be 0.
+        dropped: [P][G], rewarded completions that are dropped; empty for none.
+        anchor_dropped: [P][N], the same for the anchor's.
+        from_anchor: how many of each G, at the end, the anchor sampled (merged variant).
+    """
+
+    policy: Answers
+    anchor: Answers
+    dropped: Sequence[Sequence[bool]] = ()
+    anchor_dropped: Sequence[Sequence[bool]] = ()
+    from_anchor: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """Rewards [P][G] (1, 0, or None where dropped), one vote per prompt, and votes/* metrics."""
+
+    rewards: list[list[float | None]]
+    votes: list[Vote]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def majority(
+    answers: Sequence[str | None], *, tie: Tie = "first", min_share: float = 0.0, seed: object = 0
+) -> Vote:
+    """The most frequent answer.
+
+    Args:
+        answers: one per voter; None abstains and does not count in the share.
+        tie: a tie gives the answer that came first, no label, or a random leader.
+        min_share: a leader with a smaller share gives no label.
+        seed: of a random tie, anything with a `repr`.
+
+    Example:
+        >>> majority(["7", None, "8", "7"])
+        Vote(label='7', share=0.6666666666666666, voters=3)
+        >>> majority(["7", "8"], tie="abstain").label is None
+        True
+    """
+    counts = Counter(answer for answer in answers if answer is not None)
+    if not counts:
+        return Vote(None, 0.0, 0)
+    votes = max(counts.values())
+    leaders = [answer for answer, number in counts.items() if number == votes]
+    share = votes / counts.total()
+    label: str | None = leaders[0]
+    if len(leaders) > 1 and tie == "abstain":
+        label = None
+    elif len(leaders) > 1 and tie == "random":
+        label = random.Random(repr(seed)).choice(leaders)
+    return Vote(label if share >= min_share else None, share, counts.total())
+
+
+def label_by_vote(ballots: Ballots, objective: ObjectiveConfig, seed: object = 0) -> Labels:
+    """Label each prompt by majority vote and reward the completions that agree.
+
+    A prompt without a label gives equal rewards, hence no advantage.
+
+    Args:
+        ballots: the answers of all processes, in whole groups.
+        objective: `tie`, `min_vote_share`, and the name, which decides who votes.
+        seed: of random ties; use a different one per batch.
+
+    Example:
+        >>> ballots = Ballots(policy=[["7", "8", None]], anchor=[["8"]])
+        >>> label_by_vote(ballots, ObjectiveConfig(name="mgrpo")).rewards
+        [[0.0, 1.0, 0.0]]
+    """
+    policy = _mask_dropped(ballots.policy, ballots.dropped)
+    anchor = _mask_dropped(ballots.anchor, ballots.anchor_dropped)
+    split = len(policy[0]) - ballots.from_anchor if ballots.from_anchor else None
+
+    def elect(electorates: Answers) -> list[Vote]:
+        options = {"tie": objective.tie, "min_share": objective.min_vote_share}
+        return [majority(a, seed=(seed, k), **options) for k, a in enumerate(electorates)]
+
+    anchor_alone = objective.name == "corewarding" and any(map(len, anchor))
+    votes = elect(
+        anchor if anchor_alone else [[*a, *b] for a, b in zip(policy, anchor, strict=True)]
+    )
+    metrics = vote_metrics(votes)
+    by_anchor = [[*a[split:], *b] if split else b for a, b in zip(policy, anchor, strict=True)]
+    if any(map(len, by_anchor)):
+        metrics |= agreement(elect([a[:split] for a in policy]), elect(by_anchor))
+    rewards: list[list[float | None]] = [
+        [float(vote.label is not None and answer == vote.label) for answer in answers]
+        for answers, vote in zip(ballots.policy, votes, strict=True)
+    ]
+    for row, dropped in zip(rewards, ballots.dropped):
+        row[:] = [None if out else reward for reward, out in zip(row, dropped, strict=True)]
+    return Labels(rewards=rewards, votes=votes, metrics=metrics)
+
+
+def _mask_dropped(answers: Answers, dropped: Sequence[Sequence[bool]]) -> list[list[str | None]]:
+    if not dropped:
+        return [list(row) for row in answers]
+    return [
+        [None if out else answer for answer, out in zip(row, outs, strict=True)]
+        for row, outs in zip(answers, dropped, strict=True)
+    ]
+
+
+def vote_metrics(votes: Sequence[Vote]) -> dict[str, float]:
+    """votes/share: mean share of the leader where anyone voted; votes/abstained: prompts without a
+    label.
+
+    Example:
+        >>> vote_metrics([Vote("7", 0.5, 4), Vote(None, 0.0, 0)])
+        {'votes/share': 0.5, 'votes/abstained': 0.5}
+    """
+    shares = [vote.share for vote in votes if vote.voters]
+    return {
+        "votes/share": sum(shares) / max(len(shares), 1),
+        "votes/abstained": sum(vote.label is None for vote in votes) / max(len(votes), 1),
+    }
+
+
+def agreement(ours: Sequence[Vote], others: Sequence[Vote]) -> dict[str, float]:
+    """votes/agreement: how often two electorates choose the same label, where both have one.
+
+    Example:
+        >>> seven, eight = Vote("7", 1.0, 2), Vote("8", 1.0, 2)
+        >>> agreement([seven, seven], [seven, eight])
+        {'votes/agreement': 0.5}
+    """
+    labels = [(a.label, b.label) for a, b in zip(ours, others, strict=True)]
+    same = [a == b for a, b in labels if None not in (a, b)]
+    return {"votes/agreement": sum(same) / len(same)} if same else {}
+
+
+def label_accuracy(
+    labels: Labels,
+    golds: Sequence[str | None],
+    correct: Sequence[Sequence[bool]],
+    verifier: Verifier,
+) -> dict[str, float]:
+    """votes/label_accuracy and votes/reward_accuracy, where golds are known; for the log only.
+
+    Args:
+        labels: of the batch.
+        golds: [P], None where unknown.
+        correct: [P][G], whether the answer in the format is the gold.
+        verifier: decides whether label and gold are the same.
+    """
+    known = [
+        k
+        for k, (gold, vote) in enumerate(zip(golds, labels.votes, strict=True))
+        if gold is not None and vote.label is not None
+    ]
+    right = verifier.same(
+        [labels.votes[k].label or "" for k in known], [golds[k] or "" for k in known]
+    )
+    same = [
+        bool(reward) == hit
+        for k in known
+        for reward, hit in zip(labels.rewards[k], correct[k], strict=True)
+        if reward is not None
+    ]
+    metrics = {}
+    if right:
+        metrics["votes/label_accuracy"] = sum(right) / len(right)
+    if same:
+        metrics["votes/reward_accuracy"] = sum(same) / len(same)
+    return metrics
+
+
+def low_entropy_outliers(H: Tensor, k: float | None) -> Tensor:
+    """M-GRPO's IQR filter: trajectories whose entropy is below Q1 - k IQR of their group.
+
+    High outliers stay; at least three quarters of a group survive.
+
+    Args:
+        H: [P, G], mean entropy over tokens in nats; NaN (no tokens) is never an outlier.
+        k: width in interquartile ranges, at least 0; None drops nothing.
+
+    Returns:
+        [P, G] booleans; all False in groups of fewer than 4.
+
+    Example:
+        >>> low_entropy_outliers(torch.tensor([[0.1, 1.0, 1.1, 1.2, 1.3]]), k=0.75)
+        tensor([[ True, False, False, False, False]])
+
+    References:
+        Bai et al., M-GRPO: Stabilizing Self-Supervised Reinforcement Learning with
+        Momentum-Anchored Policy Optimization, 2025, arXiv 2512.13070.
+    """
+    if k is None or H.shape[1] < MIN_GROUP_FOR_QUARTILES:
+        return torch.zeros_like(H, dtype=torch.bool)
+    if k < 0:
+        raise ValueError(f"entropy_filter = {k} is negative: use 0.75 as published, or off")
+    levels = torch.tensor([0.25, 0.75], dtype=torch.float64, device=H.device)
+    q1, q3 = torch.nanquantile(H.double(), levels, dim=1, keepdim=True)
+    return H.double() < q1 - k * (q3 - q1)

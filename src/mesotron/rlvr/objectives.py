@@ -1,0 +1,296 @@
+"""Objectives by name: the published values as one table, and the `GRPOConfig` they become.
+
+TRL's options can be combined into objectives that were never published: dr_grpo with scaled
+rewards, or cispo whose cap falls back to a clip width of 0.2. Here a name is the whole objective.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Literal
+
+from mesotron.config.training import ObjectiveConfig, ObjectiveName, OptimConfig, RolloutConfig
+from mesotron.rlvr.limits import refuse_numbers
+
+log = logging.getLogger("mesotron")
+
+SELF_LABELLED = ("vote", "mgrpo", "corewarding")
+ANCHORED = ("mgrpo", "corewarding")
+# Cap of an entropy bonus whose target is out of reach: TRL would raise it to 1, which is noise.
+MAX_ENTROPY_COEF = 0.1
+
+
+@dataclass(frozen=True)
+class Published:
+    """The values an objective was published with."""
+
+    loss_type: str
+    """TRL's name of the loss."""
+    epsilon: float | None
+    """Clip width; None where the loss has no lower clip."""
+    epsilon_high: float | None
+    """Upper clip width; for cispo the largest ratio itself."""
+    beta: float
+    """Weight of the KL term."""
+    source: str
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    level: Literal["token", "sequence"] = "token"
+    """Importance ratios per token or per sequence."""
+    momentum_schedule: Literal["constant", "cosine"] = "constant"
+
+
+PUBLISHED: dict[ObjectiveName, Published] = {
+    "grpo": Published("grpo", 0.2, 0.2, 0.04, "arXiv 2402.03300 (DeepSeekMath)"),
+    "dr_grpo": Published("dr_grpo", 0.2, 0.2, 0.0, "arXiv 2503.20783", scale_rewards="none"),
+    "dapo": Published("dapo", 0.2, 0.28, 0.0, "arXiv 2503.14476"),
+    "bnpo": Published("bnpo", 0.2, 0.2, 0.0, "TRL: the token mean of each micro-batch"),
+    "cispo": Published("cispo", None, 5.0, 0.0, "arXiv 2506.13585; cap of arXiv 2510.13786"),
+    "gspo": Published("grpo", 3e-4, 4e-4, 0.0, "arXiv 2507.18071", level="sequence"),
+    "sapo": Published("sapo", None, None, 0.0, "arXiv 2511.20347"),
+    "gmpo": Published("grpo", 0.4, 0.4, 0.0, "arXiv 2507.20673; clip widths in log space"),
+    "vote": Published("grpo", 0.2, 0.2, 0.001, "arXiv 2504.16084 (TTRL), 2505.21444 (SRT)"),
+    "mgrpo": Published("grpo", 0.2, 0.2, 0.005, "arXiv 2512.13070"),
+    "corewarding": Published(
+        "grpo", 0.2, 0.2, 0.001, "arXiv 2508.00410, version II", momentum_schedule="cosine"
+    ),
+}
+
+
+def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConfig:
+    """Fill open fields with the published values; raise ValueError for what contradicts the name.
+
+    Args:
+        objective: a name or a config.
+        generations: completions per prompt, the anchor's included.
+
+    Returns:
+        A config without None in the fields that the objective reads.
+
+    Example:
+        >>> resolved = resolve("mgrpo", generations=8)
+        >>> resolved.beta, resolved.momentum_generations
+        (0.005, 2)
+    """
+    given = ObjectiveConfig(name=objective) if isinstance(objective, str) else objective  # type: ignore
+    if given.name not in PUBLISHED:
+        raise ValueError(f"objective {given.name!r} must be one of {', '.join(PUBLISHED)}")
+    published = PUBLISHED[given.name]
+    if is_geometric(given):
+        clip = PUBLISHED["gmpo"]
+        published = replace(published, epsilon=clip.epsilon, epsilon_high=clip.epsilon_high)
+    N = given.momentum_generations
+    if given.name not in ANCHORED:
+        N = 0
+    elif N is None:
+        N = max(1, generations // 4) if given.name == "mgrpo" else generations
+    high = published.epsilon_high if given.epsilon is None else given.epsilon
+    resolved = replace(
+        given,
+        epsilon=published.epsilon if given.epsilon is None else given.epsilon,
+        epsilon_high=high if given.epsilon_high is None else given.epsilon_high,
+        beta=published.beta if given.beta is None else given.beta,
+        scale_rewards=given.scale_rewards or published.scale_rewards,
+        momentum_schedule=given.momentum_schedule or published.momentum_schedule,
+        momentum_generations=N,
+    )
+    refuse_numbers(given)
+    _check_against_name(given, resolved, generations)
+    return resolved
+
+
+def is_geometric(objective: ObjectiveConfig) -> bool:
+    """Whether the policy term is GMPO's."""
+    return objective.name == "gmpo" or (
+        objective.loss == "gmpo" and objective.name in SELF_LABELLED
+    )
+
+
+def _check_against_name(
+    given: ObjectiveConfig, resolved: ObjectiveConfig, generations: int
+) -> None:
+    name, N = resolved.name, resolved.momentum_generations or 0
+    if name == "dr_grpo" and resolved.scale_rewards != "none":
+        raise ValueError(
+            f"objective.scale_rewards = {resolved.scale_rewards!r} contradicts dr_grpo: leave it "
+            "out, or use grpo"
+        )
+    if name in ("cispo", "sapo") and given.epsilon is not None:
+        raise ValueError(f"{name} has no clip width: leave out epsilon = {given.epsilon}")
+    if name == "cispo" and (resolved.epsilon_high or 0) <= 1:
+        raise ValueError(
+            f"cispo's epsilon_high = {resolved.epsilon_high} is the largest ratio itself and would "
+            "clamp every token: use a value above 1 (5.0 is published)"
+        )
+    if name not in SELF_LABELLED and given.loss != "grpo":
+        raise ValueError(
+            f"objective.loss = {given.loss!r} is for {', '.join(SELF_LABELLED)}; for {name} name "
+            "the loss in objective.name"
+        )
+    if not 0 <= N < (generations if name == "mgrpo" else N + 1):
+        raise ValueError(
+            f"objective.momentum_generations = {N} leaves none of the {generations} completions "
+            "to the policy: use fewer"
+        )
+    if name == "mgrpo" and not resolved.loss_on_momentum and generations - N < 2:
+        raise ValueError(
+            f"{generations - N} completion of the policy has no baseline: raise "
+            "rollout.generations to 4 or more"
+        )
+    if name == "corewarding" and (N < 1 or resolved.loss_on_momentum):
+        raise ValueError(
+            "corewarding takes its labels from the anchor and trains on the policy alone: use "
+            "momentum_generations >= 1 and leave loss_on_momentum off"
+        )
+
+
+def trained_generations(objective: ObjectiveConfig, generations: int) -> int:
+    """How many completions per prompt enter the loss: TRL's `num_generations`.
+
+    Example:
+        >>> trained_generations(resolve("mgrpo", 8), 8)
+        6
+    """
+    voters_only = objective.name == "mgrpo" and not objective.loss_on_momentum
+    return generations - (objective.momentum_generations or 0) if voters_only else generations
+
+
+def loss_arguments(objective: ObjectiveConfig) -> dict[str, Any]:
+    """The part of `GRPOConfig` that selects the loss, for a resolved objective.
+
+    Example:
+        >>> loss_arguments(resolve("gspo", 8))["importance_sampling_level"]
+        'sequence'
+    """
+    published = PUBLISHED[objective.name]
+    adaptive = objective.entropy_target is not None
+    arguments = {
+        "loss_type": published.loss_type,
+        "importance_sampling_level": published.level,
+        "beta": objective.beta,
+        "scale_rewards": objective.scale_rewards,
+        "epsilon": objective.epsilon,
+        "epsilon_high": objective.epsilon_high,
+        "entropy_coef": objective.entropy_bonus or None,
+        "use_adaptive_entropy": adaptive or None,
+        "entropy_target": objective.entropy_target,
+        "entropy_coef_max": max(MAX_ENTROPY_COEF, objective.entropy_bonus) if adaptive else None,
+    }
+    return {key: value for key, value in arguments.items() if value is not None}
+
+
+def trl_arguments(
+    objective: ObjectiveConfig,
+    rollout: RolloutConfig,
+    optim: OptimConfig,
+    num_processes: int = 1,
+) -> dict[str, Any]:
+    """Keyword arguments of `trl.GRPOConfig` for these parts of a run.
+
+    Args:
+        objective: resolved or not.
+        rollout: `prompts` counts over all processes, `micro_batch` is per process.
+        optim: schedule and clipping; the trainer builds the optimizer itself.
+        num_processes: how many train together.
+
+    Example:
+        >>> rollout = RolloutConfig(prompts=4, generations=8, updates=2)
+        >>> arguments = trl_arguments(ObjectiveConfig(), rollout, OptimConfig())
+        >>> arguments["per_device_train_batch_size"], arguments["steps_per_generation"]
+        (16, 2)
+    """
+    resolved = resolve(objective, rollout.generations)
+    generations = trained_generations(resolved, rollout.generations)
+    constant = "constant_with_warmup" if optim.warmup else "constant"
+    arguments = {
+        **loss_arguments(resolved),
+        "learning_rate": optim.lr,
+        "weight_decay": optim.weight_decay,
+        "lr_scheduler_type": constant if optim.schedule == "constant" else optim.schedule,
+        "warmup_steps": optim.warmup,
+        "max_grad_norm": optim.max_grad_norm,
+        **_batch_sizes(rollout, generations, num_processes),
+        "num_generations": generations,
+        "max_completion_length": rollout.max_tokens,
+        "temperature": rollout.temperature,
+        "top_p": rollout.top_p,
+    }
+    if rollout.vllm != "off":
+        if rollout.fast:
+            raise ValueError(
+                f"rollout.fast and rollout.vllm {rollout.vllm} both sample: leave one of them out"
+            )
+        arguments |= {"use_vllm": True, "vllm_mode": rollout.vllm}
+    return arguments
+
+
+def _batch_sizes(rollout: RolloutConfig, generations: int, num_processes: int) -> dict[str, int]:
+    # A rollout batch is split into `updates` steps, a step into micro-batches on each process.
+    rows = rollout.prompts * generations
+    share, left = divmod(rows, rollout.updates * num_processes)
+    if left or not share:
+        raise ValueError(
+            f"{rollout.prompts} prompts x {generations} trained completions = {rows} rows do not "
+            f"divide into {rollout.updates} updates on {num_processes} processes: change "
+            "rollout.prompts"
+        )
+    micro = min(rollout.micro_batch or share, share)
+    if share % micro:
+        raise ValueError(
+            f"rollout.micro_batch = {micro} does not divide the {share} rows of one update: use "
+            f"{share // ceil(share / micro)} or another divisor"
+        )
+    steps = share // micro
+    return {
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": steps,
+        "steps_per_generation": steps * rollout.updates,
+    }
+
+
+def warn_if_on_policy(objective: ObjectiveConfig, updates: int) -> None:
+    """Warn that gmpo and gspo equal grpo with one update per rollout."""
+    geometric = is_geometric(objective)
+    if updates <= 1 and (geometric or objective.name == "gspo"):
+        log.warning(
+            "%s equals grpo with one update per rollout, since every ratio is 1: raise "
+            "rollout.updates (4 and 8 are published)",
+            "gmpo" if geometric else "gspo",
+        )
+
+
+def first_round_rows(rows: int, generations: int, oversample: float) -> int:
+    """Rows that one process samples in the first round of dynamic sampling.
+
+    Args:
+        rows: the process's share of the batch that trains.
+        generations: completions per prompt.
+        oversample: prompts sampled per prompt that trains; above 1 at least one prompt is added.
+
+    Example:
+        >>> first_round_rows(32, 8, 1.5), first_round_rows(16, 8, 1.2), first_round_rows(16, 8, 1.0)
+        (48, 24, 16)
+    """
+    if oversample == 1:
+        return rows
+    if rows % generations:
+        raise ValueError(
+            f"objective.dynamic_oversample = {oversample:g} needs whole groups on each process, "
+            f"which has {rows} completions in groups of {generations}: change rollout.prompts"
+        )
+    own = rows // generations
+    return (own + max(1, round((oversample - 1) * own))) * generations
+
+
+def first_round_prompts(
+    objective: ObjectiveConfig, rollout: RolloutConfig, num_processes: int = 1
+) -> int:
+    """Prompts of the first round over all processes.
+
+    Example:
+        >>> more = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=1.3)
+        >>> first_round_prompts(more, RolloutConfig(prompts=4))
+        5
+    """
+    G = trained_generations(resolve(objective, rollout.generations), rollout.generations)
+    share = rollout.prompts * G // num_processes
+    return first_round_rows(share, G, objective.dynamic_oversample) * num_processes // G
