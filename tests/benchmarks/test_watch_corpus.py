@@ -25,9 +25,8 @@ import labelled  # noqa: E402
 import rescues  # noqa: E402
 from held_out_runs import NEW_FAILING, NEW_HEALTHY, held_out_runs, held_out_settings  # noqa: E402
 from labels import label  # noqa: E402
-from static_thresholds import StaticThresholds  # noqa: E402
-
 from runs import RESCUE_SEEDS, RESCUES, SETTINGS, rescue_runs, tuning_runs  # noqa: E402
+from static_thresholds import StaticThresholds  # noqa: E402
 
 # --- the list -----------------------------------------------------------------------------
 

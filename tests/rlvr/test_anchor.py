@@ -100,7 +100,7 @@ def test_frozen_weights_are_neither_averaged_nor_touched():
 
 
 def test_a_model_without_trainable_weights_is_refused():
-    with pytest.raises(ValueError, match="nothing to anchor"):
+    with pytest.raises(ValueError, match="no trainable weights"):
         Anchor().start(make_model().requires_grad_(False))
 
 

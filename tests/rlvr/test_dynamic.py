@@ -134,7 +134,7 @@ def test_tokens_that_are_not_there_weigh_one():
 
 
 def test_pictures_are_refused():
-    with pytest.raises(ValueError, match="pictures"):
+    with pytest.raises(ValueError, match="images"):
         merge_rows([{"pixel_values": torch.zeros(1)}], [(0, 0)])
 
 

@@ -187,7 +187,7 @@ def test_an_adapter_that_lacks_a_weight_is_refused(tmp_path):
     saved = load_file(path)
     saved.pop(next(name for name in saved if "up_proj.lora_B" in name))
     save_file(saved, path)
-    with pytest.raises(ValueError, match=r"another adapter than this one: .*up_proj\.lora_B"):
+    with pytest.raises(ValueError, match=r"different adapter: .*up_proj\.lora_B"):
         load_adapter(trainer.model, tmp_path)
 
 

@@ -80,7 +80,7 @@ def test_a_number_that_cannot_be_meant_is_refused(options, told):
 
 def test_dr_grpo_comes_with_unscaled_rewards():
     assert arguments("dr_grpo")["scale_rewards"] == "none"
-    with pytest.raises(ValueError, match="another objective"):
+    with pytest.raises(ValueError, match="scale_rewards"):
         arguments("dr_grpo", scale_rewards="group")
 
 
@@ -106,7 +106,7 @@ def test_one_clip_width_is_for_both_sides():
 
 def test_self_labelled_gmpo_clips_in_log_space():
     assert loss_arguments(resolve(ObjectiveConfig(name="vote", loss="gmpo"), 8))["epsilon"] == 0.4
-    with pytest.raises(ValueError, match="as objective"):
+    with pytest.raises(ValueError, match=r"objective\.name"):
         resolve(ObjectiveConfig(name="dapo", loss="gmpo"), 8)
 
 
@@ -164,7 +164,7 @@ def test_batches_are_cut_into_updates_processes_and_micro_batches():
 @pytest.mark.parametrize(
     ("rollout", "sentence"),
     [
-        (RolloutConfig(prompts=3, generations=4, updates=5), "cannot be shared"),
+        (RolloutConfig(prompts=3, generations=4, updates=5), "rollout.prompts"),
         (RolloutConfig(prompts=3, generations=4, micro_batch=5), "does not divide"),
     ],
 )

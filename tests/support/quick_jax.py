@@ -1,8 +1,7 @@
 """For tests of tiny JAX programs on a CPU: compile them fast, not well (a third of the time)."""
 
-import pytest
-
 import jax
+import pytest
 
 
 @pytest.fixture(autouse=True, scope="module")
