@@ -4,13 +4,13 @@ Stable-Baselines3 sets one learning rate for all groups; under the default unit 
 over to the matrices, so one is enough. Its own optimizer is replaced after building, which routes
 the network: matrices to Muon or Pion, the rest to AdamW.
 
-Run: python examples/sb3_snake.py --optim pion
+Run from the root of a clone: python -m examples.sb3_snake --optim pion
 """
 
 import tyro
 
 import mesotron
-from mesotron.bench.snake_sb3 import ENDS, make_sb3
+from benchmarks._lib.snake_sb3 import ENDS, make_sb3
 from mesotron.config import SnakeConfig
 
 # Random play among legal moves eats this many on 4x4, out of 15.

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,19 +16,6 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def beside_scripts(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[None]:
-    """Import a benchmark's files by their bare names, as its scripts do; the test file's FOLDER is
-    where they lie. Others have files of the same names, so all are forgotten afterwards."""
-    folder = request.module.FOLDER
-    monkeypatch.syspath_prepend(str(folder))
-    yield
-    for name in {path.stem for path in folder.glob("*.py")} & set(sys.modules):
-        del sys.modules[name]
 
 
 @pytest.fixture

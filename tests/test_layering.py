@@ -11,7 +11,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 RESULTS = SOURCE.parents[1] / "benchmarks"
 # Bottom up: a package imports itself and the packages before it.
 PACKAGES = ["config", "runs", "spectral", "optim", "jax", "probes", "watch", "rlvr", "ppo", "vla"]
-PACKAGES += ["report", "recipes", "compare", "bundle", "bench"]
+PACKAGES += ["report", "recipes", "compare"]
 FRAMEWORKS = {"torch", "jax", "flax", "optax", "transformers", "trl"}
 
 

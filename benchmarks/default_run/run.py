@@ -1,6 +1,6 @@
 """The default run over several seeds: `mesotron train`, its curves and its gain.
 
-    python benchmarks/default_run/run.py --seeds 0 1 2
+    python -m benchmarks.default_run.run --seeds 0 1 2
 
 Finished runs are not made again, stopped ones are continued.
 """

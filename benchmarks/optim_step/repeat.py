@@ -1,6 +1,6 @@
 """Is a step the same to the bit, however often it is made and whoever else is on the GPU?
 
-    python3 benchmarks/optim_step/repeat.py --processes 12 --seconds 60 --out results/repeat.json
+    python -m benchmarks.optim_step.repeat --processes 12 --seconds 60 --out results/repeat.json
 
 Each process makes one step of SmolLM2's matrices over and over from the same weights, momentum and
 gradient, and compares weights and momentum with those of the first time. On a GPU the memory that a
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mesotron.bench.mps import mps
+from benchmarks._lib.mps import mps
 from mesotron.optim import Muon, Pion
 
 # Of a layer of SmolLM2-135M: queries, keys, values, output, gate, up, down.

@@ -1,6 +1,6 @@
 """What the host does in a rollout, by phase: everything but the model, whose completions are given.
 
-    python benchmarks/overhead/host.py --out benchmarks/overhead/host.json
+    python -m benchmarks.overhead.host --out benchmarks/overhead/host.json
 
 Plain TRL and ours on the speedrun's task, with SmolLM2's tokenizer and chat template. What would be
 sampled is made up as the untrained SmolLM2 answers: mostly in the format, and some prose. There is
@@ -10,7 +10,6 @@ no forward or backward pass. Rounds alternate; medians of milliseconds on the cl
 import argparse
 import json
 import random
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -22,9 +21,8 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "speedrun"))
-from contenders import Contestant, make_config, random_model
-from stopwatch import Stopwatch
+from benchmarks.speedrun.contenders import Contestant, make_config, random_model
+from benchmarks.speedrun.stopwatch import Stopwatch
 
 NAMES = {"TRL": "stock", "Mesotron": "muon"}  # as the speedrun calls them
 PROMPTS = (32, 128)

@@ -1,6 +1,6 @@
 """What our trainer adds to a step of TRL's: facts, metrics, statistics, the watch, the run folder.
 
-    python benchmarks/overhead/run.py --out benchmarks/overhead/result.json
+    python -m benchmarks.overhead.run --out benchmarks/overhead/result.json
 
 Both train the shipped tiny model with AdamW on the same prompts, with a learning rate of 0, so that
 both sample the very same completions and do the same work. Rounds alternate. A step is measured in

@@ -1,6 +1,6 @@
 """How large a report of many long runs is, how long it takes to write, and to open in a browser.
 
-    python benchmarks/report/run.py --runs 20 --steps 2000 --out benchmarks/report/result.json
+    python -m benchmarks.report.run --runs 20 --steps 2000 --out benchmarks/report/result.json
 
 The runs are made up, with as many metrics as `mesotron train` logs; the browser is Debian's
 chromium, headless. Numbers are of the machine that is named in the result.

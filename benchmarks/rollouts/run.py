@@ -1,6 +1,6 @@
 """Seconds of one rollout: captured graphs against Transformers' generate, same model, one run.
 
-    python benchmarks/rollouts/run.py --out result.json
+    python -m benchmarks.rollouts.run --out result.json
 
 A Llama of SmolLM2-135M's shape with random weights: speed does not depend on what it says.
 """

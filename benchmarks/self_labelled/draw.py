@@ -1,6 +1,6 @@
 """Held-out accuracy of every run of the study, one panel for each rate.
 
-python benchmarks/self_labelled/draw.py
+python -m benchmarks.self_labelled.draw
 """
 
 import json

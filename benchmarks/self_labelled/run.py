@@ -1,6 +1,6 @@
 """Label-free training on the tiny model, long enough to collapse: plain voting against M-GRPO.
 
-    python benchmarks/self_labelled/run.py --steps 300 --lr 3e-4 6e-4 --seeds 0 1 2
+    python -m benchmarks.self_labelled.run --steps 300 --lr 3e-4 6e-4 --seeds 0 1 2
 
 Each run is `mesotron train arith_mgrpo` in a process of its own, several at once, at a constant
 rate and one KL weight for all; `grpo` has the gold answers and shows what the rate itself does. A

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from plan import PROJECTIONS, Cell
-from tables import column_end, mean_end, names, of, table
+from benchmarks.smollm2.plan import PROJECTIONS, Cell
+from benchmarks.smollm2.tables import column_end, mean_end, names, of, table
 
 FILTERS = ("muon", "k_p=4", "k_p=3", "k_p=2", "k_p=1", "k_p=0", "noise", "measured", "cutoff=0.3",
            "cutoff=0.4", "cutoff=0.5", "aligned")  # fmt: skip

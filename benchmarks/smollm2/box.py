@@ -7,9 +7,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from plan import Cell
-from training import column, config_of
-
+from benchmarks.smollm2.plan import Cell
+from benchmarks.smollm2.training import column, config_of
 from mesotron.rlvr import train
 from mesotron.rlvr.finish import story
 from mesotron.runs import RunFolder

@@ -1,6 +1,6 @@
 """Is the gradient right, is the sampler right, and what is the first gradient made of? On a CPU.
 
-    python benchmarks/smollm2/checks.py --out checks.json
+    python -m benchmarks.smollm2.checks --out checks.json
 
 The untouched SmolLM2 in float32, a quarter of an hour on one core: packed rows and TRL's loss
 against plain logits, the fused sampler against the model, how often few examples lead to the format
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rounded import imitate
 from torch import Tensor
 
+from benchmarks.smollm2.rounded import imitate
 from mesotron.config import TrainConfig
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.answers.verify import Verifier

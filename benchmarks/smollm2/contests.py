@@ -6,9 +6,9 @@ from itertools import combinations
 from statistics import fmean, median
 
 import numpy as np
-from plan import Cell, accuracy, died, map_row, map_rows
-from tables import column_end, mean_end, names, of, table
 
+from benchmarks.smollm2.plan import Cell, accuracy, died, map_row, map_rows
+from benchmarks.smollm2.tables import column_end, mean_end, names, of, table
 from mesotron.compare.inference import Difference, bootstrap, holm, paired_test, pool_seeds
 from mesotron.compare.kind import is_for_choosing
 

@@ -9,10 +9,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-from accounts import source_of
 from matplotlib import pyplot
 from matplotlib.axes import Axes
-from plan import Cell, MapRow, accuracy, died, map_row, map_rows
+
+from benchmarks.smollm2.accounts import source_of
+from benchmarks.smollm2.plan import Cell, MapRow, accuracy, died, map_row, map_rows
 
 STYLES = {"sft": "--", "rlvr": "-"}
 SHOWN = ("q_proj", "v_proj", "down_proj")

@@ -1,6 +1,6 @@
 """The study's results as one page for each question, with its tables and plots.
 
-    python benchmarks/smollm2/page.py results.json [more.json.gz ...]
+    python -m benchmarks.smollm2.page results.json [more.json.gz ...]
 
 Writes NAME.md and NAME.png beside this file for each part that has cells, and all cells packed. Of
 a cell that is in two files the later one counts. What the numbers mean is written by hand in
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accounts import box, horizon, spectrum
-from contests import levers, step_map, tournament
-from draw import (
+from benchmarks.smollm2.accounts import box, horizon, spectrum
+from benchmarks.smollm2.contests import levers, step_map, tournament
+from benchmarks.smollm2.draw import (
     draw_box,
     draw_gsm8k,
     draw_horizon,
@@ -25,9 +25,9 @@ from draw import (
     draw_spectrum,
     draw_tournament,
 )
-from plan import Cell, key_of
-from results import pack_results, read_results
-from second_task import gsm8k
+from benchmarks.smollm2.plan import Cell, key_of
+from benchmarks.smollm2.results import pack_results, read_results
+from benchmarks.smollm2.second_task import gsm8k
 
 HERE = Path(__file__).parent
 PATHS = ("model", "folder", "out", "state", "cells", "gsm8k")  # a machine's own

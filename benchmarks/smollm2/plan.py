@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from levers import LEVERS
-
+from benchmarks.smollm2.levers import LEVERS
 from mesotron.compare.grid import Grid, Search, gain_of, search
 from mesotron.compare.kind import is_for_choosing
 

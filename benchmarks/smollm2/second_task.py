@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from contests import finals_table
-from plan import Cell, accuracy, sampled_right
-from tables import mean_end, names, of, table
+from benchmarks.smollm2.contests import finals_table
+from benchmarks.smollm2.plan import Cell, accuracy, sampled_right
+from benchmarks.smollm2.tables import mean_end, names, of, table
 
 
 def gsm8k(cells: list[Cell]) -> str:

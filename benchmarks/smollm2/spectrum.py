@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plan import PROJECTIONS, Cell, subject
-from supervised import RATE, Supervised
 from torch import Tensor, nn
-from training import build, config_of, quiet_libraries
 from transformers import TrainerCallback
 
+from benchmarks.smollm2.plan import PROJECTIONS, Cell, subject
+from benchmarks.smollm2.supervised import RATE, Supervised
+from benchmarks.smollm2.training import build, config_of, quiet_libraries
 from mesotron.probes import snr_from_norms
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.session import load

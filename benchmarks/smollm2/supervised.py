@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plan import Cell, warm_folder
 from torch import Tensor
-from training import config_of
 
+from benchmarks.smollm2.plan import Cell, warm_folder
+from benchmarks.smollm2.training import config_of
 from mesotron.config import OptimConfig, SftConfig, TrainConfig
 from mesotron.rlvr.dataset import IGNORED, make_demonstrations
 from mesotron.rlvr.evaluation import evaluate

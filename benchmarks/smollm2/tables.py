@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from plan import Cell
+from benchmarks.smollm2.plan import Cell
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

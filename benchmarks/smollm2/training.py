@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plan import Cell, key_of, warm_folder
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 
+from benchmarks.smollm2.plan import Cell, key_of, warm_folder
 from mesotron.compare.kind import diverged_at, health_of
 from mesotron.compare.language import Language
 from mesotron.config import TrainConfig

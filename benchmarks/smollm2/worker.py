@@ -8,9 +8,8 @@ import os
 import sys
 from typing import Any
 
-from plan import Cell
-
-from mesotron.bench.crew import do_cells
+from benchmarks._lib.crew import do_cells
+from benchmarks.smollm2.plan import Cell
 
 GRACE = 25.0  # seconds for what is being evaluated when the time is up
 
@@ -31,10 +30,10 @@ def run_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
 
     torch.set_num_threads(given.threads)
     torch.set_float32_matmul_precision("high")  # for what autocast does not cover
-    from box import box_cell
-    from spectrum import spectrum_cell
-    from supervised import warm_cell
-    from training import train_cell
+    from benchmarks.smollm2.box import box_cell
+    from benchmarks.smollm2.spectrum import spectrum_cell
+    from benchmarks.smollm2.supervised import warm_cell
+    from benchmarks.smollm2.training import train_cell
 
     makers = {"spectrum": spectrum_cell, "box": box_cell}
     make = warm_cell if cell["stage"] == "warm" else makers.get(cell["part"], train_cell)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from entries import NAMES, RECIPE
 from rich.console import Console
 
+from benchmarks.speedrun.entries import NAMES, RECIPE
 from mesotron.compare.changes import change
 from mesotron.config import ModelConfig, TrainConfig
 from mesotron.recipes import make_recipe

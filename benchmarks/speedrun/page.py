@@ -1,6 +1,6 @@
 """The tables of README.md from the result files, on standard output; the verdict is over all files.
 
-python3 benchmarks/speedrun/page.py phases.json grid.json final.json stock.json
+python -m benchmarks.speedrun.page phases.json grid.json final.json stock.json
 """
 
 from __future__ import annotations

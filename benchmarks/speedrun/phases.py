@@ -1,6 +1,6 @@
 """Where the time of a GRPO step goes, for plain TRL and for each option of ours added in turn.
 
-    python3 benchmarks/speedrun/phases.py --out results/phases.json --seconds 60
+    python -m benchmarks.speedrun.phases --out results/phases.json --seconds 60
 
 Milliseconds of a step: first as it is, then by phase with the GPU waited for around each, which
 makes the whole slower than it is. On a CPU: add --small.
@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from children import Children, Results
-from entries import LADDER
+from benchmarks.speedrun.children import Children, Results
+from benchmarks.speedrun.entries import LADDER
 
 
 def main() -> None:
@@ -31,7 +31,10 @@ def main() -> None:
     )
     args = parser.parse_args()
     deadline = time.perf_counter() + args.seconds
-    with tempfile.TemporaryDirectory() as scratch, Children("stopwatch", "measure") as children:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Children("benchmarks.speedrun.stopwatch", "measure") as children,
+    ):
         given = {"model": args.model, "small": args.small, "common": args.set}
         given |= {"warm": args.warm, "count": args.count}
         results = Results(args.out)

@@ -8,9 +8,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from children import Row
-from contenders import Contestant, make_config
 from transformers import TrainerCallback
+
+from benchmarks.speedrun.children import Row
+from benchmarks.speedrun.contenders import Contestant, make_config
 
 SETTLED = 5  # steps after the first that may still choose or record kernels
 

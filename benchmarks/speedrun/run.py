@@ -1,8 +1,8 @@
 """The speedrun: seconds from the untouched SmolLM2-135M-Instruct to 0.90 greedy accuracy.
 
-    python3 benchmarks/speedrun/run.py grid --out results/grid.json --seconds 200
-    python3 benchmarks/speedrun/run.py final --stock stock_1e-5 --ours muon_2e-4_p128 --out results/final.json
-    python3 benchmarks/speedrun/run.py beside --names stock_1e-5 stock_2e-5 --limit 600 --out results/stock.json
+    python -m benchmarks.speedrun.run grid --out results/grid.json --seconds 200
+    python -m benchmarks.speedrun.run final --stock stock_1e-5 --ours muon_2e-4_p128 --out results/final.json
+    python -m benchmarks.speedrun.run beside --names stock_1e-5 stock_2e-5 --limit 600 --out results/stock.json
 
 The clock starts with the first step and counts whatever is compiled or captured; greedy evaluations
 on the 512 held-out problems stop it. Cells follow each other, alone on the GPU, in fresh processes;
@@ -22,10 +22,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from children import Children, Results, Row
-from entries import GRID, STOCK_GRID
-
-from mesotron.bench.mps import mps
+from benchmarks._lib.mps import mps
+from benchmarks.speedrun.children import Children, Results, Row
+from benchmarks.speedrun.entries import GRID, STOCK_GRID
 
 TARGET = 0.90
 PACE_SECONDS = 16.0  # of a contender alone, until its steps have settled
@@ -105,7 +104,7 @@ class Race:
 
     def alone(self) -> None:
         """Cells one after the other."""
-        with Children("racing", "race") as children:
+        with Children("benchmarks.speedrun.racing", "race") as children:
             for name, seed in cells_of(self.args):
                 limit = limit_of(self.args, name, self.results.cells)
                 self.run(children, name, seed, limit=limit)
@@ -120,7 +119,7 @@ class Race:
 
     def paces(self) -> dict[str, tuple[float, float]]:
         """Seconds of the first and of a later step, each contender alone on the GPU."""
-        with Children("racing", "race") as children:
+        with Children("benchmarks.speedrun.racing", "race") as children:
             names = self.args.names
             alone = {name: self.run(children, name, 0, limit=PACE_SECONDS) for name in names}
         return {
@@ -131,7 +130,7 @@ class Race:
 
     def one_beside(self, cell: tuple[str, int, tuple[float, float]]) -> None:
         name, seed, pace = cell
-        with Children("racing", "race") as children:
+        with Children("benchmarks.speedrun.racing", "race") as children:
             self.run(children, name, seed, limit=self.args.limit, pace=pace)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from children import Row
-from contenders import Contestant, make_config
 from transformers import TrainerCallback
+
+from benchmarks.speedrun.children import Row
+from benchmarks.speedrun.contenders import Contestant, make_config
 
 # Phase -> where the method lives under the trainer. What is called inside another is not counted
 # there.

@@ -1,6 +1,6 @@
 """Take the small files of a tournament into this folder, and write its page.
 
-python benchmarks/tournament/collect.py runs/compare-arith --machine "2 quiet aarch64 cores"
+python -m benchmarks.tournament.collect runs/compare-arith --machine "2 quiet aarch64 cores"
 """
 
 import argparse

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plan import CONTENDERS, Cell
+from benchmarks.vla.plan import CONTENDERS, Cell
 
 WORLDS = {
     "blocks": {"name": "blocks", "pixels": 24},

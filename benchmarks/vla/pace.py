@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from plan import SLOW, Cell
+from benchmarks.vla.plan import SLOW, Cell
 
 GRACE = 20.0  # seconds for what is being played when the time is up
 ALONE = 45.0  # seconds in which the first process may compile what the others then find

@@ -1,6 +1,6 @@
 """The study's JSON as tables for a page and as pictures beside it.
 
-python benchmarks/vla/page.py benchmarks/vla/object10.json
+python -m benchmarks.vla.page benchmarks/vla/object10.json
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from plan import TRUSTED, of, preference
+from benchmarks.vla.plan import TRUSTED, of, preference
 
 Cell = dict[str, Any]
 NAMES = {

@@ -1,7 +1,7 @@
 """Before the VLA study: does a recorded step do what a plain one does, how fast is it, and how many
 steps does the task need? A minute or two on a GPU.
 
-    python3 benchmarks/vla/pilot.py --world object10 --state runs/vla_study --out results
+    python -m benchmarks.vla.pilot --world object10 --state runs/vla_study --out results
 
 Writes WORLD.pilot.json to STATE and OUT, from which `study.py` takes its budgets: the small one is
 where Muon's success on validation scenes is nearest 0.5, the full one where it has nearly ended.
@@ -14,9 +14,9 @@ import time
 import traceback
 from typing import Any
 
-from cell import EXECUTE, WAVE, Bench, train_config
-from plan import make_cell
-from study import fill_in, make_data, make_parser
+from benchmarks.vla.cell import EXECUTE, WAVE, Bench, train_config
+from benchmarks.vla.plan import make_cell
+from benchmarks.vla.study import fill_in, make_data, make_parser
 
 BUDGETS = (300, 600, 1200, 2400, 4800)
 RATE = 5e-3

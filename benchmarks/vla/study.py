@@ -6,7 +6,7 @@ scenes. Rates are chosen on validation scenes, or by the training loss where nob
 what is reported is played on others. `plan` has the order, `cell` one training, `worker` a
 process, `pace` what there is still time for.
 
-    python3 benchmarks/vla/study.py --world object10 --state runs/vla_study --out results
+    python -m benchmarks.vla.study --world object10 --state runs/vla_study --out results
 
 What was finished is kept in STATE/WORLD.cells.jsonl: the same command goes on from there.
 """
@@ -20,13 +20,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from cell import WORLDS, demos_config
-from pace import GRACE, Pace
-from plan import CONTENDERS, Cell, key_of, plan
-from worker import work
-
-from mesotron.bench.crew import Crew
-from mesotron.bench.mps import mps
+from benchmarks._lib.crew import Crew
+from benchmarks._lib.mps import mps
+from benchmarks.vla.cell import WORLDS, demos_config
+from benchmarks.vla.pace import GRACE, Pace
+from benchmarks.vla.plan import CONTENDERS, Cell, key_of, plan
+from benchmarks.vla.worker import work
 
 # Of each world: heads, demonstrations, single frames, actions from one look to the next, episodes
 # of each task to choose by and to report (a failed one of Meta-World takes a second of a core), and

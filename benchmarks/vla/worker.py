@@ -9,10 +9,9 @@ import os
 from argparse import Namespace
 from typing import Any
 
-from cell import Bench, Late
-from plan import Cell
-
-from mesotron.bench.crew import do_cells
+from benchmarks._lib.crew import do_cells
+from benchmarks.vla.cell import Bench, Late
+from benchmarks.vla.plan import Cell
 
 
 def work(settings: dict[str, Any], number: int, line: Any, deadline: float) -> None:

@@ -1,6 +1,6 @@
 """Make the runs of a list, each as one `mesotron train` in a process of its own, and pack them.
 
-    python benchmarks/watch/corpus.py held_out rescues --workers 2 --pack benchmarks/watch
+    python -m benchmarks.watch.corpus held_out rescues --workers 2 --pack benchmarks/watch
 
 Finished runs are not made again, stopped ones are continued. A packed file has every number that
 the runs logged, rounded to six digits. Held-out runs are made by `labelled.py` and carry what it
@@ -21,9 +21,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from held_out_runs import held_out_runs
-from runs import Run, rescue_runs, tuning_runs
-
+from benchmarks.watch.held_out_runs import held_out_runs
+from benchmarks.watch.runs import Run, rescue_runs, tuning_runs
 from mesotron.runs.lines import read_rows
 
 HERE = Path(__file__).parent

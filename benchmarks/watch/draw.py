@@ -1,6 +1,6 @@
 """Every failed run of a corpus as a small curve, with its onset and the watch's stop.
 
-    python benchmarks/watch/draw.py held_out
+    python -m benchmarks.watch.draw held_out
 
 Reads the packed corpus alone; writes a picture of its name beside it.
 """
@@ -12,10 +12,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-from evaluate import HERE, load, rows_of, watch_alarm
-from labels import accuracy, label, smooth
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+
+from benchmarks.watch.evaluate import HERE, load, rows_of, watch_alarm
+from benchmarks.watch.labels import accuracy, label, smooth
 
 COLUMNS = 8
 

@@ -1,7 +1,7 @@
 """How well the watch does on the packed corpus: collapses caught, healthy runs stopped, how soon.
 
-    python benchmarks/watch/evaluate.py                       the tuning corpus, while tuning
-    python benchmarks/watch/evaluate.py held_out --write      the held-out one, once, at the end
+    python -m benchmarks.watch.evaluate                       the tuning corpus, while tuning
+    python -m benchmarks.watch.evaluate held_out --write      the held-out one, once, at the end
 
 Every run goes through the engine row by row, as it was logged, and through the fixed thresholds of
 `static_thresholds`. A collapse is caught by a stop at or after its onset, less ten steps.
@@ -17,10 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from corpus import LISTS, TUNING_PROBLEMS
-from labels import Label, label
-from static_thresholds import StaticThresholds
-
+from benchmarks.watch.corpus import LISTS, TUNING_PROBLEMS
+from benchmarks.watch.labels import Label, label
+from benchmarks.watch.static_thresholds import StaticThresholds
 from mesotron.watch import Engine
 
 HERE = Path(__file__).parent

@@ -6,7 +6,16 @@ here alone. Each run is made once, labelled by problems of its own (`labelled.py
 
 from dataclasses import replace
 
-from runs import CONSTANT, HALF, SETTINGS, Run, Setting, failing, healthy, in_random_order
+from benchmarks.watch.runs import (
+    CONSTANT,
+    HALF,
+    SETTINGS,
+    Run,
+    Setting,
+    failing,
+    healthy,
+    in_random_order,
+)
 
 # Setting of the tuning corpus -> its seeds here.
 SEEDS = {

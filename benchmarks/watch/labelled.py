@@ -1,6 +1,6 @@
 """`mesotron train`, with labels: accuracy on problems that the run and its watch never see.
 
-    python benchmarks/watch/labelled.py train --steps 60 --out runs/x --eval-every 10
+    python -m benchmarks.watch.labelled train --steps 60 --out runs/x --eval-every 10
 
 Every ten steps, and before the first, the policy answers 320 held-out problems greedily. What it
 got right goes to labels.jsonl in the run's folder and nowhere else: no metric, no row and no

@@ -1,6 +1,6 @@
 """What rollback saves: provoked collapses of the optimizer with `--guard rollback`, and without.
 
-    python benchmarks/watch/rescues.py
+    python -m benchmarks.watch.rescues
 
 A run is rescued if it came to its last step and its final reward (mean of the last ten rollouts) to
 nine tenths of that of the healthy setting with the same optimizer and reward, at the same seed.
@@ -12,10 +12,9 @@ what one wants, stands beside it. Reads the packed files alone.
 import json
 from typing import Any
 
-from evaluate import HERE, load
-from labels import label, mean
-from runs import RESCUES, rescue_runs
-
+from benchmarks.watch.evaluate import HERE, load
+from benchmarks.watch.labels import label, mean
+from benchmarks.watch.runs import RESCUES, rescue_runs
 from mesotron.watch.detectors import TWO_PART
 
 ENOUGH = 0.9

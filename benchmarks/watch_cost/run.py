@@ -1,6 +1,6 @@
 """The share of a training step that goes into probes and the watch, and what an SNR probe costs.
 
-    python benchmarks/watch_cost/run.py --out benchmarks/watch_cost/result.json
+    python -m benchmarks.watch_cost.run --out benchmarks/watch_cost/result.json
 
 Real steps of the default recipe (muon, 16 prompts x 8 completions) and of larger rows, on the
 shipped tiny model. Every probe that the trainer calls, the reading of the optimizer's statistics

@@ -52,11 +52,15 @@ COMMANDS = {
     "vla eval": Command(config.VlaEvalConfig, "mesotron.vla.command:run_eval"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.spectrum:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
-    "bundle": Command(config.BundleConfig, "mesotron.bundle.command:run"),
-    "bench optim": Command(config.BenchOptimConfig, "mesotron.bench.optim_step:run"),
-    "bench train": Command(config.BenchTrainConfig, "mesotron.bench.training:run"),
-    "bench snake": Command(config.BenchSnakeConfig, "mesotron.bench.snake:run"),
-    "bench ppo": Command(config.BenchPpoConfig, "mesotron.bench.ppo_speed:run"),
+}
+# Former commands that now run from a clone of the repository.
+MOVED = {
+    "bench": "python -m benchmarks.optim_step",
+    "bench optim": "python -m benchmarks.optim_step",
+    "bench train": "python -m benchmarks.training",
+    "bench snake": "python -m benchmarks.ppo.snake",
+    "bench ppo": "python -m benchmarks.ppo.speed",
+    "bundle": "python -m benchmarks.offline",
 }
 
 
@@ -101,6 +105,9 @@ def dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"mesotron {__version__}")
         return 0
+    moved = MOVED.get(" ".join(words[:2])) or MOVED.get(words[0])
+    if moved:
+        raise UsageError(f"{words[0]!r} has moved: in a clone of the repository run `{moved}`")
     name, rest = split_name(words)
     if name in COMMANDS:
         command = COMMANDS[name]

@@ -14,14 +14,14 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
-from mesotron.bench.accuracy import (  # noqa: E402
+from benchmarks._lib.accuracy import (  # noqa: E402
     exact_update,
     make_gradient,
     peer_update,
     plain_update,
     relative_error,
 )
-from mesotron.bench.peers import LR, PEERS  # noqa: E402
+from benchmarks._lib.peers import LR, PEERS  # noqa: E402
 from mesotron.optim import (  # noqa: E402
     Muon,
     Pion,

@@ -5,13 +5,6 @@ field marked POSITIONAL may be given without its flag.
 Names that live in a registry (filters, models) are checked by the registry's owner, not here.
 """
 
-from mesotron.config.bench import (
-    BenchOptimConfig,
-    BenchPpoConfig,
-    BenchSnakeConfig,
-    BenchTrainConfig,
-)
-from mesotron.config.bundle import BundleConfig
 from mesotron.config.compare import CompareConfig, SweepConfig
 from mesotron.config.evaluation import EvalConfig
 from mesotron.config.fields import POSITIONAL, OptimizerName
@@ -40,11 +33,6 @@ from mesotron.config.watch import WatchConfig, WatchSettings
 
 __all__ = [
     "POSITIONAL",
-    "BenchOptimConfig",
-    "BenchPpoConfig",
-    "BenchSnakeConfig",
-    "BenchTrainConfig",
-    "BundleConfig",
     "CompareConfig",
     "DemosConfig",
     "EvalConfig",

@@ -1,0 +1,65 @@
+"""The step benchmark: ratios, peers that cannot run, and pages that equal their results."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks._lib.peers import PEERS, Peer
+from benchmarks._lib.shapes import Projection
+from benchmarks.optim_step import __main__ as optim_step
+from benchmarks.optim_step.__main__ import HEADINGS, Config, accuracy_row, step_row, without_empty
+
+CPU = torch.device("cpu")
+
+
+def test_missing_peers_are_left_out_with_a_reason():
+    assert Peer(PEERS["muon"].build, package="no_such_package").missing(CPU)
+    available, left_out = optim_step.available(("muon", "muon_sgd", "dion"), Config(), CPU)
+    assert available == ["muon"]
+    assert set(left_out) == {"muon_sgd", "dion"}
+
+
+def test_an_emulated_peer_is_timed_once_or_extrapolated(monkeypatch):
+    shapes = [Projection(32, 16)] * 3
+    row = optim_step.time_emulated(PEERS["torch_muon"], shapes, CPU)
+    assert row["seconds"] == row["all"][0]
+    monkeypatch.setattr(optim_step, "BEARABLE_SECONDS", 0.0)
+    row = optim_step.time_emulated(PEERS["torch_muon"], shapes, CPU)
+    assert row["seconds"] == pytest.approx(3 * row["all"][0])
+
+
+def test_a_result_has_ratios_buckets_and_statistics(tmp_path):
+    out = tmp_path / "result.json"
+    config = Config(
+        models=("micro_192x576",), layers=1, repeats=2, device="cpu", accuracy=False,
+        optims=("adamw_fused", "muon", "pion_per_head"), out=out, buckets=True, stats_cost=True,
+    )  # fmt: skip
+    assert optim_step.run(config) == 0
+    (model,) = json.loads(out.read_text())["models"]
+    rows = {row["optimizer"]: row for row in model["rows"]}
+    seconds = rows["muon"]["seconds"]
+    assert rows["muon"]["versus_adamw"] == pytest.approx(seconds / rows["adamw_fused"]["seconds"])
+    assert rows["muon"]["versus_floor"] == pytest.approx(seconds / model["floor_seconds"])
+    assert "stats_share" in rows["muon"]
+    assert "stats_share" not in rows["adamw_fused"]
+    assert [bucket["shape"] for bucket in model["buckets"]] == [[192, 576]]
+
+
+@pytest.mark.parametrize("wrong", [{"models": ("gpt5",)}, {"optims": ("lion",)}, {"repeats": 0}])
+def test_bad_values_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong)).rstrip("s").removesuffix("im")):
+        optim_step.run(Config(**wrong))
+
+
+@pytest.mark.parametrize(("name", "data"), [("README.md", "cpu.json"), ("h200.md", "h200.json")])
+def test_pages_show_the_results_beside_them(name, data):
+    folder = Path(__file__).parent
+    page = (folder / name).read_text()
+    result = json.loads((folder / data).read_text())
+    for model in result["models"]:
+        for row in without_empty(HEADINGS, [step_row(row) for row in model["rows"]])[1]:
+            assert f"| {' | '.join(row)} |" in page
+    for row in result["accuracy"]:
+        assert f"| {' | '.join(accuracy_row(row))} |" in page

@@ -1,0 +1,175 @@
+"""The SmolLM2 study: its plan reaches the finals, its measures and pages are right."""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.smollm2 import page, supervised
+from benchmarks.smollm2.plan import FINAL_SEEDS, LEVERS, accuracy, key_of, levers, make, plan
+from benchmarks.smollm2.results import read_results
+from benchmarks.smollm2.spectrum import cut, measure
+from benchmarks.smollm2.training import config_of
+from mesotron.compare.kind import is_for_choosing
+from mesotron.config import ModelConfig, TaskConfig, TrainConfig
+from mesotron.rlvr.train import check
+
+CONTENDERS = ["adamw", "muon", "pion_cutoff"]
+
+
+@pytest.fixture
+def given(tmp_path):
+    return argparse.Namespace(
+        parts=["tournament", "levers", "spectrum", "box", "horizon", "map", "gsm8k"], levers=[],
+        lever_seeds=[1, 2], contenders=CONTENDERS, search_steps=60, final_steps=120,
+        map_rollouts=40, box_steps=80, horizon_steps=1500, horizon_rate=1e-4, horizon_seeds=1,
+        horizon_optim="muon", gsm8k_steps=60, state=tmp_path, folder="tiny", device="cpu",
+        micro_batch=256, set=[], plain=False, gsm8k=tmp_path,
+    )  # fmt: skip
+
+
+def finish(cell: dict, share: float) -> dict:
+    draws = random.Random(str(cell))
+    solved = "".join(str(int(draws.random() < share)) for _ in range(512))
+    rows = {"facts/correct": [[1, 0.9], [2, share]]}
+    return cell | {"solved": solved, "update_ratio": 0.05, "rows": rows}
+
+
+def run_all(given) -> dict:
+    """Every cell that the plan asks for; a rate is as good as it is close to 8e-5."""
+    done: dict = {}
+    while new := [cell for cell in plan(given, done) if key_of(cell) not in done]:
+        distance = abs(new[0].get("rate", 8e-5) - 8e-5) / 8e-5
+        done[key_of(new[0])] = finish(new[0], max(0.6 - 0.4 * distance, 0.02))
+    return done
+
+
+def test_finals_use_fresh_seeds_at_the_best_rate(given):
+    cells = list(run_all(given).values())
+    finals = [c for c in cells if (c["part"], c["stage"]) == ("tournament", "final")]
+    assert {cell["rate"] for cell in finals} == {8e-5}
+    assert len(finals) == 3 * len(FINAL_SEEDS)
+    searched = {cell["seed"] for cell in cells if cell["stage"] == "search"}
+    assert not searched & {cell["seed"] for cell in finals}
+    gains = {cell["optim"]: cell["gain"] for cell in finals}
+    assert gains == {"adamw": 1.0, "muon": 4.0, "pion_cutoff": 4.0}  # 0.2 over the measured 0.05
+    assert {cell["rate"] for cell in cells if cell["part"] == "map"} == {4e-5, 1.6e-4, 6.4e-4}
+    for name in CONTENDERS:
+        own = [c for c in cells if c["part"] == "gsm8k" and c.get("optim") == name]
+        seeds = [(c["rate"], c["seed"]) for c in own if c["stage"] == "final"]
+        assert seeds == [(8e-5, k) for k in (1, 2, 3)]
+
+
+def test_every_training_cell_is_a_valid_config(given):
+    for cell in run_all(given).values():
+        if "optim" not in cell:
+            continue
+        config = config_of(cell, given, given.state / "run")
+        check(config)
+        assert (config.steps, config.seed) == (cell["steps"], cell["seed"])
+        assert config.optim.lr == pytest.approx(cell["rate"] * cell["gain"])
+
+
+def test_problems_that_choose_a_rate_do_not_judge_it():
+    marks = "".join(str(int(is_for_choosing(f"sums-eval-{k}"))) for k in range(512))
+    cell = {"solved": marks}
+    assert (accuracy(cell, choosing=True), accuracy(cell, choosing=False)) == (1.0, 0.0)
+    assert 0.4 < accuracy(cell) < 0.6
+
+
+def test_the_best_rank_is_the_rank_of_the_signal():
+    torch.manual_seed(0)
+    U, V = (torch.linalg.qr(torch.randn(size, 3)).Q for size in (32, 64))
+    spectra = measure((3.0 * U @ V.T + 0.02 * torch.randn(16, 32, 64))[:, None])
+    cosine, passed = spectra["8"]["cosine"], spectra["8"]["passed"]
+    assert spectra["8"]["best_rank"] == passed["k_p=1"] == passed["measured"] == 3
+    assert cosine["k_p=1"] == cosine["best"] == pytest.approx(1.0, abs=5e-3)
+    assert cosine["k_p=0"] == 0.0  # no direction has two thirds of the energy
+    assert cosine["muon"] == pytest.approx((3 / 32) ** 0.5, abs=0.05)
+    assert spectra["1"]["noise_top"] == pytest.approx(spectra["edge"], rel=0.1)  # white
+    assert spectra["snr"] == pytest.approx(27 / (0.02**2 * 32 * 64), rel=0.1)
+
+
+def test_a_measured_edge_excludes_noise_that_is_not_white():
+    torch.manual_seed(0)
+    u, v = (torch.linalg.qr(torch.randn(size, 1)).Q for size in (32, 64))
+    rows = torch.where(torch.arange(32) < 2, 1.0, 0.05)[:, None]
+    spectra = measure((12.0 * u @ v.T + rows * torch.randn(16, 32, 64))[:, None])
+    assert spectra["1"]["passed"]["measured"] == 1 < spectra["1"]["passed"]["noise"]
+    assert spectra["1"]["cosine"]["measured"] > spectra["1"]["cosine"]["noise"]
+
+
+def test_heads_are_rows_of_q_and_columns_of_o():
+    G = torch.arange(24.0).reshape(1, 4, 6)
+    assert torch.equal(cut(G, "0.q_proj", 2)[0, 1], G[0, 2:])
+    assert torch.equal(cut(G, "0.o_proj", 2)[0, 1], G[0, :, 3:])
+
+
+def trained(cell: dict, share: float, problems: int = 512) -> dict:
+    solved = finish(cell, share)["solved"][:problems]
+    reached = solved.count("1") / problems
+    names = ("facts/correct", "groups/zero_signal", "facts/truncated", "entropy")
+    return cell | {
+        "solved": solved, "accuracy": reached, "diverged": False, "steps_done": cell["steps"],
+        "rows": {name: [[step, 0.5] for step in (1, 2)] for name in names},
+        "curve": [[1, 0.07], [2, reached]], "dead_blocks": None, "health": ["healthy", None, "ok"],
+    }  # fmt: skip
+
+
+def write_pages(cells: list[dict], folder: Path) -> None:
+    machine = {"device": "a GPU", "torch": "2", "transformers": "5"}
+    record = {"settings": {"model": "/a/place"}, "machine": machine, "cells": cells}
+    (folder / "results.json").write_text(json.dumps(record))
+    page.main([str(folder / "results.json")], folder)
+
+
+def rows_of(path: Path, first: str) -> list[list[str]]:
+    rows = [line[2:-2].split(" | ") for line in path.read_text().splitlines()]
+    return [row for row in rows if row[0] == first]
+
+
+def test_pages_show_intervals_and_means(given, tmp_path):
+    warm = {"part": "gsm8k", "stage": "warm", "seed": 0, "curve": [[0, 0.01], [467, 0.12]],
+            "accuracy": 0.12}  # fmt: skip
+    shares = dict(zip(CONTENDERS, (0.1, 0.4, 0.38), strict=True))
+    runs = [
+        trained(make("gsm8k", stage, optim=name, rate=1e-5, steps=60, seed=seed), share, 256)
+        | {"rows": {"facts/correct": [[1, 0.0], [2, share]]}}
+        for stage in ("search", "final", "several")
+        for seed in (1, 2, 3)
+        for name, share in shares.items()
+    ]
+    cells = levers(given, {})
+    assert len(cells) == 2 * len(LEVERS)
+    write_pages([warm, *runs, *(trained(cell, 0.1 * cell["seed"]) for cell in cells)], tmp_path)
+    gsm8k = tmp_path / "gsm8k.md"
+    compared = {n: next(row for row in rows_of(gsm8k, n) if len(row) == 8) for n in shares}
+    low = {n: row[4].partition("[")[2].partition(",")[0] for n, row in compared.items()}
+    assert low["muon"] == ""  # the leader
+    assert float(low["adamw"]) > 0 > float(low["pion_cutoff"])
+    assert (tmp_path / "gsm8k.png").stat().st_size > 1000
+    row = rows_of(tmp_path / "levers.md", "stock")[0]
+    both = [float(word) for word in row[3].split(", ")]
+    assert row[2] == f"{sum(both) / 2:.3f} (2)"
+    assert read_results(tmp_path / "results.json.gz")["settings"] == {}
+
+
+def test_a_batch_in_pieces_has_the_gradient_of_the_whole(monkeypatch):
+    config = TrainConfig(model=ModelConfig(name="tiny"), task=TaskConfig(num_eval=2), device="cpu")
+    made = supervised.Supervised(config, 1)
+    batch = next(made.batches())
+    batch["labels"][0, :-1] = supervised.IGNORED  # rows with few tokens weigh less
+
+    def gradient(rows):
+        monkeypatch.setattr(supervised, "ROWS", rows)
+        made.model.zero_grad()
+        made.backward(batch)
+        return torch.cat([p.grad.flatten() for p in made.model.parameters()])
+
+    made.model(**batch).loss.backward()
+    whole = torch.cat([p.grad.flatten() for p in made.model.parameters()])
+    torch.testing.assert_close(gradient(len(batch["labels"])), whole)
+    torch.testing.assert_close(gradient(3), whole, rtol=1e-4, atol=1e-6)

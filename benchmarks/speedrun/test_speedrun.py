@@ -1,0 +1,165 @@
+"""The speedrun at a tiny size: both kinds of contender race, and are timed."""
+
+import argparse
+import types
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.speedrun import racing, run
+from benchmarks.speedrun.contenders import Contestant, make_config
+from benchmarks.speedrun.entries import NAMES
+from benchmarks.speedrun.page import verdict
+from benchmarks.speedrun.stopwatch import PHASES, measure
+from mesotron.recipes import make_recipe
+from mesotron.rlvr.train import check
+
+GIVEN = {"model": "tiny", "small": True, "common": [], "every": 0.0, "target": 2.0}
+
+
+def test_every_contender_is_a_valid_config():
+    configs = {name: make_config(name, 3, None, small=False) for name in NAMES}
+    for config in configs.values():
+        check(config)
+        assert config.seed == 3
+        assert config.task == configs["stock"].task
+        assert config.reward == configs["stock"].reward
+    assert not configs["stock"].rollout.fast
+    assert configs["recorded"].rollout.fast
+
+
+def test_the_recipe_is_the_record_holder():
+    task = ["reward.parts=two_part,near,overlong", "reward.overlong_buffer=1"]
+    raced = make_config("falling_2e-4_of192", 1, None, False, task)
+    recipe = replace(make_recipe("arith_smollm2_fast"), seed=1)
+    assert replace(raced, recipe="arith_smollm2_fast") == recipe
+
+
+@pytest.mark.slow
+def test_plain_trl_in_micro_batches_makes_whole_steps(tmp_path):
+    whole, cut = (make_config("stock", 0, "tiny", True, x) for x in ([], ["rollout.micro_batch=8"]))
+    args = [Contestant("stock", config, tmp_path / str(k)).trainer.args
+            for k, config in enumerate((whole, cut))]  # fmt: skip
+    sizes = [(x.per_device_train_batch_size, x.gradient_accumulation_steps) for x in args]
+    assert sizes == [(16, 1), (8, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stock", "muon"])
+def test_a_race_counts_training_time_only(tmp_path, name):
+    row = racing.race(name, 0, tmp_path, 60.0, GIVEN | {"limit": 0.5})
+    assert row["seconds_to_target"] is None
+    assert [point["step"] for point in row["curve"]] == list(range(row["steps"] + 1))
+    won = racing.race(name, 0, tmp_path / "won", 60.0, GIVEN | {"limit": 0.5, "target": 0.0})
+    assert won["steps"] == 1
+    assert won["seconds_to_target"] == pytest.approx(won["first_step_s"])
+
+
+@pytest.mark.slow
+def test_parallel_runs_count_steps_at_the_given_pace_and_end_with_their_schedule(
+    tmp_path, monkeypatch
+):
+    given = GIVEN | {"limit": 130.0, "pace": (100.0, 20.0)}
+    row = racing.race("muon", 0, tmp_path, 60.0, given)
+    assert [point["seconds"] for point in row["curve"]] == [0.0, 100.0, 120.0, 140.0]
+    falling = NAMES["muon"] | {"steps": 3, "optim.schedule": "linear"}
+    monkeypatch.setitem(NAMES, "falling", falling)
+    row = racing.race("falling", 0, tmp_path, 60.0, GIVEN | {"every": 1e9, "limit": 1e9})
+    assert [point["step"] for point in row["curve"]] == [0, 3]
+
+
+def test_evaluations_stop_the_clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(racing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Slow:
+        def accuracy(self):
+            now[0] += 100.0
+            return 0.5
+
+    clock = racing.Clock(Slow(), every=2.0, target=0.9, seconds=5.0, deadline=1e9)
+    control = types.SimpleNamespace(should_training_stop=False)
+    clock.on_train_begin()
+    for step in (1, 2, 3, 4):
+        now[0] += 1.5
+        clock.on_step_end(None, types.SimpleNamespace(global_step=step), control)
+        assert control.should_training_stop == (step == 4)
+    seconds = {point["step"]: point["seconds"] for point in clock.curve}
+    assert seconds == {0: 0.0, 2: 3.0, 4: 6.0}
+    assert clock.row()["settled_step_s"] == 1.5
+    assert not clock.row()["cut_short"]
+    clock.deadline = now[0]
+    now[0] += 1.5
+    clock.on_step_end(None, types.SimpleNamespace(global_step=5), control)
+    assert clock.row()["cut_short"]
+
+
+def test_parallel_runs_get_the_pace_measured_alone(tmp_path, monkeypatch):
+    asked = {}
+
+    class Recorder(nullcontext):
+        def __init__(self, *_):
+            super().__init__(self)
+
+        def run(self, folder, seconds, name, seed, given):
+            asked[name, seed] = given["limit"], given.get("pace")
+            slow = 2.0 if name == "b" else 1.0
+            paces = {"first_step_s": 6 * slow, "settled_step_s": slow}
+            return {"steps": 9, "cut_short": (name, seed) == ("a", 2), **paces}
+
+    monkeypatch.setattr(run, "Children", Recorder)
+    monkeypatch.setattr(run, "mps", lambda *_: nullcontext())
+    given = argparse.Namespace(
+        names=["a", "b"], seeds=2, seconds=60.0, out=tmp_path / "out.json", model=None, small=True,
+        set=[], every=4.0, target=0.9, limit=600.0, pace=None,
+    )  # fmt: skip
+    run.Race(given, tmp_path).beside()
+    alone = (run.PACE_SECONDS, None)
+    assert asked == {
+        ("a", 0): alone, ("a", 1): (600.0, (6.0, 1.0)), ("a", 2): (600.0, (6.0, 1.0)),
+        ("b", 0): alone, ("b", 1): (600.0, (12.0, 2.0)), ("b", 2): (600.0, (12.0, 2.0)),
+    }  # fmt: skip
+    asked.clear()
+    run.Race(given, tmp_path).beside()
+    assert set(asked) == {("a", 2)}  # only what the time limit cut short
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stock", "muon"])
+def test_phases_add_up_to_the_step(tmp_path, name):
+    given = {"model": "tiny", "small": True, "common": ["task.few_shot=1"], "warm": 1, "count": 2}
+    row = measure(name, tmp_path, 60.0, given)
+    expected = set(PHASES) - ({"clip", "log"} if name == "stock" else set())
+    assert expected <= row["phases_ms"].keys()
+    assert min(row["phases_ms"].values()) > -1.0
+    assert sum(row["first_phases_ms"].values()) == pytest.approx(row["first_ms"])
+
+
+def ran(name: str, seconds: float, reached: bool = True) -> dict:
+    curve = [{"step": 9, "seconds": seconds, "accuracy": 0.9}]
+    return {"name": name, "curve": curve, "seconds_to_target": seconds if reached else None}
+
+
+def test_verdict_is_a_bound_where_the_rival_did_not_reach_the_target():
+    cells = {"a/1": ran("a", 20.0), "a/2": ran("a", 30.0), "stock/1": ran("stock", 100.0)}
+    whole = verdict(cells | {"stock/2": ran("stock", 150.0), "stock/0": ran("stock", 16.0)})
+    assert whole[-1].endswith(": 0.20")  # seed 0 only measured the pace
+    bound = verdict(cells | {"stock/2": ran("stock", 150.0, reached=False)})
+    assert bound[-1] != whole[-1]
+    assert bound[-1].endswith("0.20")
+    lost = {"a/1": ran("a", 20.0, reached=False), "a/2": ran("a", 30.0)}
+    assert all("/" not in line for line in verdict(cells | lost))
+
+
+def test_stock_gets_a_multiple_of_our_time():
+    given = argparse.Namespace(
+        what="final", ours="a", stock="stock", patience=3.5, limit=30.0, seeds=2, set=["x=1"],
+        target=0.9,
+    )  # fmt: skip
+    rules = "x=1/target=0.9"
+    cells = {f"a/1/{rules}": ran("a", 20.0), f"a/2/{rules}": ran("a", 30.0)}
+    cells |= {f"a/0/{rules}": ran("a", 9.0, reached=False), "a/1/target=0.9": ran("a", 99.0)}
+    assert run.limit_of(given, "a", cells) == 30.0
+    assert run.limit_of(given, "stock", cells) == 87.5
+    assert run.limit_of(given, "stock", {}) == 30.0

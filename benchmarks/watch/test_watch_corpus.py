@@ -1,0 +1,186 @@
+"""The corpora of runs: their lists, the outcome rule, the baseline, the published numbers."""
+
+import json
+import math
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.watch import corpus, evaluate, labelled, rescues
+from benchmarks.watch.held_out_runs import held_out_runs, held_out_settings
+from benchmarks.watch.labels import label
+from benchmarks.watch.runs import RESCUE_SEEDS, RESCUES, rescue_runs, tuning_runs
+from benchmarks.watch.static_thresholds import StaticThresholds
+from mesotron.config import TaskConfig
+from mesotron.rlvr.tasks.load import load_task
+
+HERE = Path(__file__).parent
+
+
+def test_corpora_share_failures_but_no_run():
+    tuning, held_out = tuning_runs(), held_out_runs()
+    for runs in (tuning, held_out):
+        assert len({run.name for run in runs}) == len(runs) >= 60
+        assert sum(run.setting.kind == "healthy" for run in runs) >= 25
+    kinds = [{run.setting.kind for run in runs} for runs in (tuning, held_out)]
+    assert kinds[0] - {"truncation"} <= kinds[1]
+    assert max(run.seed for run in tuning) < 100 <= min(run.seed for run in held_out)
+    names = {run.name for run in (*tuning, *held_out)}
+    assert len(rescue_runs()) == len(RESCUES) * len(RESCUE_SEEDS)
+    for run in rescue_runs():
+        assert {run.name, f"{RESCUES[run.setting.name]}-{run.seed}"} <= names
+
+
+def test_label_problems_are_disjoint_from_evaluation():
+    def levels_of(flags):
+        words = flags.split()
+        after = words[words.index("--task.levels") + 1 :] if "--task.levels" in words else []
+        return tuple(int(word) for word in takewhile(str.isdigit, after))
+
+    for levels in {levels_of(setting.flags) for setting in held_out_settings()}:
+        seen = load_task(TaskConfig(levels=levels, num_train=1)).eval
+        judged = labelled.label_problems(seen, levels)
+        assert len(judged) == labelled.PROBLEMS >= 300
+        assert not {p.question for p in judged} & {p.question for p in seen}
+
+
+def made(greedy, *, correct=None, reward=None, unchanged=0.1, kind="x", **columns):
+    """A packed run with the given curves."""
+    n = len(greedy)
+    correct = correct or greedy
+    return {
+        "kind": kind, "before": greedy[0], "prompts": 16, "unchanged": unchanged,
+        "columns": {
+            "step": list(range(1, n + 1)), "loss": [0.0] * n, "grad_norm": [0.5] * n,
+            "reward": reward or correct, "facts/correct": correct, "eval/greedy": greedy,
+            "groups/all_wrong": [0.2] * n, "time/step": [1.0] * n, **columns,
+        },
+    }  # fmt: skip
+
+
+FLAT, SLOW = [0.3] * 60, [1.0] * 30 + [5.0] * 30
+FALLING = [0.4] * 20 + [0.05] * 40
+
+
+@pytest.mark.parametrize(
+    ("run", "outcome", "onset"),
+    [
+        (made([0.2 + 0.3 * k / 59 for k in range(60)]), "healthy", None),
+        (made([0.4] * 30 + [0.29] * 30), "unclear", None),
+        (made([0.4] * 60, correct=[0.4, 0.1] * 20 + [0.1] * 20), "unclear", None),
+        (made(FALLING, reward=[0.1 * k for k in range(60)]), "failed", None),
+        (made([0.3 - 0.005 * k for k in range(60)], correct=[0.02] * 60), "failed", 7),
+        (made(FLAT, unchanged=1.0), "failed", None),
+        (made([0.02] * 60, **{"groups/all_wrong": [0.95] * 60}), "failed", None),
+        (made(FLAT, reward=[0.4] * 30 + [0.0] * 30), "failed", None),
+        (made(FLAT, loss=[0.0] * 30 + [math.nan] * 30), "failed", 31),
+        (made(FLAT, kind="stall", **{"time/step": SLOW}), "stalled", 31),
+        (made(FLAT, **{"time/step": SLOW}), "healthy", None),  # the machine was busy
+    ],
+)
+def test_outcomes(run, outcome, onset):
+    assert label(run).outcome == outcome
+    assert onset is None or label(run).onset == onset
+
+
+def test_losses_are_dated():
+    truth = label(made([0.4] * 30 + [0.4 - 0.4 * k / 29 for k in range(30)]))
+    assert truth.outcome == "failed"
+    assert 28 <= truth.onset <= 36
+    assert truth.lost_at(20) == pytest.approx(0.0, abs=1e-9)
+    assert truth.lost_at(46) == pytest.approx(0.5, abs=0.06)
+    assert label(made(FALLING)).reward_fell
+    assert not label(made(FALLING, reward=[0.1 * k for k in range(60)])).reward_fell
+
+
+def test_own_labels_decide_alone():
+    falling, flat = [0.4] * 30 + [0.1] * 30, [0.4] * 60
+    rows = [{"step": k, "correct": 0.4, "unchanged": 0.2} for k in range(0, 61, 10)]
+    assert label(made(flat, correct=falling) | {"labels": rows}).outcome == "healthy"
+    sinking = [row | {"correct": 0.1 if row["step"] > 30 else 0.4} for row in rows]
+    truth = label(made(flat) | {"labels": sinking})
+    assert (truth.outcome, truth.onset) == ("failed", 30)
+
+
+def verdict(alarm, onset=40, outcome="failed", reward_lost=0.1, reward_fell=True):
+    return evaluate.Verdict(
+        run="a", kind="x", outcome=outcome, why="", onset=onset, alarm=alarm, lossy=True, lost=0.2,
+        reward_lost=reward_lost, reward_fell=reward_fell,
+    )  # fmt: skip
+
+
+def test_a_stop_long_before_the_onset_is_not_a_catch():
+    alarms = ((45, "d"), (30, "d"), (29, "d"), None)
+    assert [verdict(alarm).caught for alarm in alarms] == [True, True, False, False]
+    summary = evaluate.summarise(
+        [verdict((45, "d")), verdict(None), verdict((9, "d"), None, "healthy")]
+    )
+    assert summary["caught"]["words"] == "1 of 2"
+    assert summary["healthy runs stopped"]["words"] == "1 of 1"
+    assert summary["right answers lost at the alarm, median"] == pytest.approx(0.6)
+    gamed = [verdict((45, "d"), reward_lost=0.0, reward_fell=False)] * 3
+    summary = evaluate.summarise([*gamed, verdict((45, "d"), reward_lost=0.7)])
+    assert summary["the same where half of it went"] == {"runs": 1, "median": 0.7}
+
+
+def test_missing_and_short_runs_are_listed():
+    listed = tuning_runs()
+    whole, short, *_ = [run for run in listed if run.setting.steps == 60]
+    packed = [
+        {"name": whole.name, "exit_code": 0, "columns": {"step": [1.0, 60.0]}},
+        {"name": short.name, "exit_code": 1, "columns": {"step": [1.0, 7.0]}},
+    ]
+    record = evaluate.completeness("tuning", packed)
+    assert set(record["ended early"]) == {short.name}
+    assert len(record["not made"]) == len(listed) - 2
+
+
+def rescue(rewards, alone, *, steps=110, changes=()):
+    """A rescue that ends at this reward, next to the run alone and a healthy run at 0.5."""
+
+    def packed(values):
+        run = made([*values[:1], *values], correct=[*values[:1], *values])
+        run["columns"]["step"] = [steps * k / len(values) for k in range(len(values) + 1)]
+        return run | {"setting": "sparse_collapse", "seed": 0, "name": "sparse_collapse-0"}
+
+    runs = {"sparse_collapse-0": packed(alone), "sparse-0": packed([0.5] * 60)}
+    act = {"step": 30, "action": "rollback", "detector": "d", "checkpoint": 0, "changes": changes}
+    run = packed(FLAT)
+    run["columns"]["reward"] = [rewards] * 61
+    return rescues.compare(run | {"guarded": [act]}, runs, 110)
+
+
+def test_a_rescue_reaches_its_end_on_the_reward_it_had():
+    lost = [0.5] * 20 + [0.0] * 40
+    assert rescue(0.46, lost)["rescued"]
+    assert not rescue(0.44, lost)["rescued"]
+    assert not rescue(0.46, lost, steps=40)["rescued"]
+    eased = rescue(0.9, lost, changes=[{"field": "reward.parts", "old": 1, "new": 2}])
+    assert (eased["judged by"], eased["rescued"]) == ("facts/correct", False)
+    sound, fallen = rescue(0.5, [0.5] * 60), rescue(0.5, lost) | {"run": "muon_x10-0"}
+    assert rescues.count([sound, fallen], (0,)) == f"1 of {len(RESCUES) - 1}"
+
+
+def test_wilson_interval_and_fixed_thresholds():
+    share = evaluate.share([True] * 8 + [False] * 2)  # Wilson (1927)
+    assert (share["low"], share["high"]) == pytest.approx((0.4902, 0.9433), abs=1e-3)
+    row = {"step": 1.0, "reward": 0.5, "entropy": 0.5, "groups/spread": 0.3, "reward_std": 0.3,
+           "completions/mean_length": 20.0, "completions/clipped_ratio": 0.0}  # fmt: skip
+    quiet, low = StaticThresholds(), StaticThresholds()
+    assert not any(quiet.update(row) for _ in range(100))
+    alarms = [low.update({**row, "entropy": 0.05}) for _ in range(31)]
+    assert (alarms[28], alarms[29]) == ([], [("entropy floor", "high")])
+
+
+@pytest.mark.parametrize("without", ["", "eval/"])
+@pytest.mark.parametrize("name", ["tuning", "held_out"])
+def test_published_numbers_are_those_of_this_watch(name, without):
+    runs, listed = evaluate.load(name), corpus.LISTS[name]()
+    assert {run["name"] for run in runs} <= {run.name for run in listed}
+    verdicts = evaluate.judge_all(runs, evaluate.watch_alarm, without)
+    published = json.loads((HERE / f"{name}{'_blind' if without else ''}.json").read_text())
+    assert evaluate.summarise(verdicts) == published["summary"]["watch"]
+    assert [(one.run, one.alarm) for one in verdicts] == [
+        (one["run"], one["alarm"] and tuple(one["alarm"])) for one in published["verdicts"]["watch"]
+    ]
