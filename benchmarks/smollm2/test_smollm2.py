@@ -47,6 +47,7 @@ def run_all(given) -> dict:
     return done
 
 
+@pytest.mark.slow
 def test_finals_use_fresh_seeds_at_the_best_rate(given):
     cells = list(run_all(given).values())
     finals = [c for c in cells if (c["part"], c["stage"]) == ("tournament", "final")]
@@ -63,6 +64,7 @@ def test_finals_use_fresh_seeds_at_the_best_rate(given):
         assert seeds == [(8e-5, k) for k in (1, 2, 3)]
 
 
+@pytest.mark.slow
 def test_every_training_cell_is_a_valid_config(given):
     for cell in run_all(given).values():
         if "optim" not in cell:
@@ -131,6 +133,7 @@ def rows_of(path: Path, first: str) -> list[list[str]]:
     return [row for row in rows if row[0] == first]
 
 
+@pytest.mark.slow
 def test_pages_show_intervals_and_means(given, tmp_path):
     warm = {"part": "gsm8k", "stage": "warm", "seed": 0, "curve": [[0, 0.01], [467, 0.12]],
             "accuracy": 0.12}  # fmt: skip
@@ -157,6 +160,7 @@ def test_pages_show_intervals_and_means(given, tmp_path):
     assert read_results(tmp_path / "results.json.gz")["settings"] == {}
 
 
+@pytest.mark.slow
 def test_a_batch_in_pieces_has_the_gradient_of_the_whole(monkeypatch):
     config = TrainConfig(model=ModelConfig(name="tiny"), task=TaskConfig(num_eval=2), device="cpu")
     made = supervised.Supervised(config, 1)

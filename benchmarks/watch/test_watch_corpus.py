@@ -173,8 +173,15 @@ def test_wilson_interval_and_fixed_thresholds():
     assert (alarms[28], alarms[29]) == ([], [("entropy floor", "high")])
 
 
-@pytest.mark.parametrize("without", ["", "eval/"])
-@pytest.mark.parametrize("name", ["tuning", "held_out"])
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("held_out", ""),
+        pytest.param("held_out", "eval/", marks=pytest.mark.slow),
+        pytest.param("tuning", "", marks=pytest.mark.slow),
+        pytest.param("tuning", "eval/", marks=pytest.mark.slow),
+    ],
+)
 def test_published_numbers_are_those_of_this_watch(name, without):
     runs, listed = evaluate.load(name), corpus.LISTS[name]()
     assert {run["name"] for run in runs} <= {run.name for run in listed}
