@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mesotron.arguments import UsageError, parse
 from mesotron.config import SnakeConfig
-from mesotron.ppo.command import run
+from mesotron.ppo import run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,8 @@ from benchmarks._lib.snake_sb3 import ENDS, SnakeNetwork, make_sb3  # noqa: E402
 from mesotron.config import SnakeConfig  # noqa: E402
 from mesotron.jax import label  # noqa: E402
 from mesotron.ppo.env import HEAD, NUM_FEATURES, EnvState, Observation, SnakeEnv  # noqa: E402
-from mesotron.ppo.gae import estimate_advantages  # noqa: E402
-from mesotron.ppo.hyper import make_hyper  # noqa: E402
-from mesotron.ppo.loss import Batch, ppo_loss  # noqa: E402
+from mesotron.ppo.loss import Batch, estimate_advantages, ppo_loss  # noqa: E402
+from mesotron.ppo.optimizer import make_hyper  # noqa: E402
 from mesotron.ppo.policy import HIDDEN, apply_policy, init_policy  # noqa: E402
 from support.quick_jax import quick_compilation  # noqa: E402, F401
 

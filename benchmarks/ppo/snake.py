@@ -23,12 +23,17 @@ import numpy as np
 import tyro
 
 from mesotron.config import SnakeConfig
-from mesotron.ppo.draw import Curve, bootstrap_band, draw_curves
-from mesotron.ppo.evaluate import Games, make_evaluation, measure_baselines
-from mesotron.ppo.hyper import Runs, make_runs
+from mesotron.ppo.evaluate import (
+    Curve,
+    Games,
+    bootstrap_band,
+    draw_curves,
+    make_evaluation,
+    measure_baselines,
+)
 from mesotron.ppo.loop import TrainState
 from mesotron.ppo.policy import Params
-from mesotron.ppo.seeds import Program, make_program
+from mesotron.ppo.program import Program, Runs, make_program, make_runs
 from mesotron.runs import describe_environment
 from mesotron.runs.lines import write_json
 

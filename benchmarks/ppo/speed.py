@@ -29,8 +29,7 @@ from benchmarks._lib.plain_ppo import make_plain_run, make_plain_start
 from benchmarks._lib.snake_sb3 import ENDS, make_sb3
 from mesotron.config import SnakeConfig
 from mesotron.optim import muon
-from mesotron.ppo.hyper import read_runs
-from mesotron.ppo.seeds import make_program
+from mesotron.ppo.program import make_program, read_runs
 
 Turn = Callable[[], object]
 OURS = {"mesotron_adam": "adam", "mesotron_muon": "muon", "mesotron_pion": "pion"}

@@ -46,7 +46,7 @@ COMMANDS = {
     "compare": Command(config.CompareConfig, "mesotron.compare.command:run"),
     "sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run"),
     "report": Command(config.ReportConfig, "mesotron.report.command:run"),
-    "ppo snake": Command(config.SnakeConfig, "mesotron.ppo.command:run"),
+    "ppo snake": Command(config.SnakeConfig, "mesotron.ppo:run"),
     "vla demos": Command(config.DemosConfig, "mesotron.vla.demos.command:run"),
     "vla train": Command(config.VlaTrainConfig, "mesotron.vla.command:run_train"),
     "vla eval": Command(config.VlaEvalConfig, "mesotron.vla.command:run_eval"),

@@ -1,6 +1,6 @@
-"""Four devices that share the games of a run have the gradient of one, and exchange no data.
+"""Four devices that share the games of a run compute the gradient of one, and exchange no data.
 
-Gradients are compared and not weights: a spectral step has no scale, so weights would hide a
+Gradients are compared and not weights: a spectral step is scale-free, so weights would hide a
 gradient that is four times too large.
 """
 
@@ -20,10 +20,10 @@ import jax.numpy as jnp
 jax.config.update("jax_disable_most_optimizations", True)
 from mesotron.config import SnakeConfig
 from mesotron.ppo.env import NUM_FEATURES, Observation
-from mesotron.ppo.hyper import make_hyper
+from mesotron.ppo.optimizer import make_hyper
 from mesotron.ppo.loop import by_group, shuffled, take
 from mesotron.ppo.loss import Batch, ppo_loss
-from mesotron.ppo.mesh import make_mesh
+from mesotron.ppo.program import make_mesh
 from mesotron.ppo.policy import init_policy
 from jax.sharding import NamedSharding, PartitionSpec as P
 
@@ -68,8 +68,7 @@ import jax, numpy as np
 from dataclasses import replace
 jax.config.update("jax_disable_most_optimizations", True)
 from mesotron.config import SnakeConfig
-from mesotron.ppo.hyper import read_runs
-from mesotron.ppo.seeds import make_program
+from mesotron.ppo.program import make_program, read_runs
 
 base = SnakeConfig(width=3, height=3, num_envs=8, num_steps=8, num_minibatches=2, update_epochs=1,
                    d_model=8, num_heads=1, mlp_ratio=1, chunk=2, total_timesteps=512)
@@ -96,10 +95,11 @@ def run_on_four_devices(script: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_gradient_of_four_devices_is_that_of_one():
+@pytest.mark.slow
+def test_gradient_of_four_devices_equals_that_of_one():
     assert run_on_four_devices(SCRIPT) == "equal"
 
 
 @pytest.mark.slow
-def test_games_or_seeds_are_spread_over_four_devices():
+def test_games_or_seeds_are_split_over_four_devices():
     assert run_on_four_devices(WHOLE_RUNS) == "ran"

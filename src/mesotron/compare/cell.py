@@ -18,7 +18,7 @@ from mesotron.runs.lines import write_json
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "rlvr": (TrainConfig, "mesotron.rlvr.train:run"),
-    "ppo": (SnakeConfig, "mesotron.ppo.command:run"),
+    "ppo": (SnakeConfig, "mesotron.ppo:run"),
     "vla": (VlaTrainConfig, "mesotron.vla.command:run_train"),
 }
 

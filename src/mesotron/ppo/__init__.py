@@ -1,30 +1,42 @@
 """PPO in pure JAX (Schulman et al. 2017, arXiv 1707.06347): Snake, a transformer, Muon and Pion.
 
-Needs the extra `ppo` (jax, optax, jumanji, orbax). The public names load on first use, so that the
-command can say what is missing.
+Needs the extra `ppo` (jax, optax, jumanji, orbax). Public names are imported on first use. To
+understand it, read `loop` top to bottom; `training` is the command around it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mesotron.config import SnakeConfig
+
 if TYPE_CHECKING:
     from mesotron.ppo.evaluate import make_evaluation as make_evaluation
-    from mesotron.ppo.hyper import Hyper as Hyper
     from mesotron.ppo.loop import make_train as make_train
-    from mesotron.ppo.seeds import make_program as make_program
+    from mesotron.ppo.optimizer import Hyper as Hyper
+    from mesotron.ppo.program import make_program as make_program
 
-_HOME = {
-    "Hyper": "mesotron.ppo.hyper",
+_MODULES = {
+    "Hyper": "mesotron.ppo.optimizer",
     "make_evaluation": "mesotron.ppo.evaluate",
-    "make_program": "mesotron.ppo.seeds",
+    "make_program": "mesotron.ppo.program",
     "make_train": "mesotron.ppo.loop",
 }
 
-__all__ = [*_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_MODULES, "run"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home on first use."""
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'mesotron.ppo' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def run(config: SnakeConfig) -> int:
+    """The command `mesotron ppo snake`: train or resume; returns the exit code."""
+    try:
+        from mesotron.ppo.training import train_snake
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"mesotron ppo needs the package {error.name}: pip install 'mesotron[ppo]'"
+        ) from error
+    return train_snake(config)

@@ -1,14 +1,15 @@
-"""Whole games, from the first step to the end: greedy, sampled, and at random for comparison.
+"""Whole games from the first step to the end: greedy, sampled and random play, and their pictures.
 
 Scores are fruit, never the shaped reward. A game counts up to its own end; the next one, which the
-environment has begun by then, is not looked at.
+environment has started by then, is ignored.
 
 Legend: E games, R runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,26 +23,23 @@ from mesotron.ppo.policy import Params, apply_policy, mask_logits
 
 Act = Callable[[Array, Observation], Array]
 
+_PIXELS = 24
+_MAX_FRAMES = 800
+_BOARD, _FRUIT, _HEAD = (24, 28, 34), (214, 69, 65), (250, 220, 120)
+_TAIL_TO_NECK = np.array([(44, 86, 74), (92, 196, 150)], float)
+
 
 class Games(NamedTuple):
-    """How E games ended.
-
-    Args:
-        fruit: eaten, int32.
-        length: steps, int32.
-        won: the board was filled.
-        cut: the time limit ended it.
-    """
+    """The outcome of E games: fruit and steps (int32), board filled, stopped by the time limit."""
 
     fruit: Any
     length: Any
     won: Any
     cut: Any
 
-    def summarise(self, prefix: str) -> dict[str, float]:
+    def summarize(self, prefix: str) -> dict[str, float]:
         """Means over all games, as metrics."""
-        means = {name: float(np.mean(values)) for name, values in self._asdict().items()}
-        return {f"{prefix}_{name}": mean for name, mean in means.items()}
+        return {f"{prefix}_{name}": float(np.mean(x)) for name, x in self._asdict().items()}
 
 
 class _Playing(NamedTuple):
@@ -70,12 +68,12 @@ def play_games(act: Act, key: Array, config: SnakeConfig, episodes: int) -> Game
     env = SnakeEnv(config)
     env_step = jax.vmap(env.step)
 
-    def one_more(now: _Playing) -> _Playing:
+    def advance(now: _Playing) -> _Playing:
         key, act_key = jax.random.split(now.key)
         state, step = env_step(now.env, act(act_key, now.observation))
         won = step.fruit == config.most_fruit
-        then = Games(step.fruit, step.length, won, step.truncated)
-        games = jax.tree.map(lambda a, b: jnp.where(now.ended, a, b), now.games, then)
+        latest = Games(step.fruit, step.length, won, step.truncated)
+        games = jax.tree.map(lambda a, b: jnp.where(now.ended, a, b), now.games, latest)
         ended = now.ended | step.terminated | step.truncated
         return _Playing(state, step.observation, key, ended, games)
 
@@ -83,24 +81,24 @@ def play_games(act: Act, key: Array, config: SnakeConfig, episodes: int) -> Game
     state, observation = jax.vmap(env.reset)(jax.random.split(start, episodes))
     count, no = jnp.zeros(episodes, jnp.int32), jnp.zeros(episodes, bool)
     first = _Playing(state, observation, key, no, Games(count, count, no, no))
-    return jax.lax.while_loop(lambda now: ~now.ended.all(), one_more, first).games
+    return jax.lax.while_loop(lambda now: ~now.ended.all(), advance, first).games
 
 
 def act_by_policy(params: Params, config: SnakeConfig, greedy: bool | Array) -> Act:
-    """The likeliest move, or one drawn from the policy."""
+    """The most likely move, or one sampled from the policy."""
 
-    def act(key: Array, seen: Observation) -> Array:
-        logits, _ = apply_policy(params, seen, config)
+    def act(key: Array, observation: Observation) -> Array:
+        logits, _ = apply_policy(params, observation, config)
         return jnp.where(greedy, logits.argmax(-1), jax.random.categorical(key, logits))
 
     return act
 
 
 def act_at_random(masked: bool | Array) -> Act:
-    """Any legal move, or any at all."""
+    """Any legal move, or any move at all."""
 
-    def act(key: Array, seen: Observation) -> Array:
-        allowed = seen.mask | jnp.logical_not(masked)
+    def act(key: Array, observation: Observation) -> Array:
+        allowed = observation.mask | jnp.logical_not(masked)
         return jax.random.categorical(key, mask_logits(jnp.zeros(allowed.shape), allowed))
 
     return act
@@ -119,19 +117,19 @@ def make_evaluation(config: SnakeConfig) -> Callable[[Params, int], dict[str, Ga
             act = act_by_policy(params, config, greedy)
             return play_games(act, key, config, config.eval_episodes)
 
-        each_way = jax.vmap(one, in_axes=(None, 0))
-        return jax.vmap(each_way, in_axes=(0, None))(params, jnp.array([True, False]))
+        both_modes = jax.vmap(one, in_axes=(None, 0))
+        return jax.vmap(both_modes, in_axes=(0, None))(params, jnp.array([True, False]))
 
     def evaluate(params: Params, seed: int) -> dict[str, Games]:
         games = play(params, jax.random.PRNGKey(seed))
-        ways = enumerate(("greedy", "sampled"))
-        return {way: Games(*(np.asarray(x)[:, k] for x in games)) for k, way in ways}
+        modes = enumerate(("greedy", "sampled"))
+        return {mode: Games(*(np.asarray(x)[:, k] for x in games)) for k, mode in modes}
 
     return evaluate
 
 
 def measure_baselines(config: SnakeConfig, episodes: int = 512, seed: int = 0) -> dict[str, float]:
-    """Mean fruit of random play on this board, with and without the mask, and the most there is."""
+    """Mean fruit of random play on this board, with and without the mask, and the maximum."""
 
     @jax.jit
     @jax.vmap
@@ -149,21 +147,101 @@ def record_game(params: Params, config: SnakeConfig, seed: int = 0) -> np.ndarra
     env = SnakeEnv(config)
     act = act_by_policy(params, config, greedy=True)
 
-    def one_more(
-        carry: tuple[EnvState, Observation, Array], key: Array
-    ) -> tuple[tuple[EnvState, Observation, Array], tuple[Array, Array]]:
-        state, seen, ended = carry
-        batch = jax.tree.map(lambda x: x[None], seen)
+    def advance(carry: tuple[EnvState, Observation, Array], key: Array) -> tuple[Any, Any]:
+        state, observation, ended = carry
+        batch = jax.tree.map(lambda x: x[None], observation)
         state, step = env.step(state, act(key, batch)[0])
         carry = (state, step.observation, ended | step.terminated | step.truncated)
         return carry, (step.final_observation.cells, ended)
 
     @jax.jit
     def play(key: Array) -> tuple[Array, Array, Array]:
-        state, seen = env.reset(key)
+        state, observation = env.reset(key)
         keys = jax.random.split(key, config.time_limit)
-        _, (cells, after) = jax.lax.scan(one_more, (state, seen, jnp.zeros((), bool)), keys)
-        return seen.cells, cells, after
+        start = (state, observation, jnp.zeros((), bool))
+        _, (cells, after) = jax.lax.scan(advance, start, keys)
+        return observation.cells, cells, after
 
     first, cells, after = (np.asarray(x) for x in play(jax.random.PRNGKey(seed)))
     return np.concatenate([first[None], cells[~after]])
+
+
+def draw_game(cells: np.ndarray, config: SnakeConfig, path: Path) -> None:
+    """Write a game, [frames, T, F] from `record_game`, as an animated GIF."""
+    from PIL import Image
+
+    stride = -(-len(cells) // _MAX_FRAMES)
+    shown = [*cells[:-1:stride], *[cells[-1]] * 8]  # pause on the last frame
+    frames = [Image.fromarray(draw_board(frame, config)) for frame in shown]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, loop=0)
+
+
+def draw_board(cells: np.ndarray, config: SnakeConfig) -> np.ndarray:
+    """One position as pixels, [height, width, 3]; the body gets darker toward its tail."""
+    body, head, _, fruit, order = (cells[:, k] for k in range(5))
+    colors = np.tile(np.array(_BOARD, float), (len(cells), 1))
+    shade = order[:, None]
+    snake = _TAIL_TO_NECK[0] * (1 - shade) + _TAIL_TO_NECK[1] * shade
+    colors = np.where(body[:, None] > 0, snake, colors)
+    colors[fruit > 0] = np.where(body[fruit > 0][:, None] > 0, colors[fruit > 0], _FRUIT)
+    colors[head > 0] = _HEAD
+    board = colors.reshape(config.height, config.width, 3).astype(np.uint8)
+    large = board.repeat(_PIXELS, 0).repeat(_PIXELS, 1)
+    large[::_PIXELS] = large[:, ::_PIXELS] = _BOARD  # a line between cells
+    return large
+
+
+class Curve(NamedTuple):
+    """Training fruit: environment steps [n] and seconds [n] of a seed, fruit [seeds, n]."""
+
+    steps: np.ndarray
+    seconds: np.ndarray
+    fruit: np.ndarray
+
+
+def draw_curves(
+    curves: Mapping[str, Curve], baselines: Mapping[str, float], path: Path, title: str
+) -> None:
+    """Mean fruit over seeds with a 95% bootstrap band, against steps and against seconds.
+
+    Baselines from `measure_baselines` are always drawn: the mask alone is worth forty times random
+    play, so a curve without them says nothing.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels: Sequence[Any] = figure.subplots(1, 2, sharey=True)
+    for panel, axis in zip(panels, ("steps", "seconds")):
+        for name, curve in curves.items():
+            x = getattr(curve, axis)
+            low, high = bootstrap_band(curve.fruit)
+            (line,) = panel.plot(x, curve.fruit.mean(0), label=name)
+            panel.fill_between(x, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
+        for name, value in baselines.items():
+            panel.axhline(value, color="grey", linestyle="--", linewidth=0.8)
+            transform = panel.get_yaxis_transform()
+            style = {"transform": transform, "fontsize": 7, "ha": "right", "va": "bottom"}
+            panel.text(0.99, value, name.replace("_", " "), **style)
+        panel.set_xlabel({"steps": "environment steps", "seconds": "seconds"}[axis])
+    panels[0].set_ylabel("fruit per game")
+    panels[0].legend(loc="upper left", fontsize=8)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+
+
+def bootstrap_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """95% bootstrap interval of the mean over the first axis: [seeds, n] -> two of [n].
+
+    Example:
+        >>> low, high = bootstrap_band(np.array([[1.0], [1.0]]))
+        >>> float(low[0]), float(high[0])
+        (1.0, 1.0)
+    """
+    from scipy.stats import bootstrap
+
+    if len(values) == 1:
+        return values[0], values[0]
+    interval = bootstrap(
+        (values,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
+    ).confidence_interval
+    return interval.low, interval.high

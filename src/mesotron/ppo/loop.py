@@ -1,8 +1,9 @@
 """The PPO loop as pure functions: rollout, advantages, epochs and minibatches, all of them scans.
 
-`make_train(config)` is a whole run, `make_chunk(config)` a number of updates with donated buffers:
-the same program, so a run in pieces has the bits of a run in one. Several devices share the games
-of a run by placing its arrays (`mesotron.ppo.mesh`); nothing here knows of them.
+`make_train(config)` is a whole run; `run_updates` makes any number of updates and is what
+`mesotron.ppo.program` compiles, so a run in chunks is bit-equal to a run in one piece. Several
+devices share a run by where its arrays are placed (`program.shardings_of`); this file does not
+depend on it.
 
 Legend: S steps of a rollout, N games, B = S N; G shards, each shuffling its own N / G games.
 """
@@ -21,23 +22,22 @@ from jax import Array
 
 from mesotron.config import SnakeConfig
 from mesotron.ppo.env import EnvState, Observation, SnakeEnv, select
-from mesotron.ppo.gae import estimate_advantages
-from mesotron.ppo.hyper import Hyper, anneal, make_hyper, make_optimizer
-from mesotron.ppo.loss import Batch, ppo_loss
+from mesotron.ppo.loss import Batch, estimate_advantages, ppo_loss
+from mesotron.ppo.optimizer import Hyper, anneal, make_hyper, make_optimizer
 from mesotron.ppo.policy import Params, apply_policy, init_policy, log_probs
 
 Metrics = dict[str, Array]
 
 
 class TrainState(NamedTuple):
-    """All that a run is made of; a checkpoint holds it and nothing else.
+    """The complete state of a run; a checkpoint holds exactly this.
 
     Args:
         params: of the policy.
         opt_state: of the optimizer.
         env: [N] games.
-        observation: [N] what they show now.
-        key: of all that is drawn from here on, [2] raw.
+        observation: [N] current observations.
+        key: [2] raw, of all random draws from here on.
         update: updates made, int32.
     """
 
@@ -50,7 +50,7 @@ class TrainState(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """One step of every game; stacked by the rollout to [S, N]."""
+    """One step of every game; the rollout stacks them to [S, N]."""
 
     observation: Observation
     actions: Array
@@ -65,7 +65,7 @@ class Transition(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """Steps [S, N] and the values [N] that they are to be continued with (see `gae`)."""
+    """Steps [S, N] and the bootstrap values [N] (see `estimate_advantages`)."""
 
     steps: Transition
     last_values: Array
@@ -81,16 +81,11 @@ def init_state(key: Array, config: SnakeConfig, hyper: Hyper | None = None) -> T
     return TrainState(params, tx.init(params), env, observation, key, jnp.zeros((), jnp.int32))
 
 
-def make_train(
-    config: SnakeConfig,
-) -> Callable[..., tuple[TrainState, Metrics]]:
+def make_train(config: SnakeConfig) -> Callable[..., tuple[TrainState, Metrics]]:
     """A whole run as one pure function, to be jitted or vmapped.
 
-    Args:
-        config: of the run.
-
     Returns:
-        `train(rng, hyper=None) -> (state, metrics)`; metrics have one entry for each update.
+        `train(rng, hyper=None) -> (state, metrics)`; metrics have one entry per update.
 
     Example:
         >>> config = SnakeConfig(num_envs=4, num_steps=8, num_minibatches=2, total_timesteps=64)
@@ -103,8 +98,8 @@ def make_train(
     def train(rng: Array, hyper: Hyper | None = None) -> tuple[TrainState, Metrics]:
         hyper = make_hyper(config) if hyper is None else hyper
         state = init_state(rng, config, hyper)
-        chunk = partial(run_updates, config=config, most=config.num_updates)
-        return chunk(state, hyper, jnp.int32(config.num_updates))
+        num = config.num_updates
+        return run_updates(state, hyper, jnp.int32(num), config=config, max_updates=num)
 
     return train
 
@@ -116,19 +111,19 @@ def run_updates(
     pretrained: Params | None = None,
     *,
     config: SnakeConfig,
-    most: int,
+    max_updates: int,
 ) -> tuple[TrainState, Metrics]:
-    """Make `count` updates, at most `most`.
+    """Make `count` updates, at most `max_updates`.
 
-    The count is traced: a shorter last piece needs no second compilation, and every piece runs the
-    same machine code.
+    The count is traced, so a shorter last chunk needs no second compilation and every chunk runs
+    the same machine code.
 
     Returns:
-        The state, and metrics of shape [most] of which the first `count` are filled.
+        The state, and metrics [max_updates], of which the first `count` are filled.
     """
     update = partial(update_once, hyper=hyper, config=config, pretrained=pretrained)
     shapes = jax.eval_shape(lambda s: update(s)[1], state)
-    buffers = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes)
+    buffers = jax.tree.map(lambda x: jnp.zeros((max_updates, *x.shape), x.dtype), shapes)
 
     def body(k: Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
         state, buffers = carry
@@ -139,11 +134,7 @@ def run_updates(
 
 
 def update_once(
-    state: TrainState,
-    *,
-    hyper: Hyper,
-    config: SnakeConfig,
-    pretrained: Params | None = None,
+    state: TrainState, *, hyper: Hyper, config: SnakeConfig, pretrained: Params | None = None
 ) -> tuple[TrainState, Metrics]:
     """One update: play, estimate advantages, learn."""
     key, play_key, learn_key = jax.random.split(state.key, 3)
@@ -180,11 +171,11 @@ def play(
 ) -> tuple[EnvState, Observation, Rollout]:
     """Act for S steps in N games.
 
-    A game cut off by the time limit leaves its last observation in a slot of its own; since no
-    rollout is longer than a game, one slot each is enough.
+    A truncated game keeps its last observation in a slot of its own; no rollout is longer than a
+    game, so one slot per game is enough.
     """
     env_step = jax.vmap(SnakeEnv(config).step)
-    # One key for each game and rollout, kept with every step: scoring drops the same units.
+    # One key per game and rollout, kept with every step, so that the loss drops the same units.
     split = jax.random.split(jax.random.fold_in(key, 0), config.num_envs)
     dropout_keys = split if config.dropout else None
 
@@ -226,7 +217,7 @@ def learn(
     hyper: Hyper,
     pretrained: Params | None = None,
 ) -> tuple[Params, Any, Metrics]:
-    """Epochs of minibatches over a rollout; `batch` is [S, N]. Metrics are means over all."""
+    """Epochs of minibatches over a rollout; `batch` is [S, N]. Metrics are means over all steps."""
     tx = make_optimizer(config, hyper)
     data = jax.tree.map(lambda x: by_group(x, config.num_groups), batch)
 
@@ -266,7 +257,7 @@ def shuffled(key: Array, config: SnakeConfig) -> Array:
 
 
 def take(data: Batch, index: Array) -> Batch:
-    """The minibatch of these indices, each group from its own games; flat."""
+    """The flat minibatch of these indices, each group from its own games."""
 
     def pick(X: Array) -> Array:
         picked = jax.vmap(lambda rows, chosen: rows[chosen])(X, index)
@@ -278,7 +269,7 @@ def take(data: Batch, index: Array) -> Batch:
 def _describe(
     steps: Transition, batch: Batch, state: TrainState, config: SnakeConfig, hyper: Hyper
 ) -> Metrics:
-    """What the rollout showed: of the games that ended in it, their unshaped score."""
+    """Metrics of the rollout; scores are the unshaped ones of the games that ended in it."""
     ended = steps.terminated | steps.truncated
     num = ended.sum()
     among = jnp.maximum(num, 1)
@@ -296,6 +287,6 @@ def _describe(
 
 
 def _distance(new: Params, old: Params) -> Array:
-    """Root mean square of how far the weights have moved."""
+    """Root mean square change of the weights."""
     moved: Any = jax.tree.map(jnp.subtract, new, old)
     return optax.tree.norm(moved) / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moved)))

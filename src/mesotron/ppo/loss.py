@@ -1,9 +1,14 @@
-"""PPO's loss (Schulman et al. 2017, arXiv 1707.06347): clipped ratio, value error, entropy bonus.
+"""PPO's advantages and loss.
 
-The value error is not clipped: values here grow to ten and more, and clipping their change to
-clip_eps would hold the critic back.
+Generalized advantage estimation (Schulman et al. 2016, arXiv 1506.02438):
 
-Legend: B steps of a minibatch.
+    delta_t = r_t + gamma V(next_t) - V_t;    A_t = delta_t + gamma lambda (not done_t) A_{t+1}
+
+The loss (Schulman et al. 2017, arXiv 1707.06347) is the clipped ratio, the value error and an
+entropy bonus. The value error is not clipped: values grow to ten and more here, and limiting their
+change to clip_eps would hold the critic back.
+
+Legend: S steps of a rollout, N games; B steps of a minibatch.
 """
 
 from __future__ import annotations
@@ -16,8 +21,58 @@ from jax import Array
 
 from mesotron.config import SnakeConfig
 from mesotron.ppo.env import Observation
-from mesotron.ppo.hyper import Hyper
+from mesotron.ppo.optimizer import Hyper
 from mesotron.ppo.policy import Params, apply_policy, entropy, log_probs
+
+
+def estimate_advantages(
+    rewards: Array,
+    values: Array,
+    terminated: Array,
+    truncated: Array,
+    last_values: Array,
+    cut_values: Array,
+    gamma: float | Array,
+    gae_lambda: float | Array,
+) -> Array:
+    """Advantages of a rollout.
+
+    A game that died has no next value; one stopped by the time limit has the value of its state
+    before the reset. Neither passes an advantage on to the previous game.
+
+    Args:
+        rewards: [S, N].
+        values: [S, N] of the observations acted in.
+        terminated: [S, N] the game ended by its rules.
+        truncated: [S, N] the time limit was hit; at most once per game in a rollout.
+        last_values: [N] of the observations after the rollout.
+        cut_values: [N] of the last observation before the reset of a truncated game.
+        gamma: discount.
+        gae_lambda: 0 relies on the values, 1 on the rewards.
+
+    Returns:
+        [S, N]; advantages + values are the critic's targets.
+
+    Example:
+        >>> one, no = jnp.ones((1, 1)), jnp.zeros((1, 1), bool)
+        >>> A = estimate_advantages(one, 2 * one, no, no, 3 * one[0], 9 * one[0], 0.5, 1.0)
+        >>> float(A[0, 0])  # 1 + 0.5 * 3 - 2
+        0.5
+    """
+    following = jnp.concatenate([values[1:], last_values[None]])
+    following = jnp.where(truncated, cut_values, jnp.where(terminated, 0, following))
+    deltas = rewards + gamma * following - values
+    not_done = ~(terminated | truncated)
+
+    def back(A: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, on = now
+        A = delta + gamma * gae_lambda * on * A
+        return A, A
+
+    _, advantages = jax.lax.scan(
+        back, jnp.zeros_like(last_values), (deltas, not_done), reverse=True, unroll=8
+    )
+    return advantages
 
 
 class Batch(NamedTuple):
@@ -26,10 +81,10 @@ class Batch(NamedTuple):
     Args:
         observation: cells [B, T, F], mask [B, 4].
         actions: [B] int32.
-        rollout_log_probs: [B] of the actions, by the policy that took them.
+        rollout_log_probs: [B] of the actions, under the policy that took them.
         advantages: [B].
-        targets: [B] of the critic.
-        dropout_keys: [B, 2] that the steps were acted with; None without dropout.
+        targets: [B] for the critic.
+        dropout_keys: [B, 2] used when acting; None without dropout.
     """
 
     observation: Observation
@@ -47,14 +102,14 @@ def ppo_loss(
     hyper: Hyper,
     pretrained: Params | None = None,
 ) -> tuple[Array, dict[str, Array]]:
-    """The loss of one minibatch and what it is made of.
+    """The loss of one minibatch and its metrics.
 
     Args:
         params: of the policy.
         batch: the minibatch.
-        config: board, network and which terms there are.
-        hyper: their weights.
-        pretrained: weights of the policy to stay close to; needed if `config.kl_coef` is not 0.
+        config: board, network, and which terms the loss has.
+        hyper: the weights of the terms.
+        pretrained: weights of the KL reference policy; required if `config.kl_coef` is not 0.
 
     Returns:
         The loss, a scalar, and named scalars: `loss/policy`, `loss/value`, `policy/entropy`,
@@ -63,7 +118,7 @@ def ppo_loss(
     logits, values = apply_policy(params, batch.observation, config, batch.dropout_keys)
     ratio_log = log_probs(logits, batch.actions) - batch.rollout_log_probs
     ratio = jnp.exp(ratio_log)
-    advantages = standardise(batch.advantages)
+    advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
     policy_loss = clipped_loss(ratio, advantages, hyper.clip_eps)
     value_loss = 0.5 * jnp.square(values - batch.targets).mean()
     mean_entropy = entropy(logits).mean()
@@ -78,14 +133,14 @@ def ppo_loss(
     }
     if config.kl_coef:
         assert pretrained is not None
-        far = divergence(logits, apply_policy(pretrained, batch.observation, config)[0])
-        loss = loss + hyper.kl_coef * far
-        metrics["policy/kl_pretrained"] = far
+        kl = kl_divergence(logits, apply_policy(pretrained, batch.observation, config)[0])
+        loss = loss + hyper.kl_coef * kl
+        metrics["policy/kl_pretrained"] = kl
     return loss, metrics
 
 
 def clipped_loss(ratio: Array, advantages: Array, clip_eps: float | Array) -> Array:
-    """-mean min(ratio A, clip(ratio) A): no reward for moving further than clip_eps.
+    """-mean min(ratio A, clip(ratio) A): no gain from moving further than clip_eps.
 
     Example:
         >>> float(clipped_loss(jnp.array([2.0]), jnp.array([1.0]), 0.25))
@@ -97,12 +152,7 @@ def clipped_loss(ratio: Array, advantages: Array, clip_eps: float | Array) -> Ar
     return -jnp.minimum(ratio * advantages, clipped * advantages).mean()
 
 
-def standardise(X: Array) -> Array:
-    """Zero mean, unit spread."""
-    return (X - X.mean()) / (X.std() + 1e-8)
-
-
-def divergence(logits: Array, reference: Array) -> Array:
+def kl_divergence(logits: Array, reference: Array) -> Array:
     """Mean KL(policy || reference) of two sets of logits [B, 4]."""
     own, other = jax.nn.log_softmax(logits), jax.nn.log_softmax(reference)
     return (jnp.exp(own) * (own - jax.lax.stop_gradient(other))).sum(-1).mean()

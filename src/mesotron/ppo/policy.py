@@ -1,8 +1,8 @@
 """The policy: a transformer over the cells of the board, in plain JAX.
 
-Tokens are cells; the token of the snake's head and the mean of all are read out. Every projection
-is a 2-D matrix and layers are stacked for a scan, so that a spectral optimizer sees batches of
-matrices. No dropout unless asked for, and then the same units when acting and when scoring.
+Tokens are cells; the outputs are read from the token of the snake's head and the mean token. Every
+projection is a 2-D matrix and layers are stacked for a scan, so a spectral optimizer sees batches
+of matrices. Dropout is off by default; if on, acting and the loss drop the same units.
 
 Legend: B observations, T cells, F features, d width of a token, L layers, H heads.
 """
@@ -22,7 +22,7 @@ from mesotron.config import SnakeConfig
 from mesotron.ppo.env import HEAD, NUM_ACTIONS, NUM_FEATURES, Observation
 
 Params = dict[str, Any]
-# What `mesotron.jax.label` cannot tell from the tree: this layer lies between tokens and heads.
+# `mesotron.jax.label` cannot see from the tree that this layer lies between tokens and heads.
 HIDDEN = {"trunk/kernel": "matrix"}
 # Nearly uniform over the moves at the start (Andrychowicz et al. 2021, arXiv 2006.05990).
 _ACTOR_GAIN = 0.01
@@ -31,12 +31,8 @@ _ACTOR_GAIN = 0.01
 def init_policy(key: Array, config: SnakeConfig) -> Params:
     """Weights in float32; the same key gives the same weights.
 
-    Args:
-        key: a PRNG key.
-        config: board and network.
-
     Returns:
-        A tree of arrays; `mesotron.jax.label(params, overrides=HIDDEN)` shows it.
+        A tree of arrays; `mesotron.jax.label(params, overrides=HIDDEN)` prints it.
 
     Example:
         >>> config = SnakeConfig(d_model=32, num_layers=2)
@@ -65,7 +61,7 @@ def init_policy(key: Array, config: SnakeConfig) -> Params:
         "actor": _Spec((d,), NUM_ACTIONS, gain=_ACTOR_GAIN),
         "critic": _Spec((d,), 1),
     }
-    drawn = _draw(key, {**outer, **inner})
+    drawn = _init_layers(key, {**outer, **inner})
     gains = {"attention_norm": {"scale": jnp.ones((L, d))}, "mlp_norm": {"scale": jnp.ones((L, d))}}
     return {
         **{name: drawn[name] for name in outer},
@@ -84,15 +80,15 @@ def apply_policy(
         params: from `init_policy`.
         observation: cells [B, T, F], mask [B, 4].
         config: board and network.
-        dropout_keys: [B, 2] raw keys, one for each observation; None drops nothing.
+        dropout_keys: [B, 2] raw keys, one per observation; None disables dropout.
 
     Returns:
-        Logits [B, 4] in float32, very small for moves the mask forbids, and values [B].
+        Logits [B, 4] in float32, very small for illegal moves, and values [B].
 
     Example:
         >>> config = SnakeConfig()
-        >>> seen = Observation(jnp.zeros((3, 16, NUM_FEATURES)), jnp.ones((3, 4), bool))
-        >>> act = lambda key: apply_policy(init_policy(key, config), seen, config)
+        >>> boards = Observation(jnp.zeros((3, 16, NUM_FEATURES)), jnp.ones((3, 4), bool))
+        >>> act = lambda key: apply_policy(init_policy(key, config), boards, config)
         >>> logits, values = jax.eval_shape(act, jax.random.PRNGKey(0))
         >>> logits.shape, values.shape
         ((3, 4), (3,))
@@ -101,27 +97,27 @@ def apply_policy(
 
     def block(X: Array, scanned: tuple[Params, Array], tokens: Array | None = None) -> Array:
         layer, number = scanned
-        drop = _dropping(dropout_keys, number, config.dropout)
+        drop = _make_dropout(dropout_keys, number, config.dropout)
         X = X + drop(_attend(layer, X, config, tokens), 0)
         return X + drop(_transform(layer, X), 1)
 
     layers = (params["layers"], jnp.arange(config.num_layers))
     over_all = config.num_layers - (config.readout == "head")
     first = jax.tree.map(lambda x: x[:over_all], layers)
-    # Unrolled: a loop writes and reads all that backward needs between its turns, which made a
-    # gradient of two layers on an H200 take 1.8 times as long.
+    # Unrolled: a loop stores and reloads all residuals between its iterations, which made the
+    # gradient of two layers 1.8 times slower on an H200.
     X, _ = jax.lax.scan(lambda X, layer: (block(X, layer), None), X, first, unroll=True)
-    # The readout must begin from an array of its own: XLA's Triton emitter (jax 0.11) takes tiles
-    # of several boards in one fusion with the last layer, and reads wrong rows of a flat product
-    # for all but the first of them, unless the cells of a board are a power of two.
+    # The readout must start from a materialized array: XLA's Triton emitter (jax 0.11) fuses tiles
+    # of several boards with the last layer and reads wrong rows of a flat product for all but the
+    # first of them, unless the number of cells is a power of two.
     X = jax.lax.optimization_barrier(X)
     at_head = observation.cells[..., HEAD, None].astype(X.dtype)
     head = (at_head * X).sum(1, keepdims=True)
     if over_all < config.num_layers:
         head = block(head, jax.tree.map(lambda x: x[-1], layers), X)
     scale = params["final_norm"]["scale"]
-    mean = normalise(X, scale).astype(jnp.float32).mean(1)
-    read = jnp.concatenate([normalise(head, scale).astype(jnp.float32)[:, 0], mean], axis=-1)
+    mean = rms_norm(X, scale).astype(jnp.float32).mean(1)
+    read = jnp.concatenate([rms_norm(head, scale).astype(jnp.float32)[:, 0], mean], axis=-1)
     features = jax.nn.gelu(_apply(params["trunk"], read))
     logits = _apply(params["actor"], features)
     if config.action_mask:
@@ -130,18 +126,16 @@ def apply_policy(
 
 
 def compute_dtype(config: SnakeConfig) -> Any:
-    """What the network's products are made in."""
     if config.dtype != "auto":
         return jnp.dtype(config.dtype)
     return jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
 
 
 def choose_attention(Q: Array, config: SnakeConfig) -> Literal["xla", "cudnn"]:
-    """Who computes attention for queries [B, T, H, d / H], if the config leaves it open.
+    """The attention implementation for queries [B, T, H, d / H].
 
-    On an H200 cuDNN's fused kernel takes 0.74 of the time of XLA's products for a gradient on 10x10
-    and 1.4 of it on 6x6, whose scores are small enough to be written and read. It is of no use to
-    a single query.
+    Measured on an H200: cuDNN's fused kernel takes 0.74x the time of XLA's for a gradient on 10x10
+    and 1.4x on 6x6, where the scores are small. It does not help a single query.
     """
     if config.attention != "auto":
         return config.attention if Q.shape[1] > 1 else "xla"
@@ -150,7 +144,7 @@ def choose_attention(Q: Array, config: SnakeConfig) -> Literal["xla", "cudnn"]:
 
 
 def mask_logits(logits: Array, mask: Array) -> Array:
-    """Forbid moves; where none is legal, all stay: the game ends with any of them."""
+    """Forbid illegal moves. If none is legal all stay allowed: any of them ends the game."""
     return jnp.where(mask | ~mask.any(-1, keepdims=True), logits, -1e9)
 
 
@@ -161,12 +155,12 @@ def log_probs(logits: Array, actions: Array) -> Array:
 
 
 def entropy(logits: Array) -> Array:
-    """Of the distribution over moves, in nats: [B, 4] -> [B]; forbidden moves add nothing."""
+    """Entropy over the moves, in nats: [B, 4] -> [B]; forbidden moves add nothing."""
     normal = jax.nn.log_softmax(logits)
     return -(jnp.exp(normal) * normal).sum(-1)
 
 
-def normalise(X: Array, scale: Array) -> Array:
+def rms_norm(X: Array, scale: Array) -> Array:
     """Divide by the root mean square over the features, in float32, and scale."""
     wide = X.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
@@ -174,7 +168,7 @@ def normalise(X: Array, scale: Array) -> Array:
 
 
 def waves(length: int, width: int) -> Array:
-    """Sines and cosines of the places along one side, [length, width], to begin learning from."""
+    """Initial position table [length, width]: sines and cosines along one side of the board."""
     places = jnp.arange(length)[:, None] / length
     frequencies = jnp.pi * jnp.exp2(jnp.arange(width // 2) % 4)[None]
     angles = places * frequencies + jnp.arange(width // 2)[None]
@@ -182,7 +176,7 @@ def waves(length: int, width: int) -> Array:
 
 
 class _Spec(NamedTuple):
-    """A layer to draw: its inputs (a convolution has several axes), outputs, stack and gain."""
+    """A layer to initialize; a convolution has several input axes."""
 
     inputs: tuple[int, ...]
     outputs: int
@@ -198,8 +192,8 @@ class _Spec(NamedTuple):
         return (*self.lead, *self.inputs, self.outputs)
 
 
-def _draw(key: Array, specs: dict[str, _Spec]) -> Params:
-    """Kernels of variance gain^2 / inputs, and biases of zero; one draw for all compiles faster."""
+def _init_layers(key: Array, specs: dict[str, _Spec]) -> Params:
+    """Kernels of variance gain^2 / inputs and zero biases; a single draw compiles faster."""
     sizes = [math.prod(spec.shape) for spec in specs.values()]
     pieces = jnp.split(jax.random.normal(key, (sum(sizes),)), np.cumsum(sizes)[:-1])
     layers = {}
@@ -210,8 +204,8 @@ def _draw(key: Array, specs: dict[str, _Spec]) -> Params:
 
 
 def _apply(layer: Params, X: Array) -> Array:
-    # As one matrix: for three axes XLA's gradient on a CPU copies a factor, turned around, which
-    # makes the backward products of this network take 1.2 times as long.
+    # As one matrix: with three axes XLA's CPU gradient copies a transposed factor, which makes the
+    # backward pass of this network 1.2 times slower.
     rows = X.reshape(-1, X.shape[-1]) if jax.default_backend() == "cpu" else X
     Y = rows @ layer["kernel"].astype(X.dtype) + layer["bias"].astype(X.dtype)
     return Y.reshape(*X.shape[:-1], -1)
@@ -222,38 +216,37 @@ def _embed(params: Params, cells: Array, config: SnakeConfig) -> Array:
     if config.use_cnn:
         board = cells.reshape(-1, config.height, config.width, NUM_FEATURES)
         kernel = params["conv"]["kernel"]
-        seen = jax.lax.conv_general_dilated(
+        maps = jax.lax.conv_general_dilated(
             board, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
-        seen = jax.nn.gelu(seen + params["conv"]["bias"]).reshape(*cells.shape[:2], -1)
+        maps = jax.nn.gelu(maps + params["conv"]["bias"]).reshape(*cells.shape[:2], -1)
         append = config.cnn_mode == "append"
-        cells = jnp.concatenate([cells, seen], axis=-1) if append else seen
+        cells = jnp.concatenate([cells, maps], axis=-1) if append else maps
     rows, columns = params["position"]["rows"], params["position"]["columns"]
-    places = (rows[:, None] + columns[None]).reshape(-1, config.d_model)
-    return (_apply(params["input"], cells) + places).astype(compute_dtype(config))
+    positions = (rows[:, None] + columns[None]).reshape(-1, config.d_model)
+    return (_apply(params["input"], cells) + positions).astype(compute_dtype(config))
 
 
 def _attend(layer: Params, X: Array, config: SnakeConfig, tokens: Array | None = None) -> Array:
-    """X looks at itself, or at `tokens`; queries, keys and values in as few products as can be."""
-    seen = X if tokens is None else tokens
-    named = ("query", "key", "value")
-    parts = [named] if tokens is None else [named[:1], named[1:]]
-    made = []
-    for names, Y in zip(parts, (X, seen)):
-        Y = normalise(Y, layer["attention_norm"]["scale"])
+    """Attend from X to X, or to `tokens`; q, k and v come from as few matmuls as possible."""
+    qkv = ("query", "key", "value")
+    parts = [(qkv, X)] if tokens is None else [(qkv[:1], X), (qkv[1:], tokens)]
+    projected = []
+    for names, Y in parts:
+        Y = rms_norm(Y, layer["attention_norm"]["scale"])
         fused = {
             leaf: jnp.concatenate([layer[name][leaf] for name in names], -1)
             for leaf in ("kernel", "bias")
         }
-        made += jnp.split(_apply(fused, Y), len(names), axis=-1)
-    Q, K, V = (Y.reshape(*Y.shape[:2], config.num_heads, -1) for Y in made)
-    return _apply(layer["out"], _mix(Q, K, V, config).reshape(X.shape))
+        projected += jnp.split(_apply(fused, Y), len(names), axis=-1)
+    Q, K, V = (Y.reshape(*Y.shape[:2], config.num_heads, -1) for Y in projected)
+    return _apply(layer["out"], _attention(Q, K, V, config).reshape(X.shape))
 
 
-def _mix(Q: Array, K: Array, V: Array, config: SnakeConfig) -> Array:
+def _attention(Q: Array, K: Array, V: Array, config: SnakeConfig) -> Array:
     """softmax(Q K^T / sqrt(d / H)) V of [B, T, H, d / H] each; there may be fewer queries.
 
-    On a CPU with an axis order in which a head's rows lie together: 0.6 of the time.
+    On a CPU, an axis order that keeps a head's rows together takes 0.6x the time.
     """
     if jax.default_backend() != "cpu":
         return jax.nn.dot_product_attention(Q, K, V, implementation=choose_attention(Q, config))
@@ -264,18 +257,18 @@ def _mix(Q: Array, K: Array, V: Array, config: SnakeConfig) -> Array:
 
 
 def _transform(layer: Params, X: Array) -> Array:
-    Y = _apply(layer["up"], normalise(X, layer["mlp_norm"]["scale"]))
+    Y = _apply(layer["up"], rms_norm(X, layer["mlp_norm"]["scale"]))
     return _apply(layer["down"], jax.nn.gelu(Y))
 
 
-def _dropping(keys: Array | None, number: Array, rate: float) -> Callable[[Array, int], Array]:
-    """The dropout of one layer: each observation's own key decides, so it can be repeated."""
+def _make_dropout(keys: Array | None, number: Array, rate: float) -> Callable[[Array, int], Array]:
+    """Dropout of one layer, reproducible from each observation's own key."""
     if keys is None or rate == 0:
-        return lambda X, place: X
+        return lambda X, sublayer: X
 
-    def drop(X: Array, place: int) -> Array:
+    def drop(X: Array, sublayer: int) -> Array:
         def keep(key: Array) -> Array:
-            key = jax.random.fold_in(key, 2 * number + place)
+            key = jax.random.fold_in(key, 2 * number + sublayer)
             return jax.random.bernoulli(key, 1 - rate, X.shape[1:])
 
         return jnp.where(jax.vmap(keep)(keys), X / (1 - rate), 0).astype(X.dtype)

@@ -1,37 +1,56 @@
-"""A training of Snake from start to end: a run folder, live metrics, checkpoints, games at the end.
+"""`mesotron ppo snake`: one training from start to end, in a run folder.
 
-The device works in chunks of updates; between two chunks metrics are written, Ctrl-C is heard and
-checkpoints are made, so memory does not grow with the run.
+The device works in chunks of updates. Between chunks metrics are written, Ctrl-C is handled and
+checkpoints are saved, so memory does not grow with the run.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 
 from mesotron.config import SnakeConfig
-from mesotron.ppo import checkpoint
-from mesotron.ppo.draw import draw_curves, draw_game
-from mesotron.ppo.evaluate import Games, make_evaluation, measure_baselines, record_game
-from mesotron.ppo.guard import Guard
-from mesotron.ppo.hyper import read_runs
+from mesotron.ppo.evaluate import (
+    Curve,
+    Games,
+    draw_curves,
+    draw_game,
+    make_evaluation,
+    measure_baselines,
+    record_game,
+)
 from mesotron.ppo.loop import TrainState
-from mesotron.ppo.mirrors import Mirrors
 from mesotron.ppo.policy import Params, init_policy
-from mesotron.ppo.records import Session, curve_of, describe, write_chunk, write_evaluation
-from mesotron.ppo.seeds import make_program
+from mesotron.ppo.program import (
+    Program,
+    Runs,
+    load_params,
+    make_program,
+    read_runs,
+    restore_states,
+    save_states,
+)
 from mesotron.runs import RunFolder, check_free, describe_environment, new_run_path
 from mesotron.runs.console import LiveView
 from mesotron.runs.continuation import continued_settings
-from mesotron.runs.lines import cut_rows_after
+from mesotron.runs.lines import Row, append_row, cut_rows_after, read_rows
 from mesotron.runs.signals import StopRequest
+from mesotron.watch import Engine, Event
+from mesotron.watch.diagnosis import Diagnosis, diagnose
 
-# Evaluation draws its games from here, far from the seeds that people give to training.
+# Evaluation games come from a seed far away from those users give to training.
 EVALUATION_SEED = 1_000_003
-_WATCHED = {
+# Rounding to bfloat16 makes a few ten thousandths.
+MAX_MISMATCH = 0.01
+# Scores of games that ended; undefined in an update where none did.
+SCORES = ("episode/fruit", "episode/length", "episode/truncated")
+_LIVE_METRICS = {
     "episode/fruit": "fruit",
     "policy/entropy": "entropy",
     "value/explained": "value explained",
@@ -39,35 +58,163 @@ _WATCHED = {
 }
 
 
+class Guard:
+    """Runs the watch on every row, writes its events, and decides whether the run must stop.
+
+    The watch reads fruit as the reward, and entropy, KL divergence, gradient norm, weight change,
+    truncated games and time by the names in `mesotron.watch.metrics`. It rolls nothing back.
+
+    Args:
+        config: its `guard` setting. Runs side by side are judged by their means and never stopped:
+            one bad rate of a sweep says nothing about the others.
+        folder: of the run; every event goes to its events.jsonl.
+        notify: prints each event, unless the guard is off.
+
+    Attributes:
+        stopped_by: the event that stops the run, or None.
+    """
+
+    def __init__(
+        self, config: SnakeConfig, folder: RunFolder, notify: Callable[[str], None]
+    ) -> None:
+        self.config, self.folder, self.notify = config, folder, notify
+        self.engine = Engine()
+        self.rows: list[Row] = []
+        self.events: list[Event] = []
+        self.stopped_by: Event | None = None
+        self._reported_mismatch = False
+
+    def replay(self) -> None:
+        """Process the rows written before a resume, without reporting their events again."""
+        for row in self.folder.rows("metrics"):
+            self._process(row)
+
+    def update(self, row: Row) -> None:
+        """Process a new row and report new events."""
+        self._check_mismatch(row)
+        for event in self._process(row):
+            self.folder.append("events", event.record())
+            if self.config.guard != "off":
+                self.notify(event.sentence())
+            stops = self.config.guard == "stop" and event.severity == "stop"
+            if stops and self.config.is_single and self.stopped_by is None:
+                self.stopped_by = event
+
+    def diagnosis(self) -> Diagnosis:
+        """The diagnosis of the run so far; needs at least one row."""
+        return diagnose(self.rows, self.engine, self.events)
+
+    def _check_mismatch(self, row: Row) -> None:
+        """Warn once about a broken device or compiler, whatever the guard setting."""
+        mismatch = row.get("policy/mismatch", 0.0)
+        if mismatch > MAX_MISMATCH and not self._reported_mismatch:
+            self._reported_mismatch = True
+            self.notify(
+                f"policy/mismatch is {mismatch:.2g} at update {row['step']}: the loss and the "
+                "rollout compute different probabilities for the same moves. This is a bug in the "
+                "device or its compiler: try another --dtype, --attention xla or another jax"
+            )
+
+    def _process(self, row: Row) -> list[Event]:
+        self.rows.append(row)
+        events = self.engine.update(row)
+        self.events += events
+        return events
+
+
+class Mirrors:
+    """Copies each row of metrics to Weights & Biases and TensorBoard, if the config enables them.
+
+    The run folder stays the source of truth; nothing is read back from these services.
+    """
+
+    def __init__(self, config: SnakeConfig, path: Path) -> None:
+        self._wandb: Any = None
+        self._board: Any = None
+        if config.wandb:
+            try:
+                import wandb
+            except ModuleNotFoundError as error:
+                raise ValueError("--wandb needs its package: pip install wandb") from error
+            values = {
+                name: str(value) if isinstance(value, Path) else value
+                for name, value in dataclasses.asdict(config).items()
+            }
+            where = {"project": config.wandb_project, "entity": config.wandb_entity}
+            self._wandb = wandb.init(**where, name=path.name, config=values, dir=str(path))
+        if config.tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ModuleNotFoundError as error:
+                raise ValueError("--tensorboard needs: pip install tensorboard") from error
+            self._board = SummaryWriter(str(path / "tensorboard"))
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Send one row; its `step` is the x-axis."""
+        values = {name: value for name, value in row.items() if name != "step"}
+        if self._wandb is not None:
+            self._wandb.log(values, step=row["step"])
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, row["step"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._wandb is not None:
+            self._wandb.finish()
+        if self._board is not None:
+            self._board.close()
+
+
+class Session(NamedTuple):
+    """The objects that the steps of a training share."""
+
+    config: SnakeConfig
+    folder: RunFolder
+    runs: Runs
+    program: Program
+    evaluate: Callable[[Params, int], dict[str, Games]]
+    view: LiveView
+    mirrors: Mirrors
+    guard: Guard
+
+    @property
+    def runs_file(self) -> Path:
+        """Rows per run, if several are trained side by side."""
+        return self.folder.path / "runs.jsonl"
+
+
 def train_snake(config: SnakeConfig) -> int:
-    """Train, or go on training, and say how it ended."""
+    """Train or resume, and print the result."""
     folder, config = open_run(config)
     with folder:
         runs = read_runs(config)
         program = make_program(config, len(runs.values), load_pretrained(config))
         with (
-            LiveView(config.num_updates, _WATCHED) as view,
+            LiveView(config.num_updates, _LIVE_METRICS) as view,
             Mirrors(config, folder.path) as mirrors,
         ):
             guard = Guard(config, folder, view.say)
             evaluate = make_evaluation(config)
             session = Session(config, folder, runs, program, evaluate, view, mirrors, guard)
-            how = f"go on with mesotron ppo snake --resume {folder.path}"
+            how = f"resume with: mesotron ppo snake --resume {folder.path}"
             with StopRequest(view.say, how) as stop:
-                states, done = take_up(session)
+                states, done = initial_states(session)
                 states, done = train(session, states, done, stop)
-            found = evaluate_end(session, states) if done == config.num_updates else None
-        if found is None:
-            ended = guard.stopped_by
-            why = f" by the watch ({ended.detector.replace('_', ' ')})" if ended else ""
+            games = final_evaluation(session, states) if done == config.num_updates else None
+        if games is None:
+            event = guard.stopped_by
+            why = f" by the watch ({event.detector.replace('_', ' ')})" if event else ""
             print(f"stopped{why} at update {done} of {config.num_updates}; {how}")
-            return 0
-        print(finish(session, states, found))
+        else:
+            print(finish(session, states, games))
     return 0
 
 
 def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
-    """A new run folder, or the one to resume with the config that it began with."""
+    """A new run folder, or the one to resume together with its own config."""
     if config.resume is not None:
         folder = RunFolder(config.resume)
         instead = f"start a new run (from its weights: --pretrained-model {folder.path})"
@@ -84,39 +231,38 @@ def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
 
 
 def load_pretrained(config: SnakeConfig) -> Params | None:
-    """The weights that a run starts from, if it is told any."""
     if config.pretrained_model is None:
         return None
     shapes = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
-    return checkpoint.load_params(RunFolder(config.pretrained_model).checkpoints, shapes)
+    return load_params(RunFolder(config.pretrained_model).checkpoints, shapes)
 
 
-def take_up(session: Session) -> tuple[TrainState, int]:
-    """The states to go on from and their update: the newest checkpoint's, or the start."""
-    folder, program, view = session.folder, session.program, session.view
-    states = program.start(session.runs)
+def initial_states(session: Session) -> tuple[TrainState, int]:
+    """Fresh states, or those of the newest checkpoint, and the updates behind them."""
+    folder = session.folder
+    states = session.program.start(session.runs)
     if session.config.resume is None:
         return states, 0
-    states, done, damaged = checkpoint.restore(folder.checkpoints, states)
-    for sentence in damaged:
-        view.say(f"{sentence}; the checkpoint before it is used")
+    states, done, damaged = restore_states(folder.checkpoints, states)
+    for problem in damaged:
+        session.view.say(f"{problem}; using the checkpoint before it")
     folder.cut_after(done)
-    cut_rows_after(session.by_run, done)
-    session.guard.take_up()
+    cut_rows_after(session.runs_file, done)
+    session.guard.replay()
     return states, done
 
 
 def train(
     session: Session, states: TrainState, done: int, stop: StopRequest
 ) -> tuple[TrainState, int]:
-    """Advance chunk by chunk to the end, or until somebody or the watch asks to stop."""
+    """Advance chunk by chunk to the end, or until the user or the guard stops the run."""
     config, folder = session.config, session.folder
     before = time.perf_counter()
     states, _ = session.program.advance(states, session.runs, 0)  # compiles, and changes nothing
     jax.block_until_ready(states.update)
     session.view.say(f"compiled in {time.perf_counter() - before:.0f} s")
     rows = folder.rows("metrics")
-    session.view.start_at(done, rows)  # the time left is reckoned without the compilation
+    session.view.start_at(done, rows)  # the time left excludes the compilation
     began = time.perf_counter() - (rows[-1]["time/seconds"] if rows else 0.0)
     while done < config.num_updates and not stop.requested and session.guard.stopped_by is None:
         count = next_chunk(config, done)
@@ -130,56 +276,146 @@ def train(
             write_evaluation(session, session.evaluate(states.params, EVALUATION_SEED), done)
         ends = done == config.num_updates or stop.requested or session.guard.stopped_by
         if is_due(config.save_freq, done) or ends:
-            checkpoint.save(folder.checkpoints, done, states)
+            save_states(folder.checkpoints, done, states)
     return states, done
 
 
 def next_chunk(config: SnakeConfig, done: int) -> int:
-    """Updates until the chunk is full or something is due.
+    """Updates until the chunk is full or an evaluation or checkpoint is due.
 
     Example:
         >>> next_chunk(SnakeConfig(chunk=10, eval_freq=8, total_timesteps=1_000_000), 4)
         4
     """
-    room = [config.chunk, config.num_updates - done]
-    room += [every - done % every for every in (config.eval_freq, config.save_freq) if every]
-    return min(room)
+    limits = [config.chunk, config.num_updates - done]
+    limits += [every - done % every for every in (config.eval_freq, config.save_freq) if every]
+    return min(limits)
 
 
 def is_due(every: int, done: int) -> bool:
-    """Whether something that happens each so many updates happens now; never if `every` is 0."""
     return bool(every) and done % every == 0
 
 
-def evaluate_end(session: Session, states: TrainState) -> dict[str, Games]:
-    """Whole games of the trained policies, which the result is made of; mirrors get them too."""
-    found = session.evaluate(states.params, EVALUATION_SEED)
+def write_chunk(
+    session: Session,
+    metrics: dict[str, np.ndarray],
+    done: int,
+    count: int,
+    start: float,
+    end: float,
+) -> None:
+    """Write one row per update (means over the runs), and one per run if there are several.
+
+    The chunk's seconds are divided evenly over its updates.
+    """
+    config, runs = session.config, session.runs.values
+    rate = config.batch_size * len(runs) * count / (end - start)
+    for k in range(count):
+        step = done + k + 1
+        seconds = start + (end - start) * (k + 1) / count
+        times = {"time/seconds": seconds, "time/step": (end - start) / count}
+        times["time/steps_per_second"] = rate
+        times["time/env_steps"] = float(step * config.batch_size)
+        values = {name: column[:, k] for name, column in metrics.items()}
+        row = {"step": step, **mean_over_runs(values), **times}
+        session.folder.append("metrics", row)
+        session.view.update(step, row)
+        session.mirrors.write(row)
+        session.guard.update(row)
+        if len(runs) > 1:
+            for number, run in enumerate(runs):
+                own = mean_over_runs({name: v[number : number + 1] for name, v in values.items()})
+                append_row(session.runs_file, {"step": step, "run": number, **run, **own, **times})
+
+
+def mean_over_runs(values: dict[str, np.ndarray]) -> dict[str, float]:
+    """Means over runs; scores are taken over the runs in which games ended.
+
+    Example:
+        >>> mean_over_runs({"episode/finished": np.zeros(2), "episode/fruit": np.zeros(2)})
+        {'episode/finished': 0.0}
+    """
+    ended = values["episode/finished"] > 0
+    counted = {name: each[ended] if name in SCORES else each for name, each in values.items()}
+    return {name: float(each.mean()) for name, each in counted.items() if len(each)}
+
+
+def write_evaluation(session: Session, games: dict[str, Games], done: int) -> None:
+    """Write a row of samples.jsonl: the means over all games, and each run's own."""
+    each = {f"{mode}_fruit": g.fruit.mean(1).round(4).tolist() for mode, g in games.items()}
+    means = {k: v for mode, g in games.items() for k, v in g.summarize(mode).items()}
+    row = {"step": done, "kind": "evaluation", **means, "each": each}
+    session.folder.append("samples", row)
+    session.mirrors.write({"step": done, **{f"eval/{k}": v for k, v in means.items()}})
+    session.view.say(
+        f"update {done}: fruit {means['greedy_fruit']:.2f} greedy, "
+        f"{means['sampled_fruit']:.2f} sampled, of {session.config.most_fruit}"
+    )
+
+
+def final_evaluation(session: Session, states: TrainState) -> dict[str, Games]:
+    games = session.evaluate(states.params, EVALUATION_SEED)
     last = session.config.num_updates
     if all(row["step"] != last for row in session.folder.rows("samples")):
-        write_evaluation(session, found, last)
-    return found
+        write_evaluation(session, games, last)
+    return games
 
 
-def finish(session: Session, states: TrainState, found: dict[str, Games]) -> str:
-    """Draw, write the result; returns the last words."""
+def finish(session: Session, states: TrainState, games: dict[str, Games]) -> str:
+    """Draw the plots and write the result; returns the text to print."""
     config, folder = session.config, session.folder
     baselines = measure_baselines(config)
     rows = folder.rows("metrics")
     result: dict[str, Any] = {"baselines": baselines, "runs": session.runs.values}
-    for way, games in found.items():
-        result |= games.summarise(way)
-        result[f"{way}_fruit_each"] = games.fruit.mean(1).tolist()
-        result[f"{way}_games"] = games.fruit.tolist()
+    for mode, played in games.items():
+        result |= played.summarize(mode)
+        result[f"{mode}_fruit_each"] = played.fruit.mean(1).tolist()
+        result[f"{mode}_games"] = played.fruit.tolist()
     result["env_steps"], result["seconds"] = rows[-1]["time/env_steps"], rows[-1]["time/seconds"]
     result["steps_per_second"] = float(np.median([row["time/steps_per_second"] for row in rows]))
     if config.gif:
         best = int(np.argmax(result["greedy_fruit_each"]))
         params = jax.tree.map(lambda x: x[best], states.params)
         draw_game(record_game(params, config), config, folder.path / "game.gif")
-    draw_curves({config.rule: curve_of(session)}, baselines, folder.path / "curves.png",
-                f"Snake {config.width}x{config.height}, training games")  # fmt: skip
-    story = session.guard.story()
-    result["condition"] = story.condition
-    words = f"{describe(result, config)}\nwatch    {story.text()}"
-    folder.finish(result, words)
-    return f"{words}\n{folder.path}"
+    title = f"Snake {config.width}x{config.height}, training games"
+    draw_curves({config.rule: read_curve(session)}, baselines, folder.path / "curves.png", title)
+    diagnosis = session.guard.diagnosis()
+    result["condition"] = diagnosis.condition
+    text = f"{describe(result, config)}\nwatch    {diagnosis.text()}"
+    folder.finish(result, text)
+    return f"{text}\n{folder.path}"
+
+
+def read_curve(session: Session) -> Curve:
+    """Training fruit per run; an update without a finished game repeats the value before it."""
+    num_runs = len(session.runs.values)
+    rows = read_rows(session.runs_file) if num_runs > 1 else session.folder.rows("metrics")
+    times = [row for row in rows if row.get("run", 0) == 0]
+    fruit = np.full((num_runs, len(times)), np.nan)
+    for row in rows:
+        fruit[row.get("run", 0), row["step"] - 1] = row.get("episode/fruit", np.nan)
+    for k in range(fruit.shape[1]):
+        before = fruit[:, k - 1] if k else np.zeros(num_runs)
+        fruit[:, k] = np.where(np.isnan(fruit[:, k]), before, fruit[:, k])
+    steps = np.array([row["time/env_steps"] for row in times])
+    return Curve(steps, np.array([row["time/seconds"] for row in times]), fruit)
+
+
+def describe(result: dict[str, Any], config: SnakeConfig) -> str:
+    """The result as text."""
+    base = result["baselines"]
+    lines = [
+        f"Snake {config.width}x{config.height}, {config.rule}, {len(result['runs'])} run(s) of "
+        f"{result['env_steps']:,.0f} steps: {result['steps_per_second']:,.0f} steps/s, "
+        f"{result['seconds']:.0f} s",
+        f"greedy   {result['greedy_fruit']:.2f} fruit of {config.most_fruit}, "
+        f"{result['greedy_won']:.0%} of games won",
+        f"sampled  {result['sampled_fruit']:.2f} fruit, {result['sampled_won']:.0%} won",
+        f"random   {base['random_masked']:.2f} with legal moves only, "
+        f"{base['random_unmasked']:.2f} with all moves",
+    ]
+    if len(result["runs"]) > 1:
+        for run, fruit in zip(result["runs"], result["greedy_fruit_each"]):
+            named = "  ".join(f"{name} {value:g}" for name, value in run.items())
+            lines.append(f"  {named}  greedy {fruit:.2f}")
+    return "\n".join(lines)

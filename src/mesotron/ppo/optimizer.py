@@ -1,0 +1,101 @@
+"""The hyperparameters that may differ between runs of one program, and the optimizer they define.
+
+They are traced numbers, so one compiled program trains every combination side by side. Learning
+rates are annealed over gradient steps (updates x epochs x minibatches), not over updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from mesotron import jax as mesotron_jax
+from mesotron.config import SnakeConfig
+from mesotron.ppo.policy import HIDDEN
+
+# The usual value in PPO code; it keeps Adam stable where a gradient was zero for long.
+_ADAM_EPS = 1e-5
+
+
+class Hyper(NamedTuple):
+    """Traced numbers of a `SnakeConfig`: scalars, or one per run."""
+
+    lr: Array
+    muon_lr: Array
+    aux_adam_lr: Array
+    gamma: Array
+    gae_lambda: Array
+    clip_eps: Array
+    ent_coef: Array
+    vf_coef: Array
+    kl_coef: Array
+    num_gradient_steps: Array
+
+
+def make_hyper(config: SnakeConfig) -> Hyper:
+    """The config's own values.
+
+    Example:
+        >>> round(float(make_hyper(SnakeConfig(gamma=0.9)).gamma), 3)
+        0.9
+    """
+    return Hyper(*(jnp.float32(getattr(config, name)) for name in Hyper._fields))
+
+
+def anneal(rate: float | Array, num_gradient_steps: float | Array | None) -> Callable[[Any], Array]:
+    """A learning-rate schedule: linear to zero after the last of `num_gradient_steps` (None:
+    constant).
+
+    Example:
+        >>> at = anneal(1.0, 64)
+        >>> [round(float(at(step)), 3) for step in (0, 32, 63, 64, 1000)]
+        [1.0, 0.5, 0.016, 0.0, 0.0]
+    """
+
+    def at(count: Any) -> Array:
+        if num_gradient_steps is None:
+            return jnp.asarray(rate, jnp.float32)
+        left = 1 - jnp.asarray(count, jnp.float32) / num_gradient_steps
+        return jnp.asarray(rate * jnp.maximum(left, 0), jnp.float32)
+
+    return at
+
+
+def make_optimizer(config: SnakeConfig, hyper: Hyper) -> optax.GradientTransformation:
+    """Clip by the global norm, then Adam for everything, or Muon or Pion for the hidden matrices.
+
+    Example:
+        >>> from mesotron.ppo.policy import init_policy
+        >>> config = SnakeConfig(optim="pion")
+        >>> tx = make_optimizer(config, make_hyper(config))
+        >>> params = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
+        >>> state = jax.eval_shape(tx.init, params)
+    """
+    end = hyper.num_gradient_steps if config.anneal_lr else None
+    if config.rule == "adam":
+        rule = optax.adam(anneal(hyper.lr, end), eps=_ADAM_EPS)
+    else:
+        rate = anneal(hyper.muon_lr, end)
+        shared = {
+            "aux_lr": anneal(hyper.aux_adam_lr, end),
+            "max_grad_norm": None,
+            "momentum": config.muon_momentum,
+            "nesterov": config.muon_nesterov,
+            "weight_decay": 0.0,
+            "eps": _ADAM_EPS,
+            "scale": "spectral",  # the unit of published rates such as 0.02
+            "overrides": HIDDEN,
+        }
+        if config.rule == "muon":
+            rule = mesotron_jax.chain_with_muon(rate, **shared)
+        else:
+            rule = mesotron_jax.chain_with_pion(rate, cutoff=config.cutoff, **shared)
+    if not config.max_grad_norm:
+        return rule
+    # Plain clipping, whose norm the loop logs too. The clipping of `chain_with_muon` is safe at
+    # 1e30 but makes four passes over the weights, which costs 3% of a small update.
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), rule)

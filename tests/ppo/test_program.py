@@ -1,0 +1,141 @@
+"""Whole updates: chunked, side-by-side and resumed runs are bit-equal to the plain run."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jumanji")
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+from mesotron.config import SnakeConfig  # noqa: E402
+from mesotron.ppo.program import (  # noqa: E402
+    load_params,
+    make_program,
+    make_runs,
+    over_runs,
+    read_runs,
+    restore_states,
+    save_states,
+)
+from support.quick_jax import quick_compilation  # noqa: E402, F401
+
+CONFIG = SnakeConfig(
+    width=3, height=3, max_steps=12, num_envs=8, num_steps=12, num_minibatches=2, update_epochs=2,
+    total_timesteps=5 * 96, d_model=8, num_heads=1, mlp_ratio=1, chunk=3,
+)  # fmt: skip
+RUNS = make_runs(CONFIG, [{"seed": 0, "lr": 0.01}, {"seed": 1, "lr": 0.01}, {"seed": 0, "lr": 0.0}])
+
+
+@pytest.fixture(scope="module")
+def program():
+    return make_program(CONFIG, num_runs=3)
+
+
+@pytest.fixture(scope="module")
+def whole(program):
+    """Five updates in chunks of three and two: the final state and all metrics."""
+    states, first = program.advance(program.start(RUNS), RUNS, 3)
+    states, second = program.advance(states, RUNS, 2)
+    metrics = {name: np.concatenate([first[name], second[name][:, :2]], 1) for name in first}
+    return jax.device_get(states), metrics
+
+
+def assert_bit_equal(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def assert_close(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-6)
+
+
+def test_chunks_are_bit_equal_to_one_piece(program, whole):
+    states = program.start(RUNS)
+    for count in (1, 0, 2, 2):
+        states, _ = program.advance(states, RUNS, count)
+    assert states.update.tolist() == [5, 5, 5]
+    assert_bit_equal(jax.device_get(states), whole[0])
+
+
+def test_resume_from_a_checkpoint_is_bit_equal(program, whole, tmp_path):
+    states, _ = program.advance(program.start(RUNS), RUNS, 2)
+    save_states(tmp_path, 2, states)
+    params = jax.tree.map(lambda x: x[0], states.params)
+    restored, done, damaged = restore_states(tmp_path, program.start(RUNS))
+    assert (done, damaged) == (2, [])
+    states, _ = program.advance(restored, RUNS, 3)
+    assert_bit_equal(jax.device_get(states), whole[0])
+    assert not list(tmp_path.rglob("*.pkl"))
+    assert_bit_equal(load_params(tmp_path, params), params)
+    with pytest.raises(ValueError, match="shapes"):
+        load_params(tmp_path, jax.tree.map(lambda x: x[..., None], params))
+    with pytest.raises(ValueError, match="checkpoint"):
+        load_params(tmp_path / "nothing", params)
+
+
+def test_side_by_side_runs_are_independent(program, whole):
+    """The third run has a rate of zero: it keeps its weights, and a probability ratio of one."""
+    states, metrics = whole
+    start = jax.device_get(program.start(RUNS))
+    for before, after in zip(jax.tree.leaves(start.params), jax.tree.leaves(states.params)):
+        np.testing.assert_array_equal(before[2], after[2])
+        assert before.size < 40 or not np.array_equal(before[0], after[0])
+    np.testing.assert_allclose(metrics["policy/ratio_max"][2], 1.0, atol=1e-5)
+    np.testing.assert_allclose(metrics["policy/kl"][2], 0.0, atol=1e-6)
+    assert (metrics["policy/ratio_max"][0] > 1.001).all()
+    kernels = states.params["trunk"]["kernel"]
+    assert not np.array_equal(kernels[0], kernels[1])
+    # The seed alone decides the start: the first and the third run play the same first games.
+    np.testing.assert_array_equal(metrics["episode/fruit"][0, 0], metrics["episode/fruit"][2, 0])
+
+
+def test_metrics_of_whole_updates(whole):
+    _, metrics = whole
+    for name, values in metrics.items():
+        assert values.shape == (3, 5)
+        assert np.isfinite(values).all(), name
+    assert (metrics["episode/finished"] > 0).all()  # games last 12 steps at most
+    assert (metrics["episode/length"] <= 12).all()
+    np.testing.assert_allclose(metrics["optim/lr"][0], 0.01 * (1 - np.arange(5) / 5), rtol=1e-5)
+    # Before the first gradient step on a rollout every probability ratio is 1.
+    assert np.abs(metrics["policy/mismatch"]).max() < 1e-6
+    assert np.abs(metrics["policy/kl"]).max() > 1e-6
+
+
+def test_runs_are_every_combination_of_sweep_values_and_seeds():
+    config = SnakeConfig(sweep=("lr=0.1,0.2", "ent-coef=0,0.5,1"), num_seeds=2, seed=7)
+    runs = read_runs(config)
+    assert len(runs.values) == len({tuple(run.items()) for run in runs.values}) == 12
+    np.testing.assert_allclose(runs.hyper.lr, [0.1] * 6 + [0.2] * 6)
+    assert {run["seed"] for run in runs.values} == {7, 8}
+    assert len({tuple(key) for key in np.asarray(runs.keys).tolist()}) == 2
+
+
+@pytest.mark.parametrize("sweep", ["lr", "lr=", "lr=a", "width=4,5", "num_gradient_steps=3"])
+def test_malformed_sweeps_are_refused(sweep):
+    with pytest.raises(ValueError, match="--sweep"):
+        read_runs(SnakeConfig(sweep=(sweep,)))
+
+
+def test_a_single_run_keeps_the_axis_of_runs():
+    def halve(tree, number):
+        return {"half": tree["x"] / number}
+
+    for num_runs in (1, 3):
+        tree = {"x": jnp.arange(4.0 * num_runs).reshape(num_runs, 4)}
+        numbers = 2.0 + jnp.arange(num_runs)
+        assert_close(over_runs(halve)(tree, numbers), jax.vmap(halve)(tree, numbers))
+
+
+@pytest.mark.slow
+def test_a_single_run_equals_the_same_run_beside_another():
+    """Up to rounding, which has not grown yet after the first update."""
+    config = dataclasses.replace(CONFIG, num_envs=4, num_steps=8, chunk=1)
+    results = []
+    for values in ([{"seed": 3}], [{"seed": 3}, {"seed": 4}]):
+        runs, program = make_runs(config, values), make_program(config, len(values))
+        _, metrics = program.advance(program.start(runs), runs, 1)
+        results.append({name: x[:1] for name, x in metrics.items()})
+    assert_close(*results)

@@ -1,0 +1,365 @@
+"""`mesotron ppo snake`: flags, run folder, guard, mirrors, resume and the result."""
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jumanji")
+jax = pytest.importorskip("jax")
+from test_metrics_docs import DOCS, table  # noqa: E402
+
+from mesotron.arguments import parse  # noqa: E402
+from mesotron.config import SnakeConfig, WatchConfig  # noqa: E402
+from mesotron.ppo import training  # noqa: E402
+from mesotron.ppo.evaluate import Games  # noqa: E402
+from mesotron.ppo.loop import make_train  # noqa: E402
+from mesotron.ppo.program import Program, read_runs  # noqa: E402
+from mesotron.ppo.training import (  # noqa: E402
+    Guard,
+    Mirrors,
+    Session,
+    next_chunk,
+    open_run,
+    train_snake,
+    write_chunk,
+    write_evaluation,
+)
+from mesotron.runs import RunFolder  # noqa: E402
+from mesotron.runs.console import LiveView  # noqa: E402
+from mesotron.runs.continuation import settings_to_resume  # noqa: E402
+from mesotron.runs.folder import plain  # noqa: E402
+from mesotron.watch.readers import read_log  # noqa: E402
+from support.quick_jax import quick_compilation  # noqa: E402, F401
+
+TINY = SnakeConfig(
+    width=3, height=3, num_envs=8, num_steps=8, num_minibatches=2, update_epochs=1,
+    total_timesteps=6 * 64, d_model=8, num_heads=1, mlp_ratio=1, chunk=2, eval_episodes=4,
+    use_muon=True, gif=False,
+)  # fmt: skip
+GAMES = Games(*(np.full((1, 4), value) for value in (5, 20, False, False)))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.create(tmp_path / "run", TINY, {})
+
+
+# Flags and config
+
+
+def test_flags_accept_hyphens_and_underscores():
+    path = Path(__file__).parents[2] / "examples" / "train_snake_purejaxrl.py"
+    spec = importlib.util.spec_from_file_location("train_snake_purejaxrl", path)
+    example = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = example
+    spec.loader.exec_module(example)
+    hyphens = "--use-muon --muon-lr 0.03 --aux-adam-lr 0.0003 --d-model 128 --num-layers 4"
+    config = parse(example.Arguments, hyphens.split(), "x")
+    underscores = [w.replace("-", "_").replace("__", "--", 1) for w in hyphens.split()]
+    assert config == parse(example.Arguments, underscores, "x")
+    assert (config.rule, config.muon_lr, config.num_envs) == ("muon", 0.03, 2048)
+
+
+@pytest.mark.parametrize("flag", ["anneal-lr", "muon-nesterov", "action-mask"])
+def test_switches_can_be_turned_off(flag):
+    name = flag.replace("-", "_")
+    assert getattr(parse(SnakeConfig, [], "x"), name) is True
+    for off in ([f"--no-{flag}"], [f"--{flag}=false"], [f"--{name}=False"], [f"--{name}", "False"]):
+        assert getattr(parse(SnakeConfig, off, "x"), name) is False, off
+
+
+def test_established_flags_are_kept():
+    flags = """
+    width height max-steps apple-reward death-penalty step-penalty num-envs num-steps
+    total-timesteps update-epochs num-minibatches lr gamma gae-lambda clip-eps ent-coef vf-coef
+    max-grad-norm anneal-lr use-muon muon-lr aux-adam-lr muon-momentum muon-nesterov d-model
+    num-layers num-heads dropout use-cnn cnn-features cnn-mode wandb wandb-project wandb-entity
+    run-name save-dir save-freq eval-freq eval-episodes seed pretrained-model kl-coef"""
+    assert set(flags.replace("-", "_").split()) <= set(SnakeConfig.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"num_envs": 0}, "num_envs"),
+        ({"width": 1}, "1x4"),
+        ({"max_steps": 10}, "num_steps"),
+        ({"num_minibatches": 7}, "minibatches"),
+        ({"num_shards": 3}, "shards"),
+        ({"d_model": 30}, "d_model"),
+        ({"death_penalty": 1.0}, "death_penalty"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"kl_coef": 0.1}, "--pretrained-model"),
+        ({"use_muon": True, "optim": "pion"}, "--use-muon"),
+        ({"pion_cutoff": "loud"}, "pion_cutoff"),
+    ],
+)
+def test_silently_wrong_configs_are_refused(change, match):
+    with pytest.raises(ValueError, match=match):
+        replace(SnakeConfig(), **change).check()
+    assert hash(SnakeConfig()) == hash(replace(SnakeConfig()))  # usable as a static argument
+
+
+def test_config_survives_the_run_folder(tmp_path):
+    config = replace(TINY, pretrained_model=Path("runs/a"), sweep=("lr=1,2",), optim="muon")
+    RunFolder.create(tmp_path / "run", config, {})
+    resumed = replace(settings_to_resume(SnakeConfig, tmp_path / "run"), chunk=5)
+    assert open_run(resumed)[1] == replace(config, resume=tmp_path / "run", chunk=5)
+    with pytest.raises(ValueError, match="chunk"):
+        open_run(replace(resumed, chunk=0))
+    RunFolder.create(tmp_path / "newer", {**plain(TINY), "color": 3}, {})
+    with pytest.raises(ValueError, match="color"):
+        open_run(replace(TINY, resume=tmp_path / "newer"))
+
+
+def test_chunks_end_at_every_due_update():
+    config = replace(TINY, chunk=10, eval_freq=4, save_freq=6, total_timesteps=64 * 15)
+    done, stops = 0, []
+    while done < config.num_updates:
+        done += next_chunk(config, done)
+        stops.append(done)
+    assert stops == [4, 6, 8, 12, 15]
+
+
+# Guard, mirrors, result
+
+
+def row(step: int, fruit: float) -> dict[str, float]:
+    return {"step": step, "episode/fruit": fruit, "policy/entropy": 0.5, "time/step": 0.1}
+
+
+def collapse() -> list[dict[str, float]]:
+    rng = np.random.default_rng(0)
+    fruit = [7 + rng.normal(0, 0.2) for _ in range(25)] + [1 + rng.normal(0, 0.1)] * 25
+    return [row(k + 1, value) for k, value in enumerate(fruit)]
+
+
+def open_session(folder, **changes):
+    config = replace(TINY, **changes)
+    view = LiveView(config.num_updates, {})
+    program = Program(start=lambda runs: None, advance=lambda *_: None)
+    evaluate = lambda params, seed: {"greedy": GAMES, "sampled": GAMES}  # noqa: E731
+    guard, mirrors = Guard(config, folder, view.say), Mirrors(config, folder.path)
+    return Session(config, folder, read_runs(config), program, evaluate, view, mirrors, guard)
+
+
+@pytest.mark.parametrize(("guard", "seeds"), [("off", 1), ("warn", 1), ("stop", 1), ("stop", 3)])
+def test_guard_writes_prints_and_stops_as_configured(folder, guard, seeds):
+    messages = []
+    watch = Guard(replace(TINY, guard=guard, num_seeds=seeds), folder, messages.append)
+    for each in collapse():
+        watch.update(each)
+    events = folder.rows("events")
+    assert (events[-1]["detector"], events[-1]["severity"]) == ("reward_collapse", "stop")
+    assert len(messages) == (0 if guard == "off" else len(events))
+    # Runs side by side are never stopped.
+    assert (watch.stopped_by is not None) == (guard == "stop" and seeds == 1)
+    assert watch.diagnosis().condition not in ("healthy", None)
+
+
+def test_guard_reports_a_mismatch_once(folder):
+    messages = []
+    watch = Guard(replace(TINY, guard="off"), folder, messages.append)
+    for step, mismatch in enumerate([2e-4, 0.03, 0.04]):
+        watch.update(row(step + 1, 5.0) | {"policy/mismatch": mismatch})
+    assert len(messages) == 1
+    assert "policy/mismatch is 0.03" in messages[0]
+
+
+def test_resumed_guard_judges_all_rows_and_repeats_no_event(folder):
+    rows, messages = collapse(), []
+    whole = Guard(TINY, folder, lambda message: None)
+    for each in rows[:27]:
+        folder.append("metrics", each)
+        whole.update(each)
+    before = folder.rows("events")
+    resumed = Guard(replace(TINY, guard="stop"), folder, messages.append)
+    resumed.replay()
+    assert not messages
+    assert folder.rows("events") == before
+    for each in rows[27:]:
+        resumed.update(each)
+        whole.update(each)
+    assert resumed.stopped_by == whole.events[-1]
+
+
+def test_watch_command_diagnoses_a_ppo_run(folder, capsys):
+    from mesotron.watch.command import run
+
+    for each in collapse():
+        folder.append("metrics", each)
+    assert run(WatchConfig(path=folder.path, check=True)) == 1
+    assert "reward collapse" in capsys.readouterr().out
+
+
+def test_metrics_equal_the_documented_ones(folder):
+    config = replace(TINY, pretrained_model=folder.path, total_timesteps=64)
+    _, metrics = jax.eval_shape(make_train(config), jax.random.PRNGKey(0))
+    names = {*metrics, "policy/kl_pretrained"}  # which needs weights
+    ones = {name: np.ones((1, 1), np.float32) for name in names}
+    write_chunk(open_session(folder), ones, 0, 1, 0.0, 1.0)
+    (written,) = folder.rows("metrics")
+    rows = table(DOCS / "metrics.md", "PPO metric")
+    documented = [cells[0] for cells in rows]
+    assert len(set(documented)) == len(documented)
+    assert set(written) - {"step"} == set(documented)
+    assert all(len(cells) == 4 and all(cells) for cells in rows)
+
+
+def test_tensorboard_mirrors_the_run_folder(folder):
+    pytest.importorskip("tensorboard")
+    session = open_session(folder, tensorboard=True)
+    metrics = {"episode/finished": np.ones((1, 3)), "episode/fruit": np.array([[1.0, 2.5, 4.0]])}
+    with session.mirrors:
+        write_chunk(session, metrics, 0, 3, 0.0, 1.5)
+        write_evaluation(session, {"greedy": GAMES, "sampled": GAMES}, 3)
+    mirrored = read_log(folder.path / "tensorboard").rows
+    own = folder.rows("metrics")
+    assert [r["episode/fruit"] for r in mirrored] == [r["episode/fruit"] for r in own]
+    assert [r["time/env_steps"] for r in mirrored] == [64, 128, 192]
+    assert mirrored[-1]["eval/greedy_fruit"] == 5
+
+
+def test_result_is_the_final_policy_and_not_a_mean_over_training(folder, monkeypatch):
+    session = open_session(folder)
+    for step, fruit in enumerate([0.0, 1.0, 8.0]):
+        session.guard.update(row(step + 1, fruit))
+        times = {"time/env_steps": 32.0, "time/seconds": 1.0, "time/steps_per_second": 9.0}
+        folder.append("metrics", row(step + 1, fruit) | times)
+    baselines = {"maximum": 8.0, "random_masked": 3.0, "random_unmasked": 0.1}
+    monkeypatch.setattr(training, "measure_baselines", lambda config: baselines)
+    states = SimpleNamespace(params=None)  # not used without a GIF
+    text = training.finish(session, states, training.final_evaluation(session, states))
+    result = json.loads((folder.path / "result.json").read_text())
+    assert result["greedy_fruit"] == 5.0
+    assert result["greedy_games"] == [[5, 5, 5, 5]]
+    assert result["condition"] == "healthy"
+    assert "5.00" in text
+    (last,) = folder.rows("samples")
+    assert (last["step"], last["greedy_fruit"]) == (TINY.num_updates, 5.0)
+
+
+def test_sweep_files_maximize_the_final_score():
+    yaml = pytest.importorskip("yaml")
+    files = list((DOCS.parent / "sweeps").glob("snake*.yaml"))
+    assert files
+    for path in files:
+        sweep = yaml.safe_load(path.read_text())
+        assert sweep["metric"] == {"name": "eval/greedy_fruit", "goal": "maximize"}
+        for name, space in sweep["parameters"].items():
+            if "log" in space.get("distribution", ""):
+                assert space["min"] > 0, f"{path.name}: {name}"
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def compilation_cache(tmp_path_factory):
+    """Runs of one config compile once."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (str(tmp_path_factory.mktemp("compiled")), 0.0)):
+        jax.config.update(name, value)
+    yield
+    for name, value in zip(names, before):
+        jax.config.update(name, value)
+
+
+def assert_same_metrics(a: RunFolder, b: RunFolder) -> None:
+    for one, other in zip(a.rows("metrics"), b.rows("metrics"), strict=True):
+        for name in one:
+            assert name.startswith("time/") or one[name] == other[name], name
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compilation_cache")
+def test_signals_save_and_the_resumed_run_ends_the_same(tmp_path, monkeypatch, capsys):
+    config = replace(TINY, save_dir=tmp_path)
+    train_snake(replace(config, run_name="whole"))
+    capsys.readouterr()
+    config = replace(config, run_name="stopped")
+    for number, done in ((signal.SIGTERM, 2), (signal.SIGINT, 4)):
+
+        def write_and_signal(*arguments, number=number):
+            write_chunk(*arguments)
+            os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(training, "write_chunk", write_and_signal)
+        assert train_snake(config) == 0
+        assert f"stopped at update {done} of 6" in capsys.readouterr().out
+        assert (tmp_path / "stopped" / "checkpoints" / f"checkpoint-{done}").is_dir()
+        config = settings_to_resume(SnakeConfig, tmp_path / "stopped")
+    monkeypatch.undo()
+    assert train_snake(config) == 0
+    a, b = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "stopped")
+    assert_same_metrics(a, b)
+    assert a.result["greedy_games"] == b.result["greedy_games"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compilation_cache")
+def test_guard_stops_a_broken_run(tmp_path, capsys):
+    wild = replace(TINY, save_dir=tmp_path, run_name="wild", chunk=1, guard="stop")
+    wild = replace(wild, muon_lr=1e38, aux_adam_lr=1e38)
+    assert train_snake(wild) == 0
+    folder = RunFolder(tmp_path / "wild")
+    events = folder.rows("events")
+    assert (events[-1]["detector"], events[-1]["severity"]) == ("nonfinite", "stop")
+    last = folder.rows("metrics")[-1]["step"]
+    assert last < wild.num_updates
+    assert "nonfinite" in capsys.readouterr().out
+    assert (folder.checkpoints / f"checkpoint-{last}").is_dir()
+    assert folder.result is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compilation_cache")
+def test_resume_after_a_damaged_checkpoint_ends_the_same(tmp_path):
+    config = replace(TINY, save_dir=tmp_path, run_name="whole", eval_freq=6, num_seeds=2)
+    train_snake(config)
+    train_snake(replace(config, run_name="cut", save_freq=4))
+    folder = tmp_path / "cut"
+    saved = sorted(p.name for p in (folder / "checkpoints").iterdir())
+    assert saved == ["checkpoint-4", "checkpoint-6"]
+    (folder / "checkpoints" / "checkpoint-6" / "manifest.json").unlink()
+    train_snake(replace(settings_to_resume(SnakeConfig, folder), chunk=2))
+    a, b = RunFolder(tmp_path / "whole"), RunFolder(folder)
+    assert_same_metrics(a, b)
+    for key in ("greedy_fruit_each", "sampled_fruit_each", "greedy_won"):
+        assert a.result[key] == b.result[key]
+    last = a.rows("samples")[-1]
+    assert last["step"] == 6
+    assert a.result["greedy_fruit"] == pytest.approx(last["greedy_fruit"])
+    assert len((folder / "runs.jsonl").read_text().splitlines()) == 6 * 2
+    assert a.result["baselines"]["maximum"] == 8
+    assert (folder / "curves.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compilation_cache")
+def test_new_run_from_pretrained_weights(tmp_path):
+    first = replace(TINY, save_dir=tmp_path, run_name="first")
+    train_snake(first)
+    train_snake(replace(first, run_name="second", pretrained_model=tmp_path / "first", kl_coef=1.0))
+    rows = RunFolder(tmp_path / "second").rows("metrics")
+    assert rows[0]["policy/kl_pretrained"] < 0.01
+    assert "policy/kl_pretrained" not in RunFolder(tmp_path / "first").rows("metrics")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optim", ["adam", "muon", "pion"])
+def test_learns_four_by_four(optim, tmp_path):
+    """Masked random play gets 7.33 fruit of 15; two CPU minutes bring a policy far beyond it."""
+    train_snake(SnakeConfig(optim=optim, save_dir=tmp_path, run_name=optim, gif=False))
+    result = RunFolder(tmp_path / optim).result
+    assert 7.0 < result["baselines"]["random_masked"] < 7.7
+    assert result["sampled_fruit"] > 11.0, result
