@@ -10,7 +10,7 @@ hyphens or underscores, and switches turned off: --no-anneal-lr, --anneal_lr=Fal
 import sys
 from dataclasses import dataclass
 
-from mesotron.arguments import UsageError, parse
+from mesotron.cli import UsageError, parse
 from mesotron.config import SnakeConfig
 from mesotron.ppo import run
 

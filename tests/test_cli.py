@@ -1,197 +1,157 @@
-"""The command's contract: help without heavy imports, one sentence for a mistake, quiet exits."""
+"""The command line: help without heavy imports, one line for a mistake, quiet exits."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 import mesotron as package
-from mesotron import cli, config
-from mesotron.arguments import UsageError, parse
-from mesotron.flags import required
-
-HEAVY = {"torch", "jax", "numpy", "matplotlib", "transformers"}
-CONFIGS = [kind for kind in vars(config).values() if is_dataclass(kind)]
+from mesotron import cli
+from mesotron.cli import UsageError, parse
+from mesotron.config.base import Config, flags_of, setting
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--help"], ["--version"], ["bench", "optim"], ["spectrum", "--help"], ["spectrum", "--x"]],
-)
-def test_nothing_heavy_is_imported_before_the_words_are_understood(words):
+def run_python(code: str, **options) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **options)
+
+
+def refusal(capsys, *args: str) -> str:
+    assert cli.main(list(args)) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("mesotron: ")
+    return err
+
+
+def test_parsing_imports_nothing_heavy():
     code = (
-        "import sys\nfrom mesotron.cli import main\n"
-        f"try: main({words!r})\nexcept SystemExit: pass\n"
-        f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
+        "import sys, mesotron; dir(mesotron)\n"
+        "from mesotron.cli import main\n"
+        "for args in ('--help', 'spectrum --help', 'train --x', 'train --steps=0'):\n"
+        "    try: main(args.split())\n"
+        "    except SystemExit: pass\n"
+        "print({'torch', 'jax', 'numpy', 'matplotlib', 'transformers'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "HEAVY []", done
-
-
-def test_importing_the_package_loads_no_framework():
-    code = "import sys, mesotron; dir(mesotron); print(sorted({'torch', 'jax'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "[]\n", done
+    assert run_python(code).stdout.endswith("set()\n")
 
 
 def test_every_public_name_loads():
     for name in package.__all__:
-        if name == "jax" and find_spec("jax") is None:
-            continue  # its room needs the extra of that name
-        assert getattr(package, name) is not None
+        if name != "jax" or find_spec("jax"):
+            assert getattr(package, name) is not None
         assert name in dir(package)
-
-
-def test_an_unknown_public_name_raises_as_usual():
-    with pytest.raises(AttributeError, match="'mesotron' has no attribute 'nope'"):
+    with pytest.raises(AttributeError, match="nope"):
         package.nope  # noqa: B018
 
 
-def test_every_command_is_listed_and_has_help(mesotron):
-    listing = mesotron("--help").stdout
-    for name, command in cli.COMMANDS.items():
-        assert f"mesotron {name} " in listing
-        shown = mesotron(*name.split(), "--help")
-        assert shown.returncode == 0
-        assert shown.stdout.startswith(f"usage: mesotron {name}")
-        words = " ".join(shown.stdout.replace("│", " ").split())
-        assert "(default: None)" not in words
-        assert "(default: )" not in words
-        for item in fields(command.config_type):
-            assert f"--{item.name.replace('_', '-')}" in shown.stdout
+def test_overview_lists_every_command(capsys):
+    assert cli.main([]) == 0
+    listing = capsys.readouterr().out
+    assert all(f"mesotron {name} " in listing for name in cli.COMMANDS)
+    assert cli.main(["--help"]) == 0
+    assert capsys.readouterr().out == listing
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mesotron {package.__version__}\n"
 
 
-def test_every_command_leads_to_a_function():
-    for command in cli.COMMANDS.values():
-        assert callable(cli.load(command.target))
-
-
-def test_no_words_print_the_overview(mesotron):
-    done = mesotron()
-    assert done.returncode == 0
-    assert done.stdout == mesotron("--help").stdout
-
-
-def test_version_is_that_of_the_package(mesotron):
-    assert mesotron("--version").stdout == f"mesotron {package.__version__}\n"
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_configs_are_frozen_and_say_what_they_are(kind):
-    assert kind.__dataclass_params__.frozen
-    assert all(item.kw_only for item in fields(kind))
-    assert kind.__doc__
-    assert not kind.__doc__.startswith(f"{kind.__name__}(")  # the text dataclasses make up
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_and_a_target(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*name.split(), "--help"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert shown.startswith(f"usage: mesotron {name}")
+    command = cli.COMMANDS[name]
+    assert callable(cli.load(command.target))
+    for flag, (item, _) in flags_of(command.config_type).items():
+        assert (item.name.upper() if item.metadata.get("positional") else flag) in shown
+    for item in fields(command.config_type):
+        assert command.config_type.__dataclass_params__.frozen
+        assert item.kw_only
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("args", "names"),
     [
-        ("spectrom", "unknown command 'spectrom' (did you mean spectrum?)"),
-        ("--verbose", "unknown flag '--verbose'"),
-        ("bench train", "python -m benchmarks.training"),
-        ("bundle rlvr", "python -m benchmarks.offline"),
-        ("spectrum --shap 3 4", "unknown flag --shap (did you mean --shape?)"),
-        ("spectrum -x", "unknown flag -x"),
-        ("spectrum --shape 3", "--shape '3' is not valid: expected 2 values, each a whole number"),
-        ("spectrum --shape 3 x", "--shape 'x' is not valid"),
-        ("spectrum --shape 0 4", "shape (0, 4) is not a matrix"),
-        ("spectrum --cutoff nois", "(did you mean noise?): expected one or more values, each a nu"),
-        ("spectrum --cutoff 1.5", "'aligned', 'noise' or a fraction between 0 and 0.8165"),
-        ("spectrum --steps", "--steps needs a whole number"),
-        ("spectrum --steps 0", "0 is not a usable number of steps"),
-        ("spectrum --filters", "--filters needs one or more values"),
-        ("spectrum muno", "unknown filter 'muno'"),
-        ("spectrum --axis=lin", "--axis 'lin' is not valid (did you mean linear?)"),
-        ("spectrum pion --promote 9", "promote=9 must lie between 0 and steps=5"),
-        ("spectrum muon --promote 2", "add pion to the filters"),
-        ("spectrum --plot a.gif", "end the name in .png, .svg or .pdf"),
-        ("spectrum --config absent.toml", "absent.toml: No such file or directory"),
-        ("spectrum --config", "--config needs a TOML file"),
-        ("spectrum --out /absent/dir/a.json", "/absent/dir/a.json: No such file or directory"),
-        ("route", "MODEL is missing"),
-        ("route a b", "unexpected argument 'b'"),
-        ("route a --optim sgd", "expected one of muon, pion, muon_sgd, adamw"),
+        ("spectrom", "did you mean spectrum"),
+        ("--verbose", "--verbose"),
+        ("vla trian", "did you mean train"),
+        ("spectrum --shap 3 4", "did you mean --shape"),
+        ("spectrum -x", "-x"),
+        ("spectrum --shape 3", "--shape"),
+        ("spectrum --shape 3 x", "--shape"),
+        ("spectrum --shape 0 4", "--shape 0 4"),
+        ("spectrum --cutoff nois", "--cutoff"),
+        ("spectrum --cutoff 1.5", "--cutoff 1.5"),
+        ("spectrum --steps", "--steps"),
+        ("spectrum muno", "muno"),
+        ("spectrum --axis=lin", "--axis"),
+        ("spectrum pion --promote 9", "promote=9"),
+        ("spectrum --plot a.gif", ".png"),
+        ("spectrum --config absent.toml", "absent.toml"),
+        ("spectrum --out /absent/dir/a.json", "/absent/dir/a.json"),
+        ("route", "MODEL"),
+        ("route a b", "'b'"),
+        ("route a --optim sgd", "--optim"),
+        ("ppo snake --gif=3", "--gif"),
+        ("train arth", "did you mean arith"),
     ],
 )
-def test_a_mistake_gets_one_sentence(sentence, words, told):
-    assert told in sentence(*words.split())
+def test_a_mistake_gets_one_line(args, names, capsys):
+    assert names in refusal(capsys, *args.split())
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch):
-    def run(_):  # its frame is outside the package, as a ValueError from numpy would be
-        int("1", base=99)
-
-    monkeypatch.setattr(cli, "load", lambda target: run)
-    with pytest.raises(ValueError, match="base"):
-        cli.main(["spectrum"])
-
-
-def test_other_exceptions_are_not_hidden(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, "mesotron: interrupted\n"),
+        (KeyboardInterrupt("run it again"), 130, "mesotron: interrupted; run it again\n"),
+        (ValueError("from another package"), None, None),
+        (OSError("a library's own use of the class"), None, None),
+        (KeyError("bug"), None, None),
+    ],
+)
+def test_exits(error, code, line, monkeypatch, capsys):
     def run(_):
-        raise KeyError("bug")
+        raise error
 
     monkeypatch.setattr(cli, "load", lambda target: run)
-    with pytest.raises(KeyError):
-        cli.main(["spectrum"])
-
-
-def test_an_oserror_that_is_not_the_systems_is_not_hidden(monkeypatch):
-    def run(_):
-        raise OSError("a library's own use of the class")
-
-    monkeypatch.setattr(cli, "load", lambda target: run)
-    with pytest.raises(OSError, match="own use"):
-        cli.main(["spectrum"])
+    if code is None:  # a bug keeps its traceback
+        with pytest.raises(type(error)):
+            cli.main(["spectrum"])
+    else:
+        assert cli.main(["spectrum"]) == code
+        assert capsys.readouterr().err == line
 
 
 def test_a_terminal_without_unicode_gets_question_marks():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "mesotron", "spectrum", "muon"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run_python("from mesotron.cli import main; main(['spectrum', 'muon'])", env=environment)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "response f(?)" in done.stdout
+    assert "?" in done.stdout
 
 
-def test_ctrl_c_is_one_line_and_130(monkeypatch, capsys):
-    def run(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "load", lambda target: run)
-    assert cli.main(["spectrum"]) == 130
-    assert capsys.readouterr().err == "mesotron: interrupted\n"
-
-
-def test_ctrl_c_passes_on_what_the_command_says(monkeypatch, capsys):
-    def run(_):
-        raise KeyboardInterrupt("the same command continues")
-
-    monkeypatch.setattr(cli, "load", lambda target: run)
-    assert cli.main(["spectrum"]) == 130
-    assert capsys.readouterr().err == "mesotron: interrupted; the same command continues\n"
-
-
-def test_a_real_interrupt_leaves_no_traceback(tmp_path):
-    """A process that works until it is interrupted, in the place of a command."""
-    started = tmp_path / "started"
+def test_a_real_interrupt_leaves_no_traceback_and_lines_reach_a_log_at_once(tmp_path):
     code = (
-        "import pathlib, signal, sys, time\nfrom mesotron import cli\n"
+        "import signal, sys, time\nfrom mesotron import cli\n"
         # A shell starts background jobs with interrupts ignored, and this test may be one's child.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "def run(config):\n"
-        f"    pathlib.Path({str(started)!r}).touch()\n"
-        "    time.sleep(60)\n"
+        "def run(config):\n    print('first line')\n    time.sleep(60)\n"
         "cli.load = lambda target: run\n"
         "sys.exit(cli.main(['spectrum']))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    while not started.exists():
+    log = tmp_path / "log.txt"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=file, stderr=subprocess.PIPE, text=True
+        )
+    while not log.read_text():  # block-buffered, it would stay empty
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
@@ -199,64 +159,67 @@ def test_a_real_interrupt_leaves_no_traceback(tmp_path):
     assert (process.returncode, errors) == (130, "mesotron: interrupted\n")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["spectrum"]])
-def test_a_closed_pipe_is_quiet(words):
+def test_a_closed_pipe_is_quiet():
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "mesotron", *words]
+    command = [sys.executable, "-m", "mesotron", "--help"]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inner:
-    """A config inside another."""
+class Inner(Config, prefix="optim."):
+    """A section."""
 
     name: str = "pion"
     """A name."""
+    fused: bool = True
+    """A switch."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outer:
+class Outer(Config):
     """All kinds of fields."""
 
-    things: tuple[str, ...] = field(default=("a",), metadata=config.POSITIONAL)
+    things: tuple[str, ...] = setting(("a",), positional=True)
     """Any number."""
     rate: float = 0.1
     """A number."""
     fast_mode: bool = False
     """A switch."""
-    size: int | None = None
+    size: int | None = setting(None, ge=1)
     """Perhaps a number."""
     optim: Inner = Inner()
-    """Nested."""
 
 
-def read(words: str) -> Outer:
-    return parse(Outer, words.split(), "mesotron outer")
+def read(args: str) -> Outer:
+    return parse(Outer, args.split(), "mesotron outer")
 
 
-def test_flags_in_every_spelling():
-    assert read("") == Outer()
-    assert read("x y --rate -0.5 --fast-mode --size=3") == Outer(
-        things=("x", "y"), rate=-0.5, fast_mode=True, size=3
-    )
-    assert read("--fast_mode x").things == ("x",)  # a switch takes no value
-    assert read("--fast-mode --no-fast-mode").fast_mode is False
-    assert read("--rate 1 x") == Outer(rate=1.0, things=("x",))
-    assert read("--optim.name muon").optim.name == "muon"
-
-
-def write(path: Path, text: str) -> str:
-    path.write_text(text)
-    return str(path)
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ("", Outer()),
+        ("x y --rate -0.5 --fast-mode --size=3",
+         Outer(things=("x", "y"), rate=-0.5, fast_mode=True, size=3)),
+        ("--fast_mode x", Outer(fast_mode=True, things=("x",))),
+        ("--fast-mode --no-fast-mode", Outer()),
+        ("--fast-mode=True --rate 1 x", Outer(fast_mode=True, rate=1.0, things=("x",))),
+        ("--fast-mode false", Outer()),
+        ("--things p q --rate 1", Outer(things=("p", "q"), rate=1.0)),
+        ("--optim.name muon --no-optim.fused", Outer(optim=Inner(name="muon", fused=False))),
+        ("--optim.no-fused", Outer(optim=Inner(fused=False))),
+    ],
+)  # fmt: skip
+def test_spellings_of_flags(args, expected):
+    assert read(args) == expected
 
 
 def test_toml_gives_defaults_and_flags_win(tmp_path):
-    file = write(
-        tmp_path / "run.toml",
-        'things = ["p", "q"]\nrate = 2\nfast_mode = true\n[optim]\nname = "muon"\n',
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'things = ["p", "q"]\nrate = 2\nfast-mode = true\n[optim]\nname = "muon"\n',
     )
     assert read(f"--config {file}") == Outer(
         things=("p", "q"), rate=2.0, fast_mode=True, optim=Inner(name="muon")
@@ -266,55 +229,19 @@ def test_toml_gives_defaults_and_flags_win(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "names"),
     [
-        ("rat = 1", r"unknown key 'rat' \(did you mean rate\?\); known: fast-mode, optim.name, ra"),
-        ("[optim]\nsize = 1", "unknown key 'optim.size'"),
-        ("rate = 'x'", "--rate 'x' is not valid: expected a number"),
-        ("fast_mode = 1", "expected true or false"),
-        ("rate =", "is not valid TOML"),
+        ("rat = 1", "did you mean rate"),
+        ("[optim]\nsize = 1", "size"),
+        ("rate = 'x'", "rate"),
+        ("fast_mode = 1", "fast_mode"),
+        ("size = 0", "--size 0"),
+        ("rate =", "TOML"),
+        ("# größer\nrate = 2\n".encode("latin-1"), "TOML"),
     ],
 )
-def test_a_wrong_toml_file_raises(tmp_path, text, told):
-    with pytest.raises(UsageError, match=told):
-        read(f"--config {write(tmp_path / 'run.toml', text)}")
-
-
-def test_a_toml_file_in_another_encoding_raises(tmp_path):
+def test_a_wrong_toml_file_raises(tmp_path, text, names):
     file = tmp_path / "run.toml"
-    file.write_bytes("# größer\nrate = 2\n".encode("latin-1"))
-    with pytest.raises(UsageError, match="is not valid TOML: 'utf-8' codec"):
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises((UsageError, ValueError), match=names):
         read(f"--config {file}")
-
-
-def test_two_toml_files_raise(tmp_path):
-    file = write(tmp_path / "run.toml", "rate = 2\n")
-    with pytest.raises(UsageError, match="--config is given more than once"):
-        read(f"--config {file} --config={file}")
-
-
-def test_every_shipped_config_reads_its_own_defaults():
-    for kind in CONFIGS:
-        missing = [word for name in required(kind) for word in (f"--{name}", "x")]
-        made = parse(kind, missing, "mesotron x")
-        assert isinstance(made, kind)
-
-
-def test_a_line_reaches_a_log_file_when_it_is_said(tmp_path):
-    """Block-buffered, the file would stay empty until the command ends."""
-    code = (
-        "import sys, types\nfrom mesotron import cli\n"
-        "def run(config):\n    print('first line')\n    sys.stdin.read()\n    return 0\n"
-        "sys.modules['slow'] = types.SimpleNamespace(run=run)\n"
-        "cli.COMMANDS['spectrum'] = cli.COMMANDS['spectrum']._replace(target='slow:run')\n"
-        "sys.exit(cli.main(['spectrum']))\n"
-    )
-    log = tmp_path / "log.txt"
-    with log.open("w") as file:
-        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=file)
-    deadline = time.monotonic() + 60
-    while not log.read_text() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    alive, said = process.poll() is None, log.read_text()
-    process.communicate()
-    assert (alive, said, process.returncode) == (True, "first line\n", 0)

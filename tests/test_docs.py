@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from mesotron import cli
-from mesotron.arguments import parse
-from mesotron.flags import flags_of
+from mesotron.cli import parse
+from mesotron.config.base import flags_of
 from mesotron.runs import RunFolder
 from mesotron.watch import DETECTORS
 from support.quick_jax import quick_compilation  # noqa: F401

@@ -32,7 +32,7 @@ def test_the_public_functions_have_examples():
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = [
         test
-        for name in ("mesotron.arguments", "mesotron.spectral.filters")
+        for name in ("mesotron.cli", "mesotron.spectral.filters")
         for test in finder.find(importlib.import_module(name))
         if test.examples
     ]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mesotron import cli
-from mesotron.config.training import ObjectiveConfig
+from mesotron.config import ObjectiveConfig
 from mesotron.optim.optimizers import Muon, Pion
 from mesotron.runs import RunFolder
 from mesotron.spectral.scale import SCALES, step_scale

@@ -10,9 +10,9 @@ from accelerate.commands.config.config_args import load_config_from_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mesotron import cli
-from mesotron.arguments import parse
+from mesotron.cli import parse
 from mesotron.config import ModelConfig, TrainConfig
-from mesotron.config.reading import from_plain
+from mesotron.config.base import from_plain
 from mesotron.recipes import RECIPES, describe_recipes, make_recipe
 from mesotron.rlvr.models import load_model
 from mesotron.rlvr.objectives import resolve, trl_arguments
@@ -75,7 +75,7 @@ def test_the_help_shows_the_recipes_and_the_values_of_one(mesotron):
     assert "arith_sparse_collapse  Meant to fail" in shown
     words = " ".join(mesotron("train", "qwen3_math_mgrpo", "--help").stdout.split())
     assert "Qwen/Qwen3-4B-Base" in words
-    assert "Longest completion. (default: 3072)" in words
+    assert "Maximum completion length. (default: 3072)" in words
 
 
 def small_model(folder: Path, kind: str) -> Path:

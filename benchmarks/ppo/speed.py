@@ -125,7 +125,6 @@ def read_entry(label: str, config: Config) -> Entry:
     if at and not games.isdecimal():
         raise ValueError(f"{label!r} must look like {kind}@64: the number of games it plays")
     game = make_game(config, int(games) if at else config.num_envs)
-    game.check()
     return Entry(label, kind, game)
 
 

@@ -122,7 +122,7 @@ def describe_step(statistics: dict[str, float]) -> dict[str, float]:
 
 def demos_config(given: Any) -> Any:
     """Of the demonstrations that all cells share."""
-    from mesotron.config.vla import DemosConfig, WorldConfig
+    from mesotron.config import DemosConfig, WorldConfig
 
     world = WorldConfig(**WORLDS[given.world], wrist=given.wrist)
     out = Path(given.state) / f"{given.world}-demos"
@@ -132,7 +132,7 @@ def demos_config(given: Any) -> Any:
 
 def train_config(given: Any, cell: Cell) -> Any:
     """A cell as the configuration of a run."""
-    from mesotron.config.vla_training import PartsOptimConfig, PolicyConfig, VlaTrainConfig
+    from mesotron.config import PartsOptimConfig, PolicyConfig, VlaTrainConfig
 
     strength = cell["strength"]
     promote = int(strength.removeprefix("k_p=")) if strength.startswith("k_p=") else None

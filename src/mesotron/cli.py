@@ -1,20 +1,50 @@
 """The `mesotron` command: parse, then import, then run.
 
-A command is one line in COMMANDS. Nothing heavy (torch, jax, numpy, matplotlib) is imported before
-the words are understood, so help and mistakes answer at once.
+A command is one line in COMMANDS. tyro parses its arguments into a config; recipes, runs to resume
+and TOML files give the defaults. Nothing heavy (torch, jax, numpy, matplotlib) is imported before
+that, so help and mistakes answer at once.
 """
 
 import io
 import os
 import sys
+import tomllib
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from dataclasses import dataclass, field, fields
 from importlib import import_module
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
+
+import tyro
 
 from mesotron import __version__, config
-from mesotron.arguments import Presets, UsageError, hint, parse
+from mesotron.config.base import (
+    flags_of,
+    from_plain,
+    rename_flags,
+    suggest,
+    unchecked,
+    validate,
+)
 from mesotron.recipes import describe_recipes, make_plan, make_recipe
 from mesotron.rlvr.run_defaults import describe_defaults, eval_defaults
+from mesotron.runs.continuation import settings_to_resume
+
+C = TypeVar("C")
+
+
+class UsageError(ValueError):
+    """A command line that cannot be used; the text is one sentence for the user."""
+
+
+class Presets(NamedTuple):
+    """Defaults by the value of the positional field, such as recipes."""
+
+    make: Callable[[str], Any]
+    """The config of a name; raises ValueError if there is none."""
+    describe: Callable[[], str]
+    """A paragraph for the help."""
 
 
 class Command(NamedTuple):
@@ -64,25 +94,24 @@ MOVED = {
 }
 
 
-def main(words: list[str] | None = None) -> int:
+def main(args: list[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        words: the command line without the program's name; `sys.argv[1:]` if None.
+        args: the command line without the program's name; `sys.argv[1:]` if None.
 
     Returns:
-        The exit code: 0; 1 if the reader closed the pipe; 2 for input that cannot be used;
-        130 after Ctrl-C.
+        The exit code: 0; 1 if the reader closed the pipe; 2 for unusable input; 130 after Ctrl-C.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal without sigma shows a question mark; a log file gets each line when it is said.
+        # A terminal without sigma shows a question mark; a log file gets each line at once.
         sys.stdout.reconfigure(errors="replace", line_buffering=True)
     try:
-        code = dispatch(sys.argv[1:] if words is None else words)
+        code = dispatch(sys.argv[1:] if args is None else args)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt as stop:  # a command may have added how to go on
-        return complain("; ".join(["interrupted", *map(str, stop.args)]), code=130)
+    except KeyboardInterrupt as stop:  # a command may have added how to continue
+        return fail("; ".join(["interrupted", *map(str, stop.args)]), code=130)
     except BrokenPipeError:
         # The interpreter flushes stdout once more at exit; give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -90,25 +119,24 @@ def main(words: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno is None:  # not the system's: libraries raise it for anything
             raise
-        return complain(f"{error.filename or 'system'}: {error.strerror}")
+        return fail(f"{error.filename or 'system'}: {error.strerror}")
     except ValueError as error:
         if not raised_by_us(error):
             raise
-        return complain(str(error))
+        return fail(str(error))
 
 
-def dispatch(words: list[str]) -> int:
-    """Find the command that the first words name, read the rest, run it."""
-    if not words or words[0] in ("-h", "--help", "help"):
+def dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
-    if words[0] == "--version":
+    if args[0] == "--version":
         print(f"mesotron {__version__}")
         return 0
-    moved = MOVED.get(" ".join(words[:2])) or MOVED.get(words[0])
+    moved = MOVED.get(" ".join(args[:2])) or MOVED.get(args[0])
     if moved:
-        raise UsageError(f"{words[0]!r} has moved: in a clone of the repository run `{moved}`")
-    name, rest = split_name(words)
+        raise UsageError(f"{args[0]!r} has moved: in a clone of the repository run `{moved}`")
+    name, rest = split_name(args)
     if name in COMMANDS:
         command = COMMANDS[name]
         settings = parse(command.config_type, rest, f"mesotron {name}", command.presets)
@@ -117,25 +145,22 @@ def dispatch(words: list[str]) -> int:
     return 0
 
 
-def split_name(words: list[str]) -> tuple[str, list[str]]:
-    """Split `bench optim --repeats 3` into a command or group name and the rest."""
-    first, rest = words[0], words[1:]
+def split_name(args: list[str]) -> tuple[str, list[str]]:
+    """Split `vla train --steps 3` into the name of a command or group, and the rest."""
+    first, rest = args[0], args[1:]
     if first in COMMANDS:
         return first, rest
     members = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
     if not members:
         heads = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
         kind = "flag" if first.startswith("-") else "command"
-        raise UsageError(
-            f"unknown {kind} {first!r}{hint(first, heads)}; commands: {', '.join(heads)}"
-        )
+        known = ", ".join(heads)
+        raise UsageError(f"unknown {kind} {first!r}{suggest(first, heads)}; commands: {known}")
     if not rest or rest[0] in ("-h", "--help"):
         return first, []
     if rest[0] not in members:
-        close = hint(rest[0], members)
-        raise UsageError(
-            f"unknown command '{first} {rest[0]}'{close}; {first} has: {', '.join(members)}"
-        )
+        close, known = suggest(rest[0], members), ", ".join(members)
+        raise UsageError(f"unknown command '{first} {rest[0]}'{close}; {first} has: {known}")
     return f"{first} {rest[0]}", rest[1:]
 
 
@@ -152,7 +177,7 @@ def overview(group: str = "") -> str:
     lines = [f"  mesotron {name:<{width}}  {command.summary}" for name, command in shown.items()]
     if not group:
         lines.append(f"  mesotron {'--version':<{width}}  Print the version.")
-    title = "usage: mesotron COMMAND [OPTIONS]   (mesotron COMMAND --help tells more)"
+    title = "usage: mesotron COMMAND [OPTIONS]   (mesotron COMMAND --help for details)"
     return "\n".join([title, "", *lines])
 
 
@@ -164,7 +189,159 @@ def raised_by_us(error: BaseException) -> bool:
     return bool(trace) and trace.tb_frame.f_globals.get("__name__", "").startswith("mesotron.")
 
 
-def complain(sentence: str, code: int = 2) -> int:
+def fail(message: str, code: int = 2) -> int:
     """Print one line on stderr and return the exit code."""
-    print(f"mesotron: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"mesotron: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def parse(
+    config_type: type[C], args: list[str], prog: str = "mesotron", presets: Presets | None = None
+) -> C:
+    """Parse the arguments of a command.
+
+    Flags win over a TOML file (`--config FILE`), which wins over the defaults: those of the preset
+    named by the positional field, or with `--resume RUN` the settings of that run.
+
+    Args:
+        config_type: a config dataclass.
+        args: such as `["--steps", "5"]`.
+        prog: the command as typed, for help and errors.
+        presets: defaults by the value of the positional field.
+
+    Raises:
+        UsageError: one sentence that names the value and the way out.
+        SystemExit: with code 0, after printing help.
+
+    Example:
+        >>> from mesotron.config import SpectrumConfig
+        >>> parse(SpectrumConfig, ["muon", "--shape", "64", "256"]).shape
+        (64, 256)
+    """
+    args = normalize(config_type, args)
+    arguments = arguments_type(config_type)
+    wants_help = "-h" in args or "--help" in args
+    args = [arg for arg in args if arg not in ("-h", "--help")]
+    with unchecked():  # only the final config is checked
+        given = arguments() if wants_help and presets and not args else None
+        if given is None and (presets or not wants_help):
+            given = run_tyro(arguments, args, prog)
+        default = given and defaults_of(config_type, given, presets)
+        if wants_help:
+            about = f"{config_type.__doc__}\n\n{presets.describe() if presets else ''}".strip()
+            run_tyro(arguments, ["--help"], prog, default, about)
+        if default is not None:
+            given = run_tyro(arguments, args, prog, default)
+        made = make(config_type, given)
+    return validate(made)
+
+
+def normalize(config_type: type, args: list[str]) -> list[str]:
+    """Rewrite spellings that tyro does not know: old flags, `--no-optim.fused`, `--gif=False`, and
+    the positional field given by its name."""
+    flags = flags_of(config_type)
+    positional, options = [], []
+    rest = rename_flags(config_type, args)
+    while rest:
+        arg = rest.pop(0)
+        name, equals, text = arg.partition("=")
+        flag = name.replace("_", "-") if name.startswith("--") else name
+        positive = flag.replace("--no-", "--", 1)
+        item, kind = flags.get(flag) or flags.get(positive) or (None, None)
+        if kind in (bool, bool | None):
+            on = flag == positive
+            if on and not equals and rest and rest[0].lower() in ("true", "false"):
+                equals, text = "=", rest.pop(0)
+            if equals and text.lower() not in ("true", "false"):
+                raise UsageError(f"{flag} {text!r} is not valid: expected true or false")
+            on = text.lower() == "true" if equals else on
+            section, dot, leaf = positive.removeprefix("--").rpartition(".")
+            options.append(positive if on else f"--{section}{dot}no-{leaf}")
+        elif item is not None and item.metadata.get("positional") and flag == positive:
+            positional += [text] if equals else []
+            while not equals and rest and not rest[0].startswith("--"):
+                positional.append(rest.pop(0))
+        else:
+            options.append(arg)
+    return positional + options
+
+
+def arguments_type(config_type: Any) -> Any:
+    """The config as tyro gets it: the positional field marked, and `--config` added."""
+    hints = get_type_hints(config_type)
+    types: dict[str, Any] = {}
+    members: dict[str, Any] = {"__doc__": config_type.__doc__, "__module__": __name__}
+    for item in fields(config_type):
+        if item.metadata.get("positional"):
+            shown = tyro.conf.arg(metavar=item.name.upper())
+            types[item.name] = Annotated[hints[item.name], tyro.conf.Positional, shown]
+            members[item.name] = field(default=item.default)
+    about = tyro.conf.arg(help="TOML file with other defaults; flags win over it.")
+    types["config"], members["config"] = Annotated[Path | None, about], None
+    members["__annotations__"] = types
+    made = type(config_type.__name__, (config_type,), members)
+    return dataclass(frozen=True, kw_only=True)(made)
+
+
+def make(kind: type[C], values: Any) -> C:
+    """A config from another with the same fields."""
+    return kind(**{item.name: getattr(values, item.name) for item in fields(kind)
+                   if hasattr(values, item.name)})  # type: ignore  # fmt: skip
+
+
+def defaults_of(config_type: type[C], given: Any, presets: Presets | None) -> C | None:
+    """The config that flags change: a resumed run's, or the preset's, under a TOML file."""
+    table: dict[str, Any] = {}
+    if given.config is not None:
+        try:
+            table = tomllib.loads(given.config.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{given.config} is not valid TOML: {error}") from error
+    base = None
+    if getattr(given, "resume", None) is not None:
+        base = settings_to_resume(config_type, given.resume)
+    elif presets is not None:
+        name = next(item for item in fields(config_type) if item.metadata.get("positional")).name
+        chosen = getattr(given, name)
+        unset = chosen == config_type.__dataclass_fields__[name].default  # type: ignore
+        base = presets.make(table.get(name, chosen) if unset else chosen)
+    if not table:
+        return base
+    return from_plain(config_type, table, str(given.config), base)
+
+
+def run_tyro(
+    arguments: Any, args: list[str], prog: str, default: Any = None, about: str | None = None
+) -> Any:
+    """Parse with tyro; its error boxes become one sentence."""
+    options = {} if default is None else {"default": make(arguments, default)}
+    with redirect_stderr(io.StringIO()) as box:
+        try:
+            made, unknown = tyro.cli(
+                arguments,
+                args=args,
+                prog=prog,
+                description=about,
+                config=(tyro.conf.DisallowNone,),  # a flag left out is how None is said
+                return_unknown_args=True,
+                **options,
+            )
+        except SystemExit as stop:
+            if not stop.code:
+                raise  # help
+            raise UsageError(f"{first_paragraph(box.getvalue())}; see {prog} --help") from None
+    for arg in unknown:
+        name = arg.partition("=")[0]
+        if not name.startswith("-"):
+            raise UsageError(f"unexpected argument {arg!r}; see {prog} --help")
+        raise UsageError(
+            f"unknown flag {name}{suggest(name, flags_of(arguments))}; see {prog} --help"
+        )
+    return made
+
+
+def first_paragraph(box: str) -> str:
+    """The message of tyro's error box: its lines up to the first rule."""
+    lines = [line.strip("│ ") for line in box.splitlines()[1:-1]]
+    message = " ".join(lines).partition("───")[0].partition("Got errors:")[0]
+    return " ".join(message.split()).rstrip(".")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mesotron.arguments import parse
-from mesotron.cli import COMMANDS, main, split_name
+from mesotron.cli import COMMANDS, main, parse, split_name
 from mesotron.compare import sweep
 from mesotron.compare.space import read_space
 from mesotron.compare.trials import read_score, start_words

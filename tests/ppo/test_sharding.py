@@ -30,7 +30,6 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 assert jax.device_count() == 4
 config = SnakeConfig(width=3, height=2, num_envs=8, num_steps=6, num_minibatches=2, d_model=8,
                      num_heads=1, mlp_ratio=1, num_shards=4)
-config.check()
 key, S, N = jax.random.PRNGKey(0), 6, 8
 draw = np.random.default_rng(0).normal
 cells = np.abs(draw(size=(S, N, 6, NUM_FEATURES))).astype(np.float32)

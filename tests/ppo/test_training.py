@@ -16,7 +16,7 @@ pytest.importorskip("jumanji")
 jax = pytest.importorskip("jax")
 from test_metrics_docs import DOCS, table  # noqa: E402
 
-from mesotron.arguments import parse  # noqa: E402
+from mesotron.cli import parse  # noqa: E402
 from mesotron.config import SnakeConfig, WatchConfig  # noqa: E402
 from mesotron.ppo import training  # noqa: E402
 from mesotron.ppo.evaluate import Games  # noqa: E402
@@ -86,26 +86,8 @@ def test_established_flags_are_kept():
     assert set(flags.replace("-", "_").split()) <= set(SnakeConfig.__dataclass_fields__)
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"num_envs": 0}, "num_envs"),
-        ({"width": 1}, "1x4"),
-        ({"max_steps": 10}, "num_steps"),
-        ({"num_minibatches": 7}, "minibatches"),
-        ({"num_shards": 3}, "shards"),
-        ({"d_model": 30}, "d_model"),
-        ({"death_penalty": 1.0}, "death_penalty"),
-        ({"dropout": 1.0}, "dropout"),
-        ({"kl_coef": 0.1}, "--pretrained-model"),
-        ({"use_muon": True, "optim": "pion"}, "--use-muon"),
-        ({"pion_cutoff": "loud"}, "pion_cutoff"),
-    ],
-)
-def test_silently_wrong_configs_are_refused(change, match):
-    with pytest.raises(ValueError, match=match):
-        replace(SnakeConfig(), **change).check()
-    assert hash(SnakeConfig()) == hash(replace(SnakeConfig()))  # usable as a static argument
+def test_config_is_usable_as_a_static_argument():
+    assert hash(SnakeConfig()) == hash(replace(SnakeConfig()))
 
 
 def test_config_survives_the_run_folder(tmp_path):

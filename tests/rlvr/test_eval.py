@@ -11,8 +11,7 @@ import pytest
 import torch
 from peft import get_peft_model
 
-from mesotron.arguments import parse
-from mesotron.cli import COMMANDS
+from mesotron.cli import COMMANDS, parse
 from mesotron.config import EvalConfig, ModelConfig, TaskConfig
 from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.answers.formats import FORMATS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mesotron.config.training import TaskConfig
+from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS, MAX_ANSWER, MAX_TAIL, lenient_answer
 from mesotron.rlvr.prompts import build_prompt, plain_text, solved_text
 from mesotron.rlvr.tasks.problem import Problem

@@ -4,7 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from mesotron.config.training import ObjectiveConfig
+from mesotron.config import ObjectiveConfig
 from mesotron.rlvr.trainer import GRPOTrainer
 from support.rlvr_tiny import make_data, make_model, make_trainer, rows, same, spy, weights
 

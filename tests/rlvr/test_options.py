@@ -5,7 +5,7 @@ import logging
 import pytest
 from trl import GRPOConfig
 
-from mesotron.config.training import ObjectiveConfig, OptimConfig, RolloutConfig
+from mesotron.config import ObjectiveConfig, OptimConfig, RolloutConfig
 from mesotron.rlvr.objectives import (
     PUBLISHED,
     loss_arguments,
@@ -46,50 +46,12 @@ def test_an_entropy_bonus_is_constant_or_has_a_target():
     assert not {name for name in arguments() if "entropy" in name}
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"entropy_bonus": -0.1}, "would pay for certainty"),
-        ({"entropy_target": 0.0}, "never undercut"),
-        ({"entropy_bonus": float("nan")}, "entropy_bonus = nan is no amount"),
-        ({"entropy_target": float("inf")}, "entropy_target = inf is no amount"),
-        ({"dynamic_oversample": float("inf"), "dynamic_sampling": "resample"}, "= inf is no"),
-        ({"dynamic_oversample": 0.5, "dynamic_sampling": "resample"}, "fewer prompts than train"),
-        (
-            {"dynamic_oversample": 1e3, "dynamic_sampling": "resample"},
-            "= 1000 would .* 100 or less",
-        ),
-        ({"dynamic_oversample": 2.0}, "is for dynamic_sampling resample"),
-        ({"beta": float("nan")}, "beta = nan is no amount"),
-        ({"epsilon": -0.2}, "epsilon = -0.2 is no clip width"),
-        ({"epsilon_high": float("nan")}, "epsilon_high = nan is no clip width"),
-        ({"momentum": 5.0}, "momentum = 5.0 is a share: give a number from 0 to 1"),
-        ({"min_vote_share": float("nan")}, "min_vote_share = nan is a share"),
-        ({"entropy_filter": -1.0}, "entropy_filter = -1.0 must be 0 or more"),
-        ({"dynamic_choice": "widest"}, "needs more groups than places"),
-        ({"dynamic_max_rounds": 0, "dynamic_sampling": "resample"}, "would sample nothing"),
-        ({"dynamic_max_rounds": 5}, "is for dynamic_sampling resample"),
-        ({"dynamic_tolerance": -1.0, "dynamic_sampling": "resample"}, "would call no group alike"),
-        ({"dynamic_tolerance": float("nan")}, "= nan is no"),
-    ],
-)
-def test_a_number_that_cannot_be_meant_is_refused(options, told):
-    with pytest.raises(ValueError, match=told):
-        arguments(**options)
-
-
 def test_dr_grpo_comes_with_unscaled_rewards():
     assert arguments("dr_grpo")["scale_rewards"] == "none"
-    with pytest.raises(ValueError, match="scale_rewards"):
-        arguments("dr_grpo", scale_rewards="group")
 
 
 def test_cispo_comes_with_its_cap():
     assert arguments("cispo")["epsilon_high"] == 5.0
-    with pytest.raises(ValueError, match="largest ratio"):
-        arguments("cispo", epsilon_high=0.28)
-    with pytest.raises(ValueError, match="no clip width"):
-        arguments("cispo", epsilon=0.2)
 
 
 def test_gspo_and_dapo_clip_as_published():
@@ -106,8 +68,6 @@ def test_one_clip_width_is_for_both_sides():
 
 def test_self_labelled_gmpo_clips_in_log_space():
     assert loss_arguments(resolve(ObjectiveConfig(name="vote", loss="gmpo"), 8))["epsilon"] == 0.4
-    with pytest.raises(ValueError, match=r"objective\.name"):
-        resolve(ObjectiveConfig(name="dapo", loss="gmpo"), 8)
 
 
 @pytest.mark.parametrize(("name", "loss"), [("gmpo", "grpo"), ("gspo", "grpo"), ("vote", "gmpo")])
@@ -144,8 +104,6 @@ def test_the_anchor_of_corewarding_votes_beside_the_whole_group():
     [
         ({"name": "mgrpo", "momentum_generations": 8}, "leaves none"),
         ({"name": "mgrpo", "momentum_generations": 7}, "no baseline"),
-        ({"name": "corewarding", "momentum_generations": 0}, "from the anchor"),
-        ({"name": "corewarding", "loss_on_momentum": True}, "from the anchor"),
     ],
 )
 def test_groups_that_cannot_train_are_refused(options, sentence):

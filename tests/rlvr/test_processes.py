@@ -5,7 +5,7 @@ import errno
 import pytest
 import torch
 
-from mesotron.config.training import ObjectiveConfig, OptimConfig
+from mesotron.config import ObjectiveConfig, OptimConfig
 from support.rlvr_processes import move_anchor, run_everywhere, run_on
 
 # Eight completions of each process; a group of 16 spans both.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mesotron.config.training import RewardConfig
+from mesotron.config import RewardConfig
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier

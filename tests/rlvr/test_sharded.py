@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from mesotron.config.training import ObjectiveConfig, OptimConfig
+from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.runs import RunFolder
 from support.fsdp_on_cpu import SHIPPED
 from support.rlvr_processes import run_everywhere

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mesotron
-from mesotron.config.training import ObjectiveConfig
+from mesotron.config import ObjectiveConfig
 from mesotron.probes import gradient_snr
 from mesotron.rlvr.callbacks import SnrProbe, measure_snr, step_parts
 from support.rlvr_tiny import make_trainer, rows, same, weights

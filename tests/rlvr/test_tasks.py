@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from mesotron.config.training import TaskConfig
+from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.prompts import build_prompt
 from mesotron.rlvr.tasks import arith, sums

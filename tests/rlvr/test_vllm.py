@@ -8,7 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 from mesotron import cli
-from mesotron.config.training import ObjectiveConfig
+from mesotron.config import ObjectiveConfig
 from support.rlvr_tiny import EOS, make_trainer, same, weights
 
 

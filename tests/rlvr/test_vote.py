@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mesotron.config.training import ObjectiveConfig
+from mesotron.config import ObjectiveConfig
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.labels import (
     Ballots,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mesotron import cli
-from mesotron.config.training import ObjectiveConfig
+from mesotron.config import ObjectiveConfig
 from mesotron.optim.device import choose_device
 from mesotron.runs.processes import asks_for_sharding, is_main, num_processes, process_index
 from support.rlvr_tiny import make_trainer

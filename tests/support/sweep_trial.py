@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from mesotron import config
-from mesotron.arguments import Presets, parse
+from mesotron.cli import Presets, parse
 from mesotron.recipes import describe_recipes, make_recipe
 from mesotron.runs import RunFolder
 from mesotron.runs.folder import plain

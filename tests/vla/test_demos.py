@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mesotron.config.vla import DemosConfig, WorldConfig
+from mesotron.config import DemosConfig, WorldConfig
 from mesotron.vla.demos import load_demos, make_demos
 from mesotron.vla.demos.make import render_demos, write_demos
 from mesotron.vla.demos.shards import read_manifest, shard_path

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from mesotron.config.vla import DemosConfig, WorldConfig
+from mesotron.config import DemosConfig, WorldConfig
 from mesotron.vla.demos import load_demos, make_demos
 from mesotron.vla.demos.lerobot import read_videos
 from mesotron.vla.demos.lerobot_export import export_lerobot, moments

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mesotron.config.vla import DemosConfig, WorldConfig
+from mesotron.config import DemosConfig, WorldConfig
 from mesotron.vla.demos.make import make_demos, render_demos, write_demos
 from mesotron.vla.demos.shards import load_shards
 from mesotron.vla.demos.takes import plan_takes

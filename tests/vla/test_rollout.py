@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mesotron.config.vla import DemosConfig, WorldConfig
+from mesotron.config import DemosConfig, WorldConfig
 from mesotron.vla.demos import make_demos
 from mesotron.vla.gifs import write_gifs
 from mesotron.vla.interface import EVAL_SEED, EvalResult, stack_images

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mesotron.config.vla import WorldConfig
+from mesotron.config import WorldConfig
 from mesotron.vla.interface import EVAL_SEED
 from mesotron.vla.worlds import build_world
 from mesotron.vla.worlds.blocks import FRONT as FRONT_VIEW

@@ -6,13 +6,20 @@ from dataclasses import replace
 import pytest
 
 from mesotron import cli
-from mesotron.config import ObjectiveConfig, PlanConfig, RolloutConfig, SftConfig, TrainConfig
-from mesotron.config.budget import PRICES
+from mesotron.config import (
+    PRICES,
+    ObjectiveConfig,
+    PlanConfig,
+    RolloutConfig,
+    SftConfig,
+    TrainConfig,
+    parse_duration,
+)
 from mesotron.rlvr.cost.estimate import completions_per_update, estimate, find_pace, maths_of
 from mesotron.rlvr.cost.pace import Pace
 from mesotron.rlvr.cost.spending import metered, write_spent
 from mesotron.runs import RunFolder
-from mesotron.watch.budget import Limits, Meter, limits_of, parse_duration, step_math
+from mesotron.watch.budget import Limits, Meter, limits_of, step_math
 
 
 class Clock:
@@ -66,7 +73,7 @@ def test_durations(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "h", "3 hours", "-1h", "0s", "1h30", "3x"])
 def test_what_is_no_duration_is_refused(text):
-    with pytest.raises(ValueError, match="is no duration: write 3h"):
+    with pytest.raises(ValueError, match="--time-limit"):
         parse_duration(text)
 
 
@@ -226,17 +233,17 @@ def test_a_plan_as_typed(capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--seconds-per-step 2 --tokens-per-second 9", "each give the pace: choose one"),
-        ("--seconds-per-step 0", "--seconds-per-step 0 is no pace"),
-        ("--tokens-per-second 0", "--tokens-per-second 0 is no pace"),
+        ("--seconds-per-step 2 --tokens-per-second 9", "--calibrate"),
+        ("--seconds-per-step 0", "--seconds-per-step 0"),
+        ("--tokens-per-second 0", "--tokens-per-second 0"),
         ("--budget 3", "needs the price of an hour"),
-        ("--task.num-train 3", "3 training problems are fewer than the 16 prompts"),
+        ("--task.num-train 3", "--task.num-train 3"),
         (
             "--objective.dynamic-sampling resample --objective.dynamic-oversample 3 "
             "--task.num-train 47",
-            "47 training problems are fewer than the 48 prompts that",
+            "--objective.dynamic-oversample 3",
         ),
-        ("--time-limit soon", "'soon' is no duration"),
+        ("--time-limit soon", "'soon'"),
         ("absent_recipe", "unknown recipe 'absent_recipe'"),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mesotron.config import SnakeConfig, TrainConfig, VlaTrainConfig
-from mesotron.config.reading import from_plain
+from mesotron.config.base import from_plain
 from mesotron.runs.folder import plain
 from mesotron.runs.lines import write_json
 

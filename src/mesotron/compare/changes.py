@@ -7,6 +7,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from mesotron.config.base import unchecked, validate
+
 Config = TypeVar("Config")
 SWITCHES = {"true": True, "false": False}
 
@@ -28,12 +30,13 @@ def change(config: Config, changes: Iterable[str]) -> Config:
         >>> made.rollout.prompts, made.task.levels
         (8, (1, 2))
     """
-    for item in changes:
-        name, equals, word = item.partition("=")
-        if not equals:
-            raise ValueError(f"{item!r} must look like NAME=VALUE, such as steps=20")
-        config = replace_at(config, name.strip().replace("-", "_").split("."), word, item)
-    return config
+    with unchecked():  # several changes may only be valid together
+        for item in changes:
+            name, equals, word = item.partition("=")
+            if not equals:
+                raise ValueError(f"{item!r} must look like NAME=VALUE, such as steps=20")
+            config = replace_at(config, name.strip().replace("-", "_").split("."), word, item)
+    return validate(config)
 
 
 def replace_at(config: Any, path: list[str], word: str, item: str) -> Any:

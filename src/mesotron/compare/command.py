@@ -17,22 +17,12 @@ from mesotron.compare.record import NAME, Cell, read_tournament
 from mesotron.compare.tournament import Progress
 from mesotron.compare.words import count
 from mesotron.config import CompareConfig
-from mesotron.config.checks import check_least
 from mesotron.report.command import write as write_report
 from mesotron.runs.lines import write_whole
 from mesotron.runs.signals import StopRequest
 from mesotron.runs.workers import CommandPool, Job, default_num_workers, list_gpus
 
 LOOK_EVERY = 0.2  # seconds between two looks at the processes
-LEAST = {
-    "seeds": 1,
-    "search_seeds": 1,
-    "rates": 1,
-    "extend": 0,
-    "seed": 0,
-    "threads": 1,
-    "workers": 1,
-}
 
 
 def run(config: CompareConfig) -> int:
@@ -44,7 +34,6 @@ def run(config: CompareConfig) -> int:
     Raises:
         KeyboardInterrupt: somebody stopped it; it says how to go on.
     """
-    check(config)
     kind = make_kind(config.recipe, config.set)
     check_problems(kind)
     folder = config.out or Path("runs") / f"compare-{config.recipe}"
@@ -58,16 +47,6 @@ def run(config: CompareConfig) -> int:
         Match(progress, console, lock).play()
         finish(progress, console)
     return 1 if any(cell.state == "failed" for cell in progress.record.cells) else 0
-
-
-def check(config: CompareConfig) -> None:
-    """Refuse numbers that cannot be meant."""
-    check_least(config, LEAST)
-    if not config.factor > 1:
-        raise ValueError(f"--factor {config.factor:g} must be above 1")
-    for name, values in (("optims", config.optims), ("objectives", config.objectives)):
-        if len(set(values)) < len(values):
-            raise ValueError(f"--{name} {' '.join(values)} names one twice: give each once")
 
 
 @contextmanager

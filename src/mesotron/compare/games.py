@@ -81,10 +81,6 @@ class Games(Kind):
             run_name=run.name,
         )
 
-    def check(self, settings: SnakeConfig) -> None:
-        """As `mesotron ppo snake` does."""
-        settings.check()
-
     @property
     def num_problems(self) -> int:
         """Greedy games."""

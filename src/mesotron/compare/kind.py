@@ -106,9 +106,8 @@ class Kind(ABC):
             gain: the matrices' own rate over `rate`.
         """
 
-    @abstractmethod
-    def check(self, settings: Any) -> None:
-        """Refuse settings that the kind's own command would refuse before it begins."""
+    def check(self, settings: Any) -> None:  # noqa: B027
+        """Refuse what the kind's own command would refuse beyond the config's own checks."""
 
     def probe(self, contender: Contender, seed: int, run: Path) -> Any | None:
         """A short run that measures how large a contender's updates are; None if none is needed."""

@@ -10,8 +10,7 @@ from typing import Any, get_args
 from mesotron.compare.changes import change
 from mesotron.compare.kind import Kind, Row
 from mesotron.compare.record import Contender
-from mesotron.config import OptimConfig, TrainConfig
-from mesotron.config.training import ObjectiveName
+from mesotron.config import ObjectiveName, OptimConfig, TrainConfig
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.train import check
 from mesotron.runs import RunFolder

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mesotron.config.reading import from_plain
+from mesotron.config.base import from_plain
 from mesotron.runs.lines import write_json
 
 NAME = "tournament.json"

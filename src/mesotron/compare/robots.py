@@ -86,16 +86,9 @@ class Robots(Kind):
     ) -> VlaTrainConfig:
         """The policy with an optimizer at a rate."""
         rules = dict(zip(PARTS, OPTIMS[contender.optim][1], strict=True))
-        optim = replace(self.config.optim, lr=rate * gain, **rules)
-        if "pion" not in rules.values():
-            optim = replace(optim, promote=None, cutoff=None)
+        strength = {} if "pion" in rules.values() else {"promote": None, "cutoff": None}
+        optim = replace(self.config.optim, lr=rate * gain, **rules, **strength)
         return replace(self.config, optim=optim, seed=seed, out=run)
-
-    def check(self, settings: VlaTrainConfig) -> None:
-        """As `mesotron vla train` does."""
-        from mesotron.vla.session import check  # torch, which an unknown name does not wait for
-
-        check(settings)
 
     @property
     def num_problems(self) -> int:

@@ -25,7 +25,6 @@ from mesotron.compare.trials import (
 )
 from mesotron.compare.words import count
 from mesotron.config import SweepConfig
-from mesotron.config.checks import check_least
 from mesotron.runs.console import spell_time
 from mesotron.runs.lines import write_json
 from mesotron.runs.signals import StopRequest
@@ -48,7 +47,6 @@ def run(config: SweepConfig) -> int:
     Raises:
         KeyboardInterrupt: somebody stopped it; it says how to go on.
     """
-    check(config)
     space = read_space(config.file, config.space)
     command_name(space.command)
     try:
@@ -64,13 +62,6 @@ def run(config: SweepConfig) -> int:
     Search(study, space, config, console).play()
     finish(study, space, folder, console)
     return 0
-
-
-def check(config: SweepConfig) -> None:
-    """Refuse numbers that cannot be meant."""
-    check_least(config, {"trials": 1, "workers": 1, "threads": 1})
-    if not config.every > 0:
-        raise ValueError(f"--every {config.every:g} must be above 0")
 
 
 class Search:

@@ -29,7 +29,7 @@ from mesotron.compare.record import (
     write_tournament,
 )
 from mesotron.config import CompareConfig
-from mesotron.config.reading import from_plain
+from mesotron.config.base import from_plain
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.folder import plain
 from mesotron.runs.workers import last_line

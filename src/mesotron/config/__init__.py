@@ -1,52 +1,74 @@
-"""Every config of the command line, as frozen dataclasses; the standard library only.
+"""Every config of the command line, as frozen dataclasses with their bounds and checks."""
 
-The string under a field is its help text, and its lines stay lines: break between sentences. A
-field marked POSITIONAL may be given without its flag.
-Names that live in a registry (filters, models) are checked by the registry's owner, not here.
-"""
-
-from mesotron.config.compare import CompareConfig, SweepConfig
-from mesotron.config.evaluation import EvalConfig
-from mesotron.config.fields import POSITIONAL, OptimizerName
-from mesotron.config.filters import RouteConfig, SpectrumConfig
-from mesotron.config.plan import PlanConfig
+from mesotron.config.optim import OptimConfig, OptimizerName, PartRule, PartsOptimConfig
 from mesotron.config.ppo import SnakeConfig
-from mesotron.config.report import ReportConfig
-from mesotron.config.sft import SftConfig
-from mesotron.config.training import (
+from mesotron.config.tools import (
+    CompareConfig,
+    EvalConfig,
+    LogKind,
+    PlanConfig,
+    ReportConfig,
+    RouteConfig,
+    SftConfig,
+    SpectrumConfig,
+    SweepConfig,
+    WatchConfig,
+    WatchSettings,
+)
+from mesotron.config.train import (
+    PRICES,
+    PRICES_AS_OF,
+    SELF_LABELED,
+    FormatName,
+    GpuName,
+    GuardName,
     ModelConfig,
     ObjectiveConfig,
-    OptimConfig,
+    ObjectiveName,
     RewardConfig,
     RolloutConfig,
+    RunWatchConfig,
     TaskConfig,
     TrainConfig,
+    parse_duration,
 )
-from mesotron.config.vla import DemosConfig, WorldConfig
-from mesotron.config.vla_training import (
-    PartsOptimConfig,
+from mesotron.config.vla import (
+    DemosConfig,
+    Perturbation,
+    PerturbationName,
     PolicyConfig,
     VlaEvalConfig,
     VlaTrainConfig,
+    WorldConfig,
 )
-from mesotron.config.watch import WatchConfig, WatchSettings
 
 __all__ = [
-    "POSITIONAL",
+    "PRICES",
+    "PRICES_AS_OF",
+    "SELF_LABELED",
     "CompareConfig",
     "DemosConfig",
     "EvalConfig",
+    "FormatName",
+    "GpuName",
+    "GuardName",
+    "LogKind",
     "ModelConfig",
     "ObjectiveConfig",
+    "ObjectiveName",
     "OptimConfig",
     "OptimizerName",
+    "PartRule",
     "PartsOptimConfig",
+    "Perturbation",
+    "PerturbationName",
     "PlanConfig",
     "PolicyConfig",
     "ReportConfig",
     "RewardConfig",
     "RolloutConfig",
     "RouteConfig",
+    "RunWatchConfig",
     "SftConfig",
     "SnakeConfig",
     "SpectrumConfig",
@@ -58,4 +80,5 @@ __all__ = [
     "WatchConfig",
     "WatchSettings",
     "WorldConfig",
+    "parse_duration",
 ]

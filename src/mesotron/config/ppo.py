@@ -1,73 +1,67 @@
-"""Configs of `mesotron ppo`: the game, PPO, the optimizer, the network and the run.
+"""Config of `mesotron ppo snake`: the game, PPO, the optimizer, the network and the run.
 
-The flags are flat and carry the names that Snake trainers in JAX have had, so that their commands
-and sweeps run unchanged.
+The flags are flat and carry the names used by Snake trainers in JAX, so that their commands and
+sweeps run unchanged.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mesotron.config.fields import ANEW
-
-COUNTS = (
-    "num_envs", "num_steps", "total_timesteps", "update_epochs", "num_minibatches", "num_layers",
-    "num_heads", "num_seeds", "num_shards", "chunk", "eval_episodes",
-)  # fmt: skip
+from mesotron.config.base import Config, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnakeConfig:
-    """Train a transformer to play Snake with PPO, wholly inside jax.jit."""
+class SnakeConfig(Config):
+    """Train a transformer to play Snake with PPO, entirely inside jax.jit."""
 
-    width: int = 4
+    width: int = setting(4, ge=2)
     """Columns of the board."""
 
-    height: int = 4
+    height: int = setting(4, ge=2)
     """Rows of the board."""
 
-    max_steps: int | None = None
-    """Steps after which a game is cut off; cells squared if not given."""
+    max_steps: int | None = setting(None, ge=1)
+    """Steps after which a game is truncated (unset: cells squared)."""
 
     apple_reward: float = 1.0
     """Reward of a fruit."""
 
-    death_penalty: float = 0.0
+    death_penalty: float = setting(0.0, le=0)
     """Added when the snake dies; negative or zero."""
 
-    step_penalty: float = 0.0
+    step_penalty: float = setting(0.0, le=0)
     """Added at every step; negative or zero."""
 
     action_mask: bool = True
-    """Let the policy choose among legal moves alone."""
+    """Restrict the policy to legal moves."""
 
-    num_envs: int = 64
-    """Games played side by side."""
+    num_envs: int = setting(64, ge=1)
+    """Games played in parallel."""
 
-    num_steps: int = 64
+    num_steps: int = setting(64, ge=1)
     """Steps of each game in one rollout."""
 
-    total_timesteps: int = 120_000
-    """Environment steps of a run; rounded up to whole updates."""
+    total_timesteps: int = setting(120_000, ge=1)
+    """Environment steps of a run, rounded up to whole updates."""
 
-    update_epochs: int = 4
+    update_epochs: int = setting(4, ge=1)
     """Passes over each rollout."""
 
-    num_minibatches: int = 8
-    """Gradient steps in one pass."""
+    num_minibatches: int = setting(8, ge=1)
+    """Gradient steps per pass."""
 
     lr: float = 8e-3
     """Adam's learning rate where Adam trains everything."""
 
     gamma: float = 0.99
-    """Discount."""
+    """Discount factor."""
 
     gae_lambda: float = 0.95
-    """Decay of the advantage estimate."""
+    """Decay of the advantage estimate (GAE)."""
 
     clip_eps: float = 0.2
-    """Half-width of the interval to which the probability ratio is clipped."""
+    """Clip width of the probability ratio."""
 
     ent_coef: float = 0.01
     """Weight of the entropy bonus."""
@@ -76,28 +70,28 @@ class SnakeConfig:
     """Weight of the value loss."""
 
     max_grad_norm: float = 0.5
-    """Clip the gradient to this norm; 0 does not clip."""
+    """Clip the gradient to this norm (0: off)."""
 
     anneal_lr: bool = True
-    """Let every learning rate fall linearly to zero over the run's gradient steps."""
+    """Decay every learning rate linearly to zero over the run's gradient steps."""
 
     optim: Literal["adam", "muon", "pion"] | None = None
-    """Optimizer of the hidden matrices; muon with --use-muon, adam without, if not given."""
+    """Optimizer of the hidden matrices (unset: muon with --use-muon, else adam)."""
 
     use_muon: bool = False
-    """The same as --optim muon."""
+    """Same as --optim muon."""
 
     muon_lr: float = 0.02
-    """Learning rate of Muon or Pion; the spectral norm of a step."""
+    """Learning rate of Muon or Pion: the spectral norm of a step."""
 
     aux_adam_lr: float = 8e-3
-    """Adam's learning rate for all that Muon or Pion leave: embeddings, norms, biases, heads."""
+    """Adam's learning rate for what Muon or Pion leave: embeddings, norms, biases, heads."""
 
     muon_momentum: float = 0.95
     """Momentum of Muon and Pion."""
 
     muon_nesterov: bool = True
-    """Let Muon and Pion look one step ahead."""
+    """Nesterov momentum for Muon and Pion."""
 
     pion_cutoff: str = "noise"
     """Strength of Pion: noise, aligned, or a fraction of the largest singular value such as 0.3."""
@@ -105,21 +99,21 @@ class SnakeConfig:
     d_model: int = 32
     """Width of a token."""
 
-    num_layers: int = 1
+    num_layers: int = setting(1, ge=1)
     """Transformer layers."""
 
-    num_heads: int = 2
+    num_heads: int = setting(2, ge=1)
     """Attention heads."""
 
     mlp_ratio: int = 4
     """Hidden width of an MLP over d_model."""
 
     readout: Literal["all", "head"] = "all"
-    """Where the last layer looks from: all cells, or the snake's head alone, which with two layers
-    takes about half the time."""
+    """Tokens the last layer reads: all cells, or only the snake's head, which with two layers takes
+    about half the time."""
 
-    dropout: float = 0.0
-    """Share of units dropped, alike when a step is acted and when it is scored."""
+    dropout: float = setting(0.0, ge=0, lt=1)
+    """Dropout rate, the same mask when acting and when scoring."""
 
     use_cnn: bool = False
     """Put a 3x3 convolution before the transformer."""
@@ -131,11 +125,11 @@ class SnakeConfig:
     """Feed its channels in place of the cells' own features, or beside them."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the network's products; weights are float32. auto is bfloat16 on a GPU, where
-    it is about twice as fast, and float32 elsewhere."""
+    """Precision of the products; weights are float32. auto: bfloat16 on a GPU, where it is about
+    twice as fast, else float32."""
 
     attention: Literal["auto", "xla", "cudnn"] = "auto"
-    """Who computes attention: auto is cuDNN's fused kernel from 64 cells on, in bfloat16 on a
+    """Attention implementation. auto: cuDNN's fused kernel from 64 cells on, in bfloat16 on a
     GPU."""
 
     pretrained_model: Path | None = None
@@ -147,156 +141,117 @@ class SnakeConfig:
     seed: int = 0
     """Seed of the run, and the first of --num-seeds."""
 
-    num_seeds: int = 1
-    """Whole runs trained side by side in one program."""
+    num_seeds: int = setting(1, ge=1)
+    """Whole runs trained in parallel in one program."""
 
     sweep: tuple[str, ...] = ()
-    """Values to train side by side, such as lr=0.001,0.003 ent_coef=0.01,0.02: every
-    combination."""
+    """Values to train in parallel, such as lr=0.001,0.003 ent_coef=0.01,0.02: every combination."""
 
-    num_shards: int = 1
-    """Devices that share the games of one run; with several seeds, that share the seeds."""
+    num_shards: int = setting(1, ge=1)
+    """Devices that share the games of one run or, with several seeds, the seeds."""
 
     save_dir: Path = Path("runs")
-    """Where run folders lie."""
+    """Folder of the run folders."""
 
     run_name: str | None = None
-    """Name of the run's folder; snake-DATE if not given."""
+    """Name of the run's folder (unset: snake-DATE)."""
 
-    resume: Path | None = field(default=None, metadata=ANEW)
-    """Continue the run in this folder, with its own settings.
-    Only --chunk, --save-freq, --guard, --gif and where metrics are sent to may change."""
+    resume: Path | None = setting(None, on_resume=True)
+    """Continue the run in this folder, with its own settings. Only --chunk, --save-freq, --guard,
+    --gif and where metrics are sent may change."""
 
-    chunk: int = field(default=10, metadata=ANEW)
-    """Updates between two looks at the run: metrics are written, Ctrl-C is heard."""
+    chunk: int = setting(10, ge=1, on_resume=True)
+    """Updates between logging: metrics are written and Ctrl-C is handled."""
 
-    save_freq: int = field(default=0, metadata=ANEW)
-    """A checkpoint each so many updates, and one at the end; 0 keeps the last alone."""
+    save_freq: int = setting(0, ge=0, on_resume=True)
+    """Save a checkpoint every N updates and at the end (0: only at the end)."""
 
-    eval_freq: int = 0
-    """Evaluate each so many updates; 0 evaluates at the end alone."""
+    eval_freq: int = setting(0, ge=0)
+    """Evaluate every N updates (0: only at the end)."""
 
-    eval_episodes: int = 128
-    """Whole games of an evaluation, greedy and sampled each."""
+    eval_episodes: int = setting(128, ge=1)
+    """Whole games per evaluation, greedy and sampled each."""
 
-    guard: Literal["off", "warn", "stop"] = field(default="warn", metadata=ANEW)
-    """What the watch does when the run fails: write it down, say it too, or also save and stop;
-    runs side by side are not stopped."""
+    guard: Literal["off", "warn", "stop"] = setting("warn", on_resume=True)
+    """What the watch does when the run fails: record it, also warn, or also save and stop (single
+    runs only)."""
 
-    gif: bool = field(default=True, metadata=ANEW)
+    gif: bool = setting(True, on_resume=True)
     """Draw a greedy game at the end."""
 
-    wandb: bool = field(default=False, metadata=ANEW)
-    """Also send the metrics to Weights & Biases."""
+    wandb: bool = setting(False, on_resume=True)
+    """Also log the metrics to Weights & Biases."""
 
-    wandb_project: str = field(default="mesotron-snake", metadata=ANEW)
-    """Project there."""
+    wandb_project: str = setting("mesotron-snake", on_resume=True)
+    """W&B project."""
 
-    wandb_entity: str | None = field(default=None, metadata=ANEW)
-    """Account or team there."""
+    wandb_entity: str | None = setting(None, on_resume=True)
+    """W&B account or team."""
 
-    tensorboard: bool = field(default=False, metadata=ANEW)
+    tensorboard: bool = setting(False, on_resume=True)
     """Also write the metrics for TensorBoard."""
 
     @property
     def num_cells(self) -> int:
-        """Cells of the board."""
         return self.width * self.height
 
     @property
     def most_fruit(self) -> int:
-        """The most fruit that a game can hold: all cells but the first."""
         return self.num_cells - 1
 
     @property
     def time_limit(self) -> int:
-        """Steps of the longest game."""
         return self.num_cells**2 if self.max_steps is None else self.max_steps
 
     @property
     def rule(self) -> str:
-        """The optimizer that the two flags name."""
         return self.optim or ("muon" if self.use_muon else "adam")
 
     @property
     def batch_size(self) -> int:
-        """Environment steps of one rollout."""
         return self.num_envs * self.num_steps
 
     @property
     def minibatch_size(self) -> int:
-        """Environment steps of one gradient step."""
         return self.batch_size // self.num_minibatches
 
     @property
     def is_single(self) -> bool:
-        """Whether one run is trained, and not several side by side."""
         return self.num_seeds == 1 and not self.sweep
 
     @property
     def num_groups(self) -> int:
-        """Groups of games shuffled apart: one for each device, where devices share a run."""
         return self.num_shards if self.is_single else 1
 
     @property
     def num_updates(self) -> int:
-        """Rollouts of a run."""
         return -(-self.total_timesteps // self.batch_size)
 
     @property
     def num_gradient_steps(self) -> int:
-        """Gradient steps of a run: what learning rates are annealed over."""
         return self.num_updates * self.update_epochs * self.num_minibatches
 
-    def check(self) -> None:
-        """Refuse what would be silently wrong, with a sentence on the first fault."""
-        for fault in (*self._faults_of_size(), *self._faults_of_choice()):
-            raise ValueError(fault)
-
-    def _faults_of_size(self) -> Iterator[str]:
-        for name in COUNTS:
-            if getattr(self, name) < 1:
-                yield f"{name}={getattr(self, name)} must be at least 1"
-        for name in ("save_freq", "eval_freq"):
-            if getattr(self, name) < 0:
-                yield f"{name}={getattr(self, name)} must be at least 0, which is never"
-        if min(self.width, self.height) < 2:
-            yield f"a board of {self.width}x{self.height} has no room: take 2x2 or more"
-        if self.num_steps > self.time_limit:
-            yield (
-                f"num_steps={self.num_steps} is longer than a game of {self.time_limit} steps: "
-                "lower --num-steps or raise --max-steps"
-            )
-        groups = self.num_groups
-        if self.num_envs % groups or self.batch_size // groups % max(self.num_minibatches, 1):
-            yield (
-                f"{self.num_envs} games of {self.num_steps} steps on {groups} shards do not "
-                f"divide into {self.num_minibatches} minibatches: change one of the four"
-            )
-        if self.d_model % (4 * max(self.num_heads, 1)):
-            yield f"d_model={self.d_model} must be a multiple of 4 * num_heads ({self.num_heads})"
-
-    def _faults_of_choice(self) -> Iterator[str]:
-        if self.death_penalty > 0 or self.step_penalty > 0:
-            yield (
-                f"death_penalty={self.death_penalty} and step_penalty={self.step_penalty} are "
-                "added to the reward: give negative numbers or zero"
-            )
-        if not 0 <= self.dropout < 1:
-            yield f"dropout={self.dropout} must lie in [0, 1)"
-        if self.kl_coef and self.pretrained_model is None:
-            yield f"kl_coef={self.kl_coef} needs a --pretrained-model to stay close to"
-        if self.use_muon and self.optim not in (None, "muon"):
-            yield f"--use-muon and --optim {self.optim} name two optimizers: leave one out"
-        if self.cutoff is None:
-            yield f"pion_cutoff={self.pion_cutoff!r} must be noise, aligned or a number such as 0.3"
-
     @property
-    def cutoff(self) -> float | Literal["aligned", "noise"] | None:
-        """Pion's strength as the filter takes it; None if it is none."""
-        if self.pion_cutoff in ("aligned", "noise"):
-            return self.pion_cutoff
+    def cutoff(self) -> float | Literal["aligned", "noise"]:
+        named = self.pion_cutoff in ("aligned", "noise")
+        return self.pion_cutoff if named else float(self.pion_cutoff)  # type: ignore[return-value]
+
+    def check_fields(self) -> None:
+        if self.num_steps > self.time_limit:
+            self.refuse("num_steps", f"exceeds a game of {self.time_limit} steps: see --max-steps")
+        groups = self.num_groups
+        if self.num_envs % groups or self.batch_size // groups % self.num_minibatches:
+            raise ValueError(
+                f"--num-envs {self.num_envs} x --num-steps {self.num_steps} on {groups} shards do "
+                f"not divide into --num-minibatches {self.num_minibatches}"
+            )
+        if self.d_model % (4 * self.num_heads):
+            self.refuse("d_model", f"must be a multiple of 4 x --num-heads {self.num_heads}")
+        if self.kl_coef and self.pretrained_model is None:
+            self.refuse("kl_coef", "needs a --pretrained-model")
+        if self.use_muon and self.optim not in (None, "muon"):
+            self.refuse("optim", "contradicts --use-muon: leave one out")
         try:
-            return float(self.pion_cutoff)
+            self.cutoff  # noqa: B018
         except ValueError:
-            return None
+            self.refuse("pion_cutoff", "must be noise, aligned or a number such as 0.3")

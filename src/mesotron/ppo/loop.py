@@ -93,7 +93,6 @@ def make_train(config: SnakeConfig) -> Callable[..., tuple[TrainState, Metrics]]
         >>> metrics["loss/value"].shape
         (2,)
     """
-    config.check()
 
     def train(rng: Array, hyper: Hyper | None = None) -> tuple[TrainState, Metrics]:
         hyper = make_hyper(config) if hyper is None else hyper

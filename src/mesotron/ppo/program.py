@@ -119,7 +119,6 @@ def make_program(config: SnakeConfig, num_runs: int, pretrained: Params | None =
         >>> states.update.shape, metrics["loss/value"].shape
         ((2,), (2, 3))
     """
-    config.check()
     reference = pretrained if config.kl_coef else None
 
     def begin(key: Array, hyper: Hyper) -> TrainState:

@@ -218,10 +218,7 @@ def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
     if config.resume is not None:
         folder = RunFolder(config.resume)
         instead = f"start a new run (from its weights: --pretrained-model {folder.path})"
-        config = continued_settings(config, folder, instead)
-        config.check()
-        return folder, config
-    config.check()
+        return folder, continued_settings(config, folder, instead)
     named = config.save_dir / config.run_name if config.run_name else None
     path = named or new_run_path("snake", config.save_dir)
     check_free(path, flag="--run-name")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mesotron.config.training import ObjectiveConfig
+from mesotron.config import ObjectiveConfig
 from mesotron.rlvr.objectives import first_round_rows
 
 # Padded on the left; the others on the right.

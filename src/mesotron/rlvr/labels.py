@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mesotron.config.training import ObjectiveConfig
+from mesotron.config import ObjectiveConfig
 from mesotron.rlvr.answers.verify import Verifier
 
 Tie = Literal["first", "abstain", "random"]

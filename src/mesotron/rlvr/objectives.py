@@ -9,12 +9,16 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Literal
 
-from mesotron.config.training import ObjectiveConfig, ObjectiveName, OptimConfig, RolloutConfig
-from mesotron.rlvr.limits import refuse_numbers
+from mesotron.config import (
+    SELF_LABELED,
+    ObjectiveConfig,
+    ObjectiveName,
+    OptimConfig,
+    RolloutConfig,
+)
 
 log = logging.getLogger("mesotron")
 
-SELF_LABELLED = ("vote", "mgrpo", "corewarding")
 ANCHORED = ("mgrpo", "corewarding")
 # Cap of an entropy bonus whose target is out of reach: TRL would raise it to 1, which is noise.
 MAX_ENTROPY_COEF = 0.1
@@ -93,53 +97,28 @@ def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConf
         momentum_schedule=given.momentum_schedule or published.momentum_schedule,
         momentum_generations=N,
     )
-    refuse_numbers(given)
-    _check_against_name(given, resolved, generations)
+    _check_generations(resolved, generations)
     return resolved
 
 
 def is_geometric(objective: ObjectiveConfig) -> bool:
     """Whether the policy term is GMPO's."""
-    return objective.name == "gmpo" or (
-        objective.loss == "gmpo" and objective.name in SELF_LABELLED
-    )
+    return objective.name == "gmpo" or (objective.loss == "gmpo" and objective.name in SELF_LABELED)
 
 
-def _check_against_name(
-    given: ObjectiveConfig, resolved: ObjectiveConfig, generations: int
-) -> None:
-    name, N = resolved.name, resolved.momentum_generations or 0
-    if name == "dr_grpo" and resolved.scale_rewards != "none":
-        raise ValueError(
-            f"objective.scale_rewards = {resolved.scale_rewards!r} contradicts dr_grpo: leave it "
-            "out, or use grpo"
-        )
-    if name in ("cispo", "sapo") and given.epsilon is not None:
-        raise ValueError(f"{name} has no clip width: leave out epsilon = {given.epsilon}")
-    if name == "cispo" and (resolved.epsilon_high or 0) <= 1:
-        raise ValueError(
-            f"cispo's epsilon_high = {resolved.epsilon_high} is the largest ratio itself and would "
-            "clamp every token: use a value above 1 (5.0 is published)"
-        )
-    if name not in SELF_LABELLED and given.loss != "grpo":
-        raise ValueError(
-            f"objective.loss = {given.loss!r} is for {', '.join(SELF_LABELLED)}; for {name} name "
-            "the loss in objective.name"
-        )
-    if not 0 <= N < (generations if name == "mgrpo" else N + 1):
+def _check_generations(resolved: ObjectiveConfig, generations: int) -> None:
+    N = resolved.momentum_generations or 0
+    if resolved.name != "mgrpo":
+        return
+    if generations <= N:
         raise ValueError(
             f"objective.momentum_generations = {N} leaves none of the {generations} completions "
             "to the policy: use fewer"
         )
-    if name == "mgrpo" and not resolved.loss_on_momentum and generations - N < 2:
+    if not resolved.loss_on_momentum and generations - N < 2:
         raise ValueError(
             f"{generations - N} completion of the policy has no baseline: raise "
             "rollout.generations to 4 or more"
-        )
-    if name == "corewarding" and (N < 1 or resolved.loss_on_momentum):
-        raise ValueError(
-            "corewarding takes its labels from the anchor and trains on the policy alone: use "
-            "momentum_generations >= 1 and leave loss_on_momentum off"
         )
 
 
@@ -215,10 +194,6 @@ def trl_arguments(
         "top_p": rollout.top_p,
     }
     if rollout.vllm != "off":
-        if rollout.fast:
-            raise ValueError(
-                f"rollout.fast and rollout.vllm {rollout.vllm} both sample: leave one of them out"
-            )
         arguments |= {"use_vllm": True, "vllm_mode": rollout.vllm}
     return arguments
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from mesotron.config.training import OptimConfig
+from mesotron.config import OptimConfig
 from mesotron.optim import BUILDERS, RoutedOptimizer
 from mesotron.optim.spectra import Block, choose_blocks, measure_spectrum
 from mesotron.runs import RunFolder
@@ -36,12 +36,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
         options["fused"] = None if config.fused else False
     strength = {"promote": config.promote, "cutoff": config.cutoff}
     strength = {key: value for key, value in strength.items() if value is not None}
-    if strength and config.name != "pion":
-        key, value = next(iter(strength.items()))
-        raise ValueError(f"optim.{key} = {value} needs --optim.name pion")
     if config.rank is not None:
-        if not config.name.startswith("muon"):
-            raise ValueError(f"optim.rank = {config.rank} needs --optim.name muon")
         options |= {"filter": "low_rank", "rank": config.rank}
     optimizer = BUILDERS[config.name](model, config.lr, **options, **strength)
     check_all_train(model, optimizer)

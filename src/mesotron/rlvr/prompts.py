@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mesotron.config.training import TaskConfig
+from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS, AnswerFormat
 from mesotron.rlvr.tasks.problem import Problem
 

@@ -18,13 +18,13 @@ import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fractions import Fraction
 from importlib import import_module
 from traceback import walk_tb
 from typing import Any
 
-from mesotron.config.training import RewardConfig
+from mesotron.config import RewardConfig
+from mesotron.config.base import suggest
 from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.answers.numbers import distance, other_unit, read_number
 
@@ -129,7 +129,7 @@ class Reward:
     """A reward ready to be called; `make_reward` builds it from a config."""
 
     def __init__(self, config: RewardConfig, judge: Judge, max_tokens: int) -> None:
-        check_reward(config, max_tokens)
+        check_reward(config)
         self.config = config
         self.judge = judge
         self.max_tokens = max_tokens
@@ -254,33 +254,12 @@ def completion_texts(completions: Sequence[Any]) -> list[str]:
     return [x if isinstance(x, str) else str(x[-1]["content"] or "") for x in completions]
 
 
-def check_reward(config: RewardConfig, max_tokens: int) -> None:
-    """Raise ValueError for unknown parts and invalid weights, shares and units."""
+def check_reward(config: RewardConfig) -> None:
+    """Raise ValueError for unknown parts."""
     for name in config.parts:
         if name not in PARTS and ":" not in name:
-            close = get_close_matches(name, PARTS, n=1)
-            hint = f"did you mean {close[0]}" if close else f"choose from {', '.join(PARTS)}"
-            raise ValueError(f"unknown reward part {name!r}: {hint}, or give module:function")
-    if not config.parts or len(set(config.parts)) < len(config.parts):
-        raise ValueError(f"reward.parts {config.parts}: name at least one, and none twice")
-    weights = config.weights
-    if weights and len(weights) != len(config.parts):
-        raise ValueError(
-            f"{len(weights)} reward weights for {len(config.parts)} parts: give one per part"
-        )
-    if not all(map(math.isfinite, weights)) or (weights and not any(weights)):
-        raise ValueError(f"reward.weights {weights} must be finite and not all 0")
-    if not 0 <= config.format_share < 1:
-        raise ValueError(f"reward.format_share {config.format_share} must be in [0, 1)")
-    if not 0 < config.timeout < math.inf:
-        raise ValueError(f"--reward.timeout {config.timeout:g} must be finite and above 0 seconds")
-    if not 0 < config.near_unit < math.inf:
-        raise ValueError(f"reward.near_unit {config.near_unit} must be finite and above 0")
-    if "overlong" in config.parts and not 0 < config.overlong_buffer <= max_tokens:
-        raise ValueError(
-            f"reward.overlong_buffer {config.overlong_buffer} must be from 1 to the {max_tokens} "
-            "tokens of the longest completion"
-        )
+            hint = suggest(name, PARTS) or f" (known: {', '.join(PARTS)})"
+            raise ValueError(f"--reward.parts {name!r} is unknown{hint}; or give module:function")
 
 
 def import_reward(name: str) -> OwnReward:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mesotron.config import EvalConfig, TaskConfig
-from mesotron.config.reading import from_plain
+from mesotron.config.base import from_plain
 from mesotron.runs import RunFolder
 
 

@@ -23,7 +23,6 @@ from mesotron.optim.device import choose_device, name_device
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, EvalEvery, GracefulStop, RunLog, SnrProbe
-from mesotron.rlvr.checks import check_enough
 from mesotron.rlvr.cost.spending import Spending, metered
 from mesotron.rlvr.dataset import make_rows
 from mesotron.rlvr.finish import compare, measure, show, write_report
@@ -37,6 +36,7 @@ from mesotron.rlvr.optimizer import OptimizerLog, check_settings
 from mesotron.rlvr.rewards import Reward, as_reward_function, make_reward
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
+from mesotron.rlvr.train import check_enough
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.rlvr.wrapping import as_loaded
 from mesotron.runs import RunFolder

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 
-from mesotron.config import SftConfig, TrainConfig
-from mesotron.config.checks import check_least
-from mesotron.rlvr.checks import check_parts
-from mesotron.rlvr.train import go_on_within, set_library_variables
+from mesotron.config import SftConfig
+from mesotron.rlvr.train import check as check_inputs
+from mesotron.rlvr.train import resume_plan, set_library_variables
 from mesotron.runs import new_run_path
 from mesotron.runs.hub import go_offline_without_network
 from mesotron.runs.plan import Plan, begin
@@ -29,9 +28,9 @@ def run(config: SftConfig) -> int:
         The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
     """
     began = time.monotonic()
-    plan = go_on_within(config) if config.resume else new_run(config)
+    plan = resume_plan(config) if config.resume else new_run(config)
     limits_of(plan.config)  # refuses a budget without a price
-    set_library_variables(TrainConfig(model=plan.config.model, task=plan.config.task))
+    set_library_variables(plan.config)
     go_offline_without_network()
     from mesotron.rlvr.warm_start import train
 
@@ -45,13 +44,10 @@ def new_run(config: SftConfig) -> Plan[SftConfig]:
 
 
 def check(config: SftConfig) -> None:
-    """Refuse numbers that cannot be meant, before anything is loaded."""
+    """Refuse several processes, and what `mesotron train` would refuse."""
     if num_processes() > 1:
         raise ValueError(
             f"mesotron sft runs in one process, not in WORLD_SIZE={num_processes()}: start it "
             "without a launcher"
         )
-    check_least(config, {"batch": 1, "max_tokens": 2})
-    if not 0 <= config.loose <= 1:
-        raise ValueError(f"--loose {config.loose:g} is a share: give a number from 0 to 1")
-    check_parts(config)
+    check_inputs(config)

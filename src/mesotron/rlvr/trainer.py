@@ -15,7 +15,7 @@ import torch
 from transformers import TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
-from mesotron.config.training import ObjectiveConfig, OptimConfig
+from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.optim.groups import clip_gradients
 from mesotron.rlvr.anchor import Anchor

@@ -1,7 +1,7 @@
 """The settings of a run that is continued: its own, but for those that may be given anew.
 
 A flag beside `--resume` that the run could not heed is refused: to drop it in silence would be
-worse than a no. Which fields may be given anew is said by their metadata, `fields.ANEW`.
+worse than a no. Which fields may be given anew is said by their metadata, `OVERRIDABLE_ON_RESUME`.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from dataclasses import Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mesotron.config.reading import from_plain
+from mesotron.config.base import from_plain
 from mesotron.runs.folder import RunFolder
 
 Config = TypeVar("Config")
@@ -73,7 +73,7 @@ def continued_settings(config: Config, run: RunFolder, instead: str = "start a n
 
 def anew(config: Any) -> list[Field[Any]]:
     """The fields that may be given anew."""
-    return [item for item in fields(config) if item.metadata.get("anew")]
+    return [item for item in fields(config) if item.metadata.get("overridable_on_resume")]
 
 
 def differences(
@@ -85,7 +85,7 @@ def differences(
         pair = getattr(asked, item.name), getattr(own, item.name)
         if is_dataclass(pair[0]):
             yield from differences(*pair, prefix=f"{name}.")
-        elif not item.metadata.get("anew") and not are_alike(*pair):
+        elif not item.metadata.get("overridable_on_resume") and not are_alike(*pair):
             yield item, name, *pair
 
 

@@ -73,3 +73,12 @@ def write_whole(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file that a person can read, at once or not at all."""
     write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def check_writable(path: Path, name: str = "result.json") -> None:
+    """Refuse an output file that cannot be written, before the minutes its content takes."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file in it, such as {path / name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{path} cannot be written: name a file that can")

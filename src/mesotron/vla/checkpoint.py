@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 
-from mesotron.config.reading import from_plain
-from mesotron.config.vla import WorldConfig
-from mesotron.config.vla_training import PolicyConfig
+from mesotron.config import PolicyConfig, WorldConfig
+from mesotron.config.base import from_plain
 from mesotron.rlvr.checkpoint import load_state, own_memory, save_state
 from mesotron.runs.checkpoints import newest_whole, prune, writing
 from mesotron.runs.folder import plain

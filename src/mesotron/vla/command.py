@@ -6,9 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mesotron.config.checks import check_least
-from mesotron.config.vla import WorldConfig
-from mesotron.config.vla_training import VlaEvalConfig, VlaTrainConfig
+from mesotron.config import VlaEvalConfig, VlaTrainConfig, WorldConfig
 
 if TYPE_CHECKING:
     from mesotron.vla.checkpoint import Saved
@@ -33,7 +31,6 @@ def run_eval(config: VlaEvalConfig) -> int:
     from mesotron.vla.gifs import write_gifs
     from mesotron.vla.interface import EVAL_SEED, VALIDATION_SEED
 
-    check_least(config, {"episodes": 1, "execute": 1, "gifs": 0, "workers": 1, "threads": 1})
     device = choose_device(config.device, config.threads)
     saved = checkpoint.load_policy(config.run, device)
     found = measure.measure(

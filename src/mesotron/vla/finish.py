@@ -7,8 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mesotron.config.vla import WorldConfig
-from mesotron.config.vla_training import VlaTrainConfig
+from mesotron.config import VlaTrainConfig, WorldConfig
 from mesotron.runs import RunFolder
 from mesotron.vla.acting import make_act
 from mesotron.vla.checkpoint import describe

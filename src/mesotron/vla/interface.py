@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mesotron.config.vla import WorldConfig
+from mesotron.config import WorldConfig
 from mesotron.rlvr.evaluation.scores import Score, wilson
 from mesotron.runs.folder import plain
 

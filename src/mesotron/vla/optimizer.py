@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from mesotron.config.vla_training import PartsOptimConfig
+from mesotron.config import PartsOptimConfig
 from mesotron.optim import Pion, RoutedOptimizer, RoutingTable, route
 from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.vla.policy import PARTS
@@ -45,7 +45,7 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
         config: rules, rates and Pion's strength.
 
     Example:
-        >>> from mesotron.config.vla_training import PolicyConfig
+        >>> from mesotron.config import PolicyConfig
         >>> from mesotron.vla.policy import Body, Policy
         >>> policy = Policy(PolicyConfig(size="ci"), Body((), 0, 4, 4))
         >>> optimizer = build_optimizer(policy, PartsOptimConfig(action="pion", cutoff=0.2))

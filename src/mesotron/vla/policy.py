@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mesotron.config.vla_training import PolicyConfig
+from mesotron.config import PolicyConfig
 from mesotron.vla.draws import Draws
 from mesotron.vla.encoders import Language, Sentence, Sight, Vision
 from mesotron.vla.heads import make_head

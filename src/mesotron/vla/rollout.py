@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from mesotron.config.vla import WorldConfig
+from mesotron.config import WorldConfig
 from mesotron.vla.interface import Act, Episode, EvalResult, Observation
 from mesotron.vla.simulation.episodes import Job, Played, forgetting
 from mesotron.vla.simulation.processes import Workers

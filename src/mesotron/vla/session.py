@@ -13,8 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mesotron.config.checks import check_least, check_warmup
-from mesotron.config.vla_training import VlaTrainConfig
+from mesotron.config import VlaTrainConfig
 from mesotron.optim import RoutingTable
 from mesotron.optim.device import choose_device, name_device
 from mesotron.runs import RunFolder, new_run_path
@@ -36,13 +35,6 @@ WATCHED = {
     "gradient/action/effective_rank": "action rank",
     "learning_rate": "rate",
 }
-LEAST = {
-    "pixels": 8, "steps": 1, "batch": 4, "seed": 0, "log_every": 1, "probe_every": 0,
-    "save_every": 0, "keep": 1, "episodes": 0, "execute": 1, "workers": 1, "threads": 1, "where": 0,
-    "policy.chunk": 1, "policy.patch": 1, "policy.flow_steps": 1, "policy.lora": 0, "optim.lr": 0,
-    "optim.aux_lr": 0, "optim.action_scale": 0,
-    "optim.rank": 1, "optim.max_grad_norm": 0,
-}  # fmt: skip
 
 
 def train(config: VlaTrainConfig) -> int:
@@ -79,39 +71,10 @@ def train(config: VlaTrainConfig) -> int:
 def plan(config: VlaTrainConfig) -> Plan[VlaTrainConfig]:
     """A new run, or the one to resume with the settings that it began with."""
     if config.resume is not None:
-        start = go_on(config, evaluate="mesotron vla eval", instead="start a new run")
-        check_least(start.config, LEAST)
-        return start
-    check(config)
+        return go_on(config, evaluate="mesotron vla eval", instead="start a new run")
     # Whole, so that it can be resumed from anywhere.
     config = dataclasses.replace(config, demos=config.demos.resolve())
     return begin(config, config.out or new_run_path("vla"))
-
-
-def check(config: VlaTrainConfig) -> None:
-    """Refuse what cannot be meant, before anything is loaded."""
-    check_least(config, LEAST)
-    check_warmup(config.optim.warmup)
-    check_together(config)
-
-
-def check_together(config: VlaTrainConfig) -> None:
-    """Refuse flags that would change nothing beside the others."""
-    policy, optim = config.policy, config.optim
-    if policy.vision_tower is None and policy.language_tower is None:
-        idle = f"--policy.lora {policy.lora}" if policy.lora else "--policy.freeze-towers"
-        if policy.lora or policy.freeze_towers:
-            raise ValueError(
-                f"{idle} is for pretrained towers, and there is none: name one by "
-                "--policy.vision-tower or --policy.language-tower, or leave it out"
-            )
-    strength = {"promote": optim.promote, "cutoff": optim.cutoff}
-    given = [f"--optim.{name} {value}" for name, value in strength.items() if value is not None]
-    if given and "pion" not in (optim.vision, optim.language, optim.fusion, optim.action):
-        raise ValueError(
-            f"{given[0]} is a strength of Pion, which no part has: give a part to it, as by "
-            "--optim.action pion, or leave it out"
-        )
 
 
 def introduce(trainer: Trainer, demos: Demos) -> str:

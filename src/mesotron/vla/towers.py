@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from mesotron.config.vla_training import PolicyConfig
+from mesotron.config import PolicyConfig
 from mesotron.vla.encoders import Sentence, Sight
 
 VISION_FOLDER, LANGUAGE_FOLDER = "vision_tower", "language_tower"

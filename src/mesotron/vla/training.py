@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mesotron.config.vla_training import PartsOptimConfig, VlaTrainConfig
+from mesotron.config import PartsOptimConfig, VlaTrainConfig
 from mesotron.optim.groups import clip_gradients
 from mesotron.vla.draws import Draws
 from mesotron.vla.frames import Frames, Order, body_of, mix

@@ -4,7 +4,6 @@ Plain arithmetic on a clock; knows no trainer. Dollars are hours times a price: 
 of a provider, and what a machine costs before the command starts is not seen.
 """
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,34 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import mean
 
-from mesotron.config import SftConfig, TrainConfig
-from mesotron.config.budget import PRICES
+from mesotron.config import PRICES, SftConfig, TrainConfig, parse_duration
 from mesotron.runs.processes import num_processes
 
-UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 # Steps whose slowest stands for the next one, and whose mean for those to come.
 RECENT = 20
-
-
-def parse_duration(text: str) -> float:
-    """A duration as people write it, in seconds.
-
-    Args:
-        text: 3h, 90m, 1h30m, 45s, or a plain number of seconds.
-
-    Example:
-        >>> parse_duration("1h30m"), parse_duration("90")
-        (5400.0, 90.0)
-    """
-    text = text.strip().lower()
-    parts = re.findall(r"(\d+(?:\.\d+)?)([dhms]?)", text)
-    total = sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
-    units = [unit for _, unit in parts]
-    if "".join(number + unit for number, unit in parts) != text or not total > 0 or (
-        "" in units and len(units) > 1
-    ):  # fmt: skip
-        raise ValueError(f"--time-limit {text!r} is no duration: write 3h, 90m, 1h30m or 45s")
-    return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +42,6 @@ def limits_of(config: TrainConfig | SftConfig) -> Limits:
         Limits(dollars=45, price=3.95, seconds=10800.0)
     """
     price = config.price if config.price is not None or not config.gpu else PRICES[config.gpu]
-    for name, value in (("budget", config.budget), ("price", config.price)):
-        if value is not None and not value > 0:
-            raise ValueError(f"--{name} {value:g} must be above 0")
     if config.budget is not None and price is None:
         raise ValueError(
             f"--budget {config.budget:g} needs the price of an hour: give --price 3.95, or "

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from mesotron.config import WatchSettings
-from mesotron.config.watch import GuardName
+from mesotron.config import GuardName, WatchSettings
 from mesotron.runs.folder import RunFolder
 from mesotron.watch.detectors import SMALLER_STEP, Change
 from mesotron.watch.diagnosis import Diagnosis, diagnose

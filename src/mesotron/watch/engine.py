@@ -49,7 +49,7 @@ class Engine:
         settings: WatchSettings | None = None,
         detectors: Sequence[Detector] = DETECTORS,
     ) -> None:
-        self.settings = check(settings or WatchSettings())
+        self.settings = settings or WatchSettings()
         self.detectors = tuple(detectors)
         self.tracks: dict[str, Track] = {}
         self.steps: dict[str, list[int]] = {}  # of the values that each track remembers
@@ -246,15 +246,6 @@ class Counts:
             self.present, self.fatal = list(state["present"]), list(state["fatal"])
             self.num_quiet, self.severity = state["quiet"], state["severity"]
             self.began = state["began"]
-
-
-def check(settings: WatchSettings) -> WatchSettings:
-    for name in ("warmup", "window", "patience"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"{name} {getattr(settings, name)} must be at least 1 row")
-    if settings.noise < 0:
-        raise ValueError(f"noise {settings.noise} must be at least 0 standard errors")
-    return settings
 
 
 def scale_to_run_length(settings: WatchSettings, num_rows: int) -> WatchSettings:

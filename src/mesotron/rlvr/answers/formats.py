@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mesotron.config.training import FormatName
+from mesotron.config import FormatName
 
 # An answer stands at the end: what a longer completion said before its tail is not looked at.
 MAX_TAIL = 16_384

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from mesotron.config import PlanConfig, TrainConfig
-from mesotron.config.reading import from_plain
+from mesotron.config.base import from_plain
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.cost.pace import Pace
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from mesotron.config import PlanConfig
-from mesotron.config.budget import PRICES_AS_OF
-from mesotron.config.checks import check_least
-from mesotron.rlvr.checks import check_enough
+from mesotron.config import PRICES_AS_OF, PlanConfig
 from mesotron.rlvr.cost.pace import Pace
 from mesotron.rlvr.objectives import first_round_prompts, resolve
 from mesotron.rlvr.tasks.load import GENERATED, load_task
-from mesotron.rlvr.train import check, check_installed, set_library_variables
+from mesotron.rlvr.train import check, check_enough, check_installed, set_library_variables
 from mesotron.runs.console import spell_time
 from mesotron.runs.processes import num_processes
 from mesotron.watch.budget import Limits, StepMath, limits_of, step_math
@@ -74,35 +71,14 @@ def run(config: PlanConfig) -> int:
     Returns:
         0.
     """
-    check_plan(config)
+    check(config)
+    limits_of(config)
     num_prompts = count_prompts(config)
     set_library_variables(config)
     pace = find_pace(config, num_prompts)
     found = estimate(config, num_prompts, pace)
     show(found, config, Console(highlight=False))
     return 0
-
-
-def check_plan(config: PlanConfig) -> None:
-    """Refuse what cannot be meant, and two paces at once."""
-    if config.resume is not None:
-        raise ValueError(
-            f"mesotron plan reckons a run before it starts: leave --resume {config.resume} out, "
-            "and name the recipe and the flags"
-        )
-    check(config)
-    least = {"seconds_per_step": 0, "tokens_per_second": 0, "completion_tokens": 1}
-    check_least(config, least)
-    for name in ("seconds_per_step", "tokens_per_second"):
-        if getattr(config, name) == 0:
-            raise ValueError(f"--{name.replace('_', '-')} 0 is no pace: give more than 0")
-    limits_of(config)
-    given = [config.calibrate, config.seconds_per_step is not None,
-             config.tokens_per_second is not None]  # fmt: skip
-    if sum(given) > 1:
-        raise ValueError(
-            "--calibrate, --seconds-per-step and --tokens-per-second each give the pace: choose one"
-        )
 
 
 def count_prompts(config: PlanConfig) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mesotron.config import EvalConfig, ModelConfig, TrainConfig
-from mesotron.config.checks import check_least, check_writable
 from mesotron.rlvr.tasks.load import check_task
 from mesotron.rlvr.train import needs_hub, set_library_variables
 from mesotron.runs.hub import go_offline_without_network
+from mesotron.runs.lines import check_writable
 
 if TYPE_CHECKING:
     from mesotron.rlvr.evaluation.measure import EvalResult
@@ -50,15 +49,7 @@ def run(config: EvalConfig) -> int:
 
 
 def check(config: EvalConfig) -> None:
-    """Refuse numbers that cannot be meant, and a file that cannot be written, before loading."""
-    if config.samples < 0:
-        raise ValueError(f"--samples {config.samples} must be 0 (greedy alone) or more")
-    if not 0 < config.temperature < math.inf:
-        raise ValueError(
-            f"--temperature {config.temperature:g} must be above 0, and finite; greedy is always "
-            "measured"
-        )
-    check_least(config, {"max_tokens": 1, "batch": 1})
+    """Refuse a task or an output file that cannot be used, before anything is loaded."""
     check_task(config.task)
     if config.out is not None:
         check_writable(config.out, "eval.json")

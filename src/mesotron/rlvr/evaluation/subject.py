@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesotron.config import ModelConfig
-from mesotron.config.reading import from_plain
+from mesotron.config.base import from_plain
 from mesotron.rlvr.models import check_name
 from mesotron.rlvr.run_defaults import run_of
 from mesotron.runs import RunFolder, newest_whole

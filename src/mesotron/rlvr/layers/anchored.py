@@ -14,7 +14,7 @@ from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 
-from mesotron.config.training import ObjectiveConfig
+from mesotron.config import ObjectiveConfig
 from mesotron.probes import trajectory_entropy
 from mesotron.rlvr.anchor import Anchor, momentum_at
 from mesotron.rlvr.layers.padding import as_arrays, pad_rows

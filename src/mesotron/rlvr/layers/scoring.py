@@ -11,11 +11,11 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from mesotron.config import SELF_LABELED
 from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.labels import Ballots, label_accuracy, label_by_vote, low_entropy_outliers
 from mesotron.rlvr.layers.anchored import AnchoredRollouts
 from mesotron.rlvr.layers.measure import Scored, in_groups, measure_repetition
-from mesotron.rlvr.objectives import SELF_LABELLED
 
 
 class Scoring(AnchoredRollouts):
@@ -32,7 +32,7 @@ class Scoring(AnchoredRollouts):
     @property
     def self_labelled(self) -> bool:
         """Whether labels come from votes; the gold is then read for the log alone."""
-        return self.objective.name in SELF_LABELLED
+        return self.objective.name in SELF_LABELED
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: Any

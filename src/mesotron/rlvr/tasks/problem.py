@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mesotron.config.training import TaskConfig
+from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import AnswerFormat
 
 log = logging.getLogger("mesotron")

@@ -1,6 +1,6 @@
 """`mesotron vla demos`: make demonstrations, draw compact ones, export them to LeRobot."""
 
-from mesotron.config.vla import DemosConfig
+from mesotron.config import DemosConfig
 from mesotron.vla.demos.lerobot_export import export_lerobot
 from mesotron.vla.demos.make import render_demos, write_demos
 from mesotron.vla.demos.shards import load_shards

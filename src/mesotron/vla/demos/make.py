@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from mesotron.config.vla import DemosConfig, WorldConfig
+from mesotron.config import DemosConfig, WorldConfig
 from mesotron.runs.console import LiveView
 from mesotron.vla.demos.shards import (
     MANIFEST,
@@ -63,7 +63,6 @@ def make_demos(config: DemosConfig, say: Say = print) -> Demos:
 
 def write_demos(config: DemosConfig, say: Say = print) -> None:
     """Make the demonstrations that are not there yet, without loading them."""
-    check(config)
     world = config.world
     # Without images a take is quick, and the same for every size of picture.
     blind = replace(world, pixels=8, wrist=False) if config.compact else world
@@ -116,26 +115,6 @@ def render_demos(config: DemosConfig, say: Say = print) -> None:
 def describe(world: WorldConfig) -> str:
     """A world and its tasks in words."""
     return f"{world.name} ({', '.join(world.tasks) or 'all tasks'})"
-
-
-def check(config: DemosConfig) -> None:
-    """Refuse what cannot be meant."""
-    if config.horizon < 1:
-        raise ValueError(f"--horizon {config.horizon} leaves a frame no action; give 1 or more")
-    if config.lerobot is not None and config.every > 1:
-        raise ValueError(
-            f"--lerobot writes whole episodes, and --every {config.every} leaves frames out: give "
-            "one of the two"
-        )
-    if config.every < 1:
-        raise ValueError(f"--every {config.every} never looks; give 1 or more")
-    if config.noise < 0:
-        raise ValueError(f"noise {config.noise} is negative; give --noise 0 for none")
-    if config.world.perturbation != "none":
-        raise ValueError(
-            f"perturbation {config.world.perturbation!r} is for evaluation: demonstrations under "
-            "it would train on what is held out"
-        )
 
 
 def split(takes: list[Take], length: int, horizon: int) -> list[tuple[int, list[Take]]]:

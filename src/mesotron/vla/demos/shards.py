@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mesotron.config.vla import WorldConfig
+from mesotron.config import WorldConfig
 from mesotron.runs.lines import write_json
 from mesotron.vla.demos.takes import Recorded, Take
 from mesotron.vla.interface import IMAGES, STATE, TASK, Demos

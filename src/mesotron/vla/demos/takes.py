@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mesotron.config.vla import DemosConfig
+from mesotron.config import DemosConfig
 from mesotron.vla.interface import EVAL_SEED, Observation, World
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mesotron.config.vla import WorldConfig
+from mesotron.config import WorldConfig
 from mesotron.vla.interface import TASK, Observation, Step, World
 from mesotron.vla.worlds import build_world
 

@@ -10,7 +10,7 @@ import os
 import sys
 from importlib import import_module
 
-from mesotron.config.vla import WorldConfig
+from mesotron.config import WorldConfig
 from mesotron.vla.interface import World
 
 NAMES = ("blocks", "object10", "blocks_state", "object10_state", "metaworld")

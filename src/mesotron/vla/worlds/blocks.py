@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mesotron.config.vla import WorldConfig
+from mesotron.config import WorldConfig
 from mesotron.vla.interface import IMAGES, STATE, TASK, Observation
 from mesotron.vla.worlds.engine import mj
 from mesotron.vla.worlds.perturbation import View, add_noise, perturb_view

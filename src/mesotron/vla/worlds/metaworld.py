@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mesotron.config.vla import WorldConfig
+from mesotron.config import WorldConfig
 from mesotron.vla.interface import IMAGES, STATE, TASK, Observation
 from mesotron.vla.worlds.engine import Model, mj
 from mesotron.vla.worlds.mesh_rays import Mark, geom_colours, paint_meshes

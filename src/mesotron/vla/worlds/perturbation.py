@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mesotron.config.vla import PerturbationName
+from mesotron.config import PerturbationName
 from mesotron.vla.worlds.rays import Camera, Light
 
 CAMERA_SHIFT = 0.05  # metres, along each axis at most

@@ -3,7 +3,7 @@
 import struct
 from pathlib import Path
 
-from mesotron.config.watch import LogKind
+from mesotron.config import LogKind
 from mesotron.watch.readers.console import PRINTED, VERL, Console
 from mesotron.watch.readers.parser import Parser
 from mesotron.watch.readers.tables import Csv, Document, JsonLines

