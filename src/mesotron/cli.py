@@ -284,9 +284,9 @@ def arguments_type(config_type: Any) -> Any:
 
 
 def make(kind: type[C], values: Any) -> C:
-    """A config from another with the same fields."""
-    return kind(**{item.name: getattr(values, item.name) for item in fields(kind)
-                   if hasattr(values, item.name)})  # type: ignore  # fmt: skip
+    """A config from another that shares its fields."""
+    shared: Any = {item.name for item in fields(kind)} & {item.name for item in fields(values)}  # type: ignore
+    return kind(**{name: getattr(values, name) for name in shared})
 
 
 def defaults_of(config_type: type[C], given: Any, presets: Presets | None) -> C | None:
