@@ -14,7 +14,7 @@ from benchmarks.smollm2.plan import Cell, warm_folder
 from benchmarks.smollm2.training import config_of
 from mesotron.config import OptimConfig, SftConfig, TrainConfig
 from mesotron.rlvr.dataset import IGNORED, make_demonstrations
-from mesotron.rlvr.evaluation import evaluate
+from mesotron.rlvr.evaluate import evaluate
 from mesotron.rlvr.models import load_model
 from mesotron.rlvr.optimizer import build_optimizer
 from mesotron.rlvr.tasks.load import load_task

@@ -17,7 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mesotron.cli import main
 from mesotron.rlvr import session
-from mesotron.rlvr.evaluation.generate import Completion, generate
+from mesotron.rlvr.decode import Completion, generate
 from mesotron.rlvr.prompts import render_prompts
 from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tasks.problem import Problem

@@ -64,12 +64,12 @@ COMMANDS = {
         config.TrainConfig, "mesotron.recipes.command:run", Presets(make_recipe, describe_recipes)
     ),
     "plan": Command(
-        config.PlanConfig, "mesotron.rlvr.cost.estimate:run", Presets(make_plan, describe_recipes)
+        config.PlanConfig, "mesotron.rlvr.cost:run", Presets(make_plan, describe_recipes)
     ),
     "sft": Command(config.SftConfig, "mesotron.rlvr.sft:run"),
     "eval": Command(
         config.EvalConfig,
-        "mesotron.rlvr.evaluation.command:run",
+        "mesotron.rlvr.evaluate:run",
         Presets(eval_defaults, describe_defaults),
     ),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),

@@ -1,4 +1,4 @@
-"""Tasks: generated arithmetic is right and held apart; files are read, and broken rows named."""
+"""Tasks: generated arithmetic is correct and its splits disjoint; errors name file and line."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ import pytest
 from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.prompts import build_prompt
-from mesotron.rlvr.tasks import arith, sums
+from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem, hold_out
 from mesotron.rlvr.tasks.table import MAX_TEXT
@@ -26,14 +26,14 @@ def problems():
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_worked_step_is_right_and_leads_to_the_gold(problems, level):
+def test_worked_steps_lead_to_the_gold(problems, level):
     for problem in problems[level]:
         value = None
         for step in problem.solution.split("\n"):
             left, operation, right, result = re.fullmatch(
                 r"(\d+) ([+*/-]) (\d+) = (\d+)", step
             ).groups()
-            assert value in (None, int(left)), "a step goes on from the one before"
+            assert value in (None, int(left))
             exact = {"+": "__add__", "-": "__sub__", "*": "__mul__", "/": "__truediv__"}
             value = getattr(int(left), exact[operation])(int(right))
             assert value == int(result)
@@ -43,7 +43,7 @@ def test_every_worked_step_is_right_and_leads_to_the_gold(problems, level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_level_is_what_it_says(problems, level):
+def test_operations_of_a_level(problems, level):
     wanted = arith.LEVELS[level]
     operations = Counter()
     for problem in problems[level]:
@@ -54,29 +54,26 @@ def test_a_level_is_what_it_says(problems, level):
     assert min(operations.values()) > 0.1 * sum(operations.values())
 
 
-def test_questions_use_the_closed_vocabulary_alone(problems):
+def test_vocabulary_is_closed_and_used(problems):
     known = set(arith.vocabulary())
     for problem in itertools.chain(*problems.values()):
         text = f"{problem.question} {problem.solution}"
         assert set(re.findall(r"[A-Za-z]+|\S", text)) <= known
     assert len(known) < 200
-
-
-def test_every_word_of_the_vocabulary_is_used():
     text = " ".join(p.question + p.solution for p in arith.generate("train", 3000, (), seed=1))
-    assert set(arith.vocabulary()) <= set(re.findall(r"[A-Za-z]+|\S", text))
+    assert known <= set(re.findall(r"[A-Za-z]+|\S", text))
 
 
-def test_questions_are_distinct_and_come_from_the_seed_alone():
+def test_questions_are_distinct_and_seeded():
     first, second, other = (arith.generate("train", 500, (), seed=seed) for seed in (0, 0, 1))
     assert first == second
     assert len({problem.question for problem in first}) == 500
-    assert Counter(problem.level for problem in first) == dict.fromkeys(arith.USUAL_LEVELS, 125)
+    assert Counter(problem.level for problem in first) == dict.fromkeys(arith.DEFAULT_LEVELS, 125)
     assert len({p.question for p in first} & {p.question for p in other}) < 50
 
 
-def test_a_generated_problem_stays_the_same_from_release_to_release():
-    """A shipped model was trained on these, and results are compared across versions."""
+def test_generated_problems_never_change():
+    """The shipped model was trained on these, and results are compared across versions."""
     assert arith.generate("train", 4, (4,), seed=0)[3].question == (
         "Zoe has 42 apples. Ann has 2 times as many as Zoe. Tom gives 7 more to Ann. "
         "How many apples does Ann have in the end?"
@@ -86,20 +83,16 @@ def test_a_generated_problem_stays_the_same_from_release_to_release():
     )
 
 
-def test_no_seed_brings_a_held_out_question_into_training():
+def test_splits_are_disjoint_across_seeds():
     train = {p.question for seed in range(3) for p in arith.generate("train", 2000, (1,), seed)}
     held_out = {p.question for seed in range(3) for p in arith.generate("eval", 300, (1,), seed)}
     assert not train & held_out
 
 
-def test_arith_says_what_it_cannot_do(monkeypatch):
-    with pytest.raises(ValueError, match="no level 6"):
-        arith.generate("train", 1, (1, 6), seed=0)
-    with pytest.raises(ValueError, match="leave out --task"):
-        load_task(TaskConfig(path="x.jsonl"))
+def test_too_many_questions_are_refused(monkeypatch):
     monkeypatch.setattr(arith, "OBJECTS", ("pens",))
     monkeypatch.setattr(arith, "NAMES", ("Ann", "Ben"))
-    with pytest.raises(ValueError, match="distinct eval questions of the levels"):
+    with pytest.raises(ValueError, match="eval"):
         arith.generate("eval", 1_000, (1,), seed=0)
 
 
@@ -116,20 +109,20 @@ def test_arith_as_a_task():
 # Sums
 
 
-def test_sums_are_all_there_right_and_held_apart():
-    train, held_out = (sums.generate(split, None, seed=0) for split in ("train", "eval"))
+def test_sums_are_complete_correct_and_split():
+    train, held_out = (arith.generate_sums(split, None, seed=0) for split in ("train", "eval"))
     asked = {problem.question for problem in (*train, *held_out)}
     assert (len(train), len(held_out), len(asked)) == (3353, 647, 4000)
     for problem in (*train[:50], *held_out[:50]):
         assert int(problem.gold) == eval(problem.question.removesuffix("="))
-    other = sums.generate("eval", None, seed=1)
-    assert {p.question for p in other} == {p.question for p in held_out}, "a seed only orders"
+    other = arith.generate_sums("eval", None, seed=1)
+    assert {p.question for p in other} == {p.question for p in held_out}
     assert [p.question for p in other] != [p.question for p in held_out]
 
 
-def test_no_held_out_sum_is_a_training_sum_in_another_order():
-    trained = {problem.question for problem in sums.generate("train", None, seed=0)}
-    for problem in sums.generate("eval", None, seed=0):
+def test_reordered_sums_are_in_the_same_split():
+    trained = {problem.question for problem in arith.generate_sums("train", None, seed=0)}
+    for problem in arith.generate_sums("eval", None, seed=0):
         a, first, b, second, c, _ = problem.question.split()
         for one, two, three in itertools.permutations([f"+ {a}", f"{first} {b}", f"{second} {c}"]):
             if one.startswith("+"):
@@ -143,24 +136,15 @@ def test_sums_as_a_task_with_examples():
     asked = [p.question for p in (*task.train, *task.eval, *task.examples)]
     assert len(set(asked)) == 544
     prompt = build_prompt(task.eval[0], config, task.format, task.examples)
-    assert prompt[2]["content"] == f"ANSWER: {task.examples[0].gold}", "no steps before it"
+    assert prompt[2]["content"] == f"ANSWER: {task.examples[0].gold}"
 
 
-@pytest.mark.parametrize(("asked", "said"), [(3352, True), (3351, False), (None, False)])
-def test_fewer_training_problems_than_asked_for_are_told(asked, said, caplog):
+@pytest.mark.parametrize(("num_train", "warns"), [(3352, True), (3351, False), (None, False)])
+def test_fewer_training_problems_than_requested_warn(num_train, warns, caplog):
     """3,353 of which two are examples."""
-    task = load_task(TaskConfig(name="sums", num_train=asked, num_eval=8, few_shot=2))
+    task = load_task(TaskConfig(name="sums", num_train=num_train, num_eval=8, few_shot=2))
     assert len(task.train) == 3351
-    assert ("--task.num-train 3352: sums has 3351, and takes them all" in caplog.text) == said
-
-
-def test_sums_say_what_they_cannot_do():
-    with pytest.raises(ValueError, match=r"sums has 647 eval .* 648 .*: lower --task\.num-eval"):
-        load_task(TaskConfig(name="sums", num_eval=648))
-    with pytest.raises(ValueError, match="the task sums has no levels"):
-        load_task(TaskConfig(name="sums", levels=(1,)))
-    with pytest.raises(ValueError, match="sums is generated and has no file"):
-        load_task(TaskConfig(name="sums", path="x.jsonl"))
+    assert ("--task.num-train 3352" in caplog.text) == warns
 
 
 # Files
@@ -190,7 +174,7 @@ def test_gsm8k_from_a_file_is_split_by_the_question(tmp_path):
     assert {p.question for p in load_task(config).eval} == {p.question for p in task.eval}
 
 
-def test_gsm8k_from_a_folder_keeps_its_own_test_split(tmp_path):
+def test_gsm8k_folder_keeps_its_test_split(tmp_path):
     write_jsonl(tmp_path / "train.jsonl", [gsm8k_row(i) for i in range(20)])
     write_jsonl(tmp_path / "test.jsonl", [gsm8k_row(i) for i in range(18, 30)])
     task = load_task(TaskConfig(name="gsm8k", path=str(tmp_path), num_train=5, num_eval=100))
@@ -221,7 +205,7 @@ TABLE = [{"q": f"What is {i} + 1?", "a": i + 1} for i in range(6)]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
-def test_a_table_of_ones_own(tmp_path, suffix):
+def test_user_tables(tmp_path, suffix):
     path = tmp_path / f"mine.{suffix}"
     if suffix == "jsonl":
         write_jsonl(path, TABLE)
@@ -237,111 +221,111 @@ def test_a_table_of_ones_own(tmp_path, suffix):
     assert found == {(row["q"], str(row["a"])) for row in TABLE}
 
 
-def test_a_table_without_answers_serves_votes(tmp_path):
+def test_a_table_without_answers(tmp_path):
     path = write_jsonl(tmp_path / "mine.jsonl", [{"question": f"Q{i}"} for i in range(4)])
     task = load_task(TaskConfig(name="file", path=path, answer_column="", num_eval=1))
     assert {p.gold for p in task.train} == {None}
 
 
 BROKEN = [
-    ("mine.jsonl", '{"question": "Q", "answer": "1"}\n\n{"question": ', r"mine.jsonl:3: not JSON"),
-    ("mine.jsonl", "[1]\n", r"mine.jsonl:1: a row is an object of columns, not list"),
-    ("mine.jsonl", "[" * 100_000 + "\n", r"mine.jsonl:1: not JSON"),
-    ("mine.jsonl", '{"question": "Q"}\n', r"mine.jsonl:1: there is no column 'answer'; .*question"),
-    ("mine.jsonl", '{"question": "Q", "answer": null}\n', r":1: column 'answer' is empty"),
-    ("mine.jsonl", '{"question": "Q", "answer": " "}\n', r":1: column 'answer' is empty"),
-    ("mine.jsonl", '{"question": "Q", "answer": NaN}\n', r":1: column 'answer' is empty"),
-    ("mine.jsonl", '{"question": "\\ud800", "answer": 1}\n', r":1: .* half of a surrogate pair"),
-    ("mine.jsonl", '{"question": "Q", "answer": true}\n', r":1: column 'answer' is of type bool"),
-    ("mine.jsonl", '{"question": "Q", "answer": [1]}\n', r":1: column 'answer' is of type list"),
-    ("mine.jsonl", '{"question": "Q", "answer": ' + "9" * 5000 + "}\n", r":1: not JSON"),
-    (
-        "mine.jsonl",
-        '{"answer": 1, "question": "' + "x" * (MAX_TEXT + 1) + '"}',
-        r"'question' is longer than",
-    ),
-    ("mine.jsonl", b"\xff\xfe\n", r"mine.jsonl:1: not JSON"),
-    ("mine.jsonl", "", r"no problem left to train on"),
-    ("mine.json", "{}", r"mine.json holds no list of rows"),
-    ("mine.json", "[1]", r"mine.json: row 1: a row is an object"),
-    ("mine.csv", "question,answer\nQ,1\nQ2\n", r"mine.csv:3: more or fewer fields"),
-    ("mine.csv", "question,answer\nQ,1,2\n", r"mine.csv:2: more or fewer fields"),
-    ("mine.csv", 'question,answer\nQ,"1\n', r"mine.csv:\d: not CSV"),
-    ("mine.csv", b"question,answer\n\xff,1\n", r"mine.csv:\d: not CSV"),
-    ("mine.csv", "question,answer\nQ," + "x" * 200_000 + "\n", r"mine.csv:\d: not CSV"),
-    ("mine.parquet", "nothing of the kind", r"mine.parquet: after row 0: not Parquet"),
-    ("mine.pkl", "x", r"mine.pkl is none of .jsonl, .json, .csv, .parquet"),
+    ("x.jsonl", '{"question": "Q", "answer": "1"}\n\n{"question": ', r"x\.jsonl:3.*JSON"),
+    ("x.jsonl", "[1]\n", r"x\.jsonl:1.*list"),
+    ("x.jsonl", "[" * 100_000 + "\n", r"x\.jsonl:1.*JSON"),
+    ("x.jsonl", '{"question": "Q"}\n', r"x\.jsonl:1.*'answer'.*question"),
+    ("x.jsonl", '{"question": "Q", "answer": null}\n', r":1.*'answer'.*empty"),
+    ("x.jsonl", '{"question": "Q", "answer": " "}\n', r":1.*'answer'.*empty"),
+    ("x.jsonl", '{"question": "Q", "answer": NaN}\n', r":1.*'answer'.*empty"),
+    ("x.jsonl", '{"question": "\\ud800", "answer": 1}\n', r":1.*surrogate"),
+    ("x.jsonl", '{"question": "Q", "answer": true}\n', r":1.*'answer'.*bool"),
+    ("x.jsonl", '{"question": "Q", "answer": [1]}\n', r":1.*'answer'.*list"),
+    ("x.jsonl", '{"question": "Q", "answer": ' + "9" * 5000 + "}\n", r":1.*JSON"),
+    ("x.jsonl", '{"answer": 1, "question": "' + "x" * (MAX_TEXT + 1) + '"}', r"'question'"),
+    ("x.jsonl", b"\xff\xfe\n", r"x\.jsonl:1.*JSON"),
+    ("x.jsonl", "", r"--task\.path"),
+    ("x.json", "{}", r"x\.json.*list"),
+    ("x.json", "[1]", r"x\.json: row 1"),
+    ("x.csv", "question,answer\nQ,1\nQ2\n", r"x\.csv:3"),
+    ("x.csv", "question,answer\nQ,1,2\n", r"x\.csv:2"),
+    ("x.csv", 'question,answer\nQ,"1\n', r"x\.csv:\d.*CSV"),
+    ("x.csv", b"question,answer\n\xff,1\n", r"x\.csv:\d.*CSV"),
+    ("x.csv", "question,answer\nQ," + "x" * 200_000 + "\n", r"x\.csv:\d.*CSV"),
+    ("x.parquet", "not a table", r"x\.parquet: after row 0"),
+    ("x.pkl", "x", r"x\.pkl.*\.jsonl"),
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "sentence"), BROKEN)
-def test_a_broken_row_names_its_file_and_line(tmp_path, name, content, sentence):
+@pytest.mark.parametrize(("name", "content", "match"), BROKEN)
+def test_a_broken_row_names_its_file_and_line(tmp_path, name, content, match):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=sentence) as error:
+    with pytest.raises(ValueError, match=match) as error:
         load_task(TaskConfig(name="file", path=str(path)))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400 + len(str(path))
 
 
 @pytest.mark.parametrize(
-    ("task", "row", "sentence"),
+    ("task", "row", "match"),
     [
-        ("gsm8k", {"question": "Q", "answer": "so 7"}, "x.jsonl:1: the answer has no gold"),
-        ("gsm8k", {"question": "Q", "answer": "so 7 ####"}, "x.jsonl:1: the answer has no gold"),
-        ("math", {"problem": "P", "solution": r"\boxed{7"}, "x.jsonl:1: no .boxed{} in the"),
-        ("math", {"problem": "P", "answer": "7", "level": "9"}, "x.jsonl:1: level '9' is not"),
+        ("gsm8k", {"question": "Q", "answer": "so 7"}, "gold"),
+        ("gsm8k", {"question": "Q", "answer": "so 7 ####"}, "gold"),
+        ("math", {"problem": "P", "solution": r"\boxed{7"}, "boxed"),
+        ("math", {"problem": "P", "answer": "7", "level": "9"}, "level '9'"),
     ],
 )
-def test_a_row_without_a_gold_is_named(tmp_path, task, row, sentence):
+def test_a_row_without_a_gold_is_named(tmp_path, task, row, match):
     path = write_jsonl(tmp_path / "x.jsonl", [row])
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=rf"x\.jsonl:1.*{match}"):
         load_task(TaskConfig(name=task, path=path))
 
 
 @pytest.mark.parametrize(
-    ("config", "sentence"),
+    ("config", "match"),
     [
-        ({"name": "math"}, "the task math has no file"),
-        ({"name": "file"}, "the task file has no file"),
-        ({"name": "gsm8k", "path": "gone.jsonl"}, "there is no file or folder gone.jsonl"),
-        ({"name": "gsm8k", "path": "/dev/zero"}, "there is no file or folder /dev/zero"),
-        ({"name": "gsm8k", "path": "."}, "has no train file"),
-        ({"name": "gsm8k"}, "'openai/gsm8k' is no local file, and the hub does not give it"),
-        ({"name": "file", "path": "some/dataset"}, "the hub does not give it .HF_HUB_OFFLINE"),
-        ({"name": "gsm8k", "path": "x", "levels": (1,)}, "gsm8k has no levels"),
-        ({"num_eval": -1}, "num_eval=-1 must not be negative"),
+        ({"name": "math"}, "--task.path"),
+        ({"name": "file"}, "--task.path"),
+        ({"path": "x.jsonl"}, "--task.path"),
+        ({"levels": (1, 6)}, "--task.levels"),
+        ({"name": "gsm8k", "path": "gone.jsonl"}, "gone.jsonl"),
+        ({"name": "gsm8k", "path": "/dev/zero"}, "/dev/zero"),
+        ({"name": "gsm8k", "path": "."}, "train"),
+        ({"name": "gsm8k"}, "openai/gsm8k"),
+        ({"name": "file", "path": "some/dataset"}, "HF_HUB_OFFLINE"),
+        ({"name": "gsm8k", "path": "x", "levels": (1,)}, "--task.levels"),
+        ({"name": "sums", "levels": (1,)}, "--task.levels"),
+        ({"name": "sums", "path": "x.jsonl"}, "--task.path"),
+        ({"name": "sums", "num_eval": 648}, "--task.num-eval"),
+        ({"num_eval": -1}, "--task.num-eval"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_sentence(tmp_path, monkeypatch, config, sentence):
+def test_invalid_tasks_are_refused(tmp_path, monkeypatch, config, match):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match=sentence) as error:
+    with pytest.raises(ValueError, match=re.escape(match)) as error:
         load_task(TaskConfig(**config))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("path", [None, "openai/gsm8k"])
-def test_the_hubs_gsm8k_is_asked_for_by_its_part(monkeypatch, path):
-    """It has two parts, main and socratic, and the hub gives neither without being told which."""
+def test_gsm8k_on_the_hub_is_its_main_configuration(monkeypatch, path):
     row = {"question": "How many?", "answer": "#### 72"}
-    asked = []
+    calls = []
 
     def load_dataset(*names):
-        asked.append(names)
+        calls.append(names)
         return {"train": [row], "test": [row | {"question": "How many now?"}]}
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     task = load_task(TaskConfig(name="gsm8k", path=path))
-    assert asked == [("openai/gsm8k", "main")]
+    assert calls == [("openai/gsm8k", "main")]
     assert (len(task.train), len(task.eval)) == (1, 1)
 
 
-def test_what_is_left_must_suffice(tmp_path):
+def test_too_few_problems_are_refused(tmp_path):
     path = write_jsonl(tmp_path / "x.jsonl", [gsm8k_row(i) for i in range(5)])
-    with pytest.raises(ValueError, match="no problem left to train on"):
+    with pytest.raises(ValueError, match="num-eval"):
         load_task(TaskConfig(name="gsm8k", path=path, num_eval=5))
-    with pytest.raises(ValueError, match="few_shot=4 needs as many solved training problems"):
+    with pytest.raises(ValueError, match="few_shot=4"):
         load_task(TaskConfig(name="gsm8k", path=path, num_eval=2, few_shot=4))
 
 

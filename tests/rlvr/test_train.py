@@ -23,15 +23,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mesotron import cli
 from mesotron.config import ModelConfig, RewardConfig, TaskConfig, TrainConfig
-from mesotron.rlvr import session, train
+from mesotron.rlvr import session, spending, train
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.cost import spending
 from mesotron.rlvr.live_settings import live_settings
 from mesotron.rlvr.prompts import solved_text
 from mesotron.rlvr.tasks import arith
-from mesotron.rlvr.tiny.tokenizer import build_tokenizer
+from mesotron.rlvr.tiny import build_tokenizer
 from mesotron.runs import RunFolder
 from mesotron.watch.budget import Limits, Meter
 from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART

@@ -14,7 +14,7 @@ from mesotron.optim.groups import clip_gradients
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.cost.estimate import completions_per_update
+from mesotron.rlvr.cost import completions_per_update
 from mesotron.rlvr.layers.policy_loss import loss_mask
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train
 from mesotron.rlvr.trainer import CHECKED_AGAINST, OVERRIDDEN, GRPOTrainer

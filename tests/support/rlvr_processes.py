@@ -64,7 +64,7 @@ def obey_the_first(kind: str) -> list[dict[str, Any]]:
     import trl
 
     import mesotron
-    from mesotron.rlvr.cost.spending import Spending
+    from mesotron.rlvr.spending import Spending
     from mesotron.runs import RunFolder
     from mesotron.watch.budget import Limits, Meter
     from mesotron.watch.engine import Engine

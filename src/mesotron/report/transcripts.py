@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from mesotron.report.markup import Html, el
 from mesotron.report.read import Run
 from mesotron.rlvr.answers.formats import FORMATS, MAX_TAIL, AnswerFormat
-from mesotron.rlvr.evaluation.transcripts import Pair, Transcript, pair_up, verdict
+from mesotron.rlvr.scores import Pair, Transcript, pair_up, verdict
 from mesotron.runs.lines import Row
 
 PAIRS = 8

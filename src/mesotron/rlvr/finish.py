@@ -8,9 +8,16 @@ from rich.table import Table
 
 from mesotron.config import TrainConfig
 from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.evaluation import EvalResult, Transcript, evaluate, side_by_side
-from mesotron.rlvr.evaluation.scores import Score, bootstrap
-from mesotron.rlvr.evaluation.transcripts import pair_up, printable, verdict
+from mesotron.rlvr.evaluate import EvalResult, evaluate
+from mesotron.rlvr.scores import (
+    Score,
+    Transcript,
+    bootstrap,
+    pair_up,
+    printable,
+    side_by_side,
+    verdict,
+)
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.runs import RunFolder
 from mesotron.runs.console import spell_time

@@ -23,7 +23,6 @@ from mesotron.optim.device import choose_device, name_device
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, EvalEvery, GracefulStop, RunLog, SnrProbe
-from mesotron.rlvr.cost.spending import Spending, metered
 from mesotron.rlvr.dataset import make_rows
 from mesotron.rlvr.finish import compare, measure, show, write_report
 from mesotron.rlvr.layers.fixed_pass import check_fixed
@@ -34,6 +33,7 @@ from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.objectives import resolve, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
 from mesotron.rlvr.rewards import Reward, as_reward_function, make_reward
+from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.train import check_enough

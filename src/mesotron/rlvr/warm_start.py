@@ -20,11 +20,11 @@ from mesotron.optim.device import choose_device, name_device
 from mesotron.optim.groups import clip_gradients
 from mesotron.rlvr.callbacks import GracefulStop, RunLog
 from mesotron.rlvr.checkpoint import SafeCheckpoints
-from mesotron.rlvr.cost.spending import Spending, metered
 from mesotron.rlvr.dataset import make_demonstrations
 from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.optimizer import OptimizerLog, build_optimizer, check_settings
 from mesotron.rlvr.session import quiet_libraries, say
+from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from mesotron.config import WorldConfig
-from mesotron.rlvr.evaluation.scores import Score, wilson
+from mesotron.rlvr.scores import Score, wilson
 from mesotron.runs.folder import plain
 
 Observation = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from mesotron.config import WorldConfig
-from mesotron.rlvr.evaluation.scores import Score, wilson
+from mesotron.rlvr.scores import Score, wilson
 from mesotron.vla.interface import EVAL_SEED, Act, EvalResult
 from mesotron.vla.rollout import evaluate, evaluate_expert
 

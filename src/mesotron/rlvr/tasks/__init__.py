@@ -1,1 +1,1 @@
-"""Problems with a checkable answer: generated, from GSM8K or MATH files, or from a user's table."""
+"""Problems with a verifiable answer: generated, from GSM8K or MATH, or from a user's table."""

@@ -1,7 +1,7 @@
-"""Generated arithmetic word problems, in five levels, over a small closed vocabulary.
+"""Generated arithmetic: word problems in five levels (arith), and sums of digits (sums).
 
-A story is a chain of one to three operations on what somebody has. Everything follows from the
-seed; a question's hash decides whether it is for training or held out, so the two never meet.
+A word problem is a chain of one to three operations over a small closed vocabulary. Everything
+follows from the seed; a question's hash decides whether it is for training or held out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from mesotron.rlvr.tasks.problem import Problem, digest
@@ -27,7 +28,7 @@ OPENINGS = (
     "{name} finds {n} {objects}.",
     "There are {n} {objects} in the bag of {name}.",
 )
-# After each sentence the story is about the one who is named `{name}` in the next.
+# The next sentence is about the person it calls {name}.
 SENTENCES: dict[Operation, tuple[str, ...]] = {
     "+": (
         "{name} buys {n} more.",
@@ -54,23 +55,25 @@ QUESTIONS = (
     "Now how many {objects} does {name} have?",
 )
 HELD_OUT_EVERY = 8  # one question in eight is held out
-PATIENCE = 3_000  # draws without a new question before a level counts as exhausted
+MAX_DUPLICATES = 3_000  # draws in a row without a new question before a level is exhausted
+# One set of terms in six of the sums is held out: 647 questions; an evaluation has 512.
+SUMS_HELD_OUT_EVERY = 6
 
 
 @dataclass(frozen=True)
 class Level:
-    """What a level draws: how many operations, which, and how large its numbers get."""
+    """Operations of a level, how many, and the size of its numbers."""
 
     operations: str
     num_operations: int
     first: tuple[int, int]
-    """Smallest and largest number that the story starts from."""
+    """Range of the first number."""
     change: tuple[int, int]
-    """Smallest and largest number that is added or taken away."""
+    """Range of numbers added or subtracted."""
     largest: int
-    """Largest value that any step may reach."""
+    """Largest value of any step."""
     factor: int = 9
-    """Largest number that is multiplied or divided by."""
+    """Largest multiplier or divisor."""
 
 
 LEVELS: dict[int, Level] = {
@@ -81,66 +84,61 @@ LEVELS: dict[int, Level] = {
     5: Level("+-*/", 3, (2, 99), (2, 99), 200),
 }
 
-# What the shipped model was warm-started on; level 5 is asked for by name.
-USUAL_LEVELS = (1, 2, 3, 4)
-
-
-def check_levels(levels: tuple[int, ...]) -> None:
-    """Refuse a level that is not there."""
-    if unknown := [level for level in levels if level not in LEVELS]:
-        raise ValueError(f"arith has the levels 1 to 5 and no level {unknown[0]}")
+# The tiny model was trained on these; level 5 has to be requested.
+DEFAULT_LEVELS = (1, 2, 3, 4)
 
 
 def generate(split: Split, count: int, levels: tuple[int, ...], seed: int) -> list[Problem]:
-    """Distinct problems of one split, levels in turn.
+    """Distinct word problems of one split, levels in turn.
 
     Args:
-        split: "train" or "eval"; no question of one is ever in the other, whatever the seeds.
-        count: how many problems.
-        levels: difficulties to draw from, 1 to 5; the first four if empty.
-        seed: the same seed gives the same problems.
+        split: "train" or "eval"; they share no question, whatever the seeds.
+        count: number of problems.
+        levels: difficulties 1 to 5; the first four if empty.
+        seed: of the problems.
 
     Example:
         >>> problem = generate("train", 1, (1,), seed=0)[0]
         >>> problem.solution.endswith(problem.gold)
         True
     """
-    check_levels(levels)
-    levels = levels or USUAL_LEVELS
+    if unknown := [level for level in levels if level not in LEVELS]:
+        raise ValueError(f"arith has the levels 1 to 5 and no level {unknown[0]}")
+    levels = levels or DEFAULT_LEVELS
     rng = random.Random(f"arith {split} {seed}")
     problems: dict[str, Problem] = {}
-    fruitless = 0  # draws in a row that brought nothing new
+    duplicates = 0  # in a row
     while len(problems) < count:
         level = levels[len(problems) % len(levels)]
-        question, steps = _story(rng, LEVELS[level])
-        fruitless += 1
+        question, steps = _word_problem(rng, LEVELS[level])
+        duplicates += 1
         if split_of(question) == split and question not in problems:
             name = f"arith-{split}-{len(problems)}"
             gold = steps.rsplit(" ", 1)[-1]
             problems[question] = Problem(question, gold, name, level, steps)
-            fruitless = 0
-        if fruitless > PATIENCE:
+            duplicates = 0
+        if duplicates > MAX_DUPLICATES:
             raise ValueError(
-                f"arith found {len(problems)} distinct {split} questions of the levels {levels}, "
-                f"and {count} were asked for: take fewer, or more levels"
+                f"arith has only {len(problems)} distinct {split} questions of levels {levels}, "
+                f"not {count}: request fewer, or more levels"
             )
     return list(problems.values())
 
 
 def split_of(question: str) -> Split:
-    """Which split a question belongs to, by its hash alone."""
+    """The split of a word problem, by its hash."""
     return "eval" if digest(question) % HELD_OUT_EVERY == 0 else "train"
 
 
 def vocabulary() -> tuple[str, ...]:
-    """Every word and sign that questions and solutions are made of, digits singly, sorted."""
+    """Every word, sign and digit of questions and solutions, sorted."""
     templates = " ".join([*OPENINGS, *QUESTIONS, *(s for ss in SENTENCES.values() for s in ss)])
     words = re.findall(r"[A-Za-z]+|[.?]", re.sub(r"\{\w+\}", " ", templates))
     return tuple(sorted({*words, *NAMES, *OBJECTS, *"0123456789+-*/="}))
 
 
-def _story(rng: random.Random, level: Level) -> tuple[str, str]:
-    """A question and its worked steps, one on each line."""
+def _word_problem(rng: random.Random, level: Level) -> tuple[str, str]:
+    """A question and its worked steps, one per line."""
     objects = rng.choice(OBJECTS)
     name, *others = rng.sample(NAMES, level.num_operations + 1)
     value, chain = _chain(rng, level)
@@ -165,7 +163,7 @@ APPLY: dict[Operation, Callable[[int, int], int]] = {
 
 
 def _chain(rng: random.Random, level: Level) -> tuple[int, list[tuple[Operation, int]]]:
-    """A first value and operations on it; drawn again until every step fits the level."""
+    """A first value and operations on it, redrawn until every step fits the level."""
     while True:
         first = value = rng.randint(*level.first)
         chain: list[tuple[Operation, int]] = []
@@ -181,7 +179,7 @@ def _chain(rng: random.Random, level: Level) -> tuple[int, list[tuple[Operation,
 
 
 def _operand(rng: random.Random, operation: Operation, value: int, level: Level) -> int | None:
-    """A second number that keeps the result whole, at least 1 and within the level, if any."""
+    """A second operand that keeps the result whole, at least 1 and within the level, if any."""
     low, high = level.change if operation in "+-" else (2, level.factor)
     fits = {
         "+": lambda n: value + n <= level.largest,
@@ -191,3 +189,48 @@ def _operand(rng: random.Random, operation: Operation, value: int, level: Level)
     }[operation]
     choices = [n for n in range(low, high + 1) if fits(n)]
     return rng.choice(choices) if choices else None
+
+
+def generate_sums(split: Split, count: int | None, seed: int) -> list[Problem]:
+    """Distinct sums of three one-digit numbers, such as 3 + 9 - 5: 4,000 in all.
+
+    For pretrained models that answer in a few tokens. The hash of the terms, in any order, decides
+    the split: 7 + 1 - 5 and 1 - 5 + 7 are in the same one.
+
+    Args:
+        split: "train" or "eval".
+        count: number of problems; None for all.
+        seed: of their order.
+
+    Example:
+        >>> problem = generate_sums("eval", 1, seed=0)[0]
+        >>> problem.question, problem.gold
+        ('5 - 8 + 8 =', '5')
+    """
+    questions = sums_of(split)
+    if count is not None and count > len(questions):
+        raise ValueError(
+            f"sums has {len(questions)} {split} questions, not {count}: lower --task.num-{split}"
+        )
+    ordered = sorted(questions, key=lambda question: digest(question, f"sums {seed}"))
+    return [
+        # The answer is the whole completion; unlike None an empty solution can be an example.
+        Problem(question, str(questions[question]), f"sums-{split}-{k}", solution="")
+        for k, question in enumerate(ordered[:count])
+    ]
+
+
+def sums_of(split: Split) -> dict[str, int]:
+    """Every sum of a split and its value."""
+    found: dict[str, int] = {}
+    digits = range(10)
+    for a, first, b, second, c in product(digits, "+-", digits, "+-", digits):
+        # Sorted, and -0 is +0: the same terms in another order are the same set.
+        terms = sorted(
+            f"{sign if n else '+'}{n}" for sign, n in (("+", a), (first, b), (second, c))
+        )
+        is_held_out = digest(" ".join(terms)) % SUMS_HELD_OUT_EVERY == 0
+        if is_held_out == (split == "eval"):
+            value = a + (b if first == "+" else -b) + (c if second == "+" else -c)
+            found[f"{a} {first} {b} {second} {c} ="] = value
+    return found

@@ -1,32 +1,39 @@
-"""Load a task by its config: the one door to every kind of problem."""
+"""Load a task by its config: generated arithmetic, GSM8K, MATH, or a user's table.
+
+The data of GSM8K (arXiv 2110.14168) and MATH (arXiv 2103.03874) are not shipped: they are read
+from a local file or from the hub.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.tasks import arith, sums
-from mesotron.rlvr.tasks.gsm8k import HUB, gsm8k_problem
-from mesotron.rlvr.tasks.math import math_problem
+from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tasks.problem import Problem, Task, assemble, hold_out
 from mesotron.rlvr.tasks.table import Row, check_path, read_splits
 
 __all__ = ["Problem", "Task", "check_task", "load_task"]
 
-GENERATED = 20_000  # training problems of arith if the config does not say
+GENERATED = 20_000  # default number of training problems of arith
 GENERATORS = ("arith", "sums")
+GSM8K_HUB = ("openai/gsm8k", "main")
+
+_CALCULATOR_MARK = re.compile(r"<<[^<>\n]{0,200}>>")
+_MATH_LEVEL = re.compile(r"(?:Level )?([1-5])", re.ASCII)
 
 
 def load_task(config: TaskConfig) -> Task:
-    """Problems to train on and to judge by, as the config asks.
+    """Training and held-out problems.
 
     Held-out problems come from the data's own test split if there is one, else from the hash of
-    the question and `config.seed`; no question is ever in both lists.
+    the question and `config.seed`; no question is in both lists.
 
     Raises:
-        ValueError: for a missing file or hub, a broken row (with its file and line), levels that
-            the task does not have, or nothing left to train or evaluate on.
+        ValueError: for a missing file or hub dataset, a broken row (with its file and line),
+            levels that the task does not have, or nothing left to train or evaluate on.
 
     Example:
         >>> task = load_task(TaskConfig(num_train=3, num_eval=2, levels=(1,)))
@@ -34,67 +41,100 @@ def load_task(config: TaskConfig) -> Task:
         (3, 2, 'boxed')
     """
     check_task(config)
-    train, held_out = _generated(config) if config.name in GENERATORS else _read(config)
+    train, held_out = _generate(config) if config.name in GENERATORS else _read(config)
     return assemble(train, held_out, config, FORMATS[config.format])
 
 
 def check_task(config: TaskConfig) -> None:
     """Refuse a path that does not exist, and more held-out sums than there are."""
     if config.name == "sums":
-        sums.generate("eval", config.num_eval, config.seed)
+        arith.generate_sums("eval", config.num_eval, config.seed)
     elif config.name not in GENERATORS:
-        check_path(_place(config)[0])
+        check_path(_location(config)[0])
 
 
-def _generated(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
+def _generate(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
     if config.name == "sums":
-        # All of them: `assemble` cuts to what was asked for, after the examples are taken out.
-        held_out = sums.generate("eval", config.num_eval, config.seed)
-        return sums.generate("train", None, config.seed), held_out
+        # All of them: `assemble` cuts to the requested size after the examples are taken out.
+        held_out = arith.generate_sums("eval", config.num_eval, config.seed)
+        return arith.generate_sums("train", None, config.seed), held_out
     count = GENERATED if config.num_train is None else config.num_train
     train = arith.generate("train", count + config.few_shot, config.levels, config.seed)
     return train, arith.generate("eval", config.num_eval, config.levels, config.seed)
 
 
 def _read(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
-    path, subset = _place(config)
-    make = _row_reader(config)
-    train_rows, test_rows = read_splits(path, subset)
-    train = _select(config, make, train_rows, "train")
+    make: Callable[[Row, str], Problem]
+    if config.name == "gsm8k":
+        make = gsm8k_problem
+    elif config.name == "math":
+        make = math_problem
+    else:
+
+        def make(row: Row, name: str) -> Problem:
+            # Without an answer column there is no gold: enough for majority-vote pseudo-labels.
+            gold = row.text(config.answer_column) if config.answer_column else None
+            return Problem(row.text(config.question_column), gold, name)
+
+    def select(rows: list[Row], split: str) -> list[Problem]:
+        problems = [make(row, f"{config.name}-{split}-{i}") for i, row in enumerate(rows)]
+        return [one for one in problems if not config.levels or one.level in config.levels]
+
+    train_rows, test_rows = read_splits(*_location(config))
+    train = select(train_rows, "train")
     if test_rows is None:
         return hold_out(train, config.num_eval, config.seed)
-    return train, _select(config, make, test_rows, "test")
+    return train, select(test_rows, "test")
 
 
-def _place(config: TaskConfig) -> tuple[str, str | None]:
-    """Where the rows are, and which part of a hub's dataset that has several."""
-    if config.name == "gsm8k" and config.path in (None, HUB[0]):
-        return HUB
+def _location(config: TaskConfig) -> tuple[str, str | None]:
+    """A path or hub name, and the configuration of a hub dataset that has several."""
+    if config.name == "gsm8k" and config.path in (None, GSM8K_HUB[0]):
+        return GSM8K_HUB
     if config.path is None:
-        raise ValueError(
-            f"the task {config.name} has no file: give one, or a hub name, by --task.path"
-        )
+        raise ValueError(f"the task {config.name} needs a file or hub name: give --task.path")
     return config.path, None
 
 
-def _row_reader(config: TaskConfig) -> Callable[[Row, str], Problem]:
-    if config.name == "gsm8k":
-        return gsm8k_problem
-    if config.name == "math":
-        return math_problem
+def gsm8k_problem(row: Row, name: str) -> Problem:
+    """A row with the columns question and answer; the gold follows the last `####`.
 
-    def table_problem(row: Row, name: str) -> Problem:
-        # Without an answer column there is no gold: enough for objectives that label by vote.
-        gold = row.text(config.answer_column) if config.answer_column else None
-        return Problem(row.text(config.question_column), gold, name)
+    Example:
+        >>> answer = "48/2 = <<48/2=24>>24 clips in May.\\n48+24 = <<48+24=72>>72.\\n#### 72"
+        >>> gsm8k_problem(Row("x:1", {"question": "How many?", "answer": answer}), "gsm8k-0")
+        ... # doctest: +NORMALIZE_WHITESPACE
+        Problem(question='How many?', gold='72', id='gsm8k-0', level=None,
+            solution='48/2 = 24 clips in May.\\n48+24 = 72.')
+    """
+    steps, mark, gold = row.text("answer").rpartition("####")
+    gold = gold.strip().replace(",", "")
+    if not mark or not gold:
+        raise ValueError(f"{row.place}: the answer has no gold after '####'")
+    solution = _CALCULATOR_MARK.sub("", steps).strip() or None
+    return Problem(row.text("question"), gold, name, solution=solution)
 
-    return table_problem
 
+def math_problem(row: Row, name: str) -> Problem:
+    r"""A row with the columns problem, solution (or answer) and level.
 
-def _select(
-    config: TaskConfig, make: Callable[[Row, str], Problem], rows: list[Row], split: str
-) -> list[Problem]:
-    problems = [make(row, f"{config.name}-{split}-{i}") for i, row in enumerate(rows)]
-    if config.levels:
-        problems = [problem for problem in problems if problem.level in config.levels]
-    return problems
+    The gold is in the solution's last \boxed{}.
+
+    Example:
+        >>> row = {"problem": "What is 1+1?", "solution": r"It is \boxed{2}.", "level": "Level 1"}
+        >>> math_problem(Row("x:1", row), "math-0").gold
+        '2'
+    """
+    solution = row.text("solution") if row.values.get("solution") else None
+    gold = FORMATS["boxed"].extract(solution) if solution else None
+    if gold is None and row.values.get("answer") is not None:
+        gold = row.text("answer")
+    if gold is None:
+        raise ValueError(f"{row.place}: no \\boxed{{}} in the solution, and no column 'answer'")
+    level = None
+    if row.values.get("level") is not None:
+        text = row.text("level")
+        match = _MATH_LEVEL.fullmatch(text)
+        if match is None and text != "Level ?":  # three rows of the data have this
+            raise ValueError(f"{row.place}: level {text[:40]!r} is not Level 1 to Level 5")
+        level = int(match[1]) if match else None
+    return Problem(row.text("problem"), gold, name, level, solution)

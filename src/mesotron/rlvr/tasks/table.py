@@ -1,7 +1,6 @@
-"""Rows of a user's table: JSONL, JSON, CSV or Parquet on disk, or a dataset on the hub.
+"""Rows of a table: JSONL, JSON, CSV or Parquet on disk, or a dataset on the hub.
 
-Every row comes with the place it stands, so that a broken one can be named. Nothing in a file is
-executed; a hub is asked only for a name that is no local path.
+Each row knows its file and line for error messages. Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Row:
-    """One row and where it stands: "problems.jsonl:12"."""
+    """One row and its location, such as "problems.jsonl:12"."""
 
     place: str
     values: dict[str, Any]
 
     def text(self, column: str) -> str:
-        """A column as text, stripped; numbers as they are written.
+        """A column as stripped text; numbers as they are written.
 
         Raises:
-            ValueError: if it is missing, empty (NaN is what pandas writes for that), too long,
-                neither text nor number, or half of a surrogate pair, which is no character.
+            ValueError: it is missing, empty (NaN is what pandas writes for that), too long,
+                neither text nor number, or has half of a surrogate pair.
         """
         if column not in self.values:
             known = ", ".join(map(str, list(self.values)[:8])) or "none"
-            raise ValueError(f"{self.place}: there is no column {column!r}; its columns: {known}")
+            raise ValueError(f"{self.place}: no column {column!r}; columns: {known}")
         value = self.values[column]
-        empty = value is None or value != value  # a NaN alone differs from itself
+        empty = value is None or value != value  # NaN
         if empty or isinstance(value, bool) or not isinstance(value, str | int | float):
             kind = "empty" if empty else f"of type {type(value).__name__}"
             raise ValueError(f"{self.place}: column {column!r} is {kind}, not text or a number")
@@ -53,12 +52,12 @@ class Row:
 
 
 def read_splits(path: str, subset: str | None = None) -> tuple[list[Row], list[Row] | None]:
-    """Training rows, and held-out rows if the data come with a split of their own.
+    """Training rows, and held-out rows if the data have their own split.
 
     Args:
         path: a file; a folder with a train file and a test, eval or validation file; or the name
             of a dataset on the hub.
-        subset: the configuration of a dataset on the hub.
+        subset: configuration of a dataset on the hub.
     """
     local = Path(path).expanduser()
     if local.is_dir():
@@ -70,7 +69,7 @@ def read_splits(path: str, subset: str | None = None) -> tuple[list[Row], list[R
 
 
 def check_path(path: str) -> None:
-    """Refuse a path that leads nowhere; what may be a name on the hub passes unasked."""
+    """Refuse a missing path; what may be a name on the hub passes."""
     local = Path(path).expanduser()
     if local.is_dir() or local.is_file():
         return
@@ -79,15 +78,10 @@ def check_path(path: str) -> None:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of one file, by its suffix.
-
-    Raises:
-        ValueError: for a row that cannot be read, with its file and line.
-    """
-    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv}
-    readers[".parquet"] = _read_parquet
+    """The rows of one file, by its suffix; errors name file and line."""
+    readers = dict(zip(SUFFIXES, (_read_jsonl, _read_json, _read_csv, _read_parquet)))
     if path.suffix not in readers:
-        raise ValueError(f"{path} is none of {', '.join(SUFFIXES)}: convert it to one of them")
+        raise ValueError(f"{path} must be one of {', '.join(SUFFIXES)}")
     return readers[path.suffix](path)
 
 
@@ -115,7 +109,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 def _read_json(path: Path) -> Iterator[Row]:
     rows = _parse_json(path.read_bytes(), str(path))
     if not isinstance(rows, list):
-        raise ValueError(f"{path} holds no list of rows: write one object a line into a .jsonl")
+        raise ValueError(f"{path} has no list of rows: write one object per line into a .jsonl")
     for number, row in enumerate(rows, start=1):
         place = f"{path}: row {number}"
         yield Row(place, _object(row, place))
@@ -124,14 +118,14 @@ def _read_json(path: Path) -> Iterator[Row]:
 def _parse_json(text: bytes, place: str) -> Any:
     try:
         return json.loads(text.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # also bytes that are no text, and huge integers
+    except (ValueError, RecursionError) as error:  # also invalid UTF-8 and huge integers
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise ValueError(f"{place}: not JSON ({reason})") from error
 
 
 def _object(row: Any, place: str) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise ValueError(f"{place}: a row is an object of columns, not {type(row).__name__}")
+        raise ValueError(f"{place}: a row must be an object, not {type(row).__name__}")
     return row
 
 
@@ -142,7 +136,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
             for row in reader:
                 place = f"{path}:{reader.line_num}"
                 if None in row or None in row.values():
-                    raise ValueError(f"{place}: more or fewer fields than the first line names")
+                    raise ValueError(f"{place}: more or fewer fields than the header")
                 yield Row(place, dict(row))
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path}:{reader.line_num + 1}: not CSV ({error})") from error
@@ -170,18 +164,18 @@ def _read_hub(name: str, subset: str | None) -> tuple[list[Row], list[Row] | Non
     try:
         splits = datasets.load_dataset(name, subset)
     except Exception as error:
-        # The hub's client raises a dozen unrelated types for one fact: it is not to be had.
+        # The hub's client raises a dozen unrelated types.
         offline = os.environ.get("HF_HUB_OFFLINE") == "1"
         reason = " (HF_HUB_OFFLINE is set, or there is no network)" if offline else ""
         first = str(error).partition("\n")[0][:200]
         raise ValueError(
-            f"{name!r} is no local file, and the hub does not give it{reason}: "
+            f"{name!r} is not a local file and cannot be loaded from the hub{reason}: "
             f"{type(error).__name__}: {first}"
         ) from error
-    assert isinstance(splits, dict)  # without a split's name load_dataset gives all of them
+    assert isinstance(splits, dict)  # all splits, since none is named
     found = {str(part): _hub_rows(name, str(part), splits[part]) for part in splits}
     if "train" not in found:
-        # MATH-500 and its like have a test split alone: it is divided like a single file.
+        # MATH-500, for instance, has only a test split: divide it like a single file.
         return next(iter(found.values())), None
     return found["train"], next((found[part] for part in _EVAL_NAMES if part in found), None)
 

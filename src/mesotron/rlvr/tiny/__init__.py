@@ -1,10 +1,115 @@
-"""The shipped model: a Llama of about a million parameters with a tokenizer of its own.
+"""The shipped tiny model: a Llama of about a million parameters and its tokenizer.
 
-`tokenizer` and `network` say what it is, `weights/` is what `mesotron sft` made of it, and
-docs/tiny.md has the command that makes it again.
+`weights/` is what `python -m mesotron.rlvr.tiny` makes of a random start (docs/tiny.md).
 """
 
-from mesotron.rlvr.tiny.network import build_network, tiny_config
-from mesotron.rlvr.tiny.tokenizer import build_tokenizer
+from __future__ import annotations
 
-__all__ = ["build_network", "build_tokenizer", "tiny_config"]
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.prompts import SYSTEM
+
+VOCABULARY = 512
+PAD, END = "<|pad|>", "<|im_end|>"
+ROLES = ("system", "user", "assistant")
+# A role is one token, where ChatML has three: short prompts are fast.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|im_end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+# The sentences that begin every prompt, one token each for the same reason.
+SENTENCES = (SYSTEM, *(f" {form.instruction}" for form in FORMATS.values()))
+# A word or a TeX command; one digit; one sign; each with the space before it; a line break. The
+# first alternative that matches wins.
+PIECES = r" ?\\?[A-Za-z]+\{?| ?\d| ?[^\sA-Za-z\d]|\s"
+
+
+def tiny_config(vocabulary: int) -> LlamaConfig:
+    """The sizes of the shipped model: wide and shallow, since a decoding step on a CPU costs
+    Python's time per layer and little for the width.
+
+    Example:
+        >>> tiny_config(512).hidden_size
+        128
+    """
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        attention_dropout=0.0,
+    )
+
+
+def build_network(tokenizer: Any, seed: int = 0) -> LlamaForCausalLM:
+    """A tiny model with random weights, in float32 on the CPU.
+
+    Args:
+        tokenizer: gives the vocabulary size and the pad and end tokens.
+        seed: of the weights; torch's global generator is not touched.
+    """
+    config = tiny_config(len(tokenizer))
+    config.pad_token_id = tokenizer.pad_token_id
+    config.eos_token_id = tokenizer.eos_token_id
+    config.bos_token_id = None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def build_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    r"""Train a byte-level BPE tokenizer in which every digit is a token.
+
+    Args:
+        texts: prompts and solutions to learn merges from.
+        vocabulary: number of tokens including bytes and special tokens; the sentences that begin
+            every prompt come on top.
+
+    Returns:
+        A Transformers tokenizer with a chat template; pads on the left, ends with <|im_end|>.
+
+    Example:
+        >>> tokenizer = build_tokenizer(["Mia has 12 apples."] * 9)
+        >>> tokenizer.tokenize("Mia has 12")
+        ['Mia', 'Ġhas', 'Ġ1', '2']
+        >>> tokenizer.decode(tokenizer.encode(r"\boxed{12}"))
+        '\\boxed{12}'
+    """
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    roles = [f"<|{role}|>" for role in ROLES]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, END, *roles],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    core.add_tokens([AddedToken(sentence, normalized=False) for sentence in SENTENCES])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=END,
+        padding_side="left",
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        additional_special_tokens=roles,
+    )

@@ -1,7 +1,7 @@
-"""Cost during a run: a metric in every row, and a stop before the step that would cross a limit.
+"""Cost during a run: time and dollars in every row, and a stop before a limit is crossed.
 
-What was spent is kept in the run's spent.json, so that a resumed run goes on counting, the steps
-that were lost with a kill included.
+What was spent is kept in the run's spent.json, so a resumed run keeps counting, including steps
+that were lost when it was killed.
 """
 
 import time
@@ -17,60 +17,51 @@ from mesotron.runs.processes import is_main
 from mesotron.watch.budget import Meter, limits_of
 from mesotron.watch.callback import broadcast
 
-# Seconds between two writings of spent.json: each waits for the disk.
-WRITE_EVERY = 10.0
+WRITE_EVERY = 10.0  # seconds between writes of spent.json
 
 
 @contextmanager
 def metered(
     config: TrainConfig | SftConfig, run: RunFolder, began: float | None
 ) -> Iterator[Meter]:
-    """The meter of a run for one session; what was spent is written down however it ends.
+    """The meter of one session; what was spent is written when the session ends.
 
     Args:
-        config: with the limits; a run whose budget has no room for a step is refused.
-        run: whose spent.json says what earlier sessions took.
-        began: when the command began, on `time.monotonic`; now if None.
+        config: with the limits.
+        run: its spent.json has what earlier sessions took.
+        began: start of the command on `time.monotonic`; None for now.
+
+    Raises:
+        ValueError: the budget is spent, or less than one step is left of it.
     """
     earlier = run.load("spent") or {"seconds": 0.0, "dollars": None}
-    before, paid, step = earlier["seconds"], earlier["dollars"], earlier.get("step") or 0.0
-    meter = Meter(limits_of(config), before=before, paid=paid, began=began)
+    step = earlier.get("step") or 0.0
+    meter = Meter(
+        limits_of(config), before=earlier["seconds"], paid=earlier["dollars"], began=began
+    )
     if config.budget is not None:
-        refuse_without_room(meter, run, config.budget, step)
+        # This session has not timed a step yet, so only this check can stop the first one.
+        spent = meter.dollars(meter.before) or 0.0
+        after_step = meter.dollars(meter.before + step) or 0.0
+        if spent >= config.budget or after_step > config.budget:
+            left = f", too little for a step of {step:.3g} s" if spent < config.budget else ""
+            raise ValueError(
+                f"{run.path} has spent {spent:.2f} of its budget of {config.budget:g} dollars"
+                f"{left}: raise --budget"
+            )
     try:
         yield meter
     finally:
         write_spent(meter, run, step)
 
 
-def refuse_without_room(meter: Meter, run: RunFolder, budget: float, step: float) -> None:
-    """Refuse a run whose budget is spent but for less than a step.
-
-    A session has timed no step of its own yet, so that nothing else would keep it from the first.
-
-    Args:
-        meter: of the run; its price is known where there is a budget.
-        run: for the sentence.
-        budget: in dollars.
-        step: seconds of a step in the session before; 0 if it made none.
-    """
-    spent, then = meter.dollars(meter.before) or 0.0, meter.dollars(meter.before + step) or 0.0
-    if spent < budget and then <= budget:
-        return
-    room = f", which leaves no room for a step of {step:.3g} s" if spent < budget else ""
-    raise ValueError(
-        f"{run.path} has spent {spent:.2f} of its budget of {budget:g} dollars{room}: give a "
-        "larger --budget"
-    )
-
-
 def write_spent(meter: Meter, run: RunFolder, earlier_step: float | None = None) -> None:
-    """Write down what was spent up to now; of several processes the main one does.
+    """Write spent.json from the main process.
 
     Args:
         meter: of the run.
-        run: whose spent.json is written.
-        earlier_step: seconds of a step in the session before, for one that made none.
+        run: its folder.
+        earlier_step: seconds per step of the session before, if this one made no step.
     """
     if is_main():
         meter.now = meter.clock()
@@ -79,16 +70,16 @@ def write_spent(meter: Meter, run: RunFolder, earlier_step: float | None = None)
 
 
 class Spending(TrainerCallback):
-    """Puts time and cost into each row, and ends training before a limit is crossed.
+    """Logs time and cost in each row and stops training before a limit is crossed.
 
     Args:
         meter: of the run.
         run: its folder.
-        trainer: whose rows; TRL collects a row's metrics in `_metrics`.
-        eval_every: steps between two evaluations; 0 for none.
+        trainer: TRL collects a row's metrics in its `_metrics`.
+        eval_every: steps between evaluations; 0 for none.
 
     Attributes:
-        stopped_by: why training was ended, or None.
+        stopped_by: why training was stopped, or None.
     """
 
     def __init__(self, meter: Meter, run: RunFolder, trainer: Any, eval_every: int = 0) -> None:
@@ -98,7 +89,6 @@ class Spending(TrainerCallback):
         self._written = time.monotonic()
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Time the first step from here."""
         self.meter.start()
 
     def on_step_end(
@@ -108,27 +98,25 @@ class Spending(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Measure; ask for a checkpoint and the end if the next step would not fit."""
         self.meter.step()
         left = state.max_steps - state.global_step
         for name, value in spending_row(self.meter, left).items():
             self.trainer._metrics["train"][name].append(value)
         evaluates = self.eval_every > 0 and (state.global_step + 1) % self.eval_every == 0
-        why = broadcast(self.meter.refusal(evaluates)) if left else None
-        if why is not None:
-            self.stopped_by = why
+        reason = broadcast(self.meter.refusal(evaluates)) if left else None
+        if reason is not None:
+            self.stopped_by = reason
             control.should_save = control.should_training_stop = True
         if time.monotonic() - self._written > WRITE_EVERY:
             self._written = time.monotonic()
             write_spent(self.meter, self.run)
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        """Saving takes time too."""
         self.meter.saved()
 
 
 def spending_row(meter: Meter, steps_left: int) -> dict[str, float]:
-    """time/* in seconds and, where the price is known, cost/* in dollars.
+    """time/* in seconds and, if the price is known, cost/* in dollars.
 
     Example:
         >>> from mesotron.watch.budget import Limits
@@ -141,9 +129,8 @@ def spending_row(meter: Meter, steps_left: int) -> dict[str, float]:
     """
     projected = meter.projected(steps_left)
     seconds = {"spent": meter.spent} | ({} if projected is None else {"projected": projected})
-    found = {f"time/{name}": value for name, value in seconds.items()}
+    row = {f"time/{name}": value for name, value in seconds.items()}
     for name, value in seconds.items():
-        cost = meter.dollars(value)
-        if cost is not None:
-            found[f"cost/{name}"] = cost
-    return found
+        if (cost := meter.dollars(value)) is not None:
+            row[f"cost/{name}"] = cost
+    return row

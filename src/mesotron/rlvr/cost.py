@@ -1,0 +1,261 @@
+"""`mesotron plan`: steps, tokens, hours and dollars of a run before it starts.
+
+Steps and epochs need only the number of problems; hours and dollars need seconds per step, which
+are measured here or given. Further rounds of dynamic sampling and evaluations are not in the hours.
+"""
+
+import math
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mesotron.config import PRICES_AS_OF, PlanConfig, TrainConfig
+from mesotron.config.base import from_plain
+from mesotron.rlvr.objectives import first_round_prompts, resolve
+from mesotron.rlvr.tasks.load import GENERATED, load_task
+from mesotron.rlvr.train import check, check_enough, check_installed, set_library_variables
+from mesotron.runs import RunFolder
+from mesotron.runs.console import spell_time
+from mesotron.runs.folder import plain
+from mesotron.runs.processes import num_processes
+from mesotron.watch.budget import Limits, StepMath, limits_of, step_math
+
+CALIBRATION_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Speed of a run, as measured or given.
+
+    Args:
+        seconds_per_step: of one optimizer step; None if unknown.
+        completion_tokens: of a typical completion.
+        source: where both come from, in words.
+    """
+
+    seconds_per_step: float | None
+    completion_tokens: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Size, time and cost of a run.
+
+    Args:
+        num_prompts: training problems.
+        maths: of a step and of an epoch.
+        steps: of the run.
+        tokens: sampled in the run: at least, expected, at most.
+        pace: speed.
+        limits: price and budget.
+    """
+
+    num_prompts: int
+    maths: StepMath
+    steps: int
+    tokens: tuple[float, float, float]
+    pace: Pace
+    limits: Limits
+
+    def seconds(self, steps: float) -> float | None:
+        """Time of `steps`; None if the pace is unknown."""
+        pace = self.pace.seconds_per_step
+        return None if pace is None else steps * pace
+
+    def dollars(self, steps: float) -> float | None:
+        """Cost of `steps`; None if pace or price are unknown."""
+        seconds, price = self.seconds(steps), self.limits.price
+        return None if seconds is None or price is None else seconds / 3600 * price
+
+    @property
+    def affordable_steps(self) -> int | None:
+        """Steps within budget and time limit; None without a pace or a limit."""
+        one_step, one_cost = self.seconds(1), self.dollars(1)
+        fits = []
+        if self.limits.dollars is not None and one_cost:
+            fits.append(self.limits.dollars / one_cost)
+        if self.limits.seconds is not None and one_step:
+            fits.append(self.limits.seconds / one_step)
+        return math.floor(min(fits) * (1 + 1e-9)) if fits else None
+
+
+def run(config: PlanConfig) -> int:
+    """Print the estimate of a run."""
+    check(config)
+    limits_of(config)
+    num_prompts = count_prompts(config)
+    set_library_variables(config)
+    pace = find_pace(config, num_prompts)
+    show(estimate(config, num_prompts, pace), config, Console(highlight=False))
+    return 0
+
+
+def count_prompts(config: PlanConfig) -> int:
+    """Number of training problems: given, or counted."""
+    task = config.task
+    if task.name == "arith":
+        return GENERATED if task.num_train is None else task.num_train
+    # A file may have fewer than requested; a hub dataset is not downloaded to find out.
+    local = task.path is not None or task.num_train is None
+    return len(load_task(task).train) if local else task.num_train or 0
+
+
+def find_pace(config: PlanConfig, num_prompts: int) -> Pace:
+    """Measure or read the pace."""
+    length = config.completion_tokens or config.rollout.max_tokens / 2
+    if config.calibrate:
+        check_installed()
+        return calibrate(config)
+    if config.tokens_per_second:
+        per_step = completions_per_update(config, num_prompts) * length / config.tokens_per_second
+        return Pace(per_step, length, f"{config.tokens_per_second:g} tokens per second, as given")
+    if config.seconds_per_step:
+        return Pace(config.seconds_per_step, length, "as given")
+    return Pace(None, length, "unknown: add --calibrate or --seconds-per-step")
+
+
+def calibrate(config: PlanConfig) -> Pace:
+    """Time a few steps on this machine; the first, a warm-up, is not counted.
+
+    Rollouts that serve several updates are counted whole.
+    """
+    from transformers import TrainerCallback
+
+    from mesotron.rlvr.answers.verify import Verifier
+    from mesotron.rlvr.session import build_trainer, load, quiet_libraries
+
+    moments: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            moments.append(time.monotonic())
+
+        def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+            if "loss" in (logs or {}):
+                moments.append(time.monotonic())
+
+    quiet_libraries()
+    updates = config.rollout.updates
+    steps = CALIBRATION_STEPS * updates
+    known = plain(TrainConfig()).keys()
+    values = {key: value for key, value in plain(config).items() if key in known}
+    short = replace(
+        from_plain(TrainConfig, values), steps=steps, save_every=0, guard="off", report_to=()
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Verifier(config.reward.timeout) as verifier,
+    ):
+        run = RunFolder.create(Path(folder) / "run", short, {})
+        trainer = build_trainer(load(short, verifier), run)
+        trainer.add_callback(Clock())
+        trainer.train()
+    key = "completions/mean_length"
+    lengths = [row[key] for row in trainer.state.log_history if key in row]
+    seconds = (moments[-1] - moments[updates]) / (steps - updates)
+    length = config.completion_tokens or mean(lengths)
+    source = f"{steps} steps on this machine, {length:.3g} tokens per completion"
+    return Pace(seconds, length, source)
+
+
+def completions_per_update(config: PlanConfig, num_prompts: int) -> float:
+    """Completions sampled per optimizer step, without further rounds of dynamic sampling."""
+    first = first_round_prompts(config.objective, config.rollout, num_processes())
+    return maths_of(config, num_prompts).completions_per_update * first / config.rollout.prompts
+
+
+def maths_of(config: PlanConfig, num_prompts: int) -> StepMath:
+    """The step math of a config; a corewarding anchor samples beside the policy."""
+    rollout = config.rollout
+    objective = resolve(config.objective, rollout.generations)
+    beside = (objective.momentum_generations or 0) if objective.name == "corewarding" else 0
+    check_enough(num_prompts, config)
+    return step_math(num_prompts, rollout.prompts, rollout.generations + beside, rollout.updates)
+
+
+def estimate(config: PlanConfig, num_prompts: int, pace: Pace) -> Estimate:
+    """The estimate for a config, its number of problems and its pace.
+
+    Example:
+        >>> from mesotron.config import RolloutConfig
+        >>> config = PlanConfig(rollout=RolloutConfig(prompts=4, generations=4), steps=1250,
+        ...     price=3.6, budget=0.9)
+        >>> result = estimate(config, 5000, Pace(2.0, 100.0, "as given"))
+        >>> result.maths.updates_per_epoch, result.dollars(1250), result.affordable_steps
+        (1250, 2.5, 450)
+    """
+    maths = maths_of(config, num_prompts)
+    # The last rollout is sampled whole, though the run may end within its updates.
+    updates = config.rollout.updates * math.ceil(config.steps / config.rollout.updates)
+    first = completions_per_update(config, num_prompts) * updates
+    further = 0.0
+    if config.objective.dynamic_sampling == "resample":
+        rounds = config.objective.dynamic_max_rounds - 1
+        further = maths.completions_per_update * updates * rounds
+    tokens = (
+        first,
+        first * pace.completion_tokens,
+        (first + further) * config.rollout.max_tokens,
+    )
+    return Estimate(num_prompts, maths, config.steps, tokens, pace, limits_of(config))
+
+
+def show(result: Estimate, config: PlanConfig, console: Console) -> None:
+    """Print the estimate as a table."""
+    maths, steps, pace = result.maths, result.steps, result.pace
+    sampled, trained = (
+        completions_per_update(config, result.num_prompts),
+        maths.completions_per_update,
+    )
+    completions = f"{trained:,g}"
+    if sampled != trained:
+        further = " or more" if config.objective.dynamic_max_rounds > 1 else ""
+        completions += f", chosen from {sampled:,g}{further}"
+    speed = pace.source
+    if pace.seconds_per_step is not None:
+        speed = f"{pace.seconds_per_step:.3g} s per step ({pace.source})"
+    table = Table(title=f"{config.recipe}: {steps:,} steps", show_header=False)
+    rows = [
+        ("training problems", f"{result.num_prompts:,}"),
+        ("prompts per update", f"{maths.prompts_per_update:,g}"),
+        ("completions per update", completions),
+        ("updates per epoch", f"{maths.updates_per_epoch:,}"),
+        ("completions per epoch", f"{maths.completions_per_epoch:,}"),
+        ("epochs of this run", f"{steps / maths.updates_per_epoch:.3g}"),
+        (
+            "tokens sampled, at least / expected / at most",
+            " / ".join(f"{tokens:,.0f}" for tokens in result.tokens),
+        ),
+        ("pace", speed),
+        *_time_and_money(result, config),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    if config.gpu and config.price is None:
+        console.print(f"price of {config.gpu} as of {PRICES_AS_OF}; --price sets your own")
+    console.print("evaluations and start-up are not in the hours")
+
+
+def _time_and_money(result: Estimate, config: PlanConfig) -> list[tuple[str, str]]:
+    rows = []
+    for what, steps in (("this run", result.steps), ("one epoch", result.maths.updates_per_epoch)):
+        seconds, dollars = result.seconds(steps), result.dollars(steps)
+        if seconds is not None:
+            cost = "" if dollars is None else f", {dollars:,.2f} dollars"
+            rows.append((f"time of {what}", f"{spell_time(seconds)}{cost}"))
+    affordable = result.affordable_steps
+    if affordable is not None:
+        limits = [f"{config.budget:g} dollars"] * (config.budget is not None)
+        limits += [str(config.time_limit)] * (config.time_limit is not None)
+        share = affordable / result.maths.updates_per_epoch
+        enough = "all of this run" if affordable >= result.steps else f"{affordable:,} steps of it"
+        rows.append((f"{' and '.join(limits)} buy", f"{enough}; {share:.3g} epochs"))
+    return rows

@@ -1,1 +1,0 @@
-"""What a run will cost, and what it has cost so far."""

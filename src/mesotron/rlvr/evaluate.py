@@ -1,0 +1,512 @@
+"""Evaluation: greedy and sampled scores of a model on problems, and `mesotron eval`.
+
+Strict means right in the requested format; lenient means right wherever the answer is found.
+Torch is imported only when a model is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from mesotron.config import EvalConfig, ModelConfig, TaskConfig, TrainConfig
+from mesotron.config.base import from_plain
+from mesotron.rlvr.answers.facts import Facts, Judge, summarise
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.models import check_name
+from mesotron.rlvr.prompts import render_prompts
+from mesotron.rlvr.run_defaults import run_of
+from mesotron.rlvr.scores import (
+    Score,
+    Transcript,
+    bootstrap,
+    majority_right,
+    pass_at_k,
+    powers_of_two,
+    side_by_side,
+    wilson,
+)
+from mesotron.rlvr.tasks.load import check_task, load_task
+from mesotron.rlvr.tasks.problem import Problem
+from mesotron.rlvr.train import needs_hub, set_library_variables
+from mesotron.runs import RunFolder, newest_whole
+from mesotron.runs.hub import go_offline_without_network
+from mesotron.runs.lines import check_writable
+
+if TYPE_CHECKING:
+    import torch
+
+    from mesotron.rlvr.decode import Completion
+
+SHOWN_PAIRS = 4
+# Smaller differences are not worth a sentence even if they are significant.
+MIN_GAP = 0.03
+MANY_TRUNCATED = 0.05
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Scores of greedy completions, one per problem."""
+
+    strict: Score
+    lenient: Score
+    by_level: dict[str, Score]
+    """Strict accuracy by level of difficulty, where problems have one."""
+    rates: dict[str, float]
+    """facts/parsed, facts/formatted and so on, as in training."""
+    mean_tokens: float
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Scores of several sampled completions per problem."""
+
+    samples: int
+    temperature: float
+    pass_at: dict[int, Score]
+    """Strict pass@k for k = 1, 2, 4, ..., samples."""
+    lenient: Score
+    """Lenient pass@1."""
+    majority: Score
+    """Strict accuracy of the most frequent answer."""
+    mixed: float
+    """Share of problems with both right and wrong samples: those that give a gradient."""
+    rates: dict[str, float]
+    mean_tokens: float
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Result of one evaluation."""
+
+    model: str
+    problems: int
+    greedy: Greedy
+    sampled: Sampled | None
+    findings: list[str]
+    """Gaps between the numbers that mislead, in words; empty if there are none."""
+    transcripts: list[Transcript]
+    """The greedy completion of every problem."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    problems: Sequence[Problem],
+    task: TaskConfig,
+    *,
+    examples: Sequence[Problem] = (),
+    name: str = "model",
+    max_tokens: int = 256,
+    samples: int = 8,
+    temperature: float = 1.0,
+    batch: int | None = None,
+    seed: int = 0,
+    judge: Judge | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> EvalResult:
+    """Evaluate a model on problems.
+
+    Args:
+        model: a causal language model; set to evaluation mode and back.
+        tokenizer: its tokenizer.
+        problems: such as `load_task(task).eval`.
+        task: format, system prompt and few-shot examples of the prompts.
+        examples: `Task.examples`, if the task has few-shot examples.
+        name: name of the model in the result.
+        max_tokens: longest completion.
+        samples: sampled completions per problem beside the greedy one; 0 for greedy only.
+        temperature: of the samples.
+        batch: completions generated at once; None: what fits into memory.
+        seed: of the samples and the bootstrap.
+        judge: checks answers; None makes one for the task's format.
+        progress: called with the number of completions just finished.
+
+    Returns:
+        Scores with 95% intervals over problems, findings, and every greedy transcript.
+    """
+    if not problems:
+        raise ValueError("there is no problem to evaluate on: raise --task.num-eval above 0")
+    from mesotron.rlvr.decode import generate
+
+    prompts = render_prompts(problems, task, tokenizer, examples)
+    was_training = model.training
+    model.eval()
+    how: dict[str, Any] = {"max_tokens": max_tokens, "batch": batch, "progress": progress}
+    greedy = generate(model, tokenizer, prompts, **how)
+    repeated = [prompt for prompt in prompts for _ in range(samples)]
+    sampled = generate(model, tokenizer, repeated, temperature=temperature, seed=seed, **how)
+    model.train(was_training)
+    with ExitStack() as stack:
+        judge = judge or Judge(FORMATS[task.format], stack.enter_context(Verifier()))
+        facts = _judge(judge, greedy, problems)
+        repeated = [problem for problem in problems for _ in range(samples)]
+        sampled_facts = _judge(judge, sampled, repeated)
+    greedy_scores = score_greedy(greedy, facts, problems)
+    sampled_scores = (
+        score_sampled(sampled, sampled_facts, samples, temperature, seed) if samples else None
+    )
+    return EvalResult(
+        model=name,
+        problems=len(problems),
+        greedy=greedy_scores,
+        sampled=sampled_scores,
+        findings=_find(greedy_scores, sampled_scores, facts, sampled_facts, seed),
+        transcripts=[
+            Transcript(
+                id=problem.id,
+                question=problem.question,
+                gold=problem.gold,
+                completion=completion.text,
+                answer=fact.answer,
+                correct=fact.correct,
+                correct_unformatted=fact.correct_unformatted,
+                truncated=fact.truncated,
+            )
+            for problem, completion, fact in zip(problems, greedy, facts, strict=True)
+        ],
+    )
+
+
+def _judge(
+    judge: Judge, completions: Sequence[Completion], problems: Sequence[Problem]
+) -> list[Facts]:
+    texts = [completion.text for completion in completions]
+    truncated = [completion.truncated for completion in completions]
+    return judge.judge(texts, [problem.gold for problem in problems], truncated)
+
+
+def score_greedy(
+    completions: Sequence[Completion], facts: Sequence[Facts], problems: Sequence[Problem]
+) -> Greedy:
+    """Accuracy of one completion per problem, with Wilson's interval."""
+    levels: dict[str, list[bool]] = {}
+    for problem, fact in zip(problems, facts, strict=True):
+        if problem.level is not None:
+            levels.setdefault(str(problem.level), []).append(fact.correct)
+    return Greedy(
+        strict=wilson(sum(fact.correct for fact in facts), len(facts)),
+        lenient=wilson(sum(map(_lenient, facts)), len(facts)),
+        by_level={level: wilson(sum(ok), len(ok)) for level, ok in sorted(levels.items())},
+        rates=summarise(list(facts)),
+        mean_tokens=_mean_tokens(completions),
+    )
+
+
+def score_sampled(
+    completions: Sequence[Completion],
+    facts: Sequence[Facts],
+    samples: int,
+    temperature: float,
+    seed: int,
+) -> Sampled:
+    """pass@k, majority vote and the share of mixed groups; a problem's samples are adjacent."""
+    groups = _in_groups(facts, samples)
+    right = [sum(fact.correct for fact in group) for group in groups]
+    majority = [
+        majority_right([f.answer for f in group], [f.correct for f in group]) for group in groups
+    ]
+    return Sampled(
+        samples=samples,
+        temperature=temperature,
+        pass_at={
+            k: bootstrap([pass_at_k(samples, c, k) for c in right], seed)
+            for k in powers_of_two(samples)
+        },
+        lenient=bootstrap([sum(map(_lenient, group)) / samples for group in groups], seed),
+        majority=bootstrap(majority, seed),
+        mixed=sum(0 < c < samples for c in right) / len(groups),
+        rates=summarise(list(facts)),
+        mean_tokens=_mean_tokens(completions),
+    )
+
+
+def _in_groups(facts: Sequence[Facts], samples: int) -> list[Sequence[Facts]]:
+    return [facts[i : i + samples] for i in range(0, len(facts), samples)]
+
+
+def _lenient(fact: Facts) -> bool:
+    return fact.correct or fact.correct_unformatted
+
+
+def _mean_tokens(completions: Sequence[Completion]) -> float:
+    return sum(len(completion.ids) for completion in completions) / len(completions)
+
+
+def _find(
+    greedy: Greedy,
+    sampled: Sampled | None,
+    facts: Sequence[Facts],
+    sampled_facts: Sequence[Facts],
+    seed: int,
+) -> list[str]:
+    findings = describe_format(greedy.strict.value, greedy.lenient.value, "greedy")
+    findings += describe_rates(greedy.rates, "greedy")
+    if sampled is None:
+        return findings
+    # Paired by problem, so that the noise of problems cancels.
+    gap = bootstrap(
+        [
+            float(fact.correct) - sum(f.correct for f in group) / sampled.samples
+            for fact, group in zip(facts, _in_groups(sampled_facts, sampled.samples), strict=True)
+        ],
+        seed,
+    )
+    mean = sampled.pass_at[1].value
+    findings += describe_temperature(gap, greedy.strict.value, mean, sampled.temperature)
+    findings += describe_format(mean, sampled.lenient.value, "sampled")
+    return findings
+
+
+def describe_temperature(
+    gap: Score, greedy: float, sampled: float, temperature: float
+) -> list[str]:
+    """A significant gap between greedy accuracy and pass@1."""
+    if abs(gap.value) < MIN_GAP or gap.low <= 0 <= gap.high:
+        return []
+    if gap.value > 0:
+        return [
+            f"greedy accuracy is {greedy:.1%}, pass@1 at temperature {temperature:g} is "
+            f"{sampled:.1%}: compare models under one of the two only; training at this "
+            "temperature optimizes the lower number"
+        ]
+    return [
+        f"pass@1 at temperature {temperature:g} is {sampled:.1%}, greedy accuracy only "
+        f"{greedy:.1%}: greedy completions may repeat themselves; read a few transcripts"
+    ]
+
+
+def describe_format(strict: float, lenient: float, where: str) -> list[str]:
+    """Right answers outside the requested format."""
+    if lenient - strict < MIN_GAP:
+        return []
+    return [
+        f"{where}: {lenient - strict:.1%} of the answers are right but not in the asked format "
+        f"({strict:.1%} strict, {lenient:.1%} lenient): the model lost, or never had, the form; "
+        "reward the format, or give it a cold start with mesotron sft"
+    ]
+
+
+def describe_rates(rates: Mapping[str, float], where: str) -> list[str]:
+    """Many truncated completions; golds that cannot be read."""
+    findings = []
+    if (cut := rates["facts/truncated"]) > MANY_TRUNCATED:
+        findings.append(
+            f"{where}: {cut:.1%} of the completions hit the token limit: raise --max-tokens"
+        )
+    if (bad := rates["facts/gold_unparseable"]) > 0:
+        findings.append(
+            f"{bad:.1%} of the gold answers cannot be read and count as wrong: fix the data"
+        )
+    return findings
+
+
+# What is evaluated.
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to evaluate: a run, a checkpoint, a model folder or a model's name."""
+
+    name: str
+    model: ModelConfig
+    adapter: Path | None = None
+    """Folder with LoRA weights to merge into the model."""
+    start: ModelConfig | None = None
+    """The model that the run started from; None if this is not a run."""
+
+    def load(self, device: torch.device) -> tuple[Any, Any]:
+        """The model, with LoRA weights merged, and its tokenizer."""
+        from mesotron.rlvr.models import load_model
+
+        model, tokenizer = load_model(self.model, device)
+        return (_merge_adapter(model, self.adapter) if self.adapter else model), tokenizer
+
+
+def find_subject(name: str) -> Subject:
+    """Resolve a run folder, a checkpoint in one, a model folder, or a model's name.
+
+    Raises:
+        ValueError: for a run without a checkpoint, or not of a language model.
+    """
+    path = Path(name).expanduser()
+    if name.rstrip("/") == "runs/last" and not path.exists():
+        raise ValueError(
+            "there is no run in runs/last yet: train one with mesotron train, or name a model, "
+            "such as mesotron eval tiny"
+        )
+    run = run_of(name)
+    if run is None:
+        check_name(name)
+        return Subject(name, ModelConfig(name=name))
+    checkpoint = path
+    if not path.name.startswith("checkpoint-"):
+        newest, damaged = newest_whole(run.checkpoints)
+        if newest is None:
+            raise ValueError(
+                f"{name} has no complete checkpoint: {'; '.join(damaged) or 'none yet'}"
+            )
+        checkpoint = newest.path
+    return _subject_of_run(run, checkpoint, name)
+
+
+def _subject_of_run(run: RunFolder, checkpoint: Path, name: str) -> Subject:
+    config, source = run.config, str(run.path / "config.json")
+    if not isinstance(config.get("task"), Mapping) or not isinstance(config.get("model"), Mapping):
+        raise ValueError(f"{run.path} is not a run of a language model: {source} has no task")
+    start = from_plain(ModelConfig, config["model"], source)
+    with_adapter = (checkpoint / "adapter_config.json").is_file()
+    return Subject(
+        name=name,
+        model=start if with_adapter else replace(start, name=str(checkpoint)),
+        adapter=checkpoint if with_adapter else None,
+        start=start,
+    )
+
+
+def _merge_adapter(model: Any, folder: Path) -> Any:
+    """Merge LoRA weights into a model; only safetensors are read."""
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    weights = folder / "adapter_model.safetensors"
+    if not weights.is_file():
+        raise ValueError(f"{folder} has an adapter_config.json but no {weights.name}")
+    wrapped = get_peft_model(model, LoraConfig.from_pretrained(str(folder)))
+    loaded = set_peft_model_state_dict(wrapped, load_file(weights))
+    if loaded.unexpected_keys:
+        raise ValueError(
+            f"{folder} has LoRA weights of another model: {loaded.unexpected_keys[0]} is not in "
+            "this one"
+        )
+    return wrapped.merge_and_unload().eval()
+
+
+# mesotron eval
+
+
+def run(config: EvalConfig) -> int:
+    """Evaluate a model and what it is compared with; print, and write JSON if requested."""
+    check_task(config.task)
+    if config.out is not None:
+        check_writable(config.out, "eval.json")
+    names = [config.model, *([config.against] if config.against else [])]
+    settings = [TrainConfig(model=ModelConfig(name=name), task=config.task) for name in names]
+    set_library_variables(max(settings, key=needs_hub))  # one that needs the hub, if any does
+    go_offline_without_network()
+    subject = find_subject(config.model)
+    other = find_subject(config.against) if config.against else None
+    if other is None and subject.start is not None:
+        other = Subject(f"{subject.start.name} (start)", subject.start)
+    results = _evaluate_all([subject] if other is None else [other, subject], config)
+    show(results, Console())
+    if config.out is not None:
+        text = json.dumps([result.to_json() for result in results], indent=1, ensure_ascii=False)
+        config.out.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def _evaluate_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalResult]:
+    from mesotron.optim.device import choose_device
+
+    device = choose_device(config.device, config.threads)
+    task = load_task(config.task)
+    results = []
+    total = len(subjects) * len(task.eval) * (1 + config.samples)
+    with Verifier() as verifier, _progress_bar(total) as advance:
+        for subject in subjects:
+            model, tokenizer = subject.load(device)
+            result = evaluate(
+                model,
+                tokenizer,
+                task.eval,
+                config.task,
+                examples=task.examples,
+                name=subject.name,
+                max_tokens=config.max_tokens,
+                samples=config.samples,
+                temperature=config.temperature,
+                batch=config.batch,
+                seed=config.seed,
+                judge=Judge(task.format, verifier),
+                progress=advance,
+            )
+            results.append(result)
+    return results
+
+
+@contextmanager
+def _progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        job = bar.add_task("", total=total)
+        yield lambda count: bar.advance(job, count)
+
+
+def show(results: Sequence[EvalResult], console: Console) -> None:
+    """Print the scores, the findings, and a few transcripts if there are two models."""
+    if len(results) == 2:
+        before, after = results
+        names = (before.model, after.model)
+        console.print(side_by_side(before.transcripts, after.transcripts, SHOWN_PAIRS, names))
+    console.print(score_table(results))
+    for result in results:
+        for sentence in result.findings:
+            line = f"{result.model}: {sentence}" if len(results) > 1 else sentence
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def score_table(results: Sequence[EvalResult]) -> Table:
+    """Scores as rows, models as columns; for two models also the paired difference."""
+    title = f"{results[0].problems} held-out problems, 95% intervals over problems"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for result in results:
+        table.add_column(result.model, justify="right")
+    columns = [_score_column(result) for result in results]
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
+    if len(results) == 2:
+        pairs = zip(*(result.transcripts for result in results), strict=True)
+        gain = bootstrap([float(new.correct) - float(old.correct) for old, new in pairs])
+        table.add_section()
+        table.add_row("greedy gain", "", str(gain))
+    return table
+
+
+def _score_column(result: EvalResult) -> dict[str, str]:
+    greedy, sampled = result.greedy, result.sampled
+    rows: dict[str, Any] = {
+        "greedy, strict": greedy.strict,
+        "greedy, lenient": greedy.lenient,
+        **{f"  level {level}": score for level, score in greedy.by_level.items()},
+        "greedy, in the format": f"{greedy.rates['facts/formatted']:.3f}",
+        "greedy, truncated": f"{greedy.rates['facts/truncated']:.3f}",
+        "greedy, mean tokens": f"{greedy.mean_tokens:.1f}",
+    }
+    if sampled is not None:
+        at = f"T={sampled.temperature:g}"
+        rows |= {f"pass@{k}, {at}": score for k, score in sampled.pass_at.items()}
+        rows[f"pass@1 lenient, {at}"] = sampled.lenient
+        rows[f"majority@{sampled.samples}, {at}"] = sampled.majority
+        rows["problems with mixed samples"] = f"{sampled.mixed:.3f}"
+    return {name: str(value) for name, value in rows.items()}

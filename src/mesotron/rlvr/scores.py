@@ -1,0 +1,229 @@
+"""Scores with intervals (Wilson, bootstrap, pass@k, majority vote) and transcripts to compare.
+
+Pure functions of numbers and text: no model and no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
+RESAMPLES = 2000
+SHOWN_CHARACTERS = 400
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean over problems with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def wilson(right: int, total: int) -> Score:
+    """The share `right / total` with Wilson's interval, which is valid near 0 and 1 too.
+
+    Example:
+        >>> print(wilson(0, 10))
+        0.000 [0.000, 0.278]
+
+    References:
+        Wilson, Probable inference, the law of succession, and statistical inference (1927).
+    """
+    if not 0 <= right <= total or total == 0:
+        raise ValueError(f"{right} right of {total} is not a share of at least one problem")
+    share, z2 = right / total, Z95**2 / total
+    middle = (share + z2 / 2) / (1 + z2)
+    half = Z95 * math.sqrt(share * (1 - share) / total + z2 / (4 * total)) / (1 + z2)
+    # At 0 and 1 the ends equal the share up to rounding.
+    return Score(share, min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half)))
+
+
+def bootstrap(values: Sequence[float], seed: int = 0) -> Score:
+    """The mean over problems with a percentile bootstrap interval.
+
+    Args:
+        values: one number per problem.
+        seed: of the resampling.
+
+    Example:
+        >>> print(bootstrap([1.0, 1.0, 1.0]))
+        1.000 [1.000, 1.000]
+    """
+    if not values:
+        raise ValueError("there is no problem to average over")
+    x = np.asarray(values, dtype=np.float64)
+    mean = float(x.mean())
+    if len(x) == 1:
+        return Score(mean, mean, mean)
+    from scipy import stats  # slow to import
+
+    rng = np.random.default_rng(seed)
+    low, high = stats.bootstrap(
+        (x,), np.mean, n_resamples=RESAMPLES, method="percentile", random_state=rng
+    ).confidence_interval
+    return Score(mean, float(low), float(high))
+
+
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+    """Unbiased pass@k: 1 - C(n - c, k) / C(n, k) for n samples of which c are right.
+
+    Example:
+        >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 1, 4)
+        (0.25, 0.5, 1.0)
+
+    References:
+        Chen et al., Evaluating Large Language Models Trained on Code (2021), arXiv:2107.03374.
+    """
+    if not 1 <= k <= num_samples or not 0 <= num_right <= num_samples:
+        raise ValueError(f"pass@{k} of {num_samples} samples with {num_right} right is undefined")
+    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def majority_right(answers: Sequence[str | None], right: Sequence[bool]) -> float:
+    """Whether the most frequent answer is right; for a tie, the share of winners that are.
+
+    Args:
+        answers: canonical answers of one problem's samples; None does not vote.
+        right: whether each sample is right.
+
+    Example:
+        >>> majority_right(["7", "7", "9", None], [True, True, False, False])
+        1.0
+        >>> majority_right(["7", "9"], [True, False])
+        0.5
+    """
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    verdict = {a: ok for a, ok in zip(answers, right, strict=True) if a is not None}
+    winners = [verdict[answer] for answer, count in votes.items() if count == most]
+    return sum(winners) / len(winners)
+
+
+def powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4, ... and the limit itself: the k for which pass@k is reported."""
+    return sorted({2**i for i in range(limit.bit_length()) if 2**i <= limit} | {limit})
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One problem, its greedy completion, and the verdict."""
+
+    id: str
+    question: str
+    gold: str | None
+    completion: str
+    answer: str | None
+    """The answer as read; None if there was none in the format."""
+    correct: bool
+    correct_unformatted: bool
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The transcripts of one problem before and after."""
+
+    before: Transcript
+    after: Transcript
+
+    @property
+    def change(self) -> str:
+        """Such as "wrong to right"."""
+        return f"{verdict(self.before)} to {verdict(self.after)}"
+
+
+def verdict(transcript: Transcript) -> str:
+    """How a completion was judged, in a few words."""
+    if transcript.correct:
+        return "right"
+    if transcript.correct_unformatted:
+        return "right outside the format"
+    if transcript.truncated:
+        return "cut off"
+    return "wrong" if transcript.answer is not None else "no answer"
+
+
+def pair_up(before: Sequence[Transcript], after: Sequence[Transcript], count: int) -> list[Pair]:
+    """Up to `count` problems that both lists have: gained, lost, still wrong and kept in turn."""
+    later = {transcript.id: transcript for transcript in after}
+    kinds: dict[tuple[bool, bool], list[Pair]] = {
+        (False, True): [],
+        (True, False): [],
+        (False, False): [],
+        (True, True): [],
+    }
+    for old in before:
+        if old.id in later:
+            pair = Pair(old, later[old.id])
+            kinds[pair.before.correct, pair.after.correct].append(pair)
+    chosen: list[Pair] = []
+    for turn in range(max(map(len, kinds.values()), default=0)):
+        chosen += [kind[turn] for kind in kinds.values() if turn < len(kind)]
+    return chosen[:count]
+
+
+def side_by_side(
+    before: Sequence[Transcript],
+    after: Sequence[Transcript],
+    count: int = 4,
+    titles: tuple[str, str] = ("before", "after"),
+) -> Table:
+    """A rich table of the same problems before and after.
+
+    Args:
+        before: transcripts of one model, such as `EvalResult.transcripts`.
+        after: those of another on the same problems.
+        count: problems shown.
+        titles: headings of the two columns.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, expand=True, show_lines=True)
+    table.add_column("problem", ratio=2)
+    for title in titles:
+        table.add_column(title, ratio=3)
+    colors = {"right": "green", "right outside the format": "yellow"}
+    for pair in pair_up(before, after, count):
+        cells = [Text(f"{printable(pair.before.question)}\ngold: {pair.before.gold}")]
+        for transcript in (pair.before, pair.after):
+            word = verdict(transcript)
+            cell = Text(printable(transcript.completion))
+            cell.append(f"\n{word}", style=colors.get(word, "red"))
+            cells.append(cell)
+        table.add_row(*cells)
+    return table
+
+
+def printable(text: str, limit: int = SHOWN_CHARACTERS) -> str:
+    r"""Text without control characters for a terminal, cut in the middle if it is long.
+
+    Example:
+        >>> printable("a\x1b[2Jb")
+        'a\\x1b[2Jb'
+        >>> printable("x" * 10, limit=5)
+        'xx [6 characters] xx'
+    """
+    if len(text) > limit:
+        half = limit // 2
+        text = f"{text[:half]} [{len(text) - 2 * half} characters] {text[-half:]}"
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
