@@ -187,12 +187,12 @@ def test_what_cannot_be_changed_is_said_and_the_step_made_smaller():
 
     settings = {name: setting(name) for name in held}
     cooler = Change(field="rollout.temperature", act="multiply", value=0.8)
-    found = apply([cooler, KL_TO_START], settings)
+    changes, refused = apply([cooler, KL_TO_START], settings)
     assert held == {"optim.lr": 0.05, "objective.beta": 0.04}
-    assert [one["why"] for one in found.refused] == [
+    assert [one["why"] for one in refused] == [
         "it cannot be changed during a run", "it has that value already",
     ]  # fmt: skip
-    assert found.changes == ({"field": "optim.lr", "old": 0.1, "new": 0.05},)
+    assert changes == ({"field": "optim.lr", "old": 0.1, "new": 0.05},)
 
 
 def test_the_story_goes_on_after_a_rollback():

@@ -408,7 +408,7 @@ def test_a_schedule_at_its_end_or_its_start_is_no_dead_optimizer():
 
 
 def test_a_row_is_quiet_once_however_many_cases_were_judged():
-    cases = tuple((Symptom(metric=name, moved="above", level=1.0),) for name in ("kl", "entropy"))
+    cases = tuple((Symptom(name, "above", level=1.0),) for name in ("kl", "entropy"))
     detector = Detector(name="d", cases=cases, diagnosis="", remedy="", source="")
     engine = Engine(detectors=[detector])
     ill = [engine.update({"kl": 2.0, "entropy": 0.1}) for _ in range(20)]

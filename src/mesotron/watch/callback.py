@@ -15,32 +15,19 @@ from typing import Any, get_args
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from mesotron.config import GuardName, WatchSettings
 from mesotron.runs.folder import RunFolder
+from mesotron.watch import guard as decide
+from mesotron.watch import settings as live
 from mesotron.watch.detectors import SMALLER_STEP, Change
 from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.engine import Engine, is_number
 from mesotron.watch.events import ACTION_KEY, Action, Event
-from mesotron.watch.guard import (
-    Monitor,
-    choose_checkpoint,
-    choose_event,
-    lr_factor,
-    prescribe,
-    why_give_up,
-)
+from mesotron.watch.guard import Monitor
 from mesotron.watch.metrics import Row
-from mesotron.watch.settings import (
-    Settings,
-    apply,
-    check_rollback,
-    complete_checkpoints,
-    roll_back,
-    schedule_rise,
-    settings_of,
-)
+from mesotron.watch.settings import Settings
 
 GUARDS = get_args(GuardName)
 log = logging.getLogger("mesotron.watch")
@@ -65,11 +52,6 @@ class Watch(TrainerCallback):
 
     Attributes:
         stopped_by: the event that ended the run, or None.
-
-    Example:
-        >>> watch = Watch(guard="stop")
-        >>> watch.events
-        []
     """
 
     def __init__(
@@ -85,7 +67,7 @@ class Watch(TrainerCallback):
         if guard not in GUARDS:
             raise ValueError(f"guard {guard!r} is not one of {', '.join(GUARDS)}")
         if guard == "rollback":
-            check_rollback(trainer, tries)
+            live.check_rollback(trainer, tries)
         self.guard = guard
         self.run = None if run is None else RunFolder(Path(run))
         self.settings = settings
@@ -117,9 +99,7 @@ class Watch(TrainerCallback):
         m = self.monitor
         return diagnose(m.rows, m.engine, m.events, actions=m.actions) if m.rows else None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Start fresh; on a resumed run, replay what it has logged before."""
         self._restart()
         checkpoints = self._checkpoints() if state.global_step else ()
@@ -141,14 +121,9 @@ class Watch(TrainerCallback):
             self.monitor.save(0)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        model: Any = None,
-        **_: Any,
-    ) -> None:
+        self, args: Any, state: TrainerState, control: TrainerControl,
+        logs: dict[str, Any] | None = None, model: Any = None, **_: Any,
+    ) -> None:  # fmt: skip
         """Take one row, report new events, and act on them if the guard is to."""
         logs = logs or {}
         new = self.monitor.update(_as_row(logs, state.global_step))
@@ -162,7 +137,7 @@ class Watch(TrainerCallback):
         self._pending += new
         if "loss" not in logs:  # an evaluation; every process gets here with a training row
             return
-        event = choose_event(self._pending, self.engine.detectors)
+        event = decide.choose_event(self._pending, self.engine.detectors)
         self._pending = []
         if self.guard == "stop":
             broken = model is not None and has_broken_weights(model, logs)
@@ -170,9 +145,7 @@ class Watch(TrainerCallback):
         elif self.guard == "rollback":
             self._roll_back(broadcast(event), state, control, can_save=not broken)
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Keep the engine's state for this checkpoint; drop those of deleted checkpoints."""
         if self.guard == "rollback":
             names = {path.name for path in self._root.glob("checkpoint-*")}
@@ -182,9 +155,7 @@ class Watch(TrainerCallback):
             # Another process may still be writing this one.
             self.monitor.save(state.global_step)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Log the diagnosis."""
         found = self.diagnosis()
         if found and state.is_world_process_zero and self.guard != "off":
@@ -209,13 +180,14 @@ class Watch(TrainerCallback):
             done: dict[str, Any] = {"action": "stop", "attempt": attempt, "reason": why}
             self._stop(event, control, can_save and self._saves)
         else:
-            roll_back(self.trainer, self._root / f"checkpoint-{checkpoint}")
+            live.roll_back(self.trainer, self._root / f"checkpoint-{checkpoint}")
             smaller = self._smaller_step(event, state, attempt + 1)
             wanted = [Change(**change) for change in event.changes]
-            outcome = apply(prescribe(wanted, attempt + 1, smaller), self._can_change(), smaller)
+            remedy = decide.prescribe(wanted, attempt + 1, smaller)
+            changes, refused = live.apply(remedy, self._can_change(), smaller)
             reason = f"{event.detector.replace('_', ' ')} began at step {event.began}"
             done = {"action": "rollback", "attempt": attempt + 1, "reason": reason,
-                    "checkpoint": checkpoint, **vars(outcome)}  # fmt: skip
+                    "checkpoint": checkpoint, "changes": changes, "refused": refused}  # fmt: skip
             control.should_save = True  # a run killed from now on resumes from here
         evidence = tuple(asdict(item) for item in event.evidence)
         action = Action(step=event.step, detector=event.detector, evidence=evidence, **done)
@@ -230,13 +202,13 @@ class Watch(TrainerCallback):
         first = max((act.step for act in self.actions if act.action == "rollback"), default=0)
         now, last = state.global_step, state.max_steps
         steps = (now if event.began is None else event.began) - first
-        rise = schedule_rise(self.trainer, first, now, last)
-        return replace(SMALLER_STEP, value=lr_factor(steps, last - now, rise, number))
+        rise = live.schedule_rise(self.trainer, first, now, last)
+        return replace(SMALLER_STEP, value=decide.lr_factor(steps, last - now, rise, number))
 
     def _choose(self, event: Event) -> tuple[int | None, str]:
-        """The checkpoint to restore, or why there is none."""
-        checkpoint = choose_checkpoint(self.monitor, event, self._checkpoints())
-        return checkpoint, why_give_up(self.monitor, event, checkpoint, self.tries, self._saves)
+        checkpoint = decide.choose_checkpoint(self.monitor, event, self._checkpoints())
+        why = decide.why_give_up(self.monitor, event, checkpoint, self.tries, self._saves)
+        return checkpoint, why
 
     def _reapply_remedies(self) -> None:
         """Apply again what the checkpoint of a resumed run does not store of earlier remedies."""
@@ -247,7 +219,7 @@ class Watch(TrainerCallback):
                 setting.write(change["new"])
 
     def _can_change(self) -> Settings:
-        return settings_of(self.trainer) | self.more
+        return live.settings_of(self.trainer) | self.more
 
     @property
     def _saves(self) -> bool:
@@ -258,7 +230,7 @@ class Watch(TrainerCallback):
         return Path(self.trainer.args.output_dir)
 
     def _checkpoints(self) -> set[int]:
-        return complete_checkpoints(self._root) if self.guard == "rollback" else set()
+        return live.complete_checkpoints(self._root) if self.guard == "rollback" else set()
 
     def _report(self, item: Event | Action) -> None:
         if self.run is not None:

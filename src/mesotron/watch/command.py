@@ -24,11 +24,7 @@ STYLES = {"healthy": "green", "drifting": "yellow", "dead": "red", "warn": "yell
 
 
 def run(config: WatchConfig) -> int:
-    """Diagnose a run.
-
-    Returns:
-        The exit code: 1 if the run is dead and `check` is set, else 0.
-    """
+    """Diagnose a run; the exit code is 1 if it is dead and `check` is set."""
     console = Console(highlight=False, soft_wrap=True)
     events = config.path / "events.jsonl"
     watcher = Watcher(
@@ -51,10 +47,8 @@ def run(config: WatchConfig) -> int:
 class Watcher:
     """Feeds the rows of one log to a monitor.
 
-    Args:
-        settings: of the engine.
-        renames: our name -> the name in the log.
-        events: the events.jsonl of a run folder, whose guard may have rolled back.
+    `renames` maps our names to those in the log; `events` is the events.jsonl of a run folder,
+    whose guard may have rolled back.
     """
 
     def __init__(
@@ -69,12 +63,7 @@ class Watcher:
         self.rows: list[Row] = []
 
     def update(self, rows: Sequence[Row], actions: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """Take rows; returns the new events.
-
-        Args:
-            rows: the next ones.
-            actions: all actions of a guard so far, where the log itself has them.
-        """
+        """Take the next rows, and all actions so far if the log has them; returns new events."""
         fresh = [
             row | {own_name(ours): row[theirs] for ours, theirs in self.renames.items()
                    if theirs in row}
@@ -139,12 +128,6 @@ def follow(config: WatchConfig, watcher: Watcher, console: Console) -> Log:
 
 
 def parse_renames(pairs: Sequence[str]) -> dict[str, str]:
-    """Parse --rename.
-
-    Example:
-        >>> parse_renames(["reward=my_score"])
-        {'reward': 'my_score'}
-    """
     out = {}
     for pair in pairs:
         ours, _, theirs = pair.partition("=")

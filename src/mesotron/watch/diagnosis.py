@@ -40,50 +40,32 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What happened in a run.
+    """What happened in a run."""
 
-    Args:
-        phases: in order, without gaps.
-        cause: the detector named as the cause; None in a healthy run.
-        diagnosis: its sentence.
-        remedy: its sentence.
-        numbers: how the quoted metrics ended.
-        useful_step: the last step that improved the model; None unless the run died.
-        wasted: share of the cost after it.
-        unit: what the cost is counted in: time, tokens or steps.
-        events: all events.
-        blind: detectors that could not run -> metrics that they lack.
-        notes: remarks on the log.
-        actions: all actions of the guard.
-    """
-
-    phases: tuple[Phase, ...]
-    cause: str | None = None
-    diagnosis: str = ""
+    phases: tuple[Phase, ...]  # in order, without gaps
+    cause: str | None = None  # a detector; None in a healthy run
+    diagnosis: str = ""  # the cause's sentences
     remedy: str = ""
-    numbers: tuple[Evidence, ...] = ()
-    useful_step: int | None = None
-    wasted: float | None = None
-    unit: str = "steps"
+    numbers: tuple[Evidence, ...] = ()  # how the quoted metrics ended
+    useful_step: int | None = None  # the last step that improved the model; None unless it died
+    wasted: float | None = None  # share of the cost after it
+    unit: str = "steps"  # of the cost: time, tokens or steps
     events: tuple[Event, ...] = ()
-    blind: dict[str, tuple[str, ...]]
+    blind: dict[str, tuple[str, ...]]  # detectors that could not run -> metrics that they lack
     notes: tuple[str, ...] = ()
     actions: tuple[Action, ...] = ()
 
     @property
     def condition(self) -> Condition:
-        """The condition at the end of the run."""
         return self.phases[-1].condition
 
     def record(self) -> dict[str, Any]:
-        """The diagnosis as JSON."""
         out = asdict(self) | {"condition": self.condition, "text": self.text()}
         del out["actions"]
         events = [event.record() for event in self.events]
         return out | {"events": events, "acts": [action.record() for action in self.actions]}
 
     def text(self) -> str:
-        """The diagnosis in one sentence."""
         text = ", ".join(
             f"dead after step {phase.first}" if phase.condition == "dead"
             else f"steps {phase.first}-{phase.last} {phase.condition}" for phase in self.phases
@@ -113,8 +95,8 @@ def diagnose(
         rows: its rows in order, each with its step; at least one.
         engine: the engine that has read them.
         events: what it reported.
-        notes: remarks of a reader.
-        actions: what a guard did; after a rollback the run is healthy until the next event.
+        notes: remarks to pass on.
+        actions: of a guard; after a rollback the run is healthy until the next event.
 
     Example:
         >>> engine, rewards = Engine(), [0.7] * 30 + [0.1] * 30
@@ -182,8 +164,8 @@ def find_phases(
 
 
 def _events_near_death(events: Sequence[Event], rows: Sequence[Row], death: int) -> list[Event]:
-    """Events up to a few rows after the first stop; for evaluations, which are sparse, up to the
-    second one, since that is how long their detectors wait."""
+    """Events up to a few rows after the first stop, or of evaluations up to the second one, since
+    that is how long their detectors wait."""
     later = [row for row in rows if row["step"] > death]
     evaluations = [row for row in later if any(METRICS[name].sparse for name in canonical(row))]
     soon, next_evaluations = later[:TOGETHER], evaluations[:2]

@@ -6,7 +6,8 @@ It keeps a track for each metric and counts rows for each detector; every rule i
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mesotron.config import WatchSettings
@@ -25,8 +26,7 @@ WARN, STOP = 0.75, 1.0
 SPARSE_BASE, ROW_BASE, GROWTH = 0.65, 0.55, 0.125
 # A warning is cleared after this many times its patience without a symptom.
 CLEAR = 4
-# A finished log with fewer rows gets a shorter warmup, window and patience.
-SHORT_LOG = 60
+SHORT_LOG = 60  # rows
 
 
 class Engine:
@@ -45,15 +45,13 @@ class Engine:
     """
 
     def __init__(
-        self,
-        settings: WatchSettings | None = None,
-        detectors: Sequence[Detector] = DETECTORS,
+        self, settings: WatchSettings | None = None, detectors: Sequence[Detector] = DETECTORS
     ) -> None:
         self.settings = settings or WatchSettings()
         self.detectors = tuple(detectors)
         self.tracks: dict[str, Track] = {}
         self.steps: dict[str, list[int]] = {}  # of the values that each track remembers
-        self.counts = {detector.name: Counts(len(detector.cases)) for detector in detectors}
+        self.counts = {detector.name: Counts.of(detector) for detector in detectors}
         self.step = -1
         self._triggers = {d.name: [trigger_metrics(case) for case in d.cases] for d in detectors}
 
@@ -111,7 +109,7 @@ class Engine:
         self.steps.pop(metric, None)
         for detector in self.detectors:
             if metric in detector.metrics:
-                self.counts[detector.name] = Counts(len(detector.cases))
+                self.counts[detector.name] = Counts.of(detector)
 
     def state(self) -> dict[str, Any]:
         """Everything the engine remembers, for JSON."""
@@ -119,20 +117,16 @@ class Engine:
             "step": self.step,
             "tracks": {name: track.state() for name, track in self.tracks.items()},
             "steps": {name: list(steps) for name, steps in self.steps.items()},
-            "counts": {name: count.state() for name, count in self.counts.items()},
+            "counts": {name: asdict(count) for name, count in self.counts.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; detectors that it does not know start fresh."""
-        self.step = state["step"]
-        self.tracks = {}
+        """Restore what `state` returned."""
+        self.step, self.tracks = state["step"], {}
         for name, kept in state["tracks"].items():
             self._track(name).load_state(kept)
         self.steps = {name: list(steps) for name, steps in state["steps"].items()}
-        for detector in self.detectors:
-            self.counts[detector.name] = count = Counts(len(detector.cases))
-            if detector.name in state["counts"]:
-                count.load_state(state["counts"][detector.name])
+        self.counts = {name: Counts(**deepcopy(kept)) for name, kept in state["counts"].items()}
 
     def _with_derived(self, values: dict[str, float]) -> dict[str, float]:
         broken = sum(not is_finite(value) for value in values.values())
@@ -156,24 +150,23 @@ class Engine:
 
     def _check(self, detector: Detector, fresh: Collection[str]) -> list[Event]:
         """Count this row for or against each case of a detector; return an event on a change."""
-        count = self.counts[detector.name]
-        triggers = self._triggers[detector.name]
+        count, triggers = self.counts[detector.name], self._triggers[detector.name]
         due = [k for k, names in enumerate(triggers) if not names.isdisjoint(fresh)]
         for k in due:
             case = detector.cases[k]
-            scale, fatal = self._scale_of(case, WARN), None
-            if scale is not None:
-                fatal = next((c for c in detector.fatal if self._scale_of(c, STOP) is not None),
-                             None)  # fmt: skip
-            count.add_row(k, scale is not None, fatal is not None)
+            scale = self._scale_of(case, WARN)
+            shown = (c for c in detector.fatal if self._scale_of(c, STOP) is not None)
+            fatal = None if scale is None else next(shown, None)
+            count.present[k] = 0 if scale is None else count.present[k] + 1
+            count.fatal[k] = 0 if fatal is None else count.fatal[k] + 1
             severity = self._new_severity(detector, count, k)
             if severity and scale is not None:
                 count.severity = severity
                 return [self._event(detector, (*case, *(fatal or ())), scale)]
         if due:
-            count.num_quiet = 0 if any(count.present) else count.num_quiet + 1
+            count.quiet = 0 if any(count.present) else count.quiet + 1
         patience = max(self.settings.patience * detector.patience, 1)
-        if due and count.severity == "warn" and count.num_quiet >= CLEAR * patience:
+        if due and count.severity == "warn" and count.quiet >= CLEAR * patience:
             count.severity = "clear"
             return [self._event(detector, (), 0)]
         return []
@@ -191,13 +184,11 @@ class Engine:
         return next((k for k in SCALES if all(self._is_present(s, k, caution) for s in case)), None)
 
     def _is_present(self, symptom: Symptom, scale: int, caution: float) -> bool:
-        if symptom.metric not in self.tracks:
+        track = self.tracks.get(symptom.metric)
+        if track is None:
             return symptom.optional
-        track = self.tracks[symptom.metric]
-        window = track.window(scale)
-        if window is None:
-            return False
-        return symptom.is_present(window, self.settings.noise * caution * length_factor(track))
+        window, noise = track.window(scale), self.settings.noise * caution
+        return window is not None and symptom.is_present(window, noise * length_factor(track))
 
     def _event(self, detector: Detector, symptoms: Case, scale: int) -> Event:
         seen: dict[str, Evidence] = {}
@@ -224,28 +215,19 @@ class Engine:
         )
 
 
+@dataclass
 class Counts:
     """Consecutive rows that showed each case of a detector, and its last severity."""
 
-    def __init__(self, num_cases: int) -> None:
-        self.present, self.fatal = [0] * num_cases, [0] * num_cases
-        self.num_quiet = 0
-        self.severity: Severity = "clear"
-        self.began: int | None = None  # onset of what was last reported
+    present: list[int]
+    fatal: list[int]
+    quiet: int = 0
+    severity: Severity = "clear"
+    began: int | None = None  # onset of what was last reported
 
-    def add_row(self, case: int, present: bool, fatal: bool) -> None:
-        self.present[case] = self.present[case] + 1 if present else 0
-        self.fatal[case] = self.fatal[case] + 1 if fatal else 0
-
-    def state(self) -> dict[str, Any]:
-        return {"present": list(self.present), "fatal": list(self.fatal), "quiet": self.num_quiet,
-                "severity": self.severity, "began": self.began}  # fmt: skip
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        if len(state["present"]) == len(self.present):  # else the detector has changed
-            self.present, self.fatal = list(state["present"]), list(state["fatal"])
-            self.num_quiet, self.severity = state["quiet"], state["severity"]
-            self.began = state["began"]
+    @classmethod
+    def of(cls, detector: Detector) -> "Counts":
+        return cls([0] * len(detector.cases), [0] * len(detector.cases))
 
 
 def scale_to_run_length(settings: WatchSettings, num_rows: int) -> WatchSettings:

@@ -14,27 +14,14 @@ ACTION_KEY = "mesotron/guard"
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """How one metric of an event moved.
-
-    Args:
-        metric: our name.
-        since: the reference: start, best or usual; None for a level.
-        before: the value of that reference.
-        now: the present value.
-    """
+    """How one metric of an event moved."""
 
     metric: str
-    since: str | None
-    before: float | None
+    since: str | None  # the reference: start, best or usual; None for a level
+    before: float | None  # its value
     now: float
 
     def text(self) -> str:
-        """The metric and its change in a few words.
-
-        Example:
-            >>> Evidence(metric="length", since="start", before=100.0, now=230.0).text()
-            'length x2.3'
-        """
         name, before, now = self.metric.replace("_", " "), self.before, self.now
         if before is None:
             return f"{name} {now:.3g}"
@@ -72,14 +59,7 @@ class Event:
         return asdict(self) | {"kind": "watch"}
 
     def sentence(self, with_remedy: bool = True) -> str:
-        """The event in one line.
-
-        Example:
-            >>> seen = Evidence(metric="reward", since="best", before=0.71, now=0.14)
-            >>> print(Event(step=512, detector="reward_collapse", severity="stop", diagnosis="it "
-            ...     "fell", remedy="go back", evidence=(seen,)).sentence())
-            step 512 stop, reward collapse: it fell (reward 0.71 to 0.14); go back
-        """
+        """The event in one line: "step 512 stop, reward collapse: ... (reward 0.71 to 0.14)"."""
         where = f"step {self.step} {self.severity}, {self.detector.replace('_', ' ')}"
         if self.severity == "clear":
             return f"{where}: no longer present"
@@ -90,27 +70,15 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """One action of the guard.
-
-    Args:
-        step: when.
-        action: rollback (a checkpoint was restored and a remedy applied) or stop (gave up).
-        detector: the detector whose event it answers.
-        attempt: number of rollbacks so far, this one included.
-        checkpoint: step of the checkpoint that was restored; None for a stop.
-        changes: what was changed: {"field", "old", "new"} each.
-        refused: what could not be changed in this trainer: {"field", "why"} each.
-        reason: one sentence.
-        evidence: of the event.
-    """
+    """One action of the guard in answer to an event."""
 
     step: int
     action: Literal["rollback", "stop"]
     detector: str
-    attempt: int
-    checkpoint: int | None = None
-    changes: tuple[dict[str, Any], ...] = ()
-    refused: tuple[dict[str, Any], ...] = ()
+    attempt: int  # number of rollbacks so far, this one included
+    checkpoint: int | None = None  # step of the restored checkpoint; None for a stop
+    changes: tuple[dict[str, Any], ...] = ()  # {"field", "old", "new"} each
+    refused: tuple[dict[str, Any], ...] = ()  # not possible in this trainer: {"field", "why"} each
     reason: str
     evidence: tuple[dict[str, Any], ...] = ()
 
@@ -120,13 +88,7 @@ class Action:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Action":
-        """The action that `record` wrote.
-
-        Example:
-            >>> action = Action(step=9, action="stop", detector="repetition", attempt=0, reason="x")
-            >>> Action.from_record(action.record()) == action
-            True
-        """
+        """The action that `record` wrote."""
         values: dict[str, Any] = {f.name: record[f.name] for f in fields(cls) if f.name in record}
         required = {"action", "detector", "attempt", "reason"}
         if not isinstance(values.get("step"), int) or not required <= values.keys():
@@ -135,14 +97,7 @@ class Action:
         return cls(**values)
 
     def sentence(self) -> str:
-        """The action in one line.
-
-        Example:
-            >>> change = {"field": "optim.lr", "old": 0.01, "new": 0.005}
-            >>> print(Action(step=70, action="rollback", detector="repetition", attempt=1,
-            ...     checkpoint=50, changes=(change,), reason="repetition").sentence())
-            step 70 rollback 1 to step 50: repetition; optim.lr 0.01 to 0.005
-        """
+        """The action in one line: "step 70 rollback 1 to step 50: ...; optim.lr 0.01 to 0.005"."""
         where = f" {self.attempt} to step {self.checkpoint}" if self.action == "rollback" else ""
         changed = [f"{c['field']} {_text(c['old'])} to {_text(c['new'])}" for c in self.changes]
         refused = [f"{c['field']} not changed: {c['why']}" for c in self.refused]

@@ -22,44 +22,26 @@ SMALLEST = 1 / 16
 
 
 class Monitor:
-    """An engine with its rows, events and actions, and a snapshot of it for each checkpoint.
-
-    Args:
-        settings: of the engine.
-
-    Attributes:
-        rows, events, actions: everything so far, in order.
-        snapshots: step of a checkpoint -> the engine's state there.
-
-    Example:
-        >>> monitor = Monitor()
-        >>> monitor.save(0)
-        >>> seen = [e for r in [0.7] * 20 + [0.1] * 9 for e in monitor.update({"reward": r})]
-        >>> monitor.restore(0)
-        >>> seen[-1].severity, monitor.engine.active()
-        ('stop', {})
-    """
+    """An engine with its rows, events and actions, and its state at each checkpoint."""
 
     def __init__(self, settings: WatchSettings | None = None) -> None:
         self.engine = Engine(settings)
         self.rows: list[Row] = []
         self.events: list[Event] = []
         self.actions: list[Action] = []
-        self.snapshots: dict[int, dict[str, Any]] = {}
+        self.snapshots: dict[int, dict[str, Any]] = {}  # by the checkpoint's step
 
     @property
     def num_rollbacks(self) -> int:
         return sum(action.action == "rollback" for action in self.actions)
 
     def update(self, row: Row) -> list[Event]:
-        """Take one row; returns the new events."""
         self.rows.append(row)
         new = self.engine.update(row)
         self.events += new
         return new
 
     def save(self, step: int) -> None:
-        """Keep the engine's state for the checkpoint of this step."""
         self.snapshots[step] = self.engine.state()
 
     def restore(self, step: int) -> None:
@@ -68,12 +50,7 @@ class Monitor:
         self.snapshots = {at: state for at, state in self.snapshots.items() if at <= step}
 
     def replay(self, history: Iterable[Row | Action], checkpoints: Collection[int]) -> None:
-        """Rebuild the state from a run's past.
-
-        Args:
-            history: rows, each with its step, and actions, in order.
-            checkpoints: steps of the checkpoints that still exist.
-        """
+        """Rebuild the state from the rows and actions of a run, and its existing checkpoints."""
         past = list(history)
         restored = [item.checkpoint for item in past if isinstance(item, Action)]
         to_save = sorted({*checkpoints, *(step for step in restored if step is not None)})
@@ -121,14 +98,8 @@ def choose_event(events: Sequence[Event], detectors: Sequence[Detector]) -> Even
 
 
 def choose_checkpoint(monitor: Monitor, event: Event, complete: Collection[int]) -> int | None:
-    """The last checkpoint before the onset of every active failure; if there is none, before the
-    onset of this event; else None.
-
-    Args:
-        monitor: of the run.
-        event: the event to act on.
-        complete: steps of the complete checkpoints.
-    """
+    """The last of the complete checkpoints before the onset of every active failure; if there is
+    none, before the onset of this event; else None."""
     known = monitor.snapshots.keys() & set(complete)
     for onset in (monitor.engine.unhealthy_since(), event.began):
         healthy = [step for step in known if onset is not None and step < max(onset, 1)]
@@ -155,18 +126,7 @@ def why_give_up(
 
 def prescribe(changes: Sequence[Change], number: int, smaller: Change) -> tuple[Change, ...]:
     """The remedy of the n-th try: a factor is raised to the n-th power, a minimum doubled each
-    time, and from the second try on the step size is lowered in any case.
-
-    Args:
-        changes: what the detector names.
-        number: 1 for the first try.
-        smaller: the change of the step size; see `lr_factor`.
-
-    Example:
-        >>> from mesotron.watch.detectors import KL_TO_START, SMALLER_STEP
-        >>> [change.field for change in prescribe((KL_TO_START,), 2, SMALLER_STEP)]
-        ['objective.beta', 'optim.lr']
-    """
+    time, and from the second try on the step size is lowered (`smaller`) in any case."""
     remedy = []
     for change in changes:
         if change.field == smaller.field:
@@ -194,12 +154,6 @@ def lr_factor(steps: int, left: int, rise: float = 1.0, number: int = 1) -> floa
         left: steps still to come.
         rise: mean scheduled rate of those over the mean rate of the steps so far.
         number: of the rollback: the first halves at least, the second quarters.
-
-    Example:
-        >>> lr_factor(steps=10, left=100), lr_factor(steps=60, left=40)
-        (0.0625, 0.5)
-        >>> lr_factor(steps=20, left=80, rise=5.0)
-        0.025
     """
     lasting = max(SAFETY * steps / max(left, 1), SMALLEST)
     return min(lasting, 0.5**number) / max(rise, 1.0)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -20,47 +20,27 @@ from mesotron.watch.detectors import SMALLER_STEP, Change
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a running trainer.
-
-    Args:
-        read: returns its present value.
-        write: changes it from the next step on.
-        obstacle: why it cannot be written now; None if it can.
-        in_checkpoint: a checkpoint stores it, so a resumed run has it already.
-    """
+    """One setting of a running trainer; `write` takes effect from the next step on."""
 
     read: Callable[[], Any]
     write: Callable[[Any], None]
-    obstacle: Callable[[], str | None] = lambda: None
-    in_checkpoint: bool = False
+    obstacle: Callable[[], str | None] = lambda: None  # why it cannot be written now
+    in_checkpoint: bool = False  # a resumed run has it already
 
 
 Settings = dict[str, Setting]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a remedy, as in `events.Action`."""
-
-    changes: tuple[dict[str, Any], ...]
-    refused: tuple[dict[str, Any], ...]
+Records = tuple[dict[str, Any], ...]
 
 
-def apply(remedy: Sequence[Change], settings: Settings, smaller: Change = SMALLER_STEP) -> Outcome:
+def apply(
+    remedy: Sequence[Change], settings: Settings, smaller: Change = SMALLER_STEP
+) -> tuple[Records, Records]:
     """Apply a remedy as far as the trainer can; if none of it can be, make the steps smaller.
 
-    Args:
-        remedy: the wanted changes.
-        settings: what the trainer can change.
-        smaller: the change of the step size.
-
-    Example:
-        >>> rate = [0.01]
-        >>> settings = {"optim.lr": Setting(lambda: rate[0], lambda new: rate.__setitem__(0, new))}
-        >>> change = Change(field="rollout.generations", act="multiply", value=2)
-        >>> outcome = apply([change], settings)
-        >>> rate, outcome.refused[0]["why"]
-        ([0.005], 'it cannot be changed during a run')
+    Returns:
+        What was changed and what was refused, as in `events.Action`.
     """
     changes, refused = [], []
     for change in remedy:
@@ -71,7 +51,7 @@ def apply(remedy: Sequence[Change], settings: Settings, smaller: Change = SMALLE
             changes.append(_write(change, settings[change.field]))
     if not changes:
         changes.append(_write(smaller, settings[smaller.field]))
-    return Outcome(tuple(changes), tuple(refused))
+    return tuple(changes), tuple(refused)
 
 
 def obstacle(change: Change, setting: Setting | None) -> str | None:
@@ -194,31 +174,16 @@ def _plain_scheduler(trainer: Any) -> Any:
     return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # Accelerate wraps it
 
 
-# Rolling back
-
-
-@runtime_checkable
-class RestoresPolicy(Protocol):
-    """A trainer with its own kind of checkpoints."""
-
-    def restore_policy(self, checkpoint: Path) -> None:
-        """Load weights, optimizer state and whatever follows the weights from a checkpoint."""
-        ...
-
-
 def roll_back(trainer: Any, checkpoint: Path) -> None:
     """Restore weights and optimizer from a checkpoint; learning rates stay as they are.
 
-    The step counter, the schedule, the data order and the random states are not rewound: files
-    stay append-only, and a Trainer's loop cannot be rewound from inside.
-
-    Args:
-        trainer: any `transformers.Trainer`, between two steps.
-        checkpoint: one of its own.
+    A trainer with its own kind of checkpoints has a method `restore_policy(checkpoint)`. The step
+    counter, the schedule, the data order and the random states are not rewound: files stay
+    append-only, and a Trainer's loop cannot be rewound from inside.
     """
     rates = [{key: group[key] for key in ("lr", "initial_lr") if key in group}
              for group in trainer.optimizer.param_groups]  # fmt: skip
-    if isinstance(trainer, RestoresPolicy):
+    if hasattr(trainer, "restore_policy"):
         trainer.restore_policy(checkpoint)
     else:
         trainer._load_from_checkpoint(str(checkpoint))
@@ -239,9 +204,8 @@ def check_rollback(trainer: Any, tries: int) -> None:
         )
     if tries < 1:
         raise ValueError(f"tries {tries} must be at least 1; or use guard='stop'")
-    if trainer.is_deepspeed_enabled or (
-        trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
-    ):
+    is_fsdp = trainer.is_fsdp_enabled
+    if trainer.is_deepspeed_enabled or (is_fsdp and not trainer.accelerator.is_fsdp2):
         raise ValueError(
             "guard='rollback' cannot restore the flat shards of DeepSpeed and FSDP1: use "
             "guard='stop', FSDP2, or data parallelism"
@@ -251,7 +215,7 @@ def check_rollback(trainer: Any, tries: int) -> None:
             "guard='rollback' needs the optimizer state, which save_only_model=True leaves out: "
             "turn it off, or use guard='stop'"
         )
-    if trainer.is_fsdp_enabled and not isinstance(trainer, RestoresPolicy):
+    if is_fsdp and not hasattr(trainer, "restore_policy"):
         raise ValueError(
             "guard='rollback' needs unsharded checkpoints, which this trainer does not write under "
             "FSDP: use mesotron.GRPOTrainer, or guard='stop'"

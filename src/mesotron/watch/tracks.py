@@ -8,7 +8,7 @@ windows are one value and the mean of three.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 Since = Literal["start", "best", "usual"]
@@ -28,20 +28,15 @@ TRIM = 0.2
 POOLED = 3
 # Number of problems behind a sparse share where the log does not say.
 ASSUMED_TRIALS = 100
-# Onset: a value that has moved less than this share of the way from its reference is still healthy.
-HEALTHY_SHARE = 0.25
-# Onset: values in the running median, so that one lucky row in a decline does not count as healthy.
-SMOOTH = 5
+# Onset: a value is healthy if it has moved less than this share of the way from its reference,
+# by a running median, so that one lucky row in a decline does not count.
+HEALTHY_SHARE, SMOOTH = 0.25, 5
 
 
 class Window:
     """The latest values of a track: their level, the references to compare with, and the error.
 
     References and errors are computed on demand: most rows need few of them.
-
-    Args:
-        track: the metric's past.
-        size: number of values.
     """
 
     def __init__(self, track: "Track", size: int) -> None:
@@ -66,7 +61,7 @@ class Window:
         return start if best is None else max(best, start)
 
     def standard_error(self, since: Since) -> float:
-        """The standard error of the present level minus that reference."""
+        """Of the present level minus that reference."""
         count = self._num_values(since)
         inverse = 1 / self.size + 1 / max(count, 1)
         trials, reference = self.track.trials, self.reference(since)
@@ -78,7 +73,6 @@ class Window:
         return math.sqrt(bernoulli_variance(pooled) * inverse / trials)
 
     def _num_values(self, since: Since) -> int:
-        """Number of values behind a reference."""
         if since == "usual":
             return len(self._before())
         best, start = self._plateau(), self.track.start
@@ -91,26 +85,16 @@ class Window:
         return long.best if long else None
 
     def _before(self) -> list[float]:
-        """Values before the window; empty if they are too few to tell what is usual."""
         before = self.track.recent[: -self.size]
+        # Too few values do not tell what is usual.
         return before if len(before) >= max(self.size, self.track.warmup) else []
 
 
 class Track:
     """The past of one metric.
 
-    Args:
-        warmup: number of values in the baseline.
-        window: number of values in the short window; the long one is five times that.
-        pooled: for a sparse share: the long window is three values.
-
-    Example:
-        >>> track = Track(warmup=4, window=2)
-        >>> for value in [1.0, 1.0, 1.0, 1.0, 3.0, 3.0]:
-        ...     track.add(value)
-        >>> short = track.window(0)
-        >>> short.now, short.reference("start"), track.window(1) is None
-        (3.0, 1.0, True)
+    The first `warmup` values are the baseline; the short window has `window` values, the long one
+    five times as many, or three for a sparse share (`pooled`).
     """
 
     def __init__(self, warmup: int, window: int, *, pooled: bool = False) -> None:
@@ -125,7 +109,6 @@ class Track:
         self._noise: float | None = None
 
     def add(self, value: float) -> None:
-        """Add the next finite value."""
         self.num_seen += 1
         self.recent.append(value)
         if len(self.recent) > MEMORY + self.sizes[1]:
@@ -139,7 +122,7 @@ class Track:
                 window.refresh()
 
     def window(self, scale: int) -> Window | None:
-        """The short (0) or the long (1) window; None before it is full."""
+        """The short (0) or the long (1) window; None until it is full."""
         return self.windows[scale] if len(self.recent) >= self.sizes[scale] else None
 
     @property
@@ -148,7 +131,6 @@ class Track:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the noise in the remembered values."""
         if self._noise is None:
             self._noise = self._binomial(self.trials) if self.trials else deviation(self.recent)
             if self.sparse and not self.trials and all(0 <= value <= 1 for value in self.recent):
@@ -176,7 +158,7 @@ class Track:
                 window.now = level(self.recent[-window.size :])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Symptom:
     """What one metric must show. Every limit that is set must hold, except `floor`.
 
@@ -193,18 +175,11 @@ class Symptom:
         noise_share: share of the required noise margin; below 1 next to an independent symptom,
             since chance would have to move both.
         optional: counts as present in a run that never logs the metric.
-
-    Example:
-        >>> track = Track(warmup=2, window=1)
-        >>> for reward in [0.4, 0.5, 0.6, 0.6, 0.2]:
-        ...     track.add(reward)
-        >>> half_lost = Symptom(metric="reward", moved="down", by=0.5, since="best")
-        >>> half_lost.is_present(track.window(0), noise=0.0)
-        True
     """
 
     metric: str
     moved: Move
+    _: KW_ONLY
     by: float = 0.0
     change: float = 0.0
     level: float | None = None
@@ -214,12 +189,7 @@ class Symptom:
     noise_share: float = 1.0
 
     def is_present(self, window: Window, noise: float) -> bool:
-        """Whether the window shows it.
-
-        Args:
-            window: the short or the long window of the metric.
-            noise: number of standard errors that a change must exceed.
-        """
+        """Whether the window shows it, by more than `noise` standard errors."""
         noise *= self.noise_share
         if self.moved in ("above", "below"):
             return self._is_past(window.now, self.level)
@@ -237,30 +207,16 @@ class Symptom:
         if self.moved == "not_up":
             return distance <= required or distance <= noise * window.standard_error(self.since)
         moved = distance if self.moved == "up" else -distance
-        if moved <= 0 or moved < max(required, self.change):
-            return False
-        if not self._is_past(window.now, self.level):
+        large = moved > 0 and moved >= max(required, self.change)
+        if not large or not self._is_past(window.now, self.level):
             return False
         return moved >= noise * window.standard_error(self.since)
 
     def onset(self, window: Window, steps: Sequence[int]) -> int | None:
         """The first step of the change: an alarm comes late by its window and its patience.
 
-        Args:
-            window: a window in which the symptom is present.
-            steps: the step of each value that the track remembers.
-
-        Returns:
-            The step after the last healthy value; the oldest remembered one if none was healthy;
-            None for a symptom that is no change (not_up, still).
-
-        Example:
-            >>> track = Track(warmup=4, window=2)
-            >>> for reward in [0.7] * 20 + [0.5, 0.3, 0.1, 0.1, 0.1, 0.1]:
-            ...     track.add(reward)
-            >>> fell = Symptom(metric="reward", moved="down", by=0.5)
-            >>> fell.onset(track.window(0), range(26))
-            20
+        The step after the last healthy value, or the oldest remembered one; None for a symptom
+        that is no change (not_up, still). `steps` are those of the remembered values.
         """
         is_healthy = self._healthy_range(window)
         if is_healthy is None:
@@ -294,25 +250,18 @@ class Symptom:
 
 
 def bernoulli_variance(share: float) -> float:
-    """Variance of one trial that succeeds with this probability; 0 outside 0 to 1."""
-    return max(share * (1 - share), 0.0)
+    return max(share * (1 - share), 0.0)  # 0 for what is not a share
 
 
 def level(values: Sequence[float]) -> float:
-    """The mean without the highest and the lowest fifth.
-
-    Example:
-        >>> level([1.0, 2.0, 3.0, 4.0, 100.0]), level([1.0, 2.0])
-        (3.0, 1.5)
-    """
+    """The mean without the highest and the lowest fifth."""
     cut = int(TRIM * len(values))
     kept = sorted(values)[cut : len(values) - cut] if cut else values
     return sum(kept) / len(kept)
 
 
 def median(values: Sequence[float]) -> float:
-    """The median, in half the time of `statistics.median`."""
-    ordered, half = sorted(values), len(values) // 2
+    ordered, half = sorted(values), len(values) // 2  # twice as fast as statistics.median
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
@@ -322,10 +271,6 @@ def deviation(values: Sequence[float]) -> float:
     Takes the mean of the differences without the largest tenth: steadier than their median over
     the ten values of a warmup, and a sudden fall does not enter it. Few values get a surcharge for
     the uncertainty.
-
-    Example:
-        >>> deviation([1.0, 2.0, 3.0, 4.0]), deviation([1.0, 0.0, 1.0, 0.0]) > 1
-        (0.0, True)
     """
     bends = sorted(abs(a - 2 * b + c) for a, b, c in zip(values, values[1:], values[2:]))
     if not bends:
@@ -335,5 +280,4 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def is_finite(value: float) -> bool:
-    """Whether a track can take the value; 1e300 could not be compared without overflow."""
-    return math.isfinite(value) and abs(value) < 1e150
+    return math.isfinite(value) and abs(value) < 1e150  # larger ones overflow in comparisons

@@ -1,49 +1,63 @@
-"""A log as a stream of rows: read to its end once, or again and again while it grows.
+"""A log as a stream of rows: read once to its end, or again and again while it grows.
 
-Rows come with their step. Where steps go back, the run was resumed from an earlier checkpoint, and
-the rows after it are forgotten, as the run itself forgot them.
+Every row has a step. Where steps go back, the run was resumed from an earlier checkpoint, and the
+rows after it are dropped.
 """
 
 import math
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mesotron.config import LogKind
-from mesotron.watch.readers.locate import PARSERS, locate
-from mesotron.watch.readers.parser import MAX_FILE, MAX_ROWS, Parser, Row
+from mesotron.watch.readers.parsers import (
+    MAX_FILE,
+    PRINTED,
+    VERL,
+    Console,
+    Csv,
+    Document,
+    JsonLines,
+    Parser,
+    Row,
+)
+from mesotron.watch.readers.tensorboard import EventFile
 
-CHUNK = 2**20
+PARSERS: dict[LogKind, type[Parser]] = {
+    "run": JsonLines,
+    "jsonl": JsonLines,
+    "trainer_state": Document,
+    "csv": Csv,
+    "tensorboard": EventFile,
+    "console": Console,
+}
+SUFFIXES: dict[str, LogKind] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
+MAX_ROWS = 2_000_000
+MAX_NOTES = 20
+# Entries searched for event files at each level of a folder.
+MAX_ENTRIES = 10_000
+PEEK = 2**16
 
 
 @dataclass
 class Log:
-    """A log that was read.
-
-    Args:
-        path: what was given.
-        kind: how it was read.
-        rows: rows of numbers, each with its step; steps never go back.
-        notes: what a reader of the story should know about the rows.
-        actions: what a guard did, where the log itself has it.
-    """
+    """A log that was read."""
 
     path: Path
     kind: LogKind
-    rows: list[Row]
+    rows: list[Row]  # each with its step; steps never go back
     notes: list[str] = field(default_factory=list)
-    actions: list[dict[str, Any]] = field(default_factory=list)
+    actions: list[dict[str, Any]] = field(default_factory=list)  # of a guard, if the log has them
 
 
 def read_log(path: Path, kind: LogKind = "auto") -> Log:
-    """Read a log to its end.
-
-    Args:
-        path: a run folder, a log file, or a folder with one.
-        kind: what it is, found out if auto.
-
-    Raises:
-        ValueError: it cannot be found, told apart or read; the sentence names file and line.
+    """Read a run folder, a log file, or a folder with one, to its end.
 
     Example:
         >>> import tempfile
@@ -57,119 +71,155 @@ def read_log(path: Path, kind: LogKind = "auto") -> Log:
     stream.poll()
     stream.finish()
     if not stream.log.rows:
-        raise ValueError(f"{path} holds no row of numbers (read as {stream.log.kind})")
+        raise ValueError(f"{path} has no row of numbers (read as {stream.log.kind})")
     return stream.log
 
 
 class Stream:
-    """A log that may still grow.
-
-    Args:
-        path: what to read.
-        kind: what it is, found out if auto.
-    """
+    """A log that may still grow."""
 
     def __init__(self, path: Path, kind: LogKind = "auto") -> None:
         found, _ = locate(path, kind)
         self.log = Log(path, found, [])
-        self.resumed = False  # whether the last poll made earlier rows wrong
-        self._files: dict[Path, _File] = {}
-        self._counted = 0
+        self.resumed = False  # whether the last poll replaced earlier rows
+        self._parsers: dict[Path, Parser] = {}
+        self._num_counted = 0
 
     def poll(self) -> int:
-        """Read what is new.
-
-        Returns:
-            How many rows at the end of `log.rows` are new; all of them if `resumed` is set.
-        """
+        """Read what is new; returns the number of new rows, or of all if `resumed` is set."""
         self.resumed = False
         rows: list[Row] = []
-        files = self._open()
-        for file in files:
-            rows += file.read()
-            # A file that has a successor is at its end: its last row must not come after it.
-            rows += file.finish() if file is not files[-1] else []
-        return self._replace() if PARSERS[self.log.kind].whole else self._add(rows)
+        *earlier, last = self._open()
+        for parser in earlier:  # complete, since a later file exists
+            rows += parser.read() + parser.finish()
+        rows += last.read()
+        return self._replace(last) if last.whole else self._add(rows)
 
-    def _replace(self) -> int:
-        """Take a document's rows in place of those of its earlier versions."""
-        (file,) = self._files.values()
+    def finish(self) -> int:
+        """Read an incomplete end, when nothing more will follow."""
+        self.resumed = False
+        rows: list[Row] = []
+        for parser in self._parsers.values():
+            rows += parser.finish()
+            for note in parser.notes:
+                self._note(note)
+        return 0 if PARSERS[self.log.kind].whole else self._add(rows)
+
+    def _open(self) -> list[Parser]:
+        _, paths = locate(self.log.path, self.log.kind)
+        make = PARSERS[self.log.kind]
+        for path in paths:
+            size, parser = path.stat().st_size, self._parsers.get(path)
+            if size > MAX_FILE:
+                raise ValueError(f"{path} has {size} bytes, more than {MAX_FILE}: give a part")
+            # A file that shrank was begun again; a document is rewritten as a whole.
+            if parser is None or size < parser.offset or (make.whole and size != parser.offset):
+                self._parsers[path] = make(path)
+        return [self._parsers[path] for path in paths]
+
+    def _replace(self, parser: Parser) -> int:
+        """Take the rows of a document in place of those of its earlier versions."""
         try:
-            rows = file.finish()
+            rows = parser.finish()
         except ValueError as error:  # perhaps it is being written: `finish` will tell
             self._note(f"not read yet: {error}")
             return 0
-        if len(rows) == len(self.log.rows) and file.parser.actions == self.log.actions:
+        if len(rows) == len(self.log.rows) and parser.actions == self.log.actions:
             return 0
-        self.log.actions = file.parser.actions
+        self.log.actions = parser.actions
         self.log.rows.clear()
         self.log.notes.clear()
-        self.resumed, self._counted = True, 0
+        self.resumed, self._num_counted = True, 0
         return self._add(rows)
 
-    def finish(self) -> int:
-        """Read what waits for an end that will not come."""
-        self.resumed = False
-        rows = [row for file in self._files.values() for row in file.finish()]
-        return 0 if PARSERS[self.log.kind].whole else self._add(rows)
-
-    def _open(self) -> list["_File"]:
-        _, paths = locate(self.log.path, self.log.kind)
-        for path in paths:
-            if path not in self._files:
-                self._files[path] = _File(path, PARSERS[self.log.kind])
-        return [self._files[path] for path in paths]
-
     def _add(self, rows: list[Row]) -> int:
-        before = len(self.log.rows)
-        for row in rows:
-            self._append(row)
-        if len(self.log.rows) > MAX_ROWS:
-            raise ValueError(f"{self.log.path} has more than {MAX_ROWS} rows: give a part of it")
-        return len(self.log.rows) - (0 if self.resumed else before)
-
-    def _append(self, row: Row) -> None:
         kept = self.log.rows
-        step = row.get("step")
-        if step is None or not math.isfinite(step):
-            self._counted += 1
-            self._note("rows carry no step: they are counted")
-            row = {"step": float(self._counted)} | {k: v for k, v in row.items() if k != "step"}
-        elif kept and step < kept[-1]["step"]:
-            self._note(f"resumed at step {step:.0f}: the rows after it were written again")
-            while kept and kept[-1]["step"] >= step:
-                kept.pop()
-            self.resumed = True
-        kept.append(row)
+        before = len(kept)
+        for row in rows:
+            step = row.get("step")
+            if step is None or not math.isfinite(step):
+                self._num_counted += 1
+                self._note("rows have no step: they are counted")
+                numbers = {key: value for key, value in row.items() if key != "step"}
+                row = {"step": float(self._num_counted)} | numbers
+            elif kept and step < kept[-1]["step"]:
+                self._note(f"resumed at step {step:.0f}: the rows after it were written again")
+                while kept and kept[-1]["step"] >= step:
+                    kept.pop()
+                self.resumed = True
+            kept.append(row)
+        if len(kept) > MAX_ROWS:
+            raise ValueError(f"{self.log.path} has more than {MAX_ROWS} rows: give a part of it")
+        return len(kept) - (0 if self.resumed else before)
 
     def _note(self, note: str) -> None:
-        if note not in self.log.notes and len(self.log.notes) < 20:
+        if note not in self.log.notes and len(self.log.notes) < MAX_NOTES:
             self.log.notes.append(note)
 
 
-class _File:
-    """One file, its parser, and how much of it was read."""
+def locate(path: Path, kind: LogKind = "auto") -> tuple[LogKind, list[Path]]:
+    """The format of a log and its files in the order they were written."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: give a run folder or a log file")
+    if path.is_file():
+        return (_sniff(path) if kind == "auto" else kind), [path]
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a regular file: give a run folder or a log file")
+    for found, files in _candidates(path):
+        if files and kind in ("auto", found):
+            return found, files
+    raise ValueError(
+        f"{path} has no {'' if kind == 'auto' else f'{kind} '}log: looked for metrics.jsonl, "
+        "trainer_state.json (also in checkpoint-*), TensorBoard events, one .jsonl and one .csv"
+    )
 
-    def __init__(self, path: Path, parser: type[Parser]) -> None:
-        self.path, self.kind = path, parser
-        self.parser, self.offset = parser(path), 0
 
-    def read(self) -> list[Row]:
-        """Rows of the bytes that are new; a file that shrank is read from its start."""
-        size = self.path.stat().st_size
-        if size > MAX_FILE:
-            raise ValueError(f"{self.path} has {size} bytes, more than {MAX_FILE}: give a part")
-        # A document is written anew as a whole, so that its new bytes alone mean nothing.
-        if size < self.offset or (self.kind.whole and size != self.offset):
-            self.parser, self.offset = self.kind(self.path), 0
-        rows: list[Row] = []
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            while self.offset < MAX_FILE and (data := file.read(CHUNK)):
-                self.offset += len(data)
-                rows += self.parser.feed(data)
-        return rows
+def _candidates(path: Path) -> list[tuple[LogKind, list[Path]]]:
+    """What a folder may contain, the best source first."""
+    run, state = path / "metrics.jsonl", path / "trainer_state.json"
+    states = {
+        int(number): file for file in path.glob("checkpoint-*/trainer_state.json")
+        if (number := file.parent.name.removeprefix("checkpoint-")).isdecimal()
+    }  # fmt: skip
+    newest = [states[max(states)]] if states else []
+    lines, tables = sorted(path.glob("*.jsonl")), sorted(path.glob("*.csv"))
+    return [
+        ("run", [run] if run.is_file() else []),
+        ("trainer_state", [state] if state.is_file() else newest),
+        ("tensorboard", _event_files(path)),
+        ("jsonl", lines if len(lines) == 1 else []),
+        ("csv", tables if len(tables) == 1 else []),
+    ]
 
-    def finish(self) -> list[Row]:
-        """Rows that waited for more."""
-        return self.parser.finish()
+
+def _event_files(path: Path) -> list[Path]:
+    """Event files in a folder, or else up to two levels below, by the time in their names."""
+    found: list[Path] = []
+    for depth, pattern in enumerate(("*", "*/*", "*/*/*")):
+        entries = islice(path.glob(pattern), MAX_ENTRIES)
+        found += [file for file in entries if "tfevents" in file.name and file.is_file()]
+        if found and depth == 0:
+            break
+    return sorted(found, key=lambda file: (file.name, str(file)))
+
+
+def _sniff(path: Path) -> LogKind:
+    if "tfevents" in path.name:
+        return "tensorboard"
+    if path.suffix in SUFFIXES:
+        return SUFFIXES[path.suffix]
+    with path.open("rb") as file:
+        head = file.read(PEEK)
+    if b"brain.Event:" in head[:64]:  # the version in the first record
+        return "tensorboard"
+    text = head.decode("utf-8", errors="replace")
+    first = text.lstrip().split("\n", 1)[0].strip()
+    if path.suffix == ".json" or first in ("{", "["):
+        return "trainer_state"
+    if first.startswith('{"'):
+        return "jsonl"
+    if VERL.search(text) or PRINTED.search(text):
+        return "console"
+    if any(mark in first for mark in ",\t;"):
+        return "csv"
+    raise ValueError(f"{path} is not a known kind of log: give --kind, one of {', '.join(PARSERS)}")
