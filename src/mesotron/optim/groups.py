@@ -13,14 +13,12 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from mesotron.optim.step import group_filter
 from mesotron.optim.views import View
+from mesotron.spectral.routing import AUXILIARY_RULES, RULES, SPECTRAL_RULES
 from mesotron.spectral.scale import check_scale
 
 if TYPE_CHECKING:
     from mesotron.optim.optimizers import RoutedOptimizer
 
-SPECTRAL_RULES = ("muon", "pion")
-AUXILIARY_RULES = ("adamw", "sgd")
-RULES = SPECTRAL_RULES + AUXILIARY_RULES
 # No float16: a gradient of 1e-9 or 1e6 is not a float16.
 _DTYPES = ("float32", "bfloat16", "float64")
 

@@ -1,11 +1,10 @@
-"""Routing: who gets which rule, as a value.
+"""Routing: which rule updates each parameter of a PyTorch model.
 
-`route(model)` walks the modules (`sites`), reads each parameter's role and the matrices it holds
-(`roles`, with `attention`, `experts`, `mixers` and `lora` for their layouts) and returns a `table`.
-`command` is `mesotron route`.
+`route` walks the modules (`sites`), finds each parameter's role and the matrices it holds (`roles`
+and `attention`) and returns a `RoutingTable`. `command` is `mesotron route`.
 """
 
 from mesotron.optim.routing.route import route
-from mesotron.optim.routing.table import RoutingTable, Row
+from mesotron.spectral.routing import RoutingTable, Row
 
 __all__ = ["RoutingTable", "Row", "route"]

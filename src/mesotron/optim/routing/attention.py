@@ -1,13 +1,11 @@
-"""Attention weights: which projection a matrix is, how many heads it has, and how fused ones are
-laid out.
+"""Attention weights: which projection a matrix is, its heads, and the layout of fused ones.
 
 Query, key and value projections hold their heads in rows, the output projection in columns; under
 grouped-query attention keys and values have fewer heads. Fused weights come in sections (q | k | v)
-or interleaved head by head, and nothing in the shape tells which, so the layouts are listed by
-attention class, as read in each forward pass.
+or interleaved head by head. The shape does not show which, so the layouts are listed by attention
+class, as read in each forward pass. A head count that does not fit is reported, never guessed.
 
-Legend: H query heads, G key-value heads, d rows of one head. It does not guess: a count that does
-not fit is a doubt.
+Legend: H query heads, G key-value heads, d rows of one head.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from mesotron.optim.routing.reading import Reading, doubt, matrix
-from mesotron.optim.routing.sites import Site, find_int, words
+from mesotron.optim.routing.sites import ModuleSite, find_int
+from mesotron.spectral.routing import Role, matrix, unclear, words
 
-# What libraries call the projections. Short names count only next to their siblings.
+# Names of the projections in common libraries. Short names count only next to their siblings.
 NAMES: dict[str, frozenset[str]] = {
     "q": words("q_proj query q wq w_q q_lin to_q query_proj linear_q q_attn q_b_proj project_q"),
     "k": words("k_proj key k wk w_k k_lin to_k key_proj linear_k project_k"),
@@ -31,21 +29,18 @@ NAMES: dict[str, frozenset[str]] = {
         "projection_layer linear_out attention_out output"
     ),
 }
-# BERT and its kin keep the output projection in a module of its own, beside the one with q, k and
-# v.
+_LONG_NAMES = {"q": "query", "k": "key", "v": "value", "o": "output"}
+# BERT and its relatives keep the output projection in a module next to the one with q, k and v.
 _OUTPUT_MODULES = ("SelfOutput", "CrossOutput", "AttentionOutput")
-
-# Attention classes whose fused weight repeats (q, k, v) head by head; the others lay q, k and v in
-# three sections.
+# Attention classes whose fused weight repeats (q, k, v) per head; the others have three sections.
 _INTERLEAVED = words(
     "GPTNeoXAttention GPTNeoXJapaneseAttention BloomAttention PersimmonAttention FalconAttention "
     "GPTBigCodeAttention MiniMaxLightningAttention DisentangledSelfAttention"
 )
 # Names that mean a fused QKV in one class only ("in_proj" is a Mamba mixer's elsewhere).
 _FUSED_BY_CLASS = {"DisentangledSelfAttention": "in_proj"}
-_CODEGEN_SHARDS = (
-    4  # CodeGen keeps the 4 tensor-parallel shards of its TPU training, each (q | v | k)
-)
+# CodeGen keeps the 4 tensor-parallel shards of its TPU training, each (q | v | k).
+_CODEGEN_SHARDS = 4
 
 # Where modules and configs keep their head counts, most specific first.
 _NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead")
@@ -61,243 +56,228 @@ _HEAD_DIM = (
 
 
 @dataclass(frozen=True)
-class Heads:
-    """H, G and d of one attention block; None where neither the block nor its config says."""
+class _Heads:
+    """H, G and d of an attention block; None if neither the block nor its config has it."""
 
     num: int | None
     num_kv: int | None
     dim: int | None
 
 
-def find_heads(block: nn.Module, config: object | None) -> Heads:
-    """Head counts of an attention block: its own attributes, which its forward pass uses, then its
-    config.
-
-    Args:
-        block: the module that holds the projections.
-        config: the nearest Transformers config, or None.
-
-    Returns:
-        `Heads`; `num_kv` equals `num` when nothing says otherwise.
-    """
+def _find_heads(block: nn.Module, config: object | None) -> _Heads:
+    """Head counts from the block's own attributes, which its forward pass uses, then its config."""
     num = find_int((block, config), _NUM_HEADS)
     num_kv = find_int((block, config), _NUM_KV_HEADS)
-    if getattr(block, "multi_query", False) and not getattr(
-        block, "new_decoder_architecture", False
-    ):
+    new_falcon = getattr(block, "new_decoder_architecture", False)
+    if getattr(block, "multi_query", False) and not new_falcon:
         num_kv = 1
-    return Heads(num, num_kv or num, find_int((block, config), _HEAD_DIM))
+    return _Heads(num, num_kv or num, find_int((block, config), _HEAD_DIM))
 
 
-def find_projection(site: Site) -> tuple[str, nn.Module] | None:
-    """Which projection of which attention block this weight is, or None if it is not one.
-
-    Returns:
-        (part, block) with part one of "q", "k", "v", "o", "qkv", "kv", "mla_kv_a", "mla_kv_b".
-    """
-    block, called = site.parent, site.called
-    if called.isdigit() and len(site.path) > 1:  # `to_out.0`: a Sequential around the projection
-        called, block = site.path[-2], site.modules[-3]
-    if called in NAMES["o"] and type(site.parent).__name__.endswith(_OUTPUT_MODULES):
-        block = next((m for m in site.modules[-3].children() if is_block(m)), block)
-    if not is_block(block):
-        return None
-    if called in ("kv_a_proj_with_mqa", "kv_b_proj"):
-        return "mla_" + called[:4], block
-    if _FUSED_BY_CLASS.get(type(block).__name__) == called:
-        return "qkv", block
-    part = next((part for part, names in NAMES.items() if called in names), None)
-    return (part, block) if part else None
-
-
-def is_block(module: nn.Module) -> bool:
+def is_attention(module: nn.Module) -> bool:
     """Whether the module holds attention projections, by the names of its children."""
-    if isinstance(module, nn.MultiheadAttention):
+    if isinstance(module, nn.MultiheadAttention) or type(module).__name__ in _FUSED_BY_CLASS:
         return True
     names = set(module._modules)
-    if type(module).__name__ in _FUSED_BY_CLASS:
-        return True
     separate = names & NAMES["q"] and names & (NAMES["k"] | NAMES["kv"])
     return bool(separate or names & NAMES["qkv"] or "kv_b_proj" in names)
 
 
-def read_attention(
-    site: Site, rows: int, cols: int, *, per_head: bool, num: int | None
-) -> Reading | None:
-    """Read an attention projection, or None if the weight is not one.
+def _find_projection(site: ModuleSite) -> tuple[str, nn.Module] | None:
+    """(part, block): part is "q", "k", "v", "o", "qkv", "kv", "mla_kv_a" or "mla_kv_b"."""
+    block, name = site.parent, site.owner_name
+    if name.isdigit() and len(site.path) > 1:  # `to_out.0`: a Sequential around the projection
+        name, block = site.path[-2], site.modules[-3]
+    if name in NAMES["o"] and type(site.parent).__name__.endswith(_OUTPUT_MODULES):
+        block = next((m for m in site.modules[-3].children() if is_attention(m)), block)
+    if not is_attention(block):
+        return None
+    if name in ("kv_a_proj_with_mqa", "kv_b_proj"):
+        return "mla_" + name[:4], block
+    if _FUSED_BY_CLASS.get(type(block).__name__) == name:
+        return "qkv", block
+    part = next((part for part, names in NAMES.items() if name in names), None)
+    return (part, block) if part else None
+
+
+def attention_role(
+    site: ModuleSite, rows: int, cols: int, *, per_head: bool, num: int | None
+) -> Role | None:
+    """The role of an attention projection, or None if the weight is not one.
 
     Args:
         site: where the weight is stored.
         rows, cols: its logical shape (outputs, inputs), whatever the storage order.
-        per_head: cut q, k, v by rows and o by columns, one matrix a head.
-        num: heads of this very matrix, when the caller was told; None asks the model.
+        per_head: split q, k, v by rows and o by columns, one matrix per head.
+        num: heads of this matrix if the user gave them; None reads the model.
     """
-    found = find_projection(site)
-    if found is None:
-        return _perhaps_output(site) if per_head else None
-    part, block = found
-    heads = find_heads(block, site.config)
-    if num is not None and part in (
-        "qkv",
-        "kv",
-        "mla_kv_b",
-    ):  # as many keys as queries, if not said
+    if isinstance(site.parent, nn.MultiheadAttention):  # its other projections are raw parameters
+        if not per_head:
+            return matrix("attention o", "output projection")
+        count = num or site.parent.num_heads
+        return matrix("attention o", f"output projection, {count} heads", f"cols:{count}")
+    projection = _find_projection(site)
+    if projection is None:
+        return _possible_output(site) if per_head else None
+    part, block = projection
+    heads = _find_heads(block, site.config)
+    if num is not None and part in ("qkv", "kv", "mla_kv_b"):
         heads = replace(heads, num=num, num_kv=heads.num_kv or num)
-    if part in ("qkv", "kv", "mla_kv_a", "mla_kv_b"):
-        read = {"qkv": _read_qkv, "kv": _read_kv, "mla_kv_a": _read_mla_a, "mla_kv_b": _read_mla_b}
-        reading = read[part](site, block, heads, rows, cols, per_head)
+    if part == "qkv":
+        role = _qkv_role(site, block, heads, rows, cols, per_head)
+    elif part == "kv":
+        role = _kv_role(site, heads, rows, per_head)
+    elif part == "mla_kv_a":
+        role = _mla_a_role(site, block, rows)
+    elif part == "mla_kv_b":
+        role = _mla_b_role(site, block, heads, rows, per_head)
     else:
-        reading = _read_plain(site, part, heads, rows, cols, per_head, num)
-    if reading.doubt:
-        return replace(reading, role=f"attention {part}", matrix=True)
-    return reading
+        role = _single_role(site, part, heads, rows, cols, per_head, num)
+    return replace(role, name=f"attention {part}", is_matrix=True) if role.unclear else role
 
 
-def _perhaps_output(site: Site) -> Reading | None:
-    """An unknown layer in a block whose output projection was not found: leaving it whole would be
-    a silent exception to `per_head`."""
-    block, beside = site.parent, site.modules[-3].children() if len(site.modules) > 2 else ()
-    elsewhere = any(type(module).__name__.endswith(_OUTPUT_MODULES) for module in beside)
-    if not is_block(block) or set(block._modules) & NAMES["o"] or elsewhere:
+def _possible_output(site: ModuleSite) -> Role | None:
+    """An unknown layer in a block without a known output projection: leaving it whole would be a
+    silent exception to `per_head`."""
+    block, siblings = site.parent, site.modules[-3].children() if len(site.modules) > 2 else ()
+    elsewhere = any(type(module).__name__.endswith(_OUTPUT_MODULES) for module in siblings)
+    if not is_attention(block) or set(block._modules) & NAMES["o"] or elsewhere:
         return None
-    sentence = (
-        f"per_head=True: {site.name} lies in an attention block without a known output projection; "
-        f"if it is one, write overrides={{'{site.name}': {{'view': 'cols:NUM_HEADS'}}}}, else "
-        "{'view': 'whole'}"
+    problem = (
+        f"per_head=True: {site.name} is in an attention block without a known output projection; "
+        f"if it is the output projection, pass overrides={{'{site.name}': "
+        "{'view': 'cols:NUM_HEADS'}}, else {'view': 'whole'}"
     )
-    return replace(doubt(sentence), role="linear", matrix=True)
+    return replace(unclear(problem), name="linear", is_matrix=True)
 
 
-def _read_plain(
-    site: Site, part: str, heads: Heads, rows: int, cols: int, per_head: bool, told: int | None
-) -> Reading:
+def _single_role(
+    site: ModuleSite,
+    part: str,
+    heads: _Heads,
+    rows: int,
+    cols: int,
+    per_head: bool,
+    given: int | None,
+) -> Role:
     """q, k, v or o by itself."""
-    num = told or (heads.num if part in "qo" else heads.num_kv)
-    role = f"attention {part}"
+    num = given or (heads.num if part in "qo" else heads.num_kv)
+    name, long_name = f"attention {part}", _LONG_NAMES[part]
     gated = part == "q" and None not in (num, heads.dim) and rows == 2 * num * heads.dim  # type: ignore
     if gated and not per_head:
-        return matrix(role, f"query and gate, alternating over {num} heads", f"rows:{num}%2")
+        return matrix(name, f"query and gate, interleaved over {num} heads", f"rows:{num}%2")
     if not per_head:
-        return matrix(role, f"{_WORDS[part]} projection")
+        return matrix(name, f"{long_name} projection")
     if num is None:
         return _no_count(site)
     axis, length = ("cols", cols) if part == "o" else ("rows", rows)
     blocks = 2 * num if gated else num
-    if length % blocks or (
-        part in "qk" and heads.dim and told is None and length != blocks * heads.dim
-    ):
+    check_dim = part in "qk" and heads.dim and given is None
+    if length % blocks or (check_dim and length != blocks * heads.dim):  # type: ignore
         return _misfit(site, num, axis, length, heads.dim)
     what = f"{num} heads" + (", each a query and a gate" if gated else "")
-    return matrix(role, f"{_WORDS[part]} projection, {what}", f"{axis}:{blocks}")
+    return matrix(name, f"{long_name} projection, {what}", f"{axis}:{blocks}")
 
 
-_WORDS = {"q": "query", "k": "key", "v": "value", "o": "output"}
-
-
-def _read_qkv(
-    site: Site, block: nn.Module, heads: Heads, rows: int, cols: int, per_head: bool
-) -> Reading:
+def _qkv_role(
+    site: ModuleSite, block: nn.Module, heads: _Heads, rows: int, cols: int, per_head: bool
+) -> Role:
     """Fused query, key and value; or key and value only, in GPT-2's cross-attention."""
     H, G = heads.num, heads.num_kv
     if H is None or G is None:
         if per_head:
             return _no_count(site)
         if rows != 3 * cols or "query_key_value" in block._modules:
-            return doubt(
+            return unclear(
                 f"{site.name} looks like a fused QKV of shape {rows}x{cols}, but neither its "
-                "module nor a config says how many heads it has and how they lie; write "
+                "module nor a config has its number of heads and their layout; pass "
                 f"overrides={{'{site.name}': {{'view': 'rows:Q+K+V'}}}}"
             )
         return matrix("attention qkv", "query | key | value in three sections", "rows:3")
     if "q_attn" in block._modules:
-        return _read_kv(site, block, heads, rows, cols, per_head)
+        return _kv_role(site, heads, rows, per_head)
     if rows % (H + 2 * G):
         return _misfit(site, H + 2 * G, "rows", rows, heads.dim)
     if per_head:
         return matrix("attention qkv", f"fused {H}+{G}+{G} heads", f"rows:{H + 2 * G}")
-    return _sections(site, block, H, G, rows // (H + 2 * G))
+    return _fused_layout(site, block, H, G, rows // (H + 2 * G))
 
 
-def _sections(site: Site, block: nn.Module, H: int, G: int, d: int) -> Reading:
+def _fused_layout(site: ModuleSite, block: nn.Module, H: int, G: int, d: int) -> Role:
     """The whole q, k and v inside a fused weight, by the attention class's own layout."""
     classes = {cls.__name__ for cls in type(block).__mro__}
-    role = "attention qkv"
+    name = "attention qkv"
     if "CodeGenAttention" in classes:
-        return matrix(role, "query | value | key in each of 4 shards", f"rows:{_CODEGEN_SHARDS}%3")
+        return matrix(name, "query | value | key in each of 4 shards", f"rows:{_CODEGEN_SHARDS}%3")
     if classes & _INTERLEAVED and H == G:
-        return matrix(role, f"query, key, value alternating over {H} heads", f"rows:{H}%3")
+        return matrix(name, f"query, key, value interleaved over {H} heads", f"rows:{H}%3")
     if getattr(block, "new_decoder_architecture", False):
         cut = f"rows:{G}%{H // G * d}+{d}+{d}"
-        return matrix(role, f"{H // G} queries, key, value in each of {G} groups", cut)
+        return matrix(name, f"{H // G} queries, key, value in each of {G} groups", cut)
     if "query_key_value" in block._modules and not classes & _INTERLEAVED:
-        return doubt(
-            f"{site.name} is a fused query_key_value of an attention class "
-            f"({type(block).__name__}) whose layout, sectioned or interleaved, is not known here; "
-            f"write overrides={{'{site.name}': {{'view': 'rows:3'}}}} or "
-            f"{{'view': 'rows:{H}%3'}}, or pass per_head=True"
+        return unclear(
+            f"{site.name} is a fused query_key_value of an unknown attention class "
+            f"({type(block).__name__}), in sections or interleaved; pass "
+            f"overrides={{'{site.name}': {{'view': 'rows:3'}}}} or {{'view': 'rows:{H}%3'}}, or "
+            "per_head=True"
         )
     if H == G:
-        return matrix(role, "query | key | value in three sections", "rows:3")
-    return matrix(role, "query | key | value in sections", f"rows:{H * d}+{G * d}+{G * d}")
+        return matrix(name, "query | key | value in three sections", "rows:3")
+    return matrix(name, "query | key | value in sections", f"rows:{H * d}+{G * d}+{G * d}")
 
 
-def _read_kv(
-    site: Site, block: nn.Module, heads: Heads, rows: int, cols: int, per_head: bool
-) -> Reading:
+def _kv_role(site: ModuleSite, heads: _Heads, rows: int, per_head: bool) -> Role:
     """Fused key and value, in two sections."""
+    G = heads.num_kv
     if not per_head:
         return matrix("attention kv", "key | value in two sections", "rows:2")
-    if heads.num_kv is None:
+    if G is None:
         return _no_count(site)
-    if rows % (2 * heads.num_kv):
-        return _misfit(site, 2 * heads.num_kv, "rows", rows, heads.dim)
-    return matrix(
-        "attention kv", f"fused {heads.num_kv}+{heads.num_kv} heads", f"rows:{2 * heads.num_kv}"
-    )
+    if rows % (2 * G):
+        return _misfit(site, 2 * G, "rows", rows, heads.dim)
+    return matrix("attention kv", f"fused {G}+{G} heads", f"rows:{2 * G}")
 
 
-def _read_mla_a(
-    site: Site, block: nn.Module, heads: Heads, rows: int, cols: int, per_head: bool
-) -> Reading:
-    """Multi-head latent attention: the shared latent, and the one rotary key beside it."""
+def _mla_a_role(site: ModuleSite, block: nn.Module, rows: int) -> Role:
+    """Multi-head latent attention: the shared latent, and the one rotary key next to it."""
     latent = getattr(block, "kv_lora_rank", None)
     if not isinstance(latent, int) or not 0 < latent < rows:
-        return doubt(
-            f"{site.name}: its module does not say kv_lora_rank, so latent and rotary rows cannot "
-            f"be told apart; write overrides={{'{site.name}': {{'view': 'rows:LATENT+ROTARY'}}}}"
+        return unclear(
+            f"{site.name}: its module has no kv_lora_rank to separate latent from rotary rows; "
+            f"pass overrides={{'{site.name}': {{'view': 'rows:LATENT+ROTARY'}}}}"
         )
     return matrix("attention kv", "latent | rotary key", f"rows:{latent}+{rows - latent}")
 
 
-def _read_mla_b(
-    site: Site, block: nn.Module, heads: Heads, rows: int, cols: int, per_head: bool
-) -> Reading:
+def _mla_b_role(
+    site: ModuleSite, block: nn.Module, heads: _Heads, rows: int, per_head: bool
+) -> Role:
     """Multi-head latent attention: per head, the key's rows and then the value's."""
     H, value = heads.num, getattr(block, "v_head_dim", None)
     if H is None or not isinstance(value, int) or rows % H or not 0 < value < rows // H:
-        return doubt(
+        return unclear(
             f"{site.name}: {rows} rows do not split into heads of key and value rows (num_heads "
-            f"{H}, v_head_dim {value}); write overrides={{'{site.name}': {{'view': 'whole'}}}}"
+            f"{H}, v_head_dim {value}); pass overrides={{'{site.name}': {{'view': 'whole'}}}}"
         )
     key = rows // H - value
     if per_head:
         cut = f"{2 * H}" if key == value else f"{H}*{key}+{value}"
         return matrix("attention kv", f"key and value of {H} heads", f"rows:{cut}")
     cut = f"{H}%2" if key == value else f"{H}%{key}+{value}"
-    return matrix("attention kv", f"key, value alternating over {H} heads", f"rows:{cut}")
+    return matrix("attention kv", f"key, value interleaved over {H} heads", f"rows:{cut}")
 
 
-def _no_count(site: Site) -> Reading:
-    return doubt(
-        f"per_head=True: neither the module nor a config says how many heads {site.name} has; pass "
-        f"per_head={{'{site.name}': NUM_HEADS}} (a glob matches many), or per_head=False"
+def _no_count(site: ModuleSite) -> Role:
+    return unclear(
+        f"per_head=True: neither the module nor a config has the number of heads of {site.name}; "
+        f"pass per_head={{'{site.name}': NUM_HEADS}} (a glob matches many), or per_head=False"
     )
 
 
-def _misfit(site: Site, num: int, axis: str, length: int, dim: int | None) -> Reading:
-    known = f" of {dim}" if dim else ""
-    return doubt(
-        f"{site.name}: {num} heads{known} do not fit its {length} {axis}; pass "
-        f"per_head={{'{site.name}': NUM_HEADS}} "
-        f"with the right count, or overrides={{'{site.name}': {{'view': 'whole'}}}}"
+def _misfit(site: ModuleSite, num: int, axis: str, length: int, dim: int | None) -> Role:
+    size = f" of {dim}" if dim else ""
+    return unclear(
+        f"{site.name}: {num} heads{size} do not fit its {length} {axis}; pass "
+        f"per_head={{'{site.name}': NUM_HEADS}} with the right count, or "
+        f"overrides={{'{site.name}': {{'view': 'whole'}}}}"
     )

@@ -1,9 +1,9 @@
-"""Roles: what every parameter of a model is, told by module type, identity and config.
+"""Roles: what each parameter of a PyTorch model is, by module type, identity and config.
 
-`read` answers for one parameter: embedding, head, norm, bias, router, convolution, expert stack,
-attention projection or plain matrix, with the view that shows its matrices and the reason. Names
-decide only where a type cannot, from the small tables below. What cannot be told is a doubt, never
-a guess: routing then asks for an override.
+`role_of` covers embeddings, heads, norms, biases, routers, convolutions, expert stacks, state-space
+mixers, LoRA factors and plain matrices; `attention` covers attention. Names decide only where a
+type cannot, from the small tables below. What cannot be determined is reported as unclear, never
+guessed: routing then asks for an override.
 """
 
 from __future__ import annotations
@@ -13,32 +13,43 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from mesotron.optim.routing.attention import is_block, read_attention
-from mesotron.optim.routing.experts import num_experts, read_experts
-from mesotron.optim.routing.lora import find_lora_factor, read_lora
-from mesotron.optim.routing.mixers import read_mixer
-from mesotron.optim.routing.reading import Reading, doubt, matrix
-from mesotron.optim.routing.sites import Site, find_int, is_a, words
+from mesotron.optim.routing.attention import attention_role, is_attention
+from mesotron.optim.routing.sites import ModuleSite, find_int, is_a
+from mesotron.optim.views import View
+from mesotron.spectral.routing import MAX_RAW_CHANNELS, Role, matrix, unclear, words
 
-# Output layers of modules that declare none.
+# Output layers of models that declare none.
 _HEADS = words(
     "lm_head head heads classifier score qa_outputs embed_out output_projection action_net "
     "value_net policy_head value_head actor_head critic_head reward_head v_head mu log_std"
 )
-# Raw parameters that are tables or tokens, by a word of their name.
+# Raw parameters that are tables or tokens, by a part of their name.
 _TABLE_WORDS = ("pos", "emb", "token", "queries", "latent", "codebook", "codevector", "prompt")
-# Raw parameters that are matrices, with the storage order read in their forward passes.
+# Raw parameters that are matrices, with the storage order their forward passes use.
 _RAW_MATRICES = {"mm_input_projection_weight": "T"}
 # State-space parameters: matrices in shape only.
 _STATE_NAMES = words("A_log A D dt_bias time_decay time_first time_maa")
-# Fused matrices outside attention, by what their module is called; the number of equal sections.
+# Fused linear layers outside attention: the number of equal sections.
 _FUSED_SECTIONS = {"gate_up_proj": 2, "Wi": 2, "w12": 2, "w13": 2, "gate_and_up_proj": 2}
-# Raw channels of an image, a video or a depth map.
-_MAX_RAW_CHANNELS = 4
+_NUM_EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "num_routed_experts",
+)
+_FUSED_EXPERTS = ("gate_up_proj", "gate_and_up_proj", "w13", "input_linear")
 
-_Conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_ConvTranspose = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_Norms = (
+_CONVS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+_PLAIN_CONVS = _CONVS[:3]
+_NORMS = (
     nn.LayerNorm,
     nn.RMSNorm,
     nn.GroupNorm,
@@ -49,17 +60,16 @@ _GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3, nn.RNN: 1, nn.RN
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the model as a whole says: parameter ids of its embeddings, heads and input layers."""
+class ModelFacts:
+    """Parameter ids of the model's embeddings, heads and input layers."""
 
     embeddings: frozenset[int]
     heads: frozenset[int]
     inputs: frozenset[int]
 
 
-def survey(model: nn.Module) -> Facts:
-    """Collect the embeddings and heads that the model declares, and the layers that structure alone
-    makes so."""
+def survey(model: nn.Module) -> ModelFacts:
+    """Collect the embeddings and heads a model declares, and its first and last layers."""
     embeddings: set[int] = set()
     heads: set[int] = set()
     inputs: set[int] = set()
@@ -70,20 +80,19 @@ def survey(model: nn.Module) -> Facts:
         embeddings |= _ids(_declared(module, "get_input_embeddings"))
         heads |= _ids(_declared(module, "get_output_embeddings"))
     for module in [model, *submodels]:
-        first = next(
-            (m for m in module.modules() if isinstance(m, (nn.Linear, nn.Embedding, *_Conv))), None
-        )
-        if isinstance(first, _Conv):
+        kinds = (nn.Linear, nn.Embedding, *_PLAIN_CONVS)
+        first = next((m for m in module.modules() if isinstance(m, kinds)), None)
+        if isinstance(first, _PLAIN_CONVS):
             inputs |= _ids(first)
     if not submodels:
         heads |= _ids(_last_layer(model))
-    return Facts(frozenset(embeddings), frozenset(heads), frozenset(inputs))
+    return ModelFacts(frozenset(embeddings), frozenset(heads), frozenset(inputs))
 
 
 def _declared(model: nn.Module, method: str) -> nn.Module | nn.Parameter | None:
-    """A Transformers model's own word on its embeddings, a module or a bare table.
+    """A Transformers model's embeddings, as a module or a bare table.
 
-    Models without any raise NotImplementedError, or AttributeError where that part is switched off.
+    Models without any raise NotImplementedError, or AttributeError if that part is disabled.
     """
     try:
         return getattr(model, method)()
@@ -91,19 +100,19 @@ def _declared(model: nn.Module, method: str) -> nn.Module | nn.Parameter | None:
         return None
 
 
-def _ids(found: nn.Module | nn.Parameter | None) -> set[int]:
-    if isinstance(found, nn.Module):
-        return {id(param) for param in found.parameters()}
-    return set() if found is None else {id(found)}
+def _ids(layer: nn.Module | nn.Parameter | None) -> set[int]:
+    if isinstance(layer, nn.Module):
+        return {id(param) for param in layer.parameters()}
+    return set() if layer is None else {id(layer)}
 
 
 def _last_layer(model: nn.Module) -> nn.Module | None:
-    """The linear layer that a plain model registers last, under a Sequential or directly: its
-    output layer."""
+    """The output layer of a plain model: the linear layer registered last, or last in its last
+    Sequential."""
     module = model
     while True:
         trained = [m for m in module.children() if next(m.parameters(), None) is not None]
-        if not trained or is_block(module):  # an attention block ends in its own projection
+        if not trained or is_attention(module):  # an attention block ends in its own projection
             return None
         module = trained[-1]
         if isinstance(module, nn.Linear):
@@ -112,207 +121,311 @@ def _last_layer(model: nn.Module) -> nn.Module | None:
             return None
 
 
-def read(site: Site, facts: Facts, *, per_head: bool, num_heads: int | None) -> Reading:
+def role_of(site: ModuleSite, facts: ModelFacts, *, per_head: bool, num_heads: int | None) -> Role:
     """What the parameter at `site` is.
 
     Args:
         site: one stored occurrence of the parameter.
         facts: the model's declarations, from `survey`.
-        per_head: cut attention projections into heads.
-        num_heads: heads of this very matrix when the caller was told, else None.
-
-    Returns:
-        A `Reading`, possibly a doubtful one.
+        per_head: split attention projections into heads.
+        num_heads: heads of this matrix if the user gave them, else None.
     """
-    factor = find_lora_factor(site)
-    if factor is not None:
-        base = factor.base_site and read(
-            factor.base_site, facts, per_head=per_head, num_heads=num_heads
-        )
-        return read_lora(factor, base)
-    steps = (_read_declared, _read_small, _read_router)
-    for step in steps:
-        reading = step(site, facts)
-        if reading is not None:
-            return reading
-    if isinstance(site.owner, nn.MultiheadAttention):
-        return _read_multihead(site, num_heads or site.owner.num_heads, per_head)
-    if isinstance(site.owner, (*_Conv, *_ConvTranspose)):
-        return _read_conv(site, facts, site.owner.groups, site.owner.in_channels)
-    if isinstance(site.owner, tuple(_GATES)):
-        return _read_recurrent(site)
-    if _is_linear(site) or is_a(site.owner, "transformers.pytorch_utils", "Conv1D"):
-        return _read_linear(site, per_head, num_heads)
-    return read_experts(site) or _read_raw(site)
+    lora = _lora_role(site, facts, per_head, num_heads)
+    role = lora or _declared_role(site, facts) or _small_role(site) or _router_role(site)
+    if role is not None:
+        return role
+    owner = site.owner
+    if isinstance(owner, nn.MultiheadAttention):
+        return _multihead_role(site, num_heads or owner.num_heads, per_head)
+    if isinstance(owner, _CONVS):
+        return _conv_role(site, facts, owner.groups, owner.in_channels)
+    if isinstance(owner, tuple(_GATES)):
+        return _recurrent_role(site)
+    # Library linears that do not inherit from nn.Linear have class names that end in it.
+    linear = isinstance(owner, nn.Linear) or type(owner).__name__.endswith("Linear")
+    transposed = is_a(owner, "transformers.pytorch_utils", "Conv1D")
+    if transposed or (linear and site.leaf == "weight" and len(site.shape) == 2):
+        return _linear_role(site, transposed, per_head, num_heads)
+    return _expert_role(site) or _raw_role(site)
 
 
-def _read_declared(site: Site, facts: Facts) -> Reading | None:
-    """Embeddings, heads and norms: by the model's own word, by type, then by name."""
-    kind = type(site.owner).__name__
-    if isinstance(site.owner, (nn.Embedding, nn.EmbeddingBag)):
-        return Reading("embedding", f"{kind}: rows are looked up, not multiplied")
-    if site.param.ndim < 2:
+def _declared_role(site: ModuleSite, facts: ModelFacts) -> Role | None:
+    """Embeddings, heads and norms: declared by the model, by type, then by name."""
+    owner, kind = site.owner, type(site.owner).__name__
+    if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
+        return Role("embedding", f"{kind}: a lookup table")
+    if len(site.shape) < 2:
         return None
+    view = "conv" if isinstance(owner, _CONVS) else "whole"  # for an override to a spectral rule
     if id(site.param) in facts.embeddings:
-        return Reading("embedding", "the model's input embedding", _raw_view(site))
+        return Role("embedding", "the model's input embedding", view)
     if id(site.param) in facts.heads:
-        return Reading("head", "the model's output layer", _raw_view(site))
-    if isinstance(site.owner, _Norms) or "Norm" in kind:
-        return Reading("norm", f"{kind} scale")
-    if not isinstance(site.owner, (nn.Linear, *_Conv)):
+        return Role("head", "the model's output layer", view)
+    if isinstance(owner, _NORMS) or "Norm" in kind:
+        return Role("norm", f"{kind} scale")
+    if not isinstance(owner, (nn.Linear, *_PLAIN_CONVS)):
         return None
-    if site.called in _HEADS:
-        return Reading("head", f"output layer by its name '{site.called}'", _raw_view(site))
-    if isinstance(site.owner, nn.Linear) and _is_vocabulary(site):
-        return Reading("head", f"{site.param.shape[0]} outputs, one per vocabulary entry")
+    if site.owner_name in _HEADS:
+        return Role("head", f"output layer by its name '{site.owner_name}'", view)
+    if isinstance(owner, nn.Linear) and _is_vocabulary(site):
+        return Role("head", f"{site.shape[0]} outputs, one per vocabulary entry")
     return None
 
 
-def _is_vocabulary(site: Site) -> bool:
-    """Outputs equal the vocabulary, outside the numbered layers, where equality is a
-    coincidence."""
-    if any(segment.isdigit() for segment in site.path):
+def _is_vocabulary(site: ModuleSite) -> bool:
+    """One output per vocabulary entry, outside the numbered layers, where that is a coincidence."""
+    if any(name.isdigit() for name in site.path):
         return False
     vocab = find_int((site.config,), ("vocab_size",))
     widths = {find_int((site.config,), (name,)) for name in ("hidden_size", "intermediate_size")}
-    return vocab is not None and site.param.shape[0] == vocab and vocab not in widths
+    return vocab is not None and site.shape[0] == vocab and vocab not in widths
 
 
-def _read_small(site: Site, facts: Facts) -> Reading | None:
-    """Scalars, vectors, biases, and tensors that are vectors but for dims of one."""
-    kind, shape = type(site.owner).__name__, site.param.shape
-    words = site.leaf.lower()
-    if isinstance(site.owner, _Norms) or "Norm" in kind:
-        return Reading("norm", f"{kind} {site.leaf}")
-    if words.endswith(("bias", "biases", "bias_table")) or words.startswith("bias"):
-        return Reading("bias", "added, not multiplied")
-    if len(shape) == 0:
-        return Reading("scalar", "one number")
-    if 0 in shape:
-        return Reading("vector", "empty: nothing to train")
-    if sum(size > 1 for size in shape) < 2 or _one_sided(site):
-        return Reading("vector", "a vector: a filter would only normalise it")
-    if len(site.leaf.split(".")) > 1:
-        return Reading("vector", "one factor of a reparametrised weight", _raw_view(site))
+def _small_role(site: ModuleSite) -> Role | None:
+    """Scalars, vectors, biases, and tensors with a single dimension above one."""
+    kind, leaf = type(site.owner).__name__, site.leaf.lower()
+    if isinstance(site.owner, _NORMS) or "Norm" in kind:
+        return Role("norm", f"{kind} {site.leaf}")
+    if leaf.endswith(("bias", "biases", "bias_table")) or leaf.startswith("bias"):
+        return Role("bias", "added, not multiplied")
+    if len(site.shape) == 0:
+        return Role("scalar", "one number")
+    if 0 in site.shape:
+        return Role("vector", "empty")
+    if sum(size > 1 for size in site.shape) < 2 or _is_one_sided(site):
+        return Role("vector", "a vector: a filter would only normalize it")
+    if "." in site.leaf:
+        view = "conv" if isinstance(site.owner, _CONVS) else "whole"
+        return Role("vector", "one factor of a reparametrized weight", view)
     return None
 
 
-def _one_sided(site: Site) -> bool:
-    """A linear map or a convolution from one input or to one output."""
-    if isinstance(site.owner, (*_Conv, *_ConvTranspose)):
-        return min(site.param.shape[0], math.prod(site.param.shape[1:])) == 1
-    return site.param.ndim == 2 and min(site.param.shape) == 1
+def _is_one_sided(site: ModuleSite) -> bool:
+    """A linear map or convolution with a single input or output."""
+    if isinstance(site.owner, _CONVS):
+        return min(site.shape[0], math.prod(site.shape[1:])) == 1
+    return len(site.shape) == 2 and min(site.shape) == 1
 
 
-def _read_router(site: Site, facts: Facts) -> Reading | None:
+def _router_role(site: ModuleSite) -> Role | None:
     """A mixture-of-experts gate: one output per expert."""
-    if site.param.ndim != 2:
+    if len(site.shape) != 2:
         return None
     kinds = type(site.owner).__name__ + type(site.parent).__name__
-    experts = num_experts(site)
-    named = site.called in ("gate", "router", "wg", "gating")
-    if "Router" in kinds or (named and experts is not None and site.param.shape[0] == experts):
-        return Reading("router", f"chooses among {site.param.shape[0]} experts")
+    experts = _num_experts(site)
+    named = site.owner_name in ("gate", "router", "wg", "gating")
+    if "Router" in kinds or (named and experts is not None and site.shape[0] == experts):
+        return Role("router", f"chooses among {site.shape[0]} experts")
     return None
 
 
-def _read_multihead(site: Site, heads: int, per_head: bool) -> Reading:
-    """torch's own attention: a fused (3E, E) weight, or one per input when the widths differ."""
+def _multihead_role(site: ModuleSite, heads: int, per_head: bool) -> Role:
+    """torch's own attention: a fused (3E, E) weight, or one per input if the widths differ."""
     sections = 3 if site.leaf == "in_proj_weight" else 1
-    cut = sections * heads if per_head else sections
-    if site.param.shape[0] % cut:
-        return doubt(
-            f"{site.name}: {cut} blocks do not fit its {site.param.shape[0]} rows; "
+    blocks = sections * heads if per_head else sections
+    if site.shape[0] % blocks:
+        return unclear(
+            f"{site.name}: {blocks} blocks do not fit its {site.shape[0]} rows; "
             f"pass per_head={{'{site.name}': NUM_HEADS}} with the right count"
         )
     part = "qkv" if sections == 3 else site.leaf[0]
     reason = f"{heads} heads of nn.MultiheadAttention" if per_head else "nn.MultiheadAttention"
-    return matrix(f"attention {part}", reason, f"rows:{cut}" if cut > 1 else "whole")
+    return matrix(f"attention {part}", reason, f"rows:{blocks}" if blocks > 1 else "whole")
 
 
-def _read_conv(site: Site, facts: Facts, groups: int, channels: int) -> Reading:
-    """Convolutions: (out, in * kernel) is the matrix, except where each channel has its own or
-    inputs are raw."""
+def _conv_role(site: ModuleSite, facts: ModelFacts, groups: int, channels: int) -> Role:
+    """(out, in * kernel) is the matrix, unless channels are separate or the input is raw."""
     if groups > 1:
         kind = "depthwise" if groups == channels else f"grouped ({groups})"
-        return Reading("conv", f"{kind} convolution: its groups are separate small maps")
-    if id(site.param) in facts.inputs or channels <= _MAX_RAW_CHANNELS:
-        return Reading("conv", f"first layer: reads {channels} raw channels", "conv")
+        return Role("conv", f"{kind} convolution: separate small maps")
+    if id(site.param) in facts.inputs or channels <= MAX_RAW_CHANNELS:
+        return Role("conv", f"first layer: reads {channels} raw channels", "conv")
     return matrix("conv", "outputs x (inputs * kernel)", "conv")
 
 
-def _read_recurrent(site: Site) -> Reading:
+def _recurrent_role(site: ModuleSite) -> Role:
     """RNN weights stack their gates in rows."""
+    kind = type(site.owner).__name__
     gates = next(n for cls, n in _GATES.items() if isinstance(site.owner, cls))
     if site.leaf.startswith("weight_hr") or gates == 1:
-        return matrix("recurrent", f"{type(site.owner).__name__} {site.leaf}")
-    return matrix("recurrent", f"{gates} gates of {type(site.owner).__name__}", f"rows:{gates}")
+        return matrix("recurrent", f"{kind} {site.leaf}")
+    return matrix("recurrent", f"{gates} gates of {kind}", f"rows:{gates}")
 
 
-def _is_linear(site: Site) -> bool:
-    """nn.Linear and its kin; library linears that do not inherit from it carry the word at the end
-    of their name."""
-    named = type(site.owner).__name__.endswith("Linear")
-    return (
-        site.leaf == "weight"
-        and site.param.ndim == 2
-        and (isinstance(site.owner, nn.Linear) or named)
-    )
+def _linear_role(site: ModuleSite, transposed: bool, per_head: bool, num: int | None) -> Role:
+    """A linear layer: an attention projection, a mixer input, fused sections or a plain matrix."""
+    rows, cols = reversed(site.shape) if transposed else site.shape
+    role = attention_role(site, rows, cols, per_head=per_head, num=num) or _mixer_role(site, rows)
+    if role is None:
+        sections = _FUSED_SECTIONS.get(site.owner_name, 1)
+        if sections == 1 or rows % sections:
+            role = matrix("linear", "hidden matrix")
+        else:
+            role = matrix("linear", f"{sections} fused projections", f"rows:{sections}")
+    if not transposed:
+        return role
+    return replace(role, view="T" if role.view == "whole" else f"T/{role.view}")
 
 
-def _read_linear(site: Site, per_head: bool, num: int | None) -> Reading:
-    """A linear layer: an attention projection, a fused pair, or a plain matrix."""
-    stored_transposed = is_a(site.owner, "transformers.pytorch_utils", "Conv1D")
-    rows, cols = reversed(site.param.shape) if stored_transposed else site.param.shape
-    reading = _read_torch_output(site, per_head, num)
-    reading = reading or read_attention(site, rows, cols, per_head=per_head, num=num)
-    reading = reading or read_mixer(site, rows) or _read_sections(site, rows)
-    if not stored_transposed:
-        return reading
-    view = "T" if reading.view == "whole" else f"T/{reading.view}"
-    return replace(reading, view=view)
-
-
-def _read_torch_output(site: Site, per_head: bool, num: int | None) -> Reading | None:
-    """`out_proj` of nn.MultiheadAttention, whose siblings are raw parameters."""
-    if not isinstance(site.parent, nn.MultiheadAttention):
-        return None
-    if not per_head:
-        return matrix("attention o", "output projection")
-    heads = num or site.parent.num_heads
-    return matrix("attention o", f"output projection, {heads} heads", f"cols:{heads}")
-
-
-def _read_sections(site: Site, rows: int) -> Reading:
-    """Fused gate and up projections, and everything else."""
-    sections = _FUSED_SECTIONS.get(site.called, 1)
-    if sections == 1 or rows % sections:
-        return matrix("linear", "hidden matrix")
-    return matrix("linear", f"{sections} projections fused in sections", f"rows:{sections}")
-
-
-def _raw_view(site: Site) -> str:
-    """The view an override would want, should it send an auxiliary tensor to a filter."""
-    if isinstance(site.owner, (*_Conv, *_ConvTranspose)):
-        return "conv"
-    return "whole"
-
-
-def _read_raw(site: Site) -> Reading:
-    """A bare nn.Parameter with two or more real dims in a module that says nothing about it."""
-    leaf = site.leaf.lower()
+def _raw_role(site: ModuleSite) -> Role:
+    """A bare nn.Parameter with two or more real dims in an unknown module."""
     if site.leaf in _RAW_MATRICES:
-        return matrix("linear", "hidden matrix, kept as a bare parameter", _RAW_MATRICES[site.leaf])
+        return matrix("linear", "hidden matrix, a bare parameter", _RAW_MATRICES[site.leaf])
     if site.leaf in _STATE_NAMES:
-        return Reading("state", "state-space parameter, not a map between layers")
-    kind, shape = type(site.owner).__name__, tuple(site.param.shape)
+        return Role("state", "state-space parameter, not a map between layers")
+    kind, leaf = type(site.owner).__name__, site.leaf.lower()
     if any(word in leaf for word in _TABLE_WORDS) or "Embed" in kind:
-        return Reading("table", f"'{site.leaf}' holds learned rows, not a map")
-    if len(shape) > 2 and shape[0] == 1:
-        return Reading("table", "a leading 1 is spread over the batch: learned rows, not a map")
-    return doubt(
-        f"{site.name} is a bare parameter of shape {shape} in a {kind}, and nothing tells whether "
-        "it is a matrix, a stack or a table; write "
-        f"overrides={{'{site.name}': 'adamw'}} or "
+        return Role("table", f"'{site.leaf}' holds learned rows, not a map")
+    if len(site.shape) > 2 and site.shape[0] == 1:
+        return Role("table", "leading dim 1, broadcast over the batch: learned rows, not a map")
+    return unclear(
+        f"{site.name} is a bare parameter of shape {site.shape} in a {kind}, which may be a "
+        f"matrix, a stack or a table; pass overrides={{'{site.name}': 'adamw'}} or "
         f"{{'{site.name}': {{'rule': 'muon', 'view': 'whole'}}}}"
     )
+
+
+# Stacked experts: one parameter that holds a matrix per expert, in Transformers' storage orders.
+
+
+def _num_experts(site: ModuleSite) -> int | None:
+    count = find_int((site.owner, site.parent, site.config), _NUM_EXPERTS)
+    if count is not None:
+        return count
+    siblings = site.parent._modules.get("experts")
+    return len(siblings) if isinstance(siblings, nn.ModuleList) else None
+
+
+def _expert_role(site: ModuleSite) -> Role | None:
+    """A 3-D stack (experts, out, in) or (experts, in, out); None if the parameter is not one."""
+    if type(site.owner).__name__ == "DbrxExpertGLU":
+        # DBRX concatenates its experts in a 2-D weight; w2 is stored (in, out).
+        count = _num_experts(site)
+        view = f"T/cols:{count}" if site.leaf == "w2" else f"rows:{count}"
+        return matrix("expert", f"{count} experts, concatenated", view)
+    if len(site.shape) != 3 or "Expert" not in type(site.owner).__name__:
+        return None
+    transposed = _experts_transposed(site)
+    if transposed is None:
+        return unclear(
+            f"{site.name} is an expert stack of shape {site.shape} that may be "
+            "(experts, out, in) or (experts, in, out); pass "
+            f"overrides={{'{site.name}': {{'view': 'stack'}}}} or {{'view': 'stack/T'}}"
+        )
+    view, experts = "stack/T" if transposed else "stack", f"{site.shape[0]} experts"
+    if site.leaf not in _FUSED_EXPERTS and site.owner_name not in _FUSED_EXPERTS:
+        return matrix("expert", experts, view)
+    if getattr(site.owner, "is_concatenated", True):
+        return matrix("expert", f"{experts}, gate | up", f"{view}/rows:2")
+    rows = site.shape[2 if transposed else 1]
+    return matrix("expert", f"{experts}, gate and up interleaved", f"{view}/rows:{rows // 2}%2")
+
+
+def _experts_transposed(site: ModuleSite) -> bool | None:
+    """Whether a stack is (experts, in, out): by Transformers' own flag, else by the hidden size."""
+    flag = getattr(site.owner, "is_transposed", None)
+    if isinstance(flag, bool):
+        return flag
+    _, second, third = site.shape
+    if "Parallel" in type(site.owner).__name__:  # JetMoe: documented as (experts, out, in)
+        return False
+    width = find_int((site.config,), ("hidden_size",))
+    if second == third or width not in (second, third):
+        return None
+    reads_hidden = "down" not in site.leaf and site.leaf != "w2"
+    return (second == width) == reads_hidden
+
+
+# Mixers: state-space and linear-attention layers pack queries, keys, values, gates and time steps
+# into one weight. Layouts follow Transformers' forward passes; sizes come from the mixer's own
+# attributes, and a layout that does not add up is filtered whole, with that reason.
+
+
+def _mixer_role(site: ModuleSite, rows: int) -> Role | None:
+    mixer, kind = site.parent, type(site.parent).__name__
+    if kind.endswith("GatedDeltaNet"):
+        cut = _delta_net_cut(mixer, site.owner_name)
+    elif kind.endswith("ShortConv"):
+        cut = "3" if site.owner_name == "in_proj" else ""
+    elif kind.endswith("Mixer") and "A_log" in mixer._parameters:
+        cut = _state_space_cut(mixer, site.owner_name)
+    else:
+        return None
+    if not cut:
+        return matrix("mixer", f"{site.owner_name} of {kind}")
+    if not cut.isdigit():
+        groups, _, sizes = cut.rpartition("%")
+        if int(groups or 1) * sum(map(int, sizes.split("+"))) != rows or "+0" in cut:
+            return matrix("mixer", f"fused inputs of {kind}, unknown layout: filtered whole")
+    return matrix("mixer", f"fused inputs of {kind}, split by part", f"rows:{cut}")
+
+
+def _delta_net_cut(mixer: nn.Module, name: str) -> str:
+    """Gated delta nets (Qwen3-Next, Qwen3.5): sections, or the same parts for every key head."""
+    groups, values = _int(mixer, "num_k_heads"), _int(mixer, "num_v_heads")
+    key, ratio = _int(mixer, "head_k_dim"), values // max(groups, 1)
+    value = _int(mixer, "head_v_dim") * ratio
+    return {
+        "in_proj_qkvz": f"{groups}%{key}+{key}+{value}+{value}",
+        "in_proj_ba": f"{groups}%{ratio}+{ratio}",
+        "in_proj_qkv": f"{groups * key}+{groups * key}+{groups * value}",
+    }.get(name, "")
+
+
+def _state_space_cut(mixer: nn.Module, name: str) -> str:
+    """Mamba: hidden | gate, then time step | B | C. Mamba-2: gate | hidden | B | C | time step."""
+    inner, state = _int(mixer, "intermediate_size"), _int(mixer, "ssm_state_size")
+    if "x_proj" in mixer._modules:
+        x_proj = f"{_int(mixer, 'time_step_rank')}+{state}+{state}"
+        return {"in_proj": "2", "x_proj": x_proj}.get(name, "")
+    shared, heads = _int(mixer, "n_groups") * state, _int(mixer, "num_heads")
+    return f"{inner}+{inner}+{shared}+{shared}+{heads}" if name == "in_proj" else ""
+
+
+def _int(module: nn.Module, name: str) -> int:
+    value = getattr(module, name, 0)
+    return value if isinstance(value, int) else 0
+
+
+# LoRA factors of PEFT: W + B A, with B (out, rank) filtered and A (rank, in) auxiliary by default.
+# B starts at zero and carries the update's output side, so it takes its base weight's row cuts
+# (heads, fused sections); A takes the column cuts. Adapters of embeddings and DoRA's magnitudes are
+# auxiliary.
+
+
+def _lora_role(
+    site: ModuleSite, facts: ModelFacts, per_head: bool, num_heads: int | None
+) -> Role | None:
+    """The role of an adapter parameter, or None if it is not one."""
+    is_lora = (is_a(m, "peft.tuners.lora.layer", "LoraLayer") for m in site.modules[:-1])
+    at = max((k for k, lora in enumerate(is_lora) if lora and k > 0), default=None)
+    if at is None:
+        return None
+    layer, kind = site.modules[at], site.path[at]
+    if kind == "lora_magnitude_vector":
+        return Role(kind, "DoRA magnitudes, one per output")
+    if kind not in ("lora_A", "lora_B"):
+        return Role(kind, "adapter of an embedding")
+    stacked = is_a(layer, "peft.tuners.lora.layer", "ParamWrapper")
+    experts = getattr(layer, "num_experts", 1) if stacked else 1
+    if experts > 1:  # A is (experts, rank, in) by rows, B is (out, rank, experts) by columns
+        cut = (
+            f"rows:{experts}" if kind == "lora_A" else f"cols:{site.shape[1] // experts}%{experts}"
+        )
+        return matrix(kind, f"LoRA factors of {experts} experts", cut)
+    if len(site.shape) > 2:
+        return matrix(kind, "LoRA factor of a convolution", "conv")
+    base = getattr(layer, "base_layer", None)
+    weight = getattr(base, "weight", None)
+    if not isinstance(base, nn.Module) or not isinstance(weight, nn.Parameter):
+        return matrix(kind, "LoRA factor")
+    modules = (*site.modules[:at], base)
+    place = (site.name, tuple(weight.shape), "weight", weight, base, site.path[:at], modules)
+    role = role_of(ModuleSite(*place), facts, per_head=per_head, num_heads=num_heads)
+    if role.unclear:
+        return replace(role, name=kind)
+    view = View.parse(role.view)
+    if view.axis != ("rows" if kind == "lora_B" else "cols") or view.layout != "matrix":
+        return matrix(kind, f"LoRA factor of {role.name}")
+    reason = f"LoRA factor of {role.name}: {role.reason}"
+    return matrix(kind, reason, str(replace(view, transposed=False)))

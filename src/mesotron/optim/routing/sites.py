@@ -1,10 +1,9 @@
-"""Sites: every place of a model where a parameter is stored, with the modules around it.
+"""Sites: every place in a model where a parameter is stored, with the modules around it.
 
-Routing asks questions that a bare `named_parameters()` cannot answer: which module type owns this
-tensor, which attention block encloses it, which config describes that block. A `Site` carries the
-answers. Wrappers that change names but not meaning (PEFT, torch.compile, checkpointing,
-parametrizations) are looked through. Optional libraries are recognised here and only if somebody
-has already imported them.
+Routing needs more than `named_parameters()`: the type of the owning module, the enclosing attention
+block, the config of that block. Wrappers that change names but not meaning (PEFT, torch.compile,
+checkpointing, parametrizations) are looked through. Optional libraries are only recognized if they
+are already imported.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-# Children under these names play the role of the module above them.
+from mesotron.spectral.routing import Site
+
+# Children with these names have the role of the module above them.
 _TRANSPARENT = frozenset(
     {"base_layer", "original_module", "_orig_mod", "_checkpoint_wrapped_module"}
 )
 
 
 @dataclass(frozen=True)
-class Site:
+class ModuleSite(Site):
     """One stored occurrence of a parameter.
 
     Args:
-        name: the full dotted name, as `named_parameters` spells it.
         leaf: the attribute on the owner, e.g. "weight".
         param: the tensor itself.
         owner: the module that stores it.
-        path: names from the root to the owner, wrappers left out.
+        path: names from the root to the owner, without wrappers.
         modules: the modules of `path`, root first; one longer than `path`.
     """
 
-    name: str
     leaf: str
     param: nn.Parameter
     owner: nn.Module
@@ -44,61 +43,48 @@ class Site:
     modules: tuple[nn.Module, ...]
 
     @property
-    def called(self) -> str:
-        """What the owner is called by its parent: "q_proj" in
-        `layers.0.self_attn.q_proj.weight`."""
+    def owner_name(self) -> str:
+        """The owner's name in its parent: "q_proj" in `layers.0.self_attn.q_proj.weight`."""
         return self.path[-1] if self.path else ""
 
     @property
     def parent(self) -> nn.Module:
-        """The module that holds the owner, wrappers left out; the owner itself at the root."""
+        """The module that holds the owner, without wrappers; the owner itself at the root."""
         return self.modules[-2] if len(self.modules) > 1 else self.owner
 
     @property
     def config(self) -> Any | None:
-        """The Transformers config of the nearest enclosing module, so that a vision tower answers
-        for itself."""
+        """The Transformers config of the nearest enclosing module (a vision tower has its own)."""
         config_class = imported_class("transformers.configuration_utils", "PreTrainedConfig")
         if config_class is None:
             return None
-        for module in reversed(self.modules):
-            config = getattr(module, "config", None)
-            if isinstance(config, config_class):
-                return self._layer_config(config)
-        return None
-
-    def _layer_config(self, config: Any) -> Any:
-        """Configs whose layers differ (Gemma 4) answer per layer; others for all layers."""
+        configs = (getattr(module, "config", None) for module in reversed(self.modules))
+        config = next((c for c in configs if isinstance(c, config_class)), None)
         if not getattr(config, "is_heterogeneous", False):
             return config
-        marks = [getattr(module, "layer_idx", None) for module in reversed(self.modules)]
-        layer = next((mark for mark in marks if isinstance(mark, int)), None)
-        return config if layer is None else config.per_layer_config[layer]
+        # Layers with different configs (Gemma 4).
+        indices = [getattr(module, "layer_idx", None) for module in reversed(self.modules)]
+        layer = next((index for index in indices if isinstance(index, int)), None)
+        return config if layer is None else config.per_layer_config[layer]  # type: ignore[union-attr]
 
 
 def find_int(sources: Iterable[object], names: Iterable[str]) -> int | None:
-    """The first positive integer that one of `sources`, modules or configs, keeps under one of
-    `names`."""
+    """The first positive integer attribute among `names` of `sources` (modules or configs)."""
     for source in sources:
         for name in names:
             try:
                 value = getattr(source, name, None)
-            except RuntimeError:  # a config whose layers differ has no answer for the whole model
+            except RuntimeError:  # a config with different layers has no value for the whole model
                 value = None
             if isinstance(value, int) and value > 0:
                 return value
     return None
 
 
-def words(text: str) -> frozenset[str]:
-    """A set of names, written as one line."""
-    return frozenset(text.split())
-
-
 def imported_class(module: str, name: str) -> type | None:
-    """A class of an optional library, or None when nobody imported that library.
+    """A class of an optional library, or None if that library is not imported.
 
-    An object of the class can only exist after its module was imported, so nothing is missed and
+    An instance of the class can only exist after its module was imported, so nothing is missed and
     nothing is loaded.
     """
     loaded = sys.modules.get(module)
@@ -111,9 +97,8 @@ def is_a(module: nn.Module, library: str, name: str) -> bool:
     return cls is not None and isinstance(module, cls)
 
 
-def walk(model: nn.Module) -> Iterator[Site]:
-    """Every (module, parameter) pair of the model; tied parameters and shared modules once per
-    name.
+def walk(model: nn.Module) -> Iterator[ModuleSite]:
+    """Every (module, parameter) pair of the model; tied parameters once per name.
 
     Example:
         >>> [site.name for site in walk(nn.Sequential(nn.Linear(2, 3)))]
@@ -124,36 +109,28 @@ def walk(model: nn.Module) -> Iterator[Site]:
 
 def _walk(
     module: nn.Module, prefix: str, path: tuple[str, ...], chain: tuple[nn.Module, ...]
-) -> Iterator[Site]:
+) -> Iterator[ModuleSite]:
+    def site(name: str, leaf: str, param: nn.Parameter) -> ModuleSite:
+        return ModuleSite(prefix + name, tuple(param.shape), leaf, param, module, path, chain)
+
     for leaf, param in module._parameters.items():
         if param is not None:
-            yield Site(prefix + leaf, leaf, param, module, path, chain)
+            yield site(leaf, leaf, param)
     for name, child in module._modules.items():
         if child is None:
             continue
         below = f"{prefix}{name}."
         if name == "parametrizations":
-            yield from _parametrized(module, child, below, path, chain)
+            # `parametrizations.weight.original` is still this module's weight.
+            for leaf, originals in child._modules.items():
+                for part, param in originals._parameters.items() if originals is not None else ():
+                    if param is not None:
+                        plain = leaf if part == "original" else f"{leaf}.{part}"
+                        yield site(f"{name}.{leaf}.{part}", plain, param)
         elif name == "modules_to_save" and isinstance(child, nn.ModuleDict):
-            for adapter, copy in child.items():  # a trained copy plays its original's role
+            for adapter, copy in child.items():  # a trained copy has its original's role
                 yield from _walk(copy, f"{below}{adapter}.", path, (*chain[:-1], copy))
         elif name in _TRANSPARENT or isinstance(module, (DataParallel, DistributedDataParallel)):
             yield from _walk(child, below, path, (*chain[:-1], child))
         else:
             yield from _walk(child, below, (*path, name), (*chain, child))
-
-
-def _parametrized(
-    module: nn.Module,
-    lists: nn.Module,
-    prefix: str,
-    path: tuple[str, ...],
-    chain: tuple[nn.Module, ...],
-) -> Iterator[Site]:
-    """`torch.nn.utils.parametrize` keeps `weight` as `parametrizations.weight.original`: still this
-    module's weight."""
-    for leaf, originals in lists._modules.items():
-        for part, param in originals._parameters.items() if originals is not None else ():
-            if param is not None:
-                spelled = leaf if part == "original" else f"{leaf}.{part}"
-                yield Site(f"{prefix}{leaf}.{part}", spelled, param, module, path, chain)

@@ -1,16 +1,15 @@
-"""Fused layouts against the models' own forward passes: zeroing a block must do what zeroing that
-projection does.
+"""Fused layouts against the models' own forward passes: zeroing a block must act like zeroing that
+projection.
 
-With all biases at zero, a zero query and a zero key both make attention uniform, so they give one
-and the same output; a zero value gives what a zero output projection gives. No other cut of the
-weight has these properties.
+Without biases, a zero query and a zero key both make attention uniform and give the same output; a
+zero value acts like a zero output projection. No other split of the weight has these properties.
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
-from optim.routing.test_routing_golden import GQA, MODELS, MOE, TEXT, VISION
+from optim.routing.test_golden import GQA, MODELS, MOE, TEXT, VISION
 from torch import nn
 
 from mesotron.optim.routing import route
@@ -86,7 +85,7 @@ ORDER = {"codegen": (0, 2, 1)}
 
 
 def real_model(model: str, config: str, fields: dict) -> nn.Module:
-    """A model on the CPU with large random weights and no biases, so that every block matters."""
+    """A model on the CPU with large random weights and zero biases, so that every block matters."""
     torch.manual_seed(0)
     built = getattr(transformers, model)(getattr(transformers, config)(**fields)).eval()
     with torch.no_grad():
@@ -104,7 +103,7 @@ def run(model: nn.Module) -> torch.Tensor:
 
 
 def run_without(model: nn.Module, name: str, view: str, part: int | None = None) -> torch.Tensor:
-    """The output with one part of a parameter at zero; the parameter is put back."""
+    """The output with one part of a parameter zeroed; the parameter is restored."""
     param = dict(model.named_parameters())[name]
     before = param.detach().clone()
     blocks = [cut for w in View.parse(view).windows(param.data) for cut in w.strided.unbind(1)]
@@ -181,7 +180,7 @@ OSS = {**GQA, **ONE, "head_dim": 8}
     ],
 )
 def test_fused_gate_and_up(model, config, fields, fused, down, parts):
-    """A zero gate or a zero up silences the block, as a zero down projection does."""
+    """A zero gate or a zero up silences the block, like a zero down projection."""
     built = real_model(model, config, fields)
     table = route(built)
     pair = next(row for row in table if fused in row.name and "bias" not in row.name)
@@ -193,7 +192,7 @@ def test_fused_gate_and_up(model, config, fields, fused, down, parts):
 
 
 def test_gated_query_of_qwen3_next():
-    """The first part is the query: without it attention is as uniform as without the key."""
+    """The first part is the query: zeroing it makes attention uniform, like zeroing the key."""
     fields = {**MOE, **ONE, "layer_types": ["full_attention"]}
     model = real_model("Qwen3NextForCausalLM", "Qwen3NextConfig", fields)
     table = route(model)
@@ -220,7 +219,7 @@ def test_latent_attention_of_deepseek():
     assert (run_without(model, expand.name, expand.view, 0) - silent).abs().max() > 1e-3
 
 
-def test_vision_tower_answers_with_its_own_head_count():
+def test_vision_tower_uses_its_own_head_count():
     fields = {
         "text_config": {**GQA, "pad_token_id": 0, "model_type": "llama"},
         "vision_config": VISION,

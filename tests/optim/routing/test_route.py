@@ -1,5 +1,4 @@
-"""Routing contracts: who gets which rule in plain modules, and which mistakes are refused with a
-sentence."""
+"""Routing of plain torch modules: rules, views, overrides, LoRA, shards, groups and errors."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ class Policy(nn.Module):
 
 
 class Mystery(nn.Module):
-    """A bare two-dimensional parameter that nothing explains."""
+    """A bare two-dimensional parameter without any hint."""
 
     def __init__(self):
         super().__init__()
@@ -62,15 +61,11 @@ class Mystery(nn.Module):
         self.norm = nn.LayerNorm(6)
 
 
-def rules(table) -> dict[str, str]:
-    return {row.name: row.rule for row in table}
-
-
 def test_convolutional_network():
     table = route(ResNet())
     spectral = {row.name: row.view for row in table if row.rule == "muon"}
     assert spectral == {"block.0.weight": "conv", "up.weight": "conv"}
-    assert table.row("conv1.weight").reason == "first layer: reads 3 raw channels"
+    assert "first layer" in table.row("conv1.weight").reason
     assert "depthwise" in table.row("block.1.weight").reason
     assert table.row("fc.weight").role == "head"
 
@@ -191,29 +186,29 @@ def test_overrides_take_rule_view_and_scale():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "match"),
     [
-        ({"overrides": {"vison.*": "sgd"}}, r"matches no trainable parameter.*vision\."),
-        ({"overrides": {"norm.weight": "pion"}}, r"norm.weight has shape \(8,\)"),
-        ({"overrides": {"vision.0.weight": "adam"}}, "use one of muon, pion, adamw, sgd"),
-        ({"overrides": {"vision.0.weight": {"lr": 1.0}}}, "rule, view and lr_scale"),
-        ({"overrides": {"vision.0.weight": {"view": "rows:3"}}}, r"vision.0.weight: view 'rows:3'"),
-        ({"overrides": {"*": "sgd", "norm.*": "adamw"}}, "never applies"),
-        ({"modalities": {"actoin": "pion"}}, "no module prefix.*action"),
-        ({"modalities": {"action": "poin"}}, "use one of muon"),
-        ({"matrix": "shampoo"}, "use one of muon"),
-        ({"aux": "muon"}, "use one of adamw, sgd"),
-        ({"lora": "C"}, "use one of B, A, both, none"),
-        ({"per_head": True}, "no attention projection was recognised"),
-        ({"per_head": {"*.query.weight": 2}}, "matches no trainable parameter"),
+        ({"overrides": {"vison.*": "sgd"}}, r"vison.*vision\."),
+        ({"overrides": {"norm.weight": "pion"}}, "norm.weight"),
+        ({"overrides": {"vision.0.weight": "adam"}}, "'adam'"),
+        ({"overrides": {"vision.0.weight": {"lr": 1.0}}}, "'lr'"),
+        ({"overrides": {"vision.0.weight": {"view": "rows:3"}}}, "vision.0.weight.*rows:3"),
+        ({"overrides": {"*": "sgd", "norm.*": "adamw"}}, r"norm\.\*"),
+        ({"modalities": {"actoin": "pion"}}, "actoin.*action"),
+        ({"modalities": {"action": "poin"}}, "'poin'"),
+        ({"matrix": "shampoo"}, "matrix"),
+        ({"aux": "muon"}, "aux"),
+        ({"lora": "C"}, "lora"),
+        ({"per_head": True}, "per_head"),
+        ({"per_head": {"*.query.weight": 2}}, "per_head"),
     ],
 )
-def test_mistakes_are_refused_with_a_sentence(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_wrong_arguments_are_refused_by_name(arguments, match):
+    with pytest.raises(ValueError, match=match):
         route(Policy(), **arguments)
 
 
-def test_modalities_send_hidden_matrices_below_a_prefix():
+def test_modalities_choose_the_rule_below_a_prefix():
     table = route(Policy(), modalities={"action": "pion", "vision": "muon"}, aux="sgd")
     assert table.row("action.0.weight").rule == "pion"
     assert table.row("action_extra.0.weight").rule == "muon"  # a prefix ends at a dot
@@ -221,21 +216,19 @@ def test_modalities_send_hidden_matrices_below_a_prefix():
     assert table.row("action.0.bias").rule == "sgd"
 
 
-def test_doubt_names_the_parameter_and_the_override_that_ends_it():
-    with pytest.raises(
-        ValueError, match=r"kernel is a bare parameter.*overrides=\{'kernel': 'adamw'\}"
-    ):
+def test_unclear_parameters_need_an_override():
+    with pytest.raises(ValueError, match=r"kernel.*overrides=\{'kernel': 'adamw'\}"):
         route(Mystery())
     assert route(Mystery(), overrides={"kernel": "adamw"}).row("kernel").rule == "adamw"
     filtered = route(Mystery(), overrides={"kernel": {"rule": "pion", "view": "T"}}).row("kernel")
     assert (filtered.rule, filtered.view) == ("pion", "T")
 
 
-def test_nothing_is_in_doubt_when_no_rule_reads_views():
-    assert set(rules(route(Tokens(), matrix="adamw", per_head=True)).values()) == {"adamw"}
+def test_nothing_is_unclear_if_no_rule_needs_views():
+    assert {row.rule for row in route(Tokens(), matrix="adamw", per_head=True)} == {"adamw"}
 
 
-def test_heads_told_by_pattern():
+def test_head_counts_by_pattern():
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
@@ -243,24 +236,24 @@ def test_heads_told_by_pattern():
                 self.add_module(name, nn.Linear(8, 8, bias=False))
             self.norm = nn.LayerNorm(8)
 
-    with pytest.raises(ValueError, match=r"per_head=\{'0.q_proj.weight': NUM_HEADS\}"):
+    with pytest.raises(ValueError, match=r"q_proj\.weight"):
         route(nn.Sequential(Block()), per_head=True)
     table = route(nn.Sequential(Block()), per_head={"*_proj.weight": 4})
     assert [row.view for row in table if row.rule == "muon"] == ["rows:4"] * 3 + ["cols:4"]
-    with pytest.raises(ValueError, match="3 heads do not fit its 8 rows"):
+    with pytest.raises(ValueError, match="3 heads"):
         route(nn.Sequential(Block()), per_head={"*_proj.weight": 3})
 
 
-def test_unknown_output_projection_is_not_left_whole_in_silence():
+def test_unknown_output_projection_is_refused_under_per_head():
     block = nn.ModuleDict(
         {"qkv": nn.Linear(8, 24), "mix": nn.Linear(8, 8), "norm": nn.LayerNorm(8)}
     )
-    with pytest.raises(ValueError, match=r"mix.weight lies in an attention block without a known"):
+    with pytest.raises(ValueError, match=r"mix\.weight"):
         route(block, per_head={"qkv.weight": 2})
     overrides = {"mix.weight": {"view": "cols:2"}}
     table = route(block, per_head={"qkv.weight": 2}, overrides=overrides)
     assert (table.row("qkv.weight").view, table.row("mix.weight").view) == ("rows:6", "cols:2")
-    with pytest.raises(ValueError, match=r"how many heads qkv.weight has"):
+    with pytest.raises(ValueError, match=r"qkv\.weight"):
         route(block, per_head=True, overrides=overrides)
 
 
@@ -277,9 +270,8 @@ def test_lora_factors_by_choice():
             assert (table.row(stem.format(factor)).rule == "muon") == (factor in filtered)
         assert all(row.rule == "adamw" for row in table if "lora_embedding" in row.name)
         assert not any("base_layer" in row.name for row in table)  # frozen
-    assert (
-        route(model).row(stem.format("B")).view == "rows:3"
-    )  # as its fused base weight, not stored transposed
+    # The split of its fused base weight, but not stored transposed.
+    assert route(model).row(stem.format("B")).view == "rows:3"
     assert route(model, per_head=True).row(stem.format("B")).view == "rows:12"
 
 
@@ -313,11 +305,11 @@ def test_zero_placeholders_and_flat_shards_are_refused():
 
     placeholder = nn.Linear(4, 4)
     placeholder.weight.ds_id = 7
-    with pytest.raises(ValueError, match=r"DeepSpeed ZeRO-3.*fully_shard"):
+    with pytest.raises(ValueError, match="ZeRO-3"):
         route(placeholder)
     empty = nn.Linear(4, 4)
     empty.weight = nn.Parameter(torch.empty(0))
-    with pytest.raises(ValueError, match=r"weight is empty: a sharding wrapper.*fully_shard"):
+    with pytest.raises(ValueError, match="weight is empty"):
         route(empty)
     flat = nn.Linear(4, 4)
     flat.weight = FlatParameter(torch.zeros(16))
@@ -343,11 +335,11 @@ def test_groups_refuse_a_model_that_changed():
     model = Tokens()
     table = route(model)
     model.cls_token.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"cls_token is frozen.*route\(model\) again"):
+    with pytest.raises(ValueError, match="cls_token"):
         table.groups(model)
     model.cls_token.requires_grad_(True)
     model.extra = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"extra.weight is trainable and has no row"):
+    with pytest.raises(ValueError, match=r"extra\.weight"):
         table.groups(model)
 
 
@@ -362,22 +354,19 @@ def test_table_as_text_and_json():
     text = table.to_text()
     assert "encoder.layers.{0..1}.linear1.weight" in text
     assert "encoder.layers.1.linear1.weight" in table.to_text(full=True)
-    assert [len(line) - len(line.rstrip()) for line in text.splitlines()] == [0] * len(
-        text.splitlines()
-    )
+    assert all(line == line.rstrip() for line in text.splitlines())
     rows = json.loads(table.to_json())
     assert [row["name"] for row in rows] == [row.name for row in table]
     assert sum(c.parameters for c in table.counts().values()) == sum(
         p.numel() for p in Tokens().parameters()
     )
-    with pytest.raises(ValueError, match="no trainable parameter is called 'x'"):
+    with pytest.raises(ValueError, match="'x'"):
         table.row("x")
 
 
 @pytest.mark.parametrize("text", ["rows:2%3+1", "rows:2*3+1", "T/cols:2%3+1", "T/cols:2*3+1"])
 def test_uneven_parts_in_repeated_groups(text):
-    """`%` gathers a part over the groups, `*` keeps one matrix per group; both write into the
-    tensor."""
+    """`%` gathers a part over the groups, `*` keeps one matrix per group."""
     tensor = torch.arange(8 * 3.0).reshape(8, 3)
     part = View.parse(text).windows(tensor)[0]
     expected = tensor.reshape(2, 4, 3)[:, :3]
@@ -391,7 +380,7 @@ def test_uneven_parts_in_repeated_groups(text):
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
-def test_a_narrow_terminal_loses_reasons_and_no_rule(width):
+def test_narrow_terminals_drop_reasons_but_no_rule(width):
     from io import StringIO
 
     from rich.console import Console

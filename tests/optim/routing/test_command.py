@@ -1,4 +1,4 @@
-"""`mesotron route`: tables from configs alone, and one sentence for every broken one."""
+"""`mesotron route`: tables from configs alone, and one-line errors for broken ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_prints_the_table_and_writes_json(folder, capsys):
     assert run(config) == 0
     text = capsys.readouterr().out
     assert "model.layers.{0..1}.self_attn.k_proj.weight" in text
-    assert "optimizer state in fp32: muon" in text
+    assert "optimizer state" in text
     rows = {row["name"]: row for row in json.loads(out.read_text())}
     assert rows["model.layers.1.self_attn.o_proj.weight"]["view"] == "cols:4"
     assert rows["lm_head.weight"]["rule"] == "sgd"
@@ -70,63 +70,52 @@ def test_unnamed_architecture_falls_back_to_the_language_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "match"),
     [
-        ("{", "is not valid JSON"),
-        ("[" * 100_000, "is not valid JSON"),
-        ("[]", "has no model_type"),
-        ('{"model_type": 3}', "has no model_type"),
-        ('{"model_type": "no_such_model"}', "cannot read this config"),
-        (json.dumps({**TINY, "hidden_size": "wide"}), "cannot read this config.*hidden_size"),
-        (json.dumps({**TINY, "hidden_size": -4}), "cannot be built from this config"),
-        (
-            '{"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}',
-            "cannot read this config",
-        ),
+        ("{", "JSON"),
+        ("[" * 100_000, "JSON"),
+        ("[]", "model_type"),
+        ('{"model_type": 3}', "model_type"),
+        ('{"model_type": "no_such_model"}', "no_such_model"),
+        (json.dumps({**TINY, "hidden_size": "wide"}), "hidden_size"),
+        (json.dumps({**TINY, "hidden_size": -4}), "Qwen2ForCausalLM"),
+        ('{"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}', "config"),
     ],
 )
-def test_broken_configs_get_one_sentence(tmp_path, content, sentence):
+def test_broken_configs_give_one_line(tmp_path, content, match):
     path = tmp_path / "config.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match=sentence) as caught:
+    with pytest.raises(ValueError, match=match) as caught:
         run(RouteConfig(model=str(path)))
     assert "\n" not in str(caught.value)
     assert ". " not in str(caught.value)
     assert "trust_remote_code" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("model", "sentence"),
-    [
-        ("/no/such/folder", "does not exist"),
-        ("missing.json", "does not exist"),
-        ("somebody/no-such-model", "could not be read from the hub"),
-    ],
-)
-def test_places_that_are_not_there(model, sentence, monkeypatch):
+@pytest.mark.parametrize("model", ["/no/such/folder", "missing.json", "user/no-such-model"])
+def test_missing_sources_are_refused_by_name(model, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=model):
         run(RouteConfig(model=model))
 
 
-def test_bad_arguments(folder):
-    with pytest.raises(ValueError, match="is not PATTERN=RULE"):
+def test_wrong_arguments_are_refused(folder):
+    with pytest.raises(ValueError, match="'pion'"):
         run(RouteConfig(model=str(folder), override=("pion",)))
-    with pytest.raises(ValueError, match="rank of at least 1"):
+    with pytest.raises(ValueError, match="--lora 0"):
         run(RouteConfig(model=str(folder), lora=0))
     (folder / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"folder without a config.json"):
+    with pytest.raises(ValueError, match=r"config\.json"):
         run(RouteConfig(model=str(folder)))
 
 
-@pytest.mark.parametrize("name", ["nope", "nope/nope"])
-def test_without_a_network_a_name_is_refused_at_once(name):
-    """The hub's client would try again and again, and say so on stderr."""
+def test_hub_name_without_a_network_fails_at_once():
+    """The hub's client would retry again and again, and print that to stderr."""
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
     environment |= {"HF_ENDPOINT": "http://127.0.0.1:9", "https_proxy": "", "all_proxy": ""}
-    command = [sys.executable, "-m", "mesotron", "route", name]
+    command = [sys.executable, "-m", "mesotron", "route", "nope/nope"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 2
-    assert "could not be read from the hub" in done.stderr
+    assert "nope/nope" in done.stderr
     assert "Retry" not in done.stderr
     assert done.stderr.count("\n") == 1

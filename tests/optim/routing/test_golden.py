@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.optim.routing import route
 from mesotron.optim.views import View
+from mesotron.spectral.routing import SPECTRAL_RULES
 
 transformers = pytest.importorskip("transformers")
 
@@ -208,7 +208,7 @@ MODELS = {
     "mixtral_lora": mixtral_lora,
     "phi3_lora": phi3_lora,
 }
-PER_HEAD = (
+PER_HEAD = [
     "qwen2",
     "qwen3",
     "phi3",
@@ -222,12 +222,8 @@ PER_HEAD = (
     "bert",
     "qwen2_lora",
     "phi3_lora",
-)
+]
 CASES = [(name, False) for name in MODELS] + [(name, True) for name in PER_HEAD]
-
-
-def table_text(name: str, per_head: bool) -> str:
-    return route(MODELS[name](), per_head=per_head).to_text()
 
 
 def golden_file(name: str, per_head: bool) -> Path:
@@ -235,25 +231,22 @@ def golden_file(name: str, per_head: bool) -> Path:
 
 
 @pytest.mark.parametrize(("name", "per_head"), CASES)
-def test_table_is_the_golden_one(name: str, per_head: bool):
-    assert table_text(name, per_head) == golden_file(name, per_head).read_text()
-
-
-@pytest.mark.parametrize(("name", "per_head"), CASES)
-def test_views_tile_their_tensors(name: str, per_head: bool):
+def test_table_equals_the_golden_one_and_views_tile_their_tensors(name: str, per_head: bool):
     model = MODELS[name]()
     table = route(model, per_head=per_head)
+    assert table.to_text() == golden_file(name, per_head).read_text()
     for row in table:
         if row.rule in SPECTRAL_RULES:
-            seen = torch.zeros(row.shape)
-            for window in View.parse(row.view).windows(seen):
+            counts = torch.zeros(row.shape)
+            for window in View.parse(row.view).windows(counts):
                 window.strided.add_(1)
                 assert min(window.rows, window.cols) > 1, row
-            assert torch.equal(seen, torch.ones(row.shape)), row
+            assert torch.equal(counts, torch.ones(row.shape)), row
     grouped = [id(p) for group in table.groups(model) for p in group["params"]]
     assert sorted(grouped) == sorted({id(p) for p in model.parameters() if p.requires_grad})
 
 
 if __name__ == "__main__":
-    for case in CASES:
-        golden_file(*case).write_text(table_text(*case))
+    for name, per_head in CASES:
+        table = route(MODELS[name](), per_head=per_head)
+        golden_file(name, per_head).write_text(table.to_text())

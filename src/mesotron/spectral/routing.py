@@ -1,0 +1,301 @@
+"""Routing tables: which rule updates each parameter, as a value. Shared by PyTorch and JAX.
+
+`mesotron.route` and `mesotron.jax.label` walk a model, describe each parameter's place (`Site`),
+find out what it is (`Role`) and return the table of `Row`s defined here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SPECTRAL_RULES = ("muon", "pion")
+AUXILIARY_RULES = ("adamw", "sgd")
+RULES = SPECTRAL_RULES + AUXILIARY_RULES
+# Convolution inputs this narrow are raw channels of an image, a video or a depth map.
+MAX_RAW_CHANNELS = 4
+# JAX decides the spectral rule after the table is made and writes "matrix" for it.
+_COLORS = {"muon": "cyan", "pion": "magenta", "matrix": "cyan", "adamw": "yellow", "sgd": "green"}
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
+
+
+def words(text: str) -> frozenset[str]:
+    """A set of names, written as one line."""
+    return frozenset(text.split())
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a parameter is stored; each framework adds what surrounds it.
+
+    Args:
+        name: the full name, with dots in PyTorch and slashes in JAX.
+        shape: of the (global) tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a parameter is.
+
+    Args:
+        name: "embedding", "head", "norm", "attention q", "expert", ...
+        reason: the evidence, for the reader of the table.
+        view: the matrices it holds, as text (`mesotron.optim.views`, `mesotron.jax.views`).
+        is_matrix: whether it is a hidden matrix, which a spectral filter may update.
+        unclear: what could not be determined; such a parameter needs an override.
+    """
+
+    name: str
+    reason: str
+    view: str = "whole"
+    is_matrix: bool = False
+    unclear: str = ""
+
+
+def matrix(name: str, reason: str, view: str = "whole") -> Role:
+    """The role of one or more hidden matrices."""
+    return Role(name, reason, view, is_matrix=True)
+
+
+def unclear(problem: str) -> Role:
+    """The role of a parameter that routing refuses to guess."""
+    return Role("unknown", "set by override", unclear=problem)
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one parameter is trained.
+
+    Args:
+        name: the full name.
+        shape: of the (global) tensor.
+        role: what the parameter is.
+        rule: "muon", "pion", "adamw" or "sgd"; in JAX "matrix" or "adamw".
+        view: the matrices a spectral rule filters; "whole" or "-" under the other rules.
+        lr_scale: factor on the learning rate.
+        reason: why.
+        aliases: other names of the same tensor (tied weights).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    rule: str
+    view: str
+    lr_scale: float
+    reason: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """The name, as JAX calls it."""
+        return self.name
+
+    @property
+    def numel(self) -> int:
+        """Elements of the tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def label(self) -> str:
+        """The rule, with norms and biases apart: they have no weight decay in JAX."""
+        vector = self.role in ("norm", "bias") and self.rule == "adamw"
+        return "adamw_vectors" if vector else self.rule
+
+
+class Count(NamedTuple):
+    """What one rule trains."""
+
+    tensors: int
+    parameters: int
+
+
+class RoutingTable:
+    """One row per trainable parameter, in the model's own order.
+
+    Example:
+        >>> from torch import nn
+        >>> from mesotron.optim import route
+        >>> table = route(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)))
+        >>> [(row.name, row.rule) for row in table]
+        [('0.weight', 'muon'), ('0.bias', 'adamw'), ('1.weight', 'adamw'), ('1.bias', 'adamw')]
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = tuple(rows)
+        self._by_name = {name: row for row in rows for name in (row.name, *row.aliases)}
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        return self.to_text(full=True).rstrip()
+
+    def row(self, name: str) -> Row:
+        """The row of a parameter, by any of its names."""
+        if name not in self._by_name:
+            raise ValueError(f"the routing table has no trainable parameter {name!r}")
+        return self._by_name[name]
+
+    def counts(self) -> dict[str, Count]:
+        """Tensors and parameters per rule, spectral rules first."""
+        sizes = {rule: [r.numel for r in self.rows if r.rule == rule] for rule in _COLORS}
+        return {rule: Count(len(each), sum(each)) for rule, each in sizes.items() if each}
+
+    def merged(self) -> list[Row]:
+        """Rows that differ only in their layer numbers as one, under a name with ranges.
+
+        Example:
+            >>> from torch import nn
+            >>> from mesotron.optim import route
+            >>> table = route(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))))
+            >>> [row.name for row in table.merged()]
+            ['{0..2}.weight', '{0..3}.bias', '3.weight']
+        """
+        alike: dict[Row, list[Row]] = {}
+        for row in self.rows:
+            aliases = tuple(_INDEX.sub("{}", alias) for alias in row.aliases)
+            key = replace(row, name=_INDEX.sub("{}", row.name), aliases=aliases)
+            alike.setdefault(key, []).append(row)
+        merged = []
+        for key, members in alike.items():
+            indices = [tuple(map(int, _INDEX.findall(row.name))) for row in members]
+            columns = [sorted(set(column)) for column in zip(*indices, strict=True)]
+            if len(members) > 1 and math.prod(map(len, columns)) == len(members):
+                merged.append(replace(members[0], name=key.name.format(*map(_ranges, columns))))
+            else:  # not a full grid of indices
+                merged += members
+        return merged
+
+    def groups(self, model: Any, **common: Any) -> list[dict[str, Any]]:
+        """PyTorch parameter groups: one per (rule, view, lr_scale).
+
+        Args:
+            model: the `nn.Module` this table was made from.
+            **common: keys for every group, e.g. `weight_decay=0.01`.
+
+        Returns:
+            Groups with `params`, `param_names`, `rule`, `view`, `lr_scale` and `name`. Each
+            trainable parameter of the model is in exactly one; a model that changed since `route`
+            is refused.
+        """
+        named = dict(model.named_parameters(remove_duplicate=False))
+        self._check_covers(named)
+        groups: dict[tuple[str, str, float], dict[str, Any]] = {}
+        for row in self.rows:
+            key = (row.rule, row.view, row.lr_scale)
+            if key not in groups:
+                groups[key] = {"params": [], "param_names": [], "name": _group_name(*key), **common}
+                groups[key] |= {"rule": row.rule, "view": row.view, "lr_scale": row.lr_scale}
+            groups[key]["params"].append(named[row.name])
+            groups[key]["param_names"].append(row.name)
+        return list(groups.values())
+
+    def _check_covers(self, named: dict[str, Any]) -> None:
+        advice = "the model changed since route() (LoRA, freezing, tying?): call route(model) again"
+        owners: dict[int, str] = {}
+        for row in self.rows:
+            param = named.get(row.name)
+            if param is None:
+                raise ValueError(f"the model no longer has {row.name}: {advice}")
+            if tuple(param.shape) != row.shape or not param.requires_grad:
+                raise ValueError(f"{row.name} is frozen or has a new shape: {advice}")
+            if id(param) in owners:
+                raise ValueError(
+                    f"{row.name} and {owners[id(param)]} are the same tensor: {advice}"
+                )
+            owners[id(param)] = row.name
+        for name, param in named.items():
+            if param.requires_grad and id(param) not in owners:
+                raise ValueError(f"{name} is trainable but not in the table: {advice}")
+
+    def to_json(self) -> str:
+        """The rows as a JSON array."""
+        return json.dumps([asdict(row) for row in self.rows], indent=1)
+
+    def to_text(self, *, full: bool = False) -> str:
+        """The table as aligned plain text.
+
+        Args:
+            full: one line per parameter; otherwise repeated layers share a line,
+                `layers.{0..27}.mlp.up_proj.weight`.
+        """
+        cells = self._cells(full)
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in cells]
+        return "\n".join([*lines, "", self.summary()]) + "\n"
+
+    def summary(self) -> str:
+        """One line: how many tensors and parameters each rule has."""
+        total = max(sum(row.numel for row in self.rows), 1)
+        parts = [
+            f"{rule}: {count.tensors} tensors, {count.parameters:,} parameters "
+            f"({count.parameters / total:.1%})"
+            for rule, count in self.counts().items()
+        ]
+        return "; ".join(parts)
+
+    def render(self, console: Console, *, full: bool = False) -> None:
+        """Print the table with one color per rule."""
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        header, *lines = self._cells(full)
+        # Narrow terminals drop role and reason; very narrow ones wrap names.
+        fixed = [i for i, title in enumerate(header) if title not in ("role", "reason")]
+        widths = {i: max(len(line[i]) for line in [header, *lines]) for i in fixed}
+        wide = sum(widths.values()) + 36 <= console.width
+        shown = range(len(header)) if wide else fixed
+        for i in shown:
+            if header[i] == "parameter" and not wide:
+                table.add_column(header[i], overflow="fold")
+            else:
+                table.add_column(header[i], min_width=widths.get(i), no_wrap=True)
+        for line in lines:
+            table.add_row(*(line[i] for i in shown), style=_COLORS[line[header.index("rule")]])
+        console.print(table, markup=False)
+        console.print(self.summary(), markup=False, highlight=False)
+
+    def _cells(self, full: bool) -> list[list[str]]:
+        """The header and one line per row; learning-rate scales only where some differ from 1."""
+        cells = [["parameter", "shape", "role", "rule", "view", "lr", "reason"]]
+        for row in self.rows if full else self.merged():
+            view = "-" if row.rule in AUXILIARY_RULES else row.view
+            reason = row.reason + (f"; tied to {', '.join(row.aliases)}" if row.aliases else "")
+            shape = "x".join(map(str, row.shape)) or "scalar"
+            cells.append([row.name, shape, row.role, row.rule, view, f"{row.lr_scale:g}", reason])
+        scaled = any(row.lr_scale != 1.0 for row in self.rows)
+        return cells if scaled else [[*line[:5], line[6]] for line in cells]
+
+
+def _group_name(rule: str, view: str, lr_scale: float) -> str:
+    name = f"{rule} {view}" if rule in SPECTRAL_RULES and view != "whole" else rule
+    return name if lr_scale == 1.0 else f"{name} lr*{lr_scale:g}"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] as "{0..2,5}"; one number as itself."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    if len(numbers) == 1:
+        return str(numbers[0])
+    spans = [str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs]
+    return "{" + ",".join(spans) + "}"
