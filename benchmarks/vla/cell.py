@@ -84,8 +84,8 @@ class Bench:
     def play(self, trainer: Any, cell: Cell) -> Cell:
         """Success on validation scenes, on test scenes (half as many at the small budget), and for
         one seed of the others when told something else."""
-        from mesotron.vla.acting import make_act
         from mesotron.vla.interface import EVAL_SEED, VALIDATION_SEED
+        from mesotron.vla.policy import make_act
         from mesotron.vla.rollout import evaluate
 
         given = self.given

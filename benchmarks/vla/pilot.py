@@ -195,8 +195,8 @@ def try_rates(bench: Bench, steps: int) -> dict[str, Any]:
 
 def learn(bench: Bench, rate: float, steps: int) -> dict[str, Any]:
     """Muon's success on validation scenes after so many steps, by all cores."""
-    from mesotron.vla.acting import make_act
     from mesotron.vla.interface import VALIDATION_SEED
+    from mesotron.vla.policy import make_act
     from mesotron.vla.rollout import evaluate
 
     given = bench.given

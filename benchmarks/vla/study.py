@@ -113,7 +113,7 @@ def fill_in(given: argparse.Namespace) -> argparse.Namespace:
 
 def make_data(given: argparse.Namespace, say: Any) -> dict[str, Any]:
     """Demonstrations on all cores, and how the expert does on the test scenes."""
-    from mesotron.vla.demos.make import write_demos
+    from mesotron.vla.demos import write_demos
     from mesotron.vla.interface import EVAL_SEED
     from mesotron.vla.rollout import evaluate_expert
 
@@ -122,7 +122,7 @@ def make_data(given: argparse.Namespace, say: Any) -> dict[str, Any]:
         return json.loads(path.read_text())
     config = demos_config(given)
     start = time.time()
-    write_demos(config, say=say)
+    write_demos(config, log=say)
     made = time.time() - start
     expert = evaluate_expert(config.world, range(EVAL_SEED, EVAL_SEED + given.test))
     facts = {"demos_seconds": made, "episodes": config.episodes, "expert": expert.to_json()}

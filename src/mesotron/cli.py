@@ -77,7 +77,7 @@ COMMANDS = {
     "sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run"),
     "report": Command(config.ReportConfig, "mesotron.report.command:run"),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo:run"),
-    "vla demos": Command(config.DemosConfig, "mesotron.vla.demos.command:run"),
+    "vla demos": Command(config.DemosConfig, "mesotron.vla.command:run_demos"),
     "vla train": Command(config.VlaTrainConfig, "mesotron.vla.command:run_train"),
     "vla eval": Command(config.VlaEvalConfig, "mesotron.vla.command:run_eval"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.spectrum:run"),

@@ -20,7 +20,7 @@ from mesotron.compare.kinds import make_kind
 from mesotron.compare.record import Cell, Threshold, Tournament, read_tournament
 from mesotron.compare.standings import time_to_threshold
 from mesotron.config import TrainConfig, WorldConfig
-from mesotron.vla.demos.shards import write_manifest
+from mesotron.vla.demos import write_manifest
 
 CELL = Path(__file__).parents[1] / "support" / "compare_cell.py"
 SMALL = ["--rates", "3", "--factor", "2", "--seeds", "3", "--workers", "2"]

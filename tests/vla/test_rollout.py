@@ -1,8 +1,8 @@
-"""Rollouts: waves, processes, controls, episodes that raise, and what becomes of the results."""
+"""Rollouts: waves, worker processes, controls, episodes that raise, results."""
 
 import json
 import sys
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,73 +10,70 @@ from PIL import Image
 
 from mesotron.config import DemosConfig, WorldConfig
 from mesotron.vla.demos import make_demos
-from mesotron.vla.gifs import write_gifs
-from mesotron.vla.interface import EVAL_SEED, EvalResult, stack_images
-from mesotron.vla.rollout import evaluate, evaluate_expert
-from mesotron.vla.simulation.processes import Workers
+from mesotron.vla.evaluation import write_gifs
+from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE
+from mesotron.vla.rollout import EpisodeJob, evaluate, evaluate_expert, simulation_pool
 from mesotron.vla.worlds.blocks import BlocksWorld
 
-STATE = WorldConfig(name="blocks_state")
+WORLD = WorldConfig(name="blocks_state")
 SEEDS = range(EVAL_SEED, EVAL_SEED + 3)
 
 
-def reach(seen):
-    """Go to the thing that the state gives, hand open: a policy that looks but never succeeds."""
-    states = np.stack([one["observation.state"] for one in seen])
+def reach(observations):
+    """A policy that moves to the object with an open hand and never succeeds."""
+    states = np.stack([one[STATE] for one in observations])
     move = np.clip((states[:, 4:7] - states[:, :3]) / 0.03, -1, 1)
-    return np.repeat(np.concatenate([move, -np.ones((len(seen), 1))], 1)[:, None], 6, axis=1)
+    chunk = np.concatenate([move, -np.ones((len(states), 1))], 1)
+    return np.repeat(chunk[:, None], 6, axis=1)
 
 
-class Teacher:
-    """Acts by the expert of twin worlds that it steps itself: a policy that succeeds."""
+class Twins:
+    """A policy that acts by the expert of twin worlds that it steps itself."""
 
-    def __init__(self, config, seeds, execute):
+    def __init__(self, seeds, execute, swap=False):
         self.execute = execute
-        self.twins = []
-        for task in range(len(BlocksWorld(config).tasks)):
-            for seed in seeds:
-                twin = BlocksWorld(config)
-                twin.reset(seed, task)
-                self.twins.append(twin)
+        self.worlds = [BlocksWorld(WORLD) for _ in range(2 * len(seeds))]
+        for k, world in enumerate(self.worlds):
+            world.reset(seeds[k // 2], k % 2, swap=swap)
 
-    def __call__(self, seen):
+    def __call__(self, observations):
         chunks = []
-        for one in seen:
-            twin = next(
-                twin
-                for twin in self.twins
-                if np.array_equal(twin.observe()["observation.state"], one["observation.state"])
+        for one in observations:
+            hand = one[STATE][:4]
+            world = next(
+                world
+                for world in self.worlds
+                if np.array_equal(world.observe()[STATE][:4], hand)
+                and world.instruction == one["task"]
             )
-            chunk = []
+            chunks.append([])
             for _ in range(self.execute):
-                chunk.append(twin.expert())
-                twin.move(chunk[-1])
-            chunks.append(chunk)
+                chunks[-1].append(world.expert())
+                world.move(chunks[-1][-1])
         return np.array(chunks)
 
 
-def test_a_policy_that_acts_as_the_expert_succeeds():
-    result = evaluate(Teacher(STATE, SEEDS, 3), STATE, SEEDS, execute=3, workers=1)
+def test_policy_that_acts_like_the_expert_succeeds():
+    result = evaluate(Twins(SEEDS, 3), WORLD, SEEDS, execute=3, workers=1)
     assert result.success == 1
     assert result.by_task == {"red-cube": (3, 3), "blue-cube": (3, 3)}
-    assert [(e.task, e.seed) for e in result.episodes] == [
-        (task, seed) for task in ("red-cube", "blue-cube") for seed in SEEDS
-    ]
-    expert = evaluate_expert(STATE, SEEDS, workers=1)
+    pairs = [(task, seed) for task in ("red-cube", "blue-cube") for seed in SEEDS]
+    assert [(e.task, e.seed) for e in result.episodes] == pairs
+    expert = evaluate_expert(WORLD, SEEDS, workers=1)
     assert expert.success == 1
     assert expert.control == "expert"
     assert [e.steps for e in expert.episodes] == [e.steps for e in result.episodes]
 
 
-def test_results_do_not_depend_on_processes():
+def test_result_does_not_depend_on_the_number_of_workers():
     world = WorldConfig(name="blocks", pixels=12)
 
-    def act(seen):  # depends on the picture and on who else is in the batch only by its own row
-        light = stack_images(seen, "front").reshape(len(seen), -1)[:, :24].mean(axis=1) / 255
+    def act(observations):
+        images = np.stack([one[IMAGES + "front"] for one in observations])
+        light = images.reshape(len(images), -1)[:, :24].mean(axis=1) / 255
         return np.repeat((light[:, None, None] - 0.5) * np.ones((1, 1, 4)), 5, axis=1)
 
-    one = evaluate(act, world, SEEDS, execute=5, workers=1, frames=1)
-    two = evaluate(act, world, SEEDS, execute=5, workers=2, frames=1)
+    one, two = (evaluate(act, world, SEEDS, execute=5, workers=k, frames=1) for k in (1, 2))
     assert one.episodes == two.episodes
     for key, frames in one.frames.items():
         np.testing.assert_array_equal(frames, two.frames[key])
@@ -86,183 +83,111 @@ def test_results_do_not_depend_on_processes():
 def test_one_call_answers_all_live_episodes(batch):
     sizes = []
 
-    def act(seen):
-        sizes.append(len(seen))
-        return reach(seen)
+    def act(observations):
+        sizes.append(len(observations))
+        return reach(observations)
 
-    result = evaluate(act, STATE, SEEDS, execute=6, workers=1, batch=batch)
+    result = evaluate(act, WORLD, SEEDS, execute=6, workers=1, batch=batch)
     assert len(result.episodes) == 6
     assert max(sizes) == batch
-    calls = -(-54 // 6)
-    assert len(sizes) == calls * -(-6 // batch)
+    assert len(sizes) == -(-54 // 6) * -(-6 // batch)
 
 
-def test_a_wrong_instruction_is_told_and_the_right_one_judged():
-    told = []
-
-    def act(seen):
-        told.extend(one["task"] for one in seen)
-        return reach(seen)
-
-    result = evaluate(act, STATE, [EVAL_SEED], workers=1, wrong=True)
+def test_wrong_instruction_is_judged_by_the_right_one():
+    """A policy that obeys puts the other object into the bin and fails."""
+    obedient = Twins([EVAL_SEED], 1, swap=True)
+    result = evaluate(obedient, WORLD, [EVAL_SEED], execute=1, workers=1, wrong=True)
     assert result.control == "wrong instruction"
-    world, wrong, right = BlocksWorld(STATE), set(), set()
-    for task in range(2):
-        world.reset(EVAL_SEED, task)
-        wrong.add(world.wrong_instruction)
-        right.add(world.instruction)
-    assert set(told) == wrong != right
-    assert [episode.task for episode in result.episodes] == list(world.tasks)
+    assert result.success == 0
+    assert all(world.table.is_in_bin(world.scene.target) for world in obedient.worlds)
+    assert [episode.task for episode in result.episodes] == ["red-cube", "blue-cube"]
 
 
-def test_the_other_thing_in_the_bin_is_judged_by_the_right_instruction():
-    """A policy that obeys puts the wrong thing into the bin, and that is the control's failure."""
-    swapped = {}
-
-    def act(seen):
-        chunks = []
-        for one in seen:
-            if one["task"] not in swapped:
-                twin = BlocksWorld(STATE)
-                for task in range(2):
-                    twin.reset(EVAL_SEED, task, swap=True)
-                    if twin.instruction == one["task"]:
-                        swapped[one["task"]] = twin
-                        break
-            twin = swapped[one["task"]]
-            chunks.append([twin.expert()])
-            twin.move(chunks[-1][0])
-        return np.array(chunks)
-
-    assert evaluate(act, STATE, [EVAL_SEED], workers=1, wrong=True, execute=1).success == 0
-    assert all(twin.table.is_in_bin(twin.scene.target) for twin in swapped.values())
-
-
-def test_an_episode_that_raises_has_failed(monkeypatch):
+def test_episode_that_raises_has_failed(monkeypatch):
     move = BlocksWorld.move
 
     def break_sometimes(self, action):
-        if self.scene.things[self.scene.target].colour == "blue" and self.num_steps == 5:
+        if self.scene.objects[self.scene.target].color == "blue" and self.num_steps == 5:
             raise RuntimeError("the simulator blew up")
         return move(self, action)
 
     monkeypatch.setattr(BlocksWorld, "move", break_sometimes)
-    result = evaluate_expert(STATE, SEEDS, workers=1)
+    result = evaluate_expert(WORLD, SEEDS, workers=1)
     assert result.by_task == {"red-cube": (3, 3), "blue-cube": (0, 3)}
     errors = {episode.error for episode in result.episodes if episode.task == "blue-cube"}
     assert errors == {"RuntimeError: the simulator blew up"}
 
 
-def test_a_policy_that_raises_is_not_a_failed_episode():
-    def act(seen):
-        raise ZeroDivisionError("a bug in the policy")
+def test_policy_that_raises_is_an_error():
+    def act(observations):
+        raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        evaluate(act, STATE, SEEDS, workers=1)
+        evaluate(act, WORLD, SEEDS, workers=1)
 
 
 @pytest.mark.parametrize(
-    ("act", "options", "sentence"),
+    ("act", "options", "keyword"),
     [
-        (lambda seen: np.zeros((len(seen), 4)), {}, r"not with shape \(6, 4\)"),
-        (lambda seen: np.zeros((len(seen), 2, 4)), {"execute": 3}, "fewer than the 3"),
-        (reach, {"execute": 0}, "0 actions cannot be taken"),
-        (reach, {"seeds": []}, "no seed to evaluate on"),
+        (lambda observations: np.zeros((len(observations), 4)), {}, r"shape \(6, 4\)"),
+        (lambda observations: np.zeros((len(observations), 2, 4)), {"execute": 3}, "execute=3"),
+        (reach, {"execute": 0}, "execute=0"),
+        (reach, {"seeds": []}, "seeds"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(act, options, sentence):
+def test_invalid_evaluations_are_refused(act, options, keyword):
     options = {"seeds": SEEDS, "workers": 1} | options
-    with pytest.raises(ValueError, match=sentence):
-        evaluate(act, STATE, **options)
+    with pytest.raises(ValueError, match=keyword):
+        evaluate(act, WORLD, **options)
 
 
-def test_results_are_json_with_intervals():
-    result = evaluate_expert(STATE, SEEDS, workers=1)
-    data = json.loads(json.dumps(result.to_json()))
+def test_results_as_json_and_gifs(tmp_path):
+    good = evaluate_expert(WORLD, SEEDS, workers=1, frames=1)
+    data = json.loads(json.dumps(good.to_json()))
     red = data["tasks"]["red-cube"]
     assert (red["successes"], red["episodes"], red["value"]) == (3, 3, 1.0)
     assert red["low"] == pytest.approx(0.4385, abs=1e-3)  # Wilson, 3 of 3
     assert data["world"]["name"] == "blocks_state"
     assert len(data["episodes"]) == 6
-
-
-def test_gifs_show_how_it_ended(tmp_path):
-    good = evaluate_expert(STATE, SEEDS, workers=1, frames=1)
-    bad = evaluate(reach, STATE, SEEDS, workers=1, frames=1)
-    assert len(good.frames) == len(bad.frames) == 2
-    files = write_gifs(good, tmp_path / "a") + write_gifs(bad, tmp_path / "a")
-    names = sorted(path.name for path in files)
-    assert names == sorted(
-        f"{colour}-cube-{EVAL_SEED}-{end}.gif"
-        for colour in ("red", "blue")
+    bad = evaluate(reach, WORLD, SEEDS, workers=1, frames=1)
+    files = write_gifs(good, tmp_path) + write_gifs(bad, tmp_path)
+    assert {path.name for path in files} == {
+        f"{color}-cube-{EVAL_SEED}-{end}.gif"
+        for color in ("red", "blue")
         for end in ("success", "failure")
-    )
+    }
     with Image.open(files[0]) as image:
         assert image.n_frames == good.episodes[0].steps + 1
 
 
-def test_perturbed_worlds_are_evaluated_by_name():
-    world = WorldConfig(name="blocks", pixels=12)
-    for name in ("camera", "light", "noise", "position", "wording"):
-        result = evaluate_expert(replace(world, perturbation=name), [EVAL_SEED], workers=1)
-        assert result.success == 1
-        assert result.to_json()["world"]["perturbation"] == name
-
-
-def test_processes_answer_in_order_and_pass_errors_on():
-    with Workers(2) as workers:
-        assert len(workers.members) == 2
-        jobs = [(k, 10) for k in range(7)]
-        assert dict(workers.map("operator:add", jobs)) == {k: k + 10 for k in range(7)}
-        assert workers.each("operator:neg", [(1,), None]) == [-1, None]
-        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-            dict(workers.map("operator:truediv", [(1, 0)]))
-        with pytest.raises(ValueError, match="this needs the package nosuch"):
-            dict(workers.map("mesotron.vla.worlds:require", [("nosuch", "vla")]))
-        with pytest.raises(RuntimeError, match="ended with code 7"):
-            dict(workers.map("os:_exit", [(7,)]))
-
-
-def test_processes_import_no_framework():
-    """They are many, and torch would take each of them seconds and half a gigabyte."""
-    with Workers(2) as workers:
-        loaded = workers.each(
-            "mesotron.vla.simulation.episodes:play_expert", [(STATE, job()), None]
-        )
-        assert loaded[0].success
-        names = workers.each("builtins:eval", [("list(__import__('sys').modules)",), None])[0]
+def test_workers_import_no_framework():
+    """Importing torch would take each of them seconds and half a gigabyte."""
+    with simulation_pool(2) as pool:
+        job = (WORLD, EpisodeJob(0, EVAL_SEED, 0))
+        assert pool.each("mesotron.vla.rollout:play_expert", [job, None])[0].success
+        make = pool.each("mesotron.vla.demos:shard_path", [(Path("."), 0), None])
+        names = pool.each("builtins:eval", [("list(__import__('sys').modules)",), None])[0]
+    assert make
     assert not {"torch", "jax", "transformers"} & set(names)
 
 
-def job():
-    from mesotron.vla.simulation.episodes import Job
-
-    return Job(0, EVAL_SEED, 0)
-
-
-def test_a_world_of_ones_own_is_named_by_its_class(tmp_path, monkeypatch):
-    """It lies in the working folder, which the path of `mesotron` does not have; also in processes,
-    which import it by the same name."""
+def test_own_world_by_its_class(tmp_path, monkeypatch):
+    """It lies in the working folder, which is not on the path, also of the workers."""
     (tmp_path / "my_worlds.py").write_text(
         "from dataclasses import replace\n"
         "from mesotron.vla.worlds.blocks import BlocksWorld\n"
-        "class Bigger(BlocksWorld):\n"
+        "class Longer(BlocksWorld):\n"
         "    max_steps = 99\n"
         "    def __init__(self, config):\n"
         "        super().__init__(replace(config, name='blocks_state'))\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    mine = WorldConfig(name="my_worlds:Bigger")
-    assert evaluate_expert(mine, SEEDS, workers=2).success == 1
-    assert evaluate(reach, mine, SEEDS, workers=1).episodes[0].steps == 99
+    world = WorldConfig(name="my_worlds:Longer")
+    assert evaluate_expert(world, SEEDS, workers=2).success == 1
+    assert evaluate(reach, world, SEEDS, workers=1).episodes[0].steps == 99
     demos = make_demos(
-        DemosConfig(world=mine, out=tmp_path / "d", episodes=2, starts=2, workers=1), say=None
+        DemosConfig(world=world, out=tmp_path / "d", episodes=2, starts=2, workers=1), log=None
     )
     assert demos.images == {}
-    assert demos.world == mine
-
-
-def test_an_empty_result_has_no_share():
-    with pytest.raises(ValueError, match="at least one problem"):
-        _ = EvalResult(STATE, []).score
+    assert demos.world == world

@@ -10,8 +10,8 @@ from mesotron.compare.record import Contender
 from mesotron.config import VlaTrainConfig
 from mesotron.runs import RunFolder
 from mesotron.runs.continuation import settings_to_resume
-from mesotron.vla.demos.lerobot import is_lerobot
-from mesotron.vla.demos.shards import read_manifest, world_of
+from mesotron.vla.demos import read_manifest, world_of
+from mesotron.vla.lerobot import is_lerobot
 from mesotron.vla.worlds import build_world
 
 # Rules of the parts vision, language, fusion and action.

@@ -1,1 +1,1 @@
-"""Vision-language-action policies: worlds, demonstrations, a policy, behaviour cloning, success."""
+"""Vision-language-action: worlds, demonstrations, a policy, behavior cloning, evaluation."""

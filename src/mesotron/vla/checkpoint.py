@@ -1,13 +1,12 @@
-"""Checkpoints of a policy: weights and normalisation in safetensors, everything else in JSON.
+"""Checkpoints of a policy: weights and normalization in safetensors, everything else in JSON.
 
-Nothing is pickled. A checkpoint can be acted with on any machine: it says what the policy sees and
-moves, and in which world its demonstrations were made.
+Nothing is pickled. A checkpoint can act on any machine: it says what the policy observes and
+controls, and the world of its demonstrations.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,8 +28,8 @@ DESCRIPTION, WEIGHTS, OPTIMIZER = "policy.json", "policy.safetensors", "optimize
 
 
 class Saved(NamedTuple):
-    """A policy that was read, the step it was written at, its demonstrations' world if any, and
-    the run's own `--execute` if it had one."""
+    """A loaded policy with its step, world (None for other recordings), folder and the run's
+    `--execute` if given."""
 
     policy: Policy
     step: int
@@ -40,7 +39,7 @@ class Saved(NamedTuple):
 
 
 def save(root: Path, trainer: Trainer, world: WorldConfig | None, keep: int) -> None:
-    """Write a checkpoint of a training at its present step; all but `keep` are removed."""
+    """Write a checkpoint of the current step and delete all but the newest `keep`."""
     with writing(root, trainer.step) as draft:
         save_policy(draft, trainer.policy, trainer.step, world, trainer.config.execute)
         save_state(draft, OPTIMIZER, trainer.optimizer.state_dict())
@@ -68,73 +67,51 @@ def save_policy(
 
 
 def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
-    """Read a policy to act with.
+    """Load a policy to act with.
 
     Args:
-        path: a run folder, whose newest whole checkpoint is read, or a checkpoint.
+        path: a run folder (its newest complete checkpoint) or a checkpoint.
         device: where it goes.
 
     Raises:
-        ValueError: there is none, in one sentence.
+        ValueError: there is none.
     """
-    folder = find(path)
-    described = json.loads((folder / DESCRIPTION).read_text())
-    config = from_plain(PolicyConfig, described["policy"], str(folder / DESCRIPTION))
-    body = Body(**{**described["body"], "cameras": tuple(described["body"]["cameras"])})
-    policy = Policy(config, body, described["where"], folder)
-    load_weights(policy, folder)
-    world = described["world"]
-    made_in = None if world is None else from_plain(WorldConfig, world, str(folder / DESCRIPTION))
-    execute = described.get("execute")  # checkpoints of before say nothing of it
-    return Saved(policy.to(device).eval(), described["step"], made_in, folder, execute)
-
-
-def load_weights(policy: Policy, folder: Path) -> None:
-    """Read a checkpoint's weights into a policy of its config.
-
-    Raises:
-        ValueError: they are those of another architecture.
-    """
-    found = load_file(folder / WEIGHTS)
-    odd = sorted(set(found) ^ set(policy.state_dict()))
-    if odd:
-        raise ValueError(
-            f"{folder} is of a policy built otherwise ({odd[0]} is in one and not in the other), "
-            "by another version of mesotron: train it once more, or act with that version"
-        )
-    policy.load_state_dict(found)
-
-
-def find(path: Path) -> Path:
-    """The checkpoint that a path names, whole."""
-    if (path / DESCRIPTION).is_file():
-        return path
-    newest, damaged = newest_whole(path / "checkpoints")
-    if newest is None:
-        why = damaged[0] if damaged else "it has no checkpoint of a policy"
-        raise ValueError(f"{path} has nothing to act with: {why}; give a run of mesotron vla train")
-    return newest.path
+    folder = path
+    if not (path / DESCRIPTION).is_file():
+        newest, damaged = newest_whole(path / "checkpoints")
+        if newest is None:
+            reason = damaged[0] if damaged else "give a run of mesotron vla train"
+            raise ValueError(f"{path} has no checkpoint of a policy: {reason}")
+        folder = newest.path
+    source = str(folder / DESCRIPTION)
+    description = json.loads((folder / DESCRIPTION).read_text())
+    config = from_plain(PolicyConfig, description["policy"], source)
+    body = Body(**{**description["body"], "cameras": tuple(description["body"]["cameras"])})
+    policy = Policy(config, body, description["where"], folder)
+    _load_weights(policy, folder)
+    world = description["world"]
+    return Saved(
+        policy.to(device).eval(),
+        description["step"],
+        None if world is None else from_plain(WorldConfig, world, source),
+        folder,
+        description.get("execute"),  # missing in older checkpoints
+    )
 
 
 def restore(trainer: Trainer, folder: Path, step: int) -> None:
-    """Put a training where a checkpoint left it."""
-    load_weights(trainer.policy, folder)
+    """Restore weights, optimizer state and step of a trainer."""
+    _load_weights(trainer.policy, folder)
     trainer.optimizer.load_state_dict(load_state(folder, OPTIMIZER))
     trainer.step = step
 
 
-def describe(policy: Policy) -> str:
-    """A policy in a few words.
-
-    Example:
-        >>> policy = Policy(PolicyConfig(size="ci"), Body((), 0, 4, 4))
-        >>> describe(policy)
-        'ci policy of 0.15M weights, l1 head, chunks of 8, from state'
-    """
-    count = sum(p.numel() for p in policy.parameters())
-    body, config = asdict(policy.body), policy.config
-    seen = " and ".join(f"{camera} {body['pixels']} px" for camera in body["cameras"]) or "state"
-    return (
-        f"{config.size} policy of {count / 1e6:.2f}M weights, {config.head} head, chunks of "
-        f"{config.chunk}, from {seen}"
-    )
+def _load_weights(policy: Policy, folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    differing = sorted(set(weights) ^ set(policy.state_dict()))
+    if differing:
+        raise ValueError(
+            f"{folder} has another architecture ({differing[0]} is only on one side): it was "
+            "written by another version of mesotron"
+        )
+    policy.load_state_dict(weights)

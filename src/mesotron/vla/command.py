@@ -1,45 +1,58 @@
-"""The commands `mesotron vla train` and `mesotron vla eval`."""
+"""The commands `mesotron vla demos`, `vla train` and `vla eval`."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mesotron.config import VlaEvalConfig, VlaTrainConfig, WorldConfig
+from mesotron.config import DemosConfig, VlaEvalConfig, VlaTrainConfig, WorldConfig
 
 if TYPE_CHECKING:
     from mesotron.vla.checkpoint import Saved
 
 
+def run_demos(config: DemosConfig) -> int:
+    """Make demonstrations, render compact ones, export them to LeRobot; returns the exit code."""
+    from mesotron.vla.demos import load_shards, render_demos, write_demos
+    from mesotron.vla.lerobot import export_lerobot
+
+    if config.render is not None:
+        render_demos(config)
+    else:
+        write_demos(config)
+    if config.lerobot is not None:
+        dropped = export_lerobot(load_shards(config.out), config.lerobot)
+        print(f"{config.lerobot}: LeRobotDataset v3.0 without the {dropped:,} single frames")
+    return 0
+
+
 def run_train(config: VlaTrainConfig) -> int:
-    """Train, or go on training; returns the exit code."""
-    check_installed()
+    """Train or resume; returns the exit code."""
+    _check_installed()
     from mesotron.vla.session import train
 
     return train(config)
 
 
 def run_eval(config: VlaEvalConfig) -> int:
-    """Measure a policy, print its table and write it as JSON; returns the exit code."""
-    check_installed()
+    """Evaluate a policy, print its table and write it as JSON; returns the exit code."""
+    _check_installed()
     from rich.console import Console
 
     from mesotron.optim.device import choose_device
-    from mesotron.vla import checkpoint, measure
-    from mesotron.vla.acting import make_act
-    from mesotron.vla.gifs import write_gifs
+    from mesotron.runs.lines import write_json
+    from mesotron.vla import checkpoint, evaluation
     from mesotron.vla.interface import EVAL_SEED, VALIDATION_SEED
+    from mesotron.vla.policy import make_act
 
     device = choose_device(config.device, config.threads)
     saved = checkpoint.load_policy(config.run, device)
-    found = measure.measure(
+    chunk = saved.policy.config.chunk
+    results = evaluation.measure(
         make_act(saved.policy, device),
         choose_world(saved, config.world),
         episodes=config.episodes,
-        execute=config.execute
-        or saved.execute
-        or measure.default_execute(saved.policy.config.chunk),
+        execute=config.execute or saved.execute or evaluation.default_execute(chunk),
         workers=config.workers,
         controls=config.controls,
         perturb=config.perturb,
@@ -47,55 +60,44 @@ def run_eval(config: VlaEvalConfig) -> int:
         gifs=config.gifs,
     )
     console = Console()
-    console.print(f"{checkpoint.describe(saved.policy)}, step {saved.step}", highlight=False)
-    console.print(measure.as_table(found))
-    write_result(config.out or config.run / "eval", measure.as_json(found))
+    console.print(f"{saved.policy.describe()}, step {saved.step}", highlight=False)
+    console.print(evaluation.as_table(results))
+    out = config.out or config.run / "eval"
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "evaluation.json", evaluation.as_json(results))
     if config.gifs:
-        write_gifs(found[measure.SUCCESS], (config.out or config.run / "eval") / "gifs")
-    console.print(f"written to {config.out or config.run / 'eval'}", soft_wrap=True, markup=False)
+        evaluation.write_gifs(results[evaluation.SUCCESS], out / "gifs")
+    console.print(f"written to {out}", soft_wrap=True, markup=False)
     return 0
 
 
 def choose_world(saved: Saved, name: str | None) -> WorldConfig:
-    """The world of a policy's demonstrations, or one by name as that policy would see it.
+    """The world of a policy's demonstrations, or another one by name.
 
     Raises:
-        ValueError: there is none, or the policy does not fit it, in one sentence.
+        ValueError: there is none, or the policy does not fit it.
     """
     if saved.world is not None and name in (None, saved.world.name):
         return saved.world  # with its own tasks
     if name is None:
         raise ValueError(
-            f"{saved.path} was trained on recordings, which know no world: say where to play, "
-            "as by --world object10 or --world MODULE:CLASS for one of your own"
+            f"{saved.path} was trained on recordings without a world: give --world NAME, or "
+            "--world MODULE:CLASS for your own"
         )
     from mesotron.vla.worlds import build_world
 
     body = saved.policy.body
-    seen = {"pixels": body.pixels, "wrist": "wrist" in body.cameras} if body.cameras else {}
-    config = WorldConfig(name=name, **seen)
+    images = {"pixels": body.pixels, "wrist": "wrist" in body.cameras} if body.cameras else {}
+    config = WorldConfig(name=name, **images)
     world = build_world(config)
-    wanted = {"cameras": body.cameras, "state": body.state_dim, "action": body.action_dim}
-    there = {"cameras": world.cameras, "state": world.state_dim, "action": world.action_dim}
-    for what, own in wanted.items():
-        if there[what] != own:
-            raise ValueError(
-                f"the world {name} has {what} {there[what]}, and the policy was trained with {own}:"
-                " play it where its demonstrations come from"
-            )
+    for field in ("cameras", "state_dim", "action_dim"):
+        ours, theirs = getattr(body, field), getattr(world, field)
+        if ours != theirs:
+            raise ValueError(f"--world {name} has {field} {theirs}, but the policy has {ours}")
     return config
 
 
-def write_result(folder: Path, result: dict) -> None:
-    """Write evaluation.json into a folder, made if need be."""
-    from mesotron.runs.lines import write_json
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "evaluation.json", result)
-
-
-def check_installed() -> None:
-    """Say what to install instead of failing at an import."""
+def _check_installed() -> None:
     for name in ("safetensors", "transformers"):
         if find_spec(name) is None:
             raise ValueError(f"mesotron vla needs {name}: pip install 'mesotron[vla]'")

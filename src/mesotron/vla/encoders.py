@@ -1,27 +1,147 @@
-"""The policy's own eyes and ears: a small vision transformer and a sentence encoder, from scratch.
+"""Image and instruction encoders trained from scratch, and the transformer layers of the policy.
 
-`towers` has the pretrained ones; both kinds give the same two things, image tokens and words.
+`towers` has the pretrained ones; both kinds return `ImageTokens` and `TextTokens`. Layers are
+pre-norm with PyTorch's SDPA. Every weight is a plain matrix with a name that routing knows.
 
-Legend: B batch, C cameras, P patches of an image, L words, D width.
+Legend: B batch, T tokens, S context tokens, C cameras, P patches per image, L words, D width,
+H heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d
-
-from mesotron.vla.layers import Stack, hide
-from mesotron.vla.sizes import Size
-from mesotron.vla.words import MAX_WORDS, NUM_WORDS, PADDING, encode_words
+from torch.nn.functional import avg_pool2d, scaled_dot_product_attention
 
 
-class Sentence(NamedTuple):
-    """An instruction: [B, L, D] tokens, and [B, L] True where there is a word."""
+class Size(NamedTuple):
+    """Shape of a policy.
+
+    Args:
+        width: of every token.
+        num_heads: of every attention.
+        mlp: hidden width of an MLP over `width`.
+        vision, language, fusion, action: layers of each part.
+        patch: side of an image patch in pixels.
+        word_tokens: whether fusion attends to every word or only to their mean, which a small
+            model learns faster.
+    """
+
+    width: int
+    num_heads: int
+    mlp: int
+    vision: int
+    language: int
+    fusion: int
+    action: int
+    patch: int
+    word_tokens: bool
+
+
+SIZES = {
+    "ci": Size(64, 4, 2, 1, 1, 1, 1, patch=4, word_tokens=False),
+    "small": Size(256, 4, 4, 2, 1, 1, 2, patch=8, word_tokens=True),
+    "base": Size(384, 6, 4, 4, 1, 2, 3, patch=8, word_tokens=True),
+    "large": Size(512, 8, 4, 6, 2, 3, 4, patch=8, word_tokens=True),
+}
+
+
+class Attention(nn.Module):
+    """Multi-head self- or cross-attention."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q = nn.Linear(width, width, bias=False)
+        self.kv = nn.Linear(width, 2 * width, bias=False)
+        self.o = nn.Linear(width, width, bias=False)
+
+    def forward(self, X: Tensor, context: Tensor, bias: Tensor | None = None) -> Tensor:
+        """X [B, T, D] attends to `context` [B, S, D]; `bias` [B, S] is added to the scores."""
+        B, T, D = X.shape
+        heads = (B, -1, self.num_heads, D // self.num_heads)
+        Q = self.q(X).view(heads).transpose(1, 2)
+        K, V = (part.reshape(heads).transpose(1, 2) for part in self.kv(context).chunk(2, dim=-1))
+        mask = None if bias is None else bias[:, None, None, :].to(Q.dtype)
+        Y = scaled_dot_product_attention(Q, K, V, attn_mask=mask)
+        return self.o(Y.transpose(1, 2).reshape(B, T, D))
+
+
+class Mlp(nn.Module):
+    """Two matrices and a ReLU; an exact GELU is many times slower on CPUs without vector math."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.down(self.up(X).relu())
+
+
+class Layer(nn.Module):
+    """Self-attention, cross-attention if `cross`, and an MLP, each with a residual."""
+
+    def __init__(self, width: int, num_heads: int, mlp: int = 4, cross: bool = False) -> None:
+        super().__init__()
+        self.norm_self = nn.LayerNorm(width)
+        self.attention = Attention(width, num_heads)
+        self.norm_cross = nn.LayerNorm(width) if cross else None
+        self.cross = Attention(width, num_heads) if cross else None
+        self.norm_mlp = nn.LayerNorm(width)
+        self.mlp = Mlp(width, mlp * width)
+
+    def forward(
+        self,
+        X: Tensor,
+        bias: Tensor | None = None,
+        context: Tensor | None = None,
+        context_bias: Tensor | None = None,
+    ) -> Tensor:
+        Y = self.norm_self(X)
+        X = X + self.attention(Y, Y, bias)
+        if self.cross is not None and self.norm_cross is not None:
+            assert context is not None
+            X = X + self.cross(self.norm_cross(X), context, context_bias)
+        return X + self.mlp(self.norm_mlp(X))
+
+
+class Stack(nn.Module):
+    """Layers and a final norm."""
+
+    def __init__(
+        self, width: int, num_heads: int, mlp: int, num_layers: int, cross: bool = False
+    ) -> None:
+        super().__init__()
+        layers = [Layer(width, num_heads, mlp, cross) for _ in range(num_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(
+        self,
+        X: Tensor,
+        bias: Tensor | None = None,
+        context: Tensor | None = None,
+        context_bias: Tensor | None = None,
+    ) -> Tensor:
+        for layer in self.layers:
+            X = layer(X, bias, context, context_bias)
+        return self.norm(X)
+
+
+def mask_to_bias(mask: Tensor) -> Tensor:
+    """Attention bias of a mask: 0 where True, minus infinity where False."""
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
+
+
+class TextTokens(NamedTuple):
+    """An instruction: tokens [B, L, D], and a mask [B, L] that is False for padding."""
 
     tokens: Tensor
     mask: Tensor
@@ -32,100 +152,97 @@ class Sentence(NamedTuple):
         return (self.tokens * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
 
 
-class Sight(NamedTuple):
-    """What was seen: [B, C * P, D] tokens, and [B, C * P] how much each stands out, which is added
-    to the scores of attention; None where all are alike."""
+class ImageTokens(NamedTuple):
+    """Tokens [B, C * P, D], and their salience [B, C * P], an attention bias, or None."""
 
     tokens: Tensor
-    notice: Tensor | None
+    salience: Tensor | None
 
 
-# Pictures that the usual one is the median of; and the energy of a patch in which nothing is to be
-# seen, over the mean of all patches.
-MOST_FITTED = 1024
-FAINT = 0.01
-BRIGHTNESS = (0.4, 2.5)  # what light is corrected for, over the usual
-DARK, LIT = 16, 0.125  # a grey that says nothing of the light; the share of others that is enough
+MAX_FIT_IMAGES = 1024  # for the median image
+ENERGY_FLOOR = 0.01  # of an empty patch, relative to the mean over patches
+BRIGHTNESS_RANGE = (0.4, 2.5)  # that is corrected for
+DARK_GRAY = 16  # darker pixels say nothing about the light
+MIN_LIT = 0.125  # fraction of lit pixels needed to estimate the light
 
 
 class Vision(nn.Module):
-    """A vision transformer over the patches of each camera's image, told what is usual.
+    """A vision transformer that attends to what differs from the usual image.
 
-    A few of a picture's patches show something and the rest the same table as always. Attention
-    begins even, and would hear five objects among sixty patches a tenth as loud: a policy for ten
-    objects then never learned which one is meant. So each image, brought to the same light, is seen
-    as its difference from the usual one, the median of the demonstrations, and every attention
-    notices a patch by the logarithm of its energy.
+    Few patches of an image show an object; the rest is the same table as always. Attention starts
+    uniform and would weigh five objects among sixty patches a tenth as much: a policy for ten
+    objects never learned which one is meant. So each image, normalized for brightness, is replaced
+    by its difference from the median image of the demonstrations, and the log-energy of a patch is
+    added to every attention's scores.
 
     Args:
         size: of the policy.
-        num_cameras: C; a camera is told by its learned positions.
+        num_cameras: C; cameras are distinguished by learned positions.
         pixels: height and width of an image; a multiple of `patch`.
         patch: side of a patch.
 
     References: Dosovitskiy et al., An Image is Worth 16x16 Words, 2021, arXiv 2010.11929.
     """
 
-    usual: Tensor
+    usual: Tensor  # the median image
     spread: Tensor
 
     def __init__(self, size: Size, num_cameras: int, pixels: int, patch: int) -> None:
         super().__init__()
         if pixels % patch:
-            raise ValueError(
-                f"images of {pixels} pixels do not divide into patches of {patch}: give "
-                f"--policy.patch a divisor of {pixels}"
-            )
+            raise ValueError(f"--policy.patch {patch} does not divide images of {pixels} pixels")
         self.patches = nn.Conv2d(3, size.width, patch, stride=patch)
         self.register_buffer("usual", torch.full((num_cameras, 3, pixels, pixels), 127.5))
         self.register_buffer("spread", torch.full((num_cameras, 1, 1, 1), 127.5))
-        # A camera's own offset tells it from the others; with one it does no harm.
+        # A random offset distinguishes cameras; with one it does no harm.
         offsets = 0.02 * torch.randn(num_cameras, 1, size.width)
-        self.positions = nn.Parameter(coordinates(pixels // patch, size.width)[None] + offsets)
+        self.positions = nn.Parameter(patch_positions(pixels // patch, size.width)[None] + offsets)
         self.encoder = Stack(size.width, size.num_heads, size.mlp, size.vision)
 
     def fit(self, images: Mapping[str, np.ndarray]) -> None:
-        """Take the usual picture of each camera, and how far others differ from it, from
-        demonstrations: camera to uint8 [M, H, W, 3], in the order of the cameras."""
-        for camera, seen in enumerate(images.values()):
-            some = seen[:: -(-len(seen) // MOST_FITTED)]
+        """Set the median image and the spread around it; camera to uint8 [M, H, W, 3]."""
+        for camera, all_images in enumerate(images.values()):
+            some = all_images[:: -(-len(all_images) // MAX_FIT_IMAGES)]
             usual = np.median(some, axis=0).astype(np.float32)
             self.usual[camera] = torch.from_numpy(usual).permute(2, 0, 1)
             self.spread[camera] = max(float(np.square(some - usual).mean()) ** 0.5, 1.0)
 
     def brightness(self, images: Tensor) -> Tensor:
-        """How bright each image is beside the usual one, [B, C, 1, 1, 1]: by the middle of its
-        pixels, so that a hand before the camera does not count, and of those alone that are not
-        dark as usual, where noise would speak. 1 where these are few."""
-        step = max(1, images.shape[-1] // 32)  # a thousand of them are enough
-        grey = images[..., ::step, ::step].float().mean(dim=2).flatten(2)
+        """Brightness of each image relative to the usual one, [B, C, 1, 1, 1].
+
+        The median ratio over pixels, so that a hand before the camera does not count, and over lit
+        pixels only, since dark ones are noise. 1 if there are too few.
+        """
+        step = max(1, images.shape[-1] // 32)  # a thousand pixels are enough
+        gray = images[..., ::step, ::step].float().mean(dim=2).flatten(2)
         usual = self.usual[..., ::step, ::step].mean(dim=1).flatten(1)
-        lit = usual > DARK
-        number = lit.sum(dim=-1)
-        ratios = torch.where(lit, grey / usual.clamp_min(1), torch.inf).sort(dim=-1).values
-        place = (number // 2).expand(len(images), -1)[..., None]
-        middle = torch.where(number[:, None] >= LIT * lit.shape[-1], ratios.gather(-1, place), 1.0)
-        return middle.clamp(*BRIGHTNESS)[..., None, None]
+        lit = usual > DARK_GRAY
+        num_lit = lit.sum(dim=-1)
+        ratios = torch.where(lit, gray / usual.clamp_min(1), torch.inf).sort(dim=-1).values
+        middle = (num_lit // 2).expand(len(images), -1)[..., None]
+        is_enough = num_lit[:, None] >= MIN_LIT * lit.shape[-1]
+        median = torch.where(is_enough, ratios.gather(-1, middle), 1.0)
+        return median.clamp(*BRIGHTNESS_RANGE)[..., None, None]
 
-    def forward(self, images: Tensor) -> Sight:
-        """[B, C, 3, H, W] uint8 -> tokens; each camera's see their own image."""
+    def forward(self, images: Tensor) -> ImageTokens:
+        """[B, C, 3, H, W] uint8 -> tokens; attention stays within an image."""
         B = len(images)
-        even = images.float() / self.brightness(images)
-        unusual = ((even - self.usual) / self.spread).flatten(0, 1)
+        normalized = images.float() / self.brightness(images)
+        difference = ((normalized - self.usual) / self.spread).flatten(0, 1)
         patch = self.patches.stride[0]
-        energy = avg_pool2d(unusual.square().mean(dim=1, keepdim=True), patch).flatten(1)
-        notice = (energy + FAINT).log()
-        patches = self.patches(unusual).flatten(2).transpose(1, 2)
+        energy = avg_pool2d(difference.square().mean(dim=1, keepdim=True), patch).flatten(1)
+        salience = (energy + ENERGY_FLOOR).log()
+        patches = self.patches(difference).flatten(2).transpose(1, 2)
         X = patches + self.positions.to(patches.dtype).repeat(B, 1, 1)
-        X = self.encoder(X, notice)
-        return Sight(X.reshape(B, -1, X.shape[-1]), notice.reshape(B, -1))
+        X = self.encoder(X, salience)
+        return ImageTokens(X.reshape(B, -1, X.shape[-1]), salience.reshape(B, -1))
 
 
-def coordinates(side: int, width: int) -> Tensor:
-    """What positions are learned from: row and column of a patch, [side * side, D].
+def patch_positions(side: int, width: int) -> Tensor:
+    """Initial positions of patches, [side * side, D]: linear in row and column.
 
-    Each of D numbers grows along a direction of its own in the image. Place is then read by one
-    matrix, as a hand's is; from sines of row and column it was learned too late, or never.
+    Each of D numbers grows along its own direction in the image, so that a single matrix can read a
+    place. From sines of row and column it was learned too late, or never.
 
     References: Liu et al., An intriguing failing of convolutional neural networks and the CoordConv
     solution, 2018, arXiv 1807.03247.
@@ -133,12 +250,49 @@ def coordinates(side: int, width: int) -> Tensor:
     places = (torch.arange(side) + 0.5) / side - 0.5
     rows, columns = (place.flatten() for place in torch.meshgrid(places, places, indexing="ij"))
     angles = 2 * torch.pi * torch.arange(width) / width
-    # Over an image their mean square is a half.
+    # Their mean square over an image is 1/2.
     return 6**0.5 * (rows[:, None] * angles.sin() + columns[:, None] * angles.cos())
 
 
+# Instructions as word ids, without a download: a small vocabulary, and hash buckets for other
+# words. Two unknown words share a bucket once in a few hundred pairs.
+PADDING = 0
+_COMMON_WORDS = """
+    a an the and to of in into on onto inside at from with up down left right behind front
+    put place move take pick drop bring set push pull open close press turn reach insert grab
+    lift slide lower carry leave lay it then please that this one some object thing item goal
+    red green blue yellow purple orange white black grey brown pink cyan
+    cube block box ball sphere cylinder can mug cup bowl plate bin tray basket bucket pad zone
+    drawer door window button peg shelf hole target puck handle lever faucet wall table
+"""
+VOCABULARY = tuple(_COMMON_WORDS.split())
+NUM_BUCKETS = 384
+NUM_WORDS = 1 + len(VOCABULARY) + NUM_BUCKETS
+MAX_WORDS = 24
+_WORD_IDS = {word: number for number, word in enumerate(VOCABULARY, 1)}
+
+
+def encode_words(texts: Sequence[str]) -> Tensor:
+    """Word ids of B instructions, int64 [B, L], padded with `PADDING`.
+
+    Case and punctuation are dropped, and words past the first 24. L is at least 1.
+
+    Example:
+        >>> encode_words(["Put it down.", "lift"]).shape
+        torch.Size([2, 3])
+    """
+
+    def word_id(word: str) -> int:
+        bucket = 1 + len(VOCABULARY) + zlib.crc32(word.encode()) % NUM_BUCKETS
+        return _WORD_IDS.get(word, bucket)
+
+    words = [re.findall(r"[a-z0-9]+", text.lower())[:MAX_WORDS] or [""] for text in texts]
+    length = max(map(len, words))
+    return torch.tensor([[*map(word_id, row), *[PADDING] * (length - len(row))] for row in words])
+
+
 class Language(nn.Module):
-    """Words of an instruction through a small transformer."""
+    """A small transformer over the words of an instruction."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -147,11 +301,10 @@ class Language(nn.Module):
         self.encoder = Stack(size.width, size.num_heads, size.mlp, size.language)
 
     def encode(self, texts: list[str]) -> Tensor:
-        """Instructions as numbers, [B, L]; what `forward` takes, and what training keeps."""
+        """Instructions as word ids, [B, L], for `forward`."""
         return encode_words(texts)
 
-    def forward(self, numbers: Tensor) -> Sentence:
-        """[B, L] word numbers -> tokens."""
-        mask = numbers != PADDING
-        X = self.embedding(numbers) + self.positions[: numbers.shape[1]]
-        return Sentence(self.encoder(X, hide(mask)), mask)
+    def forward(self, ids: Tensor) -> TextTokens:
+        mask = ids != PADDING
+        X = self.embedding(ids) + self.positions[: ids.shape[1]]
+        return TextTokens(self.encoder(X, mask_to_bias(mask)), mask)

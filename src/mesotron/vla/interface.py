@@ -1,17 +1,18 @@
-"""What worlds, demonstrations, policies and evaluation know of each other; numpy only.
+"""Interfaces between worlds, demonstrations, policies and evaluation; numpy only.
 
-An observation is a dictionary with LeRobot's key names: "observation.images.front" uint8 (H, W, 3),
+An observation is a dictionary with LeRobot's keys: "observation.images.front" uint8 (H, W, 3),
 "observation.state" float32 (S,) and "task", the instruction as text. Actions lie in [-1, 1].
 
-Legend: N actions on record, M observations on record, B observations at once, K actions of a chunk,
-A numbers of an action, S numbers of a state, H x W pixels.
+Legend: N recorded actions, M recorded observations, B batch, K actions per chunk, A action size,
+S state size, H x W pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,133 +28,116 @@ STATE = "observation.state"
 TASK = "task"
 IMAGES = "observation.images."
 
-# Scenes are numbers. Training, evaluation and the choice of settings never share one.
+# Scenes are seeds. Training, evaluation and model selection never share one.
 EVAL_SEED = 1_000_000
 VALIDATION_SEED = 2_000_000
 
 
 class Step(NamedTuple):
-    """What an action has led to; `done` after success or when time is up."""
+    """The result of an action; `done` after success or when time is up."""
 
     observation: Observation
     success: bool
     done: bool
 
 
-class World(Protocol):
-    """A simulator with language: one episode at a time, repeatable from (seed, task)."""
+class World(ABC):
+    """A simulator with language: one episode at a time, reproducible from (seed, task)."""
+
+    tasks: tuple[str, ...]
+    """Names of the tasks; `reset` takes the index."""
+    cameras: tuple[str, ...]
+    """Names of the images in an observation: "front" is "observation.images.front"."""
+    state_dim: int
+    action_dim: int
+    max_steps: int
+    """Actions after which an episode has failed: twice the expert's longest episode."""
+    is_paired: bool
+    """Whether `reset` supports `swap` and `scatter`."""
+    num_steps: int
+    """Actions taken in this episode."""
 
     @property
-    def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks, in order; `reset` takes the index."""
-        ...
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        """Names of the images in an observation: "front" is "observation.images.front"."""
-        ...
-
-    @property
-    def state_dim(self) -> int:
-        """S."""
-        ...
-
-    @property
-    def action_dim(self) -> int:
-        """A."""
-        ...
-
-    @property
-    def max_steps(self) -> int:
-        """Actions after which an episode has failed: twice what the expert's longest took."""
-        ...
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether a scene can be asked for something else (`swap`) and the hand put anywhere."""
-        ...
-
-    @property
-    def num_steps(self) -> int:
-        """Actions taken in this episode."""
-        ...
-
-    @property
+    @abstractmethod
     def instruction(self) -> str:
-        """What is asked in this episode."""
-        ...
+        """The instruction of this episode."""
 
     @property
+    @abstractmethod
     def wrong_instruction(self) -> str:
-        """Another instruction that the same picture would allow."""
-        ...
+        """Another instruction that the same image would allow."""
 
     @property
+    @abstractmethod
     def where(self) -> np.ndarray:
-        """Position of what the instruction is about, float32 (3,) in metres; never observed."""
-        ...
+        """Position of the object that the instruction names, float32 (3,), meters; not observed."""
 
     @property
+    @abstractmethod
     def qpos(self) -> np.ndarray:
-        """The simulator's joint positions, float32: with seed and task enough to draw the frame."""
-        ...
+        """The simulator's joint positions, float32: with seed and task enough to render a frame."""
 
+    @abstractmethod
     def reset(self, seed: int, task: int, swap: bool = False, scatter: bool = False) -> Observation:
-        """Begin the episode of a scene.
+        """Start an episode.
 
         Args:
             seed: of the scene.
             task: index into `tasks`.
-            swap: the same scene, but asked for what `wrong_instruction` says.
-            scatter: put the hand anywhere instead of where episodes begin.
+            swap: the same scene with `wrong_instruction` as its instruction.
+            scatter: put the hand anywhere in the workspace.
         """
-        ...
 
-    def show(self, qpos: np.ndarray) -> Observation:
-        """What is seen in a recorded state of this episode's scene."""
-        ...
-
-    def picture(self, pixels: int) -> np.ndarray:
-        """An image for people, uint8 (pixels, pixels, 3), whatever the policy is given."""
-        ...
-
+    @abstractmethod
     def observe(self) -> Observation:
-        """What is seen now."""
-        ...
+        """The current observation."""
 
+    @abstractmethod
+    def show(self, qpos: np.ndarray) -> Observation:
+        """The observation of a recorded state of this episode's scene."""
+
+    @abstractmethod
+    def picture(self, pixels: int) -> np.ndarray:
+        """An image for people, uint8 (pixels, pixels, 3), whatever the policy observes."""
+
+    @abstractmethod
+    def expert(self) -> np.ndarray:
+        """The scripted expert's action, float32 (A,), from the true state."""
+
+    @abstractmethod
     def move(self, action: np.ndarray) -> tuple[bool, bool]:
-        """Take one action, (A,), without looking; returns whether it succeeded and is done."""
-        ...
+        """Take one action, (A,), without rendering; returns success and done."""
 
     def step(self, action: np.ndarray) -> Step:
-        """Take one action, (A,), and look."""
-        ...
+        """Take one action, (A,), and observe."""
+        return self.advance(action[None])
 
     def advance(self, actions: np.ndarray) -> Step:
-        """Take several, (K, A), until done; only the last observation is made."""
-        ...
-
-    def expert(self) -> np.ndarray:
-        """What the scripted expert does now, float32 (A,), by the world's true state."""
-        ...
+        """Take several actions, (K, A), until done; observe only at the end."""
+        success = done = False
+        for action in actions:
+            success, done = self.move(action)
+            if done:
+                break
+        return Step(self.observe(), success, done)
 
 
 @dataclass
 class Demos:
-    """Demonstrations: what was seen, what the expert did then, and what it did after that.
+    """Demonstrations: observations, the expert's action at each and the actions that followed.
 
     Args:
         images: camera to uint8 (M, H, W, 3).
         state: float32 (M, S).
         task_index: int64 (M,), into `tasks`.
-        tasks: the instructions as texts.
-        start: int64 (M,), the row of `action` that answers each observation.
+        tasks: the instructions.
+        start: int64 (M,), row of `action` taken at each observation.
         action: float32 (N, A).
-        episode_index: int64 (N,); the rows of an episode follow each other.
-        frame_index: int64 (N,), counted from 0 in each episode.
-        where: float32 (M, 3), position of what is asked for, or None; privileged, never an input.
-        world: which world made them; None for recordings from elsewhere.
-        fps: actions a second.
+        episode_index: int64 (N,); rows of an episode are contiguous.
+        frame_index: int64 (N,), from 0 in each episode.
+        where: float32 (M, 3), position of the named object, or None; privileged, never an input.
+        world: the world that produced them; None for other recordings.
+        fps: actions per second.
     """
 
     images: dict[str, np.ndarray]
@@ -172,15 +156,15 @@ class Demos:
         return len(self.start)
 
     def chunks(self, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The actions that follow some observations.
+        """The next actions from some observations on.
 
         Args:
             rows: int (B,), which observations.
             size: K.
 
         Returns:
-            Actions float32 (B, K, A) and bool (B, K), False where the episode is over; the action
-            there repeats its last.
+            Actions float32 (B, K, A), padded with the episode's last one, and bool (B, K), False
+            where padded.
 
         Example:
             >>> from mesotron.vla.interface import Demos
@@ -201,7 +185,7 @@ class Demos:
 
 @dataclass(frozen=True)
 class Episode:
-    """How one evaluated episode went; `error` is what it raised, and then it has failed."""
+    """An evaluated episode; one that raised has failed, with the exception in `error`."""
 
     task: str
     seed: int
@@ -215,11 +199,10 @@ class EvalResult:
     """Success over seeded episodes of each task.
 
     Args:
-        world: where.
-        episodes: in the order of tasks, then seeds.
-        control: "" for the policy asked rightly, else what was changed: "wrong instruction",
-            "expert".
-        frames: uint8 (T, H, W, 3) of the first few successes and failures, by (task, seed).
+        world: the world.
+        episodes: in order of tasks, then seeds.
+        control: "" for the policy with the right instruction, else "wrong instruction" or "expert".
+        frames: uint8 (T, H, W, 3) of recorded episodes, by (task, seed).
     """
 
     world: WorldConfig
@@ -229,7 +212,7 @@ class EvalResult:
 
     @property
     def success(self) -> float:
-        """Share of all episodes that succeeded."""
+        """Fraction of all episodes that succeeded."""
         return sum(episode.success for episode in self.episodes) / len(self.episodes)
 
     @property
@@ -237,30 +220,24 @@ class EvalResult:
         """Task to (successes, episodes)."""
         counts: dict[str, tuple[int, int]] = {}
         for episode in self.episodes:
-            right, total = counts.get(episode.task, (0, 0))
-            counts[episode.task] = (right + episode.success, total + 1)
+            successes, total = counts.get(episode.task, (0, 0))
+            counts[episode.task] = (successes + episode.success, total + 1)
         return counts
 
     @property
     def score(self) -> Score:
-        """Success over all episodes with its 95 % interval (Wilson)."""
+        """Success over all episodes with its 95 % Wilson interval."""
         return wilson(sum(episode.success for episode in self.episodes), len(self.episodes))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the frames, as JSON holds it."""
-        scores = {task: wilson(*counts) for task, counts in self.by_task.items()}
+        """Everything but the frames."""
         return {
             "world": plain(self.world),
             "control": self.control,
             "success": plain(self.score),
             "tasks": {
-                task: {"successes": right, "episodes": total, **plain(scores[task])}
-                for task, (right, total) in self.by_task.items()
+                task: {"successes": successes, "episodes": total, **plain(wilson(successes, total))}
+                for task, (successes, total) in self.by_task.items()
             },
             "episodes": [plain(episode) for episode in self.episodes],
         }
-
-
-def stack_images(observations: Sequence[Observation], camera: str) -> np.ndarray:
-    """One camera's images of B observations, uint8 (B, H, W, 3)."""
-    return np.stack([seen[IMAGES + camera] for seen in observations])

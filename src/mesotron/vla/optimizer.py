@@ -1,39 +1,37 @@
-"""One optimizer for all parts of a policy: the routing table with a rule for each part.
+"""One optimizer for all parts of a policy, a rule for each part, and probes of their gradients.
 
-The Pion paper's recipe is Muon for vision and language and Pion for the action module (arXiv
-2605.19282); every other combination is a matter of flags. Groups are cut by part, so that `stats()`
-tells of each.
+The Pion paper (arXiv 2605.19282) uses Muon for vision and language and Pion for the action module;
+flags allow every other combination. Groups are split by part, so that `stats()` reports each.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mesotron.config import PartsOptimConfig
 from mesotron.optim import Pion, RoutedOptimizer, RoutingTable, route
 from mesotron.optim.groups import SPECTRAL_RULES
+from mesotron.probes import effective_rank, snr_from_norms
 from mesotron.vla.policy import PARTS
 
-# The low-rank form of Muon is Muon's rule with another filter.
+# Low-rank Muon is Muon's rule with another filter.
 _RULES = {"muon": "muon", "pion": "pion", "low_rank": "muon", "adamw": "adamw"}
-
 _LOW_RANK = {"filter": "low_rank", "steps": None, "promote": 0, "cutoff": None}
+NUM_MICRO_BATCHES = 4
+# Singular values of more matrices would take longer than the steps between two probes.
+MAX_MATRICES = 6
 
 
 def route_parts(policy: nn.Module, config: PartsOptimConfig) -> RoutingTable:
-    """Who gets which rule: each part's matrices its own, everything else AdamW.
-
-    Args:
-        policy: with any of the prefixes vision, language, fusion and action.
-        config: a rule for each.
-    """
+    """Routing of a policy: each part's matrices by its own rule, everything else by AdamW."""
     names = [name for name, p in policy.named_parameters() if p.requires_grad]
-    there = [part for part in PARTS if any(name.startswith(f"{part}.") for name in names)]
-    rules = {part: _RULES[getattr(config, part)] for part in there}
+    parts = [part for part in PARTS if any(name.startswith(f"{part}.") for name in names)]
+    rules = {part: _RULES[getattr(config, part)] for part in parts}
     return route(policy, matrix="adamw", modalities=rules)
 
 
@@ -41,8 +39,8 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
     """The optimizer of a policy, in groups named PART/RULE.
 
     Args:
-        policy: wrapped already (LoRA): whatever is wrapped later would not train.
-        config: rules, rates and Pion's strength.
+        policy: with LoRA adapters in place, if any.
+        config: rules, learning rates and Pion's strength.
 
     Example:
         >>> from mesotron.config import PolicyConfig
@@ -53,86 +51,146 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
         [0.2]
     """
     table = route_parts(policy, config)
-    strength: dict[str, Any] = {"promote": config.promote or 0, "cutoff": config.cutoff}
-    if config.promote is None and config.cutoff is None:
-        strength["cutoff"] = "noise"
+    cutoff = "noise" if config.promote is None and config.cutoff is None else config.cutoff
     groups = []
     for group in table.groups(policy):
-        for part, members in _by_part(group).items():
-            groups += _finish(group, part, members, config, table)
+        by_part: dict[str, list[int]] = defaultdict(list)
+        for index, name in enumerate(group["param_names"]):
+            by_part[name.split(".")[0]].append(index)
+        for part, indices in by_part.items():
+            groups += _split_group(group, part, indices, config, table)
     return Pion(
         groups,
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         scale=config.scale,
-        **strength,
+        promote=config.promote or 0,
+        cutoff=cutoff,
     )
 
 
-def _by_part(group: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Places of a group's parameters, by part."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for place, name in enumerate(group["param_names"]):
-        found[name.split(".")[0]].append(place)
-    return found
-
-
-def _finish(
+def _split_group(
     group: Mapping[str, Any],
     part: str,
-    places: list[int],
+    indices: list[int],
     config: PartsOptimConfig,
     table: RoutingTable,
 ) -> list[dict[str, Any]]:
-    """The groups of one part: its matrices, and apart from them what has another rate or no weight
-    decay."""
-    rate = config.lr * (config.action_scale if part == "action" else 1.0)
+    """Groups of one part: its matrices, and those with another rate or no weight decay."""
+    rule = group["rule"]
+    lr = config.lr * (config.action_scale if part == "action" else 1.0)
     aux_lr = config.lr if config.aux_lr is None else config.aux_lr
-    made: dict[tuple[bool, bool], dict[str, Any]] = {}
-    for place in places:
-        name, p = group["param_names"][place], group["params"][place]
-        hidden = group["rule"] in SPECTRAL_RULES or is_hidden(table, name)
-        key = (hidden, p.ndim < 2)
-        if key not in made:
-            made[key] = {"params": [], "param_names": [], "rule": group["rule"]}
-            made[key] |= {"view": group["view"], "lr": rate if hidden else aux_lr}
-            made[key]["name"] = f"{part}/{group['name']}" + _ending(group["rule"], *key)
-            made[key] |= {"weight_decay": 0.0} if p.ndim < 2 else {}
-            if getattr(config, part, "") == "low_rank" and group["rule"] == "muon":
-                made[key] |= _LOW_RANK | {"rank": config.rank}
-        made[key]["params"].append(p)
-        made[key]["param_names"].append(name)
-    return list(made.values())
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for index in indices:
+        name, p = group["param_names"][index], group["params"][index]
+        is_matrix, is_vector = rule in SPECTRAL_RULES or _is_hidden(table, name), p.ndim < 2
+        if (is_matrix, is_vector) not in groups:
+            suffix = "_vectors" if is_vector else " matrices" if is_matrix else ""
+            new: dict[str, Any] = {"params": [], "param_names": [], "rule": rule}
+            new |= {"view": group["view"], "lr": lr if is_matrix else aux_lr}
+            new["name"] = f"{part}/{group['name']}{'' if rule in SPECTRAL_RULES else suffix}"
+            if is_vector:
+                new["weight_decay"] = 0.0
+            if getattr(config, part, "") == "low_rank" and rule == "muon":
+                new |= _LOW_RANK | {"rank": config.rank}
+            groups[is_matrix, is_vector] = new
+        groups[is_matrix, is_vector]["params"].append(p)
+        groups[is_matrix, is_vector]["param_names"].append(name)
+    return list(groups.values())
 
 
-def _ending(rule: str, hidden: bool, vector: bool) -> str:
-    """Tells AdamW's matrices from its embeddings, and both from its vectors."""
-    if rule in SPECTRAL_RULES:
-        return ""
-    return "_vectors" if vector else " matrices" if hidden else ""
-
-
-def is_hidden(table: RoutingTable, name: str) -> bool:
-    """Whether a parameter is a hidden matrix by its role, whatever rule it has."""
+def _is_hidden(table: RoutingTable, name: str) -> bool:
+    """Whether a parameter is a hidden matrix, whatever its rule."""
     row = table.row(name)
     return len(row.shape) >= 2 and row.role.startswith(("attention", "linear", "lora_B"))
 
 
-def part_steps(optimizer: RoutedOptimizer, stats: Mapping[str, float]) -> dict[str, float]:
-    """RMS change of the hidden matrices of each part in the last step: "update_rms/<part>".
+def part_updates(optimizer: RoutedOptimizer, stats: Mapping[str, float]) -> dict[str, float]:
+    """RMS update of each part's hidden matrices in the last step, "update_rms/<part>".
 
     Args:
-        optimizer: built by `build_optimizer`.
+        optimizer: of `build_optimizer`.
         stats: its `stats()`.
     """
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for group in optimizer.param_groups:
-        spectral = group["rule"] in SPECTRAL_RULES or group["name"].endswith(" matrices")
+        is_matrix = group["rule"] in SPECTRAL_RULES or group["name"].endswith(" matrices")
         rms = stats.get(f"{group['name']}/update_rms")
-        if spectral and rms is not None:
+        if is_matrix and rms is not None:
             count = sum(p.numel() for p in group["params"])
             total = sums[group["name"].split("/")[0]]
             total[0] += rms**2 * count
             total[1] += count
     return {f"update_rms/{part}": (s / n) ** 0.5 for part, (s, n) in sums.items() if n}
+
+
+class GradientProbe:
+    """Effective rank and signal-to-noise ratio of each part's gradient, as in the Pion paper.
+
+    Costs another pass over the batch in four micro-batches, and singular values.
+
+    Args:
+        policy: its hidden matrices are those of the routing table, whatever rule trains them, so
+            that runs of all optimizers can be compared.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        params = dict(policy.named_parameters())
+        self._matrices: dict[str, list[nn.Parameter]] = defaultdict(list)
+        for row in route(policy, matrix="muon"):
+            part = row.name.split(".")[0]
+            if row.rule in SPECTRAL_RULES and part in PARTS and len(row.shape) == 2:
+                self._matrices[part].append(params[row.name])
+
+    def measure(
+        self, loss: Callable[[Tensor], Tensor], rows: Tensor, zero_grad: Callable[[], None]
+    ) -> dict[str, float]:
+        """Measure the gradients of a batch.
+
+        Args:
+            loss: of some rows.
+            rows: int64 [B], of the whole batch.
+            zero_grad: clears all gradients.
+
+        Returns:
+            gradient/PART/effective_rank, /rank_share (of the maximum), /top_share (of the energy,
+            in the largest singular value) and /snr of one micro-batch.
+        """
+        squares: dict[str, list[float]] = defaultdict(list)
+        sums: dict[str, list[Tensor]] = {}
+        for micro_batch in rows.chunk(NUM_MICRO_BATCHES):
+            zero_grad()
+            loss(micro_batch).backward()
+            for part, matrices in self._matrices.items():
+                grads = [p.grad.detach().clone() for p in matrices if p.grad is not None]
+                squares[part].append(_squared_norm(grads))
+                before = sums.get(part, [torch.zeros_like(g) for g in grads])
+                sums[part] = [a + b for a, b in zip(before, grads, strict=True)]
+        zero_grad()
+        metrics: dict[str, float] = {}
+        for part, grads in sums.items():
+            snr = snr_from_norms(squares[part], _squared_norm(grads))["gradient/snr"]
+            metrics[f"gradient/{part}/snr"] = snr
+            metrics |= {f"gradient/{part}/{k}": v for k, v in _rank_metrics(grads).items()}
+        return metrics
+
+
+def _rank_metrics(grads: Sequence[Tensor]) -> dict[str, float]:
+    """Means over some of the matrices; empty if none has a finite, nonzero gradient."""
+    stride = max(1, -(-len(grads) // MAX_MATRICES))
+    # On the CPU: one core finds singular values as fast as a GPU, which has other work.
+    picked = [g.cpu() for g in grads[::stride]]
+    picked = [g for g in picked if bool(g.any()) and bool(torch.isfinite(g).all())]
+    if not picked:
+        return {}
+    ranks = [effective_rank(g) for g in picked]
+    effective = [rank["gradient/effective_rank"] for rank in ranks]
+    shares = [e / min(g.shape) for e, g in zip(effective, picked, strict=True)]
+    tops = [1 / rank["gradient/stable_rank"] for rank in ranks]
+    columns = {"effective_rank": effective, "rank_share": shares, "top_share": tops}
+    return {name: sum(values) / len(values) for name, values in columns.items()}
+
+
+def _squared_norm(tensors: Sequence[Tensor]) -> float:
+    return float(sum(t.double().square().sum() for t in tensors))

@@ -1,32 +1,39 @@
 """The policy: images, an instruction and the robot's state in; a chunk of actions out.
 
-Four parts whose names drive the optimizer's routing: `vision`, `language`, `fusion`, where their
-tokens meet, and `action`, whose queries look at the fused tokens. The context is computed once and
-the action module as often as its head asks. It does not remember earlier observations.
+Four parts whose names drive the optimizer's routing: `vision`, `language`, `fusion` over all their
+tokens, and `action`, whose queries attend to the fused tokens. The context is computed once, the
+action module as often as its head needs it. The policy has no memory of earlier observations.
 
-Legend: B batch, C cameras, L words, K actions of a chunk, A numbers of an action, S of a state, D
-width, T tokens.
+Legend: B batch, C cameras, L words, K actions per chunk, A action size, S state size, D width,
+T tokens, t time from 1 (noise) to 0 (action).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mesotron.config import PolicyConfig
-from mesotron.vla.draws import Draws
-from mesotron.vla.encoders import Language, Sentence, Sight, Vision
-from mesotron.vla.heads import make_head
-from mesotron.vla.interface import Demos
-from mesotron.vla.layers import Mlp, Stack, hide
-from mesotron.vla.normalise import Normaliser, fit_all
-from mesotron.vla.sizes import SIZES, Size
-from mesotron.vla.towers import LanguageTower, make_language, make_vision
+from mesotron.vla.encoders import (
+    SIZES,
+    ImageTokens,
+    Language,
+    Mlp,
+    Size,
+    Stack,
+    TextTokens,
+    Vision,
+    mask_to_bias,
+)
+from mesotron.vla.interface import IMAGES, STATE, TASK, Act, Demos, Observation
+from mesotron.vla.towers import load_language_tower, load_vision_tower
 
 PARTS = ("vision", "language", "fusion", "action")
 """Prefixes of the parameters; a policy without cameras has no vision."""
@@ -34,7 +41,7 @@ PARTS = ("vision", "language", "fusion", "action")
 
 @dataclass(frozen=True)
 class Body:
-    """What the policy sees and moves: of a world, or of a recording.
+    """What the policy observes and controls.
 
     Args:
         cameras: names of the images, in the order of their tokens.
@@ -50,18 +57,18 @@ class Body:
 
 
 class Inputs(NamedTuple):
-    """What is seen: images uint8 [B, C, 3, H, W] or None, states [B, S], U different instructions
-    [U, L], and which of them each is told, [B]."""
+    """A batch of observations: images uint8 [B, C, 3, H, W] or None, states [B, S], the ids of U
+    distinct instructions [U, L], and the index of each observation's instruction [B]."""
 
     images: Tensor | None
     state: Tensor
-    words: Tensor
-    told: Tensor
+    text_ids: Tensor
+    text_index: Tensor
 
 
 class Targets(NamedTuple):
-    """What is to be learned: actions [B, K, A], `real` [B, K] False past the end of an episode,
-    and the position of the named object, [B, 3] or None."""
+    """Actions [B, K, A], `real` [B, K] False for padding, and the position of the named object
+    [B, 3] or None."""
 
     actions: Tensor
     real: Tensor
@@ -69,19 +76,182 @@ class Targets(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Fused tokens [B, T, D], [B, T] what is added to the scores of who looks at them (None:
-    nothing), and the state's own token [B, D]."""
+    """Fused tokens [B, T, D], their attention bias [B, T] or None, and the state token [B, D]."""
 
     tokens: Tensor
     bias: Tensor | None
     state: Tensor
 
 
-class Fusion(nn.Module):
-    """A transformer over image tokens, words and the state, all of which are told the sentence.
+# Heads: how the action module's predictions become a loss and actions. Actions are normalized.
 
-    The sentence is added to every token: attention begins even, and one token among fifty would
-    at first be heard faintly.
+Predict = Callable[[Tensor | None, Tensor | None], Tensor]
+"""(noisy actions [B, K, A], their time [B]) -> [B, K, A]; both None for a head without noise."""
+
+# Every chunk starts from the same noise, so that a policy is a function of its observation and an
+# episode does not depend on the others in its batch.
+NOISE_SEED = 20_260
+
+
+class KeyedRandom:
+    """Random numbers as a function of a key, equal in an eager step and a replayed CUDA graph.
+
+    A `torch.Generator` keeps its state on the host, which a graph does not see. Here it is a
+    tensor: SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators") in
+    wrapping signed 64-bit arithmetic.
+
+    Args:
+        key: int64 [1], on the device that draws; equal keys draw equal numbers.
+
+    Example:
+        >>> one, same = KeyedRandom(torch.tensor([7])), KeyedRandom(torch.tensor([7]))
+        >>> first = one.uniform((3,))
+        >>> torch.equal(first, same.uniform((3,))), torch.equal(first, one.uniform((3,)))
+        (True, False)
+    """
+
+    _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+    _FIRST = 0xBF58476D1CE4E5B9 - 2**64
+    _SECOND = 0x94D049BB133111EB - 2**64
+    _BITS = 24  # per uniform number: what float32 holds exactly
+
+    def __init__(self, key: Tensor) -> None:
+        self._key, self._num_drawn = key, 0
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        """float32 numbers in the open interval (0, 1)."""
+        size = math.prod(shape)
+        count = torch.arange(self._num_drawn, self._num_drawn + size, device=self._key.device)
+        self._num_drawn += size
+        words = self._scramble(self._scramble(self._key) + count)
+        bits = (words >> (64 - self._BITS)) & (2**self._BITS - 1)
+        return ((bits.float() + 0.5) * 2.0**-self._BITS).reshape(shape)
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """float32 standard normal numbers (Box-Muller)."""
+        radius = (-2 * self.uniform(shape).log()).sqrt()
+        return radius * (2 * math.pi * self.uniform(shape)).cos()
+
+    def _scramble(self, x: Tensor) -> Tensor:
+        # The masks make the shifts logical.
+        x = (x + 1) * self._GOLDEN
+        x = (x ^ ((x >> 30) & (2**34 - 1))) * self._FIRST
+        x = (x ^ ((x >> 27) & (2**37 - 1))) * self._SECOND
+        return x ^ ((x >> 31) & (2**33 - 1))
+
+
+class Head(Protocol):
+    """Turns predictions of the action module into a loss, and into actions."""
+
+    needs_noise: bool
+
+    def loss(self, predict: Predict, actions: Tensor, real: Tensor, random: KeyedRandom) -> Tensor:
+        """The mean loss of actions [B, K, A] where `real` [B, K] is True."""
+        ...
+
+    def sample(self, predict: Predict, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+        """A chunk of actions [B, K, A] on the device of `like`."""
+        ...
+
+
+class RegressionHead:
+    """Predict the actions; mean absolute error.
+
+    References: Kim et al., Fine-Tuning Vision-Language-Action Models, 2025, arXiv 2502.19645.
+    """
+
+    needs_noise = False
+
+    def loss(self, predict: Predict, actions: Tensor, real: Tensor, random: KeyedRandom) -> Tensor:
+        return masked_mean((predict(None, None).float() - actions).abs(), real)
+
+    def sample(self, predict: Predict, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+        return predict(None, None).float()
+
+
+class FlowHead:
+    """Predict the velocity of a straight path from noise to actions; a few Euler steps to act.
+
+    x_t = t noise + (1 - t) actions; the target is noise - actions; t ~ Beta(1.5, 1), nearer noise.
+
+    Args:
+        num_steps: Euler steps when acting.
+
+    References: Black et al., pi0, 2024, arXiv 2410.24164; Lipman et al., 2023, arXiv 2210.02747.
+    """
+
+    needs_noise = True
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+
+    def loss(self, predict: Predict, actions: Tensor, real: Tensor, random: KeyedRandom) -> Tensor:
+        noise = random.normal(tuple(actions.shape))
+        # The inverse of the distribution function of Beta(1.5, 1), t^1.5.
+        t = random.uniform((len(actions),)) ** (1 / 1.5)
+        x = t[:, None, None] * noise + (1 - t[:, None, None]) * actions
+        return masked_mean((predict(x, t).float() - (noise - actions)).square(), real)
+
+    def sample(self, predict: Predict, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(NOISE_SEED)
+        x = torch.randn(shape[1:], generator=generator).to(like.device).expand(shape)
+        for k in range(self.num_steps):
+            t = torch.full((shape[0],), 1 - k / self.num_steps, device=like.device)
+            x = x - predict(x, t).float() / self.num_steps
+        return x
+
+
+def masked_mean(errors: Tensor, real: Tensor) -> Tensor:
+    """The mean of errors [B, K, A] where `real` [B, K] is True.
+
+    Example:
+        >>> masked_mean(torch.tensor([[[1.0], [9.0]]]), torch.tensor([[True, False]])).item()
+        1.0
+    """
+    weights = real[..., None].to(errors.dtype).expand_as(errors)
+    return (errors * weights).sum() / weights.sum().clamp_min(1)
+
+
+# Parts.
+
+
+class Normalizer(nn.Module):
+    """x -> (x - mean) / spread and back; saved with the weights, since actions depend on it.
+
+    Example:
+        >>> unit = Normalizer(2)
+        >>> unit.fit(np.array([[0.0, 1.0], [2.0, 1.0]]))
+        >>> unit(torch.tensor([[2.0, 1.0]])).tolist()
+        [[1.0, 0.0]]
+    """
+
+    # For numbers that never change in the demonstrations, in units of actions (-1 to 1) and meters.
+    MIN_SPREAD = 1e-2
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("spread", torch.ones(size))
+
+    def fit(self, values: np.ndarray) -> None:
+        """Take mean and standard deviation from values [N, size]."""
+        self.mean.copy_(torch.from_numpy(values.mean(axis=0)))
+        self.spread.copy_(torch.from_numpy(np.maximum(values.std(axis=0), self.MIN_SPREAD)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.spread
+
+    def inverse(self, x: Tensor) -> Tensor:
+        return x * self.spread + self.mean
+
+
+class Fusion(nn.Module):
+    """A transformer over image tokens, words and the state.
+
+    The pooled instruction is added to every token: attention starts uniform, and one token among
+    fifty would at first have little weight.
     """
 
     def __init__(self, size: Size, state_dim: int) -> None:
@@ -91,24 +261,22 @@ class Fusion(nn.Module):
         self.sentence = nn.Linear(size.width, size.width)
         self.encoder = Stack(size.width, size.num_heads, size.mlp, size.fusion)
 
-    def forward(self, sight: Sight | None, sentence: Sentence, state: Tensor) -> Context:
-        """What was seen if anything, a sentence, normalised states [B, S]."""
-        told = self.sentence(sentence.pooled())[:, None]
+    def forward(self, image: ImageTokens | None, text: TextTokens, state: Tensor) -> Context:
+        instruction = self.sentence(text.pooled())[:, None]
         tokens = [self.state(state)[:, None]]
         biases: list[Tensor | None] = [None]
         if self.word_tokens:
-            tokens, biases = [*tokens, sentence.tokens], [*biases, hide(sentence.mask)]
-        if sight is not None:
-            tokens, biases = [*tokens, sight.tokens], [*biases, sight.notice]
-        bias = join_biases(tokens, biases)
-        fused = self.encoder(torch.cat(tokens, dim=1) + told, bias)
+            tokens, biases = [*tokens, text.tokens], [*biases, mask_to_bias(text.mask)]
+        if image is not None:
+            tokens, biases = [*tokens, image.tokens], [*biases, image.salience]
+        bias = _concat_biases(tokens, biases)
+        fused = self.encoder(torch.cat(tokens, dim=1) + instruction, bias)
         return Context(fused, bias, fused[:, 0])
 
 
-def join_biases(tokens: list[Tensor], biases: list[Tensor | None]) -> Tensor | None:
-    """The biases of tokens side by side; None if nobody has one: attention is faster without."""
+def _concat_biases(tokens: list[Tensor], biases: list[Tensor | None]) -> Tensor | None:
     if all(bias is None for bias in biases):
-        return None
+        return None  # attention is faster without
     full = [
         X.new_zeros(X.shape[:2], dtype=torch.float32) if bias is None else bias
         for X, bias in zip(tokens, biases, strict=True)
@@ -117,43 +285,51 @@ def join_biases(tokens: list[Tensor], biases: list[Tensor | None]) -> Tensor | N
 
 
 class Action(nn.Module):
-    """Learned queries, one for each action of a chunk, that look at the context.
-
-    Args:
-        size: of the policy.
-        chunk: K.
-        action_dim: A.
-        needs_noise: whether it takes noisy actions and their time too.
-    """
+    """Learned queries, one per action of a chunk, that attend to the context."""
 
     def __init__(self, size: Size, chunk: int, action_dim: int, needs_noise: bool) -> None:
         super().__init__()
-        self.queries = nn.Parameter(place_waves(chunk, size.width))
+        self.queries = nn.Parameter(chunk_positions(chunk, size.width))
         self.noisy = nn.Linear(action_dim, size.width) if needs_noise else None
         self.time = Mlp(size.width, size.width) if needs_noise else None
         self.decoder = Stack(size.width, size.num_heads, size.mlp, size.action, cross=True)
         self.head = nn.Linear(size.width, action_dim)
 
     def forward(self, context: Context, noisy: Tensor | None, time: Tensor | None) -> Tensor:
-        """[B, K, A]; `noisy` [B, K, A] and `time` [B] if it was made for noise."""
+        """[B, K, A]; `noisy` [B, K, A] and `time` [B] for a head with noise."""
         X = self.queries + context.state[:, None]
         if self.noisy is not None and self.time is not None:
             assert noisy is not None
             assert time is not None
-            X = X + self.noisy(noisy) + self.time(waves(time, X.shape[-1]))[:, None]
+            X = X + self.noisy(noisy) + self.time(_time_features(time, X.shape[-1]))[:, None]
         return self.head(self.decoder(X, None, context.tokens, context.bias))
 
 
 class Where(nn.Module):
-    """The auxiliary question, where the named object is, answered by the state's token."""
+    """Auxiliary output: the position of the named object, from the state token."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.head = nn.Linear(width, 3)
 
     def forward(self, context: Context) -> Tensor:
-        """[B, 3], normalised."""
         return self.head(context.state)
+
+
+def chunk_positions(num: int, width: int) -> Tensor:
+    """Initial queries [num, D]: sines and cosines of the place in the chunk, from a quarter of a
+    period to one every two places. Queries that start alike are slow to differ."""
+    places = (torch.arange(num) + 0.5) / num
+    frequencies = torch.logspace(math.log10(0.25), math.log10(max(num / 2, 0.5)), width // 2)
+    angles = 2 * math.pi * places[:, None] * frequencies
+    return 0.7 * torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def _time_features(time: Tensor, width: int) -> Tensor:
+    """Times [B] in [0, 1] as sines and cosines [B, D]."""
+    periods = torch.logspace(math.log10(4e-3), math.log10(4.0), width // 2, device=time.device)
+    angles = 2 * math.pi * time[:, None] / periods
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 class Policy(nn.Module):
@@ -161,110 +337,138 @@ class Policy(nn.Module):
 
     Args:
         config: size, head, chunk and towers.
-        body: what it sees and moves.
-        where: also answer where the named object is, for the auxiliary loss.
-        folder: a checkpoint that describes its pretrained towers; they are built without weights.
+        body: what it observes and controls.
+        where: also predict the position of the named object, for the auxiliary loss.
+        checkpoint: folder that describes its pretrained towers; they are built without weights.
 
     Example:
         >>> body = Body(cameras=("front",), pixels=24, state_dim=4, action_dim=4)
         >>> policy = Policy(PolicyConfig(size="ci"), body)
-        >>> seen = Inputs(torch.zeros(2, 1, 3, 24, 24, dtype=torch.uint8), torch.zeros(2, 4),
-        ...               policy.language.encode(["put it down", "lift"]), torch.arange(2))
-        >>> policy.act(seen).shape
+        >>> inputs = Inputs(torch.zeros(2, 1, 3, 24, 24, dtype=torch.uint8), torch.zeros(2, 4),
+        ...                 policy.language.encode(["put it down", "lift"]), torch.arange(2))
+        >>> policy.act(inputs).shape
         torch.Size([2, 8, 4])
     """
 
     def __init__(
-        self, config: PolicyConfig, body: Body, where: bool = False, folder: Path | None = None
+        self, config: PolicyConfig, body: Body, where: bool = False, checkpoint: Path | None = None
     ) -> None:
         super().__init__()
-        size = SIZES[config.size]
+        size, num_cameras = SIZES[config.size], len(body.cameras)
         self.config, self.body = config, body
-        self.core = make_head(config.head, config.flow_steps)
-        self.vision = build_vision(config, body, folder)
-        self.language = build_language(config, folder)
+        self.head: Head = RegressionHead()
+        if config.head == "flow":
+            self.head = FlowHead(config.flow_steps)
+        self.vision = None
+        if num_cameras and config.vision_tower is not None:
+            self.vision = load_vision_tower(config, size.width, num_cameras, checkpoint)
+        elif num_cameras:
+            self.vision = Vision(size, num_cameras, body.pixels, config.patch or size.patch)
+        if config.language_tower is not None:
+            self.language = load_language_tower(config, size.width, checkpoint)
+        else:
+            self.language = Language(size)
         self.fusion = Fusion(size, body.state_dim)
-        self.action = Action(size, config.chunk, body.action_dim, self.core.needs_noise)
+        self.action = Action(size, config.chunk, body.action_dim, self.head.needs_noise)
         self.where = Where(size.width) if where else None
-        self.units = nn.ModuleDict(
-            {
-                "state": Normaliser(body.state_dim),
-                "action": Normaliser(body.action_dim),
-                "where": Normaliser(3),
-            }
-        )
+        sizes = {"state": body.state_dim, "action": body.action_dim, "where": 3}
+        self.units = nn.ModuleDict({name: Normalizer(size) for name, size in sizes.items()})
 
     def fit(self, demos: Demos) -> None:
-        """Take the units of states and actions, and the usual picture, from demonstrations."""
-        fit_all(self.units, demos)
+        """Take normalization and the median image from demonstrations."""
+        data = {"state": demos.state, "action": demos.action, "where": demos.where}
+        for name, values in data.items():
+            if values is not None:
+                self._unit(name).fit(np.asarray(values, dtype=np.float64))
         if isinstance(self.vision, Vision):
             self.vision.fit(demos.images)
 
-    def context(self, seen: Inputs) -> Context:
-        """Everything that is seen, fused."""
-        sight = None
+    def _unit(self, name: str) -> Normalizer:
+        unit = self.units[name]
+        assert isinstance(unit, Normalizer)
+        return unit
+
+    def context(self, inputs: Inputs) -> Context:
+        """Encode and fuse an observation."""
+        image = None
         if self.vision is not None:
-            assert seen.images is not None
-            sight = self.vision(seen.images)
-        tokens, mask = self.language(seen.words)
-        sentence = Sentence(tokens[seen.told], mask[seen.told])
-        return self.fusion(sight, sentence, self.units["state"](seen.state))
+            assert inputs.images is not None
+            image = self.vision(inputs.images)
+        tokens, mask = self.language(inputs.text_ids)
+        text = TextTokens(tokens[inputs.text_index], mask[inputs.text_index])
+        return self.fusion(image, text, self._unit("state")(inputs.state))
 
-    def losses(self, seen: Inputs, targets: Targets, draws: Draws) -> dict[str, Tensor]:
-        """The loss of the actions under "loss/action", and of the position under "loss/where"."""
-        context = self.context(seen)
-        actions = self.units["action"](targets.actions)
-
+    def _predictor(self, context: Context) -> Predict:
         def predict(noisy: Tensor | None, time: Tensor | None) -> Tensor:
             return self.action(context, noisy, time)
 
-        found = {"loss/action": self.core.loss(predict, actions, targets.real, draws)}
+        return predict
+
+    def losses(self, inputs: Inputs, targets: Targets, random: KeyedRandom) -> dict[str, Tensor]:
+        """The loss of the actions, "loss/action", and of the position, "loss/where"."""
+        context = self.context(inputs)
+        actions = self._unit("action")(targets.actions)
+        predict = self._predictor(context)
+        losses = {"loss/action": self.head.loss(predict, actions, targets.real, random)}
         if self.where is not None and targets.where is not None:
-            gap = self.where(context).float() - self.units["where"](targets.where)
-            found["loss/where"] = gap.abs().mean()
-        return found
+            error = self.where(context).float() - self._unit("where")(targets.where)
+            losses["loss/where"] = error.abs().mean()
+        return losses
 
     @torch.no_grad()
-    def act(self, seen: Inputs) -> Tensor:
+    def act(self, inputs: Inputs) -> Tensor:
         """A chunk of actions in the world's units, [B, K, A]."""
-        context = self.context(seen)
+        predict = self._predictor(self.context(inputs))
+        shape = (len(inputs.state), self.config.chunk, self.body.action_dim)
+        return self._unit("action").inverse(self.head.sample(predict, shape, inputs.state))
 
-        def predict(noisy: Tensor | None, time: Tensor | None) -> Tensor:
-            return self.action(context, noisy, time)
+    def describe(self) -> str:
+        """One line for logs and reports.
 
-        shape = (len(seen.state), self.config.chunk, self.body.action_dim)
-        return self.units["action"].back(self.core.sample(predict, shape, seen.state))  # type: ignore[operator]
-
-
-def build_vision(config: PolicyConfig, body: Body, folder: Path | None) -> nn.Module | None:
-    """The image encoder: pretrained, from scratch, or none where there is no camera."""
-    size, cameras = SIZES[config.size], len(body.cameras)
-    if not cameras:
-        return None
-    if config.vision_tower is not None:
-        return make_vision(config, size.width, cameras, folder)
-    return Vision(size, cameras, body.pixels, config.patch or size.patch)
-
-
-def build_language(config: PolicyConfig, folder: Path | None) -> Language | LanguageTower:
-    """The instruction encoder: pretrained, or from scratch."""
-    size = SIZES[config.size]
-    if config.language_tower is not None:
-        return make_language(config, size.width, folder)
-    return Language(size)
+        Example:
+            >>> Policy(PolicyConfig(size="ci"), Body((), 0, 4, 4)).describe()
+            'ci policy, 0.15M parameters, l1 head, chunks of 8, from state'
+        """
+        count = sum(p.numel() for p in self.parameters())
+        views = [f"{camera} {self.body.pixels} px" for camera in self.body.cameras]
+        return (
+            f"{self.config.size} policy, {count / 1e6:.2f}M parameters, {self.config.head} head, "
+            f"chunks of {self.config.chunk}, from {' and '.join(views) or 'state'}"
+        )
 
 
-def place_waves(num: int, width: int) -> Tensor:
-    """What queries are learned from: [num, D] sines and cosines of their place in the chunk, from a
-    quarter of a wave to one every two places. Queries that begin alike are late to differ."""
-    places = (torch.arange(num) + 0.5) / num
-    frequencies = torch.logspace(math.log10(0.25), math.log10(max(num / 2, 0.5)), width // 2)
-    angles = 2 * math.pi * places[:, None] * frequencies
-    return 0.7 * torch.cat([angles.sin(), angles.cos()], dim=1)
+def make_act(policy: Policy, device: torch.device | str = "cpu", bfloat16: bool = False) -> Act:
+    """The policy as a function of B observations to actions (B, K, A), clipped to [-1, 1].
+
+    Args:
+        policy: on that device.
+        device: where it runs.
+        bfloat16: compute in bfloat16.
+    """
+    device = torch.device(device)
+
+    def act(observations: list[Observation]) -> np.ndarray:
+        inputs = _to_inputs(policy, observations, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+            actions = policy.act(inputs)
+        return actions.float().clamp(-1, 1).cpu().numpy()
+
+    return act
 
 
-def waves(time: Tensor, width: int) -> Tensor:
-    """Times in [0, 1] as sines and cosines, [B] -> [B, D]."""
-    periods = torch.logspace(math.log10(4e-3), math.log10(4.0), width // 2, device=time.device)
-    angles = 2 * math.pi * time[:, None] / periods
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+def _to_inputs(policy: Policy, observations: list[Observation], device: torch.device) -> Inputs:
+    cameras = policy.body.cameras
+    missing = [name for name in cameras if IMAGES + name not in observations[0]]
+    if missing:
+        raise ValueError(f"the policy needs a camera {missing[0]!r} that the world does not have")
+    texts = [one[TASK] for one in observations]
+    distinct = list(dict.fromkeys(texts))
+    text_index = torch.tensor([distinct.index(text) for text in texts], device=device)
+    images = None
+    if cameras:
+        views = [np.stack([one[IMAGES + name] for one in observations]) for name in cameras]
+        images = torch.stack([torch.from_numpy(view) for view in views], dim=1)
+        images = images.permute(0, 1, 4, 2, 3).to(device)
+    state = torch.from_numpy(np.stack([one[STATE] for one in observations])).float()
+    text_ids = policy.language.encode(distinct).to(device)
+    return Inputs(images, state.to(device), text_ids, text_index)

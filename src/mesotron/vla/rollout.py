@@ -1,24 +1,28 @@
-"""Success of a policy over seeded episodes of a world's tasks, with its controls.
+"""Success of a policy over seeded episodes of a world's tasks.
 
-Episodes are played in waves: one call of the policy answers all that are still going, simulation
-runs in worker processes. A wave's members do not depend on the number of workers, so neither does
-the result.
+Episodes are played in waves: one call of the policy answers all live episodes, simulation runs in
+worker processes. Waves do not depend on the number of workers, so neither does the result. An
+episode that raises has failed; its error is kept and its world rebuilt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mesotron.config import WorldConfig
-from mesotron.vla.interface import Act, Episode, EvalResult, Observation
-from mesotron.vla.simulation.episodes import Job, Played, forgetting
-from mesotron.vla.simulation.processes import Workers
+from mesotron.runs.workers import ONE_THREAD, WorkerPool, num_cores
+from mesotron.vla.interface import TASK, Act, Episode, EvalResult, Observation, Step, World
 from mesotron.vla.worlds import build_world
 
-EPISODES = "mesotron.vla.simulation.episodes"
+HERE = "mesotron.vla.rollout"
+FRAME_PIXELS = 128  # of a recorded frame
 
 
 def evaluate(
@@ -36,110 +40,136 @@ def evaluate(
 
     Args:
         act: B observations -> actions (B, K, A).
-        world: where, with its perturbation.
+        world: the world, with its perturbation.
         seeds: scenes; those from `EVAL_SEED` on are never trained on.
-        execute: actions of a chunk that are taken before the policy looks again.
-        workers: processes; None for as many as there are processors, 1 for none beside this one.
-        wrong: tell the policy another instruction that the picture allows, and judge by the right
-            one: what remains is success without language.
+        execute: actions of a chunk to take before observing again.
+        workers: processes; None for one per processor, 1 to simulate in this process.
+        wrong: give the policy the wrong instruction but judge by the right one: the remaining
+            success does not come from language.
         frames: record the first so many episodes of each task.
         batch: episodes of a wave.
 
     Example:
-        >>> still = lambda seen: np.zeros((len(seen), 4, 4))
+        >>> still = lambda observations: np.zeros((len(observations), 4, 4))
         >>> evaluate(still, WorldConfig(name="blocks_state"), [1_000_000], workers=1).success
         0.0
     """
     tasks = build_world(world).tasks
-    jobs = list_jobs(tasks, seeds, wrong, frames, batch)
+    jobs = _list_jobs(tasks, seeds, wrong, frames, batch)
     if execute < 1:
-        raise ValueError(f"{execute} actions cannot be taken before looking again; give 1 or more")
-    with Workers(workers) as crew, forgetting():
-        played = [
-            episode
+        raise ValueError(f"execute={execute} must be at least 1")
+    with simulation_pool(workers) as pool, _fresh_worlds():
+        ends = [
+            end
             for start in range(0, len(jobs), batch)
-            for episode in play_wave(act, world, jobs[start : start + batch], crew, execute)
+            for end in _play_wave(act, world, jobs[start : start + batch], pool, execute)
         ]
-    return summarise(world, tasks, jobs, played, "wrong instruction" if wrong else "")
+    return _summarize(world, tasks, jobs, ends, "wrong instruction" if wrong else "")
 
 
 def evaluate_expert(
     world: WorldConfig, seeds: Sequence[int], *, workers: int | None = None, frames: int = 0
 ) -> EvalResult:
-    """The scripted expert on the same episodes: the most that can be expected.
+    """Play the same episodes with the scripted expert: an upper bound.
 
     Example:
         >>> evaluate_expert(WorldConfig(name="blocks_state"), [1_000_000], workers=1).success
         1.0
     """
     tasks = build_world(world).tasks
-    jobs = list_jobs(tasks, seeds, False, frames, batch=1)
-    with Workers(workers) as crew, forgetting():
-        done = dict(crew.map(f"{EPISODES}:play_expert", [(world, job) for job in jobs]))
-    return summarise(world, tasks, jobs, [done[k] for k in range(len(jobs))], "expert")
+    jobs = _list_jobs(tasks, seeds, False, frames, batch=1)
+    with simulation_pool(workers) as pool, _fresh_worlds():
+        ends = dict(pool.map(f"{HERE}:play_expert", [(world, job) for job in jobs]))
+    return _summarize(world, tasks, jobs, [ends[k] for k in range(len(jobs))], "expert")
 
 
-def list_jobs(
+def simulation_pool(workers: int | None) -> WorkerPool:
+    """Processes that simulate, without torch; None for one per core, 1 to use this process."""
+    num = num_cores() if workers is None else workers
+    if num < 1:
+        raise ValueError(f"--workers {num} must be at least 1")
+    return WorkerPool(0 if num == 1 else num, env={**os.environ, **ONE_THREAD})
+
+
+@dataclass(frozen=True)
+class EpisodeJob:
+    """An episode to play; `slot` is its place in its wave."""
+
+    slot: int
+    seed: int
+    task: int
+    wrong: bool = False
+    record: bool = False
+
+
+class EpisodeState(NamedTuple):
+    """An episode after some actions; the observation is None once it is done."""
+
+    slot: int
+    observation: Observation | None
+    success: bool
+    done: bool
+    steps: int
+    error: str = ""
+    frames: np.ndarray | None = None
+
+
+def _list_jobs(
     tasks: tuple[str, ...], seeds: Sequence[int], wrong: bool, frames: int, batch: int
-) -> list[Job]:
-    """Every episode in order of tasks, then seeds, with its slot in its wave."""
+) -> list[EpisodeJob]:
     if not seeds:
-        raise ValueError("there is no seed to evaluate on; give one or more")
+        raise ValueError("no seeds to evaluate on")
     pairs = product(range(len(tasks)), enumerate(seeds))
     return [
-        Job(number % batch, seed, task, wrong, record=place < frames)
+        EpisodeJob(number % batch, seed, task, wrong, record=place < frames)
         for number, (task, (place, seed)) in enumerate(pairs)
     ]
 
 
-def play_wave(
-    act: Act, world: WorldConfig, jobs: list[Job], crew: Workers, execute: int
-) -> list[Played]:
-    """Play up to a wave of episodes to their ends; results in the order of the jobs."""
-    num = len(crew.members)
-    mine = [[job for job in jobs if job.slot % num == k] for k in range(num)]
-    questions = [(world, part) if part else None for part in mine]
-    now = collect(crew.each(f"{EPISODES}:begin", questions))
-    ended = {slot: played for slot, played in now.items() if played.done}
-    going = {slot: played.observation for slot, played in now.items() if not played.done}
-    while going:
-        slots = sorted(going)
-        actions = ask_policy(act, [going[slot] for slot in slots], execute)
-        chunks = dict(zip(slots, actions, strict=True))
-        shares = [[(slot, chunks[slot]) for slot in slots if slot % num == k] for k in range(num)]
-        questions = [(world, share) if share else None for share in shares]
-        now = collect(crew.each(f"{EPISODES}:advance", questions))
-        ended |= {slot: played for slot, played in now.items() if played.done}
-        going = {slot: played.observation for slot, played in now.items() if not played.done}
-    return [ended[job.slot] for job in jobs]
+def _play_wave(
+    act: Act, world: WorldConfig, jobs: list[EpisodeJob], pool: WorkerPool, execute: int
+) -> list[EpisodeState]:
+    """Play a wave of episodes to their ends; results in the order of the jobs."""
+    num = max(1, pool.num_workers)
+
+    def call(function: str, items: dict[int, Any]) -> dict[int, EpisodeState]:
+        shares = [[item for slot, item in items.items() if slot % num == k] for k in range(num)]
+        arguments = [(world, share) if share else None for share in shares]
+        answers = pool.each(f"{HERE}:{function}", arguments)
+        return {state.slot: state for answer in answers if answer for state in answer}
+
+    states = call("begin", {job.slot: job for job in jobs})
+    live = {slot: state for slot, state in states.items() if not state.done}
+    while live:
+        slots = sorted(live)
+        actions = _ask_policy(act, [live[slot].observation for slot in slots], execute)
+        now = call("advance", {s: (s, chunk) for s, chunk in zip(slots, actions, strict=True)})
+        states |= now
+        live = {slot: state for slot, state in now.items() if not state.done}
+    return [states[job.slot] for job in jobs]
 
 
-def collect(answers: list[list[Played] | None]) -> dict[int, Played]:
-    """The workers' answers by slot."""
-    return {played.slot: played for answer in answers if answer for played in answer}
-
-
-def ask_policy(act: Act, seen: list[Observation | None], execute: int) -> np.ndarray:
+def _ask_policy(act: Act, observations: list[Observation | None], execute: int) -> np.ndarray:
     """The first `execute` actions for each observation, (B, execute, A)."""
-    actions = np.asarray(act([observation for observation in seen if observation is not None]))
-    if actions.ndim != 3 or len(actions) != len(seen):
+    actions = np.asarray(act([one for one in observations if one is not None]))
+    num = len(observations)
+    if actions.ndim != 3 or len(actions) != num:
         raise ValueError(
-            f"a policy answers {len(seen)} observations with actions ({len(seen)}, chunk, action), "
-            f"not with shape {actions.shape}"
+            f"the policy must return actions ({num}, chunk, action), not shape {actions.shape}"
         )
     if actions.shape[1] < execute:
-        raise ValueError(
-            f"the policy's chunks have {actions.shape[1]} actions, fewer than the {execute} to be "
-            "taken before it looks again"
-        )
+        raise ValueError(f"execute={execute} exceeds the policy's chunk of {actions.shape[1]}")
     return actions[:, :execute]
 
 
-def summarise(
-    world: WorldConfig, tasks: tuple[str, ...], jobs: list[Job], played: list[Played], control: str
+def _summarize(
+    world: WorldConfig,
+    tasks: tuple[str, ...],
+    jobs: list[EpisodeJob],
+    ends: list[EpisodeState],
+    control: str,
 ) -> EvalResult:
-    """Episodes by name, and the frames that were recorded."""
-    pairs = list(zip(jobs, played, strict=True))
+    pairs = list(zip(jobs, ends, strict=True))
     episodes = [
         Episode(tasks[job.task], job.seed, end.success, end.steps, end.error) for job, end in pairs
     ]
@@ -147,3 +177,97 @@ def summarise(
         (tasks[job.task], job.seed): end.frames for job, end in pairs if end.frames is not None
     }
     return EvalResult(world, episodes, control, frames)
+
+
+# In the workers: worlds and live episodes of this process, by slot.
+
+
+@dataclass
+class _LiveEpisode:
+    job: EpisodeJob
+    world: World
+    steps: int = 0
+    frames: list[np.ndarray] = field(default_factory=list)
+
+    def policy_input(self, observation: Observation) -> Observation:
+        return observation | {TASK: self.world.wrong_instruction} if self.job.wrong else observation
+
+    def play(self, actions: np.ndarray) -> Step:
+        """Take actions (K, A) until done; one by one if recorded."""
+        if not self.job.record:
+            return self.world.advance(actions)
+        step = self.world.step(actions[0])
+        self.record_frame()
+        return step if step.done or len(actions) == 1 else self.play(actions[1:])
+
+    def record_frame(self) -> None:
+        if self.job.record:
+            self.frames.append(self.world.picture(FRAME_PIXELS))
+
+
+_worlds: dict[tuple[WorldConfig, int], World] = {}
+_live: dict[int, _LiveEpisode] = {}
+
+
+@contextmanager
+def _fresh_worlds() -> Iterator[None]:
+    """Drop the worlds of this process at the end."""
+    try:
+        yield
+    finally:
+        _worlds.clear()
+        _live.clear()
+
+
+def begin(config: WorldConfig, jobs: list[EpisodeJob]) -> list[EpisodeState]:
+    """Start episodes, each in the world of its slot."""
+    return [_begin_one(config, job) for job in jobs]
+
+
+def advance(config: WorldConfig, chunks: list[tuple[int, np.ndarray]]) -> list[EpisodeState]:
+    """Take the actions (K, A) of each (slot, actions)."""
+    return [_advance_one(config, _live[slot], actions) for slot, actions in chunks]
+
+
+def play_expert(config: WorldConfig, job: EpisodeJob) -> EpisodeState:
+    """Play a whole episode with the scripted expert."""
+    state = _begin_one(config, job)
+    while not state.done:
+        live = _live[job.slot]
+        state = _advance_one(config, live, live.world.expert()[None])
+    return state
+
+
+def _begin_one(config: WorldConfig, job: EpisodeJob) -> EpisodeState:
+    key = config, job.slot
+    if key not in _worlds:
+        _worlds[key] = build_world(config)
+    live = _live[job.slot] = _LiveEpisode(job, _worlds[key])
+    try:
+        observation = live.policy_input(live.world.reset(job.seed, job.task))
+        live.record_frame()
+    except Exception as error:
+        return _fail(config, live, error)
+    return EpisodeState(job.slot, observation, success=False, done=False, steps=0)
+
+
+def _advance_one(config: WorldConfig, live: _LiveEpisode, actions: np.ndarray) -> EpisodeState:
+    try:
+        step = live.play(actions)
+    except Exception as error:
+        return _fail(config, live, error)
+    live.steps = live.world.num_steps
+    if step.done:
+        return _finish(live, step.success)
+    observation = live.policy_input(step.observation)
+    return EpisodeState(live.job.slot, observation, step.success, False, live.steps)
+
+
+def _fail(config: WorldConfig, live: _LiveEpisode, error: Exception) -> EpisodeState:
+    _worlds.pop((config, live.job.slot), None)  # it may be broken
+    return _finish(live, success=False, error=f"{type(error).__name__}: {error}")
+
+
+def _finish(live: _LiveEpisode, success: bool, error: str = "") -> EpisodeState:
+    frames = np.stack(live.frames) if live.frames else None
+    return EpisodeState(live.job.slot, None, success, True, live.steps, error, frames)

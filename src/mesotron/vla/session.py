@@ -1,19 +1,20 @@
-"""One run of behaviour cloning: folder, live view, watch, checkpoints, evaluation at the end.
+"""One run of behavior cloning: folder, live view, watch, checkpoints, evaluation and report.
 
-Killed and resumed, it ends with the bits of a run left alone (on the CPU; GPU sums may differ).
+A killed and resumed run ends bit-equal to an uninterrupted one (on the CPU; GPU sums may differ).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from mesotron.config import VlaTrainConfig
+from mesotron.config import VlaTrainConfig, WorldConfig
 from mesotron.optim import RoutingTable
 from mesotron.optim.device import choose_device, name_device
 from mesotron.runs import RunFolder, new_run_path
@@ -22,148 +23,131 @@ from mesotron.runs.plan import Plan, begin, go_on
 from mesotron.runs.signals import StopRequest
 from mesotron.vla import checkpoint
 from mesotron.vla.demos import load_demos
-from mesotron.vla.finish import finish
+from mesotron.vla.evaluation import as_json, as_markdown, as_table, default_execute, measure
 from mesotron.vla.interface import Demos
 from mesotron.vla.optimizer import route_parts
+from mesotron.vla.policy import PARTS, make_act
 from mesotron.vla.training import Trainer
 from mesotron.watch import Engine, Event
 
-WATCHED = {
+SHOWN_METRICS = {
     "loss": "loss",
     "grad_norm": "gradient",
-    "update_rms/action": "action step",
+    "update_rms/action": "action update",
     "gradient/action/effective_rank": "action rank",
-    "learning_rate": "rate",
+    "learning_rate": "lr",
 }
+REPORTED_METRICS = ("loss", "update_rms/vision", "update_rms/language", "update_rms/fusion")
+REPORTED_METRICS += ("update_rms/action", "gradient/action/effective_rank", "gradient/action/snr")
 
 
 def train(config: VlaTrainConfig) -> int:
-    """Train, or continue a run.
+    """Train, or resume a run.
 
     Returns:
-        The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
+        The exit code: 0 when finished, and when stopped by Ctrl-C or SIGTERM and saved.
     """
-    start = plan(config)
-    config = start.config
+    plan = make_plan(config)
+    config = plan.config
     device = choose_device(config.device, config.threads)
     console = Console()
     demos = load_demos(config.demos, config.pixels)
     trainer = Trainer(config, demos, device)
-    for note in (*start.notes, introduce(trainer, demos)):
-        say(console, note)
+    for note in plan.notes:
+        print_line(console, note)
+    size = f"{len(demos):,} observations, {len(demos.tasks)} instructions"
+    print_line(console, f"{trainer.policy.describe()}; {size}{_auxiliary_note(config)}")
     table = route_parts(trainer.policy, config.optim)
-    console.print(by_part(table))
-    with start.open_folder(name_device(device), torch.get_num_threads()) as run:
+    console.print(_summarize_routing(table))
+    with plan.open_folder(name_device(device), torch.get_num_threads()) as run:
         (run.path / "routing.txt").write_text(table.to_text(full=True))
-        if start.checkpoint is not None:
-            checkpoint.restore(trainer, start.checkpoint.path, start.checkpoint.step)
+        if plan.checkpoint is not None:
+            checkpoint.restore(trainer, plan.checkpoint.path, plan.checkpoint.step)
         run.cut_after(trainer.step)
-        stopped_by = fit(run, trainer, demos, console)
+        stopped_by = _fit(run, trainer, demos, console)
         if trainer.step < config.steps:
             why = f": {stopped_by.sentence()}" if stopped_by else ""
-            how = f"continue with mesotron vla train --resume {run.path}"
-            say(console, f"stopped and saved at step {trainer.step}{why}; {how}")
+            resume = f"resume with mesotron vla train --resume {run.path}"
+            print_line(console, f"stopped and saved at step {trainer.step}{why}; {resume}")
             return 0
-        finish(run, trainer, demos, console)
+        _finish(run, trainer, demos, console)
     return 0
 
 
-def plan(config: VlaTrainConfig) -> Plan[VlaTrainConfig]:
-    """A new run, or the one to resume with the settings that it began with."""
+def make_plan(config: VlaTrainConfig) -> Plan[VlaTrainConfig]:
+    """A new run, or the one to resume with its own settings."""
     if config.resume is not None:
         return go_on(config, evaluate="mesotron vla eval", instead="start a new run")
-    # Whole, so that it can be resumed from anywhere.
+    # Absolute, so that it can be resumed from anywhere.
     config = dataclasses.replace(config, demos=config.demos.resolve())
     return begin(config, config.out or new_run_path("vla"))
 
 
-def introduce(trainer: Trainer, demos: Demos) -> str:
-    """What is trained on what, in a sentence."""
-    helped = trainer.config.where
-    aid = (
-        f"; an auxiliary loss (weight {helped:g}) tells where the named object is" if helped else ""
-    )
-    return (
-        f"{checkpoint.describe(trainer.policy)}; {len(demos):,} observations, "
-        f"{len(demos.tasks)} instructions{aid}"
-    )
+def _auxiliary_note(config: VlaTrainConfig) -> str:
+    if not config.where:
+        return ""
+    return f"; auxiliary loss on the object's position, weight {config.where:g}"
 
 
-def by_part(table: RoutingTable) -> Table:
-    """The routing table in few rows: each part's rules and what they train."""
+def _summarize_routing(table: RoutingTable) -> Table:
+    """Rules of each part and how many tensors and parameters they train."""
     counts: dict[tuple[str, str], list[int]] = {}
     for row in table:
         count = counts.setdefault((row.name.split(".")[0], row.rule), [0, 0])
         count[0] += 1
         count[1] += row.numel
-    shown = Table("part", "rule", "tensors", "parameters", box=None, pad_edge=False)
+    summary = Table("part", "rule", "tensors", "parameters", box=None, pad_edge=False)
     for (part, rule), (tensors, parameters) in counts.items():
-        shown.add_row(part, rule, str(tensors), f"{parameters:,}")
-    return shown
+        summary.add_row(part, rule, str(tensors), f"{parameters:,}")
+    return summary
 
 
-def fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Event | None:
-    """Step to the end, or until somebody or the watch stops the run; returns what stopped it."""
+def _fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Event | None:
+    """Train to the end, or until a signal or the guard stops the run; returns the guard's event."""
     config = trainer.config
-    log = Log(run, LiveView(config.steps, WATCHED, console), config.guard)
-    how = f"continue with mesotron vla train --resume {run.path}"
-    with log.view as view, StopRequest(view.say, how) as stop:
-        log.take_up(trainer.step)
+    resume = f"resume with mesotron vla train --resume {run.path}"
+    with (
+        LiveView(config.steps, SHOWN_METRICS, console) as view,
+        StopRequest(view.say, resume) as stop,
+    ):
+        log = MetricsLog(run, view, config.guard, trainer.step)
         while trainer.step < config.steps:
-            advance(trainer, log)
-            ends = stop.requested or log.stopped_by is not None
-            due = config.save_every and trainer.step % config.save_every == 0
-            if due or ends or trainer.step == config.steps:
+            is_due = config.probe_every and trainer.step % config.probe_every == 0
+            probed = trainer.probe() if is_due else {}
+            metrics = trainer.advance()
+            step = trainer.step
+            if step % config.log_every == 0 or step in (1, config.steps) or probed:
+                numbers = {name: float(value) for name, value in metrics.items()}
+                log.write(step, {**numbers, **trainer.statistics(), **probed})
+            is_last = stop.requested or log.stopped_by is not None or step == config.steps
+            if is_last or (config.save_every and step % config.save_every == 0):
                 checkpoint.save(run.checkpoints, trainer, demos.world, config.keep)
-            if ends:
+            if is_last:
                 break
     return log.stopped_by
 
 
-def advance(trainer: Trainer, log: Log) -> None:
-    """One step, and its row of metrics if one is due."""
-    config = trainer.config
-    probed: dict[str, float] = {}
-    if config.probe_every and trainer.step % config.probe_every == 0:
-        probed = trainer.probe()
-    found = trainer.advance()
-    step = trainer.step
-    if step % config.log_every == 0 or step in (1, config.steps) or probed:
-        numbers = {name: float(value) for name, value in found.items()}
-        log.write(step, {**numbers, **trainer.statistics(), **probed})
-
-
-class Log:
-    """Rows of metrics to the folder, the view and the watch.
-
-    Args:
-        run: the folder.
-        view: entered by the caller.
-        guard: what to do with what the watch sees: "off", "warn" or "stop".
+class MetricsLog:
+    """Writes metrics to the folder, the view and the watch; a resumed run first replays its own.
 
     Attributes:
-        stopped_by: the event at which a guard stops the run, or None.
+        stopped_by: the event at which the guard stops the run, or None.
     """
 
-    def __init__(self, run: RunFolder, view: LiveView, guard: str) -> None:
+    def __init__(self, run: RunFolder, view: LiveView, guard: str, step: int) -> None:
         self.run, self.view, self.guard = run, view, guard
         self.engine = Engine()
         self.stopped_by: Event | None = None
-        self._last = (0, time.perf_counter())
-
-    def take_up(self, step: int) -> None:
-        """Read what the run has logged before, so that view and watch go on as if never stopped."""
-        rows = self.run.rows("metrics")
+        rows = run.rows("metrics")
         for row in rows:
             self.engine.update(row)
-        self.view.start_at(step, rows)
-        self._last = (step, time.perf_counter())
+        view.start_at(step, rows)
+        self._last_step, self._last_time = step, time.perf_counter()
 
     def write(self, step: int, numbers: dict[str, float]) -> None:
-        """Write one row, show it, and tell of what the watch sees in it."""
         now = time.perf_counter()
-        seconds = (now - self._last[1]) / max(step - self._last[0], 1)
-        self._last = (step, now)
+        seconds = (now - self._last_time) / max(step - self._last_step, 1)
+        self._last_step, self._last_time = step, now
         row: dict[str, Any] = {"step": step, **numbers, "time/step": seconds}
         self.run.append("metrics", row)
         self.view.update(step, row)
@@ -175,6 +159,70 @@ class Log:
                 self.stopped_by = event
 
 
-def say(console: Console, sentence: str) -> None:
-    """A sentence on one line, however narrow the terminal: paths in it can be copied."""
-    console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> None:
+    """Evaluate if possible, write result and report."""
+    config, rows = trainer.config, run.rows("metrics")
+    optim = config.optim
+    result: dict[str, Any] = {"steps": config.steps, "loss": rows[-1]["loss"]}
+    rules = ", ".join(f"{part} {getattr(optim, part)}" for part in PARTS)
+    lines = [
+        f"# {trainer.policy.describe()}: {config.steps} steps",
+        "",
+        f"{rules}; learning rate {optim.lr:g}, {optim.schedule} schedule, batch {config.batch}, "
+        f"seed {config.seed}{_auxiliary_note(config)}.",
+        "",
+    ]
+    reason = _why_not_evaluated(demos.world, config.episodes)
+    if reason:
+        command = f"mesotron vla eval {run.path}{' --world NAME' if demos.world is None else ''}"
+        lines += [f"not evaluated ({reason}): run {command}", ""]
+        print_line(console, lines[-2])
+    else:
+        assert demos.world is not None
+        results = measure(
+            make_act(trainer.policy.eval(), trainer.device),
+            demos.world,
+            episodes=config.episodes,
+            execute=config.execute or default_execute(config.policy.chunk),
+            workers=config.workers,
+        )
+        run.save("evaluation", as_json(results))
+        result |= {name: column.success for name, column in results.items()}
+        console.print(as_table(results))
+        title = f"Success over {config.episodes} held-out episodes per task, 95 % intervals:"
+        lines += [title, "", as_markdown(results), ""]
+    run.finish(result, "\n".join([*lines, *_training_table(rows), ""]))
+    report = f"report: {run.path / 'report.md'}; more: mesotron vla eval {run.path}"
+    print_line(console, report)
+
+
+def _why_not_evaluated(world: WorldConfig | None, episodes: int) -> str:
+    if episodes == 0:
+        return "--episodes 0"
+    if world is None:
+        return "the demonstrations have no world"
+    for package in ("mujoco", *(("metaworld",) if world.name == "metaworld" else ())):
+        if find_spec(package) is None:
+            return f"{package} is not installed"
+    return ""
+
+
+def _training_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Ten rows of the metrics; values that are not in every row are carried forward."""
+    last: dict[str, float] = {}
+    filled = []
+    for row in rows:
+        last = last | {name: row[name] for name in REPORTED_METRICS if name in row}
+        filled.append({"step": row["step"], **last})
+    names = [name for name in REPORTED_METRICS if name in last]
+    lines = ["| step | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for place in sorted({round(k * (len(filled) - 1) / 9) for k in range(10)}):
+        row = filled[place]
+        cells = [f"{row[name]:.3g}" if name in row else "" for name in names]
+        lines.append("| " + " | ".join([str(row["step"]), *cells]) + " |")
+    return ["## Training", "", *lines]
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print one unwrapped line, so that paths in it can be copied."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)

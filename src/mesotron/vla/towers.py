@@ -1,9 +1,9 @@
-"""Pretrained eyes and ears: image and language models of Transformers as parts of the policy.
+"""Pretrained image and language models of Transformers as parts of the policy.
 
 A folder or a name on the hub; safetensors only, no remote code. All their weights train, or LoRA
-adapters, or none. A checkpoint keeps their configs and tokenizer, so that it is whole by itself.
+adapters, or none. A checkpoint keeps their configs and tokenizer, so that it is self-contained.
 
-Legend: B batch, C cameras, P tokens of an image, L words, D width of the policy, E of the tower.
+Legend: B batch, C cameras, P tokens per image, L words, D width of the policy.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mesotron.config import PolicyConfig
-from mesotron.vla.encoders import Sentence, Sight
+from mesotron.vla.encoders import ImageTokens, TextTokens
 
 VISION_FOLDER, LANGUAGE_FOLDER = "vision_tower", "language_tower"
-# What most image models were trained with; those of others stand in their preprocessor_config.json.
-_MEAN = _SPREAD = (0.5, 0.5, 0.5)
-_PIXELS = 224
+# Defaults of most image models; others have a preprocessor_config.json.
+PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
+IMAGE_SIZE = 224
 
 
 class VisionTower(nn.Module):
-    """A pretrained image model, and a matrix from its width to the policy's.
+    """A pretrained image model and a projection to the policy's width.
 
     Args:
-        tower: any model whose output has `last_hidden_state`, tokens or a map.
+        tower: any model whose output has `last_hidden_state`, tokens or a feature map.
         width: D.
-        num_cameras: C; a camera is told by a learned vector.
-        mean, spread: of the pixels it was trained with, one for each colour.
+        num_cameras: C; cameras are distinguished by a learned vector.
+        mean, std: of the pixels it was trained with, per channel.
     """
 
     def __init__(
@@ -39,40 +39,40 @@ class VisionTower(nn.Module):
         tower: Any,
         width: int,
         num_cameras: int,
-        mean: tuple[float, ...] = _MEAN,
-        spread: tuple[float, ...] = _SPREAD,
+        mean: tuple[float, ...] = PIXEL_MEAN,
+        std: tuple[float, ...] = PIXEL_STD,
     ) -> None:
         super().__init__()
-        self.tower, self.mean, self.spread = tower, tuple(mean), tuple(spread)
-        found = getattr(tower.config, "image_size", None) or _PIXELS
-        self.pixels = found if isinstance(found, int) else found[0]
-        self.project = nn.Linear(tower_width(tower.config), width)
+        self.tower, self.mean, self.std = tower, tuple(mean), tuple(std)
+        size = getattr(tower.config, "image_size", None) or IMAGE_SIZE
+        self.pixels = size if isinstance(size, int) else size[0]
+        self.project = nn.Linear(_width(tower.config), width)
         self.positions = nn.Parameter(0.02 * torch.randn(num_cameras, 1, width))
 
-    def forward(self, images: Tensor) -> Sight:
-        """[B, C, 3, H, W] uint8 -> tokens [B, C * P, D]; a pretrained model looks by itself."""
+    def forward(self, images: Tensor) -> ImageTokens:
+        """[B, C, 3, H, W] uint8 -> tokens [B, C * P, D]."""
         B = len(images)
         scaled = images.flatten(0, 1).float() / 255
         scaled = interpolate(scaled, size=(self.pixels, self.pixels), mode="bilinear")
-        mean, spread = (scaled.new_tensor(x)[:, None, None] for x in (self.mean, self.spread))
-        found = self.tower(pixel_values=(scaled - mean) / spread).last_hidden_state
-        if found.ndim == 4:  # a convolutional model's map
-            found = found.flatten(2).transpose(1, 2)
-        X = self.project(found)
+        mean, std = (scaled.new_tensor(x)[:, None, None] for x in (self.mean, self.std))
+        features = self.tower(pixel_values=(scaled - mean) / std).last_hidden_state
+        if features.ndim == 4:  # the feature map of a convolutional model
+            features = features.flatten(2).transpose(1, 2)
+        X = self.project(features)
         X = X + self.positions.to(X.dtype).repeat(B, 1, 1)
-        return Sight(X.reshape(B, -1, X.shape[-1]), None)
+        return ImageTokens(X.reshape(B, -1, X.shape[-1]), None)
 
     def save_description(self, folder: Path) -> None:
-        """Write what is needed to build the same part again, weights apart."""
-        base_model(self.tower).config.save_pretrained(folder / VISION_FOLDER)
+        """Write what `load_vision_tower` needs, without the weights."""
+        _base_model(self.tower).config.save_pretrained(folder / VISION_FOLDER)
 
 
 class LanguageTower(nn.Module):
-    """A pretrained language model as an encoder, and a matrix from its width to the policy's.
+    """A pretrained language model as an encoder and a projection to the policy's width.
 
     Args:
         tower: any model whose output has `last_hidden_state`.
-        tokenizer: its own.
+        tokenizer: of the model.
         width: D.
     """
 
@@ -81,92 +81,78 @@ class LanguageTower(nn.Module):
         self.tower, self.tokenizer = tower, tokenizer
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
-        self.project = nn.Linear(tower_width(tower.config), width)
+        self.project = nn.Linear(_width(tower.config), width)
 
     def encode(self, texts: list[str]) -> Tensor:
-        """Instructions as token numbers, [B, L], -1 where there is none."""
-        found = self.tokenizer(texts, padding=True, return_tensors="pt", padding_side="right")
-        return found["input_ids"].masked_fill(found["attention_mask"] == 0, -1)
+        """Instructions as token ids, [B, L], -1 for padding."""
+        batch = self.tokenizer(texts, padding=True, return_tensors="pt", padding_side="right")
+        return batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -1)
 
-    def forward(self, numbers: Tensor) -> Sentence:
-        """[B, L] -> tokens [B, L, D]."""
-        mask = numbers >= 0
-        ids = numbers.masked_fill(~mask, self.tokenizer.pad_token_id)
-        found = self.tower(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-        return Sentence(self.project(found), mask)
+    def forward(self, ids: Tensor) -> TextTokens:
+        mask = ids >= 0
+        ids = ids.masked_fill(~mask, self.tokenizer.pad_token_id)
+        output = self.tower(input_ids=ids, attention_mask=mask.long())
+        return TextTokens(self.project(output.last_hidden_state), mask)
 
     def save_description(self, folder: Path) -> None:
-        """Write what is needed to build the same part again, weights apart."""
-        base_model(self.tower).config.save_pretrained(folder / LANGUAGE_FOLDER)
+        """Write what `load_language_tower` needs, without the weights."""
+        _base_model(self.tower).config.save_pretrained(folder / LANGUAGE_FOLDER)
         self.tokenizer.save_pretrained(folder / LANGUAGE_FOLDER)
 
 
-def make_vision(
-    config: PolicyConfig, width: int, num_cameras: int, folder: Path | None
+def load_vision_tower(
+    config: PolicyConfig, width: int, num_cameras: int, checkpoint: Path | None
 ) -> VisionTower:
-    """The image tower of a config with its pretrained weights, or with those yet to be loaded of a
-    checkpoint in `folder`."""
-    assert config.vision_tower is not None
-    place = config.vision_tower if folder is None else str(folder / VISION_FOLDER)
-    tower = load_tower(place, weights=folder is None)
-    tower = getattr(tower, "vision_model", tower)  # of a model of images and texts, its eyes
-    found = _pixel_statistics(config.vision_tower)
-    return VisionTower(_prepare(tower, config), width, num_cameras, *found)
+    """The image tower with pretrained weights, or without weights if `checkpoint` describes it."""
+    from transformers.image_processing_utils import BaseImageProcessor
+
+    name = config.vision_tower
+    assert name is not None
+    place = name if checkpoint is None else str(checkpoint / VISION_FOLDER)
+    tower = _load_model(place, checkpoint)
+    tower = getattr(tower, "vision_model", tower)  # of an image-text model
+    try:
+        settings, _ = BaseImageProcessor.get_image_processor_dict(name)
+    except OSError:
+        settings = {}
+    mean = tuple(settings.get("image_mean", PIXEL_MEAN))
+    std = tuple(settings.get("image_std", PIXEL_STD))
+    return VisionTower(_freeze_or_adapt(tower, config), width, num_cameras, mean, std)
 
 
-def make_language(config: PolicyConfig, width: int, folder: Path | None) -> LanguageTower:
+def load_language_tower(config: PolicyConfig, width: int, checkpoint: Path | None) -> LanguageTower:
     """The same for the instruction."""
     from transformers import AutoTokenizer
 
     assert config.language_tower is not None
-    place = config.language_tower if folder is None else str(folder / LANGUAGE_FOLDER)
-    tower = load_tower(place, weights=folder is None)
+    place = config.language_tower if checkpoint is None else str(checkpoint / LANGUAGE_FOLDER)
+    tower = _load_model(place, checkpoint)
     if tower.config.is_encoder_decoder:
         tower = tower.get_encoder()
     tower = getattr(tower, "text_model", tower)
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    return LanguageTower(_prepare(tower, config), tokenizer, width)
+    return LanguageTower(_freeze_or_adapt(tower, config), tokenizer, width)
 
 
-def load_tower(place: str, weights: bool) -> Any:
-    """A model of Transformers in float32, with its weights or from its config alone."""
+def _load_model(place: str, checkpoint: Path | None) -> Any:
+    """A Transformers model in float32, from its config only if its weights are in a checkpoint."""
+    from transformers import AutoConfig, AutoModel
+
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(place).is_dir()}
     try:
-        from transformers import AutoConfig, AutoModel
-    except ImportError as error:
-        raise ValueError(
-            "pretrained towers need Transformers: pip install 'mesotron[vla]'"
-        ) from error
-    safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(place).is_dir()}
-    try:
-        if weights:
-            return AutoModel.from_pretrained(
-                place, dtype=torch.float32, use_safetensors=True, **safe
-            )
-        return AutoModel.from_config(AutoConfig.from_pretrained(place, **safe))
-    except (OSError, ValueError, KeyError) as error:
-        sentence = " ".join(str(error).split()).split(". ")[0]
-        raise ValueError(f"{place}: Transformers cannot load this tower: {sentence}") from error
-
-
-def tower_width(config: Any) -> int:
-    """E: the width of a tower's tokens, by its config."""
-    width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
-    if width is None:  # convolutional models have a width for each stage
-        width = config.hidden_sizes[-1]
-    return int(width)
-
-
-def base_model(tower: Any) -> Any:
-    """The model below LoRA's wrapper, if there is one."""
-    return tower.get_base_model() if type(tower).__name__ == "PeftModel" else tower
-
-
-def _prepare(tower: Any, config: PolicyConfig) -> Any:
-    """Freeze a tower, or add LoRA adapters to it, as the config says."""
-    if config.freeze_towers and config.lora:
-        raise ValueError(
-            f"--policy.lora {config.lora} trains what --policy.freeze-towers freezes: leave one out"
+        if checkpoint is not None:
+            return AutoModel.from_config(AutoConfig.from_pretrained(place, **options))
+        return AutoModel.from_pretrained(
+            place, dtype=torch.float32, use_safetensors=True, **options
         )
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split()).split(". ")[0]
+        raise ValueError(f"Transformers cannot load the tower {place}: {reason}") from error
+
+
+def _freeze_or_adapt(tower: Any, config: PolicyConfig) -> Any:
+    if config.freeze_towers and config.lora:
+        raise ValueError("--policy.lora and --policy.freeze-towers exclude each other")
     if config.freeze_towers:
         return tower.requires_grad_(False)
     if not config.lora:
@@ -183,12 +169,13 @@ def _prepare(tower: Any, config: PolicyConfig) -> Any:
     return get_peft_model(tower, lora)
 
 
-def _pixel_statistics(place: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and spread of the pixels that an image model was trained with, if it says."""
-    from transformers.image_processing_utils import BaseImageProcessor
+def _width(config: Any) -> int:
+    width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+    if width is None:  # convolutional models have one per stage
+        width = config.hidden_sizes[-1]
+    return int(width)
 
-    try:
-        found, _ = BaseImageProcessor.get_image_processor_dict(place)
-    except OSError:
-        return _MEAN, _SPREAD
-    return tuple(found.get("image_mean", _MEAN)), tuple(found.get("image_std", _SPREAD))
+
+def _base_model(tower: Any) -> Any:
+    """The model inside LoRA's wrapper, if any."""
+    return tower.get_base_model() if type(tower).__name__ == "PeftModel" else tower

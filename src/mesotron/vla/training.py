@@ -1,13 +1,14 @@
-"""Behaviour cloning: one step at a time, each a function of the seed and its number.
+"""Behavior cloning: one step at a time, each a function of the seed and the step number.
 
-Data order, noise and learning rate follow from the step, so that weights and optimizer state are
-all that a checkpoint must hold. On a GPU they are read from tables there by the step's number, and
-the step is a replayed graph. The run around it (folder, view, watch) is `session`.
+Data order, noise and learning rate follow from the step, so a checkpoint holds only weights and
+optimizer state. On a GPU they are read from tables on the device and the step is a replayed CUDA
+graph. `session` is the run around it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,13 +16,10 @@ from torch import Tensor
 
 from mesotron.config import PartsOptimConfig, VlaTrainConfig
 from mesotron.optim.groups import clip_gradients
-from mesotron.vla.draws import Draws
-from mesotron.vla.frames import Frames, Order, body_of, mix
-from mesotron.vla.gradients import GradientProbe
+from mesotron.vla.data import Frames, RowOrder, body_of, mix_seed
 from mesotron.vla.interface import Demos
-from mesotron.vla.optimizer import build_optimizer, part_steps
-from mesotron.vla.policy import PARTS, Policy
-from mesotron.vla.replay import Replay
+from mesotron.vla.optimizer import GradientProbe, build_optimizer, part_updates
+from mesotron.vla.policy import PARTS, KeyedRandom, Policy
 
 
 class Trainer:
@@ -29,9 +27,9 @@ class Trainer:
 
     Args:
         config: of the run.
-        demos: to learn from.
+        demos: training data.
         device: to train on.
-        frames: the same demonstrations as tensors, where several trainings share them.
+        frames: the same demonstrations as tensors, to share them between trainers.
 
     Attributes:
         policy: with float32 weights.
@@ -52,10 +50,10 @@ class Trainer:
         self.policy = Policy(config.policy, body_of(demos), where=config.where > 0).to(device)
         self.policy.fit(demos)
         self.optimizer = build_optimizer(self.policy, config.optim)
-        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
         encode = self.policy.language.encode
         self.frames = frames or Frames(demos, config.policy.chunk, encode, device)
-        self.order = Order(len(self.frames), config.seed)
+        self.order = RowOrder(len(self.frames), config.seed)
         self._probe = GradientProbe(self.policy) if config.probe_every else None
         self._bfloat16 = uses_bfloat16(config.dtype, device)
         self._losses: Any = self.policy.losses
@@ -63,165 +61,195 @@ class Trainer:
             self._losses = torch.compile(self.policy.losses, dynamic=False)
         if config.where and not self.frames.has_where:
             raise ValueError(
-                f"--where {config.where:g} needs demonstrations that say where the named object "
-                "is, which a simulator's do and recordings do not: leave it out"
+                f"--where {config.where:g} needs demonstrations of a simulator, which know the "
+                "position of the named object"
             )
-        self._place = torch.zeros(1, dtype=torch.long, device=device)  # the step, for the device
-        self._noise_seed = mix(config.seed, -1 % 2**32) << 31
+        self._device_step = torch.zeros(1, dtype=torch.long, device=device)
+        self._noise_seed = mix_seed(config.seed, -1 % 2**32) << 31
         self._step = 0
-        self._replay: Replay | None = None
+        self._replay: GraphReplay | None = None
         if uses_graph(config, self.frames):
-            self._tables = Tables(config, self.order, self._rates, device)
-            self._replay = Replay(self._step_by_tables, device)
+            self._tables = StepTables(config, self.order, self._peak_lrs, device)
+            self._replay = GraphReplay(self._step_from_tables, device)
 
     @property
     def step(self) -> int:
-        """Optimizer steps made; may be set, to go on from a checkpoint."""
+        """Optimizer steps taken; set it to continue from a checkpoint."""
         return self._step
 
     @step.setter
     def step(self, step: int) -> None:
         self._step = step
-        self._place.fill_(step)
+        self._device_step.fill_(step)
 
     def advance(self) -> dict[str, Tensor]:
-        """Make one step.
+        """Take one step.
 
         Returns:
-            The losses and the norms of the gradient, still on the device: reading them waits, and
-            the next step may overwrite them.
+            Losses and gradient norms on the device; reading them synchronizes, and the next step
+            may overwrite them.
         """
-        found = self._step_plainly() if self._replay is None else self._replay()
-        self._set_rates()  # numbers, which a checkpoint can hold
+        metrics = self._step_eagerly() if self._replay is None else self._replay()
+        self._set_learning_rates()  # as numbers, for checkpoints
         self._step += 1
         for group in self.optimizer.param_groups:
-            group["step"] = self._step  # a replay counts on the device alone
-        return found
+            group["step"] = self._step  # a replay counts only on the device
+        return metrics
 
-    def _step_plainly(self) -> dict[str, Tensor]:
-        self._set_rates()
+    def _step_eagerly(self) -> dict[str, Tensor]:
+        self._set_learning_rates()
         return self._step_on(self.order.rows(self._step, self.config.batch))
 
-    def _step_by_tables(self) -> dict[str, Tensor]:
-        """The same step; nothing in it is decided on the host."""
-        rates = self._tables.rates.index_select(0, self._place)[0]
-        for group, rate in zip(self.optimizer.param_groups, rates.unbind(), strict=True):
-            group["lr"] = rate
-        return self._step_on(self._tables.rows.index_select(0, self._place)[0])
+    def _step_from_tables(self) -> dict[str, Tensor]:
+        """The same step without any decision on the host."""
+        lrs = self._tables.lrs.index_select(0, self._device_step)[0]
+        for group, lr in zip(self.optimizer.param_groups, lrs.unbind(), strict=True):
+            group["lr"] = lr
+        return self._step_on(self._tables.rows.index_select(0, self._device_step)[0])
 
-    def _set_rates(self) -> None:
-        factor = rate_factor(self.config.optim, self._step, self.config.steps)
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * factor
+    def _set_learning_rates(self) -> None:
+        factor = lr_factor(self.config.optim, self._step, self.config.steps)
+        for group, lr in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
+            group["lr"] = lr * factor
 
     def _step_on(self, rows: Tensor) -> dict[str, Tensor]:
-        self._clear_gradients()
-        found = self.losses_of(rows)
-        found["loss"].backward()
-        limit = self.config.optim.max_grad_norm or math.inf
-        norms = clip_gradients(self.optimizer, limit)
-        self.optimizer.step()
-        self._place.add_(1)
-        found = {name: value.detach() for name, value in found.items()}
-        return found | {"grad_norm": norms.total, "grad_norm/auxiliary": norms.auxiliary}
-
-    def _clear_gradients(self) -> None:
-        """A recorded step must find its gradients where they were."""
         grads = [p.grad for p in self.policy.parameters() if p.grad is not None]
         if self._replay is None:
             self.optimizer.zero_grad()
-        elif grads:
+        elif grads:  # a graph needs its gradients in place
             torch._foreach_zero_(grads)  # pyright: ignore
+        losses = self.losses_of(rows)
+        losses["loss"].backward()
+        norms = clip_gradients(self.optimizer, self.config.optim.max_grad_norm or math.inf)
+        self.optimizer.step()
+        self._device_step.add_(1)
+        metrics = {name: value.detach() for name, value in losses.items()}
+        return metrics | {"grad_norm": norms.total, "grad_norm/auxiliary": norms.auxiliary}
 
     def losses_of(self, rows: Tensor) -> dict[str, Tensor]:
-        """The losses of some rows at this step, and their weighted sum under "loss"."""
-        seen, targets = self.frames.batch(rows)
-        draws = Draws(self._place + self._noise_seed)
+        """The losses of some rows at this step, and their weighted sum, "loss"."""
+        inputs, targets = self.frames.batch(rows)
+        random = KeyedRandom(self._device_step + self._noise_seed)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16):
-            found = self._losses(seen, targets, draws)
-        total = found["loss/action"]
-        if "loss/where" in found:
-            total = total + self.config.where * found["loss/where"]
-        return {"loss": total, **found}
+            losses = self._losses(inputs, targets, random)
+        total = losses["loss/action"]
+        if "loss/where" in losses:
+            total = total + self.config.where * losses["loss/where"]
+        return {"loss": total, **losses}
 
     def statistics(self) -> dict[str, float]:
-        """What the last step did, by group and by part; waits for the device."""
+        """Optimizer metrics of the last step, by group and part; synchronizes."""
         stats = self.optimizer.stats()
-        rate = rate_factor(self.config.optim, max(self._step - 1, 0), self.config.steps)
-        named = {f"optim/{name}": value for name, value in stats.items()}
-        steps = part_steps(self.optimizer, stats)
-        return {"learning_rate": self.config.optim.lr * rate, **steps, **named}
+        factor = lr_factor(self.config.optim, max(self._step - 1, 0), self.config.steps)
+        return {
+            "learning_rate": self.config.optim.lr * factor,
+            **part_updates(self.optimizer, stats),
+            **{f"optim/{name}": value for name, value in stats.items()},
+        }
 
     def probe(self) -> dict[str, float]:
-        """The gradient at the present weights, on the rows of the next step."""
+        """Gradient metrics at the current weights, on the rows of the next step."""
         if self._probe is None:
             return {}
         rows = self.order.rows(self._step, self.config.batch)
-
-        def loss(some: Tensor) -> Tensor:
-            return self.losses_of(some)["loss"]
-
         kept = [p.grad for p in self.policy.parameters()]
-        found = self._probe.measure(loss, rows, self.optimizer.zero_grad)
+        metrics = self._probe.measure(
+            lambda some: self.losses_of(some)["loss"], rows, self.optimizer.zero_grad
+        )
         for p, grad in zip(self.policy.parameters(), kept, strict=True):
             p.grad = grad
-        return found
+        return metrics
 
 
-class Tables:
-    """What every step of a run reads, on the device.
-
-    Args:
-        config: of the run; steps, batch and schedule count.
-        order: of the rows.
-        peaks: highest learning rate of each of G groups.
-        device: where the tables lie.
+class StepTables:
+    """Data rows and learning rates of every step, on the device.
 
     Attributes:
         rows: int64 [steps, batch].
-        rates: float32 [steps, G].
+        lrs: float32 [steps, groups].
     """
 
     def __init__(
-        self, config: VlaTrainConfig, order: Order, peaks: list[float], device: torch.device
+        self, config: VlaTrainConfig, order: RowOrder, peak_lrs: list[float], device: torch.device
     ) -> None:
         rows = [order.rows(step, config.batch) for step in range(config.steps)]
-        factors = [rate_factor(config.optim, step, config.steps) for step in range(config.steps)]
+        factors = [lr_factor(config.optim, step, config.steps) for step in range(config.steps)]
         self.rows = torch.stack(rows).to(device)
-        self.rates = torch.outer(torch.tensor(factors), torch.tensor(peaks)).to(device)
+        self.lrs = torch.outer(torch.tensor(factors), torch.tensor(peak_lrs)).to(device)
+
+
+class GraphReplay:
+    """Runs the same work repeatedly, from the fourth call on as a CUDA graph.
+
+    The step of a small policy takes the GPU a few milliseconds and Python ten times that.
+
+    Args:
+        work: reads and writes tensors that stay in place; nothing on the host may decide what it
+            does. Its host code runs when it is captured, not when it is replayed.
+        device: a CUDA device.
+    """
+
+    WARMUP_CALLS = 3  # allocate state, choose kernels and compile them
+
+    def __init__(self, work: Callable[[], dict[str, Tensor]], device: torch.device) -> None:
+        self._work = work
+        self._stream = torch.cuda.Stream(device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._outputs: dict[str, Tensor] = {}
+        self._num_calls = 0
+
+    def __call__(self) -> dict[str, Tensor]:
+        """Do the work once; the next call overwrites the returned tensors."""
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            if self._num_calls < self.WARMUP_CALLS:
+                self._outputs = self._work()
+            else:
+                self._captured().replay()
+        current.wait_stream(self._stream)
+        self._num_calls += 1
+        return self._outputs
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream):
+                self._outputs = self._work()
+            self._graph = graph
+        return self._graph
 
 
 def uses_graph(config: VlaTrainConfig, frames: Frames) -> bool:
-    """Whether a run's step is recorded: on a GPU that holds the images, unless something in the
-    step must ask the host (an SVD) or may (a pretrained tower)."""
-    wanted = config.graph
-    exact = "low_rank" in (getattr(config.optim, part) for part in PARTS)
-    towers = config.policy.vision_tower or config.policy.language_tower
-    able = frames.device.type == "cuda" and frames.is_on_device
-    if wanted and (exact or not able):
-        why = "low_rank's SVD cannot be recorded" if exact else "the images are not on a GPU"
-        raise ValueError(f"--graph was asked for, and {why}: leave it out")
-    return wanted if wanted is not None else able and not exact and not towers
+    """Whether steps are CUDA graphs: on a GPU that holds the images, unless the step must
+    synchronize with the host (an SVD) or may do so (a pretrained tower)."""
+    has_svd = "low_rank" in (getattr(config.optim, part) for part in PARTS)
+    has_tower = config.policy.vision_tower or config.policy.language_tower
+    is_able = frames.device.type == "cuda" and frames.is_on_device and not has_svd
+    if config.graph and not is_able:
+        why = "low_rank needs an SVD" if has_svd else "the images are not on a GPU"
+        raise ValueError(f"--graph is not possible: {why}")
+    return config.graph if config.graph is not None else is_able and not has_tower
 
 
-def rate_factor(config: PartsOptimConfig, step: int, steps: int) -> float:
-    """What the learning rate is multiplied with at a step, counted from 0.
+def lr_factor(config: PartsOptimConfig, step: int, steps: int) -> float:
+    """The schedule's factor at a step, counted from 0.
 
     Example:
-        >>> [rate_factor(PartsOptimConfig(schedule="linear"), k, 4) for k in range(4)]
+        >>> [lr_factor(PartsOptimConfig(schedule="linear"), k, 4) for k in range(4)]
         [1.0, 0.75, 0.5, 0.25]
     """
     warmup = round(config.warmup * steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    gone = (step - warmup) / max(steps - warmup, 1)
-    shapes = {"constant": 1.0, "linear": 1 - gone, "cosine": 0.5 * (1 + math.cos(math.pi * gone))}
-    return shapes[config.schedule]
+    done = (step - warmup) / max(steps - warmup, 1)
+    factors = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}
+    return factors[config.schedule]
 
 
-def uses_bfloat16(name: str, device: torch.device) -> bool:
-    """Whether products are made in bfloat16."""
-    able = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if name == "bfloat16" and not able:
-        raise ValueError(f"--dtype bfloat16 needs a GPU that has it, not {device}: use auto")
-    return able and name != "float32"
+def uses_bfloat16(dtype: str, device: torch.device) -> bool:
+    """Whether matrix products are computed in bfloat16."""
+    is_able = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if dtype == "bfloat16" and not is_able:
+        raise ValueError(f"--dtype bfloat16 is not supported on {device}: use auto")
+    return is_able and dtype != "float32"

@@ -1,4 +1,4 @@
-"""Simulated worlds with language behind one protocol, `mesotron.vla.interface.World`.
+"""Simulated worlds with language that implement `mesotron.vla.interface.World`.
 
 Ours need the package mujoco and no OpenGL; Meta-World needs the extra `metaworld`.
 """
@@ -14,7 +14,7 @@ from mesotron.config import WorldConfig
 from mesotron.vla.interface import World
 
 NAMES = ("blocks", "object10", "blocks_state", "object10_state", "metaworld")
-# The rays need no window system, and importing MuJoCo with one that is half there fails.
+# Rays need no OpenGL, and importing MuJoCo fails on a broken OpenGL installation.
 os.environ.setdefault("MUJOCO_GL", "disable")
 
 
@@ -22,21 +22,28 @@ def build_world(config: WorldConfig) -> World:
     """Build the world that a config names.
 
     Args:
-        config: `name` is one of NAMES, or `module:Class` of your own, which is called with it.
+        config: its `name` is one of NAMES, or `module:Class` of your own, called with the config.
 
     Raises:
-        ValueError: there is no such world or task, or a package is missing.
+        ValueError: unknown world or task, or a missing package.
 
     Example:
         >>> build_world(WorldConfig(name="object10")).tasks[:2]
         ('red-cube', 'blue-cube')
     """
     if ":" in config.name:
-        return own_world(config)
+        module, name = config.name.split(":", 1)
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # last: a file here must not hide an installed module
+        try:
+            world = getattr(import_module(module), name)
+        except (ModuleNotFoundError, AttributeError) as error:
+            raise ValueError(f"cannot import the world {config.name}: {error}") from error
+        return world(config)
     if config.name not in NAMES:
         raise ValueError(
-            f"there is no world {config.name!r}; there are {', '.join(NAMES)}, "
-            "and MODULE:CLASS names one of your own"
+            f"unknown world {config.name!r}: use one of {', '.join(NAMES)}, or MODULE:CLASS for "
+            "your own"
         )
     require("mujoco", "vla")
     if config.name == "metaworld":
@@ -49,22 +56,7 @@ def build_world(config: WorldConfig) -> World:
     return BlocksWorld(config)
 
 
-def own_world(config: WorldConfig) -> World:
-    """A world that is not ours, by `module:Class`; the module may lie in the working folder."""
-    module, name = config.name.split(":", 1)
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: a file here must not hide an installed module
-    try:
-        make = getattr(import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"the world {config.name} cannot be imported: {error}") from error
-    return make(config)
-
-
 def require(package: str, extra: str) -> None:
-    """Say in a sentence what is missing."""
+    """Raise ValueError with the command to install a missing package."""
     if importlib.util.find_spec(package) is None:
-        raise ValueError(
-            f"this needs the package {package}, which is not installed: "
-            f'pip install "mesotron[{extra}]"'
-        )
+        raise ValueError(f"{package} is not installed: pip install 'mesotron[{extra}]'")

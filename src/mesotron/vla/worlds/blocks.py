@@ -1,41 +1,242 @@
-"""The blocks worlds: put the named thing into the bin, told by a sentence, seen by a camera.
+"""The blocks worlds: put the named object into the bin. Physics, scripted expert and `World`.
 
-`blocks` has two things in view and two tasks, `object10` four to six of ten and ten tasks; every
-scene could be asked for another of its things, so language is needed. Not LIBERO: ours, small.
+`blocks` shows two objects and has two tasks; `object10` shows four to six of ten and has ten tasks.
+Every scene allows another instruction, so language is needed. Not LIBERO: small worlds of our own.
+The hand moves on three servos and its fingers on two more; only friction holds what it grasps.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from mesotron.config import WorldConfig
-from mesotron.vla.interface import IMAGES, STATE, TASK, Observation
-from mesotron.vla.worlds.engine import mj
-from mesotron.vla.worlds.perturbation import View, add_noise, perturb_view
-from mesotron.vla.worlds.pick_and_place import pick_and_place
-from mesotron.vla.worlds.rays import Camera, Light, Painter
-from mesotron.vla.worlds.scene import COLOURS, SUITES, Scene, draw_scene, scatter_hand
-from mesotron.vla.worlds.stepping import Stepping
-from mesotron.vla.worlds.table import Table
+from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, World
+from mesotron.vla.worlds.rendering import (
+    Camera,
+    Light,
+    Model,
+    View,
+    add_noise,
+    mj,
+    perturb_view,
+    render_primitives,
+)
+from mesotron.vla.worlds.scene import (
+    BIN,
+    BIN_HALF,
+    BIN_HEIGHT,
+    COLORS,
+    HALF_HEIGHT,
+    HALF_WIDTH,
+    SUITES,
+    WORKSPACE,
+    Scene,
+    Shape,
+    draw_free_hand,
+    draw_scene,
+)
 
 FRONT = View(Camera((0.0, -0.47, 0.52), (0.0, 0.015, 0.0), 37.0), Light())
-WRIST = Camera((0.0, -0.06, 0.07), (0.0, 0.0, -0.04), 80.0)  # from the hand
-# Twice the longest of the expert's 600 episodes in each world; the mean is 19.
+WRIST = Camera((0.0, -0.06, 0.07), (0.0, 0.0, -0.04), 80.0)  # relative to the hand
+# Twice the expert's longest of 600 episodes in each world; the mean is 19.
 MAX_STEPS = 54
-FURNITURE = {"table": (0.62, 0.58, 0.52), "palm": (0.25, 0.25, 0.27)}
-FURNITURE |= {"finger": (0.12, 0.12, 0.13), "bin": (0.92, 0.92, 0.92)}
+FURNITURE_COLORS = {
+    "table": (0.62, 0.58, 0.52),
+    "palm": (0.25, 0.25, 0.27),
+    "finger": (0.12, 0.12, 0.13),
+    "bin": (0.92, 0.92, 0.92),
+}
+
+TIMESTEP = 0.005  # seconds
+SUBSTEPS = 10  # physics steps per action
+REACH = 0.03  # meters the hand moves for an action of 1
+OPEN = 0.040  # half the gap between open fingers
+FINGER = (0.006, 0.012, 0.032)  # half sizes; a finger reaches 1.2 cm below the grasp point
+WALL = 0.004  # half the thickness of the bin's walls
+HAND_DOFS = 5
+LOW, HIGH = (np.array(ends) for ends in zip(*WORKSPACE))
+
+# The expert.
+ABOVE = 0.09  # meters above the object at which the hand approaches
+FUNNEL = 2.0  # meters down for each meter nearer
+ALIGNED = 0.012  # horizontal distance at which the fingers may begin to close
+CARRY = 0.108  # height at which an object is carried
+DROP = 0.085  # height above the bin at which it is released
 
 
-class BlocksWorld(Stepping):
-    """A `World` of things on a table; see `mesotron.vla.interface`.
+def _object_xml(number: int, shape: Shape) -> str:
+    w, h = HALF_WIDTH[shape], HALF_HEIGHT[shape]
+    geom = f'"box" size="{w} {w} {h}"' if shape == "cube" else f'"cylinder" size="{w} {h}"'
+    return (
+        f'<body name="object{number}"><freejoint/><geom name="object{number}" type={geom}'
+        ' mass="0.05" condim="4" friction="1.2 0.02 0.001"/></body>'
+    )
+
+
+def _bin_xml() -> str:
+    (x, y), (a, b), h = BIN, BIN_HALF, BIN_HEIGHT / 2
+    boxes = {
+        "bin_floor": (x, y, 0.001, a, b, 0.001),
+        "bin_left": (x - a, y, h, WALL, b + WALL, h),
+        "bin_right": (x + a, y, h, WALL, b + WALL, h),
+        "bin_front": (x, y - b, h, a + WALL, WALL, h),
+        "bin_back": (x, y + b, h, a + WALL, WALL, h),
+    }
+    return "".join(
+        f'<geom name="{name}" type="box" pos="{p} {q} {r}" size="{u} {v} {w}"/>'
+        for name, (p, q, r, u, v, w) in boxes.items()
+    )
+
+
+def _hand_xml() -> str:
+    """Palm and fingers on slides; the body's origin is the point between the fingertips."""
+    slides = "".join(
+        f'<joint name="hand_{axis}" type="slide" axis="{vector}"/>'
+        for axis, vector in (("x", "1 0 0"), ("y", "0 1 0"), ("z", "0 0 1"))
+    )
+    fingers = "".join(
+        f'<body name="{side}" gravcomp="1"><joint name="{side}" type="slide" axis="{sign} 0 0"'
+        f' range="0 {OPEN}" limited="true"/>'
+        f'<geom name="{side}" type="box" pos="{sign * FINGER[0]} 0 0.02" mass="0.05" condim="4"'
+        f' size="{" ".join(map(str, FINGER))}" friction="1.8 0.02 0.001"/></body>'
+        for side, sign in (("finger_left", -1), ("finger_right", 1))
+    )
+    return (
+        f'<body name="hand" gravcomp="1">{slides}'
+        '<geom name="palm" type="box" pos="0 0 0.064" size="0.055 0.018 0.012" mass="1"/>'
+        f"{fingers}</body>"
+    )
+
+
+def _servos_xml() -> str:
+    """Stiff and critically damped with limited force: jerks would tear an object from the hand."""
+    hand = "".join(
+        f'<position joint="hand_{axis}" kp="8000" kv="190" forcerange="-80 80"/>'
+        for axis in ("x", "y", "z")
+    )
+    fingers = "".join(
+        f'<position joint="{side}" kp="400" kv="20" forcerange="-10 10"/>'
+        for side in ("finger_left", "finger_right")
+    )
+    return hand + fingers
+
+
+@lru_cache(maxsize=128)
+def compile_model(shapes: tuple[Shape, ...]) -> Model:
+    """The MuJoCo model of a table with these objects; never modified."""
+    objects = "".join(_object_xml(k, shape) for k, shape in enumerate(shapes))
+    return mj.MjModel.from_xml_string(
+        f'<mujoco><option timestep="{TIMESTEP}" integrator="implicitfast" cone="elliptic"'
+        ' impratio="5"/><default>'
+        '<geom solref="0.01 1" solimp="0.95 0.99 0.001"/></default><worldbody>'
+        '<geom name="table" type="plane" size="1 1 0.1" friction="1 0.02 0.001"/>'
+        f"{_bin_xml()}{_hand_xml()}{objects}</worldbody><actuator>{_servos_xml()}</actuator>"
+        "</mujoco>"
+    )
+
+
+class Table:
+    """The physics of one episode."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.model = compile_model(tuple(item.shape for item in scene.objects))
+        self.data = mj.MjData(self.model)
+        for k, item in enumerate(scene.objects):
+            start = HAND_DOFS + 7 * k
+            rotation = np.cos(item.yaw / 2), 0.0, 0.0, np.sin(item.yaw / 2)
+            self.data.qpos[start : start + 7] = (*item.place, HALF_HEIGHT[item.shape], *rotation)
+        self.place_hand(scene.hand)
+
+    def place_hand(self, position: tuple[float, float, float]) -> None:
+        """Put the open hand at a position, at rest."""
+        self.data.qpos[:HAND_DOFS] = (*position, OPEN, OPEN)
+        self.data.qvel[:HAND_DOFS] = 0
+        mj.mj_forward(self.model, self.data)
+
+    @property
+    def hand(self) -> np.ndarray:
+        """The point between the fingertips, (3,)."""
+        return self.data.qpos[:3].copy()
+
+    @property
+    def gap(self) -> float:
+        """Half the distance between the fingers."""
+        return float(self.data.qpos[3] + self.data.qpos[4]) / 2
+
+    def position(self, index: int) -> np.ndarray:
+        """The center of an object, (3,)."""
+        start = HAND_DOFS + 7 * index
+        return self.data.qpos[start : start + 3].copy()
+
+    def move(self, action: np.ndarray) -> None:
+        """Move the hand by 3 cm times the first three numbers; the fourth closes the fingers.
+
+        Args:
+            action: (4,), clipped to [-1, 1]; the fourth is -1 for open, 1 for closed.
+        """
+        x = np.clip(action, -1, 1)
+        self.data.ctrl[:3] = np.clip(self.hand + REACH * x[:3], LOW, HIGH)
+        self.data.ctrl[3:] = OPEN * (1 - x[3]) / 2
+        mj.mj_step(self.model, self.data, SUBSTEPS)
+
+    def is_in_bin(self, index: int) -> bool:
+        """Whether an object lies in the bin and the fingers have released it."""
+        x, y, z = self.position(index)
+        inside = abs(x - BIN[0]) < BIN_HALF[0] and abs(y - BIN[1]) < BIN_HALF[1]
+        shape = self.scene.objects[index].shape
+        is_low = z < HALF_HEIGHT[shape] + 0.015
+        return bool(inside and is_low and self.gap > HALF_WIDTH[shape] + 0.005)
+
+
+def pick_and_place(table: Table, index: int) -> np.ndarray:
+    """The scripted expert's action, float32 (4,) in [-1, 1].
+
+    A smooth function of hand, gap and object position. It keeps no phase: a policy that imitates a
+    hidden phase stalls between two of them (5 % success instead of 100 % in our prototype).
+    """
+    hand, goal = table.hand, table.position(index)
+    half = HALF_WIDTH[table.scene.objects[index].shape]
+    distance = float(np.hypot(*(goal - hand)[:2]))
+    is_held = distance < 0.02 and abs(goal[2] - hand[2]) < 0.02 and table.gap < half + 0.003
+    if is_held:  # lift, move above the bin, release
+        goal = np.array([*BIN, 0.0])
+        distance = float(np.hypot(*(goal - hand)[:2]))
+        height = DROP + (CARRY - DROP) * _ramp(distance, 0.02, 0.05)
+        return _move_to(hand, goal, height, grip=1 - 2 * _ramp(distance, 0.025, 0.015))
+    # Approach from above through a funnel, then close.
+    height = goal[2] + np.clip(FUNNEL * (distance - ALIGNED), 0, ABOVE)
+    aligned = _ramp(distance, 0.015, 0.006) * _ramp(abs(hand[2] - goal[2]), 0.015, 0.006)
+    return _move_to(hand, goal, height, grip=2 * aligned - 1)
+
+
+def _ramp(x: float, start: float, stop: float) -> float:
+    """Linear from 0 at `start` to 1 at `stop`, clipped; `stop` may be the smaller one."""
+    return float(np.clip((x - start) / (stop - start), 0.0, 1.0))
+
+
+def _move_to(hand: np.ndarray, goal: np.ndarray, height: float, grip: float) -> np.ndarray:
+    # A hand that is too low rises before it moves sideways.
+    sideways = _ramp(height - hand[2], 0.05, 0.01)
+    x, y = sideways * (goal - hand)[:2] / REACH
+    # Along a straight line, also where the longer axis is clipped to 1.
+    scale = max(1.0, abs(x), abs(y))
+    z = np.clip((height - hand[2]) / REACH, -1, 1)
+    return np.array([x / scale, y / scale, z, grip], np.float32)
+
+
+class BlocksWorld(World):
+    """A table with objects and a bin.
 
     Args:
         config: one of the blocks worlds.
 
     Example:
         >>> world = BlocksWorld(WorldConfig(name="blocks"))
-        >>> seen = world.reset(seed=0, task=1)
-        >>> seen["observation.images.front"].shape, seen["observation.state"].shape
+        >>> observation = world.reset(seed=0, task=1)
+        >>> observation["observation.images.front"].shape, observation["observation.state"].shape
         ((24, 24, 3), (4,))
         >>> while not (step := world.step(world.expert())).done:
         ...     pass
@@ -53,113 +254,84 @@ class BlocksWorld(Stepping):
         self.gives_position = config.name.endswith("_state")
         self.cameras = () if self.gives_position else ("front", "wrist")[: 1 + config.wrist]
         self.state_dim = 7 if self.gives_position else 4
-        names = tuple(thing.name for thing in self.suite.things)
+        names = tuple(item.name for item in self.suite.objects)
         unknown = [task for task in config.tasks if task not in names]
         if unknown:
-            raise ValueError(f"{config.name} has no task {unknown[0]!r}; it has {', '.join(names)}")
+            raise ValueError(f"{config.name} has no task {unknown[0]!r}: use {', '.join(names)}")
         if self.cameras and config.pixels < 8:
-            raise ValueError(f"{config.pixels} pixels show nothing; give --world.pixels 8 or more")
+            raise ValueError(f"--world.pixels {config.pixels} must be at least 8")
         self.tasks = config.tasks or names
-        self._thing_of_task = [names.index(task) for task in self.tasks]
-        self._wrist_rays = WRIST.rays(config.pixels) if config.wrist else np.empty((0, 3))
+        self._target_of_task = [names.index(task) for task in self.tasks]
 
     def reset(self, seed: int, task: int, swap: bool = False, scatter: bool = False) -> Observation:
-        """Begin an episode.
-
-        Args:
-            seed: of the scene.
-            task: index into `tasks`.
-            swap: the same scene, asked for the other thing.
-            scatter: put the hand anywhere instead of where episodes begin.
-        """
         name = self.config.perturbation
-        scene = draw_scene(
-            self.suite,
-            seed,
-            self._thing_of_task[task],
-            outside=name == "position",
-            reworded=name == "wording",
-        )
-        self._begin(scene.swapped() if swap else scene, seed)
+        target = self._target_of_task[task]
+        scene = draw_scene(self.suite, seed, target, name == "position", name == "wording")
+        self.scene = scene.swapped() if swap else scene
+        self.table, self.num_steps = Table(self.scene), 0
+        self._view = perturb_view(FRONT, name, seed)
+        self._noise = np.random.default_rng([seed, 13])
+        self._colors = self._geom_colors()
         if scatter:
-            self.table.place_hand(scatter_hand(scene, np.random.default_rng([seed, task, 11])))
+            self.table.place_hand(draw_free_hand(scene, np.random.default_rng([seed, task, 11])))
         return self.observe()
 
-    def _begin(self, scene: Scene, seed: int) -> None:
-        self.scene, self.table, self.num_steps = scene, Table(scene), 0
-        view = perturb_view(FRONT, self.config.perturbation, seed)
-        self._view = view
-        self._noise = np.random.default_rng([seed, 13])
-        self._painter = Painter(self.table.model, self._colours(), view.light)
-        self._front_rays = view.camera.rays(self.config.pixels)
-
-    def _colours(self) -> np.ndarray:
-        """Of every geom, (number of geoms, 3)."""
+    def _geom_colors(self) -> np.ndarray:
         model = self.table.model
         names = [model.geom(k).name for k in range(model.ngeom)]
-        things = {f"thing{k}": COLOURS[thing.colour] for k, thing in enumerate(self.scene.things)}
-        known = things | FURNITURE
-        return np.array([known.get(name) or known[name.split("_")[0]] for name in names])
+        colors = {f"object{k}": COLORS[item.color] for k, item in enumerate(self.scene.objects)}
+        colors |= FURNITURE_COLORS
+        return np.array([colors.get(name) or colors[name.split("_")[0]] for name in names])
 
     @property
     def instruction(self) -> str:
-        """What is asked in this episode."""
         return self.scene.instruction
 
     @property
     def wrong_instruction(self) -> str:
-        """The same sentence about another thing in view."""
-        return self.scene.wrong_instruction
+        return self.scene.swapped().instruction
 
     @property
     def where(self) -> np.ndarray:
-        """Position of the thing that is asked for, float32 (3,)."""
         return self.table.position(self.scene.target).astype(np.float32)
 
     @property
     def qpos(self) -> np.ndarray:
-        """All joint positions, float32: with the scene's seed enough to draw the frame again."""
         return self.table.data.qpos.astype(np.float32)
 
     def show(self, qpos: np.ndarray) -> Observation:
-        """What is seen in a recorded state of this episode's scene."""
-        self.table.set_qpos(qpos[: len(self.qpos)])  # tables of scenes are padded to one length
+        self.table.data.qpos[:] = qpos[: len(self.qpos)]  # shards pad scenes to one length
         return self.observe()
 
     def observe(self) -> Observation:
-        """What is seen now."""
         hand = [*self.table.hand, self.table.gap]
         state = [*hand, *self.where] if self.gives_position else hand
-        seen: Observation = {STATE: np.array(state, np.float32), TASK: self.instruction}
-        for camera in self.cameras:
-            seen[IMAGES + camera] = self._see(camera)
-        return seen
+        observation: Observation = {STATE: np.array(state, np.float32), TASK: self.instruction}
+        for name in self.cameras:
+            camera, offset = self._view.camera, 0
+            if name == "wrist":
+                camera, offset = WRIST, self.table.hand
+            image = self._render(camera, self.config.pixels, offset)
+            noise = self._view.noise
+            observation[IMAGES + name] = add_noise(image, noise, self._noise) if noise else image
+        return observation
 
-    def _see(self, camera: str) -> np.ndarray:
-        """One camera's image."""
-        origin, rays = np.array(self._view.camera.position), self._front_rays
-        if camera == "wrist":
-            origin, rays = self.table.hand + WRIST.position, self._wrist_rays
-        image = self._paint(origin, rays)
-        return add_noise(image, self._view.noise, self._noise) if self._view.noise else image
-
-    def _paint(self, origin: np.ndarray, rays: np.ndarray) -> np.ndarray:
-        # Geoms follow joints; a physics step leaves them where they were before it.
-        mj.mj_kinematics(self.table.model, self.table.data)
-        return self._painter.paint(self.table.data, origin, rays)
+    def _render(self, camera: Camera, pixels: int, offset: np.ndarray | float = 0) -> np.ndarray:
+        model, data = self.table.model, self.table.data
+        # A physics step leaves geoms where they were before it.
+        mj.mj_kinematics(model, data)
+        origin = offset + np.array(camera.position)
+        rays, light = camera.rays(pixels), self._view.light
+        return render_primitives(model, data, origin, rays, self._colors, light)
 
     def picture(self, pixels: int) -> np.ndarray:
-        """An image for people, uint8 (pixels, pixels, 3), in worlds of states too."""
-        camera = self._view.camera
-        return self._paint(np.array(camera.position), camera.rays(pixels))
+        return self._render(self._view.camera, pixels)
 
     def move(self, action: np.ndarray) -> tuple[bool, bool]:
-        """Take one action, (4,), without looking: the hand's move in units of 3 cm, the grip."""
         self.table.move(action)
         self.num_steps += 1
         success = self.table.is_in_bin(self.scene.target)
         return success, success or self.num_steps >= self.max_steps
 
     def expert(self) -> np.ndarray:
-        """What the scripted expert does now, float32 (4,)."""
         return pick_and_place(self.table, self.scene.target)

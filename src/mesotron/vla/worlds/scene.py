@@ -1,7 +1,7 @@
-"""Scenes of the blocks worlds: which things lie where, what is asked; a pure function of numbers.
+"""Scenes of the blocks worlds: which objects lie where and what the instruction is.
 
-A scene is drawn from (seed, task) alone, so training and evaluation are disjoint by their seeds and
-every policy is evaluated on the same scenes. Lengths are in metres, z up, the table at z = 0.
+A scene is a pure function of (seed, task), so training and evaluation are disjoint by their seeds
+and every policy is evaluated on the same scenes. Lengths in meters, z up, the table at z = 0.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from mesotron.vla.worlds.wording import HELD_OUT, TRAINING, put_into_words
-
 Shape = Literal["cube", "can"]
 
-COLOURS = {
+COLORS = {
     "red": (0.85, 0.12, 0.12),
     "blue": (0.12, 0.22, 0.90),
     "green": (0.10, 0.65, 0.15),
@@ -25,71 +23,82 @@ COLOURS = {
 HALF_HEIGHT: dict[Shape, float] = {"cube": 0.022, "can": 0.034}
 HALF_WIDTH: dict[Shape, float] = {"cube": 0.022, "can": 0.020}
 
-# Where things lie (x, then y), and where they lie when positions are perturbed: a ring around it.
+# Ranges of x and y in which objects lie; the perturbation "position" uses a ring around them.
 REGION = ((-0.13, 0.13), (-0.15, 0.05))
 OUTER_REGION = ((-0.165, 0.165), (-0.185, 0.065))
-# Open fingers stand 5.2 cm from a thing's middle and must not touch the next one, 3.1 cm at most
-# from its own middle to a corner.
+# Open fingers reach 5.2 cm from an object's center and must not touch its neighbor, whose corners
+# are at most 3.1 cm from its center.
 SPACING = 0.085
 HAND_START = ((-0.12, 0.12), (-0.15, 0.10), (0.13, 0.19))
 WORKSPACE = ((-0.18, 0.18), (-0.20, 0.20), (0.025, 0.20))
 BIN = (0.0, 0.16)
 BIN_HALF = (0.062, 0.055)
 BIN_HEIGHT = 0.03
-MOST_YAW = 0.2
-TRIES = 1000
+MAX_YAW = 0.2
+MAX_TRIES = 1000
+
+TRAINING_SENTENCES = (
+    "put the {} in the bin",
+    "place the {} in the bin",
+    "move the {} into the bin",
+    "drop the {} in the bin",
+    "pick up the {} and put it in the bin",
+    "take the {} and place it in the bin",
+)
+# Never in demonstrations: for the perturbation "wording".
+HELD_OUT_SENTENCES = (
+    "the {} goes into the bin",
+    "bring the {} over to the bin and let it go",
+    "please get the {} into that bin",
+    "I want the {} inside the bin",
+)
 
 
 @dataclass(frozen=True)
-class Thing:
-    """One object: its colour and shape, where it stands (x, y) and how it is turned (radians)."""
+class Object:
+    """A cube or can: its color, where it stands (x, y) and its yaw in radians."""
 
-    colour: str
+    color: str
     shape: Shape
     place: tuple[float, float] = (0.0, 0.0)
     yaw: float = 0.0
 
     @property
     def name(self) -> str:
-        """Colour and shape, as tasks are named: red-cube."""
-        return f"{self.colour}-{self.shape}"
-
-    @property
-    def words(self) -> str:
-        """Colour and shape, as instructions say it."""
-        return f"{self.colour} {self.shape}"
+        """Name of the task that asks for it, such as red-cube."""
+        return f"{self.color}-{self.shape}"
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Which things there are, and how many are in view at least and at most."""
+    """The objects of a world and how many of them a scene shows."""
 
-    things: tuple[Thing, ...]
-    least: int
-    most: int
+    objects: tuple[Object, ...]
+    min_visible: int
+    max_visible: int
 
 
 SUITES = {
-    "blocks": Suite((Thing("red", "cube"), Thing("blue", "cube")), 2, 2),
+    "blocks": Suite((Object("red", "cube"), Object("blue", "cube")), 2, 2),
     "object10": Suite(
-        tuple(Thing(colour, shape) for shape in HALF_WIDTH for colour in COLOURS), 4, 6
+        tuple(Object(color, shape) for shape in HALF_WIDTH for color in COLORS), 4, 6
     ),
 }
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What an episode begins with.
+    """The start of an episode.
 
     Args:
-        things: on the table, in a random order.
-        target: index of the thing that is asked for.
-        other: index of the thing that a wrong instruction asks for.
-        template: the sentence, with a gap for the thing.
+        objects: on the table, in random order.
+        target: index of the object that the instruction names.
+        other: index of the object that the wrong instruction names.
+        template: the sentence, with a gap for the object.
         hand: position of the hand.
     """
 
-    things: tuple[Thing, ...]
+    objects: tuple[Object, ...]
     target: int
     other: int
     template: str
@@ -97,16 +106,11 @@ class Scene:
 
     @property
     def instruction(self) -> str:
-        """What is asked."""
-        return put_into_words(self.template, self.things[self.target].words)
-
-    @property
-    def wrong_instruction(self) -> str:
-        """The same sentence about another thing that is in view."""
-        return put_into_words(self.template, self.things[self.other].words)
+        target = self.objects[self.target]
+        return self.template.format(f"{target.color} {target.shape}")
 
     def swapped(self) -> Scene:
-        """The same table, asked for the other thing."""
+        """The same table with the other object as the target."""
         return replace(self, target=self.other, other=self.target)
 
 
@@ -116,48 +120,45 @@ def draw_scene(
     """Draw the scene of (seed, task).
 
     Args:
-        suite: the things to choose from.
+        suite: the objects to choose from.
         seed: of the scene.
-        task: index of the thing that is asked for.
-        outside: put things on the ring around the usual region.
-        reworded: take a sentence that training never has.
+        task: index of the target in the suite.
+        outside: place objects on the ring around the usual region.
+        reworded: use a held-out sentence.
 
     Example:
         >>> scene = draw_scene(SUITES["object10"], seed=3, task=7)
-        >>> scene.things[scene.target].name
-        'green-can'
-        >>> 4 <= len(scene.things) <= 6
-        True
+        >>> scene.objects[scene.target].name, 4 <= len(scene.objects) <= 6
+        ('green-can', True)
     """
     rng = np.random.default_rng([seed, task])
-    count = int(rng.integers(suite.least, suite.most + 1))
-    others = [k for k in rng.permutation(len(suite.things)) if k != task][: count - 1]
+    count = int(rng.integers(suite.min_visible, suite.max_visible + 1))
+    others = [k for k in rng.permutation(len(suite.objects)) if k != task][: count - 1]
     order = rng.permutation([task, *others])
-    yaws = rng.uniform(-MOST_YAW, MOST_YAW, count)
-    hand = tuple(float(rng.uniform(low, high)) for low, high in HAND_START)
+    yaws = rng.uniform(-MAX_YAW, MAX_YAW, count)
+    x, y, z = (float(rng.uniform(low, high)) for low, high in HAND_START)
     wording = rng.random()
-    # Last, since it takes as many numbers as it needs: a perturbed scene is else the same.
-    places = draw_places(rng, count, outside)
-    things = tuple(
-        replace(suite.things[k], place=place, yaw=float(yaw))
+    # Last, since it takes a varying number of draws: all else is equal in a perturbed scene.
+    places = _draw_places(rng, count, outside)
+    objects = tuple(
+        replace(suite.objects[k], place=place, yaw=float(yaw))
         for k, place, yaw in zip(order, places, yaws, strict=True)
     )
-    sentences = HELD_OUT if reworded else TRAINING
+    sentences = HELD_OUT_SENTENCES if reworded else TRAINING_SENTENCES
     return Scene(
-        things,
+        objects,
         target=int(np.flatnonzero(order == task)[0]),
         other=int(np.flatnonzero(order == others[0])[0]),
         template=sentences[int(wording * len(sentences))],
-        hand=(hand[0], hand[1], hand[2]),
+        hand=(x, y, z),
     )
 
 
-def draw_places(rng: np.random.Generator, count: int, outside: bool) -> list[tuple[float, float]]:
-    """Places at least SPACING apart; a layout that has got stuck is begun again."""
+def _draw_places(rng: np.random.Generator, count: int, outside: bool) -> list[tuple[float, float]]:
     region = OUTER_REGION if outside else REGION
-    while True:
+    while True:  # start over when a layout is stuck
         places: list[tuple[float, float]] = []
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             x, y = (float(rng.uniform(low, high)) for low, high in region)
             if outside and all(low < v < high for v, (low, high) in zip((x, y), REGION)):
                 continue
@@ -167,22 +168,17 @@ def draw_places(rng: np.random.Generator, count: int, outside: bool) -> list[tup
                 return places
 
 
-def scatter_hand(scene: Scene, rng: np.random.Generator) -> tuple[float, float, float]:
-    """A place for the open hand anywhere in the workspace where it touches nothing."""
+def draw_free_hand(scene: Scene, rng: np.random.Generator) -> tuple[float, float, float]:
+    """A position anywhere in the workspace where the open hand touches nothing."""
     while True:
         x, y, z = (float(rng.uniform(low, high)) for low, high in WORKSPACE)
-        near = [thing for thing in scene.things if touches(thing, x, y, z)]
-        if not near and not over_bin(x, y, z):
+        beside_bin = abs(x - BIN[0]) > BIN_HALF[0] + 0.06 or abs(y - BIN[1]) > BIN_HALF[1] + 0.03
+        in_bin = z < BIN_HEIGHT + 0.02 and not beside_bin
+        if not in_bin and not any(touches(item, x, y, z) for item in scene.objects):
             return x, y, z
 
 
-def touches(thing: Thing, x: float, y: float, z: float) -> bool:
-    """Whether an open hand there may touch a thing; right above it is free."""
-    above = z > 2 * HALF_HEIGHT[thing.shape] + 0.015
-    return not above and np.hypot(x - thing.place[0], y - thing.place[1]) < SPACING
-
-
-def over_bin(x: float, y: float, z: float) -> bool:
-    """Whether an open hand there may touch the bin's walls."""
-    beside = abs(x - BIN[0]) > BIN_HALF[0] + 0.06 or abs(y - BIN[1]) > BIN_HALF[1] + 0.03
-    return z < BIN_HEIGHT + 0.02 and not beside
+def touches(item: Object, x: float, y: float, z: float) -> bool:
+    """Whether an open hand at (x, y, z) may touch an object; right above it is free."""
+    above = z > 2 * HALF_HEIGHT[item.shape] + 0.015
+    return not above and np.hypot(x - item.place[0], y - item.place[1]) < SPACING

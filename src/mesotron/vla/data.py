@@ -1,8 +1,8 @@
-"""Demonstrations as tensors: batches by row, and an order of rows that depends on the step alone.
+"""Demonstrations as tensors: batches by row, and an order of rows that depends only on the step.
 
-What a step reads is a function of (seed, step), so that a resumed run needs no memory of the data.
+A step's data is a function of (seed, step), so resuming needs no data state.
 
-Legend: M observations, B batch, C cameras, K actions of a chunk, A numbers of an action.
+Legend: M observations, B batch, C cameras, K actions per chunk, A action size.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor
 from mesotron.vla.interface import Demos
 from mesotron.vla.policy import Body, Inputs, Targets
 
-# Images that need more than this stay in the host's memory and go to the GPU batch by batch.
-MOST_ON_DEVICE = 16 * 2**30
+# Larger image sets stay in host memory and go to the GPU batch by batch.
+MAX_BYTES_ON_DEVICE = 16 * 2**30
 
 
 class Frames:
-    """All observations of some demonstrations, ready to be batched.
+    """All observations of some demonstrations, ready for batches.
 
     Args:
         demos: as loaded.
         chunk: K.
-        encode: instructions to word numbers, the policy's own.
-        device: where batches go; images lie there too if they fit.
+        encode: instructions to token ids, the policy's own.
+        device: of the batches, and of the images if they fit.
     """
 
     def __init__(
@@ -39,9 +39,15 @@ class Frames:
     ) -> None:
         actions, real = demos.chunks(np.arange(len(demos)), chunk)
         self.device = device
-        self._images = stack_cameras(demos, device)
+        self._images: Tensor | None = None
+        if demos.images:
+            size = sum(images.nbytes for images in demos.images.values())
+            home = device if size <= MAX_BYTES_ON_DEVICE else torch.device("cpu")
+            views = [torch.from_numpy(images).to(home) for images in demos.images.values()]
+            # uint8 [M, C, 3, H, W]
+            self._images = torch.stack(views, dim=1).permute(0, 1, 4, 2, 3).contiguous()
         self._state = torch.from_numpy(demos.state).float().to(device)
-        self._words = encode(demos.tasks).to(device)
+        self._text_ids = encode(demos.tasks).to(device)
         self._task = torch.from_numpy(demos.task_index).long().to(device)
         self._actions = torch.from_numpy(actions).float().to(device)
         self._real = torch.from_numpy(real).to(device)
@@ -53,7 +59,6 @@ class Frames:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether a batch is made without the host's memory."""
         return self._images is None or self._images.device.type == self.device.type
 
     @property
@@ -62,42 +67,32 @@ class Frames:
         return self._where is not None
 
     def batch(self, rows: Tensor) -> tuple[Inputs, Targets]:
-        """Some observations and what is to be learned from them; `rows` int64 [B]."""
-        here = rows.to(self.device)
+        """Observations and targets of `rows`, int64 [B]."""
+        local = rows.to(self.device)
         images = None
         if self._images is not None:
             images = self._images[rows.to(self._images.device)].to(self.device)
-        where = None if self._where is None else self._where[here]
-        told = self._task[here]
-        words = self._words
-        if len(words) > len(rows):  # fewer to encode one by one
-            words, told = words[told], torch.arange(len(rows), device=self.device)
-        seen = Inputs(images, self._state[here], words, told)
-        return seen, Targets(self._actions[here], self._real[here], where)
-
-
-def stack_cameras(demos: Demos, device: torch.device) -> Tensor | None:
-    """Images as uint8 [M, C, 3, H, W], on the device if they fit there; None without cameras."""
-    if not demos.images:
-        return None
-    size = sum(images.nbytes for images in demos.images.values())
-    home = device if size <= MOST_ON_DEVICE else torch.device("cpu")
-    parts = [torch.from_numpy(images).to(home) for images in demos.images.values()]
-    return torch.stack(parts, dim=1).permute(0, 1, 4, 2, 3).contiguous()
+        where = None if self._where is None else self._where[local]
+        text_ids, text_index = self._text_ids, self._task[local]
+        if len(text_ids) > len(rows):  # cheaper to encode one per row
+            text_ids = text_ids[text_index]
+            text_index = torch.arange(len(rows), device=self.device)
+        inputs = Inputs(images, self._state[local], text_ids, text_index)
+        return inputs, Targets(self._actions[local], self._real[local], where)
 
 
 def body_of(demos: Demos) -> Body:
-    """What a policy for these demonstrations sees and moves."""
+    """What a policy for these demonstrations observes and controls."""
     shapes = {name: images.shape[1:3] for name, images in demos.images.items()}
     sizes = {side for shape in shapes.values() for side in shape}
     if len(sizes) > 1:
-        spelled = ", ".join(f"{name} {h}x{w}" for name, (h, w) in shapes.items())
-        raise ValueError(f"the policy takes square images of one size, and these are {spelled}")
+        listed = ", ".join(f"{name} {h}x{w}" for name, (h, w) in shapes.items())
+        raise ValueError(f"images must be square and of one size, not {listed}")
     pixels = sizes.pop() if sizes else 0
     return Body(tuple(shapes), pixels, demos.state.shape[1], demos.action.shape[1])
 
 
-class Order:
+class RowOrder:
     """Rows in a new random order each epoch, by step.
 
     Args:
@@ -105,7 +100,7 @@ class Order:
         seed: of the orders.
 
     Example:
-        >>> order = Order(5, seed=0)
+        >>> order = RowOrder(5, seed=0)
         >>> sorted(torch.cat([order.rows(0, 3), order.rows(1, 3)])[:5].tolist())
         [0, 1, 2, 3, 4]
     """
@@ -116,27 +111,27 @@ class Order:
 
     def rows(self, step: int, size: int) -> Tensor:
         """The rows of a step, int64 [size]; steps count from 0."""
-        found: list[Tensor] = []
+        parts: list[Tensor] = []
         first, missing = step * size, size
         while missing:
             epoch, place = divmod(first, self.num_rows)
-            found.append(self._permuted(epoch)[place : place + missing])
-            first, missing = first + len(found[-1]), missing - len(found[-1])
-        return torch.cat(found)
+            parts.append(self._permuted(epoch)[place : place + missing])
+            first, missing = first + len(parts[-1]), missing - len(parts[-1])
+        return torch.cat(parts)
 
     def _permuted(self, epoch: int) -> Tensor:
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(mix(self.seed, epoch))
+            generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
             self._permutation = torch.randperm(self.num_rows, generator=generator)
             self._epoch = epoch
         return self._permutation
 
 
-def mix(seed: int, number: int) -> int:
-    """A seed of 32 bits that depends on both numbers; torch's CPU generator reads no more bits.
+def mix_seed(seed: int, number: int) -> int:
+    """A seed from two numbers; 32 bits, since torch's CPU generator uses no more.
 
     Example:
-        >>> mix(0, 1) == mix(1, 0)
+        >>> mix_seed(0, 1) == mix_seed(1, 0)
         False
     """
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

@@ -1,0 +1,459 @@
+"""Demonstrations by scripted experts: planned, recorded in worker processes, stored as npz shards.
+
+A folder holds demos.json and npz shards with LeRobot's keys. A shard is written to a draft and
+renamed, so a killed run leaves complete shards and the next run makes the missing ones. Compact
+shards hold the simulator's state instead of images.
+
+Besides whole episodes there are single frames with the hand anywhere. In an episode the hand is
+soon near the object it must take, and a policy learns to read the hand instead of the image. Frames
+with a scattered hand, each scene with two instructions, made the difference between 8 % and 98 %
+success in our prototype.
+
+Legend: n actions, m observations of a shard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from mesotron.config import DemosConfig, WorldConfig
+from mesotron.runs.console import LiveView
+from mesotron.runs.lines import write_json
+from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE, TASK, Demos, Observation, World
+from mesotron.vla.lerobot import is_lerobot, load_lerobot
+from mesotron.vla.rollout import simulation_pool
+from mesotron.vla.worlds import build_world
+
+MANIFEST = "demos.json"
+FORMAT = "mesotron demonstrations 1"
+SPEC_FIELDS = ("seed", "task", "swap", "scatter")
+SHARD_ACTIONS = 600  # per shard, about half a second of simulation
+MIN_SUCCESS = 0.9
+
+Arrays = dict[str, np.ndarray]
+Log = Callable[[str], None] | None
+"""Called with progress messages; None prints nothing and shows no progress bar."""
+
+
+def load_demos(path: Path, pixels: int | None = None) -> Demos:
+    """Load demonstrations into memory.
+
+    Args:
+        path: a folder of `mesotron vla demos`, or a LeRobotDataset (v3.0).
+        pixels: shrink larger images of a LeRobotDataset to this width and height.
+
+    Raises:
+        ValueError: neither of the two, unfinished, or a package is missing.
+    """
+    if not path.is_dir():
+        raise ValueError(f"{path} does not exist: create it with mesotron vla demos --out {path}")
+    if (path / MANIFEST).is_file():
+        return load_shards(path)
+    if is_lerobot(path):
+        return load_lerobot(path, pixels)
+    raise ValueError(f"{path} has no demonstrations: neither {MANIFEST} nor meta/info.json")
+
+
+def make_demos(config: DemosConfig, log: Log = print) -> Demos:
+    """Make the missing demonstrations and load all of them.
+
+    Args:
+        config: which, how many, and where to.
+        log: called with progress messages; None for silence.
+
+    Raises:
+        ValueError: the folder holds other data, or the expert fails in over 10 % of the episodes.
+
+    Example:
+        >>> import tempfile
+        >>> config = DemosConfig(episodes=2, starts=2, workers=1, world=WorldConfig(pixels=8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     demos = make_demos(replace(config, out=Path(folder) / "two"), log=None)
+        >>> demos.images["front"].shape[1:], demos.action.shape[1]
+        ((8, 8, 3), 4)
+    """
+    write_demos(config, log)
+    return load_shards(config.out)
+
+
+def write_demos(config: DemosConfig, log: Log = print) -> None:
+    """Make the missing demonstrations without loading them."""
+    world = config.world
+    simulator = build_world(world)
+    specs = plan_demos(config, simulator)
+    blocks = _split(specs, simulator.max_steps // 3, config.horizon)
+    facts = {"num_shards": len(blocks), "noise": config.noise, "horizon": config.horizon}
+    facts |= {"episodes": config.episodes, "starts": len(specs) - config.episodes}
+    facts |= {"cameras": list(simulator.cameras), "every": config.every, "seed": config.seed}
+    _open_folder(config.out, world, config.compact, facts)
+    # Compact shards keep no images: render the smallest.
+    blind = replace(world, pixels=8, wrist=False) if config.compact else world
+    jobs = [
+        (shard_path(config.out, k), replace(config, world=blind), block, first)
+        for k, (first, block) in enumerate(blocks)
+        if not shard_path(config.out, k).exists()
+    ]
+    _run_jobs("mesotron.vla.demos:make_shard", jobs, config.workers, log)
+    _report(config.out, log)
+
+
+def render_demos(config: DemosConfig, log: Log = print) -> None:
+    """Make `config.out` from the compact demonstrations in `config.render`, with images.
+
+    Raises:
+        ValueError: they are from another world, or not compact.
+    """
+    assert config.render is not None
+    manifest = read_manifest(config.render)
+    source, world = world_of(manifest), config.world
+    if not manifest["compact"]:
+        raise ValueError(f"--render {config.render} already has images")
+    if (source.name, source.tasks) != (world.name, world.tasks):
+        names = [f"{w.name} ({', '.join(w.tasks) or 'all tasks'})" for w in (source, world)]
+        raise ValueError(
+            f"--render {config.render} is from {names[0]}, not {names[1]}: "
+            f"use --world.name {source.name}"
+        )
+    kept = ("num_shards", "noise", "horizon", "episodes", "starts", "seed", "every")
+    facts = {key: manifest[key] for key in kept} | {"cameras": list(build_world(world).cameras)}
+    _open_folder(config.out, world, False, facts)
+    jobs = [
+        (shard_path(config.render, k), shard_path(config.out, k), world)
+        for k in range(manifest["num_shards"])
+        if not shard_path(config.out, k).exists()
+    ]
+    _run_jobs("mesotron.vla.demos:render_shard", jobs, config.workers, log)
+    _report(config.out, log)
+
+
+def _split(
+    specs: list[DemoSpec], episode_actions: int, horizon: int
+) -> list[tuple[int, list[DemoSpec]]]:
+    """Blocks of episodes or of single frames, each with the number of its first demonstration."""
+    blocks: list[tuple[int, list[DemoSpec]]] = []
+    for scatter, actions in ((False, episode_actions), (True, horizon)):
+        numbered = [(k, spec) for k, spec in enumerate(specs) if spec.scatter is scatter]
+        size = max(1, SHARD_ACTIONS // actions)
+        for start in range(0, len(numbered), size):
+            block = numbered[start : start + size]
+            blocks.append((block[0][0], [spec for _, spec in block]))
+    return blocks
+
+
+def _open_folder(folder: Path, world: WorldConfig, compact: bool, facts: dict[str, Any]) -> None:
+    """Create a folder, or check that the existing one has the same settings."""
+    if (folder / MANIFEST).exists():
+        manifest = read_manifest(folder)
+        wanted = facts | {"compact": compact}
+        differs = [key for key, value in wanted.items() if manifest.get(key) != value]
+        if world_of(manifest) != world:
+            differs.insert(0, "world")
+        if differs:
+            raise ValueError(
+                f"{folder} has other demonstrations ({', '.join(differs)} differ): "
+                "choose another --out"
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty: choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_manifest(folder, world, compact, facts)
+
+
+def _run_jobs(target: str, jobs: list[tuple[Any, ...]], workers: int | None, log: Log) -> None:
+    console = Console(quiet=log is None)
+    if not jobs:
+        console.print("nothing left to do")
+        return
+    columns = {"frames": "frames"}
+    with simulation_pool(workers) as pool, LiveView(len(jobs), columns, console) as view:
+        frames = 0
+        try:
+            for done, (_, made) in enumerate(pool.map(target, jobs), 1):
+                frames += made
+                view.update(done, {"frames": frames})
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("run the same command again to continue") from None
+
+
+def _report(folder: Path, log: Log) -> None:
+    """Report the expert's success, and raise if it fails often."""
+    manifest = read_manifest(folder)
+    failed = observations = kept = 0
+    for number in range(manifest["num_shards"]):
+        with np.load(shard_path(folder, number)) as file:
+            failed += int(file["failed"])
+            if "start" in file.files:
+                observations += len(file["start"])
+                kept += len(np.unique(file["episode_index"]))
+    if log is not None:
+        counts = f"{observations:,} frames from {kept:,} demonstrations"
+        log(f"{folder}: {counts}; {failed} failed and were dropped")
+    # Of whole episodes: a single frame cannot fail.
+    success = 1 - failed / max(1, manifest["episodes"])
+    if success < MIN_SUCCESS:
+        raise ValueError(
+            f"the expert succeeded in {success:.0%} of the episodes, less than {MIN_SUCCESS:.0%}: "
+            "lower --noise, or drop the tasks it fails"
+        )
+
+
+# Planning and recording.
+
+
+@dataclass(frozen=True)
+class DemoSpec:
+    """A demonstration to record; see `World.reset` for the fields."""
+
+    seed: int
+    task: int
+    swap: bool = False
+    scatter: bool = False
+
+
+class Recording(NamedTuple):
+    """A recorded demonstration; `answers` are the action numbers taken at the observations."""
+
+    spec: DemoSpec
+    observations: list[Observation]
+    where: list[np.ndarray]
+    qpos: list[np.ndarray]
+    actions: list[np.ndarray]
+    success: bool
+    answers: list[int]
+
+
+def plan_demos(config: DemosConfig, world: World) -> list[DemoSpec]:
+    """All demonstrations in order: episodes, then single frames; scenes are shared only by pairs.
+
+    Raises:
+        ValueError: nothing to make, or scenes reserved for evaluation.
+    """
+    starts, tasks = config.starts, len(world.tasks)
+    if starts and not world.is_paired:
+        raise ValueError(f"{config.world.name} cannot scatter the hand: leave --starts out")
+    if starts is None:
+        starts = 10 * config.episodes if world.is_paired else 0
+    if config.episodes < 0 or starts < 0 or config.episodes + starts == 0:
+        raise ValueError(f"nothing to make: --episodes {config.episodes} --starts {starts}")
+    if world.is_paired:
+        first_start = config.seed + (config.episodes + 1) // 2
+        kinds = ((config.seed, config.episodes, False), (first_start, starts, True))
+        specs = [
+            DemoSpec(first + k // 2, k // 2 % tasks, swap=k % 2 == 1, scatter=scatter)
+            for first, count, scatter in kinds
+            for k in range(count)
+        ]
+    else:  # task by task: switching tasks builds a new simulator
+        specs = [DemoSpec(config.seed + k // tasks, k % tasks) for k in range(config.episodes)]
+        specs.sort(key=lambda spec: spec.task)
+    seeds = [spec.seed for spec in specs]
+    if min(seeds) < 0 or max(seeds) >= EVAL_SEED:
+        raise ValueError(
+            f"scene {max(seeds)} is not a training scene (0 to {EVAL_SEED - 1:,}): "
+            "change --seed, or make fewer"
+        )
+    return specs
+
+
+def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int = 1) -> Recording:
+    """Let the expert act and record what it observes and does.
+
+    Args:
+        world: any.
+        spec: what to record.
+        noise: standard deviation of the noise added to each action after it is recorded, so that
+            the expert shows corrections (Laskey et al. 2017, arXiv 1703.09327).
+        horizon: actions that follow a single frame.
+        every: actions of an episode between two observations.
+    """
+    rng = np.random.default_rng([spec.seed, spec.task, spec.swap, 17])
+    first = world.reset(spec.seed, spec.task, spec.swap, spec.scatter)
+    recording = Recording(spec, [], [], [], [], success=False, answers=[])
+    for number in range(horizon if spec.scatter else world.max_steps):
+        action = world.expert()
+        if number == 0 or (not spec.scatter and number % every == 0):
+            recording.observations.append(world.observe() if number else first)
+            recording.where.append(world.where)
+            recording.qpos.append(world.qpos)
+            recording.answers.append(number)
+        recording.actions.append(action)
+        moved = action if spec.scatter else action + rng.normal(0, noise, action.shape)
+        success, done = world.move(np.clip(moved, -1, 1).astype(np.float32))
+        if done:
+            return recording._replace(success=success)
+    return recording
+
+
+_worlds: dict[WorldConfig, World] = {}  # of this process: some take a second to build
+
+
+def _cached_world(config: WorldConfig) -> World:
+    if config not in _worlds:
+        _worlds[config] = build_world(config)
+    return _worlds[config]
+
+
+def make_shard(path: Path, config: DemosConfig, specs: list[DemoSpec], first: int) -> int:
+    """Record a block of demonstrations, numbered from `first`; returns the number of frames."""
+    world = _cached_world(config.world)
+    recordings = [record(world, s, config.noise, config.horizon, config.every) for s in specs]
+    kept = [(k, r) for k, r in enumerate(recordings, first) if r.success or r.spec.scatter]
+    if not kept:  # count the failures
+        write_shard(path, {"action": np.empty((0, 0)), "failed": np.array(len(specs))})
+        return 0
+    numbers, good = zip(*kept)
+    arrays = _pack(good, numbers, config.compact, failed=len(specs) - len(good))
+    write_shard(path, arrays)
+    return len(arrays["start"])
+
+
+def render_shard(source: Path, path: Path, world: WorldConfig) -> int:
+    """Render the observations of a compact shard; returns their number."""
+    arrays = read_shard(source)
+    if not len(arrays["action"]):
+        write_shard(path, arrays)
+        return 0
+    simulator = _cached_world(world)
+    observations, scene = [], None
+    specs = zip(*(arrays[name].tolist() for name in SPEC_FIELDS), strict=True)
+    for spec, qpos in zip(specs, arrays["qpos"], strict=True):
+        if spec != scene:
+            simulator.reset(*spec[:3])
+            scene = spec
+        observations.append(simulator.show(qpos))
+    for camera in simulator.cameras:
+        arrays[IMAGES + camera] = np.stack([seen[IMAGES + camera] for seen in observations])
+    write_shard(path, {k: v for k, v in arrays.items() if k not in ("qpos", *SPEC_FIELDS)})
+    return len(observations)
+
+
+# Files.
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """Path of a shard."""
+    return folder / f"shard-{number:05d}.npz"
+
+
+def _pack(
+    recordings: Sequence[Recording], numbers: Sequence[int], compact: bool, failed: int
+) -> Arrays:
+    """The arrays of a shard; `numbers` are the episode indices, `failed` counts dropped ones."""
+    observations = [one for recording in recordings for one in recording.observations]
+    lengths = [len(recording.actions) for recording in recordings]
+    starts = np.cumsum([0, *lengths[:-1]])
+    texts, index = np.unique([one[TASK] for one in observations], return_inverse=True)
+    arrays: Arrays = {
+        "action": np.concatenate([np.stack(r.actions) for r in recordings]),
+        "episode_index": np.repeat(numbers, lengths),
+        "frame_index": np.concatenate([np.arange(length) for length in lengths]),
+        "start": np.concatenate([n + np.array(r.answers) for n, r in zip(starts, recordings)]),
+        STATE: np.stack([one[STATE] for one in observations]),
+        "task_index": index.astype(np.int64),
+        "tasks": texts,
+        "where": np.stack([position for r in recordings for position in r.where]),
+        "failed": np.array(failed),
+    }
+    if not compact:
+        cameras = [key for key in observations[0] if key.startswith(IMAGES)]
+        return arrays | {key: np.stack([one[key] for one in observations]) for key in cameras}
+    counts = [len(recording.observations) for recording in recordings]
+    for name in SPEC_FIELDS:
+        arrays[name] = np.repeat([getattr(r.spec, name) for r in recordings], counts)
+    # Scenes differ in their number of joints.
+    positions = [qpos for recording in recordings for qpos in recording.qpos]
+    arrays["qpos"] = np.zeros((len(positions), max(map(len, positions))), np.float32)
+    for row, qpos in zip(arrays["qpos"], positions):
+        row[: len(qpos)] = qpos
+    return arrays
+
+
+def write_shard(path: Path, arrays: Arrays) -> None:
+    """Write a shard atomically."""
+    draft = path.with_name(f".{path.stem}.writing.npz")
+    np.savez_compressed(draft, **arrays)  # pyright: ignore[reportArgumentType]
+    draft.replace(path)
+
+
+def read_shard(path: Path) -> Arrays:
+    """All arrays of a shard."""
+    with np.load(path) as file:
+        return {key: file[key] for key in file.files}
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The demos.json of a folder."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{folder} has no demonstrations: {MANIFEST} is missing")
+    try:
+        manifest = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {manifest.get('format')!r}, not {FORMAT!r}")
+    return {"every": 1} | manifest  # missing in older ones
+
+
+def write_manifest(folder: Path, world: WorldConfig, compact: bool, facts: dict[str, Any]) -> None:
+    """Write demos.json: the world, the number of shards and how they were made."""
+    fields = asdict(world) | {"tasks": list(world.tasks)}
+    write_json(folder / MANIFEST, {"format": FORMAT, "world": fields, "compact": compact, **facts})
+
+
+def world_of(manifest: dict[str, Any]) -> WorldConfig:
+    """The world of a manifest."""
+    return WorldConfig(**manifest["world"] | {"tasks": tuple(manifest["world"]["tasks"])})
+
+
+def load_shards(folder: Path) -> Demos:
+    """Read a whole folder of shards into memory.
+
+    Raises:
+        ValueError: shards are missing, or have no images yet.
+    """
+    manifest = read_manifest(folder)
+    if manifest["compact"] and manifest["cameras"]:
+        raise ValueError(
+            f"{folder} is compact and has no images: run mesotron vla demos --render {folder} "
+            "--out FOLDER"
+        )
+    paths = [shard_path(folder, number) for number in range(manifest["num_shards"])]
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise ValueError(
+            f"{folder} is unfinished ({len(missing)} of {len(paths)} shards missing): run the "
+            "command that made it again"
+        )
+    shards = [arrays for arrays in map(read_shard, paths) if len(arrays["action"])]
+    texts = sorted({str(text) for arrays in shards for text in arrays["tasks"]})
+    index = {text: k for k, text in enumerate(texts)}
+    first_rows = np.cumsum([0, *(len(arrays["action"]) for arrays in shards[:-1])])
+
+    def column(key: str) -> np.ndarray:
+        return np.concatenate([arrays[key] for arrays in shards])
+
+    task_index = [
+        np.array([index[str(text)] for text in arrays["tasks"]])[arrays["task_index"]]
+        for arrays in shards
+    ]
+    return Demos(
+        images={camera: column(IMAGES + camera) for camera in manifest["cameras"]},
+        state=column(STATE),
+        task_index=np.concatenate(task_index),
+        tasks=texts,
+        start=np.concatenate([arrays["start"] + n for arrays, n in zip(shards, first_rows)]),
+        action=column("action"),
+        episode_index=column("episode_index"),
+        frame_index=column("frame_index"),
+        where=column("where"),
+        world=world_of(manifest),
+    )

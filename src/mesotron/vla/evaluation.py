@@ -1,0 +1,139 @@
+"""Success tables of a policy with its controls, as `vla train` and `vla eval` print them.
+
+Columns: success, success with a wrong instruction (what remains without language), the scripted
+expert (an upper bound), and named perturbations. Scenes are never those of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from mesotron.config import WorldConfig
+from mesotron.rlvr.scores import wilson
+from mesotron.vla.interface import EVAL_SEED, Act, EvalResult
+from mesotron.vla.rollout import evaluate, evaluate_expert
+from mesotron.vla.worlds import require
+
+SUCCESS, WRONG, EXPERT = "success", "wrong instruction", "expert"
+FRAME_MILLISECONDS = 80
+LAST_FRAME_MILLISECONDS = 960
+
+
+def measure(
+    act: Act,
+    world: WorldConfig,
+    *,
+    episodes: int,
+    execute: int,
+    workers: int | None = None,
+    controls: bool = True,
+    perturb: Sequence[str] = (),
+    first_seed: int = EVAL_SEED,
+    gifs: int = 0,
+) -> dict[str, EvalResult]:
+    """Play the same seeded episodes in every column.
+
+    Args:
+        act: the policy.
+        world: of its demonstrations.
+        episodes: of each task.
+        execute: actions of a chunk to take before observing again.
+        workers: simulation processes; None for one per processor.
+        controls: add the columns "wrong instruction" and "expert".
+        perturb: names of perturbations, one column each.
+        first_seed: of the scenes.
+        gifs: record so many episodes of each task in the first column.
+
+    Returns:
+        Column to result, "success" first.
+
+    Example:
+        >>> import numpy as np
+        >>> still = lambda observations: np.zeros((len(observations), 4, 4))
+        >>> world = WorldConfig(name="blocks_state")
+        >>> results = measure(still, world, episodes=1, execute=4, workers=1)
+        >>> {name: result.success for name, result in results.items()}
+        {'success': 0.0, 'wrong instruction': 0.0, 'expert': 1.0}
+    """
+    seeds = range(first_seed, first_seed + episodes)
+    options: dict[str, Any] = {"execute": execute, "workers": workers}
+    results = {SUCCESS: evaluate(act, world, seeds, frames=gifs, **options)}
+    if controls:
+        results[WRONG] = evaluate(act, world, seeds, wrong=True, **options)
+        results[EXPERT] = evaluate_expert(world, seeds, workers=workers)
+    for name in perturb:
+        results[name] = evaluate(act, replace(world, perturbation=name), seeds, **options)
+    return results
+
+
+def default_execute(chunk: int) -> int:
+    """Actions to take before observing again: two thirds of a chunk.
+
+    Example:
+        >>> default_execute(6), default_execute(8), default_execute(1)
+        (4, 5, 1)
+    """
+    return max(1, 2 * chunk // 3)
+
+
+def _table_rows(results: dict[str, EvalResult]) -> list[list[str]]:
+    """A header, a row per task and one for all tasks, with 95 % Wilson intervals."""
+    rows = [["task", *results]]
+    for task in results[SUCCESS].by_task:
+        cells = []
+        for result in results.values():
+            successes, total = result.by_task[task]
+            score = wilson(successes, total)
+            cells.append(f"{successes}/{total} [{score.low:.2f}, {score.high:.2f}]")
+        rows.append([task, *cells])
+    scores = [result.score for result in results.values()]
+    return [*rows, ["all tasks", *(f"{s.value:.2f} [{s.low:.2f}, {s.high:.2f}]" for s in scores)]]
+
+
+def as_table(results: dict[str, EvalResult]) -> Table:
+    """The results for a terminal."""
+    header, *rows = _table_rows(results)
+    count = len(results[SUCCESS].episodes)
+    table = Table(*header, title=f"success over {count} episodes, 95 % intervals")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def as_markdown(results: dict[str, EvalResult]) -> str:
+    """The results as a Markdown table."""
+    header, *rows = _table_rows(results)
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def as_json(results: dict[str, EvalResult]) -> dict[str, Any]:
+    """Column to `EvalResult.to_json`."""
+    return {name: result.to_json() for name, result in results.items()}
+
+
+def write_gifs(result: EvalResult, folder: Path) -> list[Path]:
+    """Write one GIF per recorded episode, such as `red-cube-1000000-success.gif`.
+
+    Args:
+        result: of an evaluation with `frames`.
+        folder: created if needed.
+    """
+    require("PIL", "vla")
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    success = {(episode.task, episode.seed): episode.success for episode in result.episodes}
+    paths = []
+    for (task, seed), frames in result.frames.items():
+        path = folder / f"{task}-{seed}-{'success' if success[task, seed] else 'failure'}.gif"
+        first, *rest = [Image.fromarray(frame) for frame in frames]
+        durations = [FRAME_MILLISECONDS] * len(rest) + [LAST_FRAME_MILLISECONDS]
+        first.save(path, save_all=True, append_images=rest, duration=durations, loop=0)
+        paths.append(path)
+    return paths

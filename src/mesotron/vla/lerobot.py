@@ -1,0 +1,358 @@
+"""Read and write LeRobotDataset v3.0: parquet files, images inside them or as video.
+
+Format: LeRobot (Cadene et al., github.com/huggingface/lerobot). Needs pyarrow and pillow, av for
+video. The lerobot package itself is not used: it pins older versions of torch and numpy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mesotron.runs.lines import write_json
+from mesotron.vla.interface import IMAGES, STATE, Demos
+from mesotron.vla.worlds import require
+
+VERSION = "v3.0"
+INFO, TASKS, STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+CHUNK_FILES = 1000
+FILE_FRAMES = 20_000
+SCALARS = {
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
+
+Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]
+"""A video file to (seconds, uint8 (H, W, 3)), in order."""
+
+
+def is_lerobot(folder: Path) -> bool:
+    """Whether a folder looks like a LeRobotDataset."""
+    return (folder / INFO).is_file()
+
+
+def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
+    """Read a whole dataset into memory.
+
+    Args:
+        folder: of the dataset, with meta/info.json.
+        pixels: shrink larger images to this width and height.
+
+    Raises:
+        ValueError: another version, no state or action, or a package is missing.
+    """
+    require("pyarrow", "lerobot")
+    from pyarrow import parquet
+
+    info = json.loads((folder / INFO).read_text())
+    _check(folder, info)
+    keys = [STATE, "action", "episode_index", "frame_index", "task_index"]
+    paths = sorted((folder / "data").glob("*/*.parquet"))
+    tables = [parquet.read_table(path, columns=keys) for path in paths]
+    num, total = sum(map(len, tables)), info["total_frames"]
+    if num != total:
+        raise ValueError(f"{folder} has {num:,} of {total:,} frames: download it again")
+    columns = {
+        key: np.concatenate([np.array(table[key].to_pylist()) for table in tables]) for key in keys
+    }
+    images = {}
+    for key, feature in info["features"].items():
+        if key.startswith(IMAGES) and feature["dtype"] == "image":
+            images[key.removeprefix(IMAGES)] = _read_images(paths, key, num, pixels)
+        elif key.startswith(IMAGES) and feature["dtype"] == "video":
+            images[key.removeprefix(IMAGES)] = read_videos(folder, info, key, columns, pixels)
+    table = parquet.read_table(folder / TASKS)
+    # The text column is called "task", or is an unnamed index.
+    name = next(name for name in table.column_names if name != "task_index")
+    texts = dict(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
+    return Demos(
+        images=images,
+        state=columns[STATE].astype(np.float32),
+        task_index=columns["task_index"],
+        tasks=[texts[k] for k in range(len(texts))],
+        start=np.arange(num),
+        action=columns["action"].astype(np.float32),
+        episode_index=columns["episode_index"],
+        frame_index=columns["frame_index"],
+        fps=float(info["fps"]),
+    )
+
+
+def _check(folder: Path, info: dict[str, Any]) -> None:
+    version = info.get("codebase_version")
+    if version != VERSION:
+        raise ValueError(
+            f"{folder} is a LeRobotDataset {version}: convert it to {VERSION} with LeRobot's script"
+        )
+    for key in (STATE, "action"):
+        if key not in info["features"]:
+            raise ValueError(f"{folder} has no {key}")
+    dtypes = {feature["dtype"] for feature in info["features"].values()}
+    if "video" in dtypes and importlib.util.find_spec("av") is None:
+        raise ValueError(f"{folder} stores images as video: pip install av")
+
+
+def _read_images(paths: list[Path], key: str, num: int, pixels: int | None) -> np.ndarray:
+    from PIL import Image
+    from pyarrow import parquet
+
+    batches = (
+        batch[key].to_pylist()
+        for path in paths
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=256, columns=[key])
+    )
+    files = (io.BytesIO(cell["bytes"]) for cells in batches for cell in cells)
+    images = (_shrink(Image.open(file).convert("RGB"), pixels) for file in files)
+    return _collect(enumerate(images), num)
+
+
+def _shrink(image: Any, pixels: int | None) -> np.ndarray:
+    fits = pixels is None or max(image.size) <= pixels
+    return np.asarray(image if fits else image.resize((pixels, pixels)), np.uint8)
+
+
+def _collect(images: Iterable[tuple[int, np.ndarray]], num: int) -> np.ndarray:
+    """Images by row as one array, (N, H, W, 3), without holding all of them twice."""
+    stacked = np.empty((num, 0, 0, 3), np.uint8)
+    for row, image in images:
+        if not stacked.size:
+            stacked = np.empty((num, *image.shape), np.uint8)
+        stacked[row] = image
+    return stacked
+
+
+def _decode_video(path: Path) -> Iterator[tuple[float, np.ndarray]]:
+    import av
+
+    with av.open(str(path)) as container:
+        for frame in container.decode(video=0):
+            yield float(frame.time or 0.0), frame.to_ndarray(format="rgb24")
+
+
+def read_videos(
+    folder: Path,
+    info: dict[str, Any],
+    key: str,
+    columns: dict[str, np.ndarray],
+    pixels: int | None,
+    decode: Decoder = _decode_video,
+) -> np.ndarray:
+    """The frames of a camera stored as video, in the order of the rows, uint8 (N, H, W, 3).
+
+    An episode is a stretch of a file: it starts at `from_timestamp`, one frame per row.
+    """
+    from PIL import Image
+    from pyarrow import parquet
+
+    rows_by_file: dict[Path, dict[int, int]] = {}  # file to frame number to row
+    fps = info["fps"]
+    names = ["chunk_index", "file_index", "from_timestamp"]
+    wanted = ["episode_index", *(f"videos/{key}/{name}" for name in names)]
+    for path in sorted((folder / "meta/episodes").glob("*/*.parquet")):
+        for record in parquet.read_table(path, columns=wanted).to_pylist():
+            episode, chunk, number, begin = (record[name] for name in wanted)
+            file = info["video_path"].format(video_key=key, chunk_index=chunk, file_index=number)
+            first, rows = round(begin * fps), rows_by_file.setdefault(folder / file, {})
+            for row in np.flatnonzero(columns["episode_index"] == episode):
+                rows[first + int(columns["frame_index"][row])] = int(row)
+    seen: set[int] = set()
+
+    def frames() -> Iterator[tuple[int, np.ndarray]]:
+        for path, rows in sorted(rows_by_file.items()):
+            for seconds, image in decode(path):
+                row = rows.get(round(seconds * fps))
+                if row is not None:
+                    seen.add(row)
+                    yield row, _shrink(Image.fromarray(image), pixels)
+
+    images = _collect(frames(), len(columns["episode_index"]))
+    missing = len(images) - len(seen)
+    if missing:
+        raise ValueError(f"{folder}: {missing:,} frames of {key} are not in its video files")
+    return images
+
+
+def export_lerobot(demos: Demos, folder: Path) -> int:
+    """Write the whole episodes of a set; single frames are not episodes.
+
+    Args:
+        demos: with images or states.
+        folder: must not exist yet.
+
+    Returns:
+        The number of single frames left out.
+    """
+    require("pyarrow", "lerobot")
+    if folder.exists():
+        raise ValueError(f"--lerobot {folder} already exists")
+    # Episodes that were observed at every action.
+    actions = np.bincount(demos.episode_index)
+    observed = np.bincount(demos.episode_index[demos.start], minlength=len(actions))
+    rows = np.flatnonzero((observed == actions)[demos.episode_index[demos.start]])
+    if not len(rows):
+        raise ValueError("--lerobot needs whole episodes: make some with --episodes")
+    start = demos.start[rows]
+    frame = demos.frame_index[start]
+    episode = np.unique(demos.episode_index[start], return_inverse=True)[1]
+    columns = {
+        STATE: demos.state[rows].astype(np.float32),
+        "action": demos.action[start].astype(np.float32),
+        "timestamp": (frame / demos.fps).astype(np.float32),
+        "frame_index": frame.astype(np.int64),
+        "episode_index": episode.astype(np.int64),
+        "index": np.arange(len(rows), dtype=np.int64),
+        "task_index": demos.task_index[rows].astype(np.int64),
+    }
+    bounds = np.flatnonzero(np.diff(episode, prepend=-1, append=-1)).tolist()
+    files = _write_frames(demos, rows, columns, bounds, folder)
+    _write_episodes(demos, columns, bounds, files, folder)
+    _write_tasks(demos.tasks, folder)
+    write_json(folder / INFO, _describe(demos, len(rows), len(bounds) - 1))
+    stats = {key: moments(values, axis=0) for key, values in columns.items()}
+    for camera, images in demos.images.items():  # by channel, in 0..1
+        channels = moments(images[rows] / np.float32(255), axis=(0, 1, 2))
+        stats[IMAGES + camera] = {
+            key: value if key == "count" else [[[number]] for number in value]
+            for key, value in channels.items()
+        }
+    write_json(folder / STATS, stats)
+    return len(demos) - len(rows)
+
+
+def _write_frames(
+    demos: Demos, rows: np.ndarray, columns: dict[str, np.ndarray], bounds: list[int], folder: Path
+) -> list[int]:
+    """Write one row group per episode; returns the file number of each episode."""
+    from pyarrow import parquet
+
+    files: list[int] = []
+    writer, number, written = None, -1, FILE_FRAMES
+    for first, last in pairwise(bounds):
+        if written >= FILE_FRAMES:
+            if writer is not None:
+                writer.close()
+            writer, number, written = None, number + 1, 0
+        table = _make_table(demos, rows, columns, slice(first, last))
+        if writer is None:
+            writer = parquet.ParquetWriter(_file_path(folder, DATA_PATH, number), table.schema)
+        writer.write_table(table)
+        written += last - first
+        files.append(number)
+    if writer is not None:
+        writer.close()
+    return files
+
+
+def _make_table(demos: Demos, rows: np.ndarray, columns: dict[str, np.ndarray], part: slice) -> Any:
+    import pyarrow as pa
+    from PIL import Image
+
+    def to_png(image: np.ndarray) -> bytes:
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, "png")
+        return buffer.getvalue()
+
+    image_type = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    arrays: dict[str, Any] = {}
+    for camera, images in demos.images.items():
+        cells = [{"bytes": to_png(images[row]), "path": None} for row in rows[part]]
+        arrays[IMAGES + camera] = pa.array(cells, image_type)
+    for key, values in columns.items():
+        array = pa.array(values[part].ravel())
+        if values.ndim > 1:
+            array = pa.FixedSizeListArray.from_arrays(array, values.shape[1])
+        arrays[key] = array
+    return pa.table(arrays)
+
+
+def _file_path(folder: Path, template: str, number: int) -> Path:
+    chunk, file = divmod(number, CHUNK_FILES)
+    path = folder / template.format(chunk_index=chunk, file_index=file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _write_episodes(
+    demos: Demos, columns: dict[str, np.ndarray], bounds: list[int], files: list[int], folder: Path
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    pairs = list(pairwise(bounds))
+    table = {
+        "episode_index": list(range(len(pairs))),
+        "tasks": [[demos.tasks[columns["task_index"][first]]] for first, _ in pairs],
+        "length": [last - first for first, last in pairs],
+        "dataset_from_index": [first for first, _ in pairs],
+        "dataset_to_index": [last for _, last in pairs],
+        "data/chunk_index": [file // CHUNK_FILES for file in files],
+        "data/file_index": [file % CHUNK_FILES for file in files],
+        "meta/episodes/chunk_index": [0] * len(pairs),
+        "meta/episodes/file_index": [0] * len(pairs),
+    }
+    parquet.write_table(pa.table(table), _file_path(folder, EPISODES_PATH, 0))
+
+
+def _write_tasks(tasks: list[str], folder: Path) -> None:
+    """Write the instructions as the index of a pandas table, as LeRobot reads them."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.table({"task_index": list(range(len(tasks))), "task": tasks})
+    types = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": stored}
+        for name, (kind, stored) in types.items()
+    ]
+    metadata = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
+    table = table.replace_schema_metadata({"pandas": json.dumps(metadata)})
+    parquet.write_table(table, folder / TASKS)
+
+
+def _describe(demos: Demos, num_frames: int, num_episodes: int) -> dict[str, Any]:
+    features: dict[str, Any] = {
+        IMAGES + camera: {
+            "dtype": "image",
+            "shape": list(images.shape[1:]),
+            "names": ["height", "width", "channels"],
+        }
+        for camera, images in demos.images.items()
+    }
+    for key, values in ((STATE, demos.state), ("action", demos.action)):
+        features[key] = {"dtype": "float32", "shape": [values.shape[1]], "names": None}
+    for key, dtype in SCALARS.items():
+        features[key] = {"dtype": dtype, "shape": [1], "names": None}
+    return {
+        "codebase_version": VERSION,
+        "robot_type": demos.world.name if demos.world else None,
+        "total_episodes": num_episodes,
+        "total_frames": num_frames,
+        "total_tasks": len(demos.tasks),
+        "chunks_size": CHUNK_FILES,
+        "data_files_size_in_mb": 100,
+        "video_files_size_in_mb": 500,
+        "fps": round(demos.fps),
+        "splits": {"train": f"0:{num_episodes}"},
+        "data_path": DATA_PATH,
+        "video_path": None,
+        "features": features,
+    }
+
+
+def moments(values: np.ndarray, axis: int | tuple[int, ...]) -> dict[str, Any]:
+    """The statistics LeRobot keeps of a feature."""
+    functions = {"min": values.min, "max": values.max, "mean": values.mean, "std": values.std}
+    stats = {name: np.atleast_1d(f(axis=axis)).tolist() for name, f in functions.items()}
+    return stats | {"count": [len(values)]}

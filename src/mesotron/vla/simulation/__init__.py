@@ -1,1 +1,0 @@
-"""Simulation in processes of its own, and episodes of many worlds side by side."""

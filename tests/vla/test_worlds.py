@@ -1,0 +1,287 @@
+"""The blocks worlds: the contract of `World`, rendering against geometry, a successful expert."""
+
+import importlib.util
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mesotron.config import WorldConfig
+from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE
+from mesotron.vla.worlds import build_world
+from mesotron.vla.worlds.blocks import FRONT, Table, pick_and_place
+from mesotron.vla.worlds.rendering import (
+    Camera,
+    cast_rays,
+    mj,
+    render_primitives,
+    surface_normals,
+)
+from mesotron.vla.worlds.scene import (
+    COLORS,
+    HELD_OUT_SENTENCES,
+    REGION,
+    SPACING,
+    SUITES,
+    TRAINING_SENTENCES,
+    Object,
+    Scene,
+    draw_free_hand,
+    draw_scene,
+    touches,
+)
+
+NAMES = ["blocks", "object10", "blocks_state", "object10_state"]
+FRONT_IMAGE = IMAGES + "front"
+
+
+def build(name="blocks", **fields):
+    return build_world(WorldConfig(name=name, **fields))
+
+
+def play_expert(world):
+    while not (step := world.step(world.expert())).done:
+        pass
+    return step
+
+
+def is_same(a, b):
+    assert a.keys() == b.keys()
+    return all(np.array_equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_observation_shapes(name):
+    world = build(name, pixels=20, wrist=True)
+    observation = world.reset(seed=5, task=1)
+    assert observation[STATE].shape == (world.state_dim,)
+    assert observation[STATE].dtype == np.float32
+    images = {key: value for key, value in observation.items() if key.startswith(IMAGES)}
+    assert set(images) == {IMAGES + camera for camera in world.cameras}
+    assert all(image.shape == (20, 20, 3) for image in images.values())
+    assert all(image.dtype == np.uint8 for image in images.values())
+    assert observation["task"] == world.instruction
+    assert world.expert().shape == (world.action_dim,)
+    assert bool(images) is not name.endswith("_state")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_episode_repeats_from_its_seed(name):
+    def play(world):
+        observations = [world.reset(seed=8, task=0)]
+        return observations + [world.step(world.expert()).observation for _ in range(6)]
+
+    used = build(name)
+    play(used)
+    for a, b in zip(play(used), play(build(name)), strict=True):
+        assert is_same(a, b)
+
+
+@pytest.mark.parametrize("name", ["blocks_state", "object10_state"])
+def test_expert_succeeds_within_half_the_time(name):
+    world = build(name)
+    for seed in range(EVAL_SEED, EVAL_SEED + 10):
+        world.reset(seed, seed % len(world.tasks))
+        assert play_expert(world).success
+        assert world.num_steps <= world.max_steps / 2
+
+
+def test_expert_recovers_from_any_hand_position():
+    world = build("object10_state")
+    for seed in range(8):
+        world.reset(seed, seed, scatter=True)
+        assert play_expert(world).success, seed
+
+
+def test_other_object_in_the_bin_is_no_success():
+    world = build("blocks_state")
+    world.reset(3, 0)
+    step = None
+    while not world.table.is_in_bin(world.scene.other):
+        step = world.step(pick_and_place(world.table, world.scene.other))
+    assert step is not None
+    assert not step.success
+
+
+def test_episode_ends_after_max_steps():
+    world = build("blocks_state")
+    world.reset(0, 0)
+    step = world.advance(np.zeros((world.max_steps + 5, 4), np.float32))
+    assert step.done
+    assert not step.success
+    assert world.num_steps == world.max_steps
+
+
+def test_chunk_equals_single_steps():
+    world = build("blocks")
+    world.reset(4, 1)
+    actions = np.random.default_rng(0).uniform(-1, 1, (5, 4)).astype(np.float32)
+    chunked = world.advance(actions)
+    world.reset(4, 1)
+    single = [world.step(action) for action in actions][-1]
+    assert is_same(chunked.observation, single.observation)
+
+
+def test_released_object_falls():
+    world = build("blocks_state")
+    world.reset(0, 0)
+    while world.where[2] < 0.08:
+        world.step(world.expert())
+    world.table.move(np.array([0, 0, 0, -1.0]))
+    for _ in range(8):
+        world.table.move(np.array([0, 0, 1.0, -1.0]))
+    assert world.where[2] == pytest.approx(0.022, abs=0.004)
+
+
+def test_swap_changes_only_the_instruction():
+    world = build("object10", pixels=32)
+    for seed in range(4):
+        one = world.reset(seed, 6)
+        wrong = world.wrong_instruction
+        two = world.reset(seed, 6, swap=True)
+        assert np.array_equal(one[FRONT_IMAGE], two[FRONT_IMAGE])
+        assert np.array_equal(one[STATE], two[STATE])
+        assert two["task"] == wrong != one["task"]
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_scene_invariants(outside):
+    suite = SUITES["object10"]
+    counts = set()
+    for seed in range(60):
+        task = seed % 10
+        scene = draw_scene(suite, seed, task, outside=outside)
+        assert scene.objects[scene.target].name == suite.objects[task].name
+        assert scene.other != scene.target
+        assert len({item.name for item in scene.objects}) == len(scene.objects)
+        places = np.array([item.place for item in scene.objects])
+        gaps = np.linalg.norm(places[:, None] - places[None], axis=-1)
+        assert gaps[~np.eye(len(places), dtype=bool)].min() >= SPACING
+        (left, right), (near, far) = REGION
+        x, y = places.T
+        inside = (left < x) & (x < right) & (near < y) & (y < far)
+        assert inside.all() if not outside else not inside.any()
+        hand = draw_free_hand(scene, np.random.default_rng(seed))
+        assert not any(touches(item, *hand) for item in scene.objects)
+        counts.add(len(scene.objects))
+    assert counts == {4, 5, 6}
+
+
+def test_tasks_name_their_object():
+    assert len(set(build("object10").tasks)) == 10
+    chosen = build("object10_state", tasks=("yellow-can",))
+    assert "yellow can" in chosen.reset(1, 0)["task"]
+
+
+def test_held_out_sentences_are_held_out():
+    worlds = build("blocks_state"), build("blocks_state", perturbation="wording")
+    plain, reworded = ({w.reset(seed, 0)["task"] for seed in range(40)} for w in worlds)
+    assert len(plain) == len(TRAINING_SENTENCES)
+    assert len(reworded) == len(HELD_OUT_SENTENCES)
+    assert not plain & reworded
+
+
+@pytest.mark.parametrize("name", ["camera", "light", "noise", "position", "wording"])
+def test_perturbation_changes_only_what_it_names(name):
+    config = WorldConfig(name="object10", pixels=32)
+    plain, perturbed = build_world(config), build_world(replace(config, perturbation=name))
+    before, after = plain.reset(7, 2), perturbed.reset(7, 2)
+    assert is_same(after, perturbed.reset(7, 2))
+    changed = {key for key in before if not np.array_equal(before[key], after[key])}
+    assert changed == ({"task"} if name == "wording" else {FRONT_IMAGE})
+    places = [[item.place for item in world.scene.objects] for world in (plain, perturbed)]
+    assert (places[0] != places[1]) is (name == "position")
+
+
+def test_rays_hit_what_geometry_says():
+    world = build("blocks")
+    world.reset(2, 0)
+    model, data = world.table.model, world.table.data
+    mj.mj_kinematics(model, data)
+    above = world.table.position(0) + np.array([0, 0, 0.5])
+    rays = np.array([[0.0, 0.0, -1.0], [1.0, 0.0, 0.0]])
+    geoms, distances = cast_rays(model, data, above, rays)
+    assert model.geom(int(geoms[0])).name == "object0"
+    assert distances[0] == pytest.approx(0.5 - 0.022)
+    assert geoms[1] == -1
+    top = surface_normals(model, data, geoms[:1], (above + distances[0] * rays[0])[None])
+    np.testing.assert_allclose(top, [[0, 0, 1]], atol=1e-6)
+
+
+def test_normals_of_a_can():
+    world = build("object10", tasks=("red-can",))
+    world.reset(2, 0)
+    model, data, can = world.table.model, world.table.data, world.scene.target
+    mj.mj_kinematics(model, data)
+    geoms = np.array([model.geom(f"object{can}").id] * 3)
+    side = np.array([0.6, 0.8, 0.0])
+    points = np.array([0.02 * side, [0.001, 0.002, 0.034], [0.0, 0.001, -0.034]])
+    normals = surface_normals(model, data, geoms, world.table.position(can) + points)
+    np.testing.assert_allclose(normals, [side, [0, 0, 1], [0, 0, -1]], atol=1e-6)
+
+
+def test_camera_rays():
+    camera = Camera((0.0, -1.0, 1.0), (0.0, 0.0, 0.0), 40.0)
+    rays = camera.rays(31).reshape(31, 31, 3)
+    np.testing.assert_allclose(rays[15, 15], np.array([0, 1, -1]) / 2**0.5, atol=1e-9)
+    assert rays[15, 30, 0] > 0 > rays[15, 0, 0], "right is right"
+    assert rays[0, 15, 2] > rays[30, 15, 2], "up is up"
+    edge = np.degrees(np.arccos(rays[15, 15] @ rays[0, 15]))
+    assert edge == pytest.approx(20 * 30 / 31, abs=0.5)
+
+
+def test_colors_and_shapes_are_distinguishable():
+    def render(shape):
+        objects = (Object("red", shape, (0.0, -0.05)), Object("blue", "cube", (0.1, 0.0)))
+        table = Table(Scene(objects, 0, 1, "{}", (-0.1, 0.05, 0.15)))
+        names = [table.model.geom(k).name for k in range(table.model.ngeom)]
+        colors = np.array([COLORS["red"] if name == "object0" else (0, 0, 0) for name in names])
+        origin, rays = np.array(FRONT.camera.position), FRONT.camera.rays(64)
+        image = render_primitives(table.model, table.data, origin, rays, colors, FRONT.light)
+        return image[image[..., 0] > 20]
+
+    cube, can = render("cube"), render("can")
+    # Two faces of a cube are visible; the brightness of a can's side varies gradually.
+    assert len(cube) > 20
+    assert len(can) > 20
+    assert len(np.unique(cube, axis=0)) == 2
+    assert len(np.unique(can, axis=0)) > 4
+    hue = cube[0] / cube[0].sum()
+    np.testing.assert_allclose(hue, np.array(COLORS["red"]) / sum(COLORS["red"]), atol=0.02)
+
+
+def test_recorded_state_shows_the_same_image():
+    world = build("object10", pixels=32, wrist=True)
+    world.reset(5, 3)
+    observation = [world.step(world.expert()).observation for _ in range(7)][-1]
+    qpos = np.append(world.qpos, [0.0, 0.0])  # shards pad
+    world.reset(5, 3)
+    shown = world.show(qpos)
+    for camera in world.cameras:
+        key = IMAGES + camera
+        assert (observation[key] == shown[key]).mean() > 0.99
+    np.testing.assert_allclose(observation[STATE], shown[STATE], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "keyword"),
+    [
+        ({"tasks": ("pink-cube",)}, "pink-cube"),
+        ({"pixels": 4}, "world.pixels"),
+        ({"name": "bloks"}, "bloks"),
+        ({"name": "nowhere:World"}, "nowhere"),
+    ],
+)
+def test_invalid_worlds_are_refused(fields, keyword):
+    with pytest.raises(ValueError, match=keyword):
+        build(**fields)
+
+
+@pytest.mark.parametrize(("name", "package"), [("blocks", "mujoco"), ("metaworld", "metaworld")])
+def test_missing_package_is_named(monkeypatch, name, package):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda wanted: None if wanted == package else real(wanted)
+    )
+    with pytest.raises(ValueError, match=f"{package}.*pip install"):
+        build(name)
