@@ -12,12 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from mesotron import cli
 from mesotron.cli import parse
 from mesotron.config import ModelConfig, TrainConfig
-from mesotron.config.base import from_plain
+from mesotron.config.base import from_plain, to_plain
 from mesotron.recipes import RECIPES, describe_recipes, make_recipe
 from mesotron.rlvr.models import load_model
 from mesotron.rlvr.objectives import resolve, trl_arguments
 from mesotron.runs import RunFolder
-from mesotron.runs.folder import plain
 
 PRESETS = cli.COMMANDS["train"].presets
 DOCS = Path(__file__).parents[1] / "docs"
@@ -30,7 +29,7 @@ MATH = '{"problem": "What is %d + 2?", "solution": "It is $\\\\boxed{%d}$.", "le
 def test_a_recipe_knows_its_name_and_can_be_written_and_read(name):
     config = make_recipe(name)
     assert config.recipe == name
-    assert from_plain(TrainConfig, plain(config)) == config
+    assert from_plain(TrainConfig, to_plain(config)) == config
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -35,7 +35,7 @@ from mesotron.ppo.loop import TrainState
 from mesotron.ppo.policy import Params
 from mesotron.ppo.program import Program, Runs, make_program, make_runs
 from mesotron.runs import describe_environment
-from mesotron.runs.lines import write_json
+from mesotron.runs.files import write_json
 
 Cell = dict[str, Any]
 Evaluate = Callable[[Params, int], dict[str, Games]]

@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mesotron.runs.lines import read_rows
+from mesotron.runs.files import read_rows
 
 HERE = Path(__file__).parent
 CONTENDERS = {

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.watch.held_out_runs import held_out_runs
 from benchmarks.watch.runs import Run, rescue_runs, tuning_runs
-from mesotron.runs.lines import read_rows
+from mesotron.runs.files import read_rows
 
 HERE = Path(__file__).parent
 EVAL_EVERY = 10

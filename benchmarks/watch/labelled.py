@@ -21,7 +21,7 @@ from mesotron.rlvr.decode import Completion, generate
 from mesotron.rlvr.prompts import render_prompts
 from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tasks.problem import Problem
-from mesotron.runs.lines import append_row
+from mesotron.runs.files import append_row
 
 EVERY, PROBLEMS = 10, 320
 # Another seed than the task's, which gives the problems that the run evaluates on.

@@ -28,8 +28,7 @@ from mesotron.config.base import (
     validate,
 )
 from mesotron.recipes import describe_recipes, make_plan, make_recipe
-from mesotron.rlvr.run_defaults import describe_defaults, eval_defaults
-from mesotron.runs.continuation import settings_to_resume
+from mesotron.runs.resume import eval_defaults, settings_to_resume
 
 C = TypeVar("C")
 
@@ -61,7 +60,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command(
-        config.TrainConfig, "mesotron.recipes.command:run", Presets(make_recipe, describe_recipes)
+        config.TrainConfig, "mesotron.recipes:run", Presets(make_recipe, describe_recipes)
     ),
     "plan": Command(
         config.PlanConfig, "mesotron.rlvr.cost:run", Presets(make_plan, describe_recipes)
@@ -70,7 +69,7 @@ COMMANDS = {
     "eval": Command(
         config.EvalConfig,
         "mesotron.rlvr.evaluate:run",
-        Presets(eval_defaults, describe_defaults),
+        Presets(eval_defaults, lambda: "The task and length of a run are its own by default."),
     ),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
     "compare": Command(config.CompareConfig, "mesotron.compare.command:run"),

@@ -18,6 +18,7 @@ from test_metrics_docs import DOCS, table  # noqa: E402
 
 from mesotron.cli import parse  # noqa: E402
 from mesotron.config import SnakeConfig, WatchConfig  # noqa: E402
+from mesotron.config.base import to_plain  # noqa: E402
 from mesotron.ppo import training  # noqa: E402
 from mesotron.ppo.evaluate import Games  # noqa: E402
 from mesotron.ppo.loop import make_train  # noqa: E402
@@ -34,8 +35,7 @@ from mesotron.ppo.training import (  # noqa: E402
 )
 from mesotron.runs import RunFolder  # noqa: E402
 from mesotron.runs.console import LiveView  # noqa: E402
-from mesotron.runs.continuation import settings_to_resume  # noqa: E402
-from mesotron.runs.folder import plain  # noqa: E402
+from mesotron.runs.resume import settings_to_resume  # noqa: E402
 from mesotron.watch.readers import read_log  # noqa: E402
 from support.quick_jax import quick_compilation  # noqa: E402, F401
 
@@ -97,7 +97,7 @@ def test_config_survives_the_run_folder(tmp_path):
     assert open_run(resumed)[1] == replace(config, resume=tmp_path / "run", chunk=5)
     with pytest.raises(ValueError, match="chunk"):
         open_run(replace(resumed, chunk=0))
-    RunFolder.create(tmp_path / "newer", {**plain(TINY), "color": 3}, {})
+    RunFolder.create(tmp_path / "newer", {**to_plain(TINY), "color": 3}, {})
     with pytest.raises(ValueError, match="color"):
         open_run(replace(TINY, resume=tmp_path / "newer"))
 

@@ -12,15 +12,15 @@ import pytest
 from rich.console import Console
 from transformers.integrations import TensorBoardCallback
 
+from mesotron import recipes
 from mesotron.config import TrainConfig
-from mesotron.recipes import command
 from mesotron.report import read_run, render_runs
 from mesotron.rlvr import session
 from mesotron.rlvr.callbacks import RunLog
 from mesotron.rlvr.optimizer import OptimizerLog
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
-from mesotron.runs.plan import Plan
+from mesotron.runs.resume import Plan
 from mesotron.watch.readers import read_log
 from support.report_worlds import make_run
 from support.rlvr_tiny import make_trainer
@@ -99,7 +99,7 @@ def test_train_leaves_a_page_beside_its_report(tmp_path, monkeypatch, capsys, ra
 
     monkeypatch.setattr(session, "train", train)
     monkeypatch.setenv("RANK", rank)
-    assert command.run(TrainConfig(out=tmp_path / "new")) == 0
+    assert recipes.run(TrainConfig(out=tmp_path / "new")) == 0
     assert (tmp_path / "new" / "report.html").is_file() == written
     assert ("page: " in capsys.readouterr().out) == written
 

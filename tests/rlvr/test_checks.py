@@ -9,17 +9,8 @@ import pytest
 from mesotron import cli
 from mesotron.config import ObjectiveConfig, RewardConfig, RolloutConfig, TrainConfig
 from mesotron.rlvr.train import check
-from mesotron.runs.plan import begin
 
 RESAMPLE = ("--objective.dynamic-sampling", "resample", "--objective.dynamic-oversample")
-
-
-def test_the_folder_that_the_main_process_made_is_no_obstacle_to_the_others(monkeypatch, tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not empty"):
-        begin(TrainConfig(), tmp_path)
-    monkeypatch.setenv("RANK", "1")
-    assert begin(TrainConfig(), tmp_path).path == tmp_path
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from mesotron.rlvr.dataset import IGNORED, make_demonstrations, reading_order
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tiny import build_network, build_tokenizer
 from mesotron.runs import RunFolder
-from mesotron.runs.continuation import settings_to_resume
+from mesotron.runs.resume import settings_to_resume
 
 TASK = TaskConfig(levels=(1,), num_train=40, num_eval=4)
 TEXTS = ["Solve the problem step by step. 3 + 4 = 7"] * 9

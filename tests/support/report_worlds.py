@@ -15,8 +15,8 @@ from mesotron.compare.record import (
     write_tournament,
 )
 from mesotron.config import SnakeConfig, TrainConfig
+from mesotron.config.base import to_plain
 from mesotron.runs import RunFolder
-from mesotron.runs.folder import plain
 
 # Everything that a page must show and not obey.
 ATTACK = (
@@ -101,7 +101,7 @@ def make_transcript(number: int, correct: bool, **changed: Any) -> dict:
 
 def make_snake(path: Path, updates: int = 12, runs: int = 2) -> RunFolder:
     """A finished run of `mesotron ppo snake` with several runs side by side."""
-    folder = RunFolder.create(path, plain(SnakeConfig()), {"device": "cpu", "seed": 0})
+    folder = RunFolder.create(path, to_plain(SnakeConfig()), {"device": "cpu", "seed": 0})
     for step in range(1, updates + 1):
         each = [float(step + k) for k in range(runs)]
         times = {"time/seconds": 4.0 * step, "time/env_steps": 4096.0 * step}

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from mesotron import config
 from mesotron.cli import Presets, parse
+from mesotron.config.base import to_plain
 from mesotron.recipes import describe_recipes, make_recipe
 from mesotron.runs import RunFolder
-from mesotron.runs.folder import plain
 
 ROWS = 60
 
@@ -28,7 +28,7 @@ def main(words: list[str]) -> None:
         rate = json.loads((made.resume / "config.json").read_text())["optim"]["lr"]
     else:
         assert made.out is not None
-        run, rate = RunFolder.create(made.out, plain(made), {}), made.optim.lr
+        run, rate = RunFolder.create(made.out, to_plain(made), {}), made.optim.lr
     with run:
         done = len(run.rows("metrics"))
         for step in range(done + 1, ROWS + 1):

@@ -20,7 +20,7 @@ from mesotron.config import (
     WorldConfig,
 )
 from mesotron.runs import RunFolder
-from mesotron.runs.continuation import settings_to_resume
+from mesotron.runs.resume import settings_to_resume
 from mesotron.vla import command, evaluation, session
 from mesotron.vla.checkpoint import load_policy
 from mesotron.vla.demos import load_demos, make_demos, write_demos

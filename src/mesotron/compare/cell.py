@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mesotron.config import SnakeConfig, TrainConfig, VlaTrainConfig
-from mesotron.config.base import from_plain
-from mesotron.runs.folder import plain
-from mesotron.runs.lines import write_json
+from mesotron.config.base import from_plain, to_plain
+from mesotron.runs.files import write_json
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "rlvr": (TrainConfig, "mesotron.rlvr.train:run"),
@@ -25,7 +24,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
 
 def write_settings(path: Path, kind: str, config: Any) -> list[str]:
     """Write a cell's config, and return the words that start its process."""
-    write_json(path, {"kind": kind, "config": plain(config)})
+    write_json(path, {"kind": kind, "config": to_plain(config)})
     return [sys.executable, "-m", "mesotron.compare.cell", str(path)]
 
 

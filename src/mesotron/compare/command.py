@@ -18,8 +18,8 @@ from mesotron.compare.tournament import Progress
 from mesotron.compare.words import count
 from mesotron.config import CompareConfig
 from mesotron.report.command import write as write_report
-from mesotron.runs.lines import write_whole
-from mesotron.runs.signals import StopRequest
+from mesotron.runs.files import write_whole
+from mesotron.runs.process import StopRequest
 from mesotron.runs.workers import CommandPool, Job, default_num_workers, list_gpus
 
 LOOK_EVERY = 0.2  # seconds between two looks at the processes

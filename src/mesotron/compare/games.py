@@ -10,7 +10,7 @@ from mesotron.compare.kind import Kind, Row
 from mesotron.compare.record import Contender
 from mesotron.config import SnakeConfig
 from mesotron.runs import RunFolder
-from mesotron.runs.continuation import settings_to_resume
+from mesotron.runs.resume import settings_to_resume
 
 OPTIMS = {
     "adam": "Adam on every weight",

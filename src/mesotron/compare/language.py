@@ -14,7 +14,7 @@ from mesotron.config import ObjectiveName, OptimConfig, TrainConfig
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.train import check
 from mesotron.runs import RunFolder
-from mesotron.runs.continuation import settings_to_resume
+from mesotron.runs.resume import settings_to_resume
 
 # What is a contender's own; the schedule, momentum, decay and clipping are the recipe's.
 OWN = ("name", "per_head", "promote", "cutoff", "rank", "scale", "aux_lr")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mesotron.config.base import from_plain
-from mesotron.runs.lines import write_json
+from mesotron.runs.files import write_json
 
 NAME = "tournament.json"
 

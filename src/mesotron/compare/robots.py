@@ -9,7 +9,7 @@ from mesotron.compare.kind import Kind, Row
 from mesotron.compare.record import Contender
 from mesotron.config import VlaTrainConfig
 from mesotron.runs import RunFolder
-from mesotron.runs.continuation import settings_to_resume
+from mesotron.runs.resume import settings_to_resume
 from mesotron.vla.demos import read_manifest, world_of
 from mesotron.vla.lerobot import is_lerobot
 from mesotron.vla.worlds import build_world

@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mesotron.compare.space import Dimension, Space, Value
 from mesotron.config import SweepConfig
-from mesotron.runs.lines import append_row, read_rows
+from mesotron.runs.files import append_row, read_rows
 
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 COUNTED = (*ENDED, TrialState.RUNNING)

@@ -26,8 +26,8 @@ from mesotron.compare.trials import (
 from mesotron.compare.words import count
 from mesotron.config import SweepConfig
 from mesotron.runs.console import spell_time
-from mesotron.runs.lines import write_json
-from mesotron.runs.signals import StopRequest
+from mesotron.runs.files import write_json
+from mesotron.runs.process import StopRequest
 from mesotron.runs.workers import CommandPool, Job, default_num_workers, list_gpus
 
 if TYPE_CHECKING:

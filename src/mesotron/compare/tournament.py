@@ -29,9 +29,8 @@ from mesotron.compare.record import (
     write_tournament,
 )
 from mesotron.config import CompareConfig
-from mesotron.config.base import from_plain
+from mesotron.config.base import from_plain, to_plain
 from mesotron.runs import RunFolder, describe_environment
-from mesotron.runs.folder import plain
 from mesotron.runs.workers import last_line
 
 STAGES = ("probe", "search", "final")
@@ -76,7 +75,7 @@ class Progress:
     def _take_over(self, old: Tournament) -> None:
         # What a later version can be told has its default in what an earlier one began.
         config_type, file = type(self.kind.config), str(self.folder)
-        old.plan["config"] = plain(from_plain(config_type, old.plan["config"], file))
+        old.plan["config"] = to_plain(from_plain(config_type, old.plan["config"], file))
         refuse_another(self.folder, old.plan, self.record.plan)
         refuse_namesakes(self.folder, old.contenders, self.contenders)
         self.record.cells, self.record.problems = old.cells, old.problems
@@ -262,10 +261,10 @@ class Progress:
 def new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contender]) -> Tournament:
     """A record without cells."""
     plan = {
-        name: plain(getattr(config, name))
+        name: to_plain(getattr(config, name))
         for name in ("seeds", "search_seeds", "rates", "factor", "extend", "seed", "threads", "set")
     }
-    plan |= {"base_rate": kind.base_rate, "config": plain(kind.config)}
+    plan |= {"base_rate": kind.base_rate, "config": to_plain(kind.config)}
     return Tournament(
         recipe=kind.recipe,
         kind=kind.name,

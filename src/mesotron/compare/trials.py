@@ -9,7 +9,7 @@ from typing import Any
 from mesotron.compare.kind import diverged_at
 from mesotron.config import WatchSettings
 from mesotron.runs import RunFolder
-from mesotron.runs.lines import read_rows
+from mesotron.runs.files import read_rows
 from mesotron.watch.engine import Engine
 
 # The share of a run's last rows over which a metric is averaged.

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mesotron.runs.processes import local_index
+from mesotron.runs.process import local_index
 
 _PROBE_SIZE = 96  # 1.8 MFLOP: 40 ms where bfloat16 is emulated, microseconds elsewhere
 _PROBE_MARGIN = 1.3  # bfloat16 must win clearly before accuracy is given up for it

@@ -38,9 +38,9 @@ from mesotron.ppo.program import (
 )
 from mesotron.runs import RunFolder, check_free, describe_environment, new_run_path
 from mesotron.runs.console import LiveView
-from mesotron.runs.continuation import continued_settings
-from mesotron.runs.lines import Row, append_row, cut_rows_after, read_rows
-from mesotron.runs.signals import StopRequest
+from mesotron.runs.files import Row, append_row, cut_rows_after, read_rows
+from mesotron.runs.process import StopRequest
+from mesotron.runs.resume import resumed_settings
 from mesotron.watch import Engine, Event
 from mesotron.watch.diagnosis import Diagnosis, diagnose
 
@@ -218,7 +218,7 @@ def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
     if config.resume is not None:
         folder = RunFolder(config.resume)
         instead = f"start a new run (from its weights: --pretrained-model {folder.path})"
-        return folder, continued_settings(config, folder, instead)
+        return folder, resumed_settings(config, folder, instead)
     named = config.save_dir / config.run_name if config.run_name else None
     path = named or new_run_path("snake", config.save_dir)
     check_free(path, flag="--run-name")

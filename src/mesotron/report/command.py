@@ -11,7 +11,7 @@ from mesotron.config import ReportConfig
 from mesotron.report.read import read_runs
 from mesotron.report.runs_page import render_runs
 from mesotron.report.tournament import RECORD, is_finished, render_tournament
-from mesotron.runs.lines import write_whole
+from mesotron.runs.files import write_whole
 
 NAME = "report.html"
 # More lines than these have no colour and dash of their own.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mesotron.runs import RunFolder
-from mesotron.runs.lines import Row, read_rows
+from mesotron.runs.files import Row, read_rows
 from mesotron.watch import DETECTORS
 from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose
 from mesotron.watch.events import Event, Evidence

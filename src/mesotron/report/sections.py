@@ -12,7 +12,7 @@ from mesotron.report.charts import COLOURS, DASHES, Chart, Line
 from mesotron.report.markup import Html, el, join
 from mesotron.report.read import Run
 from mesotron.report.words import Figure, cost_line, final_score
-from mesotron.runs.lines import Row
+from mesotron.runs.files import Row
 from mesotron.watch.events import Action
 
 SIGNS = {"warn": "▲", "stop": "■", "clear": "○", "rollback": "↺"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mesotron.report.charts import Chart, Line
 from mesotron.report.read import Run
-from mesotron.runs.lines import Row
+from mesotron.runs.files import Row
 
 
 def spectra_charts(run: Run) -> list[Chart]:

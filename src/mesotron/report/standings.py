@@ -12,7 +12,7 @@ from mesotron.report.read import Column
 from mesotron.report.sections import swatch, table
 from mesotron.report.words import spell_count
 from mesotron.runs.console import spell_time
-from mesotron.runs.lines import Row
+from mesotron.runs.files import Row
 
 ENDED_BADLY = ("dead", "diverged")
 SIGNS = {"dead": "■", "diverged": "■", "drifting": "▲"}

@@ -30,7 +30,7 @@ from mesotron.report.standings import (
 )
 from mesotron.report.words import Figure
 from mesotron.runs.console import spell_time
-from mesotron.runs.lines import Row
+from mesotron.runs.files import Row
 
 RECORD = "tournament.json"
 # Which of the catalogue's questions are asked of many cells at once.

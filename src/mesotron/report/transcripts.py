@@ -12,7 +12,7 @@ from mesotron.report.markup import Html, el
 from mesotron.report.read import Run
 from mesotron.rlvr.answers.formats import FORMATS, MAX_TAIL, AnswerFormat
 from mesotron.rlvr.scores import Pair, Transcript, pair_up, verdict
-from mesotron.runs.lines import Row
+from mesotron.runs.files import Row
 
 PAIRS = 8
 MOMENTS = 6

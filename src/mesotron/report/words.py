@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mesotron.report.read import Run
 from mesotron.runs.console import spell_time
-from mesotron.runs.lines import Row
+from mesotron.runs.files import Row
 
 
 class Figure(NamedTuple):

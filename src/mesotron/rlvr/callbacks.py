@@ -19,7 +19,7 @@ from mesotron.probes import snr_from_norms
 from mesotron.rlvr.checkpoint import random_state, restore_random_state
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
-from mesotron.runs.signals import StopRequest
+from mesotron.runs.process import StopRequest
 
 log = logging.getLogger("mesotron.watch")
 

@@ -16,14 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from mesotron.config import PRICES_AS_OF, PlanConfig, TrainConfig
-from mesotron.config.base import from_plain
+from mesotron.config.base import from_plain, to_plain
 from mesotron.rlvr.objectives import first_round_prompts, resolve
 from mesotron.rlvr.tasks.load import GENERATED, load_task
 from mesotron.rlvr.train import check, check_enough, check_installed, set_library_variables
 from mesotron.runs import RunFolder
 from mesotron.runs.console import spell_time
-from mesotron.runs.folder import plain
-from mesotron.runs.processes import num_processes
+from mesotron.runs.process import num_processes
 from mesotron.watch.budget import Limits, StepMath, limits_of, step_math
 
 CALIBRATION_STEPS = 3
@@ -144,8 +143,8 @@ def calibrate(config: PlanConfig) -> Pace:
     quiet_libraries()
     updates = config.rollout.updates
     steps = CALIBRATION_STEPS * updates
-    known = plain(TrainConfig()).keys()
-    values = {key: value for key, value in plain(config).items() if key in known}
+    known = to_plain(TrainConfig()).keys()
+    values = {key: value for key, value in to_plain(config).items() if key in known}
     short = replace(
         from_plain(TrainConfig, values), steps=steps, save_every=0, guard="off", report_to=()
     )

@@ -27,7 +27,6 @@ from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.models import check_name
 from mesotron.rlvr.prompts import render_prompts
-from mesotron.rlvr.run_defaults import run_of
 from mesotron.rlvr.scores import (
     Score,
     Transcript,
@@ -42,8 +41,9 @@ from mesotron.rlvr.tasks.load import check_task, load_task
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.train import needs_hub, set_library_variables
 from mesotron.runs import RunFolder, newest_whole
-from mesotron.runs.hub import go_offline_without_network
-from mesotron.runs.lines import check_writable
+from mesotron.runs.files import check_writable
+from mesotron.runs.process import go_offline_without_network
+from mesotron.runs.resume import run_of
 
 if TYPE_CHECKING:
     import torch

@@ -41,9 +41,14 @@ from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.rlvr.wrapping import as_loaded
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
-from mesotron.runs.plan import Plan
-from mesotron.runs.processes import asks_for_sharding, is_main, num_processes
-from mesotron.runs.signals import StopRequest, told_when_interrupted
+from mesotron.runs.process import (
+    StopRequest,
+    asks_for_sharding,
+    explain_interrupt,
+    is_main,
+    num_processes,
+)
+from mesotron.runs.resume import Plan
 from mesotron.watch.budget import Meter
 from mesotron.watch.callback import Watch
 
@@ -83,7 +88,7 @@ def train(plan: Plan[TrainConfig], began: float | None = None) -> int:
         with (
             open_folder(plan, parts.device) as run,
             metered(plan.config, run, began) as meter,
-            told_when_interrupted(f"continue with {how_to_resume(plan)}"),
+            explain_interrupt(f"continue with {how_to_resume(plan)}"),
         ):
             return train_in(run, plan, parts, meter, console)
 

@@ -12,9 +12,8 @@ from mesotron.config import SftConfig
 from mesotron.rlvr.train import check as check_inputs
 from mesotron.rlvr.train import resume_plan, set_library_variables
 from mesotron.runs import new_run_path
-from mesotron.runs.hub import go_offline_without_network
-from mesotron.runs.plan import Plan, begin
-from mesotron.runs.processes import num_processes
+from mesotron.runs.process import go_offline_without_network, num_processes
+from mesotron.runs.resume import Plan, plan_new
 from mesotron.watch.budget import limits_of
 
 
@@ -22,7 +21,7 @@ def run(config: SftConfig) -> int:
     """Train on solved problems, or continue such a run.
 
     Args:
-        config: as parsed; to continue a run see `mesotron.runs.continuation`.
+        config: as parsed; to continue a run see `mesotron.runs.resume`.
 
     Returns:
         The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
@@ -40,7 +39,7 @@ def run(config: SftConfig) -> int:
 def new_run(config: SftConfig) -> Plan[SftConfig]:
     """The plan of a run from the beginning."""
     check(config)
-    return begin(config, config.out or new_run_path("sft"))
+    return plan_new(config, config.out or new_run_path("sft"))
 
 
 def check(config: SftConfig) -> None:

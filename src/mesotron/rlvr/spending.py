@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.runs import RunFolder
-from mesotron.runs.processes import is_main
+from mesotron.runs.process import is_main
 from mesotron.watch.budget import Meter, limits_of
 from mesotron.watch.callback import broadcast
 

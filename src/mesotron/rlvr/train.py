@@ -20,9 +20,8 @@ from mesotron.rlvr.objectives import first_round_prompts, trl_arguments
 from mesotron.rlvr.rewards import check_reward
 from mesotron.rlvr.tasks.load import check_task
 from mesotron.runs import new_run_path
-from mesotron.runs.hub import go_offline_without_network
-from mesotron.runs.plan import Plan, begin, go_on
-from mesotron.runs.processes import is_main, num_processes
+from mesotron.runs.process import go_offline_without_network, is_main, num_processes
+from mesotron.runs.resume import Plan, plan_new, plan_resume
 from mesotron.watch.budget import limits_of
 
 log = logging.getLogger("mesotron")
@@ -33,7 +32,7 @@ def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
     """Train, or resume a run.
 
     Args:
-        config: as parsed; for a resumed run see `mesotron.runs.continuation`.
+        config: as parsed; for a resumed run see `mesotron.runs.resume`.
         then: called with the run's folder in the main process when the run has ended or stopped.
 
     Returns:
@@ -55,12 +54,12 @@ def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
 
 def new_run(config: TrainConfig) -> Plan[TrainConfig]:
     check(config)
-    return begin(config, config.out or new_run_path(config.recipe))
+    return plan_new(config, config.out or new_run_path(config.recipe))
 
 
 def resume_plan(config: Limited) -> Plan[Limited]:
     """The plan of a stopped run, with the limits given now."""
-    plan = go_on(
+    plan = plan_resume(
         config,
         evaluate="mesotron eval",
         instead="start a new run (from its weights: --model.name CHECKPOINT)",

@@ -28,8 +28,8 @@ from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
-from mesotron.runs.plan import Plan
-from mesotron.runs.signals import StopRequest
+from mesotron.runs.process import StopRequest
+from mesotron.runs.resume import Plan
 from mesotron.watch.budget import Meter
 
 WATCHED = {"loss": "loss", "mean_token_accuracy": "tokens right", "entropy": "entropy"}

@@ -4,8 +4,7 @@ The standard library and rich only: reading a run needs neither torch nor jax.
 """
 
 from mesotron.runs.checkpoints import Checkpoint, list_checkpoints, newest_whole
-from mesotron.runs.environment import describe_environment
-from mesotron.runs.folder import RunFolder, check_free, new_run_path
+from mesotron.runs.folder import RunFolder, check_free, describe_environment, new_run_path
 
 __all__ = [
     "Checkpoint",

@@ -1,8 +1,7 @@
-"""Checkpoints that are whole or not there: written aside, synced, listed, then renamed.
+"""Checkpoints that are intact or absent: written aside, synced, listed, then renamed.
 
-`checkpoint-25/manifest.json` names every file with its size and SHA-256, so that a file cut short
-by a full disk or changed since is found before anything is loaded. The names are those of
-Transformers, whose tools then find them too.
+`checkpoint-25/manifest.json` lists every file with its size and SHA-256, so that truncated or
+changed files are found before anything is loaded. The folder names are those of Transformers.
 """
 
 import hashlib
@@ -27,20 +26,20 @@ class Checkpoint(NamedTuple):
 
 
 def draft_path(root: Path, step: int) -> Path:
-    """Where a checkpoint is written before it has its name."""
+    """Where a checkpoint is written before it is published."""
     return root / f".checkpoint-{step}.writing"
 
 
 @contextmanager
 def writing(root: Path, step: int) -> Iterator[Path]:
-    """Write a checkpoint: yields an empty folder, and gives it its name if the block succeeds.
+    """Write a checkpoint: yields an empty folder and publishes it if the block succeeds.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     with writing(Path(folder), step=25) as draft:
         ...         _ = (draft / "weights").write_text("...")
-        ...     [found.step for found in list_checkpoints(Path(folder))]
+        ...     [checkpoint.step for checkpoint in list_checkpoints(Path(folder))]
         [25]
     """
     draft = start(root, step)
@@ -53,7 +52,7 @@ def writing(root: Path, step: int) -> Iterator[Path]:
 
 
 def start(root: Path, step: int) -> Path:
-    """Make the empty folder of a checkpoint, without what earlier kills have left of any."""
+    """Make the empty draft folder of a checkpoint, and remove what killed runs left."""
     for left in root.glob(".checkpoint-*.writing"):
         shutil.rmtree(left)
     draft = draft_path(root, step)
@@ -62,7 +61,7 @@ def start(root: Path, step: int) -> Path:
 
 
 def publish(draft: Path) -> Path:
-    """Write the manifest, bring everything to the disk and give the folder its name."""
+    """Write the manifest, sync everything to disk and rename the draft."""
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     listing = {str(path.relative_to(draft)): fingerprint(path) for path in files}
     (draft / MANIFEST).write_text(json.dumps({"files": listing}, indent=2))
@@ -77,7 +76,6 @@ def publish(draft: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder's entries are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -86,20 +84,19 @@ def sync(path: Path) -> None:
 
 
 def fingerprint(path: Path) -> dict[str, int | str]:
-    """A file's size and SHA-256."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
-    """Every checkpoint that has its name, oldest first, damaged ones too."""
-    found = [(NAME.fullmatch(path.name), path) for path in root.glob("checkpoint-*")]
-    return sorted(Checkpoint(int(match[1]), path) for match, path in found if match)
+    """Every published checkpoint, oldest first, including damaged ones."""
+    matches = [(NAME.fullmatch(path.name), path) for path in root.glob("checkpoint-*")]
+    return sorted(Checkpoint(int(match[1]), path) for match, path in matches if match)
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, in words that name the file, or None if it is whole."""
+    """What is wrong with a checkpoint, naming the file, or None if it is intact."""
     try:
         listing = json.loads((path / MANIFEST).read_text())["files"]
         for name, expected in listing.items():
@@ -110,38 +107,38 @@ def damage(path: Path) -> str | None:
             if size != expected["bytes"]:
                 return f"{file} has {size:,} bytes instead of {expected['bytes']:,}"
             if fingerprint(file) != expected:
-                return f"{file} has been changed since it was written"
+                return f"{file} has changed since it was written"
         for file in sorted(path.rglob("[!.]*")):
             name = str(file.relative_to(path))
             if file.is_file() and name not in (*listing, MANIFEST):
-                return f"{file} has been added since it was written"  # a loader might read it
+                return f"{file} was added later"  # a loader might read it
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{path / MANIFEST} cannot be read ({type(error).__name__})"
     return None
 
 
 def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and what is wrong with each newer one.
+    """The newest intact checkpoint, and what is wrong with each newer one.
 
     Example:
         >>> newest_whole(Path("no/such/run"))
         (None, [])
     """
-    found_damage = []
+    problems = []
     for checkpoint in reversed(list_checkpoints(root)):
-        wrong = damage(checkpoint.path)
-        if wrong is None:
-            return checkpoint, found_damage
-        found_damage.append(wrong)
-    return None, found_damage
+        problem = damage(checkpoint.path)
+        if problem is None:
+            return checkpoint, problems
+        problems.append(problem)
+    return None, problems
 
 
 def prune(root: Path, keep: int, newest: int) -> None:
-    """Remove all but `keep` of the checkpoints up to the step that was just written.
+    """Remove all but `keep` of the checkpoints up to the step just written.
 
-    Later ones are what a resumed run could not use: counted, a damaged one would take the place of
-    the only whole one. One of step 0 is the start that a guard can go back to, and stays.
+    Later ones are unusable for a resumed run: counted, a damaged one would displace the only intact
+    one. Step 0 is the start that a guard can roll back to, and stays.
     """
-    written = [found for found in list_checkpoints(root) if 0 < found.step <= newest]
+    written = [one for one in list_checkpoints(root) if 0 < one.step <= newest]
     for checkpoint in written[:-keep]:
         shutil.rmtree(checkpoint.path)

@@ -1,12 +1,11 @@
-"""What a running training shows: on a terminal a live view, elsewhere a plain line now and then.
+"""Progress of a training run: a live view on a terminal, a plain line now and then elsewhere.
 
-The view reads the rows that go to metrics.jsonl and nothing else, so every kind of run can use it.
+The view reads the rows of metrics.jsonl and nothing else, so every kind of run can use it.
 """
 
 import time
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -18,19 +17,19 @@ from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 40
-PLAIN_LINES = 20  # of a whole run, where there is no terminal
-WINDOW = 20  # steps that the time left is reckoned from
+PLAIN_LINES = 20  # per run, without a terminal
+WINDOW = 20  # steps from which the time left is estimated
 SHOWN_CHARACTERS = 600
-SPENT, PROJECTED = "cost/spent", "cost/projected"  # in dollars, where a budget is kept
+SPENT, PROJECTED = "cost/spent", "cost/projected"  # dollars
 
 
 class LiveView:
-    """Progress, time left and cost, sparklines of some metrics, the latest transcript and alarm.
+    """Progress, time left, cost, sparklines of some metrics, the latest transcript and alert.
 
     Args:
         steps: of the whole run.
-        watched: metric name to the word shown for it, in order.
-        console: where to; rich finds out whether it is a terminal.
+        watched: metric name -> label, in order.
+        console: where to print.
 
     Example:
         >>> import io
@@ -58,17 +57,12 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self._live.stop()
 
     def start_at(self, step: int, rows: Sequence[dict]) -> None:
-        """Take up a run in the middle: the step reached and the rows so far."""
+        """Continue in the middle of a run: the step reached and the rows so far."""
         self._step = step
         self._times.clear()
         self._times.append((step, time.monotonic()))
@@ -76,7 +70,7 @@ class LiveView:
             self._remember(row)
 
     def update(self, step: int, row: dict) -> None:
-        """Show one more row of metrics; a metric that it lacks keeps its last value."""
+        """Show one more row of metrics; a missing metric keeps its last value."""
         self._step = step
         self._times.append((step, time.monotonic()))
         self._remember(row)
@@ -86,20 +80,19 @@ class LiveView:
             self.console.print(self._line(), soft_wrap=True, highlight=False)
 
     def show_transcript(self, text: str) -> None:
-        """Keep a transcript in view; plain output leaves it out, samples.jsonl has it."""
+        """Show the latest transcript; plain output skips it, samples.jsonl has it."""
         self._transcript = shorten(text)
 
     def alarm(self, sentence: str) -> None:
-        """Print what the watch says, and keep it in view."""
+        """Print an alert of the watch and keep it in view."""
         self._alarm = shorten(sentence)
         self.say(sentence)
 
     def say(self, sentence: str) -> None:
-        """Print a sentence above the view, or on its own line."""
         self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
     def seconds_left(self) -> float | None:
-        """What the steps that are left will take at the pace of the last ones."""
+        """Estimated time of the remaining steps, at the recent speed."""
         (first, began), (last, ended) = self._times[0], self._times[-1]
         if last == first:
             return None
@@ -149,14 +142,13 @@ class LiveView:
         return Group(*parts)
 
     def _fit(self, text: str) -> str:
-        """As many of the last lines as leave room for the rest of a low terminal."""
-        room = max(self.console.height - len(self._watched) - 8, 3)
-        lines = text.splitlines()
-        return "\n".join(lines[-room:])
+        # The last lines that fit a low terminal.
+        height = max(self.console.height - len(self._watched) - 8, 3)
+        return "\n".join(text.splitlines()[-height:])
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Numbers as a row of bars; longer rows are averaged into `width` bars.
+    """Numbers as a row of at most `width` bars, averaged if there are more.
 
     Example:
         >>> sparkline([0.0, 0.5, 1.0])
@@ -174,12 +166,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """From where to where a metric has been, so that a sparkline has a scale.
-
-    Example:
-        >>> spread([0.25, 1.0, 0.5])
-        '  (0.250 to 1.000)'
-    """
+    """The range of a metric, as the scale of its sparkline."""
     finite = [x for x in values if x - x == 0]
     if len(finite) < 2:
         return ""
@@ -187,8 +174,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def spell_number(x: float) -> str:
-    """Three digits after the point; a rate or a step, which would then be 0.000, by its first two,
-    and a count without any.
+    """Three decimals; two significant digits if small, none if large.
 
     Example:
         >>> [spell_number(x) for x in (0.25, 0.00125, 635.0, 9144.0, 0.0)]
@@ -200,7 +186,7 @@ def spell_number(x: float) -> str:
 
 
 def spell_time(seconds: float | None) -> str:
-    """A duration as a person says it.
+    """A duration in its two largest units.
 
     Example:
         >>> spell_time(3700), spell_time(75), spell_time(4.2), spell_time(None)
@@ -216,6 +202,6 @@ def spell_time(seconds: float | None) -> str:
 
 
 def shorten(text: str, limit: int = SHOWN_CHARACTERS) -> str:
-    """Text that a terminal shows and does not obey, cut if it is long."""
+    """Text with control characters escaped, cut if it is long."""
     shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:limit])
     return shown + (" ..." if len(text) > limit else "")

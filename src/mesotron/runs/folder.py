@@ -1,29 +1,37 @@
-"""A run is a folder: this class makes it and opens it, and alone knows the names of its files.
+"""A run is a folder: this module makes it, opens it, and alone knows the names of its files.
 
-config.json   the resolved config        metrics.jsonl  one row a step: {"step": 3, "reward": 0.4}
+config.json   the resolved config        metrics.jsonl  one row per step: {"step": 3, "reward": 0.4}
 env.json      versions, device, seed     events.jsonl   what the watch saw and did
-result.json   how it ended, if it did    samples.jsonl  transcripts
-report.md     the same in words          spectra.jsonl  singular values of a few blocks
-routing.json  who is trained by what     checkpoints/   see `checkpoints`
+result.json   how it ended, once it has  samples.jsonl  transcripts
+report.md     the same as text           spectra.jsonl  singular values of a few blocks
+routing.json  the rule of each parameter checkpoints/   see `checkpoints`
 """
 
-import dataclasses
 import fcntl
 import json
 import os
+import platform
+import subprocess
+import sys
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, Self
 
-from mesotron.runs.lines import Row, append_row, cut_rows_after, read_rows, write_json
+from mesotron.config.base import to_plain
+from mesotron.runs.files import Row, append_row, cut_rows_after, read_rows, write_json
 
 Stream = Literal["metrics", "events", "samples", "spectra"]
 STREAMS: tuple[Stream, ...] = ("metrics", "events", "samples", "spectra")
+# Packages whose version can change a run's numbers.
+PACKAGES = (
+    "mesotron", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify",
+    "vllm", "jax", "optax", "flax", "numpy",
+)  # fmt: skip
 
 
 def new_run_path(name: str, root: Path = Path("runs")) -> Path:
-    """A path for a new run, `runs/NAME-DATE-TIME`, that nothing has taken yet."""
+    """An unused path for a new run, `runs/NAME-DATE-TIME`."""
     base = root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 1
     while path.exists():
@@ -33,16 +41,16 @@ def new_run_path(name: str, root: Path = Path("runs")) -> Path:
 
 
 def check_free(path: Path, flag: str = "--out") -> None:
-    """Refuse a path for a new run that holds something already.
+    """Refuse a path for a new run that already holds something.
 
     Args:
-        path: of the folder to be.
-        flag: by which the user names it.
+        path: of the new folder.
+        flag: the flag that names it.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         is_run = (path / "config.json").is_file()
-        way_on = f", or continue it with --resume {path}" if is_run else ""
-        raise ValueError(f"{path} is not empty; give {flag} another name{way_on}")
+        resume = f", or continue it with --resume {path}" if is_run else ""
+        raise ValueError(f"{path} is not empty; give {flag} another name{resume}")
 
 
 class RunFolder:
@@ -74,30 +82,27 @@ class RunFolder:
         """Make a new run folder and point `runs/last` at it.
 
         Args:
-            path: where; must not hold anything yet.
+            path: must not hold anything yet.
             config: a config dataclass, or the same as a dictionary.
             environment: see `describe_environment`.
         """
         check_free(path)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         write_json(path / "env.json", environment)
-        write_json(path / "config.json", plain(config))
+        write_json(path / "config.json", to_plain(config))
         link_last(path)
         return cls(path)
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def config(self) -> Row:
-        """The resolved config as it was written."""
         return self._read_json("config.json")
 
     @property
     def environment(self) -> Row:
-        """Versions, device and seed of the run's start."""
         return self._read_json("env.json")
 
     @property
@@ -106,38 +111,37 @@ class RunFolder:
         return self.load("result")
 
     def append(self, stream: Stream, row: Row) -> None:
-        """Add one row to a stream."""
         append_row(self.path / f"{stream}.jsonl", row)
 
     def rows(self, stream: Stream) -> list[Row]:
-        """All rows of a stream; a last line that was being written is left out."""
+        """All rows of a stream, without a torn last line."""
         return read_rows(self.path / f"{stream}.jsonl")
 
     def cut_after(self, step: int) -> None:
-        """Forget the rows after a step, as a resumed run writes them again."""
+        """Drop the rows after a step: a resumed run writes them again."""
         for stream in STREAMS:
             cut_rows_after(self.path / f"{stream}.jsonl", step)
 
     def save(self, name: str, value: Row) -> None:
-        """Write NAME.json, such as an evaluation, at once or not at all."""
+        """Write NAME.json atomically."""
         write_json(self.path / f"{name}.json", value)
 
     def load(self, name: str) -> Row | None:
-        """What `save` wrote, or None if it has not."""
+        """What `save` wrote, or None."""
         return self._read_json(f"{name}.json") if (self.path / f"{name}.json").exists() else None
 
     def finish(self, result: Row, report: str) -> None:
-        """Write how the run ended: numbers for tools, words for people."""
+        """Write how the run ended: numbers for tools, text for people."""
         (self.path / "report.md").write_text(report, encoding="utf-8")
         self.save("result", result)
 
     def check_unused(self) -> None:
-        """Refuse a run that another process writes, before anything is said or loaded for it."""
+        """Refuse a run that another process is writing."""
         with self:
             pass
 
     def __enter__(self) -> Self:
-        """Take the lock; the system gives it back when the process ends, however it ends."""
+        """Take the lock; the system releases it when the process ends, however it ends."""
         self._lock = (self.path / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,12 +152,7 @@ class RunFolder:
             ) from None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._lock is not None
         self._lock.close()
 
@@ -165,19 +164,8 @@ class RunFolder:
             raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def plain(value: object) -> Any:
-    """A config as JSON holds it: dataclasses become dictionaries, tuples lists, paths words."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
 def link_last(path: Path) -> None:
-    """Point `runs/last` at a run that lies in a folder named runs; others get no link."""
+    """Point `runs/last` at a run inside a folder named runs."""
     root = path.resolve().parent
     if root.name != "runs":
         return
@@ -185,3 +173,46 @@ def link_last(path: Path) -> None:
     draft.unlink(missing_ok=True)
     draft.symlink_to(path.name, target_is_directory=True)
     draft.replace(root / "last")
+
+
+def describe_environment(device: str, seed: int, **more: Any) -> dict[str, Any]:
+    """What env.json holds: versions, source commit, machine, device and seed.
+
+    Args:
+        device: such as "cpu" or "NVIDIA H200"; this package imports no framework.
+        seed: of the run.
+        more: other JSON values.
+
+    Example:
+        >>> describe_environment("cpu", 0, threads=1)["threads"]
+        1
+    """
+    packages = {}
+    for name in PACKAGES:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            continue  # an extra that is not installed
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "commit": source_commit(),
+        "command": sys.argv[1:],
+        "device": device,
+        "seed": seed,
+        **more,
+    }
+
+
+def source_commit() -> str | None:
+    """The commit of a source checkout, "-dirty" if changed; None for an installed wheel."""
+    source = Path(__file__).parents[3]
+    if not (source / ".git").exists():
+        return None
+    git = ["git", "-C", str(source), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

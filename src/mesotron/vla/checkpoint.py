@@ -14,10 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mesotron.config import PolicyConfig, WorldConfig
-from mesotron.config.base import from_plain
+from mesotron.config.base import from_plain, to_plain
 from mesotron.rlvr.checkpoint import load_state, own_memory, save_state
 from mesotron.runs.checkpoints import newest_whole, prune, writing
-from mesotron.runs.folder import plain
 from mesotron.vla.policy import Body, Policy
 from mesotron.vla.towers import LanguageTower, VisionTower
 
@@ -54,10 +53,10 @@ def save_policy(
     save_file(tensors, folder / WEIGHTS)
     description = {
         "step": step,
-        "policy": plain(policy.config),
-        "body": plain(policy.body),
+        "policy": to_plain(policy.config),
+        "body": to_plain(policy.body),
         "where": policy.where is not None,
-        "world": None if world is None else plain(world),
+        "world": None if world is None else to_plain(world),
         "execute": execute,
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2))

@@ -40,7 +40,7 @@ def run_eval(config: VlaEvalConfig) -> int:
     from rich.console import Console
 
     from mesotron.optim.device import choose_device
-    from mesotron.runs.lines import write_json
+    from mesotron.runs.files import write_json
     from mesotron.vla import checkpoint, evaluation
     from mesotron.vla.interface import EVAL_SEED, VALIDATION_SEED
     from mesotron.vla.policy import make_act

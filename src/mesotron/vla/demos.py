@@ -25,7 +25,7 @@ from rich.console import Console
 
 from mesotron.config import DemosConfig, WorldConfig
 from mesotron.runs.console import LiveView
-from mesotron.runs.lines import write_json
+from mesotron.runs.files import write_json
 from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE, TASK, Demos, Observation, World
 from mesotron.vla.lerobot import is_lerobot, load_lerobot
 from mesotron.vla.rollout import simulation_pool

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mesotron.config import WorldConfig
+from mesotron.config.base import to_plain
 from mesotron.rlvr.scores import Score, wilson
-from mesotron.runs.folder import plain
 
 Observation = dict[str, Any]
 Act = Callable[[list[Observation]], np.ndarray]
@@ -232,12 +232,16 @@ class EvalResult:
     def to_json(self) -> dict[str, Any]:
         """Everything but the frames."""
         return {
-            "world": plain(self.world),
+            "world": to_plain(self.world),
             "control": self.control,
-            "success": plain(self.score),
+            "success": to_plain(self.score),
             "tasks": {
-                task: {"successes": successes, "episodes": total, **plain(wilson(successes, total))}
+                task: {
+                    "successes": successes,
+                    "episodes": total,
+                    **to_plain(wilson(successes, total)),
+                }
                 for task, (successes, total) in self.by_task.items()
             },
-            "episodes": [plain(episode) for episode in self.episodes],
+            "episodes": [to_plain(episode) for episode in self.episodes],
         }

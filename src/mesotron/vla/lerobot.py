@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mesotron.runs.lines import write_json
+from mesotron.runs.files import write_json
 from mesotron.vla.interface import IMAGES, STATE, Demos
 from mesotron.vla.worlds import require
 

@@ -19,8 +19,8 @@ from mesotron.optim import RoutingTable
 from mesotron.optim.device import choose_device, name_device
 from mesotron.runs import RunFolder, new_run_path
 from mesotron.runs.console import LiveView
-from mesotron.runs.plan import Plan, begin, go_on
-from mesotron.runs.signals import StopRequest
+from mesotron.runs.process import StopRequest
+from mesotron.runs.resume import Plan, plan_new, plan_resume
 from mesotron.vla import checkpoint
 from mesotron.vla.demos import load_demos
 from mesotron.vla.evaluation import as_json, as_markdown, as_table, default_execute, measure
@@ -77,10 +77,10 @@ def train(config: VlaTrainConfig) -> int:
 def make_plan(config: VlaTrainConfig) -> Plan[VlaTrainConfig]:
     """A new run, or the one to resume with its own settings."""
     if config.resume is not None:
-        return go_on(config, evaluate="mesotron vla eval", instead="start a new run")
+        return plan_resume(config, evaluate="mesotron vla eval", instead="start a new run")
     # Absolute, so that it can be resumed from anywhere.
     config = dataclasses.replace(config, demos=config.demos.resolve())
-    return begin(config, config.out or new_run_path("vla"))
+    return plan_new(config, config.out or new_run_path("vla"))
 
 
 def _auxiliary_note(config: VlaTrainConfig) -> str:

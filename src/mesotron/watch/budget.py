@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from mesotron.config import PRICES, SftConfig, TrainConfig, parse_duration
-from mesotron.runs.processes import num_processes
+from mesotron.runs.process import num_processes
 
 # The slowest of these steps predicts the next one, their mean the rest of the run.
 RECENT = 20

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mesotron.config import WatchConfig, WatchSettings
-from mesotron.runs.lines import read_rows
+from mesotron.runs.files import read_rows
 from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.engine import scale_to_run_length
 from mesotron.watch.events import Event

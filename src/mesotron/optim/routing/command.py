@@ -16,7 +16,7 @@ from torch import nn
 
 from mesotron.config import RouteConfig
 from mesotron.optim.routing.route import route
-from mesotron.runs.hub import go_offline_without_network
+from mesotron.runs.process import go_offline_without_network
 from mesotron.spectral.routing import RoutingTable
 
 _RULES = {

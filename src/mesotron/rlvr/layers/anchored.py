@@ -20,7 +20,7 @@ from mesotron.rlvr.anchor import Anchor, momentum_at
 from mesotron.rlvr.layers.padding import as_arrays, pad_rows
 from mesotron.rlvr.layers.policy_loss import PolicyLoss
 from mesotron.rlvr.objectives import ANCHORED
-from mesotron.runs.processes import asks_for_sharding
+from mesotron.runs.process import asks_for_sharding
 
 Tokens = list[list[int]]
 

@@ -1,8 +1,8 @@
-"""Files of one JSON object a line, safe against being killed in the middle of a line.
+"""JSON and JSON-lines files that survive a kill at any moment.
 
-A line is written with one call and flushed. Whoever reads leaves out a torn last line; a broken
-line anywhere else is an error that names it. Numbers that are not finite are written as Python
-writes them (NaN, Infinity), since a NaN loss is the very thing that a reader looks for.
+A line is written in one call. Readers skip a torn last line; a broken line elsewhere is an error
+that names it. Non-finite numbers are written as NaN and Infinity: a NaN loss is what a reader looks
+for.
 """
 
 import json
@@ -11,38 +11,36 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-# Half of a surrogate pair, which a data set may hold and UTF-8 may not, is written as JSON's own
-# escape of it.
+# Data may hold half of a surrogate pair, which UTF-8 cannot encode: write JSON's escape of it.
 ESCAPED = "backslashreplace"
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Add one row at the end of a file, making the file if need be."""
+    """Append one row to a file, creating it if needed."""
     with path.open("a", encoding="utf-8", errors=ESCAPED) as file:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every whole row of a file; none if there is no file.
+    """Every complete row of a file; none if there is no file.
 
     Raises:
-        ValueError: a line in the middle is not a JSON object; the text names file and line.
+        ValueError: a line before the last is not a JSON object; the text names file and line.
     """
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")
-    torn = lines.pop()  # empty after a whole last line
+    torn = lines.pop()  # empty after a complete last line
     rows = [parse_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if torn.strip():
         try:
-            rows.append(parse_row(path, len(lines) + 1, torn))  # whole but for its line break
+            rows.append(parse_row(path, len(lines) + 1, torn))  # complete but for its line break
         except ValueError:
             return rows
     return rows
 
 
 def parse_row(path: Path, number: int, line: bytes) -> Row:
-    """One line as a row, or a sentence on what is wrong with it."""
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -53,15 +51,14 @@ def parse_row(path: Path, number: int, line: bytes) -> Row:
 
 
 def cut_rows_after(path: Path, step: int) -> None:
-    """Keep the rows up to a step, and drop a torn last line; the file is replaced at once."""
-    if not path.exists():
-        return
-    kept = [row for row in read_rows(path) if row.get("step", 0) <= step]
-    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+    """Drop the rows after a step, and a torn last line."""
+    if path.exists():
+        kept = [row for row in read_rows(path) if row.get("step", 0) <= step]
+        write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file's text: a reader, or a kill, finds the old or the new one, never a part."""
+    """Replace a file atomically: a reader sees the old text or the new one."""
     draft = path.with_name(f".{path.name}.writing")
     with draft.open("w", encoding="utf-8", errors=ESCAPED) as file:
         file.write(text)
@@ -71,7 +68,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file that a person can read, at once or not at all."""
+    """Write an indented JSON file atomically."""
     write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Run folders: what is written can be read after any interruption, and nothing whole is lost."""
+"""Run folders: what is written can be read after any interruption, and nothing intact is lost."""
 
 import dataclasses
 import json
@@ -51,26 +51,27 @@ def test_the_last_run_has_a_link(run, tmp_path):
     assert not (tmp_path / "elsewhere" / "last").exists()
 
 
-def test_a_folder_with_something_in_it_is_not_taken(run):
-    with pytest.raises(ValueError, match="is not empty; give --out another name, or continue"):
+def test_a_used_folder_is_refused(run):
+    with pytest.raises(ValueError, match="--resume"):
         RunFolder.create(run.path, config={}, environment={})
     assert run.config == {"steps": 3}
 
 
-def test_a_folder_of_something_else_is_not_proposed_to_be_continued(tmp_path):
+def test_a_folder_that_is_not_a_run_cannot_be_resumed(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"is not empty; give --out another name$"):
+    with pytest.raises(ValueError, match="--out") as error:
         RunFolder.create(tmp_path, config={}, environment={})
+    assert "--resume" not in str(error.value)
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
-    with pytest.raises(ValueError, match="is not a run: it has no config"):
+    with pytest.raises(ValueError, match="is not a run"):
         RunFolder(tmp_path)
 
 
 def test_a_damaged_config_is_named(run):
     (run.path / "config.json").write_text('{"steps": ')
-    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+    with pytest.raises(ValueError, match="damaged"):
         run.config  # noqa: B018
 
 
@@ -103,7 +104,7 @@ def test_a_torn_last_line_is_left_out_and_then_cut(run):
 
 def test_a_broken_line_in_the_middle_is_named(run):
     (run.path / "metrics.jsonl").write_text('{"step": 1}\noops\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl line 2 is not JSON"):
+    with pytest.raises(ValueError, match="line 2"):
         run.rows("metrics")
 
 
@@ -129,7 +130,7 @@ def test_a_run_in_use_is_refused_until_its_process_is_gone(run):
     assert holder.stdout
     assert holder.stdin
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match="is in use by another process"), run:
+    with pytest.raises(ValueError, match="in use"), run:
         pass
     holder.kill()  # not even a clean end is needed
     holder.wait()
@@ -139,7 +140,7 @@ def test_a_run_in_use_is_refused_until_its_process_is_gone(run):
         run.append("metrics", {"step": 1})
 
 
-def test_how_a_run_ended_is_there_when_it_has(run):
+def test_the_result_exists_once_a_run_has_ended(run):
     assert run.result is None
     run.finish({"steps": 3}, "# words")
     assert run.result == {"steps": 3}
@@ -155,7 +156,7 @@ def test_checkpoints_are_listed_in_order_and_pruned(tmp_path):
     assert newest_whole(tmp_path)[0] == (100, tmp_path / "checkpoint-100")
 
 
-def test_a_damaged_checkpoint_does_not_push_out_a_whole_one(tmp_path):
+def test_a_damaged_checkpoint_does_not_displace_an_intact_one(tmp_path):
     """Step 50 is damaged, so the run went on from 25 and has just written 30."""
     for step in (25, 50, 30):
         write_checkpoint(tmp_path, step)
@@ -195,15 +196,15 @@ def test_the_same_step_again_replaces_it(tmp_path):
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (lambda path: (path / "model.safetensors").write_text("wei"), "has 3 bytes instead of 7"),
-        (lambda path: (path / "model.safetensors").write_text("WEIGHTS"), "has been changed"),
+        (lambda path: (path / "model.safetensors").write_text("wei"), "3 bytes"),
+        (lambda path: (path / "model.safetensors").write_text("WEIGHTS"), "changed"),
         (lambda path: (path / "inner" / "state.json").unlink(), "state.json is missing"),
         (
             lambda path: (path / "model-2.safetensors").write_text(""),
-            "model-2.safetensors has",
+            "model-2.safetensors",
         ),
-        (lambda path: (path / "manifest.json").unlink(), "manifest.json cannot be read"),
-        (lambda path: (path / "manifest.json").write_text("[1]"), "manifest.json cannot be read"),
+        (lambda path: (path / "manifest.json").unlink(), "manifest.json"),
+        (lambda path: (path / "manifest.json").write_text("[1]"), "manifest.json"),
         (lambda path: (path / "manifest.json").write_text('{"files": {"a": 1}}'), "a is missing"),
     ],
 )

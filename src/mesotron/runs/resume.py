@@ -1,0 +1,162 @@
+"""Where a run starts: in a new folder, or at the newest intact checkpoint of a stopped one.
+
+A resumed run keeps its own settings, except for fields marked `on_resume`. Any other flag beside
+`--resume` is refused: dropping it silently would be worse.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from mesotron.config import EvalConfig, SftConfig, TaskConfig, TrainConfig, VlaTrainConfig
+from mesotron.config.base import from_plain, spell
+from mesotron.runs.checkpoints import Checkpoint, newest_whole
+from mesotron.runs.folder import RunFolder, check_free, describe_environment
+from mesotron.runs.process import is_main
+
+C = TypeVar("C")
+RunConfig = TypeVar("RunConfig", TrainConfig, SftConfig, VlaTrainConfig)
+
+
+@dataclass(frozen=True)
+class Plan(Generic[RunConfig]):
+    """What to run: the settings, where, and from which checkpoint."""
+
+    config: RunConfig
+    path: Path
+    folder: RunFolder | None = None
+    """The run to resume; None for a new one, whose folder is made once everything is loaded."""
+    checkpoint: Checkpoint | None = None
+    notes: tuple[str, ...] = ()
+    """Sentences for the user, such as which checkpoint was damaged."""
+
+    def open_folder(self, device: str, threads: int) -> RunFolder:
+        """The folder of the resumed run, or a new one that records this machine."""
+        if self.folder is not None:
+            return self.folder
+        environment = describe_environment(device, self.config.seed, threads=threads)
+        return RunFolder.create(self.path, self.config, environment)
+
+
+def plan_new(config: RunConfig, path: Path) -> Plan[RunConfig]:
+    """The plan of a new run. Only the main process checks the folder: it may exist by now."""
+    if is_main():
+        check_free(path)
+    return Plan(config, path)
+
+
+def plan_resume(config: RunConfig, evaluate: str, instead: str) -> Plan[RunConfig]:
+    """The plan of a stopped run: its own settings, its newest intact checkpoint.
+
+    Args:
+        config: as parsed; `resume` names the run.
+        evaluate: the command proposed if the run has finished.
+        instead: what to do for other settings.
+    """
+    resume = config.resume
+    assert resume is not None
+    path = resume.resolve()  # runs/last may come to point at another run
+    folder = RunFolder(path)
+    if folder.result is not None:
+        raise ValueError(
+            f"{resume} has finished its {folder.config['steps']} steps; evaluate it with "
+            f"{evaluate} {resume}, or start a new run"
+        )
+    if is_main():  # one process holds the lock
+        folder.check_unused()
+    settings = resumed_settings(config, RunFolder(resume), instead)
+    checkpoint, damaged = newest_whole(folder.checkpoints)
+    notes = [f"skipping a damaged checkpoint: {problem}" for problem in damaged]
+    start = f"step {checkpoint.step}" if checkpoint else "the start: no intact checkpoint"
+    return Plan(settings, path, folder, checkpoint, (*notes, f"resuming {path} from {start}"))
+
+
+def saved_settings(config_type: type[C], run: RunFolder) -> C:
+    """The settings a run was started with."""
+    return from_plain(config_type, run.config, f"{run.path / 'config.json'}")
+
+
+def settings_to_resume(config_type: type[C], path: Path) -> C:
+    """The defaults of the flags beside `--resume PATH`.
+
+    Overridable fields that default to None, such as a budget, are left open: `resumed_settings`
+    then takes the run's.
+
+    Raises:
+        ValueError: there is no run in that folder, or it is a checkpoint of one.
+    """
+    run = path.absolute().parent.parent
+    if (run / "config.json").is_file() and path.absolute().parent == RunFolder(run).checkpoints:
+        raise ValueError(
+            f"{path} is a checkpoint; its run resumes from the newest one: give "
+            f"--resume {path.parent.parent}"
+        )
+    saved: Any = saved_settings(config_type, RunFolder(path))
+    left_open = {item.name: None for item in overridable(saved) if item.default is None}
+    return replace(saved, **(left_open | {"resume": path}))
+
+
+def resumed_settings(config: C, run: RunFolder, instead: str = "start a new run") -> C:
+    """A run's own settings with the overridable ones given now.
+
+    Args:
+        config: as parsed, see `settings_to_resume`.
+        run: its folder.
+        instead: what to do for other settings, for the error.
+
+    Raises:
+        ValueError: `config` differs from the run's settings in a field that is not overridable.
+    """
+    saved: Any = saved_settings(type(config), run)
+    for name, given, own in differences(config, saved):
+        verb = "without" if own in (None, ()) else "with"
+        raise ValueError(
+            f"{run.path} started {verb} {spell(name, own)} and keeps its settings: leave "
+            f"{spell(name, given)} out, or {instead}"
+        )
+    values = {item.name: getattr(config, item.name) for item in overridable(saved)}
+    return replace(saved, **{name: value for name, value in values.items() if value is not None})
+
+
+def overridable(config: Any) -> list[Field[Any]]:
+    return [item for item in fields(config) if item.metadata.get("overridable_on_resume")]
+
+
+def differences(given: Any, own: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Fields that differ and may not: name, given value, the run's value."""
+    for item in fields(given):
+        a, b = getattr(given, item.name), getattr(own, item.name)
+        if is_dataclass(a):
+            yield from differences(a, b, f"{prefix}{item.name}.")
+        elif item.metadata.get("overridable_on_resume") or a == b:
+            continue
+        elif not (isinstance(a, Path) and isinstance(b, Path) and a.resolve() == b.resolve()):
+            yield prefix + item.name, a, b
+
+
+def run_of(name: str) -> RunFolder | None:
+    """The run behind the name of its folder or of one of its checkpoints; None if it is neither."""
+    path = Path(name).expanduser()
+    if (path / "checkpoints").is_dir():
+        return RunFolder(path)
+    if path.name.startswith("checkpoint-") and (path.parent.parent / "checkpoints").is_dir():
+        return RunFolder(path.parent.parent)
+    return None
+
+
+def eval_defaults(name: str) -> EvalConfig:
+    """The defaults of `mesotron eval NAME`: task and completion length of a run are its own.
+
+    Example:
+        >>> eval_defaults("tiny").task.name
+        'arith'
+    """
+    run = run_of(name)
+    if run is None or not isinstance(run.config.get("task"), Mapping):
+        return EvalConfig(model=name)
+    return EvalConfig(
+        model=name,
+        task=from_plain(TaskConfig, run.config["task"], str(run.path / "config.json")),
+        max_tokens=(run.config.get("rollout") or {}).get("max_tokens", EvalConfig.max_tokens),
+    )

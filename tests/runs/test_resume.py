@@ -1,0 +1,158 @@
+"""Flags beside --resume: a run's own settings, what may change, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mesotron import cli
+from mesotron.cli import parse
+from mesotron.config import SftConfig, SnakeConfig, TrainConfig, VlaTrainConfig
+from mesotron.recipes import make_recipe
+from mesotron.rlvr.train import resume_plan
+from mesotron.runs import RunFolder
+from mesotron.runs.resume import plan_new, resumed_settings, settings_to_resume
+
+# For every command that resumes runs: settings that are not its defaults, of several types.
+STARTED = {
+    "train": replace(make_recipe("arith_mgrpo"), steps=7, out=Path("made"), price=2.0, gpu="a10"),
+    "sft": SftConfig(steps=7, loose=0.5, threads=3),
+    "vla train": VlaTrainConfig(steps=7, guard="stop", where=0.5),
+    "ppo snake": SnakeConfig(num_envs=16, gif=False, sweep=("lr=1,2",), save_freq=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def start(name: str) -> RunFolder:
+    config = STARTED[name]
+    if isinstance(config, VlaTrainConfig):  # saved with an absolute path
+        config = replace(config, demos=Path("demos").resolve())
+    return RunFolder.create(Path("made"), config, {})
+
+
+def read(name: str, args: str):
+    """The settings that arguments beside --resume lead to."""
+    command = cli.COMMANDS[name]
+    given = parse(command.config_type, ["--resume", "made", *args.split()], name, command.presets)
+    return resumed_settings(given, RunFolder(Path("made")))
+
+
+def refusal(name: str, args: str, capsys) -> str:
+    assert cli.main([*name.split(), "--resume", "made", *args.split()]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_a_run_keeps_its_own_settings(name):
+    run = start(name)
+    kept = replace(STARTED[name], resume=Path("made"))
+    if isinstance(kept, VlaTrainConfig):
+        kept = replace(kept, demos=Path("demos").resolve())
+    assert read(name, "") == kept
+    given = settings_to_resume(type(STARTED[name]), Path("made"))
+    assert resumed_settings(given, run) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("train", "arith_mgrpo --steps 7 --out ./made"),
+        ("sft", "--loose 0.5 --task.name arith"),
+        ("vla train", "demos --steps 7 --where 0.5"),
+        ("ppo snake", "--num-envs 16 --sweep lr=1,2 --no-gif"),
+    ],
+)
+def test_a_flag_may_repeat_what_the_run_has(name, args):
+    start(name)
+    assert read(name, args) == read(name, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "names"),
+    [
+        # The command's own default is a change too, where the run has something else.
+        ("train", f"--steps {TrainConfig().steps}", "--steps 7"),
+        ("train", "--steps 9", "--steps 9"),
+        ("train", "arith", "recipe arith_mgrpo"),
+        ("train", "--optim.rank 3", "without --optim.rank"),
+        ("train", "--reward.parts sparse format", "--reward.parts sparse format"),
+        ("sft", "--optim.lr 0.1", "--optim.lr 0.0003"),
+        ("vla train", "others", "demos others"),
+        ("ppo snake", "--num-envs 2048", "--pretrained-model"),
+        ("ppo snake", "--use-muon", "--no-use-muon"),
+        ("train", "--threads 0", "--threads 0"),
+        ("vla train", "--workers 0", "--workers 0"),
+        ("plan", "", "--resume"),
+    ],
+)
+def test_a_flag_that_cannot_take_effect_is_refused(name, args, names, capsys):
+    start(name if name in STARTED else "train")
+    assert names in refusal(name, args, capsys)
+    assert not RunFolder(Path("made")).rows("metrics")
+
+
+def test_a_checkpoint_names_the_run_to_resume(capsys):
+    place = start("train").checkpoints / "checkpoint-3"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert cli.main(["train", "--resume", str(place)]) == 2
+    assert "--resume made\n" in capsys.readouterr().err
+
+
+def test_a_toml_file_is_held_to_the_same(capsys):
+    start("train")
+    Path("run.toml").write_text("steps = 7\nthreads = 2\n[optim]\nmomentum = 0.5\n")
+    assert "--optim.momentum 0.95" in refusal("train", "--config run.toml", capsys)
+    Path("run.toml").write_text("steps = 7\nthreads = 2\n")
+    assert read("train", "--config run.toml").threads == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "changed"),
+    [
+        ("train", "--budget 9 --device cpu --report-to wandb",
+         {"budget": 9.0, "device": "cpu", "report_to": ("wandb",)}),
+        ("sft", "--time-limit 2h --threads 1", {"time_limit": "2h", "threads": 1}),
+        ("vla train", "--guard off --workers 2", {"guard": "off", "workers": 2}),
+        ("ppo snake", "--guard stop --gif --save-freq 0",
+         {"guard": "stop", "gif": True, "save_freq": 0}),
+    ],
+)  # fmt: skip
+def test_limits_and_places_may_change(name, args, changed):
+    start(name)
+    assert read(name, args) == replace(read(name, ""), **changed)
+
+
+@pytest.mark.parametrize(
+    ("args", "price", "gpu"),
+    [
+        ("", 2.0, "a10"),
+        ("--gpu h100", None, "h100"),  # the old price was for another machine
+        ("--gpu h100 --price 2", 2.0, "h100"),
+        ("--price 3", 3.0, "a10"),
+    ],
+)
+def test_a_new_machine_has_no_old_price(args, price, gpu):
+    start("train")
+    args = ["--resume", "made", *args.split()]
+    config = resume_plan(parse(TrainConfig, args, "train", cli.COMMANDS["train"].presets)).config
+    assert (config.price, config.gpu) == (price, gpu)
+
+
+def test_a_run_of_another_command_is_refused(capsys):
+    start("sft")
+    assert "config.json" in refusal("train", "", capsys)
+
+
+def test_only_the_main_process_minds_an_existing_folder(monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not empty"):
+        plan_new(TrainConfig(), tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    assert plan_new(TrainConfig(), tmp_path).path == tmp_path
