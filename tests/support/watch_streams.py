@@ -1,10 +1,13 @@
 """Synthetic metric streams for the tests of the watch: a healthy run, and one for each failure.
 
-A stream is a list of rows by our own logged names. Noise is that of a small batch: 16 prompts.
+A stream is a list of rows by our own logged names. The noise is that of a batch of 16 prompts.
 """
 
 import random
 from collections.abc import Callable
+
+from mesotron.watch.diagnosis import Diagnosis, diagnose
+from mesotron.watch.engine import Engine
 
 Row = dict[str, float]
 STEPS = 160
@@ -46,7 +49,7 @@ EVALS = {
 
 
 def healthy(seed: int, steps: int = STEPS) -> list[Row]:
-    """Rows of a run in which nothing is wrong; an evaluation every 16 steps."""
+    """A run without failures; an evaluation every 16 steps."""
     draw = random.Random(seed)
     rows = []
     for step in range(steps):
@@ -61,7 +64,7 @@ def healthy(seed: int, steps: int = STEPS) -> list[Row]:
 
 
 def failing(seed: int, ends: dict[str, float], turn: int = TURN, over: int = 25) -> list[Row]:
-    """A healthy run in which, from `turn` on, some metrics go to other levels over some steps."""
+    """A healthy run in which, from `turn` on, metrics move to other levels over some steps."""
     rows = healthy(seed)
     for row in rows[turn:]:
         share = min((row["step"] - turn + 1) / over, 1.0)
@@ -77,14 +80,20 @@ def middle(name: str, step: float) -> float:
 
 
 def constant(rows: list[Row], **values: float) -> list[Row]:
-    """Rows with some metrics pinned from the start."""
+    """Rows with some metrics constant from the start."""
     pinned = {name.replace("__", "/"): value for name, value in values.items()}
     return [row | {k: v for k, v in pinned.items() if k in row} for row in rows]
 
 
+def diagnosis_of(rows: list[Row]) -> Diagnosis:
+    engine = Engine()
+    events = [event for row in rows for event in engine.update(row)]
+    return diagnose(rows, engine, events)
+
+
 LOST = {"reward": 0.05, "facts/correct": 0.03}
 
-# Detector -> a stream on which it must speak at stop severity (warn for those that never stop).
+# Detector -> a stream on which it must stop the run (warn for those that never stop).
 FAILURES: dict[str, Callable[[int], list[Row]]] = {
     "nonfinite": lambda seed: [
         row | ({"loss": float("nan")} if row["step"] >= TURN else {}) for row in healthy(seed)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -307,3 +308,9 @@ def test_several_event_files_are_one_log(tmp_path):
     stream.poll()
     stream.finish()
     assert [row["step"] for row in stream.log.rows] == [0, 1, 2, 3, 4]
+
+
+def test_tensorboard_is_an_extra(write, event_bytes, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
+    with pytest.raises(ValueError, match=r"mesotron\[tensorboard\]"):
+        read_log(write("events.out.tfevents.1", event_bytes[False]))

@@ -1,0 +1,144 @@
+"""Cost of a run: the estimate of `mesotron plan`, and what earlier sessions spent."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from mesotron import cli
+from mesotron.config import ObjectiveConfig, PlanConfig, RolloutConfig, TrainConfig
+from mesotron.rlvr.cost import Pace, completions_per_update, estimate, find_pace, maths_of
+from mesotron.rlvr.spending import metered, write_spent
+from mesotron.runs import RunFolder
+from mesotron.watch.budget import Limits, Meter
+
+
+@pytest.mark.parametrize(("name", "completions"), [("grpo", 8), ("mgrpo", 8), ("corewarding", 16)])
+def test_completions_of_an_anchor(name, completions):
+    config = PlanConfig(
+        objective=ObjectiveConfig(name=name), rollout=RolloutConfig(prompts=1, generations=8)
+    )
+    assert maths_of(config, 10).completions_per_update == completions
+
+
+def test_a_resumed_run_needs_budget_for_a_step(tmp_path):
+    config = TrainConfig(price=3.6, budget=1.0)  # 1000 seconds
+    run = RunFolder.create(tmp_path / "run", config, {})
+    run.save("spent", {"seconds": 990.0, "dollars": 0.99, "step": 12.0})
+    with pytest.raises(ValueError, match="--budget"):
+        metered(config, run, None).__enter__()
+    with metered(replace(config, budget=1.1), run, None) as meter:
+        assert meter.before == 990.0
+    assert run.load("spent")["step"] == 12.0  # it made none itself
+    run.save("spent", {"seconds": 1000.0, "dollars": 1.0})  # as older runs have it
+    with pytest.raises(ValueError, match="--budget"):
+        metered(config, run, None).__enter__()
+
+
+def test_the_slowest_step_is_saved_for_the_next_session(tmp_path):
+    run = RunFolder.create(tmp_path / "run", TrainConfig(), {})
+    now = iter([0.0, 10.0, 30.0, 35.0, 36.0])
+    meter = Meter(Limits(), began=0.0, clock=lambda: next(now))
+    meter.start()
+    for _ in range(3):
+        meter.step()
+    write_spent(meter, run)
+    assert run.load("spent")["step"] == 20.0
+
+
+def test_what_a_budget_buys():
+    config = PlanConfig(rollout=RolloutConfig(prompts=4, generations=4), steps=100,
+                        budget=45, gpu="h100")  # fmt: skip
+    found = estimate(config, 5000, Pace(10.0, 200.0, "as stated"))
+    assert found.dollars(1250) == pytest.approx(1250 * 10 / 3600 * 3.95)
+    assert found.affordable_steps == int(45 / 3.95 * 360)
+    least, expected, most = found.tokens
+    assert least < expected == 1600 * 200
+    assert most == 1600 * config.rollout.max_tokens
+
+
+def test_oversampled_prompts_cost_time_and_tokens():
+    objective = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=2)
+    config = PlanConfig(rollout=RolloutConfig(prompts=4, generations=4, max_tokens=100), steps=10,
+                        objective=objective, tokens_per_second=160)  # fmt: skip
+    pace = find_pace(config, 5000)
+    assert pace.seconds_per_step == 2 * 16 * 50 / 160
+    found = estimate(config, 5000, pace)
+    assert found.tokens == (320, 320 * 50, (320 + 2 * 160) * 100)  # and two further rounds at most
+    one_round = replace(config, objective=replace(objective, dynamic_max_rounds=1))
+    assert estimate(one_round, 5000, pace).tokens[2] == 320 * 100
+
+
+@pytest.mark.parametrize(
+    ("processes", "oversample", "prompts"), [("1", 1.1, 9), ("2", 1.1, 10), ("2", 1.4, 12)]
+)
+def test_oversampling_adds_whole_prompts_per_process(monkeypatch, processes, oversample, prompts):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    objective = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=oversample)
+    config = PlanConfig(rollout=RolloutConfig(prompts=8, generations=4), objective=objective)
+    assert completions_per_update(config, 5000) == prompts * 4
+
+
+def test_the_last_rollout_is_complete():
+    config = PlanConfig(rollout=RolloutConfig(prompts=4, generations=4, updates=2), steps=3)
+    assert estimate(config, 5000, Pace(None, 10.0, "unknown")).tokens[:2] == (32, 320)
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The cells of the printed table."""
+    rows = re.findall(r"│ (.+?) +│ (.+?) +│", capsys.readouterr().out)
+    return {name.strip(): value.strip() for name, value in rows}
+
+
+def test_plan_table(capsys):
+    words = "plan --task.num-train 5000 --rollout.prompts 4 --rollout.generations 4 --steps 1250"
+    assert cli.main(words.split()) == 0
+    cells = shown(capsys)
+    assert cells["updates per epoch"] == "1,250"
+    assert cells["completions per epoch"] == "20,000"
+    assert cells["completions per update"] == "16"
+    assert "time of this run" not in cells
+    chosen = "--objective.dynamic-sampling resample --objective.dynamic-oversample 3"
+    assert cli.main([*words.split(), *chosen.split()]) == 0
+    assert shown(capsys)["completions per update"] == "16, chosen from 48 or more"
+    chosen += " --objective.dynamic-max-rounds 1"
+    assert cli.main([*words.split(), *chosen.split()]) == 0
+    assert shown(capsys)["completions per update"] == "16, chosen from 48"
+    more = "--seconds-per-step 20 --gpu h100 --budget 20"
+    assert cli.main([*words.split(), *more.split()]) == 0
+    cells = shown(capsys)
+    assert cells["time of this run"] == "6h 56m, 27.43 dollars"
+    assert cells["20 dollars buy"] == "911 steps of it; 0.729 epochs"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--seconds-per-step 2 --tokens-per-second 9", "--calibrate"),
+        ("--seconds-per-step 0", "--seconds-per-step 0"),
+        ("--tokens-per-second 0", "--tokens-per-second 0"),
+        ("--budget 3", "--budget"),
+        ("--task.num-train 3", "--task.num-train 3"),
+        (
+            "--objective.dynamic-sampling resample --objective.dynamic-oversample 3 "
+            "--task.num-train 47",
+            "--objective.dynamic-oversample 3",
+        ),
+        ("--time-limit soon", "'soon'"),
+        ("absent_recipe", "unknown recipe 'absent_recipe'"),
+    ],
+)
+def test_a_bad_plan_names_the_flag(capsys, words, told):
+    assert cli.main(["plan", *words.split()]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_calibration_measures_the_pace(capsys):
+    words = (
+        "plan --calibrate --device cpu --rollout.prompts 2 --rollout.generations 2 "
+        "--rollout.max-tokens 4 --task.num-train 40 --task.num-eval 2 --price 1000"
+    )
+    assert cli.main(words.split()) == 0
+    cells = shown(capsys)
+    assert "s per step" in cells["pace"]
+    assert "dollars" in cells["time of this run"]

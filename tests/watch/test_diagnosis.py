@@ -1,0 +1,65 @@
+"""The diagnosis: phases, cause, last useful step and wasted cost."""
+
+import json
+
+import pytest
+
+from support.watch_streams import FAILURES, STEPS, TURN, diagnosis_of, healthy
+
+
+def test_a_dead_run():
+    found = diagnosis_of(FAILURES["parser_drift"](3))
+    assert found.cause == "parser_drift"
+    assert "parser drift" in found.text()
+    assert TURN - 15 <= (found.useful_step or 0) <= TURN + 5
+    assert found.wasted == pytest.approx(0.5, abs=0.08)
+    assert found.unit == "time"
+    for a, b in zip(found.phases, found.phases[1:]):
+        assert a.last == b.first
+    record = json.loads(json.dumps(found.record()))
+    assert {"condition", "text", "acts", "blind", "phases", "diagnosis"} <= record.keys()
+
+
+def test_a_healthy_run():
+    found = diagnosis_of(healthy(0))
+    assert [(phase.condition, phase.last) for phase in found.phases] == [("healthy", STEPS - 1)]
+    assert found.cause is None
+    assert found.wasted is None
+    assert diagnosis_of([{"step": 3, "reward": 0.1}]).condition == "healthy"
+
+
+def test_what_a_dead_run_does_later_is_not_its_cause():
+    # Accuracy goes first; repetition, which is higher in the table, comes later.
+    rows = [{"step": k, "reward": 0.6 if k < 70 else 0.1, "facts/correct": 0.6 if k < 40 else 0.1,
+             "repetition": 0.0 if k < 70 else 0.7} for k in range(100)]  # fmt: skip
+    found = diagnosis_of(rows)
+    assert "repetition" in {event.detector for event in found.events if event.severity == "stop"}
+    assert found.cause == "accuracy_collapse"
+
+
+def test_a_cleared_warning_is_not_the_cause():
+    lengths = [100.0] * 30 + [20.0] * 10 + [100.0] * 60
+    rows = [{"step": k, "completions/mean_length": x, "entropy": 1.0 if k < 70 else 3.5}
+            for k, x in enumerate(lengths)]  # fmt: skip
+    found = diagnosis_of(rows)
+    assert [(event.detector, event.severity) for event in found.events] == [
+        ("length_collapse", "warn"), ("length_collapse", "clear"), ("entropy_explosion", "warn"),
+    ]  # fmt: skip
+    assert (found.condition, found.cause) == ("drifting", "entropy_explosion")
+
+
+@pytest.mark.parametrize(
+    ("unit", "column", "wasted"),
+    [
+        ("steps", {}, 0.5),
+        # Completions of the second half are three times as long.
+        ("tokens", {"num_tokens": lambda k: k if k < 50 else 50 + 3.0 * (k - 50)}, 0.75),
+        ("time", {"step_time": lambda k: 1.0 if k < 50 else 9.0}, 0.9),
+    ],
+)
+def test_the_unit_of_cost(unit, column, wasted):
+    rows = [{"step": k, "reward": 0.7 if k < 50 else 0.1} for k in range(100)]
+    rows = [row | {name: value(row["step"]) for name, value in column.items()} for row in rows]
+    found = diagnosis_of(rows)
+    assert found.unit == unit
+    assert found.wasted == pytest.approx(wasted, abs=0.03)

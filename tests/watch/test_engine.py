@@ -1,0 +1,332 @@
+"""Detectors on synthetic runs: each fires on its failure, all are silent on healthy noise."""
+
+import json
+import math
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from mesotron.watch import DETECTORS, Engine, Event
+from mesotron.watch.detectors import Detector
+from mesotron.watch.metrics import METRICS, canonical
+from mesotron.watch.tracks import Symptom, Track, deviation
+from support.watch_streams import (
+    FAILURES,
+    HEALTHY,
+    ONLY_WARN,
+    TURN,
+    Row,
+    diagnosis_of,
+    failing,
+    healthy,
+)
+
+NAMES = [detector.name for detector in DETECTORS]
+
+
+def events_of(rows: list[Row]) -> list[Event]:
+    engine = Engine()
+    return [event for row in rows for event in engine.update(row)]
+
+
+# Failures and health
+
+
+def test_every_detector_has_a_stream():
+    assert set(FAILURES) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_detector_fires_on_its_failure_and_is_the_cause(name):
+    diagnosis = diagnosis_of(FAILURES[name](1))
+    severity = "warn" if name in ONLY_WARN else "stop"
+    found = [event for event in diagnosis.events if event.detector == name]
+    event = next(event for event in found if event.severity == severity)
+    assert event.evidence
+    assert all(math.isfinite(item.now) for item in event.evidence)
+    from_the_start = name in ("dead_optimizer", "reward_starvation", "constant_reward")
+    assert event.step < TURN if from_the_start else event.step >= TURN
+    if name not in ONLY_WARN:
+        assert (diagnosis.condition, diagnosis.cause) == ("dead", name)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_healthy_noise_raises_nothing(seed):
+    assert events_of(healthy(seed)) == []
+
+
+def test_solving_the_task_is_not_a_collapse():
+    """Entropy, spread and signal all vanish when every answer is correct."""
+    rows = []
+    for row in healthy(0, steps=300):
+        share = min(row["step"] / 150, 1.0)
+        rows.append(row | {
+            "reward": 0.35 + 0.65 * share, "entropy": 0.9 - 0.85 * share,
+            "groups/zero_signal": 0.2 + 0.8 * share, "groups/all_right": share,
+            "groups/all_wrong": 0.2 * (1 - share), "grad_norm": 0.5 * (1.02 - share),
+        })  # fmt: skip
+    assert {event.detector for event in events_of(rows)} == {"reward_saturation"}
+    assert diagnosis_of(rows).condition == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("filled", "detectors"),
+    [(None, {"reward_saturation"}), (0.9, set()), (0.2, {"reward_saturation"})],
+)
+def test_zero_signal_is_harmless_while_dynamic_sampling_fills_the_batch(filled, detectors):
+    rows = failing(3, {"groups/zero_signal": 0.85, "groups/all_right": 0.8, "reward": 1.9})
+    if filled is not None:
+        rows = [row | {"dynamic/filled": filled} for row in rows]
+    assert {event.detector for event in events_of(rows)} == detectors
+
+
+def test_longer_completions_with_more_reward_are_not_an_explosion():
+    rows = failing(2, {"completions/mean_length": 150.0, "reward": 1.0, "facts/correct": 0.95})
+    assert events_of(rows) == []
+
+
+def test_a_learning_rate_warmup_is_not_an_explosion():
+    rows = [row | {"learning_rate": 1e-5 * min(1, (row["step"] + 1) / 50),
+                   "optim/muon/update_rms": 2e-6 * min(1, (row["step"] + 1) / 50)}
+            for row in healthy(4)]  # fmt: skip
+    assert events_of(rows) == []
+
+
+@pytest.mark.parametrize(
+    ("rates", "ratio", "stops"),
+    [
+        ([1e-6 * 0.5 * (1 + math.cos(math.pi * k / 400)) for k in range(400)], 0.2, set()),
+        ([1e-6 * k / 1000 for k in range(1, 400)], 0.2, set()),
+        ([1e-6] * 40, 0.005, {"dead_optimizer"}),
+    ],
+    ids=["end of a schedule", "warmup", "dead"],
+)
+def test_a_small_scheduled_rate_is_not_a_dead_optimizer(rates, ratio, stops):
+    rows = [{"learning_rate": lr, "optim/muon/update_rms": ratio * lr} for lr in rates]
+    assert {e.detector for e in events_of(rows) if e.severity == "stop"} == stops
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+@pytest.mark.parametrize("shift", [0.0, -1.0])
+def test_a_reward_may_have_any_unit_and_sign(scale, shift):
+    rows = [{"step": k, "reward": scale * ((0.7 if k < 60 else 0.1) + shift)} for k in range(100)]
+    assert [e.severity for e in events_of(rows)] == ["stop"]
+    assert events_of([{**row, "reward": -0.3 * scale} for row in rows]) == []
+
+
+def test_a_warning_is_cleared():
+    rows = failing(0, {"entropy": 4.0})
+    for row in rows[TURN + 30 :]:
+        row["entropy"] = 0.7
+    severities = [e.severity for e in events_of(rows) if e.detector == "entropy_explosion"]
+    assert severities == ["warn", "clear"]
+    conditions = [phase.condition for phase in diagnosis_of(rows).phases]
+    assert conditions == ["healthy", "drifting", "healthy"]
+
+
+def test_a_row_counts_once_toward_clearing_however_many_cases_there_are():
+    cases = tuple((Symptom(name, "above", level=1.0),) for name in ("kl", "entropy"))
+    detector = Detector(name="d", cases=cases, diagnosis="", remedy="", source="")
+    engine = Engine(detectors=[detector])
+    sick = [engine.update({"kl": 2.0, "entropy": 0.1}) for _ in range(20)]
+    assert [event.severity for events in sick for event in events] == ["warn"]
+    rows = [engine.update({"kl": 0.1, "entropy": 0.1}) for _ in range(40)]
+    assert next(k for k, events in enumerate(rows) if events) >= 4 * 3
+
+
+def test_a_slow_collapse_is_reported_before_half_of_the_reward_is_lost():
+    rows = failing(5, {"reward": 0.0, "facts/correct": 0.0}, over=60)
+    first = next(event for event in events_of(rows) if event.detector == "reward_collapse")
+    reward = next(item for item in first.evidence if item.metric == "reward")
+    assert reward.now > (reward.before or 0.0) / 2
+
+
+# Rows
+
+
+@pytest.mark.parametrize("name", ["parser_drift", "self_reward_hacking", "nonfinite"])
+def test_the_order_of_names_and_unknown_metrics_do_not_matter(name):
+    draw, shuffled = random.Random(0), []
+    for row in FAILURES[name](0):
+        items = [*row.items(), ("my/own", draw.random()), ("text", "hello"), ("flag", True)]
+        draw.shuffle(items)
+        shuffled.append(dict(items))
+    assert events_of(shuffled) == events_of(FAILURES[name](0))
+
+
+@pytest.mark.parametrize("missing", sorted(HEALTHY)[::4])
+def test_a_missing_metric_only_silences_detectors(missing):
+    rows = [{k: v for k, v in row.items() if k != missing} for row in FAILURES["parser_drift"](0)]
+    found = diagnosis_of(rows)
+    assert not {event.detector for event in found.events} & found.blind.keys()
+
+
+def test_blind_detectors_name_the_missing_metrics():
+    engine = Engine()
+    for row in [{"reward": 0.5, "loss": 0.0}] * 3:
+        engine.update(row)
+    blind = engine.blind()
+    assert blind["repetition"] == ("repetition",)
+    assert blind["entropy_collapse"] == ("entropy",)
+    assert not {"reward_collapse", "lying_loss"} & blind.keys()
+    for row in healthy(0, steps=20):
+        engine.update(row)
+    assert engine.blind() == {}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e300, -1e308])
+def test_one_row_of_bad_numbers_is_reported_and_ignored(bad):
+    rows = healthy(0)
+    rows[100] = dict.fromkeys(rows[100], bad)
+    found = [(e.detector, e.severity) for e in events_of(rows)]
+    assert found == [("nonfinite", "warn"), ("nonfinite", "clear")]
+
+
+def test_rows_without_a_step_are_counted():
+    engine = Engine()
+    rows = [{}, {"reward": 0.1}, {"step": None}, {"step": 7}, {"step": "9"}, {"step": math.nan}]
+    assert [engine.update(row) for row in rows] == [[]] * 6
+    assert engine.step == 9
+
+
+def test_rows_without_a_reward_do_not_count_against_it():
+    """TRL logs a reward only where it generates; reuse steps have none."""
+    full = [{"reward": 0.7 if k < 60 else 0.1} for k in range(100)]
+    gaps = [row for each in full for row in (each, {"loss": 0.1})]
+    assert [e.detector for e in events_of(gaps) if e.severity == "stop"] == ["reward_collapse"]
+
+
+# State
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [("self_reward_hacking", 113), ("update_explosion", 84), ("constant_answer", 3)],
+)
+def test_the_state_survives_json(name, cut):
+    rows = FAILURES[name](0)
+    first, second = Engine(), Engine()
+    before = [event for row in rows[:cut] for event in first.update(row)]
+    second.load_state(json.loads(json.dumps(first.state())))
+    after = [event for row in rows[cut:] for event in second.update(row)]
+    assert before + after == events_of(rows)
+    for row in rows[cut:]:
+        first.update(row)
+    assert second.state() == first.state()
+
+
+def test_the_state_is_bounded():
+    engine, sizes = Engine(), []
+    for k, row in enumerate(healthy(0, steps=800)):
+        engine.update(row)
+        if k in (300, 799):
+            sizes.append(len(json.dumps(engine.state())))
+    assert sizes[1] < 1.2 * sizes[0]  # later steps have more digits
+
+
+# Data
+
+
+@pytest.mark.parametrize("detector", DETECTORS, ids=NAMES)
+def test_detectors_are_complete(detector):
+    from mesotron.config import TrainConfig
+
+    assert set(detector.metrics) <= set(METRICS)
+    assert detector.diagnosis
+    assert detector.remedy
+    assert detector.source
+    assert detector.cases
+    assert all(detector.cases)
+    for change in detector.changes:
+        value = TrainConfig()
+        for part in change.field.split("."):
+            value = getattr(value, part)
+
+
+def test_the_docs_list_the_detectors_in_their_order():
+    page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|", page, re.MULTILINE)
+    documented = [(name, text, tuple(re.findall(r"`(\w+)`", reads))) for name, text, reads in rows]
+    assert documented == [(d.name, d.diagnosis, d.metrics) for d in DETECTORS]
+
+
+@pytest.mark.parametrize(
+    ("logged", "ours"),
+    [
+        ("critic/score/mean", "reward"), ("actor/entropy", "entropy"), ("train/reward", "reward"),
+        ("frac_reward_zero_std", "zero_signal"), ("response_length/clip_ratio", "truncated"),
+        ("rewards/format_reward/mean", "formatted"), ("run-3 - train/kl", "kl"),
+        ("val-core/openai/gsm8k/reward/mean@1", "heldout"), ("optim/muon rows:16/update_rms",
+        "update_rms"), ("timing_s/step", "step_time"), ("watch/length", "length"),
+    ],
+)  # fmt: skip
+def test_names_of_other_trainers_are_known(logged, ours):
+    assert canonical({logged: 0.25})[ours] == 0.25
+
+
+def test_the_best_source_wins_and_groups_are_combined():
+    assert canonical({"kl/start": 2.0, "kl": 1.0, "actor/ppo_kl": 3.0}) == {"kl": 1.0}
+    groups = {"optim/muon/update_rms": 1.0, "optim/adamw/update_rms": 3.0,
+              "optim/muon/dead_blocks": 0.0, "optim/muon per_head/dead_blocks": 1.0}  # fmt: skip
+    assert canonical(groups) == {"update_rms": 3.0, "dead_blocks": 0.5}
+    assert canonical({"reward_std": 1.0, "rewards/f/std": 2.0}) == {}
+
+
+# Tracks
+
+
+def test_noise_is_measured_without_the_trend():
+    draw = random.Random(0)
+    noisy = [0.01 * k + draw.gauss(0, 0.2) for k in range(2000)]
+    assert deviation(noisy) == pytest.approx(0.2, rel=0.08)
+    assert deviation([5.0 * k for k in range(50)]) == 0.0
+
+
+def test_one_outlier_moves_nothing():
+    track = Track(warmup=10, window=5)
+    for k in range(60):
+        track.add(1e6 if k in (4, 40) else 1.0)
+    short = track.window(0)
+    assert short is not None
+    assert (short.now, short.reference("start"), short.best) == (1.0, 1.0, 1.0)
+
+
+def test_the_onset_of_a_fall():
+    track = Track(warmup=4, window=2)
+    for reward in [0.7] * 20 + [0.5, 0.3, 0.1, 0.1, 0.1, 0.1]:
+        track.add(reward)
+    assert Symptom("reward", "down", by=0.5).onset(track.window(0), range(26)) == 20
+    assert Symptom("reward", "not_up").onset(track.window(0), range(26)) is None
+
+
+def test_a_fall_in_the_first_rows_is_remembered():
+    track = Track(warmup=10, window=5)
+    for value in [0.4] * 10 + [0.0] * 60:
+        track.add(value)
+    long = track.window(1)
+    assert long.best < 0.4
+    assert long.reference("best") == pytest.approx(0.4)
+
+
+def test_the_best_single_evaluation_is_luck():
+    track, again = (Track(warmup=1, window=1, pooled=True) for _ in range(2))
+    for score in (0.3, 0.32, 0.5, 0.31, 0.3):
+        track.add(score)
+    again.load_state(json.loads(json.dumps(track.state())))
+    for one in (track, again):
+        assert one.window(0).reference("best") == pytest.approx((0.32 + 0.5 + 0.31) / 3)
+        assert one.window(1).now == pytest.approx((0.5 + 0.31 + 0.3) / 3)
+    assert again.num_seen == 5
+
+
+def test_the_noise_of_an_evaluation_is_that_of_its_problems():
+    track = Track(warmup=1, window=1)
+    for accuracy in (0.26, 0.45, 0.44):  # learning is not noise
+        track.add(accuracy)
+    assert track.noise > 0.1
+    engine = Engine()
+    for step, accuracy in enumerate((0.26, 0.45, 0.44)):
+        engine.update({"step": step, "eval/greedy": accuracy, "eval/problems": 100})
+    assert engine.tracks["heldout"].noise == pytest.approx(math.sqrt(0.45 * 0.55 / 100))
