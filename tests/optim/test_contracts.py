@@ -2,7 +2,7 @@
 a row to `OPTIMIZERS`.
 
 The model is small and has what optimizers meet: wide, tall and square matrices, a convolution, a
-vector, a scalar. The independent references of whole steps are in test_reference_steps.
+vector, a scalar. The independent references of whole steps are in test_step.
 """
 
 import copy
@@ -10,32 +10,12 @@ import io
 import logging
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mesotron.optim.optimizers import Muon, Pion, RoutedOptimizer
-
-
-@dataclass(frozen=True)
-class Row:
-    """An optimizer and the promises that it does not make.
-
-    Args:
-        make: parameters and options in, optimizer out.
-        scale_free: the step of a matrix does not depend on the scale of the gradients.
-        matrix_rule: the rule of its matrices.
-    """
-
-    make: Callable[..., RoutedOptimizer]
-    scale_free: bool = True
-    matrix_rule: str = "muon"
-
-
-def _adamw(params, **options) -> Muon:
-    return Muon([{"params": list(params), "rule": "adamw"}], **options)
+from mesotron.optim import AdamW, Muon, MuonSGD, Pion, RoutedOptimizer
 
 
 def _with(cls: type[RoutedOptimizer], **fixed) -> Callable[..., RoutedOptimizer]:
@@ -43,20 +23,18 @@ def _with(cls: type[RoutedOptimizer], **fixed) -> Callable[..., RoutedOptimizer]
 
 
 OPTIMIZERS = {
-    "muon": Row(_with(Muon)),
-    "muon_plain_momentum": Row(_with(Muon, nesterov=False)),
-    "polar_express": Row(_with(Muon, filter="polar_express")),
-    "cubic": Row(_with(Muon, filter="cubic")),
-    "low_rank": Row(_with(Muon, filter="low_rank", rank=3)),
-    "muon_sgd": Row(_with(Muon, aux="sgd")),
-    "pion_promote": Row(_with(Pion, promote=2), matrix_rule="pion"),
-    "pion_cutoff": Row(_with(Pion, cutoff=0.3), matrix_rule="pion"),
-    "pion_noise": Row(_with(Pion, cutoff="noise"), matrix_rule="pion"),
-    "adamw": Row(_adamw, scale_free=False, matrix_rule="adamw"),
+    "muon": _with(Muon),
+    "muon_plain_momentum": _with(Muon, nesterov=False),
+    "polar_express": _with(Muon, filter="polar_express"),
+    "low_rank": _with(Muon, filter="low_rank", rank=3),
+    "muon_sgd": _with(MuonSGD),
+    "pion_promote": _with(Pion, promote=2),
+    "pion_cutoff": _with(Pion, cutoff=0.3),
+    "pion_noise": _with(Pion, cutoff="noise"),
+    "adamw": _with(AdamW),
 }
-SPECTRAL = [name for name, row in OPTIMIZERS.items() if row.scale_free]
 every = pytest.mark.parametrize("name", OPTIMIZERS)
-spectral = pytest.mark.parametrize("name", SPECTRAL)
+spectral = pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "adamw"])
 
 
 class Tiny(nn.Module):
@@ -79,7 +57,7 @@ class Tiny(nn.Module):
 def build(name: str, seed: int = 0, dtype=torch.float32, **options):
     torch.manual_seed(seed)
     model = Tiny().to(dtype)
-    return model, OPTIMIZERS[name].make(model.parameters(), **{"lr": 0.01, **options})
+    return model, OPTIMIZERS[name](model.parameters(), **{"lr": 0.01, **options})
 
 
 def data(seed: int, rows: int = 16, dtype=torch.float32) -> tuple[Tensor, Tensor]:
@@ -206,7 +184,7 @@ def test_loaded_state_goes_to_the_device_of_the_weights(name):
     train(model, optimizer, range(1))
     with torch.device("meta"):  # a device that every machine has
         elsewhere = Tiny()
-    resumed = OPTIMIZERS[name].make(elsewhere.parameters(), lr=0.01)
+    resumed = OPTIMIZERS[name](elsewhere.parameters(), lr=0.01)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for p in elsewhere.parameters():
         found = {key: x.device.type for key, x in resumed.state[p].items() if isinstance(x, Tensor)}
@@ -244,16 +222,6 @@ def test_eight_small_batches_equal_one_large(name):
 
 
 @every
-def test_runs_are_deterministic(name):
-    ends = []
-    for _ in range(2):
-        model, optimizer = build(name)
-        train(model, optimizer, range(3))
-        ends.append(weights(model))
-    assert_equal(*ends)
-
-
-@every
 def test_a_schedule_equals_setting_the_rate_by_hand(name):
     scheduled, by_hand = build(name), build(name)
     scheduler = torch.optim.lr_scheduler.LambdaLR(scheduled[1], lambda k: 1 / (1 + k))
@@ -264,23 +232,6 @@ def test_a_schedule_equals_setting_the_rate_by_hand(name):
             group["lr"] = 0.01 / (1 + k)
         train(*by_hand, range(k, k + 1))
     assert_close(weights(scheduled[0]), weights(by_hand[0]), atol=1e-7)
-
-
-@every
-def test_one_cycle_and_cosine_schedules_run(name):
-    model, optimizer = build(name)
-    total = 6
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=total)
-    rates = []
-    for seed in range(total - 1):
-        train(model, optimizer, range(seed, seed + 1))
-        rates.append(optimizer.param_groups[0]["lr"])
-        cycle.step()
-    assert max(rates) > 2 * rates[0]
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3)
-    train(model, optimizer, range(1))
-    cosine.step()
-    assert all(p.isfinite().all() for p in model.parameters())
 
 
 @every
@@ -402,16 +353,6 @@ def test_a_gradient_that_is_not_finite_skips_its_parameter_alone(name, bad, capl
 
 
 @every
-def test_nothing_finite_is_no_step(name):
-    model, optimizer = build(name)
-    before = weights(model)
-    set_gradients(model, float("nan"))
-    optimizer.step()
-    assert_equal(weights(model), before)
-    assert optimizer.stats()["skipped"] == len(before)
-
-
-@every
 def test_a_parameter_without_gradient_is_left_alone(name):
     model, optimizer = build(name, lr=0.1, weight_decay=0.5)
     before = copy.deepcopy(model)
@@ -423,16 +364,6 @@ def test_a_parameter_without_gradient_is_left_alone(name):
     assert torch.equal(model.square.bias, before.square.bias)
     assert not optimizer.state[model.square.weight]
     assert not torch.equal(model.wide.weight, before.wide.weight)
-
-
-@every
-def test_kept_zero_gradients_are_gradients(name):
-    model, optimizer = build(name)
-    train(model, optimizer, range(2))
-    optimizer.zero_grad(set_to_none=False)
-    before = model.wide.weight.detach().clone()
-    optimizer.step()
-    assert not torch.equal(model.wide.weight, before), "momentum goes on"
 
 
 @every
@@ -476,7 +407,7 @@ def test_named_parameters_give_the_same_steps(name):
     if name == "adamw":
         named = Muon([{"params": list(twin.named_parameters()), "rule": "adamw"}], lr=0.01)
     else:
-        named = OPTIMIZERS[name].make(twin.named_parameters(), lr=0.01)
+        named = OPTIMIZERS[name](twin.named_parameters(), lr=0.01)
     train(model, optimizer, range(2))
     train(twin, named, range(2))
     assert_equal(weights(twin), weights(model))
@@ -510,7 +441,7 @@ def test_grad_scaler_scales_and_skips(name, enabled):
 def test_empty_tensors_are_no_trouble(name):
     empty, full = nn.Parameter(torch.zeros(0, 5)), nn.Parameter(torch.ones(4, 5))
     hollow = nn.Parameter(torch.zeros(0))
-    optimizer = OPTIMIZERS[name].make([empty, full, hollow], lr=0.1)
+    optimizer = OPTIMIZERS[name]([empty, full, hollow], lr=0.1)
     for p in (empty, full, hollow):
         p.grad = torch.ones_like(p)
     optimizer.step()
@@ -523,19 +454,13 @@ def test_mixed_dtypes_in_one_group(name):
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     params = [nn.Parameter(torch.randn(*s, dtype=d)) for d in dtypes for s in ((4, 6), (5,))]
     before = [p.detach().clone() for p in params]
-    optimizer = OPTIMIZERS[name].make(params, lr=0.1)
+    optimizer = OPTIMIZERS[name](params, lr=0.1)
     for p in params:
         p.grad = torch.randn_like(p)
     optimizer.step()
     for p, old in zip(params, before, strict=True):
         assert p.isfinite().all()
         assert not torch.equal(p, old)
-
-
-@every
-def test_complex_parameters_are_refused(name):
-    with pytest.raises(ValueError, match="complex64"):
-        OPTIMIZERS[name].make([nn.Parameter(torch.zeros(4, 4, dtype=torch.complex64))])
 
 
 @every
@@ -552,15 +477,6 @@ def test_a_frozen_model_is_named(name):
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="LoRA"):
         optimizer.step()
-
-
-@every
-def test_step_hooks_run(name):
-    model, optimizer = build(name)
-    seen = []
-    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
-    train(model, optimizer, range(2))
-    assert seen == ["after", "after"]
 
 
 @spectral
@@ -580,7 +496,7 @@ def test_unbatched_bits_do_not_depend_on_neighbours(name):
         torch.manual_seed(0)
         model = Tiny()
         params = [model.square.weight] if alone else list(model.parameters())
-        optimizer = OPTIMIZERS[name].make(params, batched=False)
+        optimizer = OPTIMIZERS[name](params, batched=False)
         set_gradients(model)
         optimizer.step()
         ends.append(model.square.weight.detach().clone())

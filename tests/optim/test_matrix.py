@@ -17,7 +17,7 @@ from mesotron.optim.matrix import (
     apply_filter,
     gram,
     largest_eigenvalue,
-    normalise,
+    normalize,
 )
 from mesotron.spectral import (
     Filter,
@@ -99,7 +99,7 @@ def oracle(matrix: Tensor, filter: Filter) -> Tensor:
 
 
 def aimed(matrix: Tensor, sigma: np.ndarray, filter: Filter) -> np.ndarray:
-    """A cutoff filter on Frobenius-normalised singular values, by the definition."""
+    """A cutoff filter on Frobenius-normalized singular values, by the definition."""
     bound = (sigma**8).sum() ** 0.125
     if filter.cutoff == "noise":
         t = np.float64(noise_edge(*matrix.shape) / bound)
@@ -143,7 +143,7 @@ def test_filter_equals_the_svd_oracle(name, kind, dtype):
 @pytest.mark.parametrize("name", FIXED)
 def test_both_forms_equal_the_svd_oracle(name, kind, form, dtype):
     filter, X = FIXED[name], INPUTS[kind].to(dtype, copy=True)
-    normalise(X)
+    normalize(X)
     if form == "standard":
         X = _standard_segment(X, None, filter.steps)
     else:

@@ -1,16 +1,20 @@
-"""Sharded steps against one process: FSDP2, HSDP and tensor parallelism on 2 and 4 gloo ranks."""
+"""Sharded steps against one process: FSDP2, HSDP and tensor parallelism on 2 and 4 gloo ranks, and
+one NCCL rank where there is a GPU."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from mesotron.optim.sharding.exchange import Member, make_plan
-from mesotron.optim.sharding.mesh import extent, local_box
+from mesotron.optim import Muon
+from mesotron.optim.sharding.exchange import Member, extent, local_box, make_plan
 from mesotron.spectral import muon
 from support.ranks import Ranks
 
@@ -35,14 +39,11 @@ def four():
 @pytest.mark.parametrize(
     ("name", "layout", "options"),
     [
-        ("muon", "rows", {}),
-        ("muon", "rows", {"nesterov": False, "weight_decay": 0.0}),
         ("muon", "rows", {"lr": torch.tensor(0.02), "scale": "spectral"}),
-        ("muon", "columns", {"filter": "polar_express"}),
+        ("muon", "columns", {"filter": "polar_express", "nesterov": False, "weight_decay": 0.0}),
         ("muon", "copies", {"batched": False}),
         ("pion", "rows", {"promote": 2}),
-        ("pion", "columns", {"cutoff": "noise"}),
-        ("pion", "hsdp", {"cutoff": 0.3, "nesterov": False}),
+        ("pion", "hsdp", {"cutoff": "noise"}),
         ("muon", "hsdp", {"momentum_dtype": "float64", "dtype": "float64"}),
         ("muon", "two_dims", {}),
         ("muon", "twice", {"filter": "low_rank", "rank": 1}),
@@ -53,7 +54,7 @@ def test_four_ranks_train_as_one(four, name, layout, options):
     four("trains_alike", name, layout, options)
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns", "copies"])
+@pytest.mark.parametrize("layout", ["rows", "columns"])
 def test_two_ranks_train_as_one(two, layout):
     two("trains_alike", "muon", layout, {})
 
@@ -62,7 +63,7 @@ def test_a_mesh_that_is_not_the_whole_world(four):
     four("trains_alike_on_a_part_of_the_world")
 
 
-def test_one_ranks_nan_skips_the_matrix_on_all(four):
+def test_a_nan_on_one_rank_skips_the_matrix_on_all(four):
     first, *others = four("skips_what_is_not_finite_anywhere")
     assert first["whole/skipped"] == 1
     assert first["adamw/skipped"] == 1
@@ -82,7 +83,7 @@ def test_flags_that_stay_on_the_device_mask_the_step(two):
         assert sharded[key] == pytest.approx(alone[key], rel=1e-4), key
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns", "copies", "hsdp", "two_dims"])
+@pytest.mark.parametrize("layout", ["rows", "copies", "two_dims"])
 def test_no_block_is_filtered_twice(four, layout):
     counts = four("counts_filtered_blocks", layout)
     assert sum(filtered for filtered, _ in counts) == counts[0][1]
@@ -149,10 +150,9 @@ def test_fsdp_over_tensor_parallelism(four):
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])
-def test_flat_fsdp1_shards_are_refused(two, use_orig_params):
-    for routed, by_hand in two("builds_on_fsdp1", use_orig_params):
-        assert "FSDP2" in routed
-        assert "flat or empty shard" in by_hand
+def test_flat_fsdp1_shards_are_rejected(two, use_orig_params):
+    for errors in two("builds_on_fsdp1", use_orig_params):
+        assert ["FSDP2" in error for error in errors] == [True, True]
 
 
 @pytest.mark.parametrize("shape", [(7, 12), (3, 10), (1, 4), (16, 16), (5, 6, 8)])
@@ -180,31 +180,23 @@ def test_boxes_are_those_of_pytorch(shape, placements):
 @pytest.mark.parametrize(
     "placements", [(Partial(),), (_StridedShard(0, split_factor=2),)], ids=["partial", "strided"]
 )
-def test_placements_without_a_box_are_refused(placements):
-    with pytest.raises(ValueError, match="cannot be stepped"):
+def test_placements_without_a_box_are_rejected(placements):
+    with pytest.raises(ValueError, match="placements"):
         local_box((8, 4), placements, (4,), (0,))
 
 
-def _qwen_like(num_layers: int) -> list[tuple[str, tuple[int, int]]]:
-    hidden, inner, heads = 896, 4864, 14
-    layer = [
-        (f"rows:{heads}", (hidden, hidden)),
-        ("rows:2", (128, hidden)),
-        ("rows:2", (128, hidden)),
-        (f"cols:{heads}", (hidden, hidden)),
-        ("whole", (inner, hidden)),
-        ("whole", (inner, hidden)),
-        ("whole", (hidden, inner)),
-    ]
-    return layer * num_layers
+# One layer of Qwen2.5-0.5B.
+LAYER = [
+    ("rows:14", (896, 896)), ("rows:2", (128, 896)), ("rows:2", (128, 896)),
+    ("cols:14", (896, 896)), ("whole", (4864, 896)), ("whole", (4864, 896)),
+    ("whole", (896, 4864)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("num_ranks", [2, 7, 8, 16])
-def test_work_is_spread(num_ranks):
+def test_work_is_balanced(num_ranks):
     """No rank has a tenth more than its share, or one matrix more where matrices are few."""
-    members = tuple(
-        Member(shape, (Shard(0),), view, muon()) for view, shape in _qwen_like(num_layers=24)
-    )
+    members = tuple(Member(shape, (Shard(0),), view, muon()) for view, shape in LAYER * 24)
     places = tuple((rank,) for rank in range(num_ranks))
     plan = make_plan(members, (num_ranks,), places, 0)
     load = [0] * num_ranks
@@ -229,7 +221,7 @@ def test_experts_and_heads_stay_where_they_are():
 
 
 @pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Replicate(), Shard(0))], ids=str)
-def test_what_is_sent_is_what_is_awaited(placements):
+def test_what_is_sent_is_what_is_received(placements):
     """Seen from both sides, parcels agree in number and size, and each element arrives once."""
     shapes = [("whole", (7, 12)), ("rows:3", (21, 8)), ("stack", (5, 6, 8)), ("whole", (1, 9))]
     members = tuple(Member(shape, placements, view, muon()) for view, shape in shapes)
@@ -242,3 +234,46 @@ def test_what_is_sent_is_what_is_awaited(placements):
                 assert [p.numel for p in sent] == [p.numel for p in awaited]
     gathered = sum(p.numel for plan in plans for per_rank in plan.gathered for p in per_rank)
     assert gathered == sum(math.prod(shape) for _, shape in shapes)
+
+
+@pytest.fixture
+def gpu_mesh(tmp_path):
+    # With a current device and device_id, neither the mesh nor NCCL has to guess (and warn).
+    torch.cuda.set_device(0)
+    dist.init_process_group(
+        "nccl",
+        init_method=(tmp_path / "rendezvous").as_uri(),
+        rank=0,
+        world_size=1,
+        device_id=torch.device("cuda", 0),
+    )
+    yield init_device_mesh("cuda", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_the_step_on_a_gpu_equals_the_unsharded_one_and_never_waits(gpu_mesh):
+    torch.manual_seed(0)
+    shapes = [(64, 96), (96, 64), (48, 48), (32,)]
+    weights = [torch.randn(shape, device="cuda") * 0.1 for shape in shapes]
+    whole = [nn.Parameter(w.clone()) for w in weights]
+    parts = [nn.Parameter(distribute_tensor(w, gpu_mesh, [Shard(0)])) for w in weights]
+    options = {"lr": 0.01, "dtype": "float32", "fused": False}
+    alone, sharded = Muon(whole, **options), Muon(parts, **options)
+    for step in range(4):
+        for p, q in zip(whole, parts, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = distribute_tensor(p.grad, gpu_mesh, [Shard(0)])
+        if step == 2:
+            whole[0].grad[0, 0] = torch.nan
+            parts[0].grad.to_local()[0, 0] = torch.nan
+        alone.step()
+        torch.cuda.synchronize()
+        # The first step may wait: it makes state, plans and library handles.
+        torch.cuda.set_sync_debug_mode("error" if step else "default")
+        sharded.step()
+        torch.cuda.set_sync_debug_mode("default")
+        assert sharded.stats()["skipped"] == (step == 2)
+    for p, q in zip(whole, parts, strict=True):
+        torch.testing.assert_close(q.full_tensor(), p, rtol=1e-4, atol=1e-5)

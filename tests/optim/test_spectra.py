@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mesotron.optim import adamw, muon, pion
-from mesotron.optim.spectra import MOST_VALUES, choose_blocks, measure_spectrum
+from mesotron.optim.spectra import MAX_VALUES, choose_blocks, measure_spectrum
 
 
 def step(optimizer: torch.optim.Optimizer, model: nn.Module, seed: int = 0) -> None:
@@ -45,7 +45,7 @@ def test_a_head_is_a_block_and_a_large_one_is_thinned():
     found = measure_spectrum(optimizer, block)
     assert found is not None
     assert found["shape"] == [200, 240]  # one of two heads
-    assert len(found["rank"]) == len(found["before"]) == len(found["after"]) == MOST_VALUES
+    assert len(found["rank"]) == len(found["before"]) == len(found["after"]) == MAX_VALUES
     assert (found["rank"][0], found["rank"][-1]) == (1, 200)
 
 

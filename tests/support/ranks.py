@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT = timedelta(seconds=60)  # of a collective: a hang fails the test, it does not stop the run
-# What takes long to import; the server does not find modules of the tests themselves.
+# Slow imports; the server cannot import modules of the tests themselves.
 PRELOAD = [
     "mesotron.optim.sharding.step",
     "torch.distributed.checkpoint.state_dict",
@@ -25,10 +25,7 @@ PRELOAD = [
 
 class Ranks:
     """`ranks(function, *args)` runs a function of `sharded_checks` on every rank and returns their
-    results.
-
-    Processes are forked from a server that has imported torch once, so starting them is cheap.
-    """
+    results. Processes are forked from a server that has imported torch once, which is cheap."""
 
     def __init__(self, num: int) -> None:
         self.num = num
@@ -38,15 +35,15 @@ class Ranks:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.TemporaryDirectory()
-        meeting = Path(self._folder.name, "meeting").as_uri()
+        uri = Path(self._folder.name, "rendezvous").as_uri()
         self._pipes, self._processes = [], []
         for rank in range(self.num):
-            here, there = context.Pipe()
+            pipe, remote = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, self.num, meeting, there), daemon=True
+                target=_serve, args=(rank, self.num, uri, remote), daemon=True
             )
             process.start()
-            self._pipes.append(here)
+            self._pipes.append(pipe)
             self._processes.append(process)
 
     def __call__(self, function: str, *args) -> list:
@@ -54,7 +51,7 @@ class Ranks:
             pipe.send((function, args))
         answers = []
         for pipe in self._pipes:
-            assert pipe.poll(2 * TIMEOUT.total_seconds()), "a rank does not answer"
+            assert pipe.poll(2 * TIMEOUT.total_seconds()), "a rank does not respond"
             answers.append(pipe.recv())
         failures = [text for ok, text in answers if not ok]
         if failures:
@@ -70,10 +67,10 @@ class Ranks:
         self._folder.cleanup()
 
 
-def _serve(rank: int, num: int, meeting: str, pipe) -> None:
+def _serve(rank: int, num: int, uri: str, pipe) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=num, timeout=TIMEOUT)
+    dist.init_process_group("gloo", init_method=uri, rank=rank, world_size=num, timeout=TIMEOUT)
     checks = importlib.import_module("support.sharded_checks")
     while True:
         function, args = pipe.recv()

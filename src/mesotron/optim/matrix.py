@@ -1,31 +1,29 @@
 """Apply a spectral filter to a batch of matrices with matrix products alone.
 
 f(X) = U f(S) V^T for X = U S V^T, by the odd quintics of `mesotron.spectral`; the low-rank
-reference by an SVD. Matrices of one shape go through together. Which form of the iteration runs
-(standard or Gram) is decided by shape.
+reference uses an SVD. Which form of the iteration runs (standard or Gram) depends on the shape.
 
 Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-matrix numbers are [B].
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mesotron.spectral import SYRK, Filter, Segment, cheapest_plan, noise_edge
+from mesotron.spectral import SYRK, Filter, cheapest_plan, noise_edge
 from mesotron.spectral.filters import FIXED_POINT, aim
 
-# Below this size a batched product is quicker than the BLAS routine for S S^T (measured on two CPU
+# Below this size a batched product is faster than the BLAS routine for S S^T (measured on two CPU
 # families).
 _SYRK_FROM = 128
 _POWER_STEPS = 6
 
 
 class Filtered(NamedTuple):
-    """A filtered batch and what was seen on the way.
+    """A filtered batch and what was measured along the way.
 
     Args:
         X: the filtered matrices, [B, m, n].
@@ -39,14 +37,6 @@ class Filtered(NamedTuple):
     norm: Tensor
     concentration: Tensor
     passed: Tensor
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """A segment's coefficients: floats, or [B, 1, 1] tensors where each matrix has its own."""
-
-    form: str
-    triples: tuple[tuple, ...]
 
 
 def apply_filter(X: Tensor, filter: Filter) -> Filtered:
@@ -67,24 +57,29 @@ def apply_filter(X: Tensor, filter: Filter) -> Filtered:
         >>> apply_filter(torch.tensor([[[3.0, 0.0], [0.0, 0.0]]]), pion()).X[0, 0, 0]
         tensor(1.)
     """
-    norm = normalise(X)
+    norm = normalize(X)
     if filter.rank is not None:
         return _keep_rank(X, filter.rank, norm)
     A = gram(X)
     concentration = A.float().square().sum((1, 2))
-    for segment in _plan(X, A, filter):
+    m, n = X.shape[1:]
+    steps = filter.steepest_steps(m, n)
+    plan = cheapest_plan(m, n, steps, torch.finfo(X.dtype).eps / 2, SYRK)
+    t = None if filter.cutoff is None else _rescale_to_bound(X, A, filter)
+    for segment in plan:
+        triples: list[tuple] = list(segment.steps)
+        if t is not None:  # each matrix has its own coefficients, [B, 1, 1]
+            for k in range(len(triples)):
+                triple, t = aim(t)
+                triples[k] = tuple(x[:, None, None] for x in triple)
         run = _gram_segment if segment.form == "gram" else _standard_segment
-        X, A = run(X, A, segment.triples), None
+        X, A = run(X, A, triples), None
     return Filtered(X, norm, concentration, _sum_of_squares(X))
 
 
-def normalise(X: Tensor) -> Tensor:
+def normalize(X: Tensor) -> Tensor:
     """Divide each matrix by its Frobenius norm in place; zero stays zero. Returns the norms, [B] in
-    float64.
-
-    The sum of squares is taken in float64, where the squares of 1e-30 and of 1e30 are ordinary
-    numbers.
-    """
+    float64, where the squares of 1e-30 and of 1e30 are ordinary numbers."""
     norm = torch.linalg.vector_norm(X, dim=(1, 2), dtype=torch.float64)
     largest = torch.finfo(X.dtype).max  # the reciprocal of a norm below 3e-39 must stay finite
     inverse = norm.reciprocal().clamp(max=largest).masked_fill(norm == 0, 0.0)
@@ -98,39 +93,16 @@ def gram(X: Tensor) -> Tensor:
 
 
 def _square(S: Tensor) -> Tensor:
-    """S S for symmetric S, written S S^T where BLAS then computes only half of it."""
+    # S S for symmetric S, written S S^T where BLAS then computes only half of it.
     return torch.bmm(S, S.mT if S.shape[-1] >= _SYRK_FROM else S)
-
-
-def _plan(X: Tensor, A: Tensor, filter: Filter) -> list[_Steps]:
-    """Choose the form by shape and fill in the coefficients; a cutoff filter rescales X and A on
-    the way."""
-    m, n = X.shape[1:]
-    roundoff = torch.finfo(X.dtype).eps / 2
-    plan = cheapest_plan(m, n, filter.steepest_steps(m, n), roundoff, SYRK)
-    if filter.cutoff is None:
-        return [_Steps(s.form, s.steps) for s in plan]
-    return _aim_plan(plan, _rescale_to_bound(X, A, filter))
-
-
-def _aim_plan(plan: tuple[Segment, ...], t: Tensor) -> list[_Steps]:
-    aimed = []
-    for segment in plan:
-        triples = []
-        for _ in segment.steps:
-            triple, t = aim(t)
-            triples.append(tuple(x[:, None, None] for x in triple))
-        aimed.append(_Steps(segment.form, tuple(triples)))
-    return aimed
 
 
 def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
     """Divide X (of Frobenius norm 1) by its Schatten-8 norm; returns the cutoff on that scale, [B].
 
     (sum sigma^8)^(1/8) = ||A A||_F^(1/4) is never below the largest singular value, so nothing
-    leaves [0, 1]. Where the largest one lies under that bound is then estimated by power iteration,
-    which can only err low: it may shift the cutoff slightly but can never make the iteration
-    diverge.
+    leaves [0, 1]. The largest one is then estimated by power iteration, which can only err low: it
+    may shift the cutoff slightly but can never make the iteration diverge.
     """
     S = _square(A)
     S = S.to(torch.promote_types(S.dtype, torch.float32))
@@ -147,32 +119,27 @@ def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
 
 
 def largest_eigenvalue(S: Tensor) -> Tensor:
-    """Of positive semi-definite S, [B], from below, by power iteration.
+    """Largest eigenvalue of positive semi-definite S, [B], from below, by power iteration.
 
-    From two starts, since the heaviest column alone can lie in a block of its own beside a larger
-    direction that is spread over many rows.
+    Two starts: the heaviest column, which alone can lie in a block of its own beside a larger
+    direction spread over many rows, and a vector without a pattern.
     """
     B, m, _ = S.shape
     heaviest = S.diagonal(dim1=1, dim2=2).argmax(1)
     column = S.gather(2, heaviest[:, None, None].expand(-1, m, 1))
-    v = torch.cat([column, S @ _irregular(m, S).expand(B, m, 1)], dim=2)
+    k = torch.arange(1, m + 1, device=S.device, dtype=S.dtype)
+    irregular = (0.7 * k * k).sin()[:, None]
+    v = torch.cat([column, S @ irregular.expand(B, m, 1)], dim=2)
     for _ in range(_POWER_STEPS):
         v = torch.bmm(S, v / v.norm(dim=1, keepdim=True).clamp_min(torch.finfo(S.dtype).tiny))
     return v.norm(dim=1).amax(1)
 
 
-def _irregular(m: int, like: Tensor) -> Tensor:
-    """[m, 1] of numbers without a pattern that a singular vector could be orthogonal to."""
-    k = torch.arange(1, m + 1, device=like.device, dtype=like.dtype)
-    return (0.7 * k * k).sin()[:, None]
-
-
-def _standard_segment(X: Tensor, A: Tensor | None, triples: tuple[tuple, ...]) -> Tensor:
+def _standard_segment(X: Tensor, A: Tensor | None, triples: list[tuple]) -> Tensor:
     spare = torch.empty_like(X)
     for a, b, c in triples:
         A = gram(X) if A is None else A
-        B = _combine(A, b, c)
-        torch.bmm(B, X, out=spare)
+        torch.bmm(_combine(A, b, c), X, out=spare)
         if not isinstance(a, float):
             spare.addcmul_(X, a.to(X.dtype))
         elif a:
@@ -181,7 +148,7 @@ def _standard_segment(X: Tensor, A: Tensor | None, triples: tuple[tuple, ...]) -
     return X
 
 
-def _gram_segment(X: Tensor, A: Tensor | None, triples: tuple[tuple, ...]) -> Tensor:
+def _gram_segment(X: Tensor, A: Tensor | None, triples: list[tuple]) -> Tensor:
     """Iterate R = X X^T: with Z = a I + b R + c R R, all of them polynomials of R and so commuting,
     X <- Z X becomes Q <- Q Z and R <- R Z Z."""
     R, Q = gram(X) if A is None else A, None

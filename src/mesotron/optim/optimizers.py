@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,9 @@ from mesotron.optim.step import (
     momentum_of,
     update_momentum,
 )
-from mesotron.optim.triton.step import FusedStep
+
+if TYPE_CHECKING:
+    from mesotron.optim.triton.step import FusedStep
 
 _log = logging.getLogger("mesotron")
 
@@ -208,6 +210,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
         self, device: torch.device, members: list[Member], stats: StepStats
     ) -> list[Member]:
         """Step with the kernels what they support; returns the rest."""
+        from mesotron.optim.triton.step import FusedStep  # needs Triton
+
         plan = self._fused.get(device)
         if plan is None or not plan.fits(members):
             plan = self._fused[device] = FusedStep(members)

@@ -1,7 +1,7 @@
-"""Singular values of a few blocks, before and after the filter: what a step's filter really did.
+"""Singular values of a few blocks before and after the filter.
 
-Exact (an SVD of each chosen block), so it is for a handful of steps of a run and not for each.
-Blocks that lie in pieces on several devices (DTensors) are left out.
+Exact (an SVD of each chosen block), so meant for a handful of steps of a run. Blocks sharded over
+several devices (DTensors) are left out.
 
 Legend: a block is one matrix that a spectral rule filters, m x n with m <= n; sigma is [m].
 """
@@ -20,10 +20,8 @@ from mesotron.optim.optimizers import RoutedOptimizer
 from mesotron.optim.step import dense_grad, direction, group_filter, momentum_of
 from mesotron.optim.views import View
 
-# An SVD of a larger block takes longer than anybody waits for a picture.
-LARGEST_SIDE = 4096
-# Singular values kept of a block: more than a plot has room for.
-MOST_VALUES = 96
+LARGEST_SIDE = 4096  # an SVD of a larger block takes too long
+MAX_VALUES = 96  # more singular values than a plot can show
 
 
 class Block(NamedTuple):
@@ -35,11 +33,7 @@ class Block(NamedTuple):
 
 
 def choose_blocks(optimizer: RoutedOptimizer, count: int = 4) -> list[Block]:
-    """A few parameters of spectral rules, evenly spaced over the model; of each its first block.
-
-    Args:
-        optimizer: groups with `param_names` name their parameters, others are numbered.
-        count: at most this many.
+    """At most `count` parameters of spectral rules, evenly spaced over the model.
 
     Example:
         >>> from torch import nn
@@ -48,30 +42,25 @@ def choose_blocks(optimizer: RoutedOptimizer, count: int = 4) -> list[Block]:
         >>> [block.name for block in choose_blocks(muon(model), 2)]
         ['0.weight', '3.weight']
     """
-    known = []
+    fitting = []
     for group in optimizer.param_groups:
         if group["rule"] not in SPECTRAL_RULES:
             continue
         numbered = [f"{group['name']} {k}" for k in range(len(group["params"]))]
         names = group.get("param_names", numbered)
-        pairs = zip(names, group["params"], strict=True)
-        known += [Block(name, p, group) for name, p in pairs if not isinstance(p, DTensor)]
-    fitting = [block for block in known if min(block.param.shape[-2:]) <= LARGEST_SIDE]
+        for name, p in zip(names, group["params"], strict=True):
+            if not isinstance(p, DTensor) and min(p.shape[-2:]) <= LARGEST_SIDE:
+                fitting.append(Block(name, p, group))
     count = min(count, len(fitting))
-    places = [k * (len(fitting) - 1) // max(count - 1, 1) for k in range(count)]
-    return [fitting[place] for place in places]
+    return [fitting[k * (len(fitting) - 1) // max(count - 1, 1)] for k in range(count)]
 
 
 @torch.no_grad()
 def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any] | None:
-    """What the filter got and what it made of it, right after a step while gradients are there.
+    """The filter's input and output spectra, right after a step while gradients are there.
 
-    A spectral filter keeps singular vectors, so its effect is read from a diagonal matrix of the
-    singular values: the filter that ran, at full precision.
-
-    Args:
-        optimizer: that made the step.
-        block: one of `choose_blocks`.
+    A spectral filter keeps singular vectors, so its effect is computed on a diagonal matrix of the
+    singular values, at full precision.
 
     Returns:
         `block`, `rule`, `view`, `shape` (m, n), and over `rank` (from 1) the values `before`, over
@@ -84,8 +73,8 @@ def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any]
         >>> block = choose_blocks(optimizer)[0]
         >>> block.param.grad = torch.diag(torch.tensor([2.0, 1.0, 0.0, 0.0]))
         >>> optimizer.step()
-        >>> found = measure_spectrum(optimizer, block)
-        >>> found["before"], [round(x, 1) for x in found["after"]]
+        >>> spectrum = measure_spectrum(optimizer, block)
+        >>> spectrum["before"], [round(x, 1) for x in spectrum["after"]]
         ([1.0, 0.5, 0.0, 0.0], [0.7, 1.1, 0.0, 0.0])
     """
     p, group = block.param, block.group
@@ -95,13 +84,13 @@ def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any]
     window = View.parse(group["view"]).windows(U)[0]
     m, n = window.block_shape
     matrix = window.wide[0, 0].reshape(m, n).float()
-    if not matrix.isfinite().all() or not matrix.any():  # of neither is there a spectrum
+    if not matrix.isfinite().all() or not matrix.any():
         return None
     sigma = torch.linalg.svdvals(matrix)
     X = torch.zeros(1, m, n, device=sigma.device)
     X[0].diagonal().copy_(sigma)
     filtered = apply_filter(X, group_filter(group)).X[0].diagonal()
-    kept = torch.linspace(0, m - 1, min(m, MOST_VALUES)).round().long()
+    kept = torch.linspace(0, m - 1, min(m, MAX_VALUES)).round().long()
     return {
         "block": block.name,
         "rule": group["rule"],

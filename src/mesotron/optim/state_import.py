@@ -1,4 +1,4 @@
-"""Take over the state of another Muon in the middle of a run.
+"""Import the state of another Muon in the middle of a run.
 
 `torch.optim.Muon`, KellerJordan's Muon, Moonlight's and dion's keep one momentum buffer per
 matrix, as a running mean (the first two) or as a sum (the others), and the usual two moments for
@@ -32,14 +32,14 @@ def import_state(
     """Copy momentum (and AdamW moments) from another optimizer into this one.
 
     Args:
-        optimizer: one of ours; the parameters it shares with `source` get its state.
+        optimizer: a Mesotron optimizer over the parameters of `source`.
         source: the other optimizer, or its state_dict.
         params: with a state_dict, the parameters in the order the other optimizer held them.
         form: "mean" if its momentum is mu M + (1 - mu) G (torch.optim.Muon, KellerJordan), "sum"
             if it is mu M + G (Moonlight, dion): the sum is then multiplied by 1 - mu.
 
     Returns:
-        The number of parameters whose state was taken over.
+        The number of parameters whose state was imported.
 
     Example:
         >>> layer = torch.nn.Linear(4, 4, bias=False)
@@ -50,7 +50,7 @@ def import_state(
     if form not in ("mean", "sum"):
         raise ValueError(f"form={form!r} must be 'mean' (mu M + (1 - mu) G) or 'sum' (mu M + G)")
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-    taken = 0
+    imported = 0
     for p, state in _states(source, params):
         if p not in groups:
             raise ValueError(
@@ -59,8 +59,8 @@ def import_state(
             )
         if state:
             optimizer.state[p].update(_translate(p, state, groups[p], form))
-            taken += 1
-    return taken
+            imported += 1
+    return imported
 
 
 def _states(

@@ -1,22 +1,21 @@
-"""What a step did, kept as tensors on the device and read only when asked for.
+"""Statistics of a step, kept as tensors on the device and read on demand.
 
-The numbers come from quantities that the step computes anyway (the Gram matrix, the filtered
-matrix) and from small samples, so that they cost less than one percent of a step and force no
-synchronisation.
+They come from quantities that the step computes anyway (the Gram matrix, the filtered matrix) and
+from small samples, so they cost less than one percent of a step and force no synchronization.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mesotron.optim.matrix import Filtered
 
-# A block whose filtered norm is below this made no step to speak of (spec: a full direction has
-# norm 1).
+# A block whose filtered norm is below this made practically no step (a full direction has norm 1).
 DEAD_NORM = 1e-3
 # Samples for the cosine: rows of a block, and blocks of a shape. Each sample is a dozen small
 # operations, which at 192 x 576 on a CPU are as long as one product: sixteen cost 4% of a step.
@@ -26,25 +25,22 @@ SAMPLE_TENSORS = 16
 SAMPLE_ELEMENTS = 1024
 
 
-@dataclass
-class _Blocks:
-    """One batch of filtered matrices; everything is [B], `groups` names each block's group."""
+class _Blocks(NamedTuple):
+    """One batch of filtered matrices, with the group of each."""
 
     groups: list[str]
-    norm: Tensor
-    concentration: Tensor
-    passed: Tensor
+    filtered: Filtered
     step_size: Tensor
     numel: int
 
     def columns(self) -> Tensor:
-        """[B, 7]: what `StepStats.totals` adds up of each block."""
+        """[B, 7]: the first columns of `StepStats.totals` for each block."""
         # A block without a gradient (an expert without tokens) says nothing about the filter.
-        live, passed = self.norm > 0, self.passed.double()
+        live, passed = self.filtered.norm > 0, self.filtered.passed.double()
         step_size = move(self.step_size.double(), passed.device)
         one = torch.ones_like(passed)
         dead = passed < DEAD_NORM**2
-        seen = (one, self.concentration.double(), passed, dead)
+        seen = (one, self.filtered.concentration.double(), passed, dead)
         moved = (passed * step_size.square(), one * self.numel, one)
         return torch.stack([*moved, *(torch.where(live, x, 0.0) for x in seen)], dim=1)
 
@@ -53,7 +49,7 @@ class _Blocks:
 class StepStats:
     """Collects the records of one step; `read` turns them into named floats.
 
-    Records of several ranks are brought together by adding their `totals`.
+    Records of several ranks are combined by adding their `totals`.
     """
 
     blocks: list[_Blocks] = field(default_factory=list)
@@ -66,13 +62,9 @@ class StepStats:
     def add_blocks(
         self, groups: list[str], filtered: Filtered, step_size: Tensor, numel: int
     ) -> None:
-        """Record a filtered batch (a `mesotron.optim.matrix.Filtered`) and the factor of its
-        step."""
-        self.blocks.append(
-            _Blocks(
-                groups, filtered.norm, filtered.concentration, filtered.passed, step_size, numel
-            )
-        )
+        """Record a filtered batch and its step sizes. Keeps no reference to the matrices."""
+        small = filtered._replace(X=filtered.norm)
+        self.blocks.append(_Blocks(groups, small, step_size, numel))
 
     def add_lazily(
         self,
@@ -80,12 +72,12 @@ class StepStats:
         blocks: Callable[[], tuple[Filtered, Tensor, int]],
         cosines: Callable[[], Tensor],
     ) -> None:
-        """Record a batch whose numbers are worked out at each reading and not in the step: what
-        `add_blocks` takes after the groups, and the cosines. Follows a replayed graph."""
+        """Record a batch whose numbers are computed at each `read` instead of in the step: the
+        arguments of `add_blocks` after the groups, and the cosines. Follows a replayed graph."""
         self.lazy.append((groups, blocks, cosines))
 
     def add_sample(self, group: str, update: Tensor, gradient: Tensor) -> None:
-        """Record the cosine of update and gradient over equal-shaped samples of the two."""
+        """Record the cosine of equal-shaped samples of update and gradient."""
         # In float64, where the square of 1e30 is an ordinary number.
         x, g = update.flatten().double(), gradient.flatten().double()
         length = torch.linalg.vector_norm(x) * torch.linalg.vector_norm(g)
@@ -98,15 +90,17 @@ class StepStats:
     def add_update(self, group: str, update: Tensor) -> None:
         """Record a sample of an elementwise rule's update (the change of the weights)."""
         largest = update.abs().amax().float()
-        rms = _largest_one(update.float()).square().mean().sqrt()
-        self.updates.append((group, rms * largest, update.numel()))
+        # Divided by the largest, since the square of 1e30 is not a float32; zero stays zero.
+        x = update.float()
+        x = x / x.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
+        self.updates.append((group, x.square().mean().sqrt() * largest, update.numel()))
 
     def add_finite(self, groups: list[str], finite: Tensor) -> None:
         """Record which parameters had a finite gradient and were stepped."""
         self.finite.append((groups, finite))
 
     def add_totals(self, names: list[str], totals: Tensor) -> None:
-        """Record what `totals` gave for these groups, on this rank or summed over ranks."""
+        """Record the `totals` of these groups, of this rank or summed over ranks."""
         self.shared.append((names, totals))
 
     def totals(self, names: list[str], device: torch.device) -> Tensor:
@@ -124,8 +118,7 @@ class StepStats:
             part = sums[:, first : first + columns.shape[1]]
             part.index_add_(0, index, columns.to(device, torch.float64))
 
-        made = [(groups, *blocks()) for groups, blocks, _ in self.lazy]
-        lazy = [_Blocks(g, f.norm, f.concentration, f.passed, *rest) for g, f, *rest in made]
+        lazy = [_Blocks(groups, *blocks()) for groups, blocks, _ in self.lazy]
         for record in (*self.blocks, *lazy):
             add(record.groups, 0, record.columns())
         for group, rms, count in self.updates:
@@ -138,21 +131,13 @@ class StepStats:
         return sums
 
     def read(self) -> dict[str, float]:
-        """Named floats, "<group>/<statistic>"; this is the only call that waits for the device."""
-        names = {name for groups, _ in (*self.cosines, *self.shared) for name in groups}
-        names |= {name for record in self.blocks for name in record.groups}
-        names |= {name for groups, _, _ in self.lazy for name in groups}
-        names |= {group for group, _, _ in self.updates}
+        """Named floats, "<group>/<statistic>"; the only call that waits for the device."""
+        listed = (*self.blocks, *self.cosines, *self.shared, *self.lazy)
+        names = sorted({n for groups, *_ in listed for n in groups} | {u[0] for u in self.updates})
         out: dict[str, float] = {}
-        ordered = sorted(names)
-        for name, row in zip(
-            ordered, self.totals(ordered, torch.device("cpu")).tolist(), strict=True
-        ):
+        for name, row in zip(names, self.totals(names, torch.device("cpu")).tolist(), strict=True):
             out |= {f"{name}/{key}": value for key, value in _means(row).items()}
-        return out | self._read_skipped()
-
-    def _read_skipped(self) -> dict[str, float]:
-        out: dict[str, float] = {"skipped": 0.0}
+        out["skipped"] = 0.0
         for groups, finite in self.finite:
             for group, ok in zip(groups, finite.tolist(), strict=True):
                 key = f"{group}/skipped"
@@ -162,8 +147,7 @@ class StepStats:
 
 
 def _means(row: list[float]) -> dict[str, float]:
-    """The statistics of one group from its totals; those that it has no records for are left
-    out."""
+    """The statistics of one group from its totals, without those that have no records."""
     moved, elements, blocks, live, concentration, passed, dead, square, count, cosine, pairs = row
     out: dict[str, float] = {}
     if blocks:
@@ -181,12 +165,7 @@ def _means(row: list[float]) -> dict[str, float]:
 
 
 def move(x: Tensor, device: torch.device) -> Tensor:
-    """`x` on the device; from the host to a GPU without waiting for what is running there."""
+    """`x` on the device; from the host to a GPU without waiting for running work."""
     if x.device.type == "cpu" and device.type == "cuda":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
-
-
-def _largest_one(x: Tensor) -> Tensor:
-    """x over its largest magnitude, since the square of 1e30 is not a float32; zero stays zero."""
-    return x / x.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)

@@ -23,13 +23,13 @@ from mesotron.spectral import Filter, make_filter
 from mesotron.spectral.scale import step_scale
 
 Group = dict[str, Any]
-# A batch larger than this is filtered in parts: the products are long enough by then, and memory is
-# not free.
+# Larger batches are filtered in parts: the products are long enough by then, and memory is not
+# free.
 _BATCH_BYTES = 256 * 2**20
 
 
 class Member(NamedTuple):
-    """One parameter that lies whole on its device; `number` is its place in the optimizer."""
+    """One unsharded parameter; `number` is its index in the optimizer."""
 
     param: Tensor
     grad: Tensor
@@ -50,24 +50,21 @@ class Job(Protocol):
         ...
 
     def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
-        """Take the filtered window, [like pack], and step by `step_size` times it."""
+        """Step window `index` by `step_size` times `filtered` (shaped as in `pack`)."""
         ...
 
     def sample(self, index: int, rows: slice) -> Tensor | None:
-        """Some rows of the gradient of window `index`, for the cosine; None where there is none to
-        compare."""
+        """Some rows of the gradient of window `index`, for the cosine; None if not available."""
         ...
 
 
 @dataclass
 class LocalJob:
-    """A parameter that lies whole on this device.
+    """An unsharded parameter whose momentum is already updated.
 
     Args:
-        member: its weights are written by `apply`, its gradient is read only, its momentum is
-            already updated by `update_momentum`.
-        finite: a 0-d bool tensor that masks the step, or None if the gradient is known to be
-            finite.
+        member: its weights are written by `apply`, its gradient is read only.
+        finite: a 0-d bool tensor that masks the step; None if the gradient is known to be finite.
     """
 
     member: Member
@@ -98,7 +95,7 @@ class LocalJob:
 def update_momentum(
     grad: Tensor, momentum: Tensor, mu: float | Tensor, finite: Tensor | None
 ) -> None:
-    """M <- mu M + (1 - mu) G in place; M stays as it is where the gradient is not finite."""
+    """M <- mu M + (1 - mu) G in place; M is unchanged where the gradient is not finite."""
     G = grad.to(momentum.dtype)
     if finite is not None:
         G = torch.where(finite, G, momentum)
@@ -106,8 +103,7 @@ def update_momentum(
 
 
 def direction(grad: Tensor, momentum: Tensor, group: Group, finite: Tensor | None) -> Tensor:
-    """What the filter sees: U = (1 - mu) G + mu M with Nesterov, else M itself; after
-    `update_momentum`."""
+    """The filter's input: U = (1 - mu) G + mu M with Nesterov, else M; after `update_momentum`."""
     if not group["nesterov"]:
         return momentum
     G = grad.to(momentum.dtype)
@@ -124,7 +120,7 @@ def step_weights(
     finite: Tensor | None,
     seed: int,
 ) -> None:
-    """W <- (1 - lr wd) W - step_size X in place, where `finite`; bfloat16 is rounded at random."""
+    """W <- (1 - lr wd) W - step_size X in place, where `finite`; bfloat16 rounds at random."""
     decay = group["lr"] * group["weight_decay"]
     if finite is not None:
         step_size, decay = step_size * finite, decay * finite
@@ -151,54 +147,33 @@ def dense_grad(p: Tensor) -> Tensor:
 
 
 def gradients_finite(grads: Sequence[Tensor]) -> Tensor:
-    """One bool per gradient, on the device: no NaN and no infinity in it. Reads each gradient
-    once."""
+    """One bool per gradient, on the device; reads each gradient once."""
     largest = torch._foreach_norm(list(grads), float("inf"))  # pyright: ignore
     return torch.stack(list(largest)).isfinite()  # a float64 beyond float32's range is finite
 
 
-def filter_and_apply(jobs: Iterable[Job], stats: StepStats) -> None:
-    """Filter all windows of all jobs, batched by shape, and let each job apply its own."""
-    buckets: dict[tuple, list[tuple[Job, int]]] = defaultdict(list)
-    for order, job in enumerate(jobs):
-        for index, window in enumerate(job.windows):
-            alone = order if not job.group["batched"] else None
-            dtype = work_dtype(job.group, window.strided.dtype, window.strided.device)
-            key = (group_filter(job.group), *window.block_shape, dtype, alone)
-            buckets[key, window.strided.device].append((job, index))
-    for ((filter, m, n, dtype, _), device), members in buckets.items():
-        for part in _parts(members, m * n * dtype.itemsize):
-            _run_batch(part, filter, (m, n), dtype, device, stats)
-
-
 def group_filter(group: Group) -> Filter:
-    """The filter that a param group's plain values describe."""
-    return make_filter(
-        group["filter"],
-        steps=group["steps"],
-        promote=group["promote"],
-        cutoff=group["cutoff"],
-        rank=group["rank"],
-    )
+    """The filter described by a param group's plain values."""
+    keys = ("steps", "promote", "cutoff", "rank")
+    return make_filter(group["filter"], **{key: group[key] for key in keys})
 
 
 def momentum_dtype(group: Group, weights: torch.dtype) -> torch.dtype:
-    """Of a group's momentum buffers for weights of this dtype: float32 or wider unless it says."""
+    """Of a group's momentum buffers: float32 or wider unless the group sets it."""
     named = group["momentum_dtype"]
     return getattr(torch, named) if named else torch.promote_types(weights, torch.float32)
 
 
 def momentum_of(state: dict[str, Any], p: Tensor, group: Group) -> Tensor:
-    """The momentum buffer in a matrix parameter's state, made on first use; like the parameter,
-    DTensor or not."""
+    """The momentum buffer in a matrix parameter's state, created on first use; a DTensor if the
+    parameter is one."""
     if not state:
-        dtype = momentum_dtype(group, p.dtype)
-        state["momentum_buffer"] = torch.zeros_like(p, dtype=dtype)
+        state["momentum_buffer"] = torch.zeros_like(p, dtype=momentum_dtype(group, p.dtype))
     return state["momentum_buffer"]
 
 
 def work_dtype(group: Group, weights: torch.dtype, device: torch.device) -> torch.dtype:
-    """In which a group's filter multiplies, for weights (or directions) of this dtype."""
+    """The dtype of the filter's products for weights (or directions) of this dtype."""
     if group["dtype"] is not None:
         return getattr(torch, group["dtype"])
     if weights == torch.float64:
@@ -208,16 +183,26 @@ def work_dtype(group: Group, weights: torch.dtype, device: torch.device) -> torc
     return filter_dtype(device)
 
 
-def _parts(members: list[tuple[Job, int]], block_bytes: int) -> Iterable[list[tuple[Job, int]]]:
-    part, size = [], 0
-    for job, index in members:
-        added = job.windows[index].num * block_bytes
-        if part and size + added > _BATCH_BYTES:
-            yield part
-            part, size = [], 0
-        part.append((job, index))
-        size += added
-    yield part
+def filter_and_apply(jobs: Iterable[Job], stats: StepStats) -> None:
+    """Filter all windows of all jobs, batched by shape, and let each job apply its own."""
+    buckets: dict[tuple, list[tuple[Job, int]]] = defaultdict(list)
+    for order, job in enumerate(jobs):
+        alone = order if not job.group["batched"] else None
+        for index, window in enumerate(job.windows):
+            device = window.strided.device
+            dtype = work_dtype(job.group, window.strided.dtype, device)
+            key = (group_filter(job.group), window.block_shape, dtype, device, alone)
+            buckets[key].append((job, index))
+    for (filter, (m, n), dtype, device, _), members in buckets.items():
+        part, size = [], 0
+        for job, index in members:
+            added = job.windows[index].num * m * n * dtype.itemsize
+            if part and size + added > _BATCH_BYTES:
+                _run_batch(part, filter, (m, n), dtype, device, stats)
+                part, size = [], 0
+            part.append((job, index))
+            size += added
+        _run_batch(part, filter, (m, n), dtype, device, stats)
 
 
 def _run_batch(
@@ -233,42 +218,27 @@ def _run_batch(
     for (job, index), block in zip(members, X.split(counts), strict=True):
         job.pack(index, block.view(job.windows[index].wide.shape))
     filtered = apply_filter(X, filter)
+    # The cosine is sampled on a few windows of each group, evenly spaced over the layers.
+    by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for job, index in members:
+        by_group[job.group["name"]].append((id(job), index))
+    sampled = {x for all_ in by_group.values() for x in all_[:: -(-len(all_) // SAMPLE_WINDOWS)]}
     sizes: list[float | Tensor] = []
-    sampled = _spread(members)
+    names: list[str] = []
     for (job, index), block in zip(members, filtered.X.split(counts), strict=True):
-        window = job.windows[index]
+        window, name = job.windows[index], job.group["name"]
         size = job.group["lr"] * step_scale(job.group["scale"], window.rows, window.cols)
         wide = block.view(window.wide.shape)
         job.apply(index, wide, size)
         if (id(job), index) in sampled:
-            _sample_cosine(job, index, wide, stats)
+            rows = slice(None, None, max(1, wide.shape[3] // SAMPLE_ROWS))
+            gradient = job.sample(index, rows)
+            if gradient is not None:
+                stats.add_sample(name, wide[:, :, :, rows], gradient)
         sizes += [size] * window.num
-    names = [
-        job.group["name"]
-        for (job, _), count in zip(members, counts, strict=True)
-        for _ in range(count)
-    ]
-    stats.add_blocks(names, filtered, _vector(sizes, device), shape[0] * shape[1])
-
-
-def _vector(sizes: list[float | Tensor], device: torch.device) -> Tensor:
-    """Numbers stay on the host, where making them into a tensor waits for nothing."""
+        names += [name] * window.num
     if any(isinstance(size, Tensor) for size in sizes):
-        return torch.stack([torch.as_tensor(size, device=device) for size in sizes])
-    return torch.tensor(sizes)
-
-
-def _spread(members: list[tuple[Job, int]]) -> set[tuple[int, int]]:
-    """At most `SAMPLE_WINDOWS` windows of each group, evenly spaced over the layers."""
-    by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for job, index in members:
-        by_group[job.group["name"]].append((id(job), index))
-    return {x for all_ in by_group.values() for x in all_[:: -(-len(all_) // SAMPLE_WINDOWS)]}
-
-
-def _sample_cosine(job: Job, index: int, filtered: Tensor, stats: StepStats) -> None:
-    stride = max(1, filtered.shape[3] // SAMPLE_ROWS)
-    rows = slice(None, None, stride)
-    gradient = job.sample(index, rows)
-    if gradient is not None:
-        stats.add_sample(job.group["name"], filtered[:, :, :, rows], gradient)
+        vector = torch.stack([torch.as_tensor(size, device=device) for size in sizes])
+    else:
+        vector = torch.tensor(sizes)  # stays on the host, where creating it waits for nothing
+    stats.add_blocks(names, filtered, vector, shape[0] * shape[1])

@@ -1,11 +1,10 @@
-"""Views: which matrices a parameter really holds.
+"""Views: which matrices a parameter holds.
 
 A weight tensor can be one matrix, one matrix per attention head, several fused projections, a stack
-of experts or a convolution kernel, and may be stored transposed. A `View` says which;
-`View.windows` returns the matrices as strided windows of the tensor itself, without a copy, so that
-whatever is written through a window lands in the tensor. A view is written as a short string
-("whole", "rows:16", "stack/rows:2") so that it can live in an optimizer's `param_groups` and in a
-checkpoint.
+of experts or a convolution kernel, and may be stored transposed. `View.windows` returns the
+matrices as strided windows of the tensor itself, without a copy, so writes through a window land in
+the tensor. A view has a short string form ("whole", "rows:16", "stack/rows:2") for an optimizer's
+`param_groups` and checkpoints.
 
 Legend: rows = outputs, cols = inputs of the logical matrix, whatever the storage order.
 """
@@ -31,8 +30,7 @@ class Window(NamedTuple):
 
     @property
     def wide(self) -> Tensor:
-        """The window with its short side first, since f(X^T) = f(X)^T for every odd spectral
-        filter."""
+        """With the short side first: f(X^T) = f(X)^T for every odd spectral filter."""
         if self.rows <= self.cols:
             return self.strided
         return self.strided.permute(0, 1, 4, 5, 2, 3)
@@ -80,14 +78,14 @@ class View:
     apart: bool = False
 
     def __str__(self) -> str:
-        words = [] if self.layout == "matrix" else [self.layout]
+        parts = [] if self.layout == "matrix" else [self.layout]
         if self.transposed:
-            words.append("T")
+            parts.append("T")
         if self.axis is not None:
             groups = f"{self.groups}{'*' if self.apart else '%'}" if self.groups else ""
             cut = "+".join(map(str, self.sizes)) or str(self.parts or self.num)
-            words.append(f"{self.axis}:{groups}{cut}")
-        return "/".join(words) or "whole"
+            parts.append(f"{self.axis}:{groups}{cut}")
+        return "/".join(parts) or "whole"
 
     @staticmethod
     @cache
@@ -140,19 +138,18 @@ class View:
         matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
         per_group = (self.groups or 1, sum(self.sizes))
         cut = matrices.unflatten(1 if rows else 2, per_group)
-        found, start = [], 0
+        windows, start = [], 0
         for size in self.sizes:
             part = cut.narrow(2 if rows else 3, start, size)
             start += size
-            if not rows:  # [stack, rows, groups, size]
-                found.append(
-                    part.transpose(1, 2)[:, :, None, :, None] if self.apart else part[:, None, None]
-                )
-            elif self.apart:  # [stack, groups, size, cols]
-                found.append(part[:, :, None, :, None])
+            if rows:  # [stack, groups, size, cols]
+                strided = part[:, :, None, :, None] if self.apart else part[:, None, :, :, None]
+            elif self.apart:  # [stack, rows, groups, size]
+                strided = part.transpose(1, 2)[:, :, None, :, None]
             else:
-                found.append(part[:, None, :, :, None])
-        return [_window(strided) for strided in found]
+                strided = part[:, None, None]
+            windows.append(_window(strided))
+        return windows
 
     def _matrices(self, tensor: Tensor) -> Tensor:
         """[stack, 1, 1, rows, c1, c2] before any cut."""
@@ -195,6 +192,3 @@ def _cut_fields(axis: str, groups: str | None, sign: str | None, cut: str) -> di
 def _window(strided: Tensor) -> Window:
     b, k, r1, r2, c1, c2 = strided.shape
     return Window(strided, b * k, r1 * r2, c1 * c2)
-
-
-WHOLE = View()

@@ -1,13 +1,16 @@
-"""Who filters which matrix, and what travels: the plan of a sharded step.
+"""Who filters which matrix, and what is sent: the plan of a sharded step.
 
 Each rank of a mesh holds a box of every parameter. A parameter is cut into pieces that can be
-filtered alone (stacked experts and heads apart, everything else whole), each piece gets one owner,
-and two all-to-all exchanges carry the boxes to the owners and back. The plan is plain arithmetic on
-shapes: every rank computes the same one and nothing is asked for.
+filtered alone (stacked experts and heads separately, everything else whole), each piece gets one
+owner, and two all-to-all exchanges carry the boxes to the owners and back. The plan is plain
+arithmetic on shapes and placements, so every rank computes the same one without communication.
+
+Legend: a box is a (start, stop) per dimension, in the coordinates of the whole parameter.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,20 +20,107 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from mesotron.optim.sharding.mesh import Box, Coordinate, Team, extent, local_box
 from mesotron.optim.views import View
 from mesotron.spectral import Filter, cheapest_plan, plan_flops
 
+Box = tuple[tuple[int, int], ...]
+Coordinate = tuple[int, ...]
 # A piece stays with a rank that already holds it unless that rank would then have this many times
 # its fair share of the work: moving a matrix costs less than waiting for a busy rank.
 _HOME_SLACK = 1.1
 _SVD_FLOPS = 20  # per m m n, of the exact low-rank reference
 
 
+class Team(NamedTuple):
+    """The ranks of a mesh as one process group, with their mesh coordinates in group order; `me` is
+    this rank's index in it."""
+
+    group: dist.ProcessGroup
+    coordinates: tuple[Coordinate, ...]
+    mesh_shape: tuple[int, ...]
+    me: int
+
+
+def team_of(mesh: DeviceMesh) -> Team:
+    """The process group over all ranks of a mesh of any number of dimensions. All ranks of the mesh
+    must call it the first time, since it may have to create the group."""
+    ranks = tuple(mesh.mesh.flatten().tolist())
+    if mesh.ndim == 1:
+        group = mesh.get_group()
+    elif len(ranks) == dist.get_world_size():
+        group = dist.group.WORLD
+    else:
+        group = _new_group(ranks, dist.group.WORLD)
+    assert group is not None
+    # A group orders its ranks by number, a mesh need not.
+    shape = tuple(mesh.mesh.shape)
+    places = dict(zip(ranks, itertools.product(*map(range, shape)), strict=True))
+    order = dist.get_process_group_ranks(group)
+    return Team(group, tuple(places[r] for r in order), shape, order.index(dist.get_rank()))
+
+
+@cache
+def _new_group(ranks: tuple[int, ...], world: dist.ProcessGroup) -> dist.ProcessGroup:
+    # `world` is in the cache key because the group ends with it.
+    return dist.new_group(ranks, use_local_synchronization=True)  # pyright: ignore
+
+
+def local_box(
+    shape: Sequence[int],
+    placements: Sequence[Placement],
+    mesh_shape: Sequence[int],
+    coordinate: Coordinate,
+) -> Box:
+    """The box of a DTensor held by the rank at `coordinate` of the mesh.
+
+    Example:
+        >>> local_box((7, 4), (Shard(0),), (4,), (3,))  # chunks of 2, 2, 2 and 1
+        ((6, 7), (0, 4))
+    """
+    box = [(0, n) for n in shape]
+    # FSDP over tensor parallelism cuts what the inner parallelism has cut: strided goes last.
+    order = sorted(range(len(placements)), key=lambda d: isinstance(placements[d], _StridedShard))
+    for d in order:
+        if placements[d].is_replicate():
+            continue
+        dim = _shard_dim(d, placements, mesh_shape)
+        start, stop = box[dim]
+        length = math.ceil((stop - start) / mesh_shape[d])
+        start = min(start + length * coordinate[d], stop)
+        box[dim] = (start, min(start + length, stop))
+    return tuple(box)
+
+
+def _shard_dim(d: int, placements: Sequence[Placement], mesh_shape: Sequence[int]) -> int:
+    """The tensor dimension that mesh dimension `d` cuts into contiguous boxes."""
+    placement = placements[d]
+    if isinstance(placement, Shard):
+        return placement.dim
+    if isinstance(placement, _StridedShard):
+        inner = [
+            size
+            for size, other in zip(mesh_shape[d + 1 :], placements[d + 1 :], strict=True)
+            if isinstance(other, Shard) and other.dim == placement.dim
+        ]
+        if math.prod(inner) == placement.split_factor:
+            return placement.dim
+    raise ValueError(
+        f"a parameter with placements {tuple(placements)} cannot be stepped: {placement} does not "
+        "leave one contiguous box on each rank; use Shard and Replicate, as fully_shard does"
+    )
+
+
+def extent(box: Box) -> tuple[int, ...]:
+    """The shape of a box."""
+    return tuple(stop - start for start, stop in box)
+
+
 class Member(NamedTuple):
-    """One sharded matrix parameter, as plain hashable data."""
+    """One sharded matrix parameter, as hashable data."""
 
     shape: tuple[int, ...]
     placements: tuple[Placement, ...]
@@ -48,9 +138,8 @@ class Piece(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """What one rank sends or receives: `region` (slices) of item number `item`, `numel` elements.
-
-    On the holder's side items are members (their local tensors), on the owner's side pieces."""
+    """What one rank sends or receives: `region` (slices) of item number `item`. On the holder's
+    side items are members (their local tensors), on the owner's side pieces."""
 
     item: int
     region: tuple[slice, ...]
@@ -99,17 +188,15 @@ def make_plan(
         members: the matrices that step, in an order common to all ranks.
         mesh_shape: of the device mesh.
         coordinates: of each rank of the group in that mesh.
-        me: the rank for which the parcels are listed.
+        me: the rank whose parcels are listed.
     """
     num_ranks = len(coordinates)
     boxes = [
         [local_box(m.shape, m.placements, mesh_shape, place) for place in coordinates]
         for m in members
     ]
-    pieces = tuple(
-        piece for number, m in enumerate(members) for piece in _cut(number, m, num_ranks)
-    )
-    owners = assign_owners(pieces, boxes, num_ranks)
+    pieces = tuple(piece for k, m in enumerate(members) for piece in _cut(k, m, num_ranks))
+    owners = _assign_owners(pieces, boxes, num_ranks)
     out, gathered, returned, back = ([[] for _ in range(num_ranks)] for _ in range(4))
     for number, (piece, owner) in enumerate(zip(pieces, owners, strict=True)):
         for region, holders in _holders(piece, boxes[piece.member]).items():
@@ -128,26 +215,30 @@ def make_plan(
     return Plan(me, pieces, owners, out, gathered, returned, back, copies)
 
 
-def assign_owners(
+def _nearness(a: Coordinate, b: Coordinate) -> int:
+    return sum(x == y for x, y in zip(a, b, strict=True))
+
+
+def _assign_owners(
     pieces: Sequence[Piece], boxes: Sequence[Sequence[Box]], num_ranks: int
 ) -> tuple[int, ...]:
-    """One owner per piece: the longest work first, each to a rank that holds it whole while that
-    rank has room, else to the rank with the least to do.
-
-    Args:
-        pieces: what is to be filtered.
-        boxes: [member][rank], the box that each rank holds.
-        num_ranks: of the group.
-    """
+    """One owner per piece: largest first, each to a rank that holds it whole while that rank is
+    below its share, else to the least loaded rank. `boxes` is [member][rank]."""
     fair = sum(piece.flops for piece in pieces) / num_ranks
-    load = [0] * num_ranks
-    owners = [0] * len(pieces)
+    load, owners = [0] * num_ranks, [0] * len(pieces)
+
+    def least_loaded(ranks: Sequence[int]) -> int:
+        return min(ranks, key=lambda r: (load[r], r))
+
+    def holds(outer: Box, inner: Box) -> bool:
+        return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
+
     for number in sorted(range(len(pieces)), key=lambda k: (-pieces[k].flops, k)):
         piece = pieces[number]
-        homes = [r for r in range(num_ranks) if _contains(boxes[piece.member][r], piece.box)]
-        owner = min(homes or range(num_ranks), key=lambda r: (load[r], r))
+        homes = [r for r in range(num_ranks) if holds(boxes[piece.member][r], piece.box)]
+        owner = least_loaded(homes or range(num_ranks))
         if load[owner] + piece.flops > _HOME_SLACK * fair:
-            owner = min(range(num_ranks), key=lambda r: (load[r], r))
+            owner = least_loaded(range(num_ranks))
         owners[number] = owner
         load[owner] += piece.flops
     return tuple(owners)
@@ -162,7 +253,7 @@ def exchange(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Cut parcels from `sources`, send all of them in one all-to-all, write those that arrive into
+    """Cut parcels from `sources`, send all of them in one all-to-all, write the received ones into
     `targets`.
 
     Args:
@@ -171,16 +262,17 @@ def exchange(
         targets: the tensors that the items of `into` number; written.
         into: parcels from each rank, in the order in which that rank cuts them.
         team: the ranks.
-        dtype: in which the elements travel.
+        dtype: in which the elements are sent.
         device: of all the tensors.
     """
-    send = torch.empty(sum(_sizes(out)), dtype=dtype, device=device)
+    sent, awaited = ([sum(p.numel for p in ps) for ps in parcels] for parcels in (out, into))
+    send = torch.empty(sum(sent), dtype=dtype, device=device)
     for region, part in _parts(sources, out, send):
         part.copy_(region)
     received = send
     if len(team.coordinates) > 1:
-        received = torch.empty(sum(_sizes(into)), dtype=dtype, device=device)
-        dist.all_to_all_single(received, send, _sizes(into), _sizes(out), group=team.group)
+        received = torch.empty(sum(awaited), dtype=dtype, device=device)
+        dist.all_to_all_single(received, send, awaited, sent, group=team.group)
     for region, part in _parts(targets, into, received):
         region.copy_(part)
 
@@ -199,16 +291,18 @@ def _parts(
 
 @cache
 def block_shapes(view: str, shape: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """(number, rows, cols) of the matrices that a view finds in a tensor of this shape."""
+    """(number, rows, cols) of the matrices of a view in a tensor of this shape."""
     windows = View.parse(view).windows(torch.empty(shape, device="meta"))
     return tuple((w.num, w.rows, w.cols) for w in windows)
 
 
 def _cut(number: int, member: Member, num_ranks: int) -> list[Piece]:
-    """Cut a parameter along its first dimension into at most `num_ranks` pieces, where its blocks
-    are apart along it. Sharded along it, each rank's box is then a piece if the blocks fit."""
+    """Cut a parameter along its first dimension into at most `num_ranks` pieces, if its blocks are
+    separate along it. Sharded along it, each rank's box is then a piece if the blocks fit."""
     view, length = View.parse(member.view), member.shape[0]
-    slabs = _slabs(view, length)
+    along_first = view.axis == ("cols" if view.transposed else "rows")
+    even = view.num > 1 and not view.sizes and not view.groups
+    slabs = length if view.layout == "stack" else view.num if along_first and even else 1
     size = length // slabs
     per_piece = math.ceil(slabs / num_ranks)
     pieces = []
@@ -224,15 +318,6 @@ def _cut(number: int, member: Member, num_ranks: int) -> list[Piece]:
     return pieces
 
 
-def _slabs(view: View, length: int) -> int:
-    """Into how many equal slabs, independent of one another, the first dimension falls."""
-    if view.layout == "stack":
-        return length
-    along_first = view.axis == ("cols" if view.transposed else "rows")
-    even = view.num > 1 and not view.sizes and not view.groups
-    return view.num if along_first and even else 1
-
-
 @cache
 def _flops(filter: Filter, m: int, n: int) -> int:
     if filter.rank is not None:
@@ -242,15 +327,15 @@ def _flops(filter: Filter, m: int, n: int) -> int:
 
 
 def _holders(piece: Piece, boxes: Sequence[Box]) -> dict[Box, list[int]]:
-    """The parts of a piece that lie on different ranks, each with the ranks that hold it."""
-    found: dict[Box, list[int]] = {}
+    """The regions of a piece on different ranks, each with the ranks that hold it."""
+    holders: dict[Box, list[int]] = {}
     for rank, box in enumerate(boxes):
         region = tuple(
             (max(a, c), min(b, d)) for (a, b), (c, d) in zip(piece.box, box, strict=True)
         )
         if all(start < stop for start, stop in region):
-            found.setdefault(region, []).append(rank)
-    return found
+            holders.setdefault(region, []).append(rank)
+    return holders
 
 
 def _parcel(item: int, region: Box, origin: Box) -> Parcel:
@@ -259,15 +344,3 @@ def _parcel(item: int, region: Box, origin: Box) -> Parcel:
         slice(a - start, b - start) for (a, b), (start, _) in zip(region, origin, strict=True)
     )
     return Parcel(item, slices, math.prod(extent(region)))
-
-
-def _nearness(a: Coordinate, b: Coordinate) -> int:
-    return sum(x == y for x, y in zip(a, b, strict=True))
-
-
-def _contains(outer: Box, inner: Box) -> bool:
-    return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
-
-
-def _sizes(parcels: list[list[Parcel]]) -> list[int]:
-    return [sum(p.numel for p in per_rank) for per_rank in parcels]

@@ -1,16 +1,19 @@
-"""The sharded step: DTensor parameters (FSDP2, HSDP, tensor parallel), every matrix filtered once.
+"""The sharded step: DTensor parameters (FSDP2, HSDP, tensor parallel), each matrix filtered once.
 
-State lives on the shards. Directions travel to the owner of each matrix and filtered updates travel
-back, one all-to-all each (`exchange`). Before that the ranks agree on which gradients are there and
-finite, and afterwards they add up their statistics, so that every rank makes the same calls
-whatever it holds. FSDP1 and ZeRO are refused (`groups`): flat shards are not matrices.
+State lives on the shards. Directions go to the owner of each matrix and filtered updates come back,
+one all-to-all each (`exchange`). Before that one all-reduce agrees on which gradients exist and are
+finite (a rank without a gradient must not leave the others waiting, and one rank's NaN must stop
+the matrix on all of them), and afterwards one adds up the statistics, so every rank makes the same
+calls whatever it holds. FSDP1 and ZeRO are rejected (`groups`): flat shards are not matrices.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,10 +23,17 @@ from torch.distributed.tensor import DTensor
 
 from mesotron.optim.auxiliary import NEW_STATE, STEPS
 from mesotron.optim.device import rounding_seed
-from mesotron.optim.groups import Place
-from mesotron.optim.sharding.agreement import Agreement, Part, agree, part_of, report_skipped
-from mesotron.optim.sharding.exchange import Member, Plan, block_shapes, exchange, make_plan
-from mesotron.optim.sharding.mesh import Team, extent, local_box, team_of
+from mesotron.optim.groups import AUXILIARY_RULES, Place
+from mesotron.optim.sharding.exchange import (
+    Member,
+    Team,
+    block_shapes,
+    exchange,
+    extent,
+    local_box,
+    make_plan,
+    team_of,
+)
 from mesotron.optim.stats import SAMPLE_ROWS, StepStats, move
 from mesotron.optim.step import (
     direction,
@@ -39,14 +49,67 @@ from mesotron.spectral.scale import step_scale
 
 Group = dict[str, Any]
 States = MutableMapping[Tensor, dict[str, Any]]
+_log = logging.getLogger("mesotron")
+
+
+class Part(NamedTuple):
+    """A rank's part of one parameter: the DTensor, its index in the optimizer, its local weights
+    and its local gradient."""
+
+    param: DTensor
+    group: Group
+    number: int
+    weight: Tensor
+    grad: Tensor | None
+
+    @property
+    def auxiliary(self) -> bool:
+        """Stepped by AdamW or SGD."""
+        return self.group["rule"] in AUXILIARY_RULES
+
+    def gradient(self) -> Tensor:
+        """The local gradient; zeros where only other ranks have one."""
+        return torch.zeros_like(self.weight) if self.grad is None else self.grad
+
+    def reference_scale(self) -> float:
+        """The largest step scale among the windows."""
+        shapes = block_shapes(self.group["view"], tuple(self.param.shape))
+        return max(step_scale(self.group["scale"], rows, cols) for _, rows, cols in shapes)
+
+
+class Agreement(NamedTuple):
+    """What the ranks know together.
+
+    Args:
+        present: whether any rank has a gradient for each part, [parts] bool.
+        largest: the gradient's largest magnitude, [parts]; infinite if it is not finite.
+    """
+
+    present: Tensor
+    largest: Tensor
+
+    @property
+    def finite(self) -> Tensor:
+        """[parts] bool."""
+        return self.largest.isfinite()
+
+    @property
+    def ok(self) -> Tensor:
+        """Which parts are stepped, [parts] bool."""
+        return self.present & self.finite
+
+    @property
+    def on_host(self) -> bool:
+        """Reading the flags does not make the host wait for a device."""
+        return self.largest.device.type == "cpu"
 
 
 @dataclass
 class OwnerJob:
     """A whole piece on its owner: `pack` reads the direction in `whole`, `apply` overwrites it.
 
-    Windows of unlike shape have unlike scales; their ratio to `reference` is applied here, and the
-    rest of the step size by the holders, in the precision of their weights.
+    Windows of different shape have different scales; their ratio to `reference` is applied here,
+    and the rest of the step size by the holders, in the precision of their weights.
     """
 
     whole: Tensor
@@ -80,13 +143,26 @@ def sharded_step(
         names: of all groups, in order.
         members: DTensor parameters, also those without a gradient here, in an order common to all
             ranks.
-        stats: receives what a single process would have recorded, the same on every rank of a mesh.
+        stats: the record to add to; the same as a single process's, on every rank of a mesh.
     """
     meshes: dict[DeviceMesh, list[Part]] = {}
     for p, group, number in members:
         assert isinstance(p, DTensor)
-        if p.device_mesh.get_coordinate() is not None:
-            meshes.setdefault(p.device_mesh, []).append(part_of(p, group, number))
+        if p.device_mesh.get_coordinate() is None:
+            continue
+        grad = p.grad
+        if grad is not None:
+            assert isinstance(grad, DTensor)
+            if grad.placements != p.placements:  # tensor parallel: pending sums
+                grad = grad.redistribute(placements=p.placements)
+            grad = grad.to_local()
+        meshes.setdefault(p.device_mesh, []).append(Part(p, group, number, p.to_local(), grad))
+        # State for every parameter, gradient or not: a distributed checkpoint needs equal keys on
+        # all ranks.
+        if group["rule"] not in AUXILIARY_RULES:
+            momentum_of(states[p], p, group)
+        elif not states[p]:
+            states[p].update(NEW_STATE[group["rule"]](p))
     for mesh, parts in meshes.items():
         _step_mesh(states, parts, team_of(mesh), names, stats)
 
@@ -94,35 +170,66 @@ def sharded_step(
 def _step_mesh(
     states: States, parts: list[Part], team: Team, names: list[str], stats: StepStats
 ) -> None:
-    for part in parts:
-        _make_state(states, part)
-    agreed = agree(parts, team)
-    report_skipped(parts, agreed, team, stats)
-    mine = StepStats()
-    _step_auxiliary(states, parts, agreed, team, mine)
+    agreed = _agree(parts, team)
+    _report_skipped(parts, agreed, team, stats)
+    local = StepStats()
+    _step_auxiliary(states, parts, agreed, team, local)
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    ok = agreed.ok.tolist() if agreed.on_host else [True] * len(parts)
+    for k, part in enumerate(parts):
+        if not part.auxiliary and ok[k]:
+            by_dtype.setdefault(_wire_dtype(part), []).append(k)
     groups, alignments = [], []
-    for dtype, numbers in _spectral_parts(parts, agreed).items():
-        alignments.append(_step_spectral(states, parts, numbers, dtype, agreed, team, mine))
+    for dtype, numbers in by_dtype.items():
+        alignments.append(_step_spectral(states, parts, numbers, dtype, agreed, team, local))
         groups += [parts[k].group["name"] for k in numbers]
-    totals = mine.totals(names, parts[0].weight.device)
-    _share(totals, names, groups, alignments, team, stats)
+    # Statistics are summed inside the step, so that reading them needs no other rank.
+    totals = local.totals(names, parts[0].weight.device)
+    table = torch.cat([totals.flatten(), *(a.flatten() for a in alignments)])
+    dist.all_reduce(table, group=team.group)
+    stats.add_totals(names, table[: totals.numel()].view_as(totals))
+    if groups:
+        xg, xx, gg = table[totals.numel() :].view(-1, 3).unbind(1)
+        length = (xx * gg).sqrt()
+        stats.add_cosines(groups, torch.where(length > 0, xg / length, 0.0))
 
 
-def _make_state(states: States, part: Part) -> None:
-    """State for every parameter, gradient or not: a distributed checkpoint wants equal keys on all
-    ranks."""
-    if not part.auxiliary:
-        momentum_of(states[part.param], part.param, part.group)
-    elif not states[part.param]:
-        states[part.param].update(NEW_STATE[part.group["rule"]](part.param))
+def _agree(parts: list[Part], team: Team) -> Agreement:
+    num, device = len(parts), parts[0].weight.device
+    table = torch.zeros(2 * num, dtype=torch.float64, device=device)
+    present = [k for k, part in enumerate(parts) if part.grad is not None]
+    filled = [k for k in present if parts[k].weight.numel()]
+    if present:
+        table.index_fill_(0, move(torch.tensor(present), device), 1.0)
+    if filled:
+        grads = [parts[k].grad for k in filled]
+        peaks = torch.stack(list(torch._foreach_norm(grads, float("inf"))))  # pyright: ignore
+        peaks = torch.where(peaks.isfinite(), peaks.double(), float("inf"))
+        table.index_copy_(0, move(torch.tensor(filled) + num, device), peaks)
+    dist.all_reduce(table, dist.ReduceOp.MAX, group=team.group)
+    return Agreement(table[:num] > 0, table[num:])
+
+
+def _report_skipped(parts: list[Part], agreed: Agreement, team: Team, stats: StepStats) -> None:
+    """Record which gradients were finite; on the CPU, the first rank logs which were not."""
+    finite, names = agreed.finite, [part.group["name"] for part in parts]
+    if agreed.on_host:
+        present = agreed.present.tolist()
+        bad = Counter(name for name, ok in zip(names, finite.tolist(), strict=True) if not ok)
+        for name, count in bad.items() if team.me == 0 else ():
+            _log.warning(
+                "%d gradients in group %r are not finite on some rank: their parameters keep "
+                "values and state on all ranks",
+                count,
+                name,
+            )
+        names = [name for name, here in zip(names, present, strict=True) if here]
+        finite = finite[agreed.present]
+    stats.add_finite(names, finite)
 
 
 def _step_auxiliary(
-    states: States,
-    parts: list[Part],
-    agreed: Agreement,
-    team: Team,
-    mine: StepStats,
+    states: States, parts: list[Part], agreed: Agreement, team: Team, stats: StepStats
 ) -> None:
     """AdamW or SGD on each rank's own elements; a group's parts are stepped together."""
     groups: dict[str, list[int]] = {}
@@ -130,7 +237,13 @@ def _step_auxiliary(
         if part.auxiliary:
             groups.setdefault(part.group["name"], []).append(k)
     for numbers in groups.values():
-        kept, found_inf = _steppable(parts, numbers, agreed)
+        if agreed.on_host:
+            ok, found_inf = agreed.ok.tolist(), None
+            kept = [k for k in numbers if ok[k]]
+        else:  # a flag on the device that stops the whole group
+            index = move(torch.tensor(numbers), agreed.finite.device)
+            found_inf = (~agreed.finite.index_select(0, index).all()).float()
+            kept = [k for k in numbers if parts[k].grad is not None]
         kept = [k for k in kept if parts[k].weight.numel()]
         if not kept:
             continue
@@ -138,45 +251,21 @@ def _step_auxiliary(
             {key: _local(value) for key, value in states[parts[k].param].items()} for k in kept
         ]
         group = parts[kept[0]].group
-        step = STEPS[group["rule"]]
         weights, grads = [parts[k].weight for k in kept], [parts[k].gradient() for k in kept]
         streams = [rounding_seed(0, parts[k].number, _first_holder(parts[k], team)) for k in kept]
-        step(weights, grads, local, group, found_inf, mine, streams)
+        STEPS[group["rule"]](weights, grads, local, group, found_inf, stats, streams)
 
 
 def _first_holder(part: Part, team: Team) -> int:
-    """The first of the ranks that hold what this one holds: copies must be rounded alike."""
+    """The first of the ranks that hold the same box as this one: copies must be rounded alike."""
     shape, placements = part.param.shape, part.param.placements
     boxes = [local_box(shape, placements, team.mesh_shape, place) for place in team.coordinates]
     return boxes.index(boxes[team.me])
 
 
-def _steppable(
-    parts: list[Part], numbers: list[int], agreed: Agreement
-) -> tuple[list[int], Tensor | None]:
-    """Which auxiliary parts step; on devices that the host does not wait for, those with a gradient
-    here, and a flag that stops the whole group."""
-    if agreed.on_host:
-        ok = agreed.ok.tolist()
-        return [k for k in numbers if ok[k]], None
-    finite = agreed.finite
-    bad = ~finite.index_select(0, move(torch.tensor(numbers), finite.device)).all()
-    return [k for k in numbers if parts[k].grad is not None], bad.float()
-
-
-def _spectral_parts(parts: list[Part], agreed: Agreement) -> dict[torch.dtype, list[int]]:
-    """The numbers of the parts to filter, by the dtype in which they travel."""
-    known = agreed.ok.tolist() if agreed.on_host else [True] * len(parts)
-    found: dict[torch.dtype, list[int]] = {}
-    for k, part in enumerate(parts):
-        if not part.auxiliary and known[k]:
-            found.setdefault(_wire_dtype(part), []).append(k)
-    return found
-
-
 def _wire_dtype(part: Part) -> torch.dtype:
-    """The filter's own dtype, so that nothing is lost or sent for nothing. Not the measured one of
-    a CPU: ranks might measure differently."""
+    """The filter's own dtype, so that nothing is lost or sent needlessly. On a CPU not the measured
+    one: ranks might measure differently."""
     device, weights = part.weight.device, part.weight.dtype
     if device.type == "cpu" and part.group["dtype"] is None:
         return torch.promote_types(weights, torch.float32)
@@ -190,13 +279,12 @@ def _step_spectral(
     dtype: torch.dtype,
     agreed: Agreement,
     team: Team,
-    mine: StepStats,
+    stats: StepStats,
 ) -> Tensor:
     """Filter and step the parts `numbers`; returns their `_alignment`, [len(numbers), 3]."""
     chosen = [parts[k] for k in numbers]
-    plan = make_plan(
-        tuple(_member(part, team) for part in chosen), team.mesh_shape, team.coordinates, team.me
-    )
+    members = tuple(_member(part, team) for part in chosen)
+    plan = make_plan(members, team.mesh_shape, team.coordinates, team.me)
     ok = agreed.ok
     masks = [None if agreed.on_host else ok[k] for k in numbers]
     wholes: list[Tensor | None] = [None] * len(plan.pieces)
@@ -212,7 +300,13 @@ def _step_spectral(
         dtype,
         ok.device,
     )
-    filter_and_apply(_jobs(plan, wholes, chosen), mine)
+    jobs = []
+    for k in plan.owned:
+        whole, piece = wholes[k], plan.pieces[k]
+        assert whole is not None
+        part = chosen[piece.member]
+        jobs.append(OwnerJob(whole, part.group, piece.view, part.reference_scale()))
+    filter_and_apply(jobs, stats)
     updates: list[Tensor | None] = [torch.empty_like(p.weight, dtype=dtype) for p in chosen]
     exchange(wholes, plan.returned, updates, plan.back, team, dtype, ok.device)
     alignments = []
@@ -220,7 +314,7 @@ def _step_spectral(
         assert update is not None
         # The same for all holders of a copy, another for every other shard.
         seed = rounding_seed(part.group["step"], part.number, plan.copies[k])
-        step_size = part.group["lr"] * _reference_scale(part)
+        step_size = part.group["lr"] * part.reference_scale()
         step_weights(part.weight, update, step_size, part.group, mask, seed)
         alignments.append(_alignment(part, update, agreed.largest[numbers[k]], mask))
     return torch.stack(alignments)
@@ -232,8 +326,8 @@ def _member(part: Part, team: Team) -> Member:
     if extent(box) != tuple(part.weight.shape):
         raise ValueError(
             f"a parameter of shape {tuple(p.shape)} with placements {p.placements} has "
-            f"{tuple(part.weight.shape)} on this rank where {extent(box)} was expected: its "
-            "shards are not even chunks; shard it with fully_shard or distribute_tensor"
+            f"{tuple(part.weight.shape)} on this rank, expected {extent(box)}: its shards are not "
+            "even chunks; shard it with fully_shard or distribute_tensor"
         )
     return Member(tuple(p.shape), p.placements, group["view"], group_filter(group))
 
@@ -246,25 +340,10 @@ def _direct(states: States, part: Part, finite: Tensor | None) -> Tensor:
     return U if finite is None else torch.where(finite, U, 0.0)
 
 
-def _jobs(plan: Plan, wholes: list[Tensor | None], parts: list[Part]) -> list[OwnerJob]:
-    jobs = []
-    for k in plan.owned:
-        whole, piece = wholes[k], plan.pieces[k]
-        assert whole is not None
-        part = parts[piece.member]
-        jobs.append(OwnerJob(whole, part.group, piece.view, _reference_scale(part)))
-    return jobs
-
-
-def _reference_scale(part: Part) -> float:
-    shapes = block_shapes(part.group["view"], tuple(part.param.shape))
-    return max(step_scale(part.group["scale"], rows, cols) for _, rows, cols in shapes)
-
-
 def _alignment(part: Part, update: Tensor, largest: Tensor, finite: Tensor | None) -> Tensor:
-    """[x g, x x, g g] over some rows of this rank's update and gradient, to be added over ranks.
+    """[x g, x x, g g] over some rows of this rank's update and gradient, to be summed over ranks.
 
-    Every element of a parameter has equally many copies, which leaves the cosine as it is."""
+    Every element of a parameter has equally many copies, so the cosine is unaffected."""
     if not update.numel():
         return torch.zeros(3, dtype=torch.float64, device=update.device)
     dim = part.param.ndim - 2 if View.parse(part.group["view"]).layout == "stack" else 0
@@ -275,24 +354,6 @@ def _alignment(part: Part, update: Tensor, largest: Tensor, finite: Tensor | Non
     if finite is not None:
         g = torch.where(finite, g, 0.0)
     return torch.stack([x.dot(g), x.dot(x), g.dot(g)])
-
-
-def _share(
-    totals: Tensor,
-    names: list[str],
-    groups: list[str],
-    alignments: list[Tensor],
-    team: Team,
-    stats: StepStats,
-) -> None:
-    """Add the ranks' statistics up inside the step, so that reading them needs no other rank."""
-    table = torch.cat([totals.flatten(), *(a.flatten() for a in alignments)])
-    dist.all_reduce(table, group=team.group)
-    stats.add_totals(names, table[: totals.numel()].view_as(totals))
-    if groups:
-        xg, xx, gg = table[totals.numel() :].view(-1, 3).unbind(1)
-        length = (xx * gg).sqrt()
-        stats.add_cosines(groups, torch.where(length > 0, xg / length, 0.0))
 
 
 def _local(value: Tensor) -> Tensor:

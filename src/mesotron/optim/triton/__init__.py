@@ -1,9 +1,8 @@
-"""Triton kernels for the optimizer's step on Hopper GPUs, each beside a plain torch reference.
+"""The spectral step by Triton kernels on Hopper GPUs; the plain step of `optim.step` is its oracle.
 
-`symmetric` half-price products, `pingpong` the same for many large blocks, `pack` gradients to the
-filter's input, `heads` the whole filter for small blocks, `writeback` the weights, `windows` the
-address tables they share. Import the modules themselves: they need Triton, this file does not. Does
-not decide when to use them; `available` says whether one can.
+`plan` groups blocks into buckets, `step` orders the launches. Kernels: `elementwise` (momentum and
+packing, write-back), `symmetric` (half-price products) and `pingpong` (the same for many large
+blocks), `heads` (the whole filter for small blocks). Only this file can be imported without Triton.
 """
 
 import importlib.util
@@ -12,14 +11,8 @@ import torch
 
 
 def available(device: torch.device) -> bool:
-    """Whether the kernels run on this device: Triton is there, and it is a Hopper GPU.
-
-    They want its shared memory and bulk copy engine, and were measured nowhere else.
-
-    Example:
-        >>> available(torch.device("cpu"))
-        False
-    """
+    """Whether the kernels run on this device: Triton is installed and it is a Hopper GPU, whose
+    shared memory and bulk copy engine they need."""
     if device.type != "cuda" or torch.version.hip or importlib.util.find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device)[0] == 9

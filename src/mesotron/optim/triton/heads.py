@@ -3,7 +3,11 @@
 One program per block reads X for its Gram matrix A = X X^T, divides by the trace, runs every step
 of the filter on m x m matrices in Gram form, and reads X again to write Q X: 6 bytes of traffic an
 element however many steps. For heads, LoRA factors and k/v projections, of which a model has
-hundreds. Does not serve larger m: the m x m matrices must fit into one multiprocessor.
+hundreds. Larger m x m matrices do not fit into one multiprocessor.
+
+Legend: B blocks of m x n, m <= 128. P is m padded to a power of two, R the Gram matrix of the
+current iterate, Z = a I + b R + c R^2 one step's polynomial, Q the product of all Z so far. All are
+polynomials in the same A: they are symmetric and commute.
 """
 
 from __future__ import annotations
@@ -15,22 +19,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Legend: B blocks of m x n, m <= 128. P is m padded to a power of two, R the Gram matrix of the
-# current iterate, Z = a I + b R + c R^2 one step's polynomial, Q the product of all Z so far. All
-# are polynomials in the same A: they are symmetric and commute.
-
 LARGEST_M = 128
 
 
 class HeadStatistics(NamedTuple):
-    """Spectrum sums of each block, float32 [B]."""
+    """Spectrum sums of each block, float32 [B].
+
+    Args:
+        energy: sum of sigma^2 of X as given: its squared Frobenius norm.
+        concentration: sum of sigma^4 over (sum of sigma^2)^2: from 1/m up to 1 for rank 1; 0 for a
+            zero block.
+        passed: sum of f(sigma)^2: how many directions passed.
+    """
 
     energy: Tensor
-    """Sum of sigma^2 of X as given: its squared Frobenius norm."""
     concentration: Tensor
-    """Sum of sigma^4 over (sum of sigma^2)^2: from 1/m up to 1 for rank 1; 0 for a zero block."""
     passed: Tensor
-    """Sum of f(sigma)^2: how many directions came through."""
 
 
 @triton.jit
@@ -142,11 +146,7 @@ _CONFIGS = {
 
 
 def filter_heads(
-    X: Tensor,
-    coefficients: Tensor,
-    out: Tensor | None = None,
-    *,
-    gain: float = 1.0,
+    X: Tensor, coefficients: Tensor, out: Tensor | None = None, *, gain: float = 1.0
 ) -> tuple[Tensor, HeadStatistics]:
     """gain * f(X) for every block, in one launch; f is the odd polynomial of the coefficients.
 
@@ -161,17 +161,8 @@ def filter_heads(
 
     Returns:
         The filtered blocks and their `HeadStatistics` (of f(X), without the gain).
-
-    Example:
-        >>> only_normalise = torch.tensor([[1.0, 0.0, 0.0]]).cuda()  # doctest: +SKIP
-        >>> out, statistics = filter_heads(X, only_normalise)  # doctest: +SKIP
-
-    References:
-        Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
     """
     num_blocks, m, n = X.shape
-    if m > LARGEST_M:
-        raise ValueError(f"filter_heads takes m <= {LARGEST_M}, got {m}; compose gram and bmm")
     out = torch.empty_like(X) if out is None else out
     statistics = torch.empty(num_blocks, 3, dtype=torch.float32, device=X.device)
     padded = max(16, triton.next_power_of_2(m))
@@ -180,23 +171,3 @@ def filter_heads(
         P=padded, **_CONFIGS[padded],
     )  # fmt: skip
     return out, HeadStatistics(*statistics.unbind(dim=1))
-
-
-def filter_heads_reference(
-    X: Tensor,
-    coefficients: Tensor,
-    out: Tensor | None = None,
-    *,
-    gain: float = 1.0,
-) -> tuple[Tensor, HeadStatistics]:
-    """`filter_heads` in plain torch, at X's precision or float32, whichever is higher."""
-    iterate = X.to(torch.promote_types(X.dtype, torch.float32))
-    energy = iterate.square().sum(dim=(1, 2))
-    iterate = iterate * torch.where(energy > 0, energy, 1.0).rsqrt()[:, None, None]
-    quartic = (iterate @ iterate.mT).square().sum(dim=(1, 2))
-    for a, b, c in coefficients.tolist():
-        R = iterate @ iterate.mT
-        iterate = a * iterate + (b * R + c * R @ R) @ iterate
-    result = (gain * iterate).to(X.dtype)
-    statistics = HeadStatistics(energy, quartic, iterate.square().sum(dim=(1, 2)))
-    return (result if out is None else out.copy_(result)), statistics

@@ -1,9 +1,14 @@
 """The products of `symmetric` for whole tiles of 128: loading, multiplying and storing at once.
 
-One warp loads panels into a ring in shared memory; two groups of four warps take tiles by turns.
+One warp loads panels into a ring in shared memory; two groups of four warps alternate on tiles.
 While one group adds C and stores, the other has the tensor cores and the whole ring, so neither
 waits for memory ("ping-pong", as in CUTLASS). Written in Gluon, Triton's lower level, which no
-interpreter runs. Does not decide when it is used, nor serve other m; `symmetric` does.
+interpreter runs. `symmetric` decides when it is used.
+
+Legend: B blocks of m x n; a task is a tile (i, j), i >= j, of one block's m x m result. A slot of
+the ring holds a panel of A and one of B, TILE x DEPTH each, or one TILE x TILE tile of C. Each slot
+has two barriers, full and empty, which alternate between phases 0 and 1; waiting for the phase
+before the first passes at once.
 """
 
 from __future__ import annotations
@@ -21,11 +26,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-# Legend: B blocks of m x n; a task is a tile (i, j), i >= j, of one block's m x m result. A slot of
-# the ring holds a panel of A and one of B, TILE x DEPTH each, or one TILE x TILE tile of C. Each
-# slot has two barriers, full and empty, which alternate between phases 0 and 1; waiting for the
-# phase before the first passes at once.
 
 TILE = gl.constexpr(128)
 DEPTH = gl.constexpr(64)
@@ -83,11 +83,8 @@ def _load(A, B, C, ring, shape, SAME: gl.constexpr, HAS_C: gl.constexpr):
 
 @gluon.jit
 def _multiply(ring, slot, phase, steps, second, LAYOUT: gl.constexpr):
-    """Start the products of all steps. A slot goes back one step late, when it has been read.
-
-    Returns:
-        The sums, of which the last step may still run, and that step's slot and phase.
-    """
+    """Start the products of all steps; a slot goes back one step late, when it has been read.
+    Returns the sums, of which the last step may still run, and that step's slot and phase."""
     panels, _, full, empty = ring
     mbarrier.wait(full.index(slot), phase)
     sums = warpgroup_mma_init(gl.zeros((TILE, TILE), gl.float32, LAYOUT))
@@ -231,8 +228,8 @@ def _pingpong_kernel(
     )  # fmt: skip
 
 
-# Kernels by all that Triton compiles for. Asking Triton itself costs the host more than the launch:
-# it writes out four descriptors' layouts each time.
+# Kernels by everything that Triton compiles for. Triton's own lookup costs the host more than the
+# launch: it writes out four descriptors' layouts each time.
 _compiled: dict = {}
 
 
@@ -245,7 +242,7 @@ def launch(
     num_programs: int,
     squares: Tensor | None = None,
 ) -> Tensor:
-    """alpha A B^T + beta C + diag I, as `symmetric` has it; exactly symmetric.
+    """alpha A B^T + beta C + diag I into `out`, as in `symmetric`; exactly symmetric.
 
     Args:
         A, B: [B, m, n] contiguous, bf16 or fp16; m a multiple of 128, n of 8.
@@ -254,9 +251,6 @@ def launch(
         factors: alpha, beta, diag, each a number or float32 [B].
         num_programs: at most one for each multiprocessor.
         squares: float32 [B, tiles] to fill with sums of squares of the result.
-
-    Returns:
-        out.
     """
     num_blocks, m, n = A.shape
     dtype = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}[A.dtype]

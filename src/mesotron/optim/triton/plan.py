@@ -1,6 +1,6 @@
-"""Who goes through which launches: buckets of equal blocks, as tables of addresses.
+"""Which blocks share a launch: buckets of equal blocks, as tables of addresses.
 
-A plan depends on addresses, shapes and settings only, so it is made once and kept until one of them
+A plan depends only on addresses, shapes and settings, so it is made once and kept until one of them
 changes. It is the host's whole share of a fused step.
 
 Legend: a bucket holds B blocks, each m x n with m <= n.
@@ -18,11 +18,14 @@ from torch import Tensor
 
 from mesotron.optim import triton
 from mesotron.optim.step import Member, group_filter
-from mesotron.optim.triton.filter import WORK_DTYPE
+from mesotron.optim.triton import elementwise
 from mesotron.optim.views import View
 from mesotron.spectral import Filter
 from mesotron.spectral.scale import step_scale
 
+# 8 times closer to the exact filter than bfloat16 at the same speed, and in range once a block is
+# scaled; the accuracy table of benchmarks/optim_step has both.
+WORK_DTYPE = torch.float16
 # A larger bucket is cut, since two copies of it are live; shorter ones fill the last wave of a
 # product worse (4% of a step from 640 to 256 MiB on Qwen2.5-0.5B).
 _PART_BYTES = 640 * 2**20
@@ -33,17 +36,9 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-class Layout(NamedTuple):
-    """Where the blocks of a window start (in elements of the tensor) and their strides."""
-
-    offsets: tuple[int, ...]
-    row_stride: int
-    column_stride: int
-
-
 @dataclass
 class Bucket:
-    """Blocks that go through one sequence of launches. Lists and tensors have one entry a block."""
+    """Blocks that go through one sequence of launches; lists and tensors have one entry a block."""
 
     filter: Filter
     shape: tuple[int, int]
@@ -51,25 +46,25 @@ class Bucket:
     members: list[int]
     groups: list[int]
     names: list[str]
-    weights: Any  # WindowTables, whose module needs Triton
-    grads: Any
-    momenta: Any
+    weights: elementwise.WindowTable
+    grads: elementwise.WindowTable
+    momenta: elementwise.WindowTable
     grad_offsets: list[int]
     scale: Tensor
     momentum_peak: Tensor
 
 
 class _Block(NamedTuple):
-    """One block while planning: whose it is, and (offset, row stride, column stride) in W, G, M."""
+    """One block: its member and its 2-D views of weight, gradient and momentum."""
 
     member: int
-    placed: tuple[tuple[int, int, int], ...]
+    views: tuple[Tensor, ...]
     rows: int
     cols: int
 
 
 def can_fuse(member: Member) -> bool:
-    """Whether this parameter takes the kernels; the plain step is always correct instead."""
+    """Whether the kernels support this parameter; otherwise it takes the plain step."""
     p, group = member.param, member.group
     if group["fused"] is False or not triton.available(p.device):
         return False
@@ -90,43 +85,38 @@ def _orientation(
     plain strided matrix with one unit stride. Gradient and momentum share a kernel's tile, so
     theirs must agree."""
     tensor = torch.empty_strided(shape, stride, device="meta")
-    layouts = [block_layout(window.wide) for window in View.parse(view).windows(tensor)]
-    return tuple(x.column_stride == 1 for x in layouts if x) if all(layouts) else None
+    strides = [_block_strides(window.wide) for window in View.parse(view).windows(tensor)]
+    return tuple(s[1] == 1 for s in strides if s) if all(strides) else None
 
 
-def block_layout(wide: Tensor, first: int = 0) -> Layout | None:
-    """The layout of a window [stack, cut, r1, r2, c1, c2] of a tensor that starts at `first` in its
-    storage; None if a block is not a plain strided matrix with a unit stride."""
-    stack, cut, r1, r2, c1, c2 = wide.shape
+def _block_strides(wide: Tensor) -> tuple[int, int] | None:
+    """Row and column stride of the blocks of a window [stack, cut, r1, r2, c1, c2]; None if a block
+    is not a plain strided matrix with a unit stride."""
+    _, _, r1, r2, c1, c2 = wide.shape
     s = wide.stride()
     if (r1 > 1 and s[2] != r2 * s[3]) or (c1 > 1 and s[4] != c2 * s[5]):
         return None
     row = s[3] if r2 > 1 else s[2]
     column = s[5] if c2 > 1 else s[4]
-    if 1 not in (row, column):
-        return None
-    start = int(wide.storage_offset()) - first
-    offsets = tuple(start + i * s[0] + j * s[1] for i in range(stack) for j in range(cut))
-    return Layout(offsets, row, column)
+    return (row, column) if 1 in (row, column) else None
 
 
 def signature(members: list[Member]) -> list:
     """Everything a plan depends on, cheap enough to compare at every step. Of a gradient's address
     that is its alignment: views into a communication bucket can start anywhere."""
-    # The dict itself too: a plan reads lr, momentum and decay from the groups that it was made for.
-    settings = {id(group): (id(group), *_settings(group)) for group in unique_groups(members)}
+    # The dict itself too: a plan reads lr, momentum and decay from the groups it was made for.
+    settings = {
+        id(g): (id(g), *(g[key] for key in _SETTINGS), _identity(g["momentum"]))
+        for g in unique_groups(members)
+    }
     return [
         (p.data_ptr(), M.data_ptr(), G.data_ptr() % 16, G.dtype, G.stride(), settings[id(group)])
         for p, G, M, group, _ in members
     ]
 
 
-def _settings(group: dict[str, Any]) -> tuple:
-    return (*(group[key] for key in _SETTINGS), _identity(group["momentum"]))
-
-
 def _identity(value: float | Tensor) -> float | int:
-    """Blocks share a launch if they share a momentum: the same number, or the same tensor."""
+    # Blocks share a launch if they share a momentum: the same number, or the same tensor.
     return id(value) if isinstance(value, Tensor) else value
 
 
@@ -137,9 +127,7 @@ def unique_groups(members: list[Member]) -> list[dict[str, Any]]:
 
 def make_buckets(members: list[Member]) -> list[Bucket]:
     """Buckets of all blocks of all members."""
-    from mesotron.optim.triton.windows import LARGEST_GRID
-
-    found: dict[tuple, list[_Block]] = defaultdict(list)
+    by_key: dict[tuple, list[_Block]] = defaultdict(list)
     for number, member in enumerate(members):
         group = member.group
         view = View.parse(group["view"])
@@ -149,29 +137,27 @@ def make_buckets(members: list[Member]) -> list[Bucket]:
         alone = None if group["batched"] else number
         for windows in zip(*(view.windows(t) for t in tensors), strict=True):
             key = (*settings, windows[0].block_shape, dtypes, alone)
-            found[key] += _blocks(number, tensors, windows)
+            rows, cols = windows[0].rows, windows[0].cols
+            for views in zip(*(_block_views(window.wide) for window in windows), strict=True):
+                by_key[key].append(_Block(number, views, rows, cols))
     buckets = []
-    for (filter, nesterov, _, (m, n), _, _), blocks in found.items():
-        size = min(max(1, _PART_BYTES // (m * n * WORK_DTYPE.itemsize)), LARGEST_GRID)
-        count = -(-len(blocks) // size)
+    for (filter, nesterov, _, (m, n), _, _), blocks in by_key.items():
+        most = max(1, _PART_BYTES // (m * n * WORK_DTYPE.itemsize))
+        count = -(-len(blocks) // min(most, elementwise.LARGEST_GRID))
         for part in range(count):  # parts of equal size
             cut = slice(part * len(blocks) // count, (part + 1) * len(blocks) // count)
             buckets.append(_make_bucket(filter, (m, n), nesterov, blocks[cut], members))
     return buckets
 
 
-def _blocks(number: int, tensors: tuple[Tensor, ...], windows: tuple) -> list[_Block]:
-    layouts = []
-    for window, tensor in zip(windows, tensors, strict=True):
-        layout = block_layout(window.wide, int(tensor.storage_offset()))
-        assert layout is not None  # `can_fuse` has looked
-        layouts.append(layout)
-    strides = [(layout.row_stride, layout.column_stride) for layout in layouts]
-    blocks = []
-    for offsets in zip(*(layout.offsets for layout in layouts), strict=True):
-        placed = tuple((o, *s) for o, s in zip(offsets, strides, strict=True))
-        blocks.append(_Block(number, placed, windows[0].rows, windows[0].cols))
-    return blocks
+def _block_views(wide: Tensor) -> list[Tensor]:
+    """The blocks of a window [stack, cut, r1, r2, c1, c2] as 2-D views."""
+    stack, cut, r1, r2, c1, c2 = wide.shape
+    strides = _block_strides(wide)
+    assert strides is not None  # `can_fuse` has checked
+    first, (s0, s1) = int(wide.storage_offset()), wide.stride()[:2]
+    offsets = [first + i * s0 + j * s1 for i in range(stack) for j in range(cut)]
+    return [wide.as_strided((r1 * r2, c1 * c2), strides, offset) for offset in offsets]
 
 
 def _make_bucket(
@@ -181,17 +167,12 @@ def _make_bucket(
     blocks: list[_Block],
     members: list[Member],
 ) -> Bucket:
-    from mesotron.optim.triton.pack import inspect
-    from mesotron.optim.triton.windows import tabulate
-
     weights, grads, momenta = (
-        tabulate([_view(members[b.member], which, b.placed[which], shape) for b in blocks])
-        for which in range(3)
+        elementwise.tabulate(views) for views in zip(*(b.views for b in blocks))
     )
     owners = [members[block.member].group for block in blocks]
     number = {id(group): i for i, group in enumerate(unique_groups(members))}
     scales = [step_scale(g["scale"], b.rows, b.cols) for g, b in zip(owners, blocks, strict=True)]
-    itemsize = members[blocks[0].member].grad.element_size()
     return Bucket(
         filter=filter,
         shape=shape,
@@ -202,15 +183,7 @@ def _make_bucket(
         weights=weights,
         grads=grads,
         momenta=momenta,
-        grad_offsets=[block.placed[1][0] * itemsize for block in blocks],
+        grad_offsets=[b.views[1].data_ptr() - members[b.member].grad.data_ptr() for b in blocks],
         scale=torch.tensor(scales, device=members[0].param.device),
-        momentum_peak=inspect(momenta),
+        momentum_peak=elementwise.inspect(momenta),
     )
-
-
-def _view(
-    member: Member, which: int, placed: tuple[int, int, int], shape: tuple[int, int]
-) -> Tensor:
-    tensor = (member.param, member.grad, member.momentum)[which]
-    offset, row, column = placed
-    return tensor.as_strided(shape, (row, column), tensor.storage_offset() + offset)

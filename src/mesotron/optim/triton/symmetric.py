@@ -1,9 +1,11 @@
 """Matrix products whose result is known to be symmetric, at half the arithmetic: one Triton kernel.
 
 Computes alpha A B^T + beta C + diag I for the tiles on and below the diagonal only, and writes each
-twice, as it stands and transposed; `pingpong` does the same for many large blocks. `gram` is
-A = B = X; `symmetric_product` is A = S, B = T with S and T symmetric and commuting, so that
-S T^T = S T is symmetric too. Newton-Schulz is these two and a plain product.
+twice, as it is and transposed; `pingpong` does the same for many large blocks. `gram` is A = B = X;
+`symmetric_product` is A = S, B = T with S and T symmetric and commuting, so that S T^T = S T is
+symmetric too. Newton-Schulz is these two and a plain product.
+
+Legend: B blocks of m x n, m <= n. A tile of the result is TILE_M x TILE_N, TILE_N = RATIO TILE_M.
 """
 
 from __future__ import annotations
@@ -16,8 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
-
-# Legend: B blocks of m x n, m <= n. A tile of the result is TILE_M x TILE_N, TILE_N = RATIO TILE_M.
 
 
 @triton.jit
@@ -121,16 +121,15 @@ def _symmetric_kernel(
 
 @dataclass(frozen=True)
 class TileConfig:
-    """How the kernel is cut up: powers of two, tile_n = tile_m or 2 tile_m."""
+    """Tiling: powers of two, tile_n = tile_m or 2 tile_m. `num_stages` panels are in flight;
+    `persistent` programs per multiprocessor share all tiles (0: one program per tile)."""
 
     tile_m: int
     tile_n: int
     tile_k: int
     num_warps: int
     num_stages: int
-    """Panels in flight."""
     persistent: int = 0
-    """Programs per multiprocessor that share all tiles; 0 starts one program for each tile."""
 
     def num_tiles(self, m: int) -> int:
         """Tiles that touch the lower triangle of an m x m result."""
@@ -215,17 +214,14 @@ def gram(
 
     Args:
         X: [B, m, n] contiguous, bf16 or fp16. Any m and n; fastest when n is a multiple of 8.
-        out: [B, m, m] contiguous; a new tensor of X's dtype by default. Its own dtype is kept.
+        out: [B, m, m] contiguous, of any dtype; a new tensor of X's dtype by default.
         scale: a number, or float32 [B] contiguous on the device: 1 / (sum of X^2) gives trace 1
             without another pass over X. Applied to the float32 sums, before rounding.
         squares: float32 [B, num_parts(B, m)] to fill with sums of squares of the result, which
-            along dim 1 add up to its squared Frobenius norm: no pass over it is needed.
+            along dim 1 add up to its squared Frobenius norm.
 
     Returns:
         [B, m, m], symmetric.
-
-    Example:
-        >>> A = gram(X, scale=sumsq.reciprocal())  # doctest: +SKIP
     """
     _check("X", X)
     num_blocks, m, _ = X.shape
@@ -234,20 +230,8 @@ def gram(
 
 
 def num_parts(num_blocks: int, m: int) -> int:
-    """How many partial sums `gram` writes for each of B blocks of m rows.
-
-    Example:
-        >>> num_parts(72, 896)
-        28
-    """
+    """How many partial sums `gram` writes for each of B blocks of m rows."""
     return _choose_tiles(num_blocks, m).num_tiles(m)
-
-
-def gram_reference(X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0) -> Tensor:
-    """`gram` in plain torch, summed in float32 or, for float64, in float64."""
-    wide = X.to(torch.promote_types(X.dtype, torch.float32))
-    result = _broadcast(scale) * (wide @ wide.mT)
-    return result.to(X.dtype) if out is None else out.copy_(result)
 
 
 def symmetric_product(
@@ -263,51 +247,23 @@ def symmetric_product(
     """alpha S T + beta C + diag I for symmetric S, T, C with S T = T S, computing half of it.
 
     One launch is one step's polynomial: S = T = C = R, alpha = c, beta = b, diag = a. S and T are
-    trusted to commute; the result is symmetric bit for bit, but for the 8 x 8 squares on its
-    diagonal where large tiles are used, which are as the rounded product has them.
+    trusted to commute; the result is exactly symmetric, except for the 8 x 8 squares on its
+    diagonal where large tiles are used.
 
     Args:
-        S, T: [B, m, m] contiguous, symmetric, bf16 or fp16.
-        out: [B, m, m] contiguous, neither S nor T; a new tensor of S's dtype by default. Its own
-            dtype is kept.
-        alpha, beta, diag: factors of the three terms, each a number, or float32 [B] contiguous on
-            the device.
-        C: [B, m, m] contiguous, symmetric.
+        S, T, C: [B, m, m] contiguous, symmetric; S and T bf16 or fp16.
+        out: [B, m, m] contiguous, neither S nor T, of any dtype; a new tensor of S's dtype by
+            default.
+        alpha, beta, diag: each a number, or float32 [B] contiguous on the device.
 
     Returns:
         [B, m, m], symmetric.
-
-    Example:
-        >>> Z = symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)  # doctest: +SKIP
     """
     _check("S", S)
     _check("T", T)
     if out is not None and out.data_ptr() in (S.data_ptr(), T.data_ptr()):
-        raise ValueError("out is S or T, which tiles still to come must read; pass another tensor")
+        raise ValueError("out is S or T, which later tiles must read; pass another tensor")
     return _launch(S, T, C, torch.empty_like(S) if out is None else out, (alpha, beta, diag))
-
-
-def symmetric_product_reference(
-    S: Tensor,
-    T: Tensor,
-    out: Tensor | None = None,
-    *,
-    alpha: float | Tensor = 1.0,
-    C: Tensor | None = None,
-    beta: float | Tensor = 0.0,
-    diag: float | Tensor = 0.0,
-) -> Tensor:
-    """`symmetric_product` in plain torch, summed in float32 or, for float64, in float64."""
-    wide = torch.promote_types(S.dtype, torch.float32)
-    identity = torch.eye(S.shape[-1], dtype=wide, device=S.device)
-    result = _broadcast(alpha) * (S.to(wide) @ T.to(wide)) + _broadcast(diag) * identity
-    if C is not None:
-        result = result + _broadcast(beta) * C.to(wide)
-    return result.to(S.dtype) if out is None else out.copy_(result)
-
-
-def _broadcast(factor: float | Tensor) -> float | Tensor:
-    return factor[:, None, None] if isinstance(factor, Tensor) else factor
 
 
 def _check(name: str, X: Tensor) -> None:

@@ -1,0 +1,202 @@
+"""AdamW and SGD against `torch.optim`, and unbiased rounding of narrow weights."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mesotron.optim import AdamW, Muon, auxiliary
+from mesotron.optim.device import round_stochastically, rounding_seed, step_seed
+from mesotron.optim.stats import StepStats
+
+rules = pytest.mark.parametrize("rule", ["adamw", "sgd"])
+SCHEDULES = {
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=20),
+    "warmup": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: min(1, k / 5)),
+    "one_cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=21),
+}
+
+
+def pair() -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(s, generator=generator) for s in ((5,), (4, 3), (), (2, 3, 2))]
+    return [nn.Parameter(w.clone()) for w in start], [nn.Parameter(w.clone()) for w in start]
+
+
+def follow(ours: torch.optim.Optimizer, a, theirs: torch.optim.Optimizer, b, schedule) -> None:
+    """Twenty steps of both with the same gradients and the same schedule."""
+    generator = torch.Generator().manual_seed(1)
+    schedulers = [schedule(optimizer) for optimizer in (ours, theirs)]
+    for _ in range(20):
+        for p, q in zip(a, b, strict=True):
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.clone()
+        for optimizer, scheduler in zip((ours, theirs), schedulers, strict=True):
+            optimizer.step()
+            scheduler.step()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_adamw_equals_torch(schedule):
+    a, b = pair()
+    options = {"lr": 0.02, "betas": (0.8, 0.97), "eps": 1e-6, "weight_decay": 0.3}
+    ours = AdamW([{"params": a, "rule": "adamw"}], **options)
+    follow(ours, a, torch.optim.AdamW(b, fused=True, **options), b, SCHEDULES[schedule])
+    assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("schedule", ["cosine", "warmup"])
+def test_sgd_equals_torch(schedule, nesterov):
+    a, b = pair()
+    options = {"lr": 0.02, "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.0}
+    ours = Muon([{"params": a, "rule": "sgd"}], **options)
+    follow(ours, a, torch.optim.SGD(b, fused=True, **options), b, SCHEDULES[schedule])
+    assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+def test_sgd_weight_decay_is_decoupled():
+    p = nn.Parameter(torch.ones(3))
+    p.grad = torch.full((3,), 2.0)
+    Muon([{"params": [p], "rule": "sgd"}], lr=0.1, weight_decay=0.5, nesterov=False).step()
+    torch.testing.assert_close(p.detach(), torch.full((3,), 0.95 - 0.2))
+
+
+@rules
+def test_memory_layout_does_not_matter(rule):
+    # Fused kernels walk memory: a transposed gradient or state must not be read in its own order.
+    start, G = torch.randn(4, 6), torch.randn(4, 6)
+    ends = []
+    for param, grad in [
+        (start.clone(), G.clone()),
+        (start.clone(), G.t().contiguous().t()),
+        (start.t().contiguous().t(), G.clone()),
+        (torch.stack([start, start], 2)[:, :, 0], G.clone()),
+    ]:
+        p = nn.Parameter(param)
+        p.grad = grad
+        optimizer = Muon([{"params": [p], "rule": rule}], lr=0.1)
+        optimizer.step()
+        p.data = p.data.clone(memory_format=torch.contiguous_format)  # now unlike the state
+        optimizer.step()
+        ends.append(p.detach())
+    for end in ends[1:]:
+        torch.testing.assert_close(end, ends[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dense", "strided", "bfloat16"])
+@rules
+def test_a_flag_on_the_device_skips_the_step(rule, kind):
+    """As on a GPU: the host does not know that the gradient is bad, the kernel does. PyTorch's
+    non-fused kernels, used for strided weights, do not take the flag."""
+    group = Muon([nn.Parameter(torch.ones(3))], lr=0.1).param_groups[0]
+    for bad in (0.0, 1.0):
+        p = torch.ones(3, 2)[:, 0] if kind == "strided" else torch.ones(3)
+        p = p.bfloat16() if kind == "bfloat16" else p
+        grad = torch.tensor([1.0, float("nan") if bad else 1.0, 1.0]).to(p.dtype)
+        state, stats = {}, StepStats()
+        auxiliary.STEPS[rule]([p], [grad], [state], group, torch.tensor(bad), stats, [0])
+        assert torch.equal(p, torch.ones(3).to(p.dtype)) == bool(bad)
+        assert all(not value.any() for value in state.values()) == bool(bad)
+        assert all(value == 0 for value in stats.read().values()) == bool(bad)
+
+
+# Weights narrower than float32
+
+
+def make(rule, weight, lr=1e-4):
+    p = nn.Parameter(weight)
+    return p, Muon([{"params": [p], "rule": rule}], lr=lr, momentum=0.9, weight_decay=0.1)
+
+
+@rules
+def test_bfloat16_steps_average_to_the_float32_step(rule):
+    """20,000 equal weights in bfloat16 against one in float32, over 20 steps."""
+    start = torch.full((20_000,), 0.3, dtype=torch.bfloat16)
+    narrow, wide = make(rule, start.clone()), make(rule, start[:1].float())
+    for step in range(20):
+        for p, optimizer in (narrow, wide):
+            p.grad = torch.full_like(p, 1.0 + step / 16)
+            optimizer.step()
+    (p, _), (q, _) = narrow, wide
+    distance = (q - start[0].float()).item()
+    assert abs(distance) < 0.03  # few grid cells of bfloat16, which are 0.002 wide there
+    moved = p.detach().double() - start.double()
+    assert moved.mean().item() == pytest.approx(distance, rel=0.02)
+    assert len(p.unique()) > 1
+    state = {k: v for k, v in narrow[1].state[p].items() if k != "step"}
+    for key, value in state.items():
+        torch.testing.assert_close(value[:1], wide[1].state[q][key])
+
+
+def test_float16_keeps_float32_state_and_rounds_to_nearest():
+    narrow, wide = make("adamw", torch.ones(4).half(), 1e-2), make("adamw", torch.ones(4), 1e-2)
+    for p, optimizer in (narrow, wide):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert torch.equal(narrow[0], wide[0].half())
+
+
+@rules
+def test_a_resumed_run_rounds_like_an_uninterrupted_one(rule):
+    p, optimizer = make(rule, torch.rand(64, dtype=torch.bfloat16))
+    q, other = make(rule, torch.zeros(64, dtype=torch.bfloat16))
+
+    def train(weight, chosen):
+        weight.grad = torch.sin(torch.arange(64.0)).bfloat16()
+        chosen.step()
+
+    train(p, optimizer)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    q.data.copy_(p.data)
+    torch.rand(3)  # the global generator has no influence
+    for _ in range(3):
+        train(p, optimizer)
+        train(q, other)
+    assert torch.equal(p, q)
+
+
+def test_batching_of_narrow_weights_does_not_change_a_bit(monkeypatch):
+    ends = []
+    for limit in (1, 10**9):
+        monkeypatch.setattr(auxiliary, "_BATCH_ELEMENTS", limit)
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.rand(n).bfloat16()) for n in (5, 7, 3)]
+        params.append(nn.Parameter(torch.rand(4)))  # a float32 one among them
+        for p in params:
+            p.grad = torch.ones_like(p)
+        Muon([{"params": params, "rule": "adamw"}], lr=1e-3).step()
+        ends.append(torch.cat([p.detach().float() for p in params]))
+    assert torch.equal(*ends)
+    assert not torch.equal(ends[0][5:8], ends[0][:3])
+
+
+def test_stochastic_rounding_keeps_the_mean_and_exact_values():
+    values = torch.full((100_000,), 1 + 0.3 / 128)
+    out = torch.empty_like(values, dtype=torch.bfloat16)
+    round_stochastically(values, out, seed=0)
+    assert set(out.tolist()) == {1.0, 1 + 1 / 128}
+    assert out.double().mean().item() == pytest.approx(1 + 0.3 / 128, abs=5e-5)
+    exact = torch.tensor([0.0, -2.5, float("inf"), -float("inf"), float("nan")])
+    same = torch.empty(5, dtype=torch.bfloat16)
+    round_stochastically(exact, same, seed=0)
+    torch.testing.assert_close(same.float(), exact, equal_nan=True)
+
+
+def test_hashed_rounding_bits_are_even_and_independent():
+    """The rounding up of 0.3 of a grid cell happens 0.3 of the time, in every step and place."""
+    x = torch.full((4096,), 1 + 0.3 / 128)
+    rounds = []
+    for step in range(64):
+        out = torch.empty(4096, dtype=torch.bfloat16)
+        round_stochastically(x, out, step_seed(torch.tensor(float(step)), rounding_seed(0, 3, 0)))
+        rounds.append(out > 1)
+    up = torch.stack(rounds).double()
+    assert up.mean().item() == pytest.approx(0.3, abs=0.004)
+    # Of 64 or 4096 draws the mean spreads by 0.057 or 0.0072.
+    assert up.mean(0).std().item() == pytest.approx(0.057, rel=0.1)
+    assert up.mean(1).std().item() == pytest.approx(0.0072, rel=0.4)
+    centered = up - 0.3
+    assert (centered[1:] * centered[:-1]).mean().abs() < 0.002  # from step to step
+    assert (centered[:, 1:] * centered[:, :-1]).mean().abs() < 0.002  # from place to place

@@ -1,0 +1,283 @@
+"""Builders put every parameter into one group; classes reject bad settings and keep checkpoints."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import mesotron
+from mesotron.optim import AdamW, Muon, MuonSGD, Pion
+from mesotron.optim.optimizers import BUILDERS, SGD_LR
+from mesotron.optim.step import group_filter
+from mesotron.spectral import make_filter
+
+
+class Net(nn.Module):
+    """An embedding, two blocks with norms, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.vision = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
+        self.action = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.action(self.vision(self.embedding(tokens))))
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    losses = []
+    tokens = torch.randint(0, 11, (32,), generator=torch.Generator().manual_seed(0))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(tokens), (tokens + 1) % 11)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def rule_of(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> dict:
+    return next(g for g in optimizer.param_groups if any(q is p for q in g["params"]))
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_parameter_is_in_one_group_and_trains(name):
+    model = net()
+    optimizer = BUILDERS[name](model, lr=0.02)
+    held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(held) == sorted(id(p) for p in model.parameters())
+    losses = train(model, optimizer, 30)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "matrix", "rest"),
+    [
+        ("muon", Muon, "muon", "adamw"),
+        ("pion", Pion, "pion", "adamw"),
+        ("muon_sgd", MuonSGD, "muon", "sgd"),
+        ("adamw", AdamW, "adamw", "adamw"),
+    ],
+)
+def test_classes_and_rules_by_role(name, cls, matrix, rest):
+    model = net()
+    optimizer = getattr(mesotron, name)(model)
+    assert type(optimizer) is cls
+    assert rule_of(optimizer, model.vision[0].weight)["rule"] == matrix
+    for p in (model.embedding.weight, model.head.weight, model.vision[1].weight):
+        assert rule_of(optimizer, p)["rule"] == rest
+
+
+def test_vectors_have_no_weight_decay_and_matrices_have():
+    model = net()
+    optimizer = mesotron.muon(model, weight_decay=0.1)
+    for p in model.parameters():
+        assert rule_of(optimizer, p)["weight_decay"] == (0.1 if p.ndim > 1 else 0.0)
+
+
+def test_muon_sgd_keeps_one_number_per_weight():
+    model = net()
+    optimizer = mesotron.muon_sgd(model)
+    train(model, optimizer, 1)
+    assert {key for state in optimizer.state.values() for key in state} == {"momentum_buffer"}
+
+
+def test_learning_rates_go_to_the_rule_of_their_unit():
+    model = net()
+    optimizer = mesotron.muon(model, lr=0.01, aux_lr=0.002)
+    assert rule_of(optimizer, model.vision[0].weight)["lr"] == 0.01
+    assert rule_of(optimizer, model.head.weight)["lr"] == 0.002
+    hybrid = mesotron.muon_sgd(model, lr=0.01)
+    assert rule_of(hybrid, model.head.weight)["lr"] == SGD_LR
+    mixed = mesotron.muon_sgd(model, lr=0.01, overrides={"head.weight": "adamw"})
+    assert rule_of(mixed, model.head.weight)["lr"] == 0.01, "0.1 is SGD's unit, not AdamW's"
+
+
+def test_modalities_mix_filters_in_one_optimizer():
+    model = net()
+    optimizer = mesotron.pion(
+        model, lr=0.01, aux_lr=0.001, cutoff=0.3, modalities={"vision": "muon", "action": "pion"}
+    )
+    vision = rule_of(optimizer, model.vision[0].weight)
+    action = rule_of(optimizer, model.action[0].weight)
+    assert (vision["rule"], vision["filter"], vision["cutoff"]) == ("muon", "muon", None)
+    assert (action["rule"], action["filter"], action["cutoff"]) == ("pion", "pion", 0.3)
+    assert vision["lr"] == action["lr"] == 0.01
+    train(model, optimizer, 2)
+    stats = optimizer.stats()
+    assert stats[f"{vision['name']}/passed_rank"] > stats[f"{action['name']}/passed_rank"]
+
+
+def test_adamw_is_the_same_as_torch_with_the_same_groups():
+    ours, theirs = net(), net()
+    optimizer = mesotron.adamw(ours, lr=0.01, weight_decay=0.1)
+    groups = [
+        {"params": [p for p in theirs.parameters() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in theirs.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    reference = torch.optim.AdamW(groups, lr=0.01, fused=True)
+    assert train(ours, optimizer, 10) == train(theirs, reference, 10)
+
+
+def test_names_are_kept_for_checkpoints_and_logs():
+    model = net()
+    optimizer = mesotron.muon(model)
+    names = {n: p for n, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for name, p in zip(group["param_names"], group["params"], strict=True):
+            assert names[name] is p
+
+
+def test_overrides_reach_the_groups():
+    model = net()
+    optimizer = mesotron.muon(
+        model, lr=0.01, overrides={"action.0.weight": {"rule": "adamw", "lr_scale": 0.5}}
+    )
+    group = rule_of(optimizer, model.action[0].weight)
+    assert (group["rule"], group["lr"]) == ("adamw", 0.005)
+
+
+def param(*shape: int, dtype=torch.float32) -> nn.Parameter:
+    generator = torch.Generator().manual_seed(0)
+    p = nn.Parameter(torch.randn(*shape, generator=generator).to(dtype))
+    p.grad = torch.randn(*shape, generator=generator).to(dtype)
+    return p
+
+
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        (lambda: mesotron.muon(net(), overrides={"nothing.*": "adamw"}), "nothing"),
+        (lambda: mesotron.pion(net(), cutoff=0.3, promote=1), "cutoff=0.3"),
+        (lambda: mesotron.muon(net(), lr=-0.1), "lr=-0.1"),
+        (lambda: Muon([]), "empty"),
+        (lambda: Muon(["weight"]), "'weight'"),
+        (lambda: Muon([param(4, 4)], lr=float("nan")), "lr=nan"),
+        (lambda: Muon([param(4, 4)], lr=torch.tensor([0.1])), "lr"),
+        (lambda: Muon([param(4, 4)], momentum=1.0), "momentum=1.0"),
+        (lambda: Muon([param(4, 4)], momentum=torch.tensor([0.9])), "momentum"),
+        (lambda: Muon([param(4, 4)], weight_decay=-0.1), "weight_decay=-0.1"),
+        (lambda: Muon([param(4, 4)], betas=(0.9, 1.0)), "betas"),
+        (lambda: Muon([param(4, 4)], scale="rsm"), "rsm"),
+        (lambda: Muon([param(4, 4)], scale=-2.0), "scale=-2.0"),
+        (lambda: Muon([param(4, 4)], filter="muno"), "muno"),
+        (lambda: Muon([param(4, 4)], dtype="float16"), "float16"),
+        (lambda: Muon([param(4, 4)], aux="adam"), "aux='adam'"),
+        (lambda: Muon([param(4, 4)], promote=1), "promote=1"),
+        (lambda: Muon([param(4, 4)], rank=2), "rank=2"),
+        (lambda: Muon([{"params": [param(4, 4)], "rule": "sdg"}]), "sdg"),
+        (lambda: Muon([{"params": [param(4)], "rule": "muon"}]), "rule='adamw'"),
+        (lambda: Muon([{"params": [param(4, 4)], "view": "rows:3"}]), "rows:3"),
+        (lambda: Muon([param(3, 6, 10)]), "view='stack'"),
+        (lambda: Muon([param(4, 4, dtype=torch.complex64)]), "complex64"),
+        (lambda: Pion([{"params": [param(4, 4)], "filter": "cubic"}]), "cubic"),
+        (lambda: Pion([param(4, 4)], promote=9), "promote=9"),
+        (lambda: Pion([param(4, 4)], cutoff="edge"), "edge"),
+    ],
+)
+def test_bad_settings_are_rejected_by_value(make, value):
+    with pytest.raises(ValueError, match=value):
+        make()
+
+
+def test_an_unknown_option_is_rejected():
+    with pytest.raises(TypeError, match="promot"):
+        mesotron.pion(net(), promot=1)
+
+
+def test_a_rejected_group_is_not_kept():
+    optimizer = Muon([param(4, 4)])
+    with pytest.raises(ValueError, match="stack"):
+        optimizer.add_param_group({"params": [param(3, 4, 4)]})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("mark", [{"_fsdp_flattened": True}, {"ds_id": 3}])
+@pytest.mark.parametrize("rule", ["muon", "adamw"])
+def test_flat_shards_are_rejected(rule, mark):
+    p = nn.Parameter(torch.zeros(60))
+    for key, value in mark.items():
+        setattr(p, key, value)
+    with pytest.raises(ValueError, match="fully_shard"):
+        Muon([{"params": [p], "rule": rule}])
+
+
+def test_sparse_gradients_are_rejected():
+    table = nn.Embedding(5, 4, sparse=True)
+    optimizer = Muon(table.parameters())
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="sparse=False"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "group", "expected"),
+    [
+        (Pion, {"cutoff": "noise", "steps": 2}, {"rule": "muon"}, {"name": "muon"}),
+        (Muon, {"rank": 2}, {"rule": "pion", "promote": 1}, {"name": "pion", "promote": 1}),
+        (AdamW, {}, {"rule": "pion", "promote": 1}, {"name": "pion", "promote": 1}),
+        (AdamW, {}, {"rule": "muon"}, {"name": "muon"}),
+    ],
+)
+def test_a_group_of_another_rule_has_its_own_filter(cls, options, group, expected):
+    options |= {"filter": "low_rank"} if "rank" in options else {}
+    optimizer = cls([{"params": [param(6, 6)], **group}], **options)
+    assert group_filter(optimizer.param_groups[0]) == make_filter(**expected)
+
+
+def test_one_checkpoint_holds_every_state_and_setting():
+    optimizer = Pion([param(6, 10), param(6)], lr=1e-3, cutoff=0.3)
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed = Pion([param(6, 10), param(6)], lr=0.5, promote=1)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    for group, saved in zip(resumed.param_groups, optimizer.param_groups, strict=True):
+        assert {**group, "params": 0} == {**saved, "params": 0}
+    kinds = [set(resumed.state[q]) for group in resumed.param_groups for q in group["params"]]
+    assert kinds == [{"momentum_buffer"}, {"step", "exp_avg", "exp_avg_sq"}]
+
+
+def test_a_checkpoint_older_than_an_option_still_loads():
+    optimizer = Muon([param(6, 10)])
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    for group in saved["param_groups"]:
+        del group["batched"]
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+    assert optimizer.param_groups[0]["batched"] is True
+
+
+def test_checkpoints_of_other_rules_are_rejected_and_of_other_classes_loaded():
+    p = param(6, 10)
+    muon, adamw, adam = Muon([p]), AdamW([p]), torch.optim.AdamW([p])
+    for optimizer in (muon, adamw, adam):
+        optimizer.step()
+    with pytest.raises(ValueError, match="import_state"):
+        Pion([p]).load_state_dict(muon.state_dict())
+    with pytest.raises(ValueError, match="import_state"):
+        muon.load_state_dict(adam.state_dict())
+    # What `mesotron.adamw` saved while its class was Muon.
+    older = Muon([{"params": [p], "rule": "adamw"}])
+    older.step()
+    adamw.load_state_dict(older.state_dict())
+    MuonSGD([p]).load_state_dict(muon.state_dict())
+
+
+def test_one_cycle_moves_adams_first_beta_and_not_the_momentum_of_matrices():
+    # torch cycles `betas` where an optimizer has them; Muon's momentum must be cycled by hand.
+    optimizer = Muon([param(6, 10), param(6)], momentum=0.95)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=5)
+    assert {group["betas"][0] for group in optimizer.param_groups} == {0.95}  # of 0.9
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.95}

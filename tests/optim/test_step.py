@@ -1,0 +1,287 @@
+"""Spectral steps against a float64 SVD reference, and the cases other Muons got wrong."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mesotron.optim import Muon, Pion, matrix
+from mesotron.optim import step as module
+from mesotron.optim.groups import sort_parameters
+from mesotron.optim.step import work_dtype
+from mesotron.spectral import Filter, muon, pion, polar_express, response
+
+SHAPES = [(6, 10), (10, 6), (7, 7), (1, 5)]
+SCALES = {
+    "rms": lambda m, n: 0.2 * math.sqrt(max(m, n)),
+    "moonlight": lambda m, n: 0.2 * math.sqrt(max(m, n)),
+    "spectral": lambda m, n: math.sqrt(max(1, m / n)),
+    5.0: lambda m, n: 5.0 * math.sqrt(max(m, n)),
+}
+
+
+class Reference:
+    """Momentum and filter by an SVD, in float64 numpy."""
+
+    def __init__(self, filter: Filter, lr: float, mu: float, wd: float, nesterov: bool) -> None:
+        self.filter, self.lr, self.mu, self.wd, self.nesterov = filter, lr, mu, wd, nesterov
+        self.momenta: dict[int, np.ndarray] = {}
+
+    def step(self, key: int, W: np.ndarray, G: np.ndarray, scale: float) -> np.ndarray:
+        M = self.mu * self.momenta.get(key, np.zeros_like(G)) + (1 - self.mu) * G
+        self.momenta[key] = M
+        look = (1 - self.mu) * G + self.mu * M if self.nesterov else M
+        U, S, Vh = np.linalg.svd(look, full_matrices=False)
+        X = (U * response(self.filter, S / np.linalg.norm(S))) @ Vh
+        return (1 - self.lr * self.wd) * W - self.lr * scale * X
+
+
+def param(*shape: int, dtype=torch.float32, seed: int = 0) -> nn.Parameter:
+    generator = torch.Generator().manual_seed(seed)
+    p = nn.Parameter(torch.randn(*shape, generator=generator).to(dtype))
+    p.grad = torch.randn(*shape, generator=generator).to(dtype)
+    return p
+
+
+def change(p: nn.Parameter, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    before = p.detach().clone()
+    optimizer.step()
+    return p.detach() - before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    ("cls", "options", "filter"),
+    [
+        (Muon, {}, muon()),
+        (Muon, {"filter": "polar_express", "steps": 4}, polar_express(4)),
+        (Pion, {"promote": 2}, pion(2)),
+    ],
+)
+def test_steps_equal_the_float64_reference(cls, options, filter, scale, nesterov, dtype):
+    rng = np.random.default_rng(0)
+    start = [rng.normal(size=shape) for shape in SHAPES]
+    params = [nn.Parameter(torch.tensor(w, dtype=dtype)) for w in start]
+    optimizer = cls(
+        params, lr=0.02, momentum=0.9, weight_decay=0.1, scale=scale, nesterov=nesterov, **options
+    )
+    reference = Reference(filter, lr=0.02, mu=0.9, wd=0.1, nesterov=nesterov)
+    for _ in range(4):
+        grads = [rng.normal(size=shape) for shape in SHAPES]
+        for p, g in zip(params, grads, strict=True):
+            p.grad = torch.tensor(g, dtype=dtype)
+        optimizer.step()
+        for k, (w, g) in enumerate(zip(start, grads, strict=True)):
+            start[k] = reference.step(k, w, g, SCALES[scale](*SHAPES[k]))
+    # Float32: rounding of the filter (4e-3 at worst, see test_matrix) times the step.
+    atol = 1e-9 if dtype == torch.float64 else 2e-4 * (5 if scale == 5.0 else 1)
+    for p, w in zip(params, start, strict=True):
+        np.testing.assert_allclose(p.detach().double().numpy(), w, rtol=0, atol=atol)
+
+
+def test_convolutions_and_heads_step_as_their_matrices():
+    rng = np.random.default_rng(0)
+    W, G = rng.normal(size=(12, 18)), rng.normal(size=(12, 18))
+    views = {"conv": (12, 2, 3, 3), "rows:3": (12, 18), "cols:3": (18, 12)}
+    params = {}
+    for view, shape in views.items():
+        w, g = (x.T.copy() if view == "cols:3" else x for x in (W, G))
+        params[view] = nn.Parameter(torch.tensor(w).reshape(shape))
+        params[view].grad = torch.tensor(g).reshape(shape)
+    groups = [{"params": [p], "rule": "muon", "view": view} for view, p in params.items()]
+    Muon(groups, lr=0.1, weight_decay=0.0).step()
+    reference = Reference(muon(), lr=0.1, mu=0.95, wd=0.0, nesterov=True)
+    whole = reference.step(9, W, G, 0.2 * 18**0.5)
+    heads = np.concatenate(
+        [reference.step(h, W[4 * h :][:4], G[4 * h :][:4], 0.2 * 18**0.5) for h in range(3)]
+    )
+    for view, expected in (("conv", whole), ("rows:3", heads), ("cols:3", heads.T)):
+        found = params[view].detach().numpy().reshape(expected.shape)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+# torch warns once that this CPU multiplies bfloat16 slowly.
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("kept", ["float32", "bfloat16"])
+def test_normalization_does_not_write_into_the_momentum(kept, nesterov):
+    p = param(6, 10, dtype=torch.bfloat16)
+    p.grad *= 1e-3
+    optimizer = Muon([p], nesterov=nesterov, dtype=kept, momentum_dtype=kept)
+    optimizer.step()
+    buffer = optimizer.state[p]["momentum_buffer"]
+    torch.testing.assert_close(buffer.float(), 0.05 * p.grad.float(), rtol=0.02, atol=1e-8)
+
+
+def test_an_expert_without_tokens_gets_no_step_and_does_not_affect_others():
+    p, q = param(4, 6, 10), param(4, 6, 10)
+    p.grad[2] = 0
+    before, other = p.detach().clone(), q.detach().clone()
+    Muon([{"params": [p, q], "rule": "muon", "view": "stack", "weight_decay": 0.0}]).step()
+    made, full = p.detach() - before, q.detach() - other
+    assert not made[2].any()
+    assert full[2].any()
+    keep = [0, 1, 3]
+    torch.testing.assert_close(made[keep], full[keep], rtol=0, atol=1e-6)
+
+
+def test_one_bad_expert_skips_its_whole_parameter():
+    p = param(4, 6, 10)
+    p.grad[1, 0, 0] = float("inf")
+    optimizer = Muon([{"params": [p], "rule": "muon", "view": "stack"}])
+    assert not change(p, optimizer).any()
+    assert optimizer.stats()["skipped"] == 1
+    assert not p.grad.isfinite().all(), "the loss scaler must still see it"
+
+
+def test_stacked_experts_are_separate_matrices():
+    stack = param(3, 6, 10)
+    alone = [nn.Parameter(stack.detach()[k].clone()) for k in range(3)]
+    for k, p in enumerate(alone):
+        p.grad = stack.grad[k].clone()
+    Muon([{"params": [stack], "rule": "muon", "view": "stack"}]).step()
+    Muon(alone).step()
+    torch.testing.assert_close(stack.detach(), torch.stack([p.detach() for p in alone]))
+
+
+@pytest.mark.parametrize("scale", ["rms", "spectral", 2.0])
+def test_transposed_storage_makes_the_transposed_step(scale):
+    p, q = param(6, 10), param(6, 10)
+    stored = nn.Parameter(q.detach().t().contiguous())
+    stored.grad = q.grad.t().contiguous()
+    step = change(p, Muon([p], scale=scale))
+    group = {"params": [stored], "rule": "muon", "view": "T"}
+    torch.testing.assert_close(change(stored, Muon([group], scale=scale)).t(), step)
+
+
+@pytest.mark.parametrize(("shape", "norm"), [((40, 10), 2.0), ((10, 40), 1.0)])
+def test_spectral_scale_is_outputs_over_inputs(shape, norm):
+    p = param(*shape)
+    step = change(p, Muon([p], lr=0.1, scale="spectral", filter="cubic", weight_decay=0.0))
+    assert torch.linalg.matrix_norm(step, 2).item() == pytest.approx(0.1 * norm, rel=0.01)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (32, 128), (128, 32), (64, 4, 3, 3)])
+def test_the_learning_rate_means_the_same_for_every_shape(shape):
+    p = param(*shape)
+    step = change(p, Muon([p], lr=1e-2, filter="polar_express", weight_decay=0.0))
+    # AdamW's usual step has an element RMS of 0.2 lr.
+    assert step.square().mean().sqrt().item() == pytest.approx(0.2 * 1e-2, rel=0.05)
+
+
+@pytest.mark.parametrize("kept", ["bfloat16", "float32"])
+def test_the_momentum_dtype_is_a_choice_with_small_drift(kept):
+    p = nn.Parameter(torch.zeros(8, 8))
+    optimizer = Muon([p], lr=0.0, momentum_dtype=kept)
+    exact = torch.zeros(8, 8, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        p.grad = torch.randn(8, 8, generator=generator)
+        exact = 0.95 * exact + 0.05 * p.grad.double()
+        optimizer.step()
+    buffer = optimizer.state[p]["momentum_buffer"]
+    assert buffer.dtype == getattr(torch, kept)
+    drift = ((buffer.double() - exact).norm() / exact.norm()).item()
+    assert drift < (0.02 if kept == "bfloat16" else 1e-5)
+
+
+def test_small_steps_arrive_in_bfloat16_weights():
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
+    optimizer = Muon([p], lr=1e-3, weight_decay=0.0, filter="cubic")
+    gradient = torch.linalg.qr(torch.randn(64, 64)).Q
+    for _ in range(50):  # each step is 2e-4 at an element, far below bfloat16's 1/128 at 1
+        p.grad = gradient.bfloat16()
+        optimizer.step()
+    made = p.detach().float() - 1
+    expected = -50 * 1e-3 * 0.2 * 8 * gradient
+    cosine = torch.nn.functional.cosine_similarity(made.flatten(), expected.flatten(), dim=0)
+    assert cosine > 0.8, "rounded to nearest nothing would have moved"
+    slope = (made * expected).sum() / expected.square().sum()
+    assert slope.item() == pytest.approx(1, abs=0.1)
+
+
+def test_tensor_and_float_learning_rates_share_a_batch():
+    p, q = param(6, 10), param(6, 10)
+    optimizer = Muon([{"params": [p], "lr": torch.tensor(0.1)}, {"params": [q], "lr": 0.1}])
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), q.detach())
+    assert len(optimizer.stats()) > 8
+
+
+def seeds_of(optimizer, steps: int, monkeypatch) -> list[int]:
+    """Every seed that the optimizer rounds with."""
+    seeds = []
+    original = module.round_stochastically
+
+    def recording(values, out, seed):
+        seeds.append(seed)
+        original(values, out, seed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "round_stochastically", recording)
+        for _ in range(steps):
+            optimizer.step()
+    return seeds
+
+
+def test_rounding_seeds_differ_by_step_parameter_and_window_and_not_by_run(monkeypatch):
+    def make():
+        fused = [param(8, 6, dtype=torch.bfloat16, seed=k) for k in range(2)]
+        whole = [param(4, 6, dtype=torch.bfloat16, seed=k) for k in range(3)]
+        groups = [{"params": fused, "view": "rows:5+3"}, {"params": whole}]
+        return Muon(groups, dtype="float32"), whole
+
+    optimizer, _ = make()
+    seeds = seeds_of(optimizer, 4, monkeypatch)
+    assert len(set(seeds)) == len(seeds) == 4 * (2 * 2 + 3)
+    assert max(seeds) < 2**32, "a CPU generator reads no more"
+    assert seeds_of(make()[0], 4, monkeypatch) == seeds
+
+    other, whole = make()
+    whole[0].grad = None  # a parameter's bits do not depend on which others step
+    assert set(seeds_of(other, 4, monkeypatch)) < set(seeds)
+
+
+def test_parameters_of_one_group_on_two_devices_are_stepped_separately():
+    here, there = param(5), nn.Parameter(torch.empty(5, device="meta"))
+    matrix_there = nn.Parameter(torch.empty(4, 4, device="meta"))
+    for p in (there, matrix_there):
+        p.grad = torch.empty_like(p)
+    work = sort_parameters(Muon([here, there, param(4, 4), matrix_there]).param_groups)
+    devices = [[x.param.device.type for x in places] for places in work.auxiliary.values()]
+    assert devices == [["cpu"], ["meta"]]
+    assert [device.type for device in work.spectral] == ["cpu", "meta"]
+    numbers = [x.number for d in (work.auxiliary, work.spectral) for v in d.values() for x in v]
+    assert sorted(numbers) == [0, 1, 2, 3]
+
+
+def test_an_exact_svd_gets_float32_where_products_get_bfloat16(monkeypatch):
+    monkeypatch.setattr(module, "filter_dtype", lambda device: torch.bfloat16)
+    for name, expected in (("low_rank", torch.float32), ("muon", torch.bfloat16)):
+        (group,) = Muon([param(4, 4)], filter=name).param_groups
+        assert work_dtype(group, torch.bfloat16, torch.device("cpu")) == expected
+
+
+def test_batches_beyond_the_memory_limit_are_split(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(module, "_BATCH_BYTES", 2 * 6 * 10 * 4)
+    monkeypatch.setattr(
+        module, "apply_filter", lambda X, f: sizes.append(len(X)) or matrix.apply_filter(X, f)
+    )
+    Muon([param(6, 10, seed=k) for k in range(5)], dtype="float32").step()
+    assert sizes == [2, 2, 1]
+
+
+def test_how_long_a_large_gradient_outweighs_those_after_it():
+    """docs/optimizers.md and `clip_gradients` say 23 steps: ten times as large, mu = 0.95."""
+    momentum = torch.zeros(40)
+    for step, gradient in enumerate(torch.eye(40)):  # gradients with nothing in common
+        module.update_momentum((1 if step else 10) * gradient, momentum, 0.95, None)
+        if momentum[1:].norm() > momentum[0]:
+            break
+    assert step == 24

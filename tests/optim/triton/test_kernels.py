@@ -1,0 +1,584 @@
+"""The Triton kernels against float64 and plain torch.
+
+On a CUDA machine the compiled kernels run; elsewhere Triton's interpreter runs the same source on
+the CPU, on small shapes, if Triton is installed.
+"""
+
+import os
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+
+ON_GPU = torch.cuda.is_available()
+triton = pytest.importorskip("triton")
+if not ON_GPU and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
+    pytest.skip("Triton's interpreter needs numpy < 2.4", allow_module_level=True)
+
+from mesotron.optim import triton as kernels  # noqa: E402
+from mesotron.optim.triton import elementwise as ew  # noqa: E402
+from mesotron.optim.triton import heads, symmetric  # noqa: E402
+
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+HALVES = [torch.float16, torch.bfloat16]
+# The interpreter multiplies the bit patterns of bf16 matrices, so their products need a GPU.
+PRODUCTS = HALVES if ON_GPU else [torch.float16]
+# The interpreter truncates bf16 instead of rounding it, so the error may be a whole last place.
+EPSILON = {
+    torch.float16: 2**-11,
+    torch.bfloat16: 2**-8 if ON_GPU else 2**-7,
+    torch.float32: 2**-22,
+}
+MUON = torch.tensor([[3.4445, -4.7750, 2.0315]] * 5)
+LAYOUTS = ("rows", "transposed", "slice of rows", "slice of columns")
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array with ndim:DeprecationWarning"  # in Triton's interpreter
+)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def relative_error(got, want):
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def poisoned(*shape, dtype):
+    """An output that shows every element the kernel did not write."""
+    return torch.full(shape, torch.nan, device=DEVICE, dtype=dtype)
+
+
+def window(m, n, layout, dtype=torch.float32, fill=None):
+    """An m x n view with the memory layout of a real parameter's window, filled with noise."""
+
+    def new(*shape):
+        return torch.empty(*shape, device=DEVICE, dtype=dtype)
+
+    view = {
+        "rows": lambda: new(m, n),
+        "transposed": lambda: new(n, m).T,
+        "slice of rows": lambda: new(3 * m, n)[m : 2 * m],
+        "slice of columns": lambda: new(m, 3 * n)[:, n : 2 * n],
+    }[layout]()
+    return view.copy_(randn(m, n) if fill is None else fill)
+
+
+def bits(*values):
+    return torch.tensor(values, device=DEVICE).view(torch.int32)
+
+
+def scalar(value):
+    return torch.tensor(value, device=DEVICE)
+
+
+# Symmetric products
+
+
+def exact_gram(X, scale=1.0):
+    scale = scale[:, None, None] if isinstance(scale, torch.Tensor) else scale
+    return scale * (X.double() @ X.double().mT)
+
+
+def polynomial(R, a, b, c):
+    """a I + b R + c R R in float64; numbers or one per block."""
+    a, b, c = (x[:, None, None] if isinstance(x, torch.Tensor) else x for x in (a, b, c))
+    R = R.double()
+    return a * torch.eye(R.shape[-1], device=R.device, dtype=R.dtype) + b * R + c * R @ R
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS)
+@pytest.mark.parametrize("shape", [(3, 48, 72), (2, 33, 37), (1, 7, 5), (1, 130, 100)])
+def test_gram_equals_float64_and_is_symmetric(shape, dtype):
+    X = randn(*shape, dtype=dtype)
+    out = poisoned(shape[0], shape[1], shape[1], dtype=dtype)
+    A = symmetric.gram(X, out, scale=0.25)
+    assert A is out
+    assert relative_error(A, exact_gram(X, 0.25)) < EPSILON[dtype]
+    assert torch.equal(A, A.mT)
+    full = symmetric.gram(X, poisoned(*A.shape, dtype=torch.float32))
+    assert relative_error(full, exact_gram(X)) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS)
+def test_gram_scaled_by_the_energy_has_trace_one(dtype):
+    X = randn(3, 40, 64, dtype=dtype)
+    X[1] *= 100
+    X[2] = X[2, :, :1] @ X[2, :1, :]
+    A = symmetric.gram(X, scale=1 / X.float().square().sum(dim=(1, 2)))
+    trace = A.float().diagonal(dim1=1, dim2=2).sum(dim=1)
+    assert torch.allclose(trace, torch.ones_like(trace), rtol=2 * EPSILON[dtype])
+
+
+def test_a_poisoned_block_leaves_its_neighbors_alone():
+    """Panels past the last row of a block hold the next block's rows."""
+    X = randn(3, 40, 64, dtype=torch.float16)
+    X[1] = torch.nan
+    A = symmetric.gram(X)
+    assert relative_error(A[::2], exact_gram(X[::2])) < EPSILON[torch.float16]
+    assert A[1].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS)
+@pytest.mark.parametrize("m", [16, 37, 100])
+def test_one_launch_is_one_newton_schulz_polynomial(m, dtype):
+    R = symmetric.gram(randn(2, m, 2 * m, dtype=dtype), scale=1 / (4 * m))
+    a, b, c = MUON[0].tolist()
+    Z = symmetric.symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)
+    assert relative_error(Z, polynomial(R, a, b, c)) < EPSILON[dtype]
+    assert torch.equal(Z, Z.mT)
+
+
+def test_coefficients_may_differ_by_block():
+    R = symmetric.gram(randn(3, 40, 64, dtype=torch.float16), scale=1 / 160)
+    a, b, c = randn(3, 3)
+    Z = symmetric.symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)
+    assert relative_error(Z, polynomial(R, a, b, c)) < EPSILON[torch.float16]
+    mixed = symmetric.symmetric_product(R, R, alpha=c, diag=2.0)
+    assert relative_error(mixed, polynomial(R, 2.0, 0.0, c)) < EPSILON[torch.float16]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_product_of_two_commuting_matrices(large):
+    R = symmetric.gram(randn(2, 80, 96, dtype=torch.float16), scale=1 / 400)
+    S = symmetric.symmetric_product(R, R, alpha=0.5, diag=1.0)
+    config = symmetric.TileConfig(16, 32 if large else 16, 32, num_warps=4, num_stages=2)
+    out = poisoned(2, 80, 80, dtype=torch.float16)
+    product = symmetric._launch(S, R, None, out, (1.0, 0.0, 0.0), config)
+    # R and S are rounded polynomials of one matrix: they commute up to fp16's last place.
+    assert relative_error(product, S.double() @ R.double()) < 2 * EPSILON[torch.float16]
+    # Where a tile is too large to be transposed, 8 x 8 squares on the diagonal are not mirrored.
+    square = torch.arange(80) // (8 if large else 1)
+    mirrored = (square[:, None] != square[None, :]).to(product.device)
+    assert torch.equal(product * mirrored, product.mT * mirrored)
+    assert relative_error(product, product.mT.double()) < 2 * EPSILON[torch.float16]
+
+
+@pytest.mark.parametrize(("m", "ratio"), [(16, 1), (31, 2), (64, 2), (100, 1), (144, 2)])
+def test_tiles_of_any_shape_cover_the_result(m, ratio):
+    config = symmetric.TileConfig(16, 16 * ratio, 32, num_warps=4, num_stages=2)
+    X = randn(1, m, 40, dtype=torch.float16)
+    out = symmetric._launch(X, X, None, poisoned(1, m, m, dtype=X.dtype), (1.0, 0.0, 0.0), config)
+    assert relative_error(out, exact_gram(X)) < EPSILON[torch.float16]
+    rows, columns = range(0, m, 16), range(0, m, 16 * ratio)
+    assert config.num_tiles(m) == sum(row + 15 >= column for row in rows for column in columns)
+
+
+def test_products_reject_bad_operands():
+    X = randn(2, 16, 32, dtype=torch.float16)
+    R = symmetric.gram(X)
+    for call in (
+        lambda: symmetric.gram(X.mT),
+        lambda: symmetric.gram(X.float()),
+        lambda: symmetric.symmetric_product(R, R, out=R),
+    ):
+        with pytest.raises(ValueError, match=r"X|out"):
+            call()
+
+
+# 140 blocks of 65 rows fill an H200 with large tiles; the interpreter takes 20 s for them.
+FULL = pytest.param(140, 65, 64, marks=[] if ON_GPU else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("num", "m", "n"), [(3, 70, 90), (1, 130, 160), FULL])
+def test_gram_reports_its_sum_of_squares(num, m, n):
+    X = randn(num, m, n, dtype=torch.float16)
+    squares = poisoned(num, symmetric.num_parts(num, m), dtype=torch.float32)
+    A = symmetric.gram(X, scale=1 / n, squares=squares)
+    want = A.double().square().sum((1, 2))
+    assert torch.allclose(squares.double().sum(1), want, rtol=1e-3)
+
+
+@needs_gpu  # Gluon has no interpreter
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("num", "m", "n"), [(400, 128, 72), (70, 384, 200), (48, 512, 512)])
+def test_pingpong_computes_the_same(num, m, n, dtype):
+    X = randn(num, m, n, dtype=dtype)
+    out = poisoned(num, m, m, dtype=dtype)
+    if not symmetric._takes_pingpong(X, X, None, out):
+        pytest.skip("this version of Triton uses the other kernel")
+    squares = poisoned(num, symmetric.num_parts(num, m), dtype=torch.float32)
+    scale = torch.linspace(0.5, 1.0, num, device=DEVICE) / (4 * n)
+    R = symmetric.gram(X, out, scale, squares)
+    assert relative_error(R, exact_gram(X, scale)) < EPSILON[dtype]
+    assert torch.equal(R, R.mT)
+    assert torch.allclose(squares.sum(1), R.float().square().sum((1, 2)), rtol=1e-2)
+    Z = symmetric.symmetric_product(R, R, alpha=2.0, C=R, beta=scale, diag=-1.0)
+    assert relative_error(Z, polynomial(R, -1.0, scale, 2.0)) < EPSILON[dtype]
+    product = symmetric.symmetric_product(R, Z)
+    assert relative_error(product, R.double() @ Z.double()) < 2 * EPSILON[dtype]
+    assert torch.equal(product, product.mT)
+
+
+@needs_gpu
+@pytest.mark.parametrize("which", ["X", "out"])
+def test_unaligned_tensors_take_the_other_kernel(which):
+    """A slice of a buffer is contiguous, but the copy engine refuses it."""
+
+    def off(x):
+        return torch.empty(x.numel() + 1, dtype=x.dtype, device=DEVICE)[1:].view_as(x).copy_(x)
+
+    X, out = randn(160, 128, 64, dtype=torch.float16), poisoned(160, 128, 128, dtype=torch.float16)
+    X, out = (off(X), out) if which == "X" else (X, off(out))
+    assert relative_error(symmetric.gram(X, out), exact_gram(X)) < 2**-11
+
+
+class Compiles:
+    """A kernel that keeps the arguments it was compiled for, and those of later launches."""
+
+    def __init__(self):
+        self.compiled, self.launched = [], []
+
+    def __getitem__(self, grid):
+        def first(*arguments, **_):
+            self.compiled.append(arguments)
+            return {(grid[0], 1, 1): lambda *later: self.launched.append(later)}
+
+        return first
+
+
+needs_gluon = pytest.mark.skipif(
+    not triton.__version__.startswith(symmetric._PINGPONG_WITH), reason="another Triton version"
+)
+
+
+@needs_gluon
+def test_a_cached_kernel_has_no_number_compiled_in(monkeypatch):
+    """Triton makes the integer 1 a constant of the kernel; the next alpha would be ignored."""
+    from mesotron.optim.triton import pingpong
+
+    kernel = Compiles()
+    monkeypatch.setattr(pingpong, "_pingpong_kernel", kernel)
+    monkeypatch.setattr(pingpong, "_compiled", {})
+    X = torch.zeros(2, 128, 128, dtype=torch.float16)
+    for alpha in (1, 2.0):
+        pingpong.launch(X, X, None, torch.empty_like(X), (alpha, 0, 0), num_programs=1)
+    assert [type(x) for x in kernel.compiled[0][5:8]] == [float] * 3
+    assert [arguments[5] for arguments in kernel.launched] == [2.0]
+
+
+COMPILE_PINGPONG = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compile
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from mesotron.optim.triton.pingpong import _pingpong_kernel as kernel
+
+def box(width):
+    layout = gl.NVMMASharedLayout.get_default_for([128, width], gl.float16)
+    return f"tensordesc<fp16[128, {width}],{layout!r}>"
+
+constants = dict(SAME=True, HAS_C=True, SQUARES=True, ALPHAS=True, BETAS=False, DIAGS=False)
+kinds = dict(A=box(64), B=box(64), C=box(128), out=box(128), squares="*fp32", alpha="*fp32")
+kinds |= dict(beta="fp32", diag="fp32", num_blocks="i32", m="i32", n="i32")
+kinds |= dict.fromkeys(constants, "constexpr")
+places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+source = GluonASTSource(kernel, {name: kinds[name] for name in kernel.arg_names}, places)
+done = compile(source, GPUTarget("cuda", 90, 32), dict(num_warps=4, maxnreg=168))
+print(done.metadata.shared, done.asm["ptx"].count("wgmma.mma_async"))
+"""
+
+
+@pytest.mark.slow
+@needs_gluon
+def test_pingpong_compiles_for_hopper_without_a_gpu(tmp_path):
+    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILE_PINGPONG]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shared, products = map(int, done.stdout.split())
+    assert shared <= 227 * 1024  # what a multiprocessor has
+    assert products == 2 * 2 * 8  # two groups; the first step and the loop; 2 halves of 4 slices
+
+
+# Gradients to packed updates
+
+
+def peaks_of(views):
+    """`inspect` in plain torch."""
+    found = [view.float().contiguous().view(torch.int32) & 0x7FFFFFFF for view in views]
+    return torch.stack([x.max() for x in found])
+
+
+def test_a_table_knows_alignment_and_can_be_rebased():
+    assert ew.tabulate([randn(8, 16)]).aligned
+    assert not ew.tabulate([randn(8, 18)]).aligned
+    assert not ew.tabulate([randn(8, 16)[:, 1:9]]).aligned
+    with pytest.raises(ValueError, match="contiguous"):
+        ew.tabulate([randn(8, 16)[::2, ::2]])
+    old, new = window(6, 10, "transposed"), window(6, 10, "transposed")
+    table = ew.tabulate([old])
+    table.rebase([new.data_ptr()])
+    assert torch.equal(ew.inspect(table), peaks_of([new]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inspect_finds_peaks_and_non_finite_values(layout, dtype):
+    views = [window(70, 100, layout, dtype) for _ in range(4)]
+    views[1].zero_()
+    views[2][69, 99] = -torch.inf
+    views[3][0, 0] = torch.nan
+    peak = ew.inspect(ew.tabulate(views))
+    assert torch.equal(peak[:3], peaks_of(views)[:3])  # a NaN has many patterns
+    assert peak[1] == 0
+    assert ew.is_finite(peak).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("g_dtype", "m_dtype", "x_dtype"),
+    [
+        (torch.float32, torch.float32, torch.float16),
+        (torch.float16, torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_update_momentum_equals_plain_torch(g_dtype, m_dtype, x_dtype, layout, nesterov):
+    m, n, mu = 66, 70, 0.9
+    # The second block is transposed: one launch serves a shape and its transpose.
+    layouts = (layout, "transposed") if layout != "transposed" else ("transposed", "rows")
+    grads = [window(m, n, kind, g_dtype) for kind in layouts]
+    momenta = [window(m, n, kind, m_dtype) for kind in layouts]
+    old = [view.float() for view in momenta]
+    G, M = ew.tabulate(grads), ew.tabulate(momenta)
+    peak, m_peak = ew.inspect(G), ew.inspect(M)
+    X = poisoned(2, m, n, dtype=x_dtype)
+    packed = ew.update_momentum(G, M, X, scalar(mu), peak, m_peak, nesterov=nesterov)
+    for block, (gradient, before) in enumerate(zip(grads, old, strict=True)):
+        want = before + (1 - mu) * (gradient.float() - before)
+        assert relative_error(momenta[block], want) < EPSILON[m_dtype]
+        U = gradient.float() + mu * (want - gradient.float()) if nesterov else want
+        factor = (X[block].float().norm() / U.norm()).log2().round().exp2()  # a power of two
+        assert relative_error(X[block], U * factor) < EPSILON[x_dtype]
+    assert X.abs().max() <= 1
+    sumsq = X.float().square().sum(dim=(1, 2))
+    for got, want in zip(packed, (sumsq, sumsq.sqrt(), 1 / sumsq), strict=True):
+        assert torch.allclose(got, want, rtol=1e-5)
+    assert torch.equal(m_peak, peaks_of(momenta))
+
+
+def run_update(gradient, momentum, dtype=torch.float16):
+    G, M = ew.tabulate([gradient]), ew.tabulate([momentum])
+    X = poisoned(1, *gradient.shape, dtype=dtype)
+    packed = ew.update_momentum(G, M, X, scalar(0.95), ew.inspect(G), ew.inspect(M))
+    return X, packed.sumsq
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("exponent", [-100, -20, 20, 100])
+def test_gradients_of_any_scale_pack_to_the_same_bits(exponent, dtype):
+    """2^-100 to 2^100 is 1e-30 to 1e30; powers of two, so that equality can be exact."""
+    gradient, momentum = randn(32, 48), randn(32, 48)
+    factor = 2.0**exponent
+    scaled = run_update(gradient * factor, momentum * factor, dtype)
+    for a, b in zip(run_update(gradient, momentum.clone(), dtype), scaled, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_outlier_does_not_push_the_rest_below_fp16():
+    gradient = randn(32, 48) * 1e-3
+    gradient[0, 0] = 10.0
+    X, _ = run_update(gradient.clone(), torch.zeros_like(gradient))
+    rest, want = X[0, 1:], gradient[1:] * (X[0, 1, 1].double() / gradient[1, 1].double())
+    assert relative_error(rest, want) < 2 * EPSILON[torch.float16]
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_a_non_finite_window_keeps_its_momentum_and_zero_stays_zero(poison):
+    grads, momenta = [randn(70, 90) for _ in range(3)], [randn(70, 90) for _ in range(3)]
+    grads[1][69, 3] = poison
+    grads[2].zero_()
+    momenta[2].zero_()
+    before = [view.clone() for view in momenta]
+    G, M = ew.tabulate(grads), ew.tabulate(momenta)
+    peak, m_peak, X = ew.inspect(G), ew.inspect(M), poisoned(3, 70, 90, dtype=torch.float16)
+    kept_peak = m_peak[1].item()
+    packed = ew.update_momentum(G, M, X, scalar(0.95), peak, m_peak)
+    assert torch.equal(momenta[1], before[1])
+    assert not torch.equal(momenta[0], before[0])
+    assert not X[1:].any()
+    assert (packed.sumsq > 0).tolist() == [True, False, False]
+    assert packed.norm[1] == packed.inverse_square[1] == 1  # nothing divides by zero
+    assert m_peak[1].item() == kept_peak
+
+
+# Filtered updates to the weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_write_back_equals_plain_torch(layout, dtype):
+    weights = [window(66, 100, kind, dtype) for kind in (layout, "transposed", layout)]
+    old = [view.float() for view in weights]
+    F = randn(3, 66, 100, dtype=torch.float16)
+    scale, gain = (torch.tensor(x, device=DEVICE) for x in ([1.0, 2.0, 3.0], [1.0, 4.0, 2.0]))
+    decay, peak = torch.tensor([0.0, 0.5, 0.5], device=DEVICE), bits(1.0, 2.0, torch.inf)
+    table = ew.tabulate(weights)
+    energy = ew.write_back(table, F, scalar(0.1), decay, scale, peak, gain=gain)
+    assert torch.allclose(energy.sum(1), F.float().square().sum((1, 2)), rtol=1e-5)
+    for k in range(2):
+        want = (1 - 0.1 * decay[k]) * old[k] - 0.1 * scale[k] / gain[k] * F[k].float()
+        assert relative_error(weights[k], want) < EPSILON[dtype]
+    assert torch.equal(weights[2].float(), old[2])  # skipped: neither step nor decay
+
+
+def round_stochastically(value, seed, layout="rows"):
+    """A bf16 weight of 1 after the step 1 - value, 16384 times over."""
+    weight = window(128, 128, layout, torch.bfloat16, fill=torch.tensor(1.0))
+    F = torch.ones(1, 128, 128, device=DEVICE, dtype=torch.float16)
+    lr, one = scalar(1 - value), torch.ones(1, device=DEVICE)
+    table = ew.tabulate([weight])
+    ew.write_back(table, F, lr, scalar(0.0), one, bits(1.0), scalar(seed), gain=one)
+    return weight
+
+
+@pytest.mark.parametrize("layout", ["rows", "transposed"])
+@pytest.mark.parametrize("value", [1 - 2**-10, 1 - 3 * 2**-10])
+def test_stochastic_rounding_is_unbiased(value, layout):
+    rounded = round_stochastically(value, 7, layout).double()
+    grid = 2**-8  # bf16's step below 1
+    assert set(rounded.unique().tolist()) <= {1.0, 1 - grid}
+    p = (1 - value) / grid
+    standard_error = grid * (p * (1 - p) / rounded.numel()) ** 0.5
+    assert abs(rounded.mean().item() - value) < 4 * standard_error
+
+
+def test_stochastic_rounding_follows_its_seed():
+    first, again, other = (round_stochastically(1 - 2**-9, seed) for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    # Half of the entries go down in each draw; independent draws agree on half of them.
+    assert abs((first == other).double().mean().item() - 0.5) < 0.02
+    # Neighbors come from the same random words: they must not move together.
+    down = (first < 1).double()
+    for axis in (0, 1):
+        together = (down == down.roll(1, axis)).double().mean().item()
+        assert abs(together - 0.5) < 0.02
+
+
+def test_alignment_is_the_cosine_of_update_and_gradient():
+    grads = [window(70, 100, kind) for kind in ("rows", "transposed", "rows")]
+    F = (torch.stack(grads) + randn(3, 70, 100)).half()
+    want = torch.nn.functional.cosine_similarity(
+        F.float().flatten(1), torch.stack(grads).flatten(1)
+    )
+    grads[1] *= 1e-25
+    grads[2][0, 0] = torch.nan
+    want[2] = 0
+    G = ew.tabulate(grads)
+    for fraction, tolerance in ((1.0, 1e-5), (0.5, 0.05)):
+        sums = ew.sample_alignment(G, F, ew.inspect(G), fraction)
+        assert torch.allclose(ew.alignment_cosine(sums), want, atol=tolerance)
+
+
+# Small blocks, entirely on the chip
+
+
+def spectra(m, n, dtype):
+    """Random, rank 1, zero, orthogonal, and geometrically decaying blocks with peak 1."""
+    X = randn(5, m, n)
+    X[1] = X[1, :, :1] @ X[1, :1, :]
+    X[2] = 0
+    U, _, V = torch.linalg.svd(randn(m, n), full_matrices=False)
+    X[3] = U @ V
+    X[4] = U @ torch.diag(2.0 ** -torch.arange(float(min(m, n)), device=DEVICE)) @ V
+    return (X / X.abs().amax((1, 2), keepdim=True).clamp(min=1e-9)).to(dtype)
+
+
+def svd_filter(X):
+    """Muon's filter by an SVD in float64, and the normalized singular values."""
+    U, sigma, Vh = torch.linalg.svd(X.double(), full_matrices=False)
+    sigma = sigma / sigma.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    s = sigma
+    for a, b, c in MUON.double().tolist():
+        s = s * (a + b * s**2 + c * s**4)
+    return U @ torch.diag_embed(s) @ Vh, sigma, s
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS)
+@pytest.mark.parametrize(("m", "n"), [(16, 40), (13, 37), (32, 150), (64, 64), (100, 130)])
+def test_heads_equal_the_float64_filter(m, n, dtype):
+    X = spectra(m, n, dtype)
+    out, statistics = heads.filter_heads(X, MUON.to(DEVICE), gain=n**0.5)
+    want, sigma, passed = svd_filter(X)
+    assert not out[2].any()
+    for block in (0, 1, 3, 4):
+        # The plain fp16 iteration is 0.14 off on rank 1.
+        assert relative_error(out[block], n**0.5 * want[block]) < EPSILON[dtype] + 8e-3
+    energy = X.double().square().sum((1, 2))
+    assert torch.allclose(statistics.energy.double(), energy, rtol=1e-5)
+    assert torch.allclose(statistics.concentration.double(), sigma.pow(4).sum(1), rtol=1e-5)
+    assert torch.allclose(statistics.passed.double(), passed.square().sum(1), rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS)
+def test_heads_are_closer_to_float64_than_the_plain_iteration(dtype):
+    X = spectra(48, 64, dtype)
+    out, _ = heads.filter_heads(X, MUON.to(DEVICE))
+    want, _, _ = svd_filter(X)
+
+    def rounded(x):
+        return x.to(dtype).float()
+
+    plain = rounded(X.float() / X.float().norm(dim=(1, 2), keepdim=True).clamp(min=1e-9))
+    for a, b, c in MUON.tolist():  # every product summed in fp32 and rounded, as tensor cores do
+        A = rounded(plain @ plain.mT)
+        plain = rounded(a * plain + rounded(b * A + c * (A @ A)) @ plain)
+    for block in (0, 1, 3, 4):
+        ours, theirs = (relative_error(x[block], want[block]) for x in (out, plain))
+        assert ours < 0.6 * theirs
+
+
+def test_heads_may_overwrite_their_input():
+    X = randn(2, 16, 200, dtype=torch.float16) / 4
+    want, _ = heads.filter_heads(X, MUON.to(DEVICE))
+    out, _ = heads.filter_heads(X, MUON.to(DEVICE), out=X)
+    assert out is X
+    assert torch.equal(X, want)
+
+
+@needs_gpu  # 9 GB
+def test_offsets_past_two_to_the_31():
+    X = torch.randn(520, 2048, 2048, device=DEVICE, dtype=torch.float16)
+    A = symmetric.gram(X, scale=1 / 2048)
+    assert relative_error(A[-1:], exact_gram(X[-1:], 1 / 2048)) < EPSILON[torch.float16]
+
+
+@needs_gpu
+def test_a_captured_step_follows_its_device_scalars():
+    assert kernels.available(DEVICE)
+    gradient, momentum, weight = randn(64, 96), torch.zeros(64, 96, device=DEVICE), randn(64, 96)
+    G, M, W = (ew.tabulate([view]) for view in (gradient, momentum, weight))
+    X = torch.empty(1, 64, 96, device=DEVICE, dtype=torch.float16)
+    mu, lr, zero, one = scalar(0.9), scalar(0.0), scalar(0.0), torch.ones(1, device=DEVICE)
+    coefficients, m_peak = MUON.to(DEVICE), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+
+    def step():
+        peak = ew.inspect(G)
+        ew.update_momentum(G, M, X, mu, peak, m_peak)
+        F, _ = heads.filter_heads(X, coefficients)
+        A = symmetric.gram(F)
+        ew.write_back(W, F, lr, zero, one, peak, gain=one)
+        return A
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        A = step()
+    before = weight.clone()
+    graph.replay()
+    assert torch.equal(weight, before)  # lr is still 0
+    lr.fill_(0.5)
+    graph.replay()
+    want, _, _ = svd_filter(X)
+    assert relative_error(before - weight, 0.5 * want[0]) < 1e-3
+    assert relative_error(A, want @ want.mT) < 2e-3
