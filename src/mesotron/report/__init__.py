@@ -1,9 +1,6 @@
-"""Reports: run folders and tournaments as one HTML page that needs nothing else.
-
-Reads files alone and imports neither torch nor jax.
-"""
+"""Run folders and tournaments as one HTML page. Reads files only; imports neither torch nor jax."""
 
 from mesotron.report.read import Run, read_run, read_runs
-from mesotron.report.runs_page import render_runs
+from mesotron.report.render import render_runs
 
 __all__ = ["Run", "read_run", "read_runs", "render_runs"]

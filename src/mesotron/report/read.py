@@ -1,14 +1,13 @@
-"""A run folder as the report needs it: columns of numbers, events, the story, transcripts.
+"""Reads a run folder, or any log that `mesotron watch` reads, for the report.
 
-Reads files alone, of runs that are over, still going or broken off. The story is told anew from
-the rows by the watch; nothing else is judged here.
+Runs may be finished, going on or broken off. The diagnosis is made from the rows by the watch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +25,7 @@ Kind = Literal["train", "sft", "snake", "vla", "other"]
 Column = list[float | None]
 
 # Fields that only the config of this kind of run has.
-_SIGNS: dict[Kind, tuple[str, ...]] = {
+_SIGNATURES: dict[Kind, tuple[str, ...]] = {
     "train": ("recipe", "rollout", "objective"),
     "sft": ("loose", "batch", "optim"),
     "snake": ("muon_lr", "num_envs", "total_timesteps"),
@@ -36,91 +35,86 @@ _SIGNS: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run, read.
+    """A run as read from disk.
 
     Args:
-        name: what the page calls it.
-        path: of its folder.
+        name: as shown on the page.
+        path: its folder, or the log.
+        rows: of metrics.jsonl.
         config: the resolved config.
         environment: versions, device and seed.
-        rows: of metrics.jsonl.
-        written: rows of events.jsonl.
+        logged_events: rows of events.jsonl.
         samples: of samples.jsonl.
-        result: how it ended, None while it has not.
-        before: the evaluation before training, None if there was none.
-        after: and after it.
-        routing: rows of the routing table, [] if the run did not write one.
+        result: result.json; None while the run goes on.
+        before, after: the evaluations before and after training.
+        routing: rows of the routing table.
         spectra: rows of spectra.jsonl.
         by_run: rows of single runs, where one folder trained several side by side.
     """
 
     name: str
     path: Path
-    config: Row
-    environment: Row
     rows: list[Row]
-    written: list[Row]
-    samples: list[Row]
-    result: Row | None
-    before: Row | None
-    after: Row | None
-    routing: list[Row]
-    spectra: list[Row]
-    by_run: list[Row]
+    config: Row = field(default_factory=dict)
+    environment: Row = field(default_factory=dict)
+    logged_events: list[Row] = field(default_factory=list)
+    samples: list[Row] = field(default_factory=list)
+    result: Row | None = None
+    before: Row | None = None
+    after: Row | None = None
+    routing: list[Row] = field(default_factory=list)
+    spectra: list[Row] = field(default_factory=list)
+    by_run: list[Row] = field(default_factory=list)
 
     @property
     def kind(self) -> Kind:
-        """Which command made it, from the fields of its config."""
-        for kind, signs in _SIGNS.items():
-            if all(sign in self.config for sign in signs):
+        """The command that made the run, by the fields of its config."""
+        for kind, signature in _SIGNATURES.items():
+            if all(name in self.config for name in signature):
                 return kind
         return "other"
 
     @cached_property
     def columns(self) -> dict[str, Column]:
-        """Metric -> one number a row, None where the row has none."""
+        """Metric -> one number per row, None where the row has none."""
         return make_columns(self.rows)
 
     @cached_property
     def steps(self) -> list[float]:
-        """The step of each row."""
         return [float(row["step"]) for row in self.rows]
 
     @property
-    def planned_steps(self) -> int | None:
-        """How many steps the run was to make, if its config says so."""
-        planned = self.config.get("steps")
-        return planned if isinstance(planned, int) else None
+    def last_step(self) -> int:
+        return int(self.steps[-1]) if self.rows else 0
 
     @cached_property
-    def story(self) -> Diagnosis | None:
-        """The run in the watch's words; None if its rows have nothing that the watch knows.
+    def diagnosis(self) -> Diagnosis | None:
+        """The watch's diagnosis; None without a metric that it knows.
 
-        Of a run that was watched, by what was seen then; of somebody else's log, by what is seen
-        in it now.
+        Uses the logged events of a watched run, and detects them anew in a foreign log.
         """
         if not any("reward" in canonical(row) for row in self.rows[:50]):
             return None
         monitor = Monitor()
-        monitor.replay(merge_history(self.rows, self.written), ())
-        seen = monitor.events if self.kind == "other" else read_events(self.written)
-        return diagnose(self.rows, monitor.engine, seen, actions=monitor.actions)
+        monitor.replay(merge_history(self.rows, self.logged_events), ())
+        events = monitor.events if self.kind == "other" else read_events(self.logged_events)
+        return diagnose(self.rows, monitor.engine, events, actions=monitor.actions)
 
     @cached_property
     def events(self) -> list[Row]:
-        """What the watch wrote; of somebody else's log, what it sees there now."""
-        if self.kind != "other" or self.written or self.story is None:
-            return self.written
-        return [event.record() for event in self.story.events]
+        """The logged events; for a foreign log, those that the watch detects."""
+        if self.kind != "other" or self.logged_events or self.diagnosis is None:
+            return self.logged_events
+        return [event.record() for event in self.diagnosis.events]
 
     @property
     def condition(self) -> Condition | None:
-        """How it ended by the events that were written; None if there was no watch to write any.
+        """The condition at the end by the logged events; None for a run that was not watched.
 
-        The story would say the same, but tells it from all the rows: a page of many runs waits.
+        Equals the diagnosis's, which takes longer: it replays all rows.
         """
         if self.kind not in ("train", "vla"):
-            return self.story.condition if self.kind == "other" and self.story else None
+            return self.diagnosis.condition if self.kind == "other" and self.diagnosis else None
         harmless = {detector.name for detector in DETECTORS if detector.harmless}
         warned: set[str] = set()
         dead = False
@@ -133,15 +127,14 @@ class Run:
                 (warned.discard if severity == "clear" else warned.add)(name)
         return "dead" if dead else "drifting" if warned else "healthy"
 
+    def finite(self, metric: str) -> list[float]:
+        """All finite values of a metric."""
+        return [x for x in self.columns.get(metric, []) if x is not None and math.isfinite(x)]
+
     def last(self, metric: str) -> float | None:
         """The last finite value of a metric."""
-        found = [x for x in self.columns.get(metric, []) if x is not None and math.isfinite(x)]
-        return found[-1] if found else None
-
-    def total(self, metric: str) -> float | None:
-        """The sum of a metric over the rows."""
-        found = [x for x in self.columns.get(metric, []) if x is not None and math.isfinite(x)]
-        return sum(found) if found else None
+        values = self.finite(metric)
+        return values[-1] if values else None
 
 
 def read_run(path: Path, name: str | None = None) -> Run:
@@ -149,21 +142,22 @@ def read_run(path: Path, name: str | None = None) -> Run:
 
     Args:
         path: of the folder, finished or not, or of the log.
-        name: what the page calls it; its own name if not given.
+        name: as shown on the page; the path's name if not given.
 
     Raises:
-        ValueError: there is no log in it, or one of its files is damaged.
+        ValueError: there is no log, or a file is damaged.
     """
+    name = name or path.resolve().name
     if not (path / "config.json").is_file() or not (path / "env.json").is_file():
-        return _read_log(path, name or path.resolve().name)
+        return Run(name, path, [dict(row) for row in read_log(path).rows])
     folder = RunFolder(path)
     return Run(
-        name=name or path.resolve().name,
+        name=name,
         path=path,
+        rows=[row for row in folder.rows("metrics") if is_number(row.get("step"))],
         config=folder.config,
         environment=folder.environment,
-        rows=[row for row in folder.rows("metrics") if is_number(row.get("step"))],
-        written=[row for row in folder.rows("events") if is_number(row.get("step"))],
+        logged_events=[row for row in folder.rows("events") if is_number(row.get("step"))],
         samples=folder.rows("samples"),
         result=folder.result,
         before=folder.load("before"),
@@ -174,30 +168,22 @@ def read_run(path: Path, name: str | None = None) -> Run:
     )
 
 
-def _read_log(path: Path, name: str) -> Run:
-    """Somebody else's log: its rows, and nothing else is known of it."""
-    rows = [dict(row) for row in read_log(path).rows]
-    unknown: dict[str, Any] = {"config": {}, "environment": {}, "written": [], "samples": []}
-    unknown |= {"result": None, "before": None, "after": None, "routing": [], "spectra": []}
-    return Run(name=name, path=path, rows=rows, by_run=[], **unknown)
-
-
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read several runs and name each by the shortest end of its path that tells it apart."""
+    """Read several runs; each is named by the shortest end of its path that is unique."""
     return [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
 
 
 def read_events(rows: Sequence[Row]) -> list[Event]:
-    """What the watch wrote as its own events; detectors that are not known here are left out."""
+    """Logged events of the watch, without those of unknown detectors."""
     known = {detector.name for detector in DETECTORS}
-    names = {field.name for field in fields(Event)}
-    found = []
+    names = {each.name for each in fields(Event)}
+    events = []
     for row in rows:
         if row.get("kind") == "watch" and row.get("detector") in known:
             values: dict[str, Any] = {key: row[key] for key in row.keys() & names}
             values["evidence"] = tuple(Evidence(**one) for one in row.get("evidence", ()))
-            found.append(Event(**values))
-    return found
+            events.append(Event(**values))
+    return events
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -206,36 +192,30 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     Example:
         >>> short_names([Path("/a/x/run"), Path("/a/y/run")])
         ['x/run', 'y/run']
-        >>> short_names([Path("/a/x"), Path("/a/y")])
-        ['x', 'y']
     """
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-length:]) for part in parts]
         if len(set(names)) == len(names):
             return names
-    raise ValueError(f"the same run is named twice: {', '.join(map(str, paths))}")
+    raise ValueError(f"the same run is given twice: {', '.join(map(str, paths))}")
 
 
 def make_columns(rows: Sequence[Row]) -> dict[str, Column]:
-    """Rows as columns; what is not a number is left out.
+    """Rows as columns of numbers.
 
     Example:
         >>> make_columns([{"step": 1, "a": 0.5}, {"step": 2, "b": 1, "c": "word"}])
         {'a': [0.5, None], 'b': [None, 1.0]}
     """
     columns: dict[str, Column] = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         for key, value in row.items():
-            if not is_number(value):
-                continue
-            if key not in columns:
-                columns[key] = [None] * len(rows)
-            columns[key][place] = float(value)
+            if is_number(value):
+                columns.setdefault(key, [None] * len(rows))[index] = float(value)
     columns.pop("step", None)
     return columns
 
 
 def is_number(value: Any) -> bool:
-    """Whether JSON held a number, finite or not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

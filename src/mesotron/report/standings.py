@@ -1,120 +1,174 @@
-"""Tables of a tournament: the ranking with its intervals, the map of rates, speed and failures."""
+"""The page of a tournament: ranking, learning curves, learning rates, speed and failures.
+
+Reads tournament.json and the run folders of its cells.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
-from typing import Any
 
-from mesotron.report.charts import COLOURS, Chart, Line
-from mesotron.report.markup import Html, el, join
-from mesotron.report.read import Column
-from mesotron.report.sections import swatch, table
-from mesotron.report.words import spell_count
+from mesotron.report.data import CATALOG, Chart, Column, Line, make_chapters, make_grids
+from mesotron.report.read import Run, read_run
+from mesotron.report.render import Block, Cell, Page, cell, flatten, fold, pairs_table, table, text
+from mesotron.report.summary import Figure, spell_count
 from mesotron.runs.console import spell_time
 from mesotron.runs.files import Row
 
+RECORD = "tournament.json"
+CURVES = tuple(CATALOG)[:2]  # the questions to answer with the cells' curves
+MOST_CELLS = 60
 ENDED_BADLY = ("dead", "diverged")
 SIGNS = {"dead": "■", "diverged": "■", "drifting": "▲"}
 
 
-def ranking(record: Row, names: Sequence[str]) -> Html | None:
+def render_tournament(folder: Path, live: float | None = None) -> str:
+    """The page of a tournament.
+
+    Args:
+        folder: with tournament.json and the cells' run folders.
+        live: seconds after which the page reloads itself; None never.
+
+    Returns:
+        The text of the HTML file.
+    """
+    record = read_record(folder)
+    names = [contender["name"] for contender in record["contenders"]]
+    title = f"{record['recipe']}: {len(names)} contenders"
+    states = [one["state"] for one in record["cells"]]
+    done = sum(state not in ("waiting", "running") for state in states)
+    progress = [f"{done} of {len(states)} cells finished."] if done < len(states) else []
+    sentences = [*record["words"][:2], *progress]
+    page = Page(title, "mesotron report · tournament", sentences, names, top_figures(record))
+    page.add("Ranking", ranking(record, names))
+    page.add("Learning curves", *curves(page, folder, record, names))
+    landscape = rate_chart(record, names)
+    shown = page.frames([landscape]) if landscape.lines else None
+    page.add("Learning rates", text(rate_note(record)), shown, rate_map(record, names))
+    page.add("Speed", speed(record, names))
+    page.add("Failures", failures(record))
+    page.add("Fairness", *(text(sentence) for sentence in record["rule"]))
+    page.add("Summary", *(text(sentence) for sentence in record["words"]))
+    who = [[one["name"], one["optim"], one["objective"], one["about"]]
+           for one in record["contenders"]]  # fmt: skip
+    head = ["name", "optimizer", "objective", "description"]
+    page.add(
+        "Settings",
+        fold("Contenders", table(head, who, "Contenders")),
+        fold("Plan", pairs_table(flatten(record["plan"]), "Plan")),
+        fold("Environment", pairs_table(flatten(record["environment"]), "Environment")),
+    )
+    return page.render(live)
+
+
+def read_record(folder: Path) -> Row:
+    path = folder / RECORD
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether no cell is open and there is a conclusion, even one without a score."""
+    record = read_record(folder)
+    is_open = any(one["state"] in ("waiting", "running") for one in record["cells"])
+    return bool(record["standings"] or record["words"]) and not is_open
+
+
+def top_figures(record: Row) -> list[Figure]:
+    figures, cells = [], record["cells"]
+    best = record["standings"][0] if record["standings"] else None
+    if best is not None and best["score"] == 0:
+        figures.append(Figure("first", "none", f"all score 0: {record['measure']}"))
+    elif best is not None and best["score"] is not None:
+        spread = f"95% interval {show(best['low'])} to {show(best['high'])}"
+        figures.append(Figure("first", best["contender"], record["measure"]))
+        figures.append(Figure("score", show(best["score"]), spread))
+    bad = sum(one["verdict"] in ENDED_BADLY for one in cells)
+    failed = sum(one["state"] == "failed" for one in cells)
+    figures.append(Figure("cells", str(len(cells)), f"{bad} dead or diverged, {failed} failed"))
+    seconds = sum(one["wall"] or one["seconds"] or 0.0 for one in cells)
+    return [*figures, Figure("total time", spell_time(seconds), "sum over cells")]
+
+
+def ranking(record: Row, names: Sequence[str]) -> Block | None:
     """The standings with their intervals drawn to one scale."""
-    standings = record["standings"]
-    if not standings:
-        return None
-    ends = [
-        x for one in standings for x in (one["low"], one["high"], one["score"]) if x is not None
-    ]
-    start = record["start"].get("final")
-    ends += [] if start is None else [start]
-    low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
-    rows = []
-    for one in standings:
-        style = names.index(one["contender"])
-        rows.append(
-            [
-                join(swatch(style), f"{one['rank']}. {one['contender']}"),
-                show(one["score"]),
-                interval(one, low, high, start, style),
-                f"{show(one['low'])} to {show(one['high'])}",
-                behind(one),
-                show(one["p_holm"]),
-                f"{one['rate']:.3g}{edge(one)}",
-                f"{len(one['seeds'])}",
-                spell_time(one["seconds"]),
-                ended(one),
-            ]
-        )
-    head = [
-        "contender",
-        "score",
-        "",
-        "95 % interval",
-        "behind the best",
-        "p (Holm)",
-        "rate",
-        "seeds",
-        "time",
-        "ended badly",
-    ]
-    began = "" if start is None else f" The thin line is the untrained start, {show(start)}."
-    note = f"{record['measure']}, means over seeds and problems, bootstrap intervals.{began}"
-    return table(head, rows, note[:1].upper() + note[1:], class_="ranking")
+    standings, start = record["standings"], record["start"].get("final")
+    ends = [one[key] for one in standings for key in ("low", "high", "score")] + [start]
+    known = [value for value in ends if value is not None] or [0.0, 1.0]
+    low, high = min(known), max(known)
 
-
-def interval(one: Row, low: float, high: float, start: float | None, style: int) -> Html | None:
-    """A dot and its interval, from `low` to `high` over the width."""
-    if one["score"] is None:
-        return None
-
-    def at(value: float) -> str:
+    def at(value: float | None) -> str:
+        if value is None:
+            return ""
         return f"{6 + 188 * (value - low) / ((high - low) or 1.0):.1f}"
 
-    parts = []
-    if start is not None:
-        parts.append(el("line", x1=at(start), x2=at(start), y1="0", y2="20", class_="start"))
-    if one["low"] is not None and one["high"] is not None:
-        parts.append(el("line", x1=at(one["low"]), x2=at(one["high"]), y1="10", y2="10"))
-    parts.append(el("circle", cx=at(one["score"]), cy="10", r="5"))
-    colour = f"interval c{style % COLOURS}"
-    return el("svg", *parts, class_=colour, viewBox="0 0 200 20", aria_hidden="true")
+    rows: list[list[Cell]] = []
+    for one in standings:
+        style = names.index(one["contender"])
+        ends = {"low": at(one["low"]), "high": at(one["high"]), "start": at(start)}
+        scored = one["score"] is not None
+        drawn = cell("", style=style, interval=ends | {"score": at(one["score"])})
+        behind = "best" if one["rank"] == 1 and one["score"] else "–"
+        if one["behind"] is not None:
+            behind = show(one["behind"])
+            behind += f" ({show(one['behind_low'])} to {show(one['behind_high'])})"
+        edge = f" (the {one['edge']}est tried)" if one["edge"] else ""
+        bad = [f"{one[key]} {key}" for key in ("dead", "failed") if one[key]]
+        rows.append([
+            cell(f"{one['rank']}. {one['contender']}", style=style), show(one["score"]),
+            drawn if scored else "", f"{show(one['low'])} to {show(one['high'])}", behind,
+            show(one["p_holm"]), f"{one['rate']:.3g}{edge}", f"{len(one['seeds'])}",
+            spell_time(one["seconds"]), ", ".join(bad) or "none",
+        ])  # fmt: skip
+    head = ["contender", "score", "", "95% interval", "behind the best", "p (Holm)", "rate",
+            "seeds", "time", "dead or failed"]  # fmt: skip
+    began = "" if start is None else f" The thin line is the untrained start, {show(start)}."
+    note = f"{record['measure']}, mean over seeds and problems, bootstrap intervals.{began}"
+    return table(head, rows, note[:1].upper() + note[1:], "ranking") if rows else None
 
 
-def behind(one: Row) -> str:
-    """How far behind the best, with its interval."""
-    if one["behind"] is None:
-        return "the best" if one["rank"] == 1 and one["score"] else "–"
-    return f"{show(one['behind'])} ({show(one['behind_low'])} to {show(one['behind_high'])})"
-
-
-def edge(one: Row) -> str:
-    """A word where the best rate lies at the end of those that were tried."""
-    return f" (the {one['edge']}est tried)" if one["edge"] else ""
-
-
-def ended(one: Row) -> str:
-    """Final cells that died or crashed."""
-    words = [
-        f"{one['dead']} dead" if one["dead"] else "",
-        f"{one['failed']} failed" if one["failed"] else "",
-    ]
-    return ", ".join(filter(None, words)) or "none"
+def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[Block | None]:
+    """Curves of the final cells in their contender's color; of the search cells before that."""
+    cells = [one for one in final_cells(record) if one["run"]]
+    cells = cells or [one for one in record["cells"] if one["run"] and one["stage"] == "search"]
+    runs: list[Run] = []
+    styles: list[int] = []
+    for one in cells[:MOST_CELLS]:
+        path = folder / one["run"]
+        if (path / "metrics.jsonl").is_file() and (path / "env.json").is_file():
+            name = f"{one['contender']}, rate {one['rate']:.3g}, seed {one['seed']}"
+            runs.append(read_run(path, name))
+            styles.append(names.index(one["contender"]))
+    if not runs:
+        return []
+    grids = make_grids(runs, styles)
+    page.add_runs(runs, grids.record(runs))
+    for each in page.runs:  # with so many cells only stops can be told apart
+        each["marks"] = [mark for mark in each["marks"] if mark["severity"] == "stop"]
+    chapters = make_chapters(runs, grids)
+    charts = [chart for question in CURVES for chart in chapters.get(question, [])]
+    stage = "final" if cells[0]["stage"] == "final" else "search"
+    note = f"One line per {stage} cell; a contender's seeds share color and dash."
+    return [text(note), page.frames(charts)]
 
 
 def rate_chart(record: Row, names: Sequence[str]) -> Chart:
-    """Score over learning rate, a line for each contender, dead cells crossed."""
+    """Score over learning rate by contender; dead cells are crossed."""
     lines: list[Line] = []
     dead: list[tuple[float, float]] = []
     for style, name in enumerate(names):
-        found: dict[float, list[float]] = {}
-        for cell in search_cells(record, name):
-            if cell["score"] is not None:
-                found.setdefault(cell["rate"], []).append(cell["score"])
-                if cell["verdict"] in ENDED_BADLY:
-                    dead.append((cell["rate"], cell["score"]))
-        rates = sorted(found)
-        means: Column = [sum(found[rate]) / len(found[rate]) for rate in rates]
+        scores: dict[float, list[float]] = {}
+        for one in search_cells(record, name):
+            if one["score"] is not None:
+                scores.setdefault(one["rate"], []).append(one["score"])
+                if one["verdict"] in ENDED_BADLY:
+                    dead.append((one["rate"], one["score"]))
+        rates = sorted(scores)
+        means: Column = [sum(scores[rate]) / len(scores[rate]) for rate in rates]
         if rates:
             lines.append(Line(0, name, style, means, x=rates, dots="dots"))
     if dead:
@@ -123,120 +177,95 @@ def rate_chart(record: Row, names: Sequence[str]) -> Chart:
         xs = [rate for rate, _ in dead]
         lines.append(Line(0, "dead or diverged", len(names), ys, x=xs, dots="crosses"))
     title = f"{record['measure'][:1].upper()}{record['measure'][1:]} over learning rate"
-    return Chart(title, lines, "Search cells, means over seeds.", log_x=True, x_name="rate")
+    return Chart(title, lines, "Search cells, mean over seeds.", log_x=True, x_name="rate")
 
 
-def rate_note(record: Row) -> Html:
-    """What the landscape shows, and whose best rate lies on the edge."""
-    edges = [one for one in record["standings"] if one["edge"]]
-    told = "Every contender had the same number of trials at first, around the rate that makes its "
-    told += "step as large as AdamW's."
-    for one in edges:
-        told += f" {one['contender']}'s best rate is the {one['edge']}est that was tried."
-    return el("p", told)
+def rate_note(record: Row) -> str:
+    edges = [
+        f" The best rate of {one['contender']} is the {one['edge']}est tried."
+        for one in record["standings"]
+        if one["edge"]
+    ]
+    return (
+        "Every contender starts with the same number of trials, around the rate that makes its "
+        f"step as large as AdamW's.{''.join(edges)}"
+    )
 
 
-def rate_map(record: Row, names: Sequence[str]) -> Html | None:
-    """Contender by rate: the score, and a sign where the watch found the run dead."""
-    rates = sorted({cell["rate"] for name in names for cell in search_cells(record, name)})
-    if not rates:
-        return None
+def rate_map(record: Row, names: Sequence[str]) -> Block | None:
+    """Scores by contender and rate, with a sign where the run died."""
+    rates = sorted({one["rate"] for name in names for one in search_cells(record, name)})
     chosen = {one["contender"]: one["rate"] for one in record["standings"]}
-    rows = []
+    rows: list[list[Cell]] = []
     for style, name in enumerate(names):
-        row: list[str] = [join(swatch(style), name)]
+        row: list[Cell] = [cell(name, style=style)]
         for rate in rates:
-            cells = [cell for cell in search_cells(record, name) if cell["rate"] == rate]
-            row.append(join(*(map_cell(cell, chosen.get(name) == rate) for cell in cells)))
+            found = [one for one in search_cells(record, name) if one["rate"] == rate]
+            row.append({"parts": [map_cell(one, chosen.get(name) == rate) for one in found]})
         rows.append(row)
     head = ["contender", *(f"{rate:.3g}" for rate in rates)]
-    return table(head, rows, "Search: ■ dead or diverged, ▲ drifting, ✕ failed, ★ chosen")
+    caption = "Search: ■ dead or diverged, ▲ drifting, ✕ failed, ★ chosen"
+    return table(head, rows, caption) if rates else None
 
 
-def map_cell(cell: Row, chosen: bool) -> Html:
-    """One search cell in a few characters."""
-    if cell["state"] != "done":
-        sign = {"failed": "✕ failed", "running": "running", "waiting": "·"}[cell["state"]]
-        return el("span", sign, class_=f"cell {cell['state']}", title=cell["why"] or None)
-    verdict = cell["verdict"] or ""
-    words = " ".join(filter(None, [show(cell["score"]), SIGNS.get(verdict), "★" if chosen else ""]))
+def map_cell(one: Row, chosen: bool) -> Cell:
+    if one["state"] != "done":
+        sign = {"failed": "✕ failed", "running": "running", "waiting": "·"}[one["state"]]
+        return cell(sign, css=one["state"], title=one["why"])
+    verdict = one["verdict"] or ""
+    words = " ".join(filter(None, [show(one["score"]), SIGNS.get(verdict), "★" if chosen else ""]))
     state = verdict if verdict in SIGNS else ("best" if chosen else "")
-    return el("span", f"{words} ", class_=f"cell {state}".strip(), title=cell["story"] or None)
+    return cell(words, css=state, title=one["story"])
 
 
 def search_cells(record: Row, name: str) -> list[Row]:
-    """The search cells of a contender."""
     return [c for c in record["cells"] if c["contender"] == name and c["stage"] == "search"]
 
 
 def final_cells(record: Row) -> list[Row]:
-    """The final cells that count: not those at a rate that a longer search has left again."""
+    """Final cells, without those at a rate that a longer search gave up."""
     chosen = {one["contender"]: one["rate"] for one in record["standings"]}
-    return [
-        cell
-        for cell in record["cells"]
-        if cell["stage"] == "final" and chosen.get(cell["contender"], cell["rate"]) == cell["rate"]
-    ]
+    finals = [one for one in record["cells"] if one["stage"] == "final"]
+    return [one for one in finals if chosen.get(one["contender"], one["rate"]) == one["rate"]]
 
 
-def speed(record: Row, names: Sequence[str]) -> Html | None:
-    """Time, tokens and steps to the threshold, median over the final cells that got there."""
-    threshold = record["threshold"]
-    finals = final_cells(record)
+def speed(record: Row, names: Sequence[str]) -> Block | None:
+    """Median time, steps and tokens to the threshold over the final cells that reached it."""
+    threshold, finals = record["threshold"], final_cells(record)
     if not threshold or threshold["value"] is None or not finals:
         return None
-    rows = []
+    rows: list[list[Cell]] = []
     for style, name in enumerate(names):
-        cells = [cell for cell in finals if cell["contender"] == name]
-        there = [cell for cell in cells if cell["threshold_steps"] is not None]
-        middle = {
-            key: middle_of([cell[key] for cell in there])
-            for key in ("threshold_seconds", "threshold_tokens", "threshold_steps")
-        }
-        seconds, tokens = middle["threshold_seconds"], middle["threshold_tokens"]
-        rows.append(
-            [
-                join(swatch(style), name),
-                f"{len(there)} of {len(cells)}",
-                spell_time(seconds) if seconds is not None else "never",
-                show(middle["threshold_steps"]),
-                "–" if tokens is None else spell_count(tokens),
-            ]
-        )
-    goal = f"until {threshold['metric']} has passed {show(threshold['value'])}"
-    return table(
-        ["contender", "got there", "time", "steps", "tokens"],
-        rows,
-        f"Training time {goal}: median over the final cells that got there",
-    )
+        cells = [one for one in finals if one["contender"] == name]
+        reached = [one for one in cells if one["threshold_steps"] is not None]
+        seconds, steps, tokens = (
+            median(known) if (known := [x for one in reached if (x := one[key]) is not None])
+            else None
+            for key in ("threshold_seconds", "threshold_steps", "threshold_tokens")
+        )  # fmt: skip
+        rows.append([
+            cell(name, style=style), f"{len(reached)} of {len(cells)}",
+            spell_time(seconds) if seconds is not None else "never", show(steps),
+            "–" if tokens is None else spell_count(tokens),
+        ])  # fmt: skip
+    goal = f"{threshold['metric']} {show(threshold['value'])}"
+    caption = f"Training to {goal}: median over the final cells that reached it"
+    return table(["contender", "reached", "time", "steps", "tokens"], rows, caption)
 
 
-def failures(record: Row) -> Html | None:
-    """Cells that crashed, diverged or died, with what they said."""
-    rows = []
-    for cell in record["cells"]:
-        if cell["state"] == "failed" or cell["verdict"] in ENDED_BADLY:
-            word = "failed" if cell["state"] == "failed" else cell["verdict"]
-            rows.append(
-                [
-                    cell["id"],
-                    cell["contender"],
-                    f"{cell['rate']:.3g}",
-                    str(cell["seed"]),
-                    word,
-                    cell["why"] or cell["story"] or (cell["cause"] or ""),
-                ]
-            )
-    head = ["cell", "contender", "rate", "seed", "how", "why"]
+def failures(record: Row) -> Block | None:
+    """Cells that crashed, diverged or died, and why."""
+    rows = [
+        [one["id"], one["contender"], f"{one['rate']:.3g}", str(one["seed"]),
+         "failed" if one["state"] == "failed" else one["verdict"],
+         one["why"] or one["story"] or one["cause"] or ""]
+        for one in record["cells"]
+        if one["state"] == "failed" or one["verdict"] in ENDED_BADLY
+    ]  # fmt: skip
+    head = ["cell", "contender", "rate", "seed", "outcome", "reason"]
     return table(head, rows, "Cells that crashed, diverged or died") if rows else None
 
 
-def middle_of(values: list[Any]) -> float | None:
-    """The median of the known ones, None if there is none."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
 def show(value: float | None) -> str:
-    """A number with three digits, a dash if it is not known."""
+    """Three digits; a dash if unknown."""
     return "–" if value is None else f"{value + 0.0:.3g}"

@@ -1,153 +1,136 @@
-// The page around the charts: which x axis, which runs, how smooth, light or dark, and coming back
-// to the same place when a live page is loaded again.
+"use strict";
+// Draws every chart with Plotly from the page's JSON, and applies one state to all of them.
+const $ = (id) => document.getElementById(id), all = (what) => [...document.querySelectorAll(what)];
+const data = JSON.parse($("data").textContent), key = `mesotron report ${document.title}`;
+const recall = () => { try { return JSON.parse(sessionStorage.getItem(key)) || {}; } catch { return {}; } };
+const state = { axis: "steps", smooth: data.smooth, hidden: [], theme: "auto", zoom: null, ...recall() };
+const SIGNS = { warn: "▲", stop: "■", clear: "○", rollback: "↺" }, LEVELS = { warn: "fair", stop: "bad" };
+const DASHES = ["solid", "dash", "dot", "dashdot"], SHAPES = ["circle", "square", "diamond", "triangle-up"];
+const color = (name) => { $("said").style.color = `var(--${name})`; return getComputedStyle($("said")).color; };
+const fade = (rgb, share) => rgb.replace("rgb(", "rgba(").replace(")", `, ${share})`);
+const escape = (text) => text.replace(/[&<>]/g, (c) => `&#${c.charCodeAt(0)};`); // Plotly knows some tags
 
-const MEMORY = `mesotron report ${document.title}`;
-
-class Page {
-  constructor(data) {
-    const kept = this.recall();
-    this.runs = data.runs;
-    this.cursor = null;
-    this.active = null;
-    this.zoom = kept.zoom || null;
-    this.smooth = kept.smooth ?? data.smooth;
-    this.hidden = new Set(kept.hidden || []);
-    this.axes = this.commonAxes();
-    this.axis = this.axes.includes(kept.axis) ? kept.axis : "steps";
-    this.charts = [...document.querySelectorAll(".plot")].map(
-      (place) => new Chart(place, data.charts[+place.dataset.chart], this));
-    this.setUpBar();
-    this.setUpTheme(kept.theme || "auto");
-    this.watchCharts();
-    for (const place of kept.open || []) {
-      const fold = document.querySelectorAll("details")[place];
-      if (fold) fold.open = true;
-    }
-    if (kept.scroll) window.scrollTo(0, kept.scroll);
-    this.setUpLive();
-  }
-
-  // Axes that every run has, so that a line never stands on another's unit.
-  commonAxes() {
-    if (!this.runs.length) return ["steps"];
-    return Object.keys(this.runs[0].x.main).filter((name) =>
-      this.runs.every((run) => name in run.x.main && run.x.main[name].at(-1) > 0));
-  }
-
-  setUpBar() {
-    const bar = document.getElementById("bar");
-    if (!bar) return;
-    bar.hidden = false;
-    const axis = document.getElementById("axis");
-    for (const name of this.axes) axis.add(new Option(name, name, false, name === this.axis));
-    axis.addEventListener("change", () => { this.axis = axis.value; this.zoom = null; this.redraw(); });
-    const smooth = document.getElementById("smooth");
-    smooth.value = this.smooth;
-    smooth.addEventListener("input", () => { this.smooth = +smooth.value; this.redraw(); });
-    this.reset = document.getElementById("reset");
-    this.reset.hidden = this.zoom === null;
-    this.reset.addEventListener("click", () => this.setZoom(null));
-    for (const chip of document.querySelectorAll("[data-run]")) {
-      const run = +chip.dataset.run;
-      chip.setAttribute("aria-pressed", String(!this.hidden.has(run)));
-      chip.addEventListener("click", () => {
-        if (!this.hidden.delete(run)) this.hidden.add(run);
-        chip.setAttribute("aria-pressed", String(!this.hidden.has(run)));
-        this.redraw();
-      });
-    }
-  }
-
-  setUpTheme(theme) {
-    const order = ["auto", "light", "dark"], button = document.getElementById("theme");
-    const set = (name) => {
-      this.theme = name;
-      document.documentElement.dataset.theme = name;
-      button.textContent = `Theme: ${name}`;
-    };
-    set(theme);
-    button.hidden = false;
-    button.addEventListener("click", () => set(order[(order.indexOf(this.theme) + 1) % 3]));
-  }
-
-  // A chart is drawn when it comes into view: twenty runs open as fast as one.
-  watchCharts() {
-    const seen = new IntersectionObserver((entries) => {
-      for (const entry of entries) {
-        const chart = this.charts.find((each) => each.place === entry.target);
-        chart.inView = entry.isIntersecting;
-        if (chart.inView && (!chart.drawn || chart.stale)) { chart.stale = false; chart.draw(); }
-      }
-    }, { rootMargin: "300px" });
-    for (const chart of this.charts) seen.observe(chart.place);
-    let width = document.documentElement.clientWidth;
-    window.addEventListener("resize", () => {
-      if (document.documentElement.clientWidth === width) return;
-      width = document.documentElement.clientWidth;
-      this.redraw();
-    });
-    window.addEventListener("beforeprint", () => this.charts.forEach((chart) => chart.draw()));
-  }
-
-  redraw() {
-    if (this.reset) this.reset.hidden = this.zoom === null;
-    for (const chart of this.charts) {
-      if (chart.inView) chart.draw(); else chart.stale = chart.drawn;
-    }
-  }
-
-  setZoom(range) {
-    this.zoom = range;
-    this.redraw();
-  }
-
-  setCursor(x) {
-    this.cursor = x;
-    if (this.pending) return;
-    this.pending = true;
-    requestAnimationFrame(() => {
-      this.pending = false;
-      for (const chart of this.charts) if (chart.shared && chart.inView) chart.point();
-    });
-  }
-
-  // Tells a screen reader what the keyboard's cursor stands on, after the frame that moved it.
-  announce() {
-    requestAnimationFrame(() => requestAnimationFrame(() => {
-      const { spec, readout, read } = this.active;
-      const words = read && read.read.length > MOST_READ
-        ? read.read.map(({ line, y }) => `${line.name} ${show(y)}`).join(", ") : "";
-      document.getElementById("said").textContent = `${spec.title}, ${readout.textContent} ${words}`;
-    }));
-  }
-
-  setUpLive() {
-    const seconds = +document.body.dataset.live;
-    window.addEventListener("pagehide", () => this.remember());
-    if (!seconds) return;
-    const again = () => {
-      if (document.hidden) { setTimeout(again, 1000 * seconds); return; }
-      this.remember();
-      location.reload();
-    };
-    setTimeout(again, 1000 * seconds);
-  }
-
-  remember() {
-    const open = [...document.querySelectorAll("details")].flatMap((fold, k) => (fold.open ? [k] : []));
-    const { axis, zoom, smooth, theme } = this;
-    const kept = { axis, zoom, smooth, theme, open, hidden: [...this.hidden], scroll: window.scrollY };
-    try { sessionStorage.setItem(MEMORY, JSON.stringify(kept)); } catch (error) {
-      console.info(`nothing is remembered here: ${error.message}`); // a browser may keep no storage
-    }
-  }
-
-  recall() {
-    try { return JSON.parse(sessionStorage.getItem(MEMORY)) || {}; } catch (error) {
-      console.info(`nothing was remembered here: ${error.message}`);
-      return {};
-    }
-  }
+function smoothed(values) { // a running mean from both sides, so that nothing comes late
+  const pass = (list) => {
+    let sum = 0, weight = 0;
+    return list.map((y) => (y === null ? null : (sum = sum * state.smooth + y) / (weight = weight * state.smooth + 1)));
+  };
+  const back = pass([...values].reverse()).reverse();
+  return pass(values).map((y, k) => (y === null ? null : (y + back[k]) / 2));
 }
 
-new Page(JSON.parse(document.getElementById("data").textContent));
+function figure(spec) {
+  const own = spec.xName !== null, traces = [], shapes = [], annotations = [], runs = new Map();
+  const lines = spec.lines.filter((line) => !(data.shared && state.hidden.includes(line.group)));
+  for (const line of lines) {
+    const grid = own ? {} : data.runs[line.run].x[line.grid], x = line.x || grid[state.axis] || grid.steps;
+    const ink = color(line.dots === "crosses" ? "bad" : `c${line.color}`), known = line.y.filter((y) => y !== null).length;
+    const sparse = known < 2 || known * 2 < line.y.length, smooth = state.smooth > 0 && !own && !sparse;
+    const base = { x, connectgaps: sparse, legendgroup: line.name, hoverinfo: "skip", showlegend: false, mode: "lines" };
+    if (!own) runs.set(line.run, ink);
+    if (line.low) traces.push({ ...base, y: line.low, line: { width: 0 } },
+      { ...base, y: line.high, line: { width: 0 }, fill: "tonexty", fillcolor: fade(ink, 0.15) });
+    if (smooth && lines.length <= 6) traces.push({ ...base, y: line.y, line: { width: 1, color: fade(ink, 0.3) } });
+    traces.push({ ...base, y: smooth ? smoothed(line.y) : line.y, name: escape(line.name), showlegend: true, hoverinfo: "all",
+      hovertemplate: `%{y:.4~g}${lines.length > 1 ? "  %{fullData.name}" : ""}<extra></extra>`,
+      mode: line.dots === "crosses" ? "markers" : line.dots || sparse ? "lines+markers" : "lines",
+      line: { color: ink, width: 1.9, dash: DASHES[line.dash] },
+      marker: { color: ink, size: line.dots === "crosses" ? 11 : 7, symbol: line.dots === "crosses" ? "x-thin-open" : SHAPES[line.dash] } });
+  }
+  for (const [y, label] of spec.rules) {
+    shapes.push({ xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: color("soft"), width: 1, dash: "dot" } });
+    annotations.push({ xref: "paper", x: 0, xanchor: "left", y: spec.log ? Math.log10(y) : y, yanchor: "bottom", text: label, showarrow: false });
+  }
+  for (const [run, ink] of runs) for (const mark of data.runs[run].marks) {
+    const axes = data.runs[run].x.main, near = axes.steps.findIndex((step) => step >= mark.step);
+    const x = state.axis === "steps" ? mark.step : (axes[state.axis] || axes.steps).at(near), one = data.runs.length === 1;
+    const line = { color: one ? color(LEVELS[mark.severity] || "good") : ink, width: 1, dash: "dash" };
+    if (data.runs.length <= 4) shapes.push({ yref: "paper", x0: x, x1: x, y0: 0, y1: 1, opacity: 0.75, line });
+    annotations.push({ x, yref: "paper", y: 1, yanchor: "bottom", text: SIGNS[mark.severity] || "●", showarrow: false,
+      font: { color: line.color, size: 11 }, hovertext: escape(`${one ? "" : `${data.runs[run].name}, `}step ${mark.step}, ${mark.text}`) });
+  }
+  const legend = lines.length > 1 && (own || !data.shared), soft = color("soft"), hair = color("hair"), card = color("card");
+  const axis = { gridcolor: hair, linecolor: hair, zeroline: false, color: soft, automargin: true, exponentformat: "power" };
+  return { data: traces, layout: { shapes, annotations, height: legend ? 250 : 215, showlegend: legend, hovermode: "x unified",
+    margin: { l: 46, r: 12, t: 16, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, sans-serif", size: 11, color: soft }, legend: { orientation: "h", y: 1.08, yanchor: "bottom", x: 0, font: { size: 12 } },
+    hoverlabel: { bgcolor: card, bordercolor: hair, font: { color: color("ink") }, align: "left" },
+    xaxis: { ...axis, showgrid: false, title: { text: own ? spec.xName : state.axis, standoff: 4 }, type: spec.logX ? "log" : "linear",
+      ...(state.zoom && !own ? { range: [...state.zoom] } : { autorange: true }) },
+    yaxis: { ...axis, fixedrange: true, type: spec.log ? "log" : "linear", nticks: 5 } } };
+}
+
+const charts = all(".plot").map((place) => ({ place, spec: data.charts[place.dataset.chart], shown: false, stale: true }));
+const draw = async (chart) => {
+  const first = !chart.place.on, { data: traces, layout } = figure(chart.spec);
+  chart.stale = false;
+  await Plotly.react(chart.place, traces, layout, { displayModeBar: false, responsive: true });
+  if (!first || chart.spec.xName !== null) return;
+  chart.place.on("plotly_relayout", (change) => {
+    if ("xaxis.range[0]" in change) update({ zoom: [change["xaxis.range[0]"], change["xaxis.range[1]"]] });
+    else if (change["xaxis.autorange"] && state.zoom) update({ zoom: null });
+  });
+  const others = (act) => charts.forEach((each) => each !== chart && each.shown && each.place.on && each.spec.xName === null && act(each.place));
+  chart.place.on("plotly_hover", ({ event, xvals }) => event?.isTrusted && others((place) => Plotly.Fx.hover(place, { xval: xvals[0] })));
+  chart.place.on("plotly_unhover", ({ event }) => event?.isTrusted && others((place) => Plotly.Fx.unhover(place)));
+};
+function update(change) {
+  Object.assign(state, change);
+  document.documentElement.dataset.theme = state.theme;
+  $("theme").textContent = `Theme: ${state.theme}`;
+  if ($("reset")) $("reset").hidden = !state.zoom;
+  all("[data-run]").forEach((chip) => chip.setAttribute("aria-pressed", !state.hidden.includes(+chip.dataset.run)));
+  charts.forEach((chart) => { chart.stale = true; if (chart.shown) draw(chart); });
+}
+function read(chart, step) { // the keyboard's cursor: hover the next point and say it
+  const line = chart.spec.lines[0], grid = chart.spec.xName === null ? data.runs[line.run].x[line.grid] : {};
+  const x = line.x || grid[state.axis] || grid.steps;
+  chart.point = Math.min(Math.max((chart.point ?? (step > 0 ? -1 : x.length)) + step, 0), x.length - 1);
+  Plotly.Fx.hover(chart.place, { xval: x[chart.point] });
+  const values = chart.spec.lines.map((each) => `${each.name} ${each.y[chart.point] ?? "–"}`).join(", ");
+  $("said").textContent = `${chart.spec.title}, ${chart.spec.xName ?? state.axis} ${x[chart.point]}: ${values}`;
+}
+
+(async () => { // the policy of the page knows Plotly's script by its hash
+  const packed = Uint8Array.from(atob($("plotly").textContent), (c) => c.charCodeAt(0));
+  const script = document.createElement("script");
+  script.textContent = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  document.head.append(script);
+  if ($("bar")) {
+    $("bar").hidden = false;
+    Object.keys(data.runs[0].x.main).filter((name) => data.runs.every((run) => run.x.main[name]?.at(-1) > 0))
+      .forEach((name) => $("axis").add(new Option(name, name, false, name === state.axis)));
+    $("smooth").value = state.smooth;
+    $("axis").addEventListener("change", (event) => update({ axis: event.target.value, zoom: null }));
+    $("smooth").addEventListener("input", (event) => update({ smooth: +event.target.value }));
+    $("reset").addEventListener("click", () => update({ zoom: null }));
+  }
+  $("theme").hidden = false;
+  $("theme").addEventListener("click", () => update({ theme: { auto: "light", light: "dark", dark: "auto" }[state.theme] }));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update({}));
+  all("[data-run]").forEach((chip) => chip.addEventListener("click", () => {
+    const run = +chip.dataset.run;
+    update({ hidden: state.hidden.includes(run) ? state.hidden.filter((each) => each !== run) : [...state.hidden, run] });
+  }));
+  const STEPS = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -1e9, End: 1e9 };
+  for (const chart of charts) chart.place.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { Plotly.Fx.unhover(chart.place); update({ zoom: null }); }
+    if (event.key in STEPS && chart.place.on) { event.preventDefault(); read(chart, STEPS[event.key]); }
+  });
+  update({});
+  const seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
+    const chart = charts.find((each) => each.place === target);
+    chart.shown = isIntersecting;
+    if (isIntersecting && chart.stale) draw(chart); // twenty runs open as fast as one
+  }), { rootMargin: "300px" });
+  charts.forEach(({ place }) => seen.observe(place));
+  addEventListener("beforeprint", () => charts.filter((chart) => chart.stale).forEach(draw));
+  (state.open || []).forEach((k) => { if (all("details")[k]) all("details")[k].open = true; });
+  if (state.scroll) scrollTo(0, state.scroll);
+  addEventListener("pagehide", () => {
+    const open = all("details").flatMap((fold, k) => (fold.open ? [k] : []));
+    sessionStorage.setItem(key, JSON.stringify({ ...state, open, scroll: scrollY }));
+  });
+  const live = +document.body.dataset.live;
+  if (live) setInterval(() => document.hidden || location.reload(), 1000 * live);
+})();

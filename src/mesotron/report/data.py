@@ -1,0 +1,475 @@
+"""Charts as data: which metrics are drawn together, reduced to as many points as a page can hold.
+
+A chart of a single run has several metrics, told apart by color and dash. With several runs each
+metric gets its own chart, and color and dash belong to the run on the whole page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mesotron.report.read import Column, Run, make_columns
+from mesotron.runs.files import Row
+
+# Numbers a page may hold, about seven bytes each, for the named charts and for the others.
+BUDGET, BUDGET_REST = 120_000, 45_000
+MOST_POINTS, FEWEST_POINTS = 300, 24
+MOST_BANDS = 4  # bands of more runs hide one another
+# Okabe and Ito's palette without yellow; with four dashes 28 lines differ.
+COLORS, DASHES = 7, 4
+# x axis -> the columns that give it (the first that a run has), whether they add up, and a factor.
+AXES: dict[str, tuple[tuple[str, bool, float], ...]] = {
+    "minutes": (("time/seconds", False, 1 / 60), ("time/step", True, 1 / 60),
+                ("step_time", True, 1 / 60)),
+    "tokens": (("num_tokens", False, 1.0),),
+    "env steps": (("time/env_steps", False, 1.0),),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plot:
+    """An entry of the catalog.
+
+    Args:
+        title: of the chart.
+        lines: metric, or a pattern with one `*` -> name of its line ("": what the `*` matched).
+        note: what the chart shows, in a sentence; a part after a semicolon describes the band.
+        band: metrics of the band's two edges, or one metric: half its width around the first line.
+        log: logarithmic y axis.
+        standalone: the lines' names make sense without the title.
+        unless: skip if the run has this metric.
+    """
+
+    title: str
+    lines: dict[str, str]
+    note: str = ""
+    band: tuple[str, ...] = ()
+    log: bool = False
+    standalone: bool = False
+    unless: str = ""
+
+
+# Question -> the plots that answer it. Metrics that no plot names are drawn at the end of the page.
+CATALOG: dict[str, tuple[Plot, ...]] = {
+    "Is it learning?": (
+        Plot("Reward", {"reward": "reward"},
+             "Mean over the step's completions; the band is one standard deviation.",
+             band=("reward_std",)),
+        Plot("Correct and formatted", {
+                 "facts/correct": "correct", "facts/formatted": "formatted",
+                 "facts/correct_unformatted": "correct but unformatted"},
+             "A rising share of correct but unformatted answers: the model forgets the format.",
+             standalone=True),
+        Plot("Held-out accuracy", {"eval/greedy": "greedy", "eval/sampled": "sampled"},
+             "On problems that are never trained on."),
+        Plot("Success", {"eval/success": "success", "success": "success"},
+             "Share of episodes that reach the goal."),
+        Plot("Fruit per game", {"episode/fruit": "fruit"},
+             "Over training games; the band is the range over parallel runs."),
+        Plot("Pseudo-labels", {
+                 "votes/label_accuracy": "correct pseudo-labels",
+                 "votes/agreement": "policy and anchor agree", "votes/share": "share of the vote"},
+             "Majority-vote labels against the gold answers, which training does not see.",
+             standalone=True),
+        Plot("Loss", {"loss": "loss"}, unless="reward"),  # GRPO's loss says next to nothing
+        Plot("Token accuracy", {"mean_token_accuracy": "token accuracy"}),
+        Plot("Losses", {"loss/policy": "policy", "loss/value": "value"}),
+        Plot("Explained variance", {"value/explained": "explained"},
+             "Of the returns by the critic: 1 is perfect, 0 predicts the mean."),
+    ),
+    "Is it still exploring?": (
+        Plot("Entropy", {"entropy": "entropy", "policy/entropy": "entropy"},
+             "Per token or move, in nats; the band is the quartiles over completions.",
+             band=("entropy/trajectory_q1", "entropy/trajectory_q3")),
+        Plot("Groups without signal", {
+                 "groups/zero_signal": "groups without signal",
+                 "groups/all_right": "groups all right", "groups/all_wrong": "groups all wrong"},
+             "A group whose completions all earn the same reward has no gradient.",
+             standalone=True),
+        Plot("Distinct answers per prompt", {"answers/distinct_in_group": "answers"}),
+        Plot("Most common answer", {"answers/top_share": "share"},
+             "Above one half: one answer to everything."),
+        Plot("KL from the start", {"kl": "KL", "kl/start": "KL", "policy/kl": "KL"},
+             "In nats per token, as estimated by the trainer."),
+    ),
+    "What does it write?": (
+        Plot("Length", {"completions/mean_length": "tokens"},
+             "Tokens per completion; the band is the range from shortest to longest.",
+             band=("completions/min_length", "completions/max_length")),
+        Plot("Truncated and repetitive", {
+                 "facts/truncated": "truncated", "completions/repetition": "repeated 4-grams"},
+             "Shares of completions, and of their 4-grams.", standalone=True),
+        Plot("Game length", {"episode/length": "moves"}),
+    ),
+    "How large are its steps?": (
+        Plot("Update RMS", {"optim/*/update_rms": "", "update_rms/*": ""},
+             "Root mean square of the weight change in one step, by rule.", log=True),
+        Plot("Learning rate", {"learning_rate": "rate", "optim/lr": "rate"}),
+        Plot("Gradient norm", {
+                 "grad_norm": "all", "grad_norm/auxiliary": "auxiliary",
+                 "optim/gradient_norm": "all"}, log=True),
+        Plot("Directions passed", {"optim/*/passed_rank": ""},
+             "Directions per block that get a full step, mean over blocks."),
+        Plot("Dead blocks", {"optim/*/dead_blocks": ""},
+             "Blocks in which the filter passes nothing."),
+        Plot("Energy concentration", {"optim/*/concentration": ""},
+             "Near 1 the whole gradient of a block points one way."),
+        Plot("Effective rank of the gradient", {"gradient/*/effective_rank": ""},
+             "Mean over the matrices of each part."),
+        Plot("Gradient signal-to-noise ratio", {"gradient/*/snr": ""},
+             "At or below 0 for long: the batch is too small."),
+        Plot("Log ratio of new to old policy", {
+                 "ratio/log_max": "largest", "ratio/log_min": "smallest"}),
+    ),
+    "What does it cost?": (
+        Plot("Seconds per step", {
+                 "time/step": "step", "time/rollout": "rollout", "time/optimizer": "optimizer"}),
+        Plot("Steps per second", {"time/steps_per_second": "environment steps per second"}),
+        Plot("Total seconds", {"time/spent": "spent", "time/projected": "projected"},
+             "Of the whole command, with loading, saving and evaluation."),
+        Plot("Dollars", {"cost/spent": "spent", "cost/projected": "projected"}),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart, reduced to points."""
+
+    run: int  # whose x values and events apply
+    name: str
+    style: int  # color and dash; lines of one style are toggled together
+    mean: Column
+    low: Column | None = None
+    high: Column | None = None
+    x: list[float] | None = None  # its own x values, instead of the run's
+    dots: Literal["", "dots", "crosses"] = ""  # points on the line, or crosses without one
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def record(self, grid: str) -> dict[str, Any]:
+        """As the page's script reads it."""
+        out = {"run": self.run, "name": self.name, "grid": grid, "y": self.mean}
+        out |= {"group": self.style, "color": self.style % COLORS, "dash": self.style % DASHES}
+        if self.low is not None and self.high is not None:
+            out |= {"low": self.low, "high": self.high}
+        if self.x is not None:
+            out["x"] = self.x
+        return out | ({"dots": self.dots} if self.dots else {})
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines, and what is drawn around them."""
+
+    title: str
+    lines: list[Line]
+    note: str = ""
+    log: bool = False
+    log_x: bool = False
+    x_name: str | None = None  # of a chart with its own x axis; None for the page's
+    rules: tuple[tuple[float, str], ...] = ()  # horizontal lines: (height, label)
+    rest: bool = False  # of a metric that is not in the catalog
+
+    def record(self) -> dict[str, Any]:
+        """As the page's script reads it."""
+        grid = "rest" if self.rest else "main"
+        return {
+            "title": self.title,
+            "log": self.log,
+            "logX": self.log_x,
+            "xName": self.x_name,
+            "rules": [list(rule) for rule in self.rules],
+            "lines": [line.record(grid) for line in self.lines],
+        }
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Groups of consecutive rows, one per point; `edges` are the first rows and the row count.
+
+    A point keeps mean, least and largest value, so that a spike of one step stays visible. All
+    columns of a run share their buckets and so their x values.
+    """
+
+    edges: tuple[int, ...]
+
+    @classmethod
+    def split(cls, num_rows: int, most: int) -> Buckets:
+        """At most `most` buckets of nearly equal size.
+
+        Example:
+            >>> Buckets.split(5, 2).reduce([1.0, 3.0, None, 4.0, 8.0])
+            [2.0, 6.0]
+        """
+        count = min(num_rows, most)
+        return cls(tuple(k * num_rows // count for k in range(count + 1)) if count else (0,))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every row is a point."""
+        return self.edges[-1] == len(self.edges) - 1
+
+    def middles(self, column: Sequence[float]) -> list[float]:
+        """The value in the middle of each bucket; the ends for the first and last one."""
+        places = [(a + b - 1) // 2 for a, b in zip(self.edges, self.edges[1:])]
+        if len(places) > 1:
+            places[0], places[-1] = 0, self.edges[-1] - 1
+        return [column[place] for place in places]
+
+    def reduce(self, column: Column, how: Callable[[list[float]], float] | None = None) -> Column:
+        """The mean (or `how`) of the finite values in each bucket, None where there is none."""
+        how = how or (lambda part: sum(part) / len(part))
+        parts = (column[a:b] for a, b in zip(self.edges, self.edges[1:]))
+        finite = ([x for x in part if x is not None and math.isfinite(x)] for part in parts)
+        return [how(part) if part else None for part in finite]
+
+    def range(self, column: Column) -> tuple[Column | None, Column | None]:
+        """Least and largest value of each bucket; nothing if every row is a point."""
+        if self.is_exact:
+            return None, None
+        return self.reduce(column, min), self.reduce(column, max)
+
+
+@dataclass(frozen=True)
+class Grids:
+    """How runs are drawn: the points of each run in the catalog's and in the other charts,
+    whether lines have bands, whether a line is a run (not a metric of the only run), and the style
+    of each run."""
+
+    main: list[Buckets]
+    rest: list[Buckets]
+    bands: bool
+    overlaid: bool
+    styles: Sequence[int]
+
+    def record(self, runs: Sequence[Run]) -> list[dict[str, Any]]:
+        """The x values of each run, as the page's script reads them."""
+        pairs = zip(runs, self.main, self.rest, strict=True)
+        return [{"main": make_axes(run, a), "rest": make_axes(run, b)} for run, a, b in pairs]
+
+
+def make_grids(runs: Sequence[Run], styles: Sequence[int] | None = None) -> Grids:
+    """As many points as fit a page: fewer the more lines there are.
+
+    Args:
+        runs: that share the page.
+        styles: color and dash of each; every run its own if not given.
+    """
+    named = sum(len(_named_metrics(run)) for run in runs)
+    others = sum(len(run.columns) for run in runs) - named
+    bands = len(runs) <= MOST_BANDS
+    budgets = (BUDGET // max(named * (3 if bands else 1), 1), BUDGET_REST // max(others, 1))
+    main, rest = (max(FEWEST_POINTS, min(points, MOST_POINTS)) for points in budgets)
+    return Grids(
+        [Buckets.split(len(run.rows), main) for run in runs],
+        [Buckets.split(len(run.rows), rest) for run in runs],
+        bands,
+        len(runs) > 1 or styles is not None,
+        range(len(runs)) if styles is None else styles,
+    )
+
+
+def make_axes(run: Run, buckets: Buckets) -> dict[str, list[float]]:
+    """Every x axis that a run can be drawn over, at the points of its buckets."""
+    axes = {"steps": buckets.middles(run.steps)}
+    for name, sources in AXES.items():
+        source = next((each for each in sources if each[0] in run.columns), None)
+        if source is not None:
+            metric, adds_up, factor = source
+            values, total = [], 0.0
+            for value in run.columns[metric]:  # a gap repeats the value before it
+                if value is not None and math.isfinite(value):
+                    total = total + value if adds_up else value
+                values.append(total * factor)
+            axes[name] = buckets.middles(values)
+    return axes
+
+
+def make_chapters(runs: Sequence[Run], grids: Grids) -> dict[str, list[Chart]]:
+    """The catalog's questions with the charts that these runs have."""
+    chapters = {
+        question: [chart for plot in plots for chart in _draw(plot, runs, grids)]
+        for question, plots in CATALOG.items()
+    }
+    return {question: charts for question, charts in chapters.items() if charts}
+
+
+def make_rest(runs: Sequence[Run], grids: Grids) -> list[Chart]:
+    """A chart for each metric that is not in the catalog."""
+    named = {metric for run in runs for metric in _named_metrics(run)}
+    names = {metric for run in runs for metric in run.columns if metric not in named}
+    return [
+        Chart(metric, lines, rest=True)
+        for metric in sorted(names)
+        if (lines := _overlaid_lines(metric, runs, grids.rest, grids.styles, bands=False))
+    ]
+
+
+def make_spectra(run: Run) -> list[Chart]:
+    """Singular values before and after the filter: the first and last measurement per block."""
+    blocks: dict[str, list[Row]] = {}
+    for row in run.spectra:
+        blocks.setdefault(str(row["block"]), []).append(row)
+    charts = []
+    for name, rows in blocks.items():
+        shown = [rows[-1]] if len(rows) == 1 else [rows[-1], rows[0]]
+        lines = [
+            Line(0, f"{key} filter, step {row['step']}", 2 * age + k, row[key], x=row["rank"])
+            for age, row in enumerate(shown)
+            for k, key in enumerate(("before", "after"))
+        ]
+        size = "x".join(str(side) for side in rows[-1]["shape"])
+        note = f"{rows[-1]['rule']}, block of {size}"
+        charts.append(Chart(name.removesuffix(".weight"), lines, note, x_name="rank"))
+    return charts
+
+
+def describe(column: Column, steps: Sequence[float]) -> dict[str, Any]:
+    """First, last, least and largest finite value with their steps; steps that are not finite.
+
+    Example:
+        >>> describe([1.0, float("nan"), 3.0, 2.0], [1, 2, 3, 4])["high"]
+        (3.0, 3)
+    """
+    pairs = [(x, s) for x, s in zip(column, steps) if x is not None]
+    finite = [(x, s) for x, s in pairs if math.isfinite(x)]
+    out: dict[str, Any] = {"broken": [int(s) for x, s in pairs if not math.isfinite(x)]}
+    out["count"] = len(finite)
+    if finite:
+        out |= {"first": finite[0], "last": finite[-1], "low": min(finite), "high": max(finite)}
+    return out
+
+
+def match(pattern: str, metric: str) -> str | None:
+    """What the `*` of a pattern matches in a metric, "" for an equal name, None for no match.
+
+    Example:
+        >>> match("optim/*/update_rms", "optim/muon rows:4/update_rms")
+        'muon rows:4'
+        >>> match("loss", "loss"), match("loss", "losses")
+        ('', None)
+    """
+    head, star, tail = pattern.partition("*")
+    if not star:
+        return "" if metric == pattern else None
+    inside = len(metric) > len(head) + len(tail)
+    fits = inside and metric.startswith(head) and metric.endswith(tail)
+    return metric[len(head) : len(metric) - len(tail)] if fits else None
+
+
+def _draw(plot: Plot, runs: Sequence[Run], grids: Grids) -> list[Chart]:
+    metrics = {metric: name for run in runs for metric, name in _lines_of(plot, run).items()}
+    if grids.overlaid:
+        return [_overlay(plot, metric, name, runs, grids) for metric, name in metrics.items()]
+    return [_single(plot, runs[0], metrics, grids.main[0])] if metrics else []
+
+
+def _single(plot: Plot, run: Run, metrics: dict[str, str], buckets: Buckets) -> Chart:
+    band = _band(plot, run, next(iter(metrics)), buckets)
+    lines = []
+    for index, (metric, name) in enumerate(metrics.items()):
+        column = run.columns[metric]
+        edges = band if index == 0 and band else buckets.range(column)
+        summary = describe(column, run.steps)
+        lines.append(Line(0, name, index, buckets.reduce(column), *edges, summary=summary))
+    note = plot.note if band else _note_without_band(plot)
+    return Chart(plot.title, lines, note, plot.log, rules=_rules(plot, run))
+
+
+def _overlay(plot: Plot, metric: str, name: str, runs: Sequence[Run], grids: Grids) -> Chart:
+    lines = _overlaid_lines(metric, runs, grids.main, grids.styles, grids.bands)
+    names = set(plot.lines.values())
+    title = f"{plot.title}: {name}"
+    if plot.standalone:
+        title = name[0].upper() + name[1:]
+    elif len(names) == 1 and "" not in names:
+        title = plot.title
+    rules = {rule for run in runs if (rule := _rules(plot, run))}
+    note = "" if plot.standalone else _note_without_band(plot)  # it may be about another line
+    # Runs with different starts have no common reference line.
+    return Chart(title, lines, note, plot.log, rules=rules.pop() if len(rules) == 1 else ())
+
+
+def _overlaid_lines(
+    metric: str, runs: Sequence[Run], grids: list[Buckets], styles: Sequence[int], bands: bool
+) -> list[Line]:
+    """One line per run that has the metric."""
+    lines = []
+    for index, (run, buckets) in enumerate(zip(runs, grids, strict=True)):
+        column = run.columns.get(metric)
+        if column is None or not _has_finite(column):
+            continue
+        edges = buckets.range(column) if bands else (None, None)
+        summary, mean = describe(column, run.steps), buckets.reduce(column)
+        lines.append(Line(index, run.name, styles[index], mean, *edges, summary=summary))
+    return lines
+
+
+def _band(plot: Plot, run: Run, metric: str, buckets: Buckets) -> tuple[Column, Column] | None:
+    """The edges of a plot's band, or of the range over parallel runs."""
+    if run.by_run:
+        columns = [each[metric] for each in _split_runs(run) if metric in each]
+        if columns:
+            points = list(zip(*(buckets.reduce(column) for column in columns), strict=True))
+            finite = [[x for x in point if x is not None] for point in points]
+            return [min(p, default=None) for p in finite], [max(p, default=None) for p in finite]
+    if not plot.band or any(name not in run.columns for name in plot.band):
+        return None
+    edges = [buckets.reduce(run.columns[name]) for name in plot.band]
+    if len(edges) == 2:
+        return edges[0], edges[1]
+    pairs = list(zip(buckets.reduce(run.columns[metric]), edges[0], strict=True))
+    low: Column = [None if x is None or s is None else x - s for x, s in pairs]
+    return low, [None if x is None or s is None else x + s for x, s in pairs]
+
+
+def _split_runs(run: Run) -> list[dict[str, Column]]:
+    """Columns of parallel runs, each padded to the rows of the whole."""
+    index = {step: k for k, step in enumerate(run.steps)}
+    count = 1 + max(int(row["run"]) for row in run.by_run)
+    split: list[list[Row]] = [[{} for _ in run.rows] for _ in range(count)]
+    for row in run.by_run:
+        if row["step"] in index:
+            split[int(row["run"])][index[row["step"]]] = row
+    return [make_columns(rows) for rows in split]
+
+
+def _rules(plot: Plot, run: Run) -> tuple[tuple[float, str], ...]:
+    """Reference lines: a random player, or the model before training."""
+    baselines = (run.result or {}).get("baselines", {})
+    if "episode/fruit" in plot.lines and baselines:
+        return (baselines["random_masked"], "random legal moves"), (baselines["maximum"], "maximum")
+    start = (run.before or {}).get("greedy", {}).get("strict", {}).get("value")
+    if "eval/greedy" in plot.lines and start is not None:
+        return ((start, "before training"),)
+    return ()
+
+
+def _note_without_band(plot: Plot) -> str:
+    return plot.note.partition(";")[0].rstrip(".") + "." if plot.note else ""
+
+
+def _lines_of(plot: Plot, run: Run) -> dict[str, str]:
+    """The metrics of a run that a plot draws, and the names of their lines."""
+    if plot.unless and plot.unless in run.columns:
+        return {}
+    return {
+        metric: name or star
+        for pattern, name in plot.lines.items()
+        for metric, column in run.columns.items()
+        if (star := match(pattern, metric)) is not None and _has_finite(column)
+    }
+
+
+def _named_metrics(run: Run) -> set[str]:
+    """The metrics of a run that the catalog draws, as lines or as edges of bands."""
+    plots = [plot for plots in CATALOG.values() for plot in plots]
+    lines = {metric for plot in plots for metric in _lines_of(plot, run)}
+    return lines | {name for plot in plots for name in plot.band if name in run.columns}
+
+
+def _has_finite(column: Column) -> bool:
+    return any(x is not None and math.isfinite(x) for x in column)

@@ -1,0 +1,494 @@
+"""The HTML page: blocks of text, tables and charts, rendered by `page.html.j2` into one file.
+
+The page needs nothing else and makes no request. A model can write anything (`</script>`, an event
+handler, characters that reverse the text): Jinja escapes all of it, invisible characters are
+spelled out as <U+202E>, and the content security policy allows no script but our own two.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
+
+from mesotron import __version__
+from mesotron.report.data import Chart, Line, make_chapters, make_grids, make_rest, make_spectra
+from mesotron.report.read import Run
+from mesotron.report.summary import (
+    Figure,
+    cost_of,
+    figures_of,
+    final_score,
+    summarize_run,
+    summarize_runs,
+)
+from mesotron.rlvr.answers.formats import FORMATS, MAX_TAIL, AnswerFormat
+from mesotron.rlvr.scores import Transcript, pair_up, verdict
+from mesotron.runs.files import Row
+from mesotron.watch.events import Action
+
+Block = dict[str, Any]  # what the template renders: "kind" and the fields of that kind
+Cell = str | dict[str, Any]
+
+KINDS = {"train": "reinforcement learning", "sft": "supervised warm start"}
+KINDS |= {"snake": "PPO on Snake", "vla": "vision-language-action"}
+EVENT_NAMES = {"warn": "warning", "clear": "resolved", "rollback": "rolled back"}
+VERDICTS = {"right": "good", "right outside the format": "fair"}
+# Controls, formats (text direction, zero width), surrogates, private use, separators.
+INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+PAIRS, SAMPLES, PAIRS_OF_SEVERAL = 8, 6, 2
+MOST_CHARACTERS = 2400
+SMOOTHING, MIN_SMOOTHED = 0.7, 40  # of overlaid runs, if they have this many points
+
+
+def render_runs(runs: Sequence[Run], live: float | None = None) -> str:
+    """The page of one or several runs.
+
+    Args:
+        runs: at least one.
+        live: seconds after which the page reloads itself; None never.
+
+    Returns:
+        The text of the HTML file.
+    """
+    if len(runs) == 1:
+        run = runs[0]
+        kind = f"mesotron report · {KINDS.get(run.kind, 'run')}"
+        page = Page(run.name, kind, summarize_run(run), [run.name], figures_of(run))
+        page.add("Watch", *watch_blocks(run))
+        add_charts(page, runs)
+        page.add("Completions", *completion_blocks(run, PAIRS))
+        page.add("Settings", *settings(run))
+        return page.render(live)
+    page = Page(f"{len(runs)} runs", "mesotron report", summarize_runs(runs), [r.name for r in runs])
+    page.add("Runs", runs_table(runs), differences(runs))
+    add_charts(page, runs)
+    written = [(run.name, completion_blocks(run, PAIRS_OF_SEVERAL)) for run in runs]
+    page.add("Completions", *(fold(name, *blocks) for name, blocks in written if blocks))
+    page.add("Settings", *(fold(run.name, *settings(run)) for run in runs))
+    return page.render(live)
+
+
+class Page:
+    """A page under construction.
+
+    Args:
+        title: of the page.
+        kind: what it is, above the title.
+        sentences: what happened.
+        names: of the runs or contenders whose lines can be toggled.
+        figures: large numbers below.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        kind: str,
+        sentences: Sequence[str],
+        names: Sequence[str] = (),
+        figures: Sequence[Figure] = (),
+    ) -> None:
+        self.title, self.kind, self.lead, self.names = title, kind, " ".join(sentences), names
+        self.figures = figures
+        self.runs: list[dict[str, Any]] = []  # x values and events of each run, for the script
+        self.charts: list[Chart] = []
+        self.sections: list[tuple[str, list[Block]]] = []
+
+    def add(self, title: str, *blocks: Block | None) -> None:
+        """Add a section, unless it would be empty."""
+        found = [block for block in blocks if block]
+        if found:
+            self.sections.append((title, found))
+
+    def add_runs(self, runs: Sequence[Run], axes: Sequence[dict[str, Any]]) -> None:
+        """Give the charts their x values and events."""
+        for run, x in zip(runs, axes, strict=True):
+            marks = [
+                {"step": event["step"], "severity": event_kind(event), "text": event_text(event)}
+                for event in run.events
+            ]
+            self.runs.append({"name": run.name, "x": x, "marks": marks})
+
+    def frames(self, charts: Sequence[Chart]) -> Block | None:
+        """A grid of charts."""
+        start = len(self.charts)
+        self.charts += charts
+        shown = [
+            {"number": start + k, "chart": chart, "table": numbers_table(chart),
+             "trends": [trend(line) for line in chart.lines]}
+            for k, chart in enumerate(charts)
+        ]  # fmt: skip
+        return {"kind": "charts", "charts": shown} if shown else None
+
+    def render(self, live: float | None = None) -> str:
+        """The HTML file; with `live`, it reloads itself after so many seconds."""
+        longest = max((len(run["x"]["main"]["steps"]) for run in self.runs), default=0)
+        smooth = SMOOTHING if len(self.runs) > 1 and longest >= MIN_SMOOTHED else 0.0
+        charts = [chart.record() for chart in self.charts]
+        shared = len(self.names) > 1
+        data = {"runs": self.runs, "smooth": smooth, "charts": charts, "shared": shared}
+        script, style = asset("page.js"), asset("page.css")
+        source, packed = plotly()
+        allowed = f"script-src {fingerprint(script)} {fingerprint(source)}"
+        # Plotly sets inline styles; without requests they can do no harm.
+        policy = f"default-src 'none'; {allowed}; style-src 'unsafe-inline'; "
+        policy += "base-uri 'none'; form-action 'none'"
+        return template().render(
+            page=self, live=live, version=__version__, policy=policy, style=Markup(style),
+            script=Markup(script), plotly=Markup(packed), data=embed(data),
+        )  # fmt: skip
+
+
+@cache
+def template() -> Any:
+    environment = Environment(
+        autoescape=True, finalize=visible, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(asset("page.html.j2"))
+
+
+@cache
+def asset(name: str) -> str:
+    return (files("mesotron.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def plotly() -> tuple[str, str]:
+    """Plotly's script, and the same as base64 of gzip: 2 MB instead of 5."""
+    path = files("plotly") / "package_data" / "plotly.min.js"
+    source = path.read_bytes()
+    packed = base64.b64encode(gzip.compress(source, 9, mtime=0)).decode()
+    return source.decode(), packed
+
+
+def fingerprint(text: str) -> str:
+    """The hash by which a content security policy names an inline script.
+
+    Example:
+        >>> fingerprint("")
+        "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+    """
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def visible(value: Any) -> Any:
+    r"""Text with invisible characters spelled out, except line breaks and tabs.
+
+    Example:
+        >>> visible("a\x1b[2Jb\u2028c")
+        'a⟨U+001B⟩[2Jb⟨U+2028⟩c'
+    """
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else str(value)
+    if isinstance(value, Markup) or (text.isascii() and text.isprintable()):
+        return value
+    return "".join(
+        f"⟨U+{ord(c):04X}⟩" if unicodedata.category(c) in INVISIBLE and c not in "\n\t" else c
+        for c in text
+    )
+
+
+def embed(value: Any) -> Markup:
+    r"""JSON for a script element: no tag can end in it, numbers have four digits, no NaN.
+
+    Example:
+        >>> print(embed({"text": "</script>", "x": float("nan"), "y": 0.123456}))
+        {"text":"\u003c/script\u003e","x":null,"y":0.1235}
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {visible(str(key)): plain(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                return None
+            short = float(f"{value:.4g}")
+            return int(short) if short == int(short) and abs(short) < 1e15 else short
+        return visible(value) if isinstance(value, str) else value
+
+    return htmlsafe_json_dumps(plain(value), separators=(",", ":"), allow_nan=False)
+
+
+# --- blocks ---
+
+
+def text(words: str, css: str = "", bold: str = "") -> Block:
+    return {"kind": "text", "text": words, "css": css, "bold": bold}
+
+
+def fold(title: str, *blocks: Block | None) -> Block:
+    """Blocks that are hidden until opened."""
+    return {"kind": "fold", "title": title, "blocks": [block for block in blocks if block]}
+
+
+def cell(words: str, **more: Any) -> Cell:
+    """A table cell; `style` adds a swatch, `css` a class, `title` a tooltip, `interval` a plot."""
+    return {"text": words, **more}
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "", css: str = ""
+) -> Block:
+    """A table whose first column names its rows."""
+    shown = [[cell(one) if isinstance(one, str) else one for one in row] for row in rows]
+    return {"kind": "table", "head": head, "rows": shown, "caption": caption, "css": css}
+
+
+def pairs_table(values: dict[str, str], caption: str) -> Block:
+    return table(["name", "value"], list(values.items()), caption)
+
+
+def add_charts(page: Page, runs: Sequence[Run]) -> None:
+    """The catalog's chapters, the spectra, and all other metrics folded."""
+    grids = make_grids(runs)
+    page.add_runs(runs, grids.record(runs))
+    for question, charts in make_chapters(runs, grids).items():
+        page.add(question, page.frames(charts))
+    spectra = make_spectra(runs[0]) if len(runs) == 1 else []
+    if spectra:
+        note = (
+            "Singular values of the filter's input and output by block, over their rank; the "
+            "largest input value is 1."
+        )
+        page.add("What does the filter do?", text(note), page.frames(spectra))
+    rest = make_rest(runs, grids)
+    if rest:
+        page.add("Other metrics", fold(f"{len(rest)} more", page.frames(rest)))
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def trend(line: Line) -> str:
+    """First and last value of a line."""
+    found = line.summary
+    if not found.get("count"):
+        return "no finite value" if found else ""
+    broken = f"; {len(found['broken'])} not finite" if found["broken"] else ""
+    if found["count"] == 1 or found["low"][0] == found["high"][0]:
+        return f"{number(found['first'][0])} throughout{broken}"
+    return f"{number(found['first'][0])} → {number(found['last'][0])}{broken}"
+
+
+def numbers_table(chart: Chart) -> Block:
+    """A chart as a table: for screen readers, and where no script runs."""
+    caption = f"{chart.title} in numbers"
+    if chart.x_name:
+        rows = []
+        for line in chart.lines:
+            xs = line.x or []
+            places = sorted({round(k * (len(xs) - 1) / 7) for k in range(8)}) if xs else []
+            rows += [[line.name, number(xs[k]), number(line.mean[k])] for k in places]
+        return table(["line", chart.x_name, "value"], rows, caption)
+    rows = []
+    for line in chart.lines:
+        found, cells = line.summary, ["", "", "", ""]
+        if found["count"]:
+            extremes = [f"{number(v)} at step {s:g}" for v, s in (found["low"], found["high"])]
+            cells = [number(found["first"][0]), number(found["last"][0]), *extremes]
+        broken = ", ".join(f"step {step}" for step in found["broken"][:3])
+        more = f" and {len(found['broken']) - 3} more" if len(found["broken"]) > 3 else ""
+        rows.append([line.name, *cells, broken + more])
+    return table(["line", "first", "last", "minimum", "maximum", "not finite"], rows, caption)
+
+
+def watch_blocks(run: Run) -> list[Block]:
+    """The diagnosis and all events."""
+    diagnosis, blocks = run.diagnosis, []
+    if diagnosis is not None:
+        if len(run.rows) > 1:
+            first = run.steps[0]
+            length = max(run.steps[-1] - first, 1)
+            phases = [
+                {"condition": phase.condition, "first": phase.first, "last": phase.last,
+                 "start": f"{100 * (phase.first - first) / length:.2f}",
+                 "width": f"{max(100 * (phase.last - phase.first) / length, 0.5):.2f}"}
+                for phase in diagnosis.phases
+            ]  # fmt: skip
+            blocks.append({"kind": "phases", "phases": phases})
+        blocks.append(text(f"{diagnosis.text()}.", "story"))
+        if diagnosis.cause:
+            blocks.append(text(f"{diagnosis.diagnosis}.", bold="Cause: "))
+            blocks.append(text(f"{diagnosis.remedy}.", bold="Remedy: "))
+        if diagnosis.blind:
+            names = ", ".join(name.replace("_", " ") for name in diagnosis.blind)
+            blocks.append(text(f"Not checked for lack of a metric: {names}.", "note"))
+    if run.events:
+        events = [
+            {"kind": event_kind(event), "step": event["step"], "text": event_text(event),
+             "detail": event_detail(event)}
+            for event in run.events
+        ]  # fmt: skip
+        blocks.append({"kind": "events", "events": events})
+    return blocks
+
+
+def event_kind(event: Row) -> str:
+    """warn, stop or clear by the watch; rollback or stop by the guard."""
+    return str(event.get("severity") or event.get("action") or "note")
+
+
+def event_text(event: Row) -> str:
+    name = str(event.get("detector") or event.get("kind") or "event").replace("_", " ")
+    return f"{EVENT_NAMES.get(event_kind(event), event_kind(event))}: {name}"
+
+
+def event_detail(event: Row) -> str:
+    if event.get("kind") == "guard":
+        return Action.from_record(event).sentence()
+    return "" if event_kind(event) == "clear" else str(event.get("diagnosis") or "")
+
+
+def runs_table(runs: Sequence[Run]) -> Block:
+    rows = []
+    for index, run in enumerate(runs):
+        score, condition = final_score(run), run.condition or ""
+        state = condition if run.result else f"{condition} (unfinished)".strip()
+        reached = f"{score.label} {score.text}" if score else ""
+        rows.append(
+            [cell(run.name, style=index), reached, state, str(run.last_step), cost_of(run)]
+        )
+    return table(["run", "result", "watch", "steps", "cost"], rows, "Runs")
+
+
+def differences(runs: Sequence[Run]) -> Block | None:
+    """The settings in which runs differ."""
+    flats = [flatten(run.config) for run in runs]
+    keys = dict.fromkeys(key for flat in flats for key in flat)
+    unlike = [key for key in keys if len({flat.get(key) for flat in flats}) > 1 and key != "out"]
+    rows = [[key, *(flat.get(key, "") for flat in flats)] for key in unlike]
+    head = ["setting", *(run.name for run in runs)]
+    return table(head, rows, "Settings that differ") if rows else None
+
+
+def settings(run: Run) -> list[Block]:
+    """Routing, config and environment, folded."""
+    blocks = []
+    if run.routing:
+        head = ["parameter", "shape", "role", "rule", "view", "reason"]
+        rows = [
+            [str(row["name"]), "x".join(map(str, row["shape"])) or "scalar",
+             *(str(row[key]) for key in head[2:])]
+            for row in run.routing
+        ]  # fmt: skip
+        blocks.append(fold("Routing", table(head, rows, "Update rule of each parameter")))
+    config, environment = flatten(run.config), flatten(run.environment)
+    blocks.append(fold("Config", pairs_table(config, f"Config of {run.name}")))
+    blocks.append(fold("Environment", pairs_table(environment, f"Environment of {run.name}")))
+    return blocks
+
+
+def flatten(values: Row, prefix: str = "") -> dict[str, str]:
+    """Nested settings as dotted names and text.
+
+    Example:
+        >>> flatten({"optim": {"lr": 0.1, "name": "pion"}, "levels": [1, 2], "path": None})
+        {'optim.lr': '0.1', 'optim.name': 'pion', 'levels': '1, 2', 'path': 'none'}
+    """
+
+    def spell(value: Any) -> str:
+        if value is None or value == []:
+            return "none"
+        if isinstance(value, list):
+            return ", ".join(spell(item) for item in value)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    out: dict[str, str] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        out |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: spell(value)}
+    return out
+
+
+# --- completions ---
+
+
+def completion_blocks(run: Run, count: int) -> list[Block]:
+    """Held-out completions before and after training, and samples in between."""
+    task = run.config.get("task")
+    name = task.get("format") if isinstance(task, dict) else None
+    format = FORMATS.get(str(name), FORMATS["boxed"])
+    before, after = (
+        [Transcript(**one) for one in result["transcripts"]] if result else []
+        for result in (run.before, run.after)
+    )
+    blocks: list[Block] = []
+    pairs = pair_up(before, after, count)
+    if pairs:
+        first = {one.id: one.correct for one in before}
+        both = [(first[one.id], one.correct) for one in after if one.id in first]
+        blocks.append(text(
+            f"{len(both)} held-out problems: {both.count((True, True))} right before and after, "
+            f"{both.count((False, True))} gained, {both.count((True, False))} lost."
+        ))  # fmt: skip
+        blocks += [
+            {"kind": "pair", "title": pair.change, "question": pair.before.question,
+             "gold": pair.before.gold, "columns": [_transcript("before", pair.before, format),
+                                                   _transcript("after", pair.after, format)]}
+            for pair in pairs
+        ]  # fmt: skip
+    elif before:
+        columns = [_transcript("before", one, format) for one in before[:count]]
+        blocks.append({"kind": "pair", "title": "Before training, greedy", "columns": columns})
+    samples = [row for row in run.samples if isinstance(row.get("completion"), str)]
+    shown = min(count, SAMPLES)
+    if len(samples) > shown:  # evenly spaced, from the first to the last
+        places = [round(k * (len(samples) - 1) / max(shown - 1, 1)) for k in range(shown)]
+        samples = [samples[place] for place in places]
+    if samples:
+        columns = [_sample(row, format) for row in samples]
+        blocks.append({"kind": "pair", "title": "During training", "columns": columns})
+    return blocks
+
+
+def highlight(text: str, format: AnswerFormat, complete: bool = True) -> tuple[str, str, str]:
+    r"""A completion as (head, answer, tail), cut in the middle if it is long.
+
+    Example:
+        >>> highlight(r"3 + 4 = 7, so \boxed{7}.", FORMATS["boxed"])
+        ('3 + 4 = 7, so \\boxed{', '7', '}.')
+    """
+    skipped = max(len(text) - MAX_TAIL, 0)
+    found = format.find(text[skipped:], complete)
+    if found is None:
+        return _cut(text), "", ""
+    start = text.index(found[1], skipped + found[0])
+    end = start + len(found[1])
+    return _cut(text[:start]), text[start:end], _cut(text[end:])
+
+
+def _transcript(when: str, one: Transcript, format: AnswerFormat) -> dict[str, Any]:
+    word = verdict(one)
+    shown = highlight(one.completion, format, not one.truncated)
+    return {"label": when, "verdict": word, "css": VERDICTS.get(word, "bad"), "text": shown}
+
+
+def _sample(row: Row, format: AnswerFormat) -> dict[str, Any]:
+    reward = row.get("reward")
+    label = f"step {row.get('step', '?')}"
+    label += f", reward {reward:.3g}" if isinstance(reward, int | float) else ""
+    prompt = _cut(str(row.get("prompt", "")), 600)
+    return {"label": label, "prompt": prompt, "text": highlight(str(row["completion"]), format)}
+
+
+def _cut(text: str, most: int = MOST_CHARACTERS) -> str:
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n[ {len(text) - 2 * half:,} characters ]\n{text[-half:]}"

@@ -1,0 +1,226 @@
+"""What happened in a run: one to three sentences and a few headline figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mesotron.report.read import Run
+from mesotron.runs.console import spell_time
+from mesotron.runs.files import Row
+
+
+class Figure(NamedTuple):
+    """A large number at the top of the page."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+class Score(NamedTuple):
+    """The number that runs of one kind are compared by."""
+
+    label: str
+    value: float
+    text: str
+
+
+def summarize_run(run: Run) -> list[str]:
+    """What the run reached, its condition and its cost."""
+    makers = {"train": _train, "sft": _sft, "snake": _snake, "vla": _vla}
+    sentences = [makers[run.kind](run) if run.kind in makers else _other(run), _condition(run)]
+    cost = cost_of(run)
+    if cost:
+        sentences.append(f"{'Cost' if run.result else 'Cost so far'}: {cost}.")
+    return [sentence for sentence in sentences if sentence]
+
+
+def summarize_runs(runs: Sequence[Run]) -> list[str]:
+    """Best and worst run, and which ones the watch found unhealthy."""
+    scores = [(score, run.name) for run in runs if (score := final_score(run)) is not None]
+    sentences = [f"{len(runs)} runs."]
+    if len({score.label for score, _ in scores}) == 1:  # fruit and accuracy have no common best
+        best, worst = (pick(scores, key=lambda x: x[0].value) for pick in (max, min))
+        sentences = [
+            f"{len(runs)} runs: the best {best[0].label} is {best[0].text} ({best[1]}), the lowest "
+            f"{worst[0].text} ({worst[1]})."
+        ]
+    for condition in ("dead", "drifting"):
+        names = [run.name for run in runs if run.condition == condition]
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            return [*sentences, f"{condition.capitalize()}: {', '.join(names[:4])}{more}."]
+    return [*sentences, *(["No problems detected."] if any(r.condition for r in runs) else [])]
+
+
+def final_score(run: Run) -> Score | None:
+    """Held-out accuracy, fruit, success, or the mean reward of the last tenth."""
+    result = run.result or {}
+    if "after" in result:
+        value = result["after"]["value"]
+        return Score("held-out accuracy", value, f"{value:.1%}")
+    if "greedy_fruit" in result:
+        return Score("greedy fruit", result["greedy_fruit"], f"{result['greedy_fruit']:.2f}")
+    if run.kind == "vla" and "success" in result:
+        return Score("success", result["success"], f"{result['success']:.1%}")
+    for metric, label in (("reward", "reward"), ("mean_token_accuracy", "token accuracy")):
+        values = run.finite(metric)
+        if values:
+            tail = values[-max(len(values) // 10, 1) :]
+            value = sum(tail) / len(tail)
+            return Score(label, value, f"{value:.3f}")
+    return None
+
+
+def figures_of(run: Run) -> list[Figure]:
+    """The headline figures of a run."""
+    figures: list[Figure] = []
+    result, score = run.result or {}, final_score(run)
+    if "gain" in result:
+        before, after, gain = result["before"], result["after"], result["gain"]
+        figures = [
+            Figure("held-out accuracy", f"{after['value']:.1%}", _interval(after)),
+            Figure("gain", f"{100 * gain['value']:+.1f} points", _interval(gain, points=True)),
+            Figure("before", f"{before['value']:.1%}", _interval(before)),
+        ]
+    elif "greedy_fruit" in result:
+        base = result["baselines"]
+        won = f"of {base['maximum']:.0f}; {result['greedy_won']:.0%} won"
+        figures = [
+            Figure("fruit, greedy", f"{result['greedy_fruit']:.2f}", won),
+            Figure("fruit, sampled", f"{result['sampled_fruit']:.2f}",
+                   f"{result['sampled_won']:.0%} won"),
+            Figure("random", f"{base['random_masked']:.2f}", "legal moves"),
+        ]  # fmt: skip
+    elif run.kind == "vla" and "success" in result:
+        shares = {name: x for name, x in result.items() if name not in ("steps", "loss")}
+        figures = [Figure(name, f"{share:.1%}") for name, share in shares.items()]
+    elif score:
+        figures = [Figure(score.label, score.text, "mean of the last tenth")]
+    if run.condition:
+        cause = run.diagnosis.cause if run.diagnosis else None
+        figures.append(Figure("watch", run.condition, (cause or "no problems").replace("_", " ")))
+    seconds = seconds_of(run)
+    if seconds is not None:
+        figures.append(Figure("time", spell_time(seconds), str(run.environment.get("device", ""))))
+    spent, projected = run.last("cost/spent"), run.last("cost/projected")
+    if spent is not None:
+        note = f"{projected:,.2f} projected" if projected else ""
+        figures.append(Figure("dollars", f"{spent:,.2f}", note))
+    return figures
+
+
+def cost_of(run: Run) -> str:
+    """Such as "3m 12s on cpu, 237 thousand tokens"; "" if nothing is known."""
+    seconds, parts = seconds_of(run), []
+    device = str(run.environment.get("device", ""))
+    if seconds is not None:
+        parts.append(f"{spell_time(seconds)}{f' on {device}' if device else ''}")
+    for metric, unit in (("num_tokens", "tokens"), ("time/env_steps", "environment steps")):
+        if count := run.last(metric):
+            parts.append(f"{spell_count(count)} {unit}")
+    spent, projected = run.last("cost/spent"), run.last("cost/projected")
+    if spent is not None:
+        ahead = f" of {projected:,.2f} projected" if projected and not run.result else ""
+        parts.append(f"{spent:,.2f} dollars{ahead}")
+    return ", ".join(parts)
+
+
+def seconds_of(run: Run) -> float | None:
+    """The metered time of the session, else the sum over steps."""
+    for metric in ("time/seconds", "time/spent"):
+        if (last := run.last(metric)) is not None:
+            return last
+    return sum(run.finite("time/step") or run.finite("step_time")) or None
+
+
+def spell_count(count: float) -> str:
+    """A large number in words.
+
+    Example:
+        >>> spell_count(950), spell_count(237_412), spell_count(1_250_000)
+        ('950', '237 thousand', '1.25 million')
+    """
+    for size, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= size:
+            return f"{count / size:.3g} {word}"
+    return f"{count:.0f}"
+
+
+def _train(run: Run) -> str:
+    optim, objective = run.config["optim"], run.config["objective"]["name"].upper()
+    setup = f"{objective} with {optim['name']} at rate {optim['lr']:g}"
+    if run.result is None or "gain" not in run.result:
+        planned = run.config.get("steps", "?")
+        return f"{setup}, step {run.last_step} of {planned}{_change(run, 'reward')}."
+    before, after, gain = (run.result[key] for key in ("before", "after", "gain"))
+    verb = "improved" if gain["low"] > 0 else "reduced" if gain["high"] < 0 else None
+    verb = verb or "did not significantly change"
+    return (
+        f"{setup} {verb} held-out accuracy: {before['value']:.1%} to {after['value']:.1%} in "
+        f"{run.last_step} steps (gain {100 * gain['value']:+.1f} points, "
+        f"{_interval(gain, points=True)}, {run.result['problems']} problems)."
+    )
+
+
+def _sft(run: Run) -> str:
+    accuracy = run.last("mean_token_accuracy")
+    share = f", token accuracy {accuracy:.1%}" if accuracy is not None else ""
+    model = run.config["model"]["name"]
+    return f"Supervised warm start of {model}: {run.last_step} steps{_change(run, 'loss')}{share}."
+
+
+def _snake(run: Run) -> str:
+    rule = run.config["optim"] or ("muon" if run.config.get("use_muon") else "adam")
+    setup = f"PPO with {rule} on {run.config['width']}x{run.config['height']} Snake"
+    if not run.result:
+        return f"{setup}, {len(run.rows)} updates{_change(run, 'episode/fruit', 'fruit')}."
+    base, fruit = run.result["baselines"], run.result["greedy_fruit"]
+    return (
+        f"{setup}: greedy play eats {fruit:.1f} of {base['maximum']:.0f} fruit, random legal moves "
+        f"{base['random_masked']:.1f}."
+    )
+
+
+def _vla(run: Run) -> str:
+    optim = run.config["optim"]
+    setup = f"Behavior cloning with {optim['action']} on the action module at rate {optim['lr']:g}"
+    if not run.result or "success" not in run.result:
+        return f"{setup}, {run.last_step} steps{_change(run, 'loss')}."
+    wrong = run.result.get("wrong instruction")
+    control = f", {wrong:.1%} with a wrong instruction" if wrong is not None else ""
+    return f"{setup}: {run.result['success']:.1%} success{control}."
+
+
+def _other(run: Run) -> str:
+    return f"{run.last_step} steps, {len(run.columns)} metrics."
+
+
+def _condition(run: Run) -> str:
+    diagnosis = run.diagnosis
+    if run.condition is None or diagnosis is None:
+        return ""
+    if diagnosis.condition == "healthy":
+        return "No problems detected." if run.condition == "healthy" else "Healthy at the end."
+    cause = (diagnosis.cause or "").replace("_", " ")
+    text = f"{diagnosis.condition.capitalize()} since step {diagnosis.phases[-1].first}: {cause}"
+    if diagnosis.condition == "dead" and diagnosis.wasted is not None:
+        share = f"{diagnosis.wasted:.0%} of the {diagnosis.unit}"
+        text += f"; {share} came after the last useful step, {diagnosis.useful_step}"
+    return f"{text}."
+
+
+def _change(run: Run, metric: str, name: str = "") -> str:
+    values = run.finite(metric)
+    if not values:
+        return ""
+    width = max(len(values) // 10, 1)
+    first, last = sum(values[:width]) / width, sum(values[-width:]) / width
+    return f", {name or metric} from {first:.3g} to {last:.3g}"
+
+
+def _interval(value: Row, points: bool = False) -> str:
+    if points:
+        return f"95% interval {100 * value['low']:+.1f} to {100 * value['high']:+.1f}"
+    return f"95% interval {value['low']:.1%} to {value['high']:.1%}"
