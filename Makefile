@@ -35,7 +35,7 @@ pytest: $(STAMP)
 slow: $(STAMP)  ## every test, the slow ones too
 	$(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) -m "slow or not slow"
 
-screenshots: $(STAMP)  ## take the documentation's pictures of the report anew (needs chromium)
+screenshots: $(STAMP)  ## retake the documentation's screenshots of the report (needs chromium)
 	MESOTRON_SCREENSHOTS=1 $(TEST_ENV) $(BIN)/pytest -q tests/report/test_browser.py -k screenshots
 
 docs: $(STAMP)  ## the documentation as a site, in site/

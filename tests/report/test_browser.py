@@ -113,9 +113,11 @@ def test_every_chart_is_drawn_without_errors_or_requests(browser, pages, name):
     browser.requests()
     browser.open(pages[name], height=12_000)
     browser.run(OPEN_ALL)
-    lines = "[...document.querySelectorAll('.plot')].map((p) => p.querySelectorAll('.trace').length)"
+    lines = (
+        "[...document.querySelectorAll('.plot')].map((p) => p.querySelectorAll('.trace').length)"
+    )
     browser.wait(f"{lines}.every(Boolean)")
-    assert len(browser.run(f"return {lines}")) > 2
+    assert browser.run(f"return {lines}.length") > 2
     assert browser.errors() == []
     assert browser.requests() == [pages[name].as_uri()]
 
@@ -206,7 +208,9 @@ def test_contrast(browser, pages):
     """WCAG: 4.5 to 1 for text, 3 to 1 for lines."""
     browser.open(pages["arith"])
     for theme in ("light", "dark"):
-        words, lines = browser.run(f"document.documentElement.dataset.theme = '{theme}';" + """
+        words, lines = browser.run(
+            f"document.documentElement.dataset.theme = '{theme}';"
+            + """
         const light = (name) => {
           const probe = document.body.appendChild(document.createElement('i'));
           probe.style.color = `var(--${name})`;
@@ -223,7 +227,8 @@ def test_contrast(browser, pages):
         const words = ['ink', 'soft', 'accent', 'good', 'fair', 'bad'];
         return [words.flatMap((a) => ['page', 'card'].map((b) => contrast(a, b))),
                 [0, 1, 2, 3, 4, 5, 6].map((k) => contrast(`c${k}`, 'card'))];
-    """)
+    """
+        )
         assert min(words) >= 4.5, words
         assert min(lines) >= 2.9, lines
 

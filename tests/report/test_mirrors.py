@@ -86,7 +86,7 @@ def test_a_resumed_run_forgets_the_spectra_that_it_will_write_again(run, tmp_pat
 def test_the_page_of_the_folder_draws_both(run):
     page = render_runs([read_run(Path(run.path))])
     assert "What does the filter do?" in page
-    assert "Who is trained by which rule" in page
+    assert "Update rule of each parameter" in page
 
 
 @pytest.mark.parametrize(("rank", "written"), [("0", True), ("1", False)])

@@ -70,7 +70,9 @@ def render_runs(runs: Sequence[Run], live: float | None = None) -> str:
         page.add("Completions", *completion_blocks(run, PAIRS))
         page.add("Settings", *settings(run))
         return page.render(live)
-    page = Page(f"{len(runs)} runs", "mesotron report", summarize_runs(runs), [r.name for r in runs])
+    page = Page(
+        f"{len(runs)} runs", "mesotron report", summarize_runs(runs), [r.name for r in runs]
+    )
     page.add("Runs", runs_table(runs), differences(runs))
     add_charts(page, runs)
     written = [(run.name, completion_blocks(run, PAIRS_OF_SEVERAL)) for run in runs]
@@ -359,9 +361,7 @@ def runs_table(runs: Sequence[Run]) -> Block:
         score, condition = final_score(run), run.condition or ""
         state = condition if run.result else f"{condition} (unfinished)".strip()
         reached = f"{score.label} {score.text}" if score else ""
-        rows.append(
-            [cell(run.name, style=index), reached, state, str(run.last_step), cost_of(run)]
-        )
+        rows.append([cell(run.name, style=index), reached, state, str(run.last_step), cost_of(run)])
     return table(["run", "result", "watch", "steps", "cost"], rows, "Runs")
 
 
@@ -423,7 +423,7 @@ def completion_blocks(run: Run, count: int) -> list[Block]:
     """Held-out completions before and after training, and samples in between."""
     task = run.config.get("task")
     name = task.get("format") if isinstance(task, dict) else None
-    format = FORMATS.get(str(name), FORMATS["boxed"])
+    format = FORMATS[name] if name in FORMATS else FORMATS["boxed"]
     before, after = (
         [Transcript(**one) for one in result["transcripts"]] if result else []
         for result in (run.before, run.after)

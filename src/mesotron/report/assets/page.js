@@ -19,7 +19,7 @@ function smoothed(values) { // a running mean from both sides, so that nothing c
   return pass(values).map((y, k) => (y === null ? null : (y + back[k]) / 2));
 }
 
-function figure(spec) {
+function figure(spec, width) {
   const own = spec.xName !== null, traces = [], shapes = [], annotations = [], runs = new Map();
   const lines = spec.lines.filter((line) => !(data.shared && state.hidden.includes(line.group)));
   for (const line of lines) {
@@ -50,10 +50,12 @@ function figure(spec) {
       font: { color: line.color, size: 11 }, hovertext: escape(`${one ? "" : `${data.runs[run].name}, `}step ${mark.step}, ${mark.text}`) });
   }
   const legend = lines.length > 1 && (own || !data.shared), soft = color("soft"), hair = color("hair"), card = color("card");
+  const entry = 45 + 6.5 * Math.max(0, ...lines.map((line) => line.name.length)); // pixels
+  const rows = legend ? Math.ceil(lines.length / Math.max(1, Math.floor((width - 60) / entry))) : 0;
   const axis = { gridcolor: hair, linecolor: hair, zeroline: false, color: soft, automargin: true, exponentformat: "power" };
-  return { data: traces, layout: { shapes, annotations, height: legend ? 250 : 215, showlegend: legend, hovermode: "x unified",
+  return { data: traces, layout: { shapes, annotations, height: 215 + 19 * rows, showlegend: legend, hovermode: "x unified",
     margin: { l: 46, r: 12, t: 16, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, sans-serif", size: 11, color: soft }, legend: { orientation: "h", y: 1.08, yanchor: "bottom", x: 0, font: { size: 12 } },
+    font: { family: "system-ui, sans-serif", size: 11, color: soft }, legend: { orientation: "h", y: 1.05, yanchor: "bottom", x: 0, tracegroupgap: 0, font: { size: 12 } },
     hoverlabel: { bgcolor: card, bordercolor: hair, font: { color: color("ink") }, align: "left" },
     xaxis: { ...axis, showgrid: false, title: { text: own ? spec.xName : state.axis, standoff: 4 }, type: spec.logX ? "log" : "linear",
       ...(state.zoom && !own ? { range: [...state.zoom] } : { autorange: true }) },
@@ -62,7 +64,7 @@ function figure(spec) {
 
 const charts = all(".plot").map((place) => ({ place, spec: data.charts[place.dataset.chart], shown: false, stale: true }));
 const draw = async (chart) => {
-  const first = !chart.place.on, { data: traces, layout } = figure(chart.spec);
+  const first = !chart.place.on, { data: traces, layout } = figure(chart.spec, chart.place.clientWidth);
   chart.stale = false;
   await Plotly.react(chart.place, traces, layout, { displayModeBar: false, responsive: true });
   if (!first || chart.spec.xName !== null) return;
