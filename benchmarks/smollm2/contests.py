@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.smollm2.plan import Cell, accuracy, died, map_row, map_rows
 from benchmarks.smollm2.tables import column_end, mean_end, names, of, table
-from mesotron.compare.inference import Difference, bootstrap, holm, paired_test, pool_seeds
-from mesotron.compare.kind import is_for_choosing
+from mesotron.compare.kinds import is_for_choosing
+from mesotron.compare.stats import Difference, bootstrap, holm, paired_test, pool_seeds
 
 
 def tournament(cells: list[Cell]) -> str:

@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.smollm2.levers import LEVERS
-from mesotron.compare.grid import Grid, Search, gain_of, search
-from mesotron.compare.kind import is_for_choosing
+from mesotron.compare.kinds import is_for_choosing
+from mesotron.compare.search import Grid, Search, gain_of, search
 
 Cell = dict[str, Any]
 PARTS = ("tournament", "levers", "spectrum", "box", "horizon", "map", "gsm8k")

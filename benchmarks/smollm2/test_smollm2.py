@@ -13,7 +13,7 @@ from benchmarks.smollm2.plan import FINAL_SEEDS, LEVERS, accuracy, key_of, lever
 from benchmarks.smollm2.results import read_results
 from benchmarks.smollm2.spectrum import cut, measure
 from benchmarks.smollm2.training import config_of
-from mesotron.compare.kind import is_for_choosing
+from mesotron.compare.kinds import is_for_choosing
 from mesotron.config import ModelConfig, TaskConfig, TrainConfig
 from mesotron.rlvr.train import check
 

@@ -19,8 +19,7 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 
 from benchmarks.smollm2.plan import Cell, key_of, warm_folder
-from mesotron.compare.kind import diverged_at, health_of
-from mesotron.compare.language import Language
+from mesotron.compare.kinds import Language, diverged_at, health_of
 from mesotron.config import TrainConfig
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import EvalEvery, SnrProbe

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.speedrun.entries import NAMES, RECIPE
-from mesotron.compare.changes import change
+from mesotron.compare.kinds import change
 from mesotron.config import ModelConfig, TrainConfig
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.answers.verify import Verifier

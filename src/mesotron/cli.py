@@ -72,7 +72,7 @@ COMMANDS = {
         Presets(eval_defaults, lambda: "The task and length of a run are its own by default."),
     ),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
-    "compare": Command(config.CompareConfig, "mesotron.compare.command:run"),
+    "compare": Command(config.CompareConfig, "mesotron.compare.tournament:run"),
     "sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run"),
     "report": Command(config.ReportConfig, "mesotron.report.command:run"),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo:run"),

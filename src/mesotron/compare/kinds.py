@@ -1,33 +1,709 @@
-"""Which kind of run a recipe's name means."""
+"""Kinds of runs that can be compared: `mesotron train`, `ppo snake` and `vla train`.
 
+A kind sets up the config of a run and reads its folder. Nothing here loads a model. As a script it
+runs one cell in its own process: python -m mesotron.compare.kinds cells/ID.json
+"""
+
+import dataclasses
 import difflib
-from collections.abc import Sequence
+import hashlib
+import json
+import math
+import statistics
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import get_type_hints as type_hints
 
-from mesotron.compare.games import Games
-from mesotron.compare.kind import Kind
-from mesotron.compare.language import Language
-from mesotron.compare.robots import Robots
-from mesotron.recipes import RECIPES
+from mesotron.compare.record import Contender, Verdict
+from mesotron.config import (
+    ObjectiveName,
+    OptimConfig,
+    SnakeConfig,
+    TrainConfig,
+    VlaTrainConfig,
+    WatchSettings,
+)
+from mesotron.config.base import from_plain, to_plain, unchecked, validate
+from mesotron.recipes import RECIPES, make_recipe
+from mesotron.runs import RunFolder
+from mesotron.runs.files import write_json
+from mesotron.runs.resume import settings_to_resume
+from mesotron.watch.diagnosis import diagnose
+from mesotron.watch.engine import Engine, scale_to_run_length
 
-# Recipes that are no recipes of `mesotron train`.
-OTHERS: dict[str, type[Kind]] = {"snake": Games, "vla": Robots}
+Row = dict[str, Any]
+Config = TypeVar("Config")
+
+# Errors of a run whose weights are not finite though every logged loss was: from the check before
+# saving, and from PyTorch when it samples from such a model.
+NOT_FINITE = ("weights are not finite", "probability tensor contains either `inf`, `nan`")
+XLA_ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
+
+
+class Health(NamedTuple):
+    """The watch's verdict on a run, its cause, and the diagnosis in words."""
+
+    verdict: Verdict
+    cause: str | None
+    story: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of a finished run."""
+
+    scores: dict[str, float]
+    """Problem id -> score after training."""
+    start: dict[str, float]
+    """The same before training; empty if it was not measured."""
+    seconds: float
+    """Time of the training steps."""
+    tokens: float
+    steps: int
+    health: Health
+    update_ratio: float | None
+    """Median RMS of an update divided by the rate; None if it is not logged."""
+
+
+class Kind(ABC):
+    """One kind of run, set up for one recipe.
+
+    Args:
+        recipe: name of the recipe.
+        changes: NAME=VALUE settings, see `change`.
+    """
+
+    name: ClassVar[str]
+    config_type: ClassVar[type]
+    command: ClassVar[str]
+    """The "module:function" that runs a config."""
+    measure: ClassVar[str]
+    """What a score is, in words."""
+    unit: ClassVar[str]
+    """What a rate means for the contenders, in a sentence."""
+    curve: ClassVar[str]
+    """The metric whose curve is timed against the threshold."""
+    falls: ClassVar[bool] = False
+    """Whether that curve falls as the run learns."""
+    floor: ClassVar[float] = 0.0
+    """Score of every problem for a diverged run."""
+    before: ClassVar[str] = "before training"
+    """What the scores at the start are."""
+    problems_setting: ClassVar[str]
+    """The setting for the number of problems."""
+    usual: ClassVar[tuple[str, ...]]
+    """Default optimizers."""
+
+    recipe: str
+    config: Any
+    """The recipe's config with the changes: shared by all runs."""
+
+    @abstractmethod
+    def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None: ...
+
+    @property
+    @abstractmethod
+    def base_rate(self) -> float:
+        """The recipe's learning rate in AdamW's unit."""
+
+    @abstractmethod
+    def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
+        """Every optimizer with every objective; unknown names are refused."""
+
+    @abstractmethod
+    def settings(
+        self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
+    ) -> Any:
+        """The config of one run.
+
+        Args:
+            contender: one of `contenders`.
+            rate: in AdamW's unit.
+            seed: of everything random.
+            run: run folder.
+            gain: the matrices' own rate divided by `rate`.
+        """
+
+    def check(self, settings: Any) -> None:  # noqa: B027
+        """Refuse what the command refuses beyond the config's own checks."""
+
+    def probe(self, contender: Contender, seed: int, run: Path) -> Any | None:
+        """A short run that measures the size of a contender's updates; None if not needed."""
+        return None
+
+    def resuming(self, run: Path) -> Any:
+        """The config that resumes a run."""
+        return settings_to_resume(self.config_type, run)
+
+    @property
+    @abstractmethod
+    def num_problems(self) -> int:
+        """Requested problems for choosing and ranking together; data may have fewer."""
+
+    @abstractmethod
+    def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
+        """Scores by problem before and after training; the second is empty for unfinished runs."""
+
+    @abstractmethod
+    def cost(self, rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+        """Training seconds and tokens spent up to each row."""
+
+    def uses_gpu(self) -> bool:
+        return getattr(self.config, "device", None) != "cpu"
+
+    def environment(self, threads: int) -> dict[str, str]:
+        """Environment variables of a run."""
+        return {"OMP_NUM_THREADS": str(threads)}
+
+    def update_ratio(self, run: RunFolder, rows: Sequence[Row]) -> float | None:
+        """Median over steps of an update's RMS divided by its rate; None if not logged."""
+        return None
+
+    def outcome(self, path: Path, last_line: str = "") -> Outcome | None:
+        """Results of a run; None if it has neither finished nor diverged.
+
+        A run whose loss or weights are not finite has finished with the floor's score.
+
+        Args:
+            path: run folder.
+            last_line: of its log, which may tell of weights that are not finite.
+        """
+        if not (path / "config.json").is_file():
+            return None
+        run = RunFolder(path)
+        rows = run.rows("metrics")
+        start, scores = self.evaluations(run)
+        error = last_line if run.result is None and is_not_finite(last_line) else ""
+        diverged = diverged_at(rows) is not None or bool(error)
+        if diverged and not scores:
+            scores = dict.fromkeys(start, self.floor)
+        if not rows or (run.result is None and not diverged):
+            return None
+        seconds, tokens = self.cost(rows)
+        return Outcome(
+            scores=scores,
+            start=start,
+            seconds=seconds[-1],
+            tokens=tokens[-1],
+            steps=int(rows[-1]["step"]),
+            health=health_of(rows, error),
+            update_ratio=self.update_ratio(run, rows),
+        )
+
+
+class Language(Kind):
+    """`mesotron train RECIPE`; a score is the greedy accuracy on held-out problems.
+
+    Example:
+        >>> kind = Language("arith", ("steps=5",))
+        >>> kind.config.steps, kind.base_rate, len(kind.contenders(["muon", "pion"], []))
+        (5, 0.0006, 2)
+    """
+
+    name = "rlvr"
+    config_type = TrainConfig
+    command = "mesotron.rlvr.train:run"
+    measure = "greedy accuracy on held-out problems"
+    unit = (
+        "Rates are in AdamW's unit. A short run measures the RMS of a contender's updates, and the "
+        "rate of its matrices is multiplied (the x in the table) so that the RMS is AdamW's usual "
+        "0.2 of the rate; embeddings, norms and head keep the rate itself, or SGD's own."
+    )
+    curve = "facts/correct"
+    problems_setting = "task.num_eval"
+    usual = ("adamw", "muon", "muon_sgd", "muon_heads", "pion", "pion_cutoff")
+
+    # The contender's own settings; schedule, momentum, decay and clipping are the recipe's.
+    own = ("name", "per_head", "promote", "cutoff", "rank", "scale", "aux_lr")
+    optims: ClassVar[dict[str, tuple[str, OptimConfig]]] = {
+        "adamw": ("AdamW on every weight", OptimConfig(name="adamw")),
+        "muon": ("Muon on hidden matrices, AdamW on the rest", OptimConfig(name="muon")),
+        "muon_sgd": ("Muon on hidden matrices, SGD on the rest", OptimConfig(name="muon_sgd")),
+        "muon_heads": ("Muon, per head in attention", OptimConfig(name="muon", per_head=True)),
+        "pion": (
+            "Pion as its paper trains language models, per head with k_p = 0",
+            OptimConfig(name="pion", per_head=True, promote=0),
+        ),
+        "pion_cutoff": (
+            "Pion with a continuous cutoff at the noise edge",
+            OptimConfig(name="pion", cutoff="noise"),
+        ),
+        "lowrank": ("Muon's top 8 directions by exact SVD", OptimConfig(name="muon", rank=8)),
+    }
+    # Shorter, so that a tournament takes about an hour on two cores; with more held-out problems,
+    # since one half of them chooses rates and the other ranks.
+    shorter: ClassVar[dict[str, tuple[str, ...]]] = {
+        "arith": ("steps=32", "rollout.prompts=8", "task.num_eval=600"),
+    }
+    always = ("guard=warn", "save_every=0", "keep=1")
+    probe_steps = 12  # momentum has half settled by then
+    probe_problems = 8
+
+    def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
+        self.recipe = recipe
+        self.config: TrainConfig = change(
+            make_recipe(recipe), (*self.shorter.get(recipe, ()), *self.always, *changes)
+        )
+        if self.config.optim.scale not in ("rms", "moonlight"):
+            raise ValueError(
+                f"the recipe's optim.scale={self.config.optim.scale} is not AdamW's unit, in which "
+                "rates are searched: change it with --set optim.scale=rms optim.lr=..."
+            )
+
+    @property
+    def base_rate(self) -> float:
+        # Where AdamW has another rate than the matrices, AdamW's.
+        optim = self.config.optim
+        if optim.name in ("muon", "pion") and optim.aux_lr is not None:
+            return optim.aux_lr
+        return optim.lr
+
+    def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
+        for name in objectives:
+            _check_known("objective", name, get_args(ObjectiveName))
+        contenders = []
+        for optim in optims:
+            about = self.optim_config(optim)[0]
+            for objective in objectives or (self.config.objective.name,):
+                name = f"{optim}+{objective}" if len(objectives) > 1 else optim
+                contenders.append(
+                    Contender(name=name, optim=optim, objective=objective, about=about)
+                )
+        return contenders
+
+    def optim_config(self, optim: str) -> tuple[str, OptimConfig]:
+        """Description and config of an optimizer; `pion:promote=2` is a variant."""
+        name, _, variant = optim.partition(":")
+        _check_known("optimizer", name, self.optims)
+        about, base = self.optims[name]
+        own = {field: getattr(base, field) for field in self.own}
+        config = change(replace(self.config.optim, **own), variant.split(",") if variant else ())
+        return f"{about}, with {variant.replace(',', ', ')}" if variant else about, config
+
+    def settings(
+        self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
+    ) -> TrainConfig:
+        optim = self.optim_config(contender.optim)[1]
+        # Embeddings, norms and head keep AdamW's rate; SGD's has another unit and its own default.
+        if optim.name in ("muon", "pion") and optim.aux_lr is None:
+            optim = replace(optim, aux_lr=rate)
+        return replace(
+            self.config,
+            optim=replace(optim, lr=rate * gain),
+            objective=replace(self.config.objective, name=contender.objective),
+            seed=seed,
+            out=run,
+        )
+
+    def check(self, settings: TrainConfig) -> None:
+        from mesotron.rlvr.train import check
+
+        check(settings)
+
+    def probe(self, contender: Contender, seed: int, run: Path) -> TrainConfig | None:
+        if self.optim_config(contender.optim)[1].name == "adamw":
+            return None  # AdamW's own step is the unit
+        config = self.settings(contender, self.base_rate, seed, run)
+        return replace(
+            config,
+            steps=min(config.steps, self.probe_steps),
+            task=replace(config.task, num_eval=min(config.task.num_eval, self.probe_problems)),
+            # Constant, since rows log the rate of the auxiliary rule, not of the matrices.
+            optim=replace(config.optim, schedule="constant", warmup=0.0),
+        )
+
+    @property
+    def num_problems(self) -> int:
+        return self.config.task.num_eval
+
+    def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
+        before, after = (
+            {
+                one["id"]: float(one["correct"])
+                for one in (run.load(name) or {"transcripts": []})["transcripts"]
+            }
+            for name in ("before", "after")
+        )
+        return before, after if run.result is not None else {}
+
+    def cost(self, rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+        seconds, spent = [], 0.0
+        for row in rows:
+            spent += row.get("step_time", 0.0)
+            seconds.append(spent)
+        return seconds, [float(row.get("num_tokens", 0.0)) for row in rows]
+
+    def update_ratio(self, run: RunFolder, rows: Sequence[Row]) -> float | None:
+        """Of the hidden matrices, over the later half of the steps; None for AdamW, and if the rate
+        was not constant."""
+        optim = run.config["optim"]
+        if optim["schedule"] != "constant" or optim["warmup"] > 0 or not optim["lr"] > 0:
+            return None
+        updates = [
+            value
+            for row in rows[len(rows) // 2 :]
+            for name, value in row.items()
+            if name.endswith("/update_rms")
+            and name.startswith(("optim/muon", "optim/pion"))
+            and math.isfinite(value)
+        ]
+        return statistics.median(updates) / optim["lr"] if updates else None
+
+
+class Games(Kind):
+    """`mesotron ppo snake`; a score is the fruit of a greedy game.
+
+    Example:
+        >>> kind = Games("snake", ("total_timesteps=4096",))
+        >>> kind.config.total_timesteps, kind.base_rate
+        (4096, 0.008)
+    """
+
+    name = "ppo"
+    config_type = SnakeConfig
+    command = "mesotron.ppo:run"
+    measure = "fruit of a greedy game"
+    unit = (
+        "Rates are in Adam's unit: Muon's and Pion's own are those at which a step of full rank "
+        "changes a weight as much as Adam's usual 0.2 of the rate."
+    )
+    before = "random legal moves"
+    curve = "episode/fruit"
+    problems_setting = "eval_episodes"
+    usual = ("adam", "muon", "pion")
+    optims: ClassVar[dict[str, str]] = {
+        "adam": "Adam on every weight",
+        "muon": "Muon on hidden matrices, Adam on the rest",
+        "pion": "Pion with a continuous cutoff on hidden matrices, Adam on the rest",
+    }
+
+    def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
+        self.recipe = recipe
+        self.config: SnakeConfig = change(SnakeConfig(gif=False), changes)
+        if self.config.num_seeds > 1 or self.config.sweep:
+            raise ValueError("a cell is one run: remove num_seeds and sweep from --set")
+
+    @property
+    def base_rate(self) -> float:
+        return self.config.lr
+
+    def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
+        return _optimizers_only(self.optims, optims, objectives)
+
+    def settings(
+        self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
+    ) -> SnakeConfig:
+        """Muon's and Pion's own rate is the spectral norm of a step of a wide matrix. The RMS
+        change of a weight by a step of full rank is that over sqrt(inputs), AdamW's usual one 0.2
+        of its rate. PPO logs no update RMS, so what Pion's filter removes is not compensated."""
+        return replace(
+            self.config,
+            optim=contender.optim,
+            use_muon=False,
+            lr=rate,
+            muon_lr=0.2 * rate * gain * math.sqrt(self.config.d_model),
+            aux_adam_lr=rate,
+            seed=seed,
+            save_dir=run.parent,
+            run_name=run.name,
+        )
+
+    @property
+    def num_problems(self) -> int:
+        return self.config.eval_episodes
+
+    def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
+        result = run.result
+        if result is None:
+            return {}, {}
+        # Games start alike in all runs.
+        games = {f"game-{k}": float(x) for k, x in enumerate(result["greedy_games"][0])}
+        return dict.fromkeys(games, float(result["baselines"]["random_masked"])), games
+
+    def cost(self, rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+        return [row["time/seconds"] for row in rows], [row["time/env_steps"] for row in rows]
+
+    def environment(self, threads: int) -> dict[str, str]:
+        return super().environment(threads) | (XLA_ONE_THREAD if threads == 1 else {})
+
+
+class Robots(Kind):
+    """`mesotron vla train`; a score is the success of a seeded episode.
+
+    Example:
+        >>> kind = Robots("vla", ("demos=.", "optim.lr=0.002"))
+        >>> kind.base_rate, len(kind.contenders(kind.usual, []))
+        (0.002, 5)
+    """
+
+    name = "vla"
+    config_type = VlaTrainConfig
+    command = "mesotron.vla.command:run_train"
+    measure = "share of episodes that succeeded"
+    unit = (
+        "Rates are AdamW's, of the hidden matrices: a spectral step of full rank changes a weight "
+        "as much as AdamW's usual 0.2 of the rate. What a filter removes is not compensated, since "
+        "parts of one policy have different filters. All other weights have one rate in all runs."
+    )
+    curve = "loss/action"
+    falls = True
+    problems_setting = "episodes"
+    parts = ("vision", "language", "fusion", "action")
+    optims: ClassVar[dict[str, str]] = {
+        "adamw": "AdamW on every weight",
+        "muon": "Muon on all hidden matrices",
+        "pion_action": "Pion on the action module, Muon on the rest",
+        "pion": "Pion on all hidden matrices",
+        "lowrank": "Muon's top directions by exact SVD",
+    }
+    usual = tuple(optims)
+    # Cells run side by side and have no cores to spare for their evaluation.
+    always = ("guard=warn", "save_every=0", "keep=1", "probe_every=0", "workers=1")
+
+    def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
+        from mesotron.vla.lerobot import is_lerobot
+
+        self.recipe = recipe
+        # The rules are the contenders', but a strength of Pion is only valid beside Pion.
+        strength = any(one.startswith(("optim.promote", "optim.cutoff")) for one in changes)
+        pion = ("optim.action=pion",) if strength else ()
+        self.config: VlaTrainConfig = change(VlaTrainConfig(), (*self.always, *pion, *changes))
+        if not self.config.demos.exists():
+            raise ValueError(
+                f"there are no demonstrations in {self.config.demos}: make some with mesotron vla "
+                "demos and give them by --set demos=FOLDER"
+            )
+        if is_lerobot(self.config.demos):
+            raise ValueError(
+                f"{self.config.demos} is a LeRobotDataset, which has no simulator to evaluate in: "
+                "use demonstrations of mesotron vla demos"
+            )
+        if self.config.episodes < 1:
+            raise ValueError("episodes=0 leaves nothing to rank by: remove it from --set")
+
+    @property
+    def base_rate(self) -> float:
+        return self.config.optim.lr
+
+    def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
+        return _optimizers_only(self.optims, optims, objectives)
+
+    def settings(
+        self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
+    ) -> VlaTrainConfig:
+        rule = {"pion_action": "muon", "lowrank": "low_rank"}.get(contender.optim, contender.optim)
+        rules: dict[str, Any] = dict.fromkeys(self.parts, rule)
+        if contender.optim == "pion_action":
+            rules["action"] = "pion"
+        if "pion" not in rules.values():
+            rules |= {"promote": None, "cutoff": None}
+        optim = replace(self.config.optim, lr=rate * gain, **rules)
+        return replace(self.config, optim=optim, seed=seed, out=run)
+
+    @property
+    def num_problems(self) -> int:
+        from mesotron.vla.demos import read_manifest, world_of
+        from mesotron.vla.worlds import build_world
+
+        world = world_of(read_manifest(self.config.demos))
+        return self.config.episodes * len(build_world(world).tasks)
+
+    def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
+        evaluation = run.load("evaluation")
+        if evaluation is None or run.result is None:
+            return {}, {}
+        episodes = evaluation["success"]["episodes"]
+        return {}, {f"{one['task']} {one['seed']}": float(one["success"]) for one in episodes}
+
+    def cost(self, rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+        seconds, spent, before = [], 0.0, 0
+        for row in rows:
+            spent += row.get("time/step", 0.0) * (row["step"] - before)
+            before = row["step"]
+            seconds.append(spent)
+        return seconds, [float(row["step"] * self.config.batch) for row in rows]
+
+
+OTHERS: dict[str, type[Kind]] = {"snake": Games, "vla": Robots}  # not recipes of mesotron train
 
 
 def make_kind(recipe: str, changes: Sequence[str] = ()) -> Kind:
     """The kind of a recipe, set up for it.
 
-    Raises:
-        ValueError: there is no recipe of that name; the text names the closest.
-
     Example:
         >>> make_kind("snake").name, make_kind("arith").name
         ('ppo', 'rlvr')
     """
-    if recipe in OTHERS:
-        return OTHERS[recipe](recipe, changes)
-    if recipe in RECIPES:
-        return Language(recipe, changes)
-    known = (*RECIPES, *OTHERS)
-    close = difflib.get_close_matches(recipe, known, n=1, cutoff=0.5)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    raise ValueError(f"unknown recipe {recipe!r}{hint}; recipes: {', '.join(known)}")
+    _check_known("recipe", recipe, (*RECIPES, *OTHERS))
+    return OTHERS.get(recipe, Language)(recipe, changes)
+
+
+def _check_known(what: str, name: str, known: Iterable[str]) -> None:
+    known = list(known)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ValueError(f"unknown {what} {name!r}{hint}: choose from {', '.join(known)}")
+
+
+def _optimizers_only(
+    known: dict[str, str], optims: Sequence[str], objectives: Sequence[str]
+) -> list[Contender]:
+    if objectives:
+        raise ValueError(f"there is no objective {objectives[0]!r} here: remove --objectives")
+    for name in optims:
+        _check_known("optimizer", name, known)
+    return [Contender(name=x, optim=x, objective="", about=known[x]) for x in optims]
+
+
+def diverged_at(rows: Sequence[Row]) -> int | None:
+    """The first step with a loss that is not finite.
+
+    Example:
+        >>> diverged_at([{"step": 1, "loss": 0.5}, {"step": 2, "loss": math.nan}])
+        2
+    """
+    losses = (
+        (int(row["step"]), [v for k, v in row.items() if k == "loss" or k.startswith("loss/")])
+        for row in rows
+    )
+    return next((step for step, each in losses if not all(map(math.isfinite, each))), None)
+
+
+def is_not_finite(last_line: str) -> bool:
+    """Whether the last line of a log says that the weights are not finite.
+
+    Example:
+        >>> is_not_finite("ValueError: weights are not finite after step 4")
+        True
+    """
+    return any(error in last_line for error in NOT_FINITE)
+
+
+def health_of(rows: Sequence[Row], error: str = "") -> Health:
+    """The watch's verdict on a run's rows.
+
+    Args:
+        rows: of metrics.
+        error: last line of the log of a run with weights that are not finite.
+    """
+    engine = Engine(scale_to_run_length(WatchSettings(), len(rows)))
+    events = [event for row in rows for event in engine.update(row)]
+    diagnosis = diagnose(rows, engine, events)
+    step = diverged_at(rows)
+    if step is not None:
+        text = f"diverged at step {step}: {diagnosis.text()}"
+        return Health("diverged", diagnosis.cause, text)
+    if error:
+        text = f"diverged after step {int(rows[-1]['step'])}: {error}"
+        return Health("diverged", diagnosis.cause, text)
+    return Health(diagnosis.condition, diagnosis.cause, diagnosis.text())
+
+
+def is_for_choosing(problem: str) -> bool:
+    """Whether a problem is used to choose rates; the others rank. By a hash of its id, so that it
+    is the same for every contender, seed and machine."""
+    return hashlib.sha256(problem.encode()).digest()[0] % 2 == 0
+
+
+# Settings by name: `rollout.prompts=8`, `optim.promote=none`.
+
+
+def change(config: Config, changes: Iterable[str]) -> Config:
+    """A config with some values replaced.
+
+    Args:
+        config: a config dataclass; nested fields are written with dots.
+        changes: NAME=VALUE; values of a list are separated by commas; none is None unless the
+            setting has a choice of that name.
+
+    Raises:
+        ValueError: an unknown name, or an invalid value.
+
+    Example:
+        >>> changed = change(TrainConfig(), ["rollout.prompts=8", "task.levels=1,2"])
+        >>> changed.rollout.prompts, changed.task.levels
+        (8, (1, 2))
+    """
+    with unchecked():  # several changes may only be valid together
+        for item in changes:
+            name, equals, text = item.partition("=")
+            if not equals:
+                raise ValueError(f"{item!r} must look like NAME=VALUE, such as steps=20")
+            config = _replace_at(config, name.strip().replace("-", "_").split("."), text, item)
+    return validate(config)
+
+
+def _replace_at(config: Any, path: list[str], text: str, item: str) -> Any:
+    known = [field.name for field in dataclasses.fields(config)]
+    if path[0] not in known:
+        close = difflib.get_close_matches(path[0], known, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ValueError(f"{item!r}: there is no setting {path[0]!r}{hint}")
+    kind, old = type_hints(type(config))[path[0]], getattr(config, path[0])
+    if dataclasses.is_dataclass(old) != (len(path) > 1):
+        raise ValueError(f"{item!r}: {path[0]} {'has' if len(path) == 1 else 'has no'} parts")
+    new = _replace_at(old, path[1:], text, item) if len(path) > 1 else _read(kind, text, item)
+    return replace(config, **{path[0]: new})
+
+
+def _read(kind: Any, text: str, item: str) -> Any:
+    """Text as a value of a type; the first alternative of a union that takes it."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    choices = [name for one in kinds if get_origin(one) is Literal for name in get_args(one)]
+    if NoneType in kinds and text == "none" and "none" not in choices:
+        return None
+    for one in kinds:
+        if one is not NoneType and (value := _read_one(one, text, item)) is not None:
+            return value
+    raise ValueError(f"{item!r}: {text!r} is not {' or '.join(map(_describe, kinds))}")
+
+
+def _read_one(kind: Any, text: str, item: str) -> Any:
+    if get_origin(kind) is tuple:
+        return tuple(_read(get_args(kind)[0], part, item) for part in text.split(",") if part)
+    if get_origin(kind) is Literal:
+        return {str(one): one for one in get_args(kind)}.get(text)
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower())
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) is tuple:
+        return f"values separated by commas, each {_describe(get_args(kind)[0])}"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "text",
+            Path: "a file name", NoneType: "none"}[kind]  # fmt: skip
+
+
+# One cell in its own process.
+
+
+def cell_command(path: Path, kind: str, config: Any) -> list[str]:
+    """Write a cell's config, and return the command that runs it."""
+    write_json(path, {"kind": kind, "config": to_plain(config)})
+    return [sys.executable, "-m", "mesotron.compare.kinds", str(path)]
+
+
+def run_cell(path: Path) -> int:
+    """Run the config in a file; what it prints is the cell's log."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    kind = next(kind for kind in (Language, Games, Robots) if kind.name == values["kind"])
+    module, function = kind.command.split(":")
+    config = from_plain(kind.config_type, values["config"], str(path))
+    return getattr(import_module(module), function)(config)
+
+
+if __name__ == "__main__":
+    sys.exit(run_cell(Path(sys.argv[1])))

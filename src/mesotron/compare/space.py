@@ -1,7 +1,7 @@
-"""What a sweep searches: a W&B sweep file, or ranges on the command line, as one value.
+"""The search space of a sweep: a W&B sweep file, or ranges on the command line.
 
-The same file works with `wandb sweep` and `wandb agent`; nothing of W&B is imported. Read are
-`command`, `metric` and `parameters` with value, values, or min and max; `method` is W&B's own.
+The same file works with `wandb sweep` and `wandb agent`; W&B is not imported. Used are `command`,
+`metric` and `parameters` with value, values, or min and max.
 """
 
 import json
@@ -16,21 +16,21 @@ from typing import Any, Literal
 Value = float | int | str | bool
 RANGE = re.compile(r"(?P<low>[^,]+?)\.\.(?P<high>[^,]+)")
 DISTRIBUTIONS = ("constant", "categorical", "int_uniform", "uniform", "log_uniform_values")
-# Recipes that are no recipes of `mesotron train`, as in a tournament.
+# Commands other than `mesotron train`.
 OTHERS = {"snake": ("ppo", "snake"), "vla": ("vla", "train")}
-# Words that send a run's metrics to W&B, which needs an account.
+# Arguments that send metrics to W&B, which needs an account.
 TO_WANDB = (["--wandb"], ["--report-to", "wandb"], ["--report-to=wandb"])
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One flag and the values it may take.
+    """One flag and its values.
 
     Args:
         name: of the flag, without dashes.
-        choices: these, or
-        low, high: all between; whole numbers if both are.
-        log: draw the logarithm evenly.
+        choices: these values; or
+        low, high: all values between; integers if both are.
+        log: sample the logarithm uniformly.
     """
 
     name: str
@@ -41,19 +41,17 @@ class Dimension:
 
     @property
     def varies(self) -> bool:
-        """Whether it takes more than one value."""
         return len(self.choices) > 1 if self.choices else self.low < self.high
 
     @property
-    def whole(self) -> bool:
-        """Whether it takes whole numbers alone."""
+    def is_integer(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def sample(self, rng: random.Random) -> Value:
-        """A value at random."""
+        """A random value."""
         if self.choices:
             return rng.choice(self.choices)
-        if self.whole:
+        if self.is_integer:
             return rng.randint(int(self.low), int(self.high))
         if self.log:
             return math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
@@ -62,14 +60,14 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Space:
-    """A whole sweep.
+    """A sweep.
 
     Args:
         name: of the study.
-        command: words after `mesotron` that all trials share: `["ppo", "snake", "--use-muon"]`.
-        dimensions: what differs.
-        metric: name of what is made large or small; None is the command's own score.
-        goal: which.
+        command: shared arguments after `mesotron`, such as `["ppo", "snake", "--use-muon"]`.
+        dimensions: what varies.
+        metric: to optimize; None for the command's own score.
+        goal: direction.
     """
 
     name: str
@@ -78,47 +76,46 @@ class Space:
     metric: str | None = None
     goal: Literal["maximize", "minimize"] = "maximize"
 
-    def words(self, values: Mapping[str, Value]) -> list[str]:
-        """The command of one trial, as W&B's agent writes it: --name=value.
+    def arguments(self, values: Mapping[str, Value]) -> list[str]:
+        """The arguments of one trial, as W&B's agent writes them: --name=value.
 
         Example:
             >>> space = Space("a", ("train", "arith"), (Dimension("optim.lr", low=0.1, high=1.0),))
-            >>> space.words({"optim.lr": 0.5})
+            >>> space.arguments({"optim.lr": 0.5})
             ['train', 'arith', '--optim.lr=0.5']
         """
         return [*self.command, *(f"--{name}={value}" for name, value in values.items())]
 
 
 def read_space(file: str, ranges: Sequence[str]) -> Space:
-    """The space of a sweep file or of a recipe, with ranges that were typed beside it.
+    """The space of a sweep file or a recipe, and ranges of the command line.
 
     Args:
         file: a path to YAML or JSON, or a recipe's name.
-        ranges: see `read_range`; they win over the file's.
+        ranges: see `read_range`; they replace the file's.
 
     Raises:
-        ValueError: the file cannot be used, or nothing is left to search.
+        ValueError: the file is invalid, or nothing varies.
     """
     path = Path(file)
-    typed = [read_range(item) for item in ranges]
+    given = [read_range(item) for item in ranges]
     if path.suffix in (".yaml", ".yml", ".json"):
-        space = from_mapping(load(path), path)
+        space = _from_mapping(_load(path), path)
     else:
         space = Space(file, OTHERS.get(file, ("train", file)), ())
-    named = {one.name for one in typed}
-    dimensions = [one for one in space.dimensions if one.name not in named] + typed
+    named = {one.name for one in given}
+    dimensions = [one for one in space.dimensions if one.name not in named] + given
     if not any(one.varies for one in dimensions):
         raise ValueError(
-            f"{file} leaves nothing to search: give ranges, as in --space optim.lr=1e-5..1e-3"
+            f"{file} has nothing to search: give ranges, such as --space optim.lr=1e-5..1e-3"
         )
     return Space(space.name, space.command, tuple(dimensions), space.metric, space.goal)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """A YAML or JSON file that holds a mapping."""
+def _load(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(
-            f"there is no sweep file {path}: name one that is there, or a recipe with --space"
+            f"there is no sweep file {path}: give an existing one, or a recipe with --space"
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -130,36 +127,35 @@ def load(path: Path) -> dict[str, Any]:
             values = yaml.safe_load(text)
     except ModuleNotFoundError as error:
         raise ValueError(f"{path} needs PyYAML: pip install 'mesotron[sweep]'") from error
-    except Exception as error:  # of either library's own kinds, or of the decoder
+    except Exception as error:  # of either library, or of the decoder
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a mapping with parameters")
+        raise ValueError(f"{path} must be a mapping with parameters")
     for key in ("metric", "parameters"):
         if not isinstance(values.get(key) or {}, dict):
             raise ValueError(f"{path}: {key} must be a mapping, not {values[key]!r}")
     return values
 
 
-def from_mapping(values: Mapping[str, Any], path: Path) -> Space:
-    """A space from what a sweep file holds."""
+def _from_mapping(values: Mapping[str, Any], path: Path) -> Space:
     metric = values.get("metric") or {}
-    found = Space(
+    space = Space(
         name=str(values.get("name", path.stem)),
-        command=command_of(values.get("command"), path),
+        command=_command(values.get("command"), path),
         dimensions=tuple(
-            read_parameter(str(name), about, path)
+            _read_parameter(str(name), about, path)
             for name, about in (values.get("parameters") or {}).items()
         ),
         metric=metric.get("name"),
         goal=metric.get("goal", "maximize"),
     )
-    if found.goal not in ("maximize", "minimize"):
-        raise ValueError(f"{path}: metric.goal {found.goal!r} must be maximize or minimize")
-    return found
+    if space.goal not in ("maximize", "minimize"):
+        raise ValueError(f"{path}: metric.goal {space.goal!r} must be maximize or minimize")
+    return space
 
 
-def command_of(words: Any, path: Path) -> tuple[str, ...]:
-    """The words between `mesotron` and `${args}`, without those that send metrics to W&B."""
+def _command(words: Any, path: Path) -> tuple[str, ...]:
+    """Arguments between `mesotron` and `${args}`, without those that send metrics to W&B."""
     if not isinstance(words, list) or "mesotron" not in words or "${args}" not in words:
         raise ValueError(
             f"{path}: command must be a list such as [mesotron, train, arith, ${{args}}]"
@@ -172,10 +168,9 @@ def command_of(words: Any, path: Path) -> tuple[str, ...]:
     return tuple(rest)
 
 
-def read_parameter(name: str, about: Any, path: Path) -> Dimension:
-    """One entry of `parameters`."""
+def _read_parameter(name: str, about: Any, path: Path) -> Dimension:
     if not isinstance(about, dict):
-        raise ValueError(f"{path}: parameter {name} must hold value, values, or min and max")
+        raise ValueError(f"{path}: parameter {name} must have value, values, or min and max")
     kind = about.get("distribution")
     if kind is not None and kind not in DISTRIBUTIONS:
         known = ", ".join(DISTRIBUTIONS)
@@ -187,23 +182,23 @@ def read_parameter(name: str, about: Any, path: Path) -> Dimension:
     low, high = about.get("min"), about.get("max")
     if isinstance(low, str) or isinstance(high, str):
         raise ValueError(
-            f"{path}: parameter {name}: YAML reads {low!r} or {high!r} as a word; write 0.00001 or "
+            f"{path}: parameter {name}: YAML reads {low!r} or {high!r} as text; write 0.00001 or "
             "1.0e-5"
         )
     if low is None or high is None:
-        raise ValueError(f"{path}: parameter {name} must hold value, values, or min and max")
+        raise ValueError(f"{path}: parameter {name} must have value, values, or min and max")
     if kind in ("uniform", "log_uniform_values"):
         low, high = float(low), float(high)
-    return checked(Dimension(name, low=low, high=high, log=kind == "log_uniform_values"))
+    return _checked(Dimension(name, low=low, high=high, log=kind == "log_uniform_values"))
 
 
 def read_range(item: str) -> Dimension:
-    """A range as typed: NAME=LOW..HIGH or NAME=ONE,TWO.
+    """A range on the command line: NAME=LOW..HIGH or NAME=ONE,TWO.
 
-    Numbers above 0 and a decade or more apart are drawn in logarithm.
+    Positive floats a decade or more apart are sampled in the logarithm.
 
     Example:
-        >>> read_range("optim.lr=1e-5..1e-3").log, read_range("rollout.updates=1..4").whole
+        >>> read_range("optim.lr=1e-5..1e-3").log, read_range("rollout.updates=1..4").is_integer
         (True, True)
         >>> read_range("optim.name=muon,pion").choices
         ('muon', 'pion')
@@ -211,29 +206,27 @@ def read_range(item: str) -> Dimension:
     name, equals, words = item.partition("=")
     if not equals or not words:
         raise ValueError(f"--space {item!r} must look like optim.lr=1e-5..1e-3 or name=one,two")
-    found = RANGE.fullmatch(words)
-    if found is None:
+    match = RANGE.fullmatch(words)
+    if match is None:
         return Dimension(name, choices=tuple(words.split(",")))
-    low, high = (read_number(found[end], item) for end in ("low", "high"))
-    whole = isinstance(low, int) and isinstance(high, int)
-    log = not whole and low > 0 and high / low >= 10
-    return checked(Dimension(name, low=low, high=high, log=log))
+    low, high = (_read_number(match[end], item) for end in ("low", "high"))
+    integers = isinstance(low, int) and isinstance(high, int)
+    log = not integers and low > 0 and high / low >= 10
+    return _checked(Dimension(name, low=low, high=high, log=log))
 
 
-def read_number(word: str, item: str) -> float | int:
-    """A whole number if it is written as one, else any number."""
+def _read_number(word: str, item: str) -> float | int:
     try:
         return int(word) if re.fullmatch(r"[-+]?\d+", word) else float(word)
     except ValueError as error:
         raise ValueError(f"--space {item!r}: {word!r} is not a number") from error
 
 
-def checked(one: Dimension) -> Dimension:
-    """A range that can be drawn from, or a sentence."""
+def _checked(one: Dimension) -> Dimension:
     if not one.low <= one.high or (one.log and not one.low > 0):
         above = " and above 0" if one.log else ""
         raise ValueError(
-            f"{one.name} from {one.low:g} to {one.high:g} is no range: the first must be the "
+            f"{one.name} from {one.low:g} to {one.high:g} is not a range: the first must be the "
             f"smaller one{above}"
         )
     return one

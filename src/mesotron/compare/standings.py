@@ -1,37 +1,38 @@
-"""Who won: the ranking, how far behind the others are, and when each got half way.
+"""The ranking of a tournament from its final cells, and its conclusion in sentences.
 
-From the finished cells alone. Search cells choose rates and are not counted here.
+Search cells choose rates and are not counted here.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import fmean, median
 
 import numpy as np
 
-from mesotron.compare.grid import Search
-from mesotron.compare.inference import bootstrap, holm, paired_test, pool_seeds
-from mesotron.compare.kind import Kind, Row
-from mesotron.compare.record import Cell, Standing, Tournament, anybody_scored
+from mesotron.compare.kinds import Kind, Row
+from mesotron.compare.record import Cell, Standing, Tournament, has_scores
+from mesotron.compare.search import Search
+from mesotron.compare.stats import LEVEL, bootstrap, holm, paired_test, pool_seeds
+from mesotron.runs.console import spell_time
 
-# Steps whose mean is a point of the smoothed training curve.
-WINDOW = 5
+WINDOW = 5  # steps averaged for a point of the smoothed training curve
 
 
 def rank(record: Tournament, searches: Mapping[str, Search], rates: Mapping[str, float]) -> None:
     """Fill in `record.standings`, best first; contenders without a score come last.
 
-    Where every score is 0 all share the first place, and nobody is compared.
+    If every score is 0, all share rank 1 and none are compared.
 
     Args:
         record: with its cells.
-        searches: of each contender, finished ones.
-        rates: the rate that each search has chosen.
+        searches: finished searches by contender.
+        rates: the rate that each search chose.
     """
-    rows = [line(record, name, searches[name], rates[name]) for name in rates]
+    rows = [_standing(record, name, searches[name], rates[name]) for name in rates]
     rows.sort(key=lambda row: (row.score is None, -(row.score or 0.0)))
-    scored = anybody_scored(rows)
+    scored = has_scores(rows)
     for place, row in enumerate(rows, 1):
         row.rank = place if scored else 1
     if scored:
@@ -39,11 +40,10 @@ def rank(record: Tournament, searches: Mapping[str, Search], rates: Mapping[str,
     record.standings = rows
 
 
-def line(record: Tournament, name: str, search: Search, rate: float) -> Standing:
-    """One contender's line, without its place and its comparison with the best."""
-    cells = final_cells(record, name, rate)
+def _standing(record: Tournament, name: str, search: Search, rate: float) -> Standing:
+    cells = _final_cells(record, name, rate)
     scored = [cell for cell in cells if cell.per_problem is not None]
-    interval = bootstrap(scores(scored)) if scored else None
+    interval = bootstrap(_scores(scored)) if scored else None
     reached = [cell.threshold_seconds for cell in scored if cell.threshold_seconds is not None]
     return Standing(
         rank=0,
@@ -60,8 +60,8 @@ def line(record: Tournament, name: str, search: Search, rate: float) -> Standing
         behind_high=None,
         p=None,
         p_holm=None,
-        seconds=mean([cell.seconds for cell in scored]),
-        tokens=mean([cell.tokens for cell in scored]),
+        seconds=_mean([cell.seconds for cell in scored]),
+        tokens=_mean([cell.tokens for cell in scored]),
         threshold_seconds=median(reached) if 2 * len(reached) > len(scored) else None,
         trials=sum(cell.contender == name and cell.stage == "search" for cell in record.cells),
         extended=search.extended * record.plan["search_seeds"],
@@ -72,78 +72,75 @@ def line(record: Tournament, name: str, search: Search, rate: float) -> Standing
 
 
 def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
-    """The paired test of every other contender against the first, corrected for all pairs, from
-    which the noise of seeds is taken too: the first was chosen by the same scores, and any pair
-    might have been the one with the largest lead.
+    """The paired test of every contender against the first, corrected for all pairs.
+
+    The noise of seeds is pooled over all pairs too: the first was chosen by the same scores, and
+    any pair might have been the one with the largest lead.
     """
     pairs = [
         (first, second, D)
         for first, second in combinations(rows, 2)
-        if (D := difference(record, first, second)) is not None
+        if (D := _difference(record, first, second)) is not None
     ]
     if not pairs:
         return
     pooled = pool_seeds([D for *_, D in pairs])
     tests = [paired_test(D, pooled) for *_, D in pairs]
-    corrected = holm([found.p for found in tests])
-    for (first, row, _), found, p in zip(pairs, tests, corrected, strict=True):
+    corrected = holm([test.p for test in tests])
+    for (first, row, _), test, p in zip(pairs, tests, corrected, strict=True):
         if first is rows[0]:
-            row.behind, row.behind_low, row.behind_high = found.value, found.low, found.high
-            row.p, row.p_holm = found.p, p
+            row.behind, row.behind_low, row.behind_high = test.value, test.low, test.high
+            row.p, row.p_holm = test.p, p
 
 
-def difference(record: Tournament, first: Standing, second: Standing) -> np.ndarray | None:
+def _difference(record: Tournament, first: Standing, second: Standing) -> np.ndarray | None:
     """The first's lead over the second, [S, P], over the seeds that both have a score of."""
-    pairs = [
+    by_seed = [
         {
             cell.seed: cell
-            for cell in final_cells(record, row.contender, row.rate)
+            for cell in _final_cells(record, row.contender, row.rate)
             if cell.per_problem is not None
         }
         for row in (first, second)
     ]
-    seeds = sorted(pairs[0].keys() & pairs[1].keys())
+    seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
     if not seeds:
         return None
-    better, worse = (scores([cells[seed] for seed in seeds]) for cells in pairs)
+    better, worse = (_scores([cells[seed] for seed in seeds]) for cells in by_seed)
     return better - worse
 
 
-def final_cells(record: Tournament, name: str, rate: float) -> list[Cell]:
-    """A contender's cells of the last stage that have ended, by seed.
-
-    Of the chosen rate alone: a search that went on later may have left cells at another.
-    """
-    found = [
+def _final_cells(record: Tournament, name: str, rate: float) -> list[Cell]:
+    """Finished final cells by seed, at the chosen rate only: an extended search may have left
+    cells at another."""
+    cells = [
         cell
         for cell in record.cells
         if (cell.contender, cell.rate, cell.stage) == (name, rate, "final")
         and cell.state in ("done", "failed")
     ]
-    return sorted(found, key=lambda cell: cell.seed)
+    return sorted(cells, key=lambda cell: cell.seed)
 
 
-def scores(cells: Sequence[Cell]) -> np.ndarray:
-    """[S, P] of cells that have a score."""
+def _scores(cells: Sequence[Cell]) -> np.ndarray:
     return np.array([cell.per_problem for cell in cells], dtype=np.float64)
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """Of those that are known."""
+def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
 
 def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[Row]]) -> None:
-    """Set the threshold from the final cells' curves, and when each cell has passed it.
+    """Set the threshold from the final cells' curves, and when each cell passed it.
 
-    Half way from the mean of all curves' first steps to the mean of the best contender's last ones;
-    of a curve that falls, downward. If nobody's got better there is no half way.
+    Halfway from the mean of all curves' first steps to the mean of the best contender's last ones
+    (downward for a curve that falls). There is none if no curve improved.
 
     Args:
         kind: names the metric, and counts seconds and tokens.
-        record: its threshold and its cells are filled in.
-        curves: id of a cell -> its rows of metrics, of final cells of chosen rates that have ended.
+        record: its threshold and cells are filled in.
+        curves: cell id -> rows of metrics, for finished final cells at chosen rates.
     """
     assert record.threshold is not None
     name = record.threshold.metric
@@ -173,22 +170,127 @@ def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[
 
 
 def smoothed(rows: Sequence[Row], name: str, sign: float = 1.0) -> list[tuple[int, float]]:
-    """(index of the row, mean of the last few values up to it), for rows that have the metric as a
-    finite number. It begins with the first whole window: one lucky step passes no threshold.
+    """(row index, mean of the last few finite values), from the first full window on.
 
     Example:
         >>> smoothed([{"x": 1.0}, {}, {"x": 3.0}], "x")  # fewer than a window: all of them
         [(2, 2.0)]
     """
-    found = [
+    points = [
         (k, sign * row[name])
         for k, row in enumerate(rows)
         if name in row and math.isfinite(row[name])
     ]
-    if not found:
+    if not points:
         return []
-    window = min(WINDOW, len(found))
+    window = min(WINDOW, len(points))
     return [
-        (found[last][0], fmean(value for _, value in found[last + 1 - window : last + 1]))
-        for last in range(window - 1, len(found))
+        (points[last][0], fmean(value for _, value in points[last + 1 - window : last + 1]))
+        for last in range(window - 1, len(points))
     ]
+
+
+# The conclusion in sentences.
+
+
+def conclude(record: Tournament) -> list[str]:
+    """What the standings show."""
+    cells, rows = record.cells, [row for row in record.standings if row.score is not None]
+    not_measured = [
+        f"{cell.contender} is left out: the run that measures its updates failed ({cell.why})."
+        for cell in cells
+        if cell.stage == "probe" and cell.state == "failed"
+    ]
+    if not rows:
+        return ["No contender has a score: see the cells.", *not_measured]
+    start = record.start.get("final")
+    since = "" if start is None else f" ({record.before}: {start:.3f})"
+    if has_scores(rows):
+        order = _conclude_order(record, rows, since)
+    else:
+        order = [
+            f"All contenders score 0{since} by {record.measure}, so there is no ranking: use "
+            "longer runs or an easier task."
+        ]
+    trouble = []
+    for row in record.standings:
+        if row.dead:
+            runs = count(row.dead, "final run")
+            trouble.append(f"{row.contender}: {runs} of {len(row.seeds)} died or diverged.")
+        if row.failed:
+            trouble.append(f"{row.contender}: {count(row.failed, 'final run')} crashed.")
+    return [
+        *order,
+        *trouble,
+        *not_measured,
+        *_dead_rates(cells),
+        f"This holds for {record.recipe} at this length and size only.",
+    ]
+
+
+def _conclude_order(record: Tournament, rows: Sequence[Standing], since: str) -> list[str]:
+    best = rows[0]
+    sentences = [
+        f"{best.contender} is first: {best.score:.3f} [{best.low:.3f}, {best.high:.3f}] at rate "
+        f"{best.rate:g}{since}, {record.measure}, {count(len(best.seeds), 'seed')}."
+    ]
+    if len(best.seeds) < 2:
+        sentences.append("One seed says nothing about other seeds: use three or more.")
+    tied = [row for row in rows[1:] if row.p_holm is not None and row.p_holm >= LEVEL]
+    if tied:
+        names = [
+            f"{row.contender} (behind by {row.behind:.3f}, p = {row.p_holm:.2g})" for row in tied
+        ]
+        sentences.append(f"No significant difference from {best.contender}: {', '.join(names)}.")
+    sentences += [
+        f"{row.contender} is behind by {row.behind:.3f} [{row.behind_low:.3f}, "
+        f"{row.behind_high:.3f}] (p = {row.p_holm:.2g})."
+        for row in rows[1:]
+        if row.p_holm is not None and row.p_holm < LEVEL
+    ]
+    timed = [(row.threshold_seconds, row) for row in rows if row.threshold_seconds is not None]
+    if timed:
+        fast, quickest = min(timed, key=lambda pair: pair[0])
+        slow, slowest = max(timed, key=lambda pair: pair[0])
+        if fast < slow:
+            sentences.append(
+                f"{quickest.contender} was halfway first, after {spell_time(fast)} of training; "
+                f"{slowest.contender} last, after {spell_time(slow)}."
+            )
+    for row in rows:
+        if row.edge:
+            own = (c for c in record.cells if c.contender == row.contender and c.stage == "search")
+            tried = len({cell.rate for cell in own})
+            end, other = (
+                ("largest", "a larger") if row.edge == "high" else ("smallest", "a smaller")
+            )
+            if tried == 1:
+                end, other = "only", "another"
+            sentences.append(
+                f"{row.contender}: its rate, {row.rate:g}, is the {end} one of {tried} tried; "
+                f"{other} one may be better."
+            )
+    return sentences
+
+
+def _dead_rates(cells: Sequence[Cell]) -> list[str]:
+    sentences = []
+    for name in dict.fromkeys(cell.contender for cell in cells):
+        own = [cell for cell in cells if cell.contender == name and cell.stage == "search"]
+        dead = [cell for cell in own if cell.verdict in ("dead", "diverged")]
+        if dead:
+            rates = ", ".join(f"{rate:g}" for rate in sorted({cell.rate for cell in dead}))
+            causes = Counter(cell.cause or cell.verdict or "" for cell in dead)
+            cause = causes.most_common(1)[0][0].replace("_", " ")
+            sentences.append(f"{name} died in its search at rate {rates} ({cause}).")
+    return sentences
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    Example:
+        >>> count(1, "seed"), count(3, "seed")
+        ('1 seed', '3 seeds')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,56 +1,54 @@
-"""`mesotron sweep FILE`: trials side by side, each a run; one that the watch calls dead ends early.
+"""`mesotron sweep FILE`: trials side by side, each a run; the watch prunes dead ones.
 
-Several of these may work on one study at once. W&B's own way is `wandb sweep FILE`.
+The study is kept in Optuna: in a journal file that processes of one machine share, or a database
+that machines share. A running trial whose process is gone is taken up by the next worker.
+
+References: Akiba et al., "Optuna", 2019, arXiv 1907.10902.
 """
 
+import fcntl
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from mesotron.compare.kind import is_spoiled
-from mesotron.compare.space import Space, read_space
-from mesotron.compare.trials import (
-    COMMANDS,
-    Pulse,
-    command_name,
-    read_score,
-    resume_words,
-    start_words,
-)
-from mesotron.compare.words import count
-from mesotron.config import SweepConfig
+from mesotron.compare.kinds import XLA_ONE_THREAD, diverged_at, is_not_finite
+from mesotron.compare.space import Dimension, Space, Value, read_space
+from mesotron.compare.standings import count
+from mesotron.config import SweepConfig, WatchSettings
+from mesotron.runs import RunFolder
 from mesotron.runs.console import spell_time
-from mesotron.runs.files import write_json
+from mesotron.runs.files import append_row, read_rows, write_json
 from mesotron.runs.process import StopRequest
 from mesotron.runs.workers import CommandPool, Job, default_num_workers, list_gpus
+from mesotron.watch.engine import Engine
 
 if TYPE_CHECKING:
-    from mesotron.compare.study import Study, Trial
+    import optuna
+    from optuna.trial import FrozenTrial
 
-# Trials in a row that may crash before the fault is the sweep's own.
-PATIENCE = 3
-SHOWN = 10
+MAX_CRASHES = 3  # in a row, before the whole sweep is at fault
+MAX_ROWS = 10
+LAST_SHARE = 0.1  # of a run's rows, over which a metric is averaged
 
 
 def run(config: SweepConfig) -> int:
-    """Search, or go on searching.
-
-    Returns:
-        0 when the study has its trials.
+    """Start or continue a sweep.
 
     Raises:
-        KeyboardInterrupt: somebody stopped it; it says how to go on.
+        KeyboardInterrupt: it was stopped; the message says how to continue.
     """
     space = read_space(config.file, config.space)
     command_name(space.command)
     try:
-        from mesotron.compare.study import Study
+        import optuna  # noqa: F401
     except ModuleNotFoundError as error:
         raise ValueError(
             f"mesotron sweep needs {error.name}: pip install 'mesotron[sweep]'"
@@ -59,43 +57,306 @@ def run(config: SweepConfig) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     console = Console()
     study = Study(space, config, folder)
-    Search(study, space, config, console).play()
+    Sweep(study, space, config, console).run()
     finish(study, space, folder, console)
     return 0
 
 
-class Search:
-    """The trials of this process, watched until the study has enough.
+# Trials as run folders.
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that can be swept.
+
+    Args:
+        place: flags for the run folder; {parent} and {name} stand for its parts.
+        score: path of the score in result.json.
+        threads: flag for CPU threads, if it has one.
+        defaults: flags of a trial that the sweep's own override.
+        env: environment variables if it has one thread.
+    """
+
+    place: tuple[str, ...]
+    score: tuple[str, ...]
+    threads: str | None = None
+    defaults: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
+COMMANDS = {
+    "train": Command(("--out={parent}/{name}",), ("after", "value"), "--threads"),
+    "vla train": Command(
+        ("--out={parent}/{name}",), ("success",), "--threads", defaults=("--workers=1",)
+    ),
+    "ppo snake": Command(
+        ("--save-dir={parent}", "--run-name={name}"), ("greedy_fruit",), env=XLA_ONE_THREAD
+    ),
+}
+
+
+def command_name(arguments: Sequence[str]) -> str:
+    """The command that arguments begin with.
+
+    Example:
+        >>> command_name(["ppo", "snake", "--use-muon"])
+        'ppo snake'
+    """
+    for length in (1, 2):
+        if " ".join(arguments[:length]) in COMMANDS:
+            return " ".join(arguments[:length])
+    known = ", ".join(COMMANDS)
+    raise ValueError(f"mesotron {' '.join(arguments[:2])} cannot be swept: choose from {known}")
+
+
+def start_arguments(arguments: Sequence[str], run: Path, threads: int) -> list[str]:
+    """Arguments of a new run in a folder."""
+    name = command_name(arguments).split()
+    command = COMMANDS[" ".join(name)]
+    place = [flag.format(parent=run.parent, name=run.name) for flag in command.place]
+    given = [*name, *command.defaults, *arguments[len(name) :]]
+    return [*given, *place, *([f"{command.threads}={threads}"] if command.threads else [])]
+
+
+def process_command(arguments: Sequence[str]) -> list[str]:
+    """The command line of a trial, independent of PATH."""
+    return [sys.executable, "-m", "mesotron", *arguments]
+
+
+def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float | None:
+    """The score of a finished run; None if it is unfinished or lacks the metric.
+
+    Args:
+        run: run folder.
+        metric: name in metrics.jsonl or result.json, as here or as in W&B (train/reward,
+            eval/greedy_fruit); None for the command's own score.
+        arguments: of its command.
+    """
+    if not (run / "config.json").is_file():
+        return None
+    folder = RunFolder(run)
+    result = folder.result
+    if result is None:
+        return None
+    path: Sequence[str] = COMMANDS[command_name(arguments)].score
+    if metric is not None:
+        name = metric.removeprefix("train/")
+        values = [row[name] for row in folder.rows("metrics") if name in row]
+        if values:
+            return fmean(values[-max(1, round(LAST_SHARE * len(values))) :])
+        path = name.removeprefix("eval/").split(".")
+    value: Any = result
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+class Pulse:
+    """The watch on a run that another process writes."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self._engine = Engine(WatchSettings())
+        self._seen = 0
+
+    def why_dead(self) -> str | None:
+        """Why the run is dead; None while it is alive."""
+        rows = read_rows(self.run / "metrics.jsonl")
+        new, self._seen = rows[self._seen :], len(rows)
+        if (step := diverged_at(new)) is not None:
+            return f"the loss is not finite at step {step}"
+        events = [event for row in new for event in self._engine.update(row)]
+        return next((e.sentence(False) for e in events if e.severity == "stop"), None)
+
+
+@dataclass
+class Trial:
+    """A trial of this process.
+
+    Args:
+        number: in the study.
+        values: of the dimensions.
+        run: run folder.
+        claim: a locked file; while this process or the trial's holds it, the trial is taken.
+    """
+
+    number: int
+    values: dict[str, Value]
+    run: Path
+    claim: IO[str]
+
+
+class Study:
+    """The Optuna study of a sweep.
+
+    Args:
+        space: what is searched.
+        config: storage and number of trials.
+        folder: of the trials' runs.
+    """
+
+    def __init__(self, space: Space, config: SweepConfig, folder: Path) -> None:
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.space, self.config, self.folder = space, config, folder
+        self.metric = config.metric or space.metric
+        self._reasons = folder / "reasons.jsonl"
+        storage: Any = config.storage
+        if storage is None:
+            storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
+        goal = config.goal or space.goal
+        self.study = optuna.create_study(
+            study_name=config.study or space.name,
+            storage=storage,
+            direction=goal,
+            load_if_exists=True,
+        )
+        # Scores of one study must mean the same and have the same direction.
+        metric = self.metric or "score"
+        known = self.study.user_attrs.get("metric", metric)
+        direction = self.study.direction.name.lower()
+        for name, old, new in (("goal", direction, goal), ("metric", known, metric)):
+            if old != new:
+                raise ValueError(
+                    f"the study {self.study.study_name} has the {name} {old}, not {new}: use "
+                    "another --study or --out"
+                )
+        if "metric" not in self.study.user_attrs:
+            self.study.set_user_attr("metric", metric)
+
+    def next(self) -> Trial | None:
+        """A trial whose worker is gone, or a new one; None if there are enough."""
+        from optuna.samplers import TPESampler
+
+        trials = self.study.get_trials(deepcopy=False)
+        for trial in trials:
+            if trial.state.name == "RUNNING" and (taken := self._take_up(trial)):
+                return taken
+        counted = ("COMPLETE", "PRUNED", "RUNNING")
+        if sum(trial.state.name in counted for trial in trials) >= self.config.trials:
+            return None
+        trial = self.study.ask()
+        claim = self._claim(trial.number)
+        assert claim is not None  # the number is new
+        # Seeded by the number: workers that start together do not draw the same values.
+        self.study.sampler = TPESampler(
+            seed=self.config.seed * 1_000_003 + trial.number, multivariate=False
+        )
+        values = {one.name: _suggest(trial, one) for one in self.space.dimensions}
+        return Trial(trial.number, values, self._run(trial.number), claim)
+
+    def _run(self, number: int) -> Path:
+        return self.folder / "trials" / f"trial-{number:04d}"
+
+    def _claim(self, number: int) -> IO[str] | None:
+        """Lock a trial's file; None if it is locked."""
+        path = self._run(number).with_suffix(".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        return file
+
+    def _take_up(self, trial: "FrozenTrial") -> Trial | None:
+        """A running trial of this folder whose worker is gone."""
+        if not self._run(trial.number).with_suffix(".lock").exists():
+            return None  # another machine's
+        if any(one.name not in trial.params for one in self.space.dimensions):
+            return None  # its worker is about to draw them, or died there: one trial fewer
+        claim = self._claim(trial.number)
+        if claim is None:
+            return None
+        now = self.study.get_trials(deepcopy=False)[trial.number]
+        if now.state.name != "RUNNING":  # it ended before the claim
+            claim.close()
+            return None
+        return Trial(trial.number, dict(trial.params), self._run(trial.number), claim)
+
+    def complete(self, trial: Trial, score: float) -> None:
+        self.study.tell(trial.number, score)
+        trial.claim.close()
+
+    def prune(self, trial: Trial, why: str) -> None:
+        """A trial that the watch calls dead."""
+        self._end(trial, "PRUNED", why)
+
+    def fail(self, trial: Trial, why: str) -> None:
+        """A trial that crashed: it does not count."""
+        self._end(trial, "FAIL", why)
+
+    def _end(self, trial: Trial, state: str, why: str) -> None:
+        from optuna.trial import TrialState
+
+        append_row(self._reasons, {"trial": trial.number, "state": state, "why": why})
+        self.study.tell(trial.number, state=TrialState[state])
+        trial.claim.close()
+
+    def reasons(self) -> dict[int, str]:
+        """Why trials of this folder have no score."""
+        return {row["trial"]: row["why"] for row in read_rows(self._reasons)}
+
+    def release(self, trial: Trial) -> None:
+        """Leave a stopped trial to the next worker."""
+        trial.claim.close()
+
+    def ended(self) -> "list[FrozenTrial]":
+        """Trials with a score, best first, then pruned ones."""
+        trials = self.study.get_trials(deepcopy=False)
+        sign = 1 if self.study.direction.name == "MINIMIZE" else -1
+        return sorted(
+            (one for one in trials if one.state.name in ("COMPLETE", "PRUNED")),
+            key=lambda one: (one.value is None, 0.0 if one.value is None else sign * one.value),
+        )
+
+
+def _suggest(trial: "optuna.Trial", one: Dimension) -> Value:
+    if one.choices:
+        choice = trial.suggest_categorical(one.name, one.choices)
+        assert choice is not None
+        return choice
+    if one.is_integer:
+        return trial.suggest_int(one.name, int(one.low), int(one.high), log=one.log)
+    return trial.suggest_float(one.name, one.low, one.high, log=one.log)
+
+
+class Sweep:
+    """Runs the trials of this process until the study has enough.
 
     Args:
         study: gives trials and takes their scores.
         space: the command.
-        config: how many at once, and how often to look.
-        console: where it is told.
+        config: workers and polling.
+        console: for messages.
     """
 
-    def __init__(self, study: "Study", space: Space, config: SweepConfig, console: Console) -> None:
+    def __init__(self, study: Study, space: Space, config: SweepConfig, console: Console) -> None:
         self.study, self.space, self.config, self.console = study, space, config, console
-        on_cpu = any("device=cpu" in word for word in space.command)
+        on_cpu = any("device=cpu" in argument for argument in space.command)
         gpus = [] if on_cpu else list_gpus()
         self.pool = CommandPool(config.workers or default_num_workers(config.threads, gpus), gpus)
         self.trials: dict[str, Trial] = {}
         self.pulses: dict[str, Pulse] = {}
-        self.doomed: dict[str, str] = {}
+        self.dead: dict[str, str] = {}
         self.crashes = 0
 
-    def play(self) -> None:
+    def run(self) -> None:
         """Run trials until there are enough."""
-        how = f"the same command goes on with {self.study.folder}"
-        with StopRequest(self.say, how) as stop:
+        how_to_continue = f"the same command continues {self.study.folder}"
+        with StopRequest(self.say, how_to_continue) as stop:
             try:
                 self._loop(stop)
             finally:
                 self.pool.kill()
                 for trial in self.trials.values():
-                    self.study.leave(trial)
+                    self.study.release(trial)
         if stop.requested:
-            raise KeyboardInterrupt(how)
+            raise KeyboardInterrupt(how_to_continue)
 
     def _loop(self, stop: StopRequest) -> None:
         while True:
@@ -108,90 +369,75 @@ class Search:
             if not self.pool.jobs:
                 return
             if self.config.prune and not stop.requested:
-                self._feel_pulses()
+                self._stop_dead_trials()
             time.sleep(self.config.every)
 
     def _start(self) -> bool:
-        """Start a trial; False if there is none to start."""
+        """Start a trial; False if there is none."""
         trial = self.study.next()
         if trial is None:
             return False
-        key = str(trial.number)
-        words = self.space.words(trial.values)
+        name = command_name(self.space.command)
         if (trial.run / "config.json").is_file():
-            words = resume_words(words, trial.run)
+            arguments = [*name.split(), f"--resume={trial.run}"]
         else:
-            words = start_words(words, trial.run, self.config.threads)
-        command = COMMANDS[command_name(self.space.command)]
-        variables = {"OMP_NUM_THREADS": str(self.config.threads)}
-        variables |= command.variables if self.config.threads == 1 else {}
-        log = trial.run.with_suffix(".log")
-        self.pool.start(
-            key, process_words(words), log, variables, keep_open=(trial.claim.fileno(),)
-        )
+            given = self.space.arguments(trial.values)
+            arguments = start_arguments(given, trial.run, self.config.threads)
+        env = {"OMP_NUM_THREADS": str(self.config.threads)}
+        env |= COMMANDS[name].env if self.config.threads == 1 else {}
+        key, log = str(trial.number), trial.run.with_suffix(".log")
+        self.pool.start(key, process_command(arguments), log, env, (trial.claim.fileno(),))
         self.trials[key], self.pulses[key] = trial, Pulse(trial.run)
         return True
 
-    def _feel_pulses(self) -> None:
-        """Ask the processes of dead trials to leave."""
+    def _stop_dead_trials(self) -> None:
         for job in self.pool.jobs:
-            if job.key not in self.doomed and (why := self.pulses[job.key].dead()):
-                self.doomed[job.key] = why
+            if job.key not in self.dead and (why := self.pulses[job.key].why_dead()):
+                self.dead[job.key] = why
                 job.process.terminate()
 
     def _end(self, job: Job, stopping: bool) -> None:
-        """Tell the study what came of a trial."""
+        """Report the result of a trial to the study."""
         trial, pulse = self.trials.pop(job.key), self.pulses.pop(job.key)
-        why = self.doomed.pop(job.key, None) or (pulse.dead() if self.config.prune else None)
+        why = self.dead.pop(job.key, None) or (pulse.why_dead() if self.config.prune else None)
         score = read_score(trial.run, self.study.metric, self.space.command)
-        told = job.failure
-        if score is None and why is None and is_spoiled(told):
-            why = told
+        if score is None and why is None and is_not_finite(job.failure):
+            why = job.failure
+        varied = [one.name for one in self.space.dimensions if one.varies]
+        values = " ".join(f"{name}={_spell(trial.values[name])}" for name in varied)
+        label = f"trial {trial.number} {values}"
         took = spell_time(time.monotonic() - job.start)
-        names = [one.name for one in self.space.dimensions if one.varies]
-        shown = " ".join(f"{name}={spell(trial.values[name])}" for name in names)
         if why is not None:
             self.study.prune(trial, why)
-            self.say(f"trial {trial.number} {shown}: pruned, {why} ({took})")
+            self.say(f"{label}: pruned, {why} ({took})")
         elif score is not None:
             self.study.complete(trial, score)
-            self.say(f"trial {trial.number} {shown}: {score:.4g} ({took})")
+            self.say(f"{label}: {score:.4g} ({took})")
         elif stopping:
-            self.study.leave(trial)
+            self.study.release(trial)
         else:
-            self._crash(trial, told, shown)
+            self.study.fail(trial, job.failure)
+            self.say(f"{label}: failed, {job.failure}")
+            self.crashes += 1
+            if self.crashes >= MAX_CRASHES:
+                raise ValueError(
+                    f"{self.crashes} trials in a row have failed, the last with: {job.failure}; "
+                    f"see {job.log}"
+                )
             return
         self.crashes = 0
 
-    def _crash(self, trial: "Trial", why: str, shown: str) -> None:
-        """A trial without a score: the study goes on, unless every trial ends so."""
-        self.study.fail(trial, why)
-        self.say(f"trial {trial.number} {shown}: failed, {why}")
-        self.crashes += 1
-        if self.crashes >= PATIENCE:
-            raise ValueError(
-                f"{self.crashes} trials in a row have failed, the last with: {why}; see "
-                f"{trial.run.with_suffix('.log')}"
-            )
-
     def say(self, sentence: str) -> None:
-        """A line of its own."""
         self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
 
-def process_words(words: Sequence[str]) -> list[str]:
-    """How a command of ours is started, without asking the PATH."""
-    return [sys.executable, "-m", "mesotron", *words]
-
-
-def spell(value: object) -> str:
-    """A value in a few digits."""
+def _spell(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def finish(study: "Study", space: Space, folder: Path, console: Console) -> None:
-    """The best trials on the terminal, and all of them in sweep.json."""
-    found, reasons = study.ended(), study.reasons()
+def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
+    """Print the best trials, and write all of them to sweep.json."""
+    ended, reasons = study.ended(), study.reasons()
     rows = [
         {
             "number": one.number,
@@ -199,20 +445,20 @@ def finish(study: "Study", space: Space, folder: Path, console: Console) -> None
             "values": one.params,
             "why": reasons.get(one.number, ""),
         }
-        for one in found
+        for one in ended
     ]
     write_json(folder / "sweep.json", {"name": space.name, "metric": study.metric, "trials": rows})
     names = [one.name for one in space.dimensions if one.varies]
-    counted = count(len(found), "trial")
-    table = Table(title=f"{space.name}: {counted}, the best first", box=SIMPLE_HEAD)
-    for heading in ("trial", study.metric or "score", *names, "why pruned"):
+    title = f"{space.name}: {count(len(ended), 'trial')}, best first"
+    table = Table(title=title, box=SIMPLE_HEAD)
+    for heading in ("trial", study.metric or "score", *names, "pruned because"):
         table.add_column(heading)
-    for row in rows[:SHOWN]:
+    for row in rows[:MAX_ROWS]:
         score = "" if row["score"] is None else f"{row['score']:.4g}"
-        values = [spell(row["values"].get(name, "")) for name in names]
+        values = [_spell(row["values"].get(name, "")) for name in names]
         table.add_row(str(row["number"]), score, *values, row["why"])
     console.print(table)
     if rows and rows[0]["score"] is not None:
-        words = space.words(rows[0]["values"])
-        console.print(f"the best: mesotron {' '.join(words)}", soft_wrap=True, highlight=False)
+        best = " ".join(space.arguments(rows[0]["values"]))
+        console.print(f"best: mesotron {best}", soft_wrap=True, highlight=False)
     console.print(f"{folder / 'sweep.json'}", soft_wrap=True, highlight=False)

@@ -1,83 +1,127 @@
-"""A tournament in progress: which cells are due, what came of those that ended, what to write.
+"""`mesotron compare RECIPE`: which cells are due, their processes, and the result.
 
-It starts no process. Everything follows from the record and the run folders, so that one that was
-stopped, or killed, goes on where it was.
+Everything follows from the record and the run folders, so a tournament that was stopped or killed
+continues where it was.
 """
 
+import fcntl
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from time import monotonic
+from typing import Any
 
-from mesotron.compare import standings, words
-from mesotron.compare.fairness import (
-    LEAST_HALF,
-    refuse_another,
-    refuse_namesakes,
-    rule_in_words,
-    too_few,
-)
-from mesotron.compare.grid import Grid, Search, gain_of, search
-from mesotron.compare.kind import Kind, Outcome, is_for_choosing
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from mesotron.compare import standings
+from mesotron.compare.kinds import Kind, Outcome, cell_command, is_for_choosing, make_kind
 from mesotron.compare.record import (
+    NAME,
     Cell,
     Contender,
     Stage,
     Threshold,
     Tournament,
+    read_tournament,
     write_tournament,
 )
+from mesotron.compare.search import Grid, Search, gain_of, search
+from mesotron.compare.standings import count
 from mesotron.config import CompareConfig
 from mesotron.config.base import from_plain, to_plain
+from mesotron.report import ranking
+from mesotron.report.command import write as write_report
 from mesotron.runs import RunFolder, describe_environment
-from mesotron.runs.workers import last_line
+from mesotron.runs.console import spell_time
+from mesotron.runs.files import write_whole
+from mesotron.runs.process import StopRequest
+from mesotron.runs.workers import CommandPool, Job, default_num_workers, last_line, list_gpus
 
+POLL_SECONDS = 0.2
 STAGES = ("probe", "search", "final")
-# Notches that a search can ever reach.
-FURTHEST = 100
+MAX_INDEX = 100  # indices of the grid that a search can ever reach
+# What may not change between two calls on one folder: its cells would not be comparable.
+FIXED = ("factor", "seed", "search_seeds", "rates", "base_rate", "config")
+MIN_HALF = 10  # problems that choose rates, and problems that rank
+MIN_PROBLEMS = 4 * MIN_HALF  # a hash halves them, never quite evenly
+
+
+def run(config: CompareConfig) -> int:
+    """Run a tournament, or the rest of one.
+
+    Returns:
+        0 if every cell has a score; 1 if some crashed.
+
+    Raises:
+        KeyboardInterrupt: it was stopped; the message says how to continue.
+    """
+    kind = make_kind(config.recipe, config.set)
+    if kind.num_problems < MIN_PROBLEMS:
+        raise ValueError(_too_few_problems(kind, kind.num_problems))
+    folder = config.out or Path("runs") / f"compare-{config.recipe}"
+    for one in kind.contenders(config.optims or kind.usual, config.objectives):
+        kind.check(kind.settings(one, kind.base_rate, config.seed, folder))  # before it is made
+    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    console = Console()
+    with locked(folder) as lock:
+        old = read_tournament(folder) if (folder / NAME).exists() else None
+        progress = Progress(kind, config, folder, old)
+        Runner(progress, console, lock).run()
+        finish(progress, console)
+    return 1 if any(cell.state == "failed" for cell in progress.record.cells) else 0
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Lock a folder. Yields the lock's file descriptor: cells keep it open, so that the folder is
+    locked until the last of them has ended, however this process ends."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder} is in use by another process, or by a cell that is still running: wait "
+                "for it or stop it"
+            ) from None
+        yield lock.fileno()
 
 
 class Progress:
-    """The state of a tournament.
+    """The state of a tournament; starts no process.
 
     Args:
         kind: of its runs.
-        config: as typed.
-        folder: where it is written.
-        record: what an earlier call has left; None begins a new one.
+        config: of the command.
+        folder: of the tournament.
+        record: what an earlier call left; None for a new tournament.
     """
 
     def __init__(
         self, kind: Kind, config: CompareConfig, folder: Path, record: Tournament | None = None
     ) -> None:
-        self.kind = kind
-        self.config = config
-        self.folder = folder
+        self.kind, self.config, self.folder = kind, config, folder
         self.grid = Grid(kind.base_rate, config.factor, config.rates, config.extend)
         self.contenders = kind.contenders(config.optims or kind.usual, config.objectives)
-        self.record = new_record(kind, config, self.contenders)
-        self._began, self._wall_before = monotonic(), 0.0
+        self.search_seeds = [config.seed + k for k in range(config.search_seeds)]
+        first = config.seed + config.search_seeds
+        self.final_seeds = [first + k for k in range(config.seeds)]
+        self.record = _new_record(kind, config, self.contenders)
+        self._start, self._wall_before = time.monotonic(), 0.0
         if record is not None:
-            self._take_over(record)
+            self._continue(record)
 
-    @property
-    def search_seeds(self) -> list[int]:
-        """Seeds that choose rates."""
-        return [self.config.seed + k for k in range(self.config.search_seeds)]
-
-    @property
-    def final_seeds(self) -> list[int]:
-        """Seeds that judge; none of them has chosen a rate."""
-        first = self.config.seed + self.config.search_seeds
-        return [first + k for k in range(self.config.seeds)]
-
-    def _take_over(self, old: Tournament) -> None:
-        # What a later version can be told has its default in what an earlier one began.
+    def _continue(self, old: Tournament) -> None:
+        # Settings that a later version added have their defaults.
         config_type, file = type(self.kind.config), str(self.folder)
         old.plan["config"] = to_plain(from_plain(config_type, old.plan["config"], file))
-        refuse_another(self.folder, old.plan, self.record.plan)
-        refuse_namesakes(self.folder, old.contenders, self.contenders)
+        _check_same_rule(self.folder, old.plan, self.record.plan)
+        _check_same_names(self.folder, old.contenders, self.contenders)
         self.record.cells, self.record.problems = old.cells, old.problems
         self.record.start = old.start
         self._wall_before = old.wall
@@ -94,19 +138,17 @@ class Progress:
             gain = self._gain(contender)
             if gain is None:
                 continue
-            found = self.search_of(contender)
-            for k in found.wanted:
+            state = self.search_of(contender)
+            for k in state.wanted:
                 for seed in self.search_seeds:
                     self._add(contender, self.grid.rate(k), seed, "search", gain)
-            if found.best is not None:
+            if state.best is not None:
                 for seed in self.final_seeds:
-                    self._add(contender, self.grid.rate(found.best), seed, "final", gain)
+                    self._add(contender, self.grid.rate(state.best), seed, "final", gain)
 
     def _gain(self, contender: Contender) -> float | None:
-        """What a contender's rates are multiplied by; None until its probe has measured it.
-
-        A contender whose probe fails goes no further: any gain would be a guess.
-        """
+        """The factor on a contender's rates; None until its probe has measured it. A contender
+        whose probe fails is left out: any gain would be a guess."""
         if self.kind.probe(contender, self.config.seed, self.folder) is None:
             return 1.0
         self._add(contender, self.grid.base, self.config.seed, "probe", 1.0)
@@ -121,17 +163,18 @@ class Progress:
         ]
 
     def search_of(self, contender: Contender) -> Search:
-        """Where a contender's search stands."""
-        notches = {self.grid.rate(k): k for k in range(-FURTHEST, FURTHEST + 1)}
-        by_notch: dict[int, list[Cell]] = {}
+        """State of a contender's search."""
+        indices = {self.grid.rate(k): k for k in range(-MAX_INDEX, MAX_INDEX + 1)}
+        by_index: dict[int, list[Cell]] = {}
         for cell in self._cells_of(contender, "search"):
-            by_notch.setdefault(notches[cell.rate], []).append(cell)
-        known = {
-            k: mean_score(cells)
-            for k, cells in by_notch.items()
-            if len(cells) == len(self.search_seeds)
-            and all(cell.state in ("done", "failed") for cell in cells)
-        }
+            by_index.setdefault(indices[cell.rate], []).append(cell)
+        known: dict[int, float | None] = {}
+        for k, cells in by_index.items():
+            if len(cells) == len(self.search_seeds) and all(
+                cell.state in ("done", "failed") for cell in cells
+            ):
+                scores = [cell.score for cell in cells if cell.score is not None]
+                known[k] = fmean(scores) if len(scores) == len(cells) else None
         return search(self.grid, known)
 
     def _add(self, contender: Contender, rate: float, seed: int, stage: Stage, gain: float) -> None:
@@ -152,31 +195,28 @@ class Progress:
             )
 
     def waiting(self) -> list[Cell]:
-        """Cells to run, those that decide what comes next first."""
-        open_cells = [cell for cell in self.record.cells if cell.state == "waiting"]
-        return sorted(open_cells, key=lambda cell: STAGES.index(cell.stage))
+        """Cells to run, earlier stages first."""
+        cells = [cell for cell in self.record.cells if cell.state == "waiting"]
+        return sorted(cells, key=lambda cell: STAGES.index(cell.stage))
 
-    def cells_left(self) -> int:
-        """Cells that have not ended, and those that will become due if no search is extended."""
-        ended = sum(cell.state in ("done", "failed") for cell in self.record.cells)
-        return self.expected() - ended
+    def num_done(self) -> int:
+        return sum(cell.state in ("done", "failed") for cell in self.record.cells)
 
-    def expected(self) -> int:
-        """Cells of the whole, if no further search is extended."""
+    def num_expected(self) -> int:
+        """Cells in all if no further search is extended."""
         total = 0
         for contender in self.contenders:
-            found = self.search_of(contender)
+            state = self.search_of(contender)
             total += self.kind.probe(contender, self.config.seed, self.folder) is not None
             if any(cell.state == "failed" for cell in self._cells_of(contender, "probe")):
                 continue
-            tried = max(len(found.wanted), self.config.rates)
-            total += tried * len(self.search_seeds)
-            if not found.done or found.best is not None:
+            total += max(len(state.wanted), self.config.rates) * len(self.search_seeds)
+            if not state.done or state.best is not None:
                 total += len(self.final_seeds)
         return total
 
     def settings(self, cell: Cell) -> object:
-        """The config of a cell's run: the rest of one that was stopped, or all of a new one."""
+        """The config of a cell's run: of the rest of a stopped one, or of a new one."""
         run = (self.folder / cell.run).resolve()
         if (run / "config.json").is_file():
             return self.kind.resuming(run)
@@ -187,59 +227,59 @@ class Progress:
         return self.kind.settings(contender, cell.rate, cell.seed, run, cell.gain)
 
     def take_outcome(self, cell: Cell) -> bool:
-        """Read a cell's run into the record; False if it has not ended."""
+        """Read a cell's run into the record; False if it has not finished."""
         run = self.folder / cell.run
-        found = self.kind.outcome(run, last_line(run.with_name(f"{cell.id}.log")))
-        if found is None:
+        outcome = self.kind.outcome(run, last_line(run.with_name(f"{cell.id}.log")))
+        if outcome is None:
             return False
         cell.state = "done"
-        cell.seconds, cell.tokens, cell.steps = found.seconds, found.tokens, found.steps
-        cell.verdict, cell.cause, cell.story = found.health
-        cell.update_ratio = found.update_ratio
+        cell.seconds, cell.tokens, cell.steps = outcome.seconds, outcome.tokens, outcome.steps
+        cell.verdict, cell.cause, cell.story = outcome.health
+        cell.update_ratio = outcome.update_ratio
         if cell.verdict == "diverged":
             cell.why = cell.story
         if cell.stage != "probe":
-            self._take_scores(cell, found)
-        elif found.update_ratio is None:
-            cell.state, cell.why = "failed", cell.why or "it logged no update of a finite size"
+            self._take_scores(cell, outcome)
+        elif outcome.update_ratio is None:
+            cell.state, cell.why = "failed", cell.why or "it logged no finite update"
         if not self.config.keep_weights:
-            self.write()  # a run whose weights are gone must be known to have ended
+            self.write()  # first: a run without weights must be known as finished
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
             (run / "checkpoints").mkdir(exist_ok=True)
         return True
 
-    def _take_scores(self, cell: Cell, found: Outcome) -> None:
-        if cell.verdict == "diverged" and not found.scores:
+    def _take_scores(self, cell: Cell, outcome: Outcome) -> None:
+        if cell.verdict == "diverged" and not outcome.scores:
             cell.score = self.kind.floor
-            self._floor(cell)
+            self._fill_floor(cell)
             return
-        chosen = [id for id in found.scores if is_for_choosing(id) == (cell.stage == "search")]
+        chosen = [id for id in outcome.scores if is_for_choosing(id) == (cell.stage == "search")]
         known = self.record.problems.setdefault(cell.stage, chosen)
         if set(known) != set(chosen) or not known:
             cell.state, cell.why = "failed", "it was evaluated on other problems than the others"
             return
-        if len(known) < LEAST_HALF:  # which no other cell would mend
-            raise ValueError(too_few(self.kind, len(found.scores)))
-        cell.per_problem = [round(found.scores[id], 6) for id in known]
+        if len(known) < MIN_HALF:  # no other cell would do better
+            raise ValueError(_too_few_problems(self.kind, len(outcome.scores)))
+        cell.per_problem = [round(outcome.scores[id], 6) for id in known]
         cell.score = fmean(cell.per_problem)
-        if found.start:
-            self.record.start[cell.stage] = fmean(found.start[id] for id in known)
+        if outcome.start:
+            self.record.start[cell.stage] = fmean(outcome.start[id] for id in known)
 
-    def _floor(self, cell: Cell) -> None:
-        """No problem is solved by a run that diverged before it was asked any."""
+    def _fill_floor(self, cell: Cell) -> None:
+        """A run that diverged before its evaluation has the floor's score on every problem."""
         if cell.stage in self.record.problems:
             cell.per_problem = [self.kind.floor] * len(self.record.problems[cell.stage])
 
     def judge(self) -> None:
-        """The standings as far as they are known, and the words for them."""
+        """Update the standings and the conclusion."""
         for cell in self.record.cells:
             if cell.verdict == "diverged" and cell.stage != "probe" and cell.per_problem is None:
-                self._floor(cell)
+                self._fill_floor(cell)
         searches = {one.name: self.search_of(one) for one in self.contenders}
         rates = {
-            name: self.grid.rate(found.best)
-            for name, found in searches.items()
-            if found.best is not None
+            name: self.grid.rate(state.best)
+            for name, state in searches.items()
+            if state.best is not None
         }
         curves = {
             cell.id: RunFolder(self.folder / cell.run).rows("metrics")
@@ -250,16 +290,15 @@ class Progress:
         }
         standings.time_to_threshold(self.kind, self.record, curves)
         standings.rank(self.record, searches, rates)
-        self.record.words = words.conclude(self.record)
+        self.record.words = standings.conclude(self.record)
 
     def write(self) -> None:
-        """Bring the record to the disk."""
-        self.record.wall = self._wall_before + monotonic() - self._began
+        """Write the record to disk."""
+        self.record.wall = self._wall_before + time.monotonic() - self._start
         write_tournament(self.folder, self.record)
 
 
-def new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contender]) -> Tournament:
-    """A record without cells."""
+def _new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contender]) -> Tournament:
     plan = {
         name: to_plain(getattr(config, name))
         for name in ("seeds", "search_seeds", "rates", "factor", "extend", "seed", "threads", "set")
@@ -270,7 +309,7 @@ def new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contender
         kind=kind.name,
         measure=kind.measure,
         before=kind.before,
-        rule=rule_in_words(config, kind),
+        rule=_rule(config, kind),
         contenders=list(contenders),
         plan=plan,
         threshold=Threshold(metric=kind.curve),
@@ -278,17 +317,226 @@ def new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contender
     )
 
 
-def mean_score(cells: Sequence[Cell]) -> float | None:
-    """Mean score of cells of one rate; None if any has none."""
-    found = [cell.score for cell in cells if cell.score is not None]
-    return fmean(found) if len(found) == len(cells) else None
+def _rule(config: CompareConfig, kind: Kind) -> list[str]:
+    """How the comparison is made fair."""
+    searched = count(config.search_seeds, "seed")
+    return [
+        "All runs with one seed have the same data order; all runs have the same start and the "
+        "same held-out problems.",
+        kind.unit,
+        f"Every contender tries {config.rates} rates with {searched}, a factor of "
+        f"{config.factor:g} apart around the recipe's, {kind.base_rate:g}.",
+        f"If the best rate is the smallest or the largest tried, up to {config.extend} more beyond "
+        "it are tried; the table counts all trials.",
+        "A rate is chosen by its score smoothed over its neighbors (weights 1/4, 1/2, 1/4) on one "
+        "half of the held-out problems. The other half ranks, with "
+        f"{count(config.seeds, 'other seed')} per contender.",
+        "Intervals are 95% bootstrap intervals over seeds and problems. Contenders are compared "
+        "with the best by a t-test paired by seed and problem, with the variance clustered by both "
+        "(seed variance pooled over all pairs where a pair's own is smaller), and Holm's "
+        "correction for all pairs.",
+    ]
+
+
+def _too_few_problems(kind: Kind, num_problems: int) -> str:
+    return (
+        f"{num_problems} problems to evaluate on are too few: one half chooses rates and the other "
+        f"ranks, so {MIN_PROBLEMS} or more are needed (now --set {kind.problems_setting}="
+        f"{attrgetter(kind.problems_setting)(kind.config)})"
+    )
+
+
+def _check_same_rule(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse to continue a tournament with settings that make its cells incomparable."""
+    for name in FIXED:
+        if old[name] != new[name]:
+            raise ValueError(
+                f"{folder} has a tournament with another {name} "
+                f"({difference(old[name], new[name])}): use another --out, or the same flags"
+            )
+    if old["extend"] > new["extend"]:
+        raise ValueError(
+            f"{folder} has a tournament with --extend {old['extend']}, which cannot shrink to "
+            f"{new['extend']}, since rates beyond it may have been chosen: use --extend "
+            f"{old['extend']} or more, or another --out"
+        )
+
+
+def _check_same_names(folder: Path, old: Sequence[Contender], new: Sequence[Contender]) -> None:
+    """Refuse a contender whose name stands for another one in the folder."""
+    known = {one.name: one for one in old}
+    for one in new:
+        for name in ("optim", "objective"):
+            was, now = getattr(known.get(one.name, one), name), getattr(one, name)
+            if was != now:
+                raise ValueError(
+                    f"{folder} has a contender {one.name} with another {name} ({was}, not {now}): "
+                    "use another --out"
+                )
+
+
+def difference(old: object, new: object, name: str = "") -> str:
+    """The first difference between two plain values.
+
+    Example:
+        >>> difference({"a": {"b": 1}}, {"a": {"b": 2}})
+        'a.b: 1, not 2'
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys([*old, *new]):
+            if old.get(key) != new.get(key):
+                return difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    return f"{name}: {old}, not {new}" if name else f"{old}, not {new}"
 
 
 def slug(name: str) -> str:
-    """A name that a folder can have.
+    """A name as a folder name.
 
     Example:
         >>> slug("pion:promote=2+gmpo")
         'pion_promote_2+gmpo'
     """
     return "".join(c if c.isalnum() or c in "_+-" else "_" for c in name)
+
+
+class Runner:
+    """Runs the cells of a tournament in their processes until none is due.
+
+    Args:
+        progress: what is due.
+        console: for messages.
+        lock: file descriptor of the folder's lock, see `locked`.
+    """
+
+    def __init__(self, progress: Progress, console: Console, lock: int) -> None:
+        self.progress, self.console, self.lock = progress, console, lock
+        config = progress.config
+        gpus = list_gpus() if progress.kind.uses_gpu() else []
+        self.pool = CommandPool(config.workers or default_num_workers(config.threads, gpus), gpus)
+        progress.record.workers = self.pool.num_workers
+        self.live = Live(console=console, auto_refresh=False, transient=True)
+        self.walls: list[float] = []
+
+    def run(self) -> None:
+        """Run everything that is due."""
+        progress = self.progress
+        how_to_continue = f"the same command continues {progress.folder}"
+        self.say(
+            f"{count(len(progress.contenders), 'contender')}, at least "
+            f"{count(progress.num_expected(), 'run')} ({progress.num_done()} done), "
+            f"{self.pool.num_workers} at once, in {progress.folder}"
+        )
+        if self.console.is_terminal:
+            self.live.start()
+        try:
+            with StopRequest(self.say, how_to_continue) as stop:
+                self._loop(stop)
+        finally:
+            self.pool.kill()
+            self.live.stop()
+        if stop.requested:
+            raise KeyboardInterrupt(how_to_continue)
+
+    def _loop(self, stop: StopRequest) -> None:
+        while True:
+            for job in self.pool.take_ended():
+                self._end(job, stop.requested)
+            if stop.requested:
+                self.pool.terminate()
+            else:
+                self.progress.plan()
+                self._fill()
+            if not self.pool.jobs:
+                break
+            if self.console.is_terminal:
+                self.live.update(self._view(), refresh=True)
+            time.sleep(POLL_SECONDS)
+        self.progress.write()
+
+    def _fill(self) -> None:
+        """Start cells while slots are free; a cell that an earlier call finished is only read."""
+        progress = self.progress
+        for cell in progress.waiting():
+            if not self.pool.has_free_slot:
+                return
+            if progress.take_outcome(cell):
+                progress.plan()
+            else:
+                file = progress.folder / "cells" / f"{cell.id}.json"
+                command = cell_command(file, progress.kind.name, progress.settings(cell))
+                env = progress.kind.environment(progress.config.threads)
+                log = file.with_suffix(".log")
+                self.pool.start(cell.id, command, log, env, keep_open=(self.lock,))
+                cell.state = "running"
+            progress.write()
+
+    def _end(self, job: Job, stopping: bool) -> None:
+        """Read the result of a process; a cell that was stopped waits for the next call."""
+        cell = next(one for one in self.progress.record.cells if one.id == job.key)
+        cell.wall = time.monotonic() - job.start
+        if not self.progress.take_outcome(cell):
+            cell.state = "waiting" if stopping else "failed"
+            cell.why = "" if stopping else job.failure
+        if cell.state != "waiting":
+            self.walls.append(cell.wall)
+            self.progress.plan()
+            if cell.stage == "final":
+                self.progress.judge()
+            self.say(self._ended_line(cell))
+        self.progress.write()
+
+    def _seconds_left(self) -> float | None:
+        if not self.walls:
+            return None
+        left = self.progress.num_expected() - self.progress.num_done()
+        per_cell = sum(self.walls) / len(self.walls)
+        running = sum(time.monotonic() - job.start for job in self.pool.jobs)
+        return max(left * per_cell - running, 0.0) / self.pool.num_workers
+
+    def _ended_line(self, cell: Cell) -> str:
+        done, total = self.progress.num_done(), self.progress.num_expected()
+        line = f"{done}/{total} {cell.contender} at {cell.rate:g}, seed {cell.seed}, {cell.stage}: "
+        took = "" if cell.wall is None else f", {spell_time(cell.wall)}"
+        if cell.state == "failed":
+            line += f"failed, {cell.why}"
+        elif cell.score is None:
+            ratio = "not logged" if cell.update_ratio is None else f"{cell.update_ratio:.3g}"
+            line += f"RMS of updates over rate {ratio}{took}"
+        else:
+            line += f"{cell.score:.3f}, {cell.verdict}{took}"
+        return line + (f"; about {spell_time(self._seconds_left())} left" if done < total else "")
+
+    def _view(self) -> Group:
+        record, done = self.progress.record, self.progress.num_done()
+        running = ", ".join(
+            f"{cell.contender} {cell.rate:g} s{cell.seed} ({cell.stage})"
+            for cell in record.cells
+            if cell.state == "running"
+        )
+        line = (
+            f"{done} of {self.progress.num_expected()} runs, about "
+            f"{spell_time(self._seconds_left())} left; running: {running or 'none'}"
+        )
+        return Group(ranking.rate_map(asdict(record)).to_rich(), Text(line))
+
+    def say(self, sentence: str) -> None:
+        self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+
+def finish(progress: Progress, console: Console) -> None:
+    """Write the standings to the record, as Markdown and HTML, and print them."""
+    progress.judge()
+    progress.write()
+    record = asdict(progress.record)
+    text, page = (progress.folder / name for name in ("standings.md", "report.html"))
+    write_whole(text, ranking.to_markdown(record))
+    write_report([progress.folder], page)
+    table = ranking.standings(record)
+    # Two tables, since one does not fit into 80 columns.
+    scores = ("contender", "rate", "score", "behind the best", "p (Holm)")
+    costs = ("contender", "halfway", "time", "tokens", "trials", "dead")
+    console.print(table.select(table.title, *scores).to_rich())
+    console.print(table.select("cost per final run, and trials of the search", *costs).to_rich())
+    console.print(ranking.rate_map(record).to_rich())
+    for line in (*progress.record.words, str(text), str(page)):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,10 +1,9 @@
 """Intervals and tests for scores of S seeds on the same P problems.
 
 Both the seed and the problem move a score, and answers to one problem, or of one trained model, are
-not independent. So intervals draw both again, and the test of a difference takes both as clusters.
-It knows no optimizer.
+not independent. So intervals resample both, and the test of a difference clusters by both.
 
-Legend: X [S, P] scores of one contender; D [S, P] differences of two, paired by seed and problem.
+Shapes: X [S, P] scores of one contender; D [S, P] paired differences of two.
 """
 
 import math
@@ -19,7 +18,7 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % interval."""
+    """A mean with its 95% interval."""
 
     value: float
     low: float
@@ -28,15 +27,16 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference(Interval):
-    """A mean of paired differences, its 95 % interval, and the p-value of its being zero."""
+    """A mean of paired differences, its 95% interval, and the p-value of its being zero."""
 
     p: float
 
 
 def bootstrap(X: np.ndarray, seed: int = 0) -> Interval:
-    """The mean with a percentile interval: seeds and problems are drawn again, each by itself.
+    """The mean with a percentile interval; seeds and problems are resampled independently.
 
-    With three seeds it is rather too narrow: there are only ten ways to draw them.
+    SciPy's bootstrap resamples one axis only. With three seeds the interval is rather too narrow:
+    there are only ten ways to draw them.
 
     Args:
         X: [S, P].
@@ -60,26 +60,26 @@ def bootstrap(X: np.ndarray, seed: int = 0) -> Interval:
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """What chance alone does to a difference by its seed: the variance of one seed's mean, and the
-    degrees of freedom of that estimate; 0 where no pair has two seeds."""
+    """Variance of one seed's mean difference by chance, and the degrees of freedom of that
+    estimate; 0 if no pair has two seeds."""
 
     variance: float
     freedom: float
 
 
 def pool_seeds(differences: Sequence[np.ndarray]) -> SeedNoise:
-    """The noise of seeds, from all pairs of a family together.
+    """The noise of seeds, pooled over all pairs of a family.
 
     Three seeds say little of their own spread, and among fifteen pairs some have three that happen
     to agree. The mean over pairs is the residual of a table of contenders and seeds, with
-    (K - 1)(S - 1) degrees of freedom instead of S - 1. Pairs of one seed, which a comparison has
-    on its way, say nothing of it; K is that of the others, at least.
+    (K - 1)(S - 1) degrees of freedom instead of S - 1. Pairs with one seed so far say nothing of
+    it; K is that of the others.
 
     Args:
         differences: D of every pair, [S, P] each.
 
     References:
-        Fisher, The Design of Experiments (1935): randomized blocks, of which seeds are the blocks.
+        Fisher, The Design of Experiments (1935): randomized blocks, with seeds as blocks.
     """
     several = [D for D in differences if len(D) > 1]
     if not several:
@@ -91,24 +91,23 @@ def pool_seeds(differences: Sequence[np.ndarray]) -> SeedNoise:
 
 
 def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
-    """Is the mean difference zero? A t-test with the variance clustered by seed and by problem.
+    """A two-sided t-test of a zero mean, with the variance clustered by seed and by problem.
 
     V = V_seed + V_problem - V_both, where V_seed is the variance of the mean of the S seed means,
     V_problem that of the P problem means, and V_both that of all S P numbers, which the first two
     count twice; never less than either of the two. The degrees of freedom are Satterthwaite's,
     V^2 / (V_seed^2 / (S - 1) + V_problem^2 / (P - 1) + V_both^2 / (S P - 1)): near S - 1 where
-    seeds differ much, more where they do not. Of one seed by itself nothing is known of others, and
-    V_problem stands alone. In simulations of three seeds without a difference, 5 % of the p-values
-    lie below 0.05 whether seeds matter or not (see the tests). Further into the tail, where the
-    best of many pairs is looked for, three seeds alone do not reach: there V_seed is at least that
-    of all pairs together, and of one seed it is that.
+    seeds differ much, more where they do not. For one seed V_problem stands alone. In simulations
+    of three seeds without a difference, 5% of the p-values are below 0.05 whether seeds matter or
+    not (see the tests). Further into the tail, where the best of many pairs is picked, three seeds
+    do not suffice: there V_seed is at least the pooled one.
 
     Args:
         D: [S, P].
-        pooled: of the family that the pair belongs to; None for a pair by itself.
+        pooled: of the family that the pair belongs to; None for a single pair.
 
     Returns:
-        The mean, its interval by the same t, and the two-sided p-value.
+        The mean, its interval by the same t, and the p-value.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -120,12 +119,14 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
         & Economic Statistics (2011). Satterthwaite, An approximate distribution of estimates of
         variance components, Biometrics Bulletin (1946).
     """
+    from scipy.stats import t as student  # slow to import
+
     S, P = D.shape
     mean = float(D.mean())
-    by_seed, by_problem, both = map(variance_of_mean, (D.mean(1), D.mean(0), D.ravel()))
+    by_seed, by_problem, both = map(_variance_of_mean, (D.mean(1), D.mean(0), D.ravel()))
     by_seed_freedom = S - 1.0
     if S == 1:
-        both = 0.0  # one seed's problems cannot be told from all numbers
+        both = 0.0  # the same as by_problem
     if pooled is not None and pooled.freedom and pooled.variance / S >= by_seed:
         by_seed, by_seed_freedom = pooled.variance / S, pooled.freedom
     variance = max(by_seed, by_problem, by_seed + by_problem - both)
@@ -137,50 +138,17 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
         spread += by_problem**2 / (P - 1) + both**2 / (S * P - 1)
         freedom = min(max(variance**2 / spread, by_seed_freedom), P - 1.0)
     error = math.sqrt(variance)
-    half = t_quantile(1 - LEVEL / 2, freedom) * error
-    return Difference(mean, mean - half, mean + half, t_tail(abs(mean) / error, freedom))
+    half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
+    p = 2 * float(student.sf(abs(mean) / error, freedom))
+    return Difference(mean, mean - half, mean + half, p)
 
 
-def variance_of_mean(x: np.ndarray) -> float:
-    """The squared standard error of a mean; 0 of a single number."""
+def _variance_of_mean(x: np.ndarray) -> float:
     return float(x.var(ddof=1) / len(x)) if len(x) > 1 else 0.0
 
 
-def t_tail(t: float, freedom: float) -> float:
-    """P(|T| > t) for Student's t, by its angle: T = sqrt(nu) tan(a) has density ~ cos(a)^(nu - 1).
-
-    Example:
-        >>> round(t_tail(4.302653, 2), 4), round(t_tail(0.0, 5), 4)
-        (0.05, 1.0)
-    """
-    angles, tails = tails_by_angle(freedom)
-    return float(np.interp(math.atan(t / math.sqrt(freedom)), angles, tails))
-
-
-def t_quantile(share: float, freedom: float) -> float:
-    """The t below which this share of Student's distribution lies, above one half.
-
-    Example:
-        >>> round(t_quantile(0.975, 2), 3)
-        4.303
-    """
-    angles, tails = tails_by_angle(freedom)
-    angle = np.interp(2 * (1 - share), tails[::-1], angles[::-1])
-    return math.sqrt(freedom) * math.tan(angle)
-
-
-def tails_by_angle(freedom: float) -> tuple[np.ndarray, np.ndarray]:
-    """Angles from 0 to a right one, dense where the density is, and P(|T| > t) at each."""
-    reach = min(1.0, 12 / math.sqrt(freedom))  # beyond it nothing is left that a float can hold
-    angles = math.pi / 2 * reach * np.linspace(0.0, 1.0, 4001)
-    heights = np.cos(angles).clip(0.0) ** (freedom - 1)
-    areas = (heights[1:] + heights[:-1]) / 2
-    tails = np.concatenate([np.cumsum(areas[::-1])[::-1], [0.0]])
-    return angles, tails / tails[0]
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction: p-values that may be held against the level all together.
+    """Holm's correction for testing all p-values together.
 
     Example:
         >>> holm([0.01, 0.04, 0.03])

@@ -1,0 +1,235 @@
+"""Tables of a tournament: the record as rows once, rendered as text, Markdown or HTML.
+
+A record is tournament.json as a dict (`mesotron.compare.record` documents its keys).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, NamedTuple
+
+from mesotron.runs.console import spell_time
+from mesotron.runs.files import Row
+
+ENDED_BADLY = ("dead", "diverged")
+SIGNS = {"healthy": "", "drifting": " ~", "dead": " †", "diverged": " ×"}
+LEGEND = "~ drifting, † dead, × diverged, ! crashed, * chosen rate"
+UNKNOWN = "–"
+_STYLES = {
+    "drifting": "yellow",
+    "dead": "red",
+    "diverged": "red",
+    "failed": "magenta",
+    "running": "cyan",
+    "waiting": "dim",
+}
+
+
+class Entry(NamedTuple):
+    """A cell of a table: its text, a state to style it by, and a longer text for a tooltip."""
+
+    text: str
+    state: str = ""
+    tip: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as plain data; the first column names the rows."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[Entry]]
+    note: str = ""
+
+    def select(self, title: str, *columns: str) -> Table:
+        """Some of the columns under another title."""
+        places = [self.columns.index(name) for name in columns]
+        rows = [[row[k] for k in places] for row in self.rows]
+        return replace(self, title=title, columns=columns, rows=rows)
+
+    def to_markdown(self) -> list[str]:
+        """Lines of a Markdown table."""
+        texts = [self.columns, *([entry.text for entry in row] for row in self.rows)]
+        lines = ["| " + " | ".join(t.replace("|", "\\|") for t in row) + " |" for row in texts]
+        return [lines[0], "|---" * len(self.columns) + "|", *lines[1:]]
+
+    def to_rich(self) -> Any:
+        """A table for the terminal."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(
+            title=self.title, caption=self.note or None, box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
+        for k, name in enumerate(self.columns):
+            table.add_column(name, no_wrap=k == 0)
+        for row in self.rows:
+            table.add_row(*(Text(one.text, style=_STYLES.get(one.state, "")) for one in row))
+        return table
+
+
+def standings(record: Row) -> Table:
+    """The ranking with its costs, best first."""
+    columns = (
+        "contender", "rate", "score", "behind the best", "p (Holm)", "seeds", "halfway", "time",
+        "tokens", "trials", "dead",
+    )  # fmt: skip
+    rows = []
+    for one in record["standings"]:
+        gain = "" if one["gain"] == 1 else f" x{one['gain']:g}"
+        edge = "" if one["edge"] is None else f" ({one['edge']}est tried)"
+        best = "best" if one["rank"] == 1 and one["score"] else UNKNOWN
+        tokens = one["tokens"]
+        rows.append([
+            one["contender"],
+            f"{one['rate']:g}{gain}{edge}",
+            with_interval(one["score"], one["low"], one["high"]) or UNKNOWN,
+            with_interval(one["behind"], one["behind_low"], one["behind_high"]) or best,
+            UNKNOWN if one["p_holm"] is None else f"{one['p_holm']:.2g}",
+            str(len(one["seeds"])),
+            spell_time(one["threshold_seconds"]) if one["threshold_seconds"] else UNKNOWN,
+            UNKNOWN if one["seconds"] is None else spell_time(one["seconds"]),
+            UNKNOWN if tokens is None else f"{tokens:,.0f}",
+            str(one["trials"]) + (f" (+{one['extended']})" if one["extended"] else ""),
+            f"{one['dead']} of {len(one['seeds'])}"
+            + (f", {one['failed']} crashed" if one["failed"] else ""),
+        ])  # fmt: skip
+    start = record["start"].get("final")
+    since = "" if start is None else f"; {record['before']}: {start:.3f}"
+    title = f"{record['recipe']}: {record['measure']}, 95% intervals{since}"
+    return Table(title, columns, _entries(rows))
+
+
+def rate_map(record: Row) -> Table:
+    """Scores of the search by contender and rate."""
+    searched = [cell for cell in record["cells"] if cell["stage"] == "search"]
+    rates = sorted({cell["rate"] for cell in searched})
+    chosen = {(one["contender"], one["rate"]) for one in record["standings"]}
+    rows = []
+    for contender in record["contenders"]:
+        row = [Entry(contender["name"])]
+        for rate in rates:
+            place = (contender["name"], rate)
+            cells = [cell for cell in searched if (cell["contender"], cell["rate"]) == place]
+            row.append(_map_entry(cells, place in chosen))
+        rows.append(row)
+    columns = ("contender", *(f"{rate:g}" for rate in rates))
+    return Table("search: score by rate (AdamW's unit)", columns, rows, LEGEND)
+
+
+def _map_entry(cells: Sequence[Row], chosen: bool) -> Entry:
+    """All seeds of a contender at one rate."""
+    if not cells:
+        return Entry("")
+    states = {cell["state"] for cell in cells}
+    if "failed" in states:
+        return Entry("!", "failed", next(c["why"] for c in cells if c["state"] == "failed"))
+    if states != {"done"}:
+        return Entry("…", "running") if "running" in states else Entry("·", "waiting")
+    worst = max(cells, key=lambda cell: list(SIGNS).index(cell["verdict"] or "healthy"))
+    verdict = worst["verdict"] or "healthy"
+    scores = [cell["score"] for cell in cells if cell["score"] is not None]
+    mean = f"{sum(scores) / len(scores):.3f}" if scores else UNKNOWN
+    state = verdict if verdict != "healthy" else ("best" if chosen else "")
+    return Entry(f"{mean}{'*' if chosen else ''}{SIGNS[verdict]}", state, worst["story"])
+
+
+def speed(record: Row) -> Table | None:
+    """Median time, steps and tokens to the threshold over the final cells that reached it."""
+    threshold, finals = record["threshold"], final_cells(record)
+    if not threshold or threshold["value"] is None or not finals:
+        return None
+    rows = []
+    for contender in record["contenders"]:
+        cells = [cell for cell in finals if cell["contender"] == contender["name"]]
+        reached = [cell for cell in cells if cell["threshold_steps"] is not None]
+        seconds, steps, tokens = (
+            _median([cell[f"threshold_{key}"] for cell in reached])
+            for key in ("seconds", "steps", "tokens")
+        )
+        rows.append([
+            contender["name"],
+            f"{len(reached)} of {len(cells)}",
+            "never" if seconds is None else spell_time(seconds),
+            UNKNOWN if steps is None else f"{steps:g}",
+            UNKNOWN if tokens is None else f"{tokens:,.0f}",
+        ])  # fmt: skip
+    title = f"training until {threshold['metric']} reaches {threshold['value']:.3g}, median"
+    return Table(title, ("contender", "reached", "time", "steps", "tokens"), _entries(rows))
+
+
+def failures(record: Row) -> Table:
+    """Cells that crashed, diverged or died, and why."""
+    rows = [
+        [
+            cell["id"],
+            cell["contender"],
+            f"{cell['rate']:g}",
+            str(cell["seed"]),
+            "failed" if cell["state"] == "failed" else cell["verdict"],
+            cell["why"] or cell["story"] or cell["cause"] or "",
+        ]
+        for cell in record["cells"]
+        if cell["state"] == "failed" or cell["verdict"] in ENDED_BADLY
+    ]
+    columns = ("cell", "contender", "rate", "seed", "outcome", "reason")
+    return Table("cells that crashed, diverged or died", columns, _entries(rows))
+
+
+def final_cells(record: Row) -> list[Row]:
+    """Final cells, without those at a rate that an extended search gave up."""
+    chosen = {one["contender"]: one["rate"] for one in record["standings"]}
+    finals = [cell for cell in record["cells"] if cell["stage"] == "final"]
+    return [one for one in finals if chosen.get(one["contender"], one["rate"]) == one["rate"]]
+
+
+def to_markdown(record: Row) -> str:
+    """The whole tournament as a page of Markdown."""
+    ranking, rates, bad = standings(record), rate_map(record), failures(record)
+    lines = [
+        f"# Tournament: {record['recipe']}",
+        "",
+        *(f"- {sentence}" for sentence in record["words"]),
+        "",
+        f"## Ranking: {record['measure']}",
+        "",
+        *ranking.to_markdown(),
+        "",
+        "## Score of the search by rate",
+        "",
+        *rates.to_markdown(),
+        "",
+        LEGEND,
+        "",
+        f"{len(record['cells'])} runs, {record['workers']} at once, {spell_time(record['wall'])}.",
+        "",
+        "## How it was compared",
+        "",
+        *(f"- {sentence}" for sentence in record["rule"]),
+        "",
+        "## Contenders",
+        "",
+        *(f"- {one['name']}: {one['about']}." for one in record["contenders"]),
+        *(["", "## Failures", "", *bad.to_markdown()] if bad.rows else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def with_interval(value: float | None, low: float | None, high: float | None) -> str:
+    """A number with its interval, such as "0.410 [0.380, 0.440]"; empty if unknown."""
+    if value is None or low is None or high is None:
+        return ""
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _entries(rows: Sequence[Sequence[str]]) -> list[list[Entry]]:
+    return [[Entry(text) for text in row] for row in rows]
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -1,0 +1,445 @@
+"""The tournament: its rule, its processes, its record; cells here train nothing (compare_cell)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mesotron.cli import main
+from mesotron.compare import tournament
+from mesotron.compare.kinds import cell_command, change, make_kind
+from mesotron.compare.record import Cell, Threshold, Tournament, read_tournament
+from mesotron.compare.search import Grid, search
+from mesotron.compare.standings import time_to_threshold
+from mesotron.config import TrainConfig, WorldConfig
+from mesotron.vla.demos import write_manifest
+
+CELL = Path(__file__).parents[1] / "support" / "compare_cell.py"
+SMALL = ["--rates", "3", "--factor", "2", "--seeds", "3", "--workers", "2"]
+SET = ["--set", "optim.lr=0.001", "steps=6"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fake_cells():
+    """Cells that train nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tournament, "cell_command", fake_command)
+        patch.setattr(tournament, "POLL_SECONDS", 0.05)
+        yield
+
+
+def fake_command(path, kind, config):
+    return [sys.executable, str(CELL), *cell_command(path, kind, config)[-1:]]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "t"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished tournament of two equal contenders and a worse one."""
+    folder = tmp_path_factory.mktemp("finished") / "t"
+    assert compare(folder, "--optims", "adamw", "muon", "pion") == 0
+    return folder
+
+
+def compare(folder, *words):
+    return main(["compare", "arith", *SMALL, *words, *SET, "--out", str(folder)])
+
+
+def by_name(record):
+    return {row.contender: row for row in record.standings}
+
+
+def test_a_worse_contender_is_found_and_equal_ones_are_not_separated(finished):
+    record = read_tournament(finished)
+    rows = by_name(record)
+    assert {cell.state for cell in record.cells} == {"done"}
+    first, second = sorted(("adamw", "muon"), key=lambda name: rows[name].rank)
+    assert (rows[first].rank, rows[second].rank, rows["pion"].rank) == (1, 2, 3)
+    assert rows[second].p_holm >= 0.05 > rows["pion"].p_holm
+    assert rows["pion"].behind == pytest.approx(rows[first].score - rows["pion"].score)
+    words = " ".join(record.words)
+    assert f"No significant difference from {first}: {second}" in words
+    assert "pion is behind by" in words
+    markdown = (finished / "standings.md").read_text()
+    assert markdown.count("| pion |") == 2
+    assert "0.001 x4" in markdown
+    assert (finished / "report.html").is_file()
+
+
+def test_updates_are_matched_and_trials_counted(finished):
+    record = read_tournament(finished)
+    probes = {cell.contender: cell for cell in record.cells if cell.stage == "probe"}
+    assert probes.keys() == {"muon", "pion"}  # AdamW's own step is the unit
+    rows = by_name(record)
+    # Its updates are a quarter as large as AdamW's: its matrices get four times the rate.
+    assert [rows[name].gain for name in ("adamw", "muon", "pion")] == [1.0, 1.0, 4.0]
+    for cell in record.cells:
+        config = json.loads((finished / cell.run / "config.json").read_text())
+        assert config["optim"]["lr"] == pytest.approx(cell.rate * cell.gain)
+        assert config["optim"]["aux_lr"] == (None if cell.contender == "adamw" else cell.rate)
+        assert config["steps"] == 6
+    tried = {
+        name: sorted({c.rate for c in record.cells if c.contender == name and c.stage == "search"})
+        for name in rows
+    }
+    assert tried == {name: [5e-4, 1e-3, 2e-3] for name in rows}
+    assert rows["pion"].rate == 1e-3
+    assert all((r.trials, r.extended, r.edge) == (3, 0, None) for r in rows.values())
+
+
+def test_ranking_uses_other_problems_and_seeds_than_the_search(finished):
+    record = read_tournament(finished)
+    assert record.problems.keys() == {"search", "final"}
+    assert not set(record.problems["search"]) & set(record.problems["final"])
+    assert sum(map(len, record.problems.values())) == 120
+    seeds = {stage: {c.seed for c in record.cells if c.stage == stage} for stage in record.problems}
+    assert seeds == {"search": {0}, "final": {1, 2, 3}}
+    for cell in record.cells:
+        if cell.stage != "probe":
+            assert len(cell.per_problem) == len(record.problems[cell.stage])
+            assert cell.score == pytest.approx(sum(cell.per_problem) / len(cell.per_problem))
+
+
+def test_a_crash_does_not_stop_the_rest_and_is_retried(folder, monkeypatch, capsys):
+    monkeypatch.setenv("CRASH_AT", "muon 2")
+    assert compare(folder, "--optims", "adamw", "muon") == 1
+    record = read_tournament(folder)
+    failed = [cell for cell in record.cells if cell.state == "failed"]
+    assert [(cell.contender, cell.seed) for cell in failed] == [("muon", 2)]
+    assert failed[0].why == "RuntimeError: out of memory"
+    rows = by_name(record)
+    assert (rows["muon"].seeds, rows["muon"].failed) == ([1, 3], 1)
+    assert rows["adamw"].seeds == [1, 2, 3]
+    assert "RuntimeError: out of memory" in (folder / "standings.md").read_text()
+    monkeypatch.delenv("CRASH_AT")
+    capsys.readouterr()
+    assert compare(folder, "--optims", "adamw", "muon") == 0
+    ran = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]
+    assert len(ran) == 1
+    assert "muon at 0.001, seed 2, final" in ran[0]
+
+
+def test_scores_of_zero_are_not_ranked(folder, monkeypatch):
+    monkeypatch.setenv("SKILL", "0")
+    assert compare(folder, "--optims", "adamw", "muon") == 0
+    record = read_tournament(folder)
+    assert {(row.score, row.rank, row.behind, row.p) for row in record.standings} == {
+        (0.0, 1, None, None)
+    }
+    words = " ".join(record.words)
+    assert "All contenders score 0" in words
+    assert not any(name in words for name in ("first", "behind", "best", "significant"))
+
+
+def test_too_few_problems_in_the_data_stop_at_the_first_cell(folder, monkeypatch, capsys):
+    monkeypatch.setenv("PROBLEMS", "12")  # the config requests 600
+    for _ in range(2):
+        assert compare(folder, "--optims", "adamw", "--workers", "1") == 2
+        assert "12 problems" in capsys.readouterr().err
+    assert len(list((folder / "cells").glob("*.log"))) == 1
+
+
+def test_a_diverged_cell_has_the_lowest_score(folder):
+    set_ = ["--set", "optim.lr=0.005", "steps=6"]
+    words = ["compare", "arith", *SMALL, "--extend", "0", "--optims", "adamw", *set_]
+    assert main([*words, "--out", str(folder)]) == 0
+    record = read_tournament(folder)
+    diverged = [cell for cell in record.cells if cell.verdict == "diverged"]
+    assert [(cell.rate, cell.state, cell.score) for cell in diverged] == [(0.01, "done", 0.0)]
+    assert "step 6" in diverged[0].why
+    assert by_name(record)["adamw"].edge == "low"
+    assert "smallest one of 3" in " ".join(record.words)
+    assert "0.000 ×" in (folder / "standings.md").read_text()
+
+
+def test_weights_that_are_not_finite_are_a_divergence(folder, monkeypatch):
+    monkeypatch.setenv("SPOIL_AT", "adamw 2")
+    assert compare(folder, "--optims", "adamw") == 0
+    record = read_tournament(folder)
+    diverged = [cell for cell in record.cells if cell.verdict == "diverged"]
+    assert [(cell.seed, cell.stage, cell.state) for cell in diverged] == [(2, "final", "done")]
+    assert diverged[0].per_problem == [0.0] * len(record.problems["final"])
+    assert "weights are not finite" in diverged[0].why
+    row = by_name(record)["adamw"]
+    assert (row.seeds, row.dead, row.failed) == ([1, 2, 3], 1, 0)
+
+
+@pytest.mark.parametrize(("variable", "value"), [("CRASH_AT", "pion 0"), ("NAN_UPDATES", "pion")])
+def test_a_contender_without_measured_updates_is_left_out(folder, monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    assert compare(folder, "--optims", "adamw", "pion") == 1
+    record = read_tournament(folder)
+    [probe] = [cell for cell in record.cells if cell.contender == "pion"]
+    assert (probe.stage, probe.state) == ("probe", "failed")
+    assert [row.contender for row in record.standings] == ["adamw"]
+    assert any("pion is left out" in sentence for sentence in record.words)
+
+
+def test_a_stopped_tournament_ends_like_an_uninterrupted_one(folder, finished, monkeypatch, capsys):
+    polls = []
+
+    def poll(seconds, sleep=tournament.time.sleep):
+        polls.append(seconds)
+        if len(polls) == 12:
+            os.kill(os.getpid(), signal.SIGINT)
+        sleep(seconds)
+
+    monkeypatch.setenv("SECONDS_A_STEP", "0.1")
+    monkeypatch.setattr(tournament.time, "sleep", poll)
+    assert compare(folder, "--optims", "adamw", "muon", "pion") == 130
+    assert str(folder) in "".join(capsys.readouterr().err.split())
+    states = {cell.state for cell in read_tournament(folder).cells}
+    assert "waiting" in states
+    assert "running" not in states
+    monkeypatch.setenv("SECONDS_A_STEP", "0")
+    assert compare(folder, "--optims", "adamw", "muon", "pion") == 0
+    resumed, alone = read_tournament(folder), read_tournament(finished)
+    scores = [{c.id: c.per_problem for c in record.cells} for record in (resumed, alone)]
+    assert scores[0] == scores[1]
+    assert [r.contender for r in resumed.standings] == [r.contender for r in alone.standings]
+
+
+def test_continuing_needs_the_same_rule(folder, capsys):
+    compare(folder, "--optims", "adamw", "--objectives", "grpo")
+    words = ["compare", "arith", *SMALL, "--optims", "adamw", "--set", "optim.lr=0.001", "steps=7"]
+    assert main([*words, "--out", str(folder)]) == 2
+    assert "steps: 6, not 7" in capsys.readouterr().err
+    assert compare(folder, "--optims", "adamw", "--objectives", "gmpo") == 2
+    assert "grpo, not gmpo" in " ".join(capsys.readouterr().err.split())
+    # A setting that the version which started it did not have is not another rule.
+    file = folder / "tournament.json"
+    record = json.loads(file.read_text())
+    del record["plan"]["config"]["optim"]["clip"]
+    file.write_text(json.dumps(record))
+    # A new contender may join; nothing is run again.
+    assert compare(folder, "--optims", "adamw", "muon") == 0
+    ran = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]
+    assert len(ran) == 7
+    assert all("muon at" in line for line in ran)
+
+
+def test_an_extended_search_may_choose_another_rate(folder, capsys):
+    # AdamW's best rate is 1e-3; the recipe's is a quarter of it, so two more are needed.
+    words = ["compare", "arith", *SMALL, "--optims", "adamw"]
+    words += ["--set", "optim.lr=0.00025", "steps=6", "--out", str(folder)]
+    assert main([*words, "--extend", "0"]) == 0
+    first = by_name(read_tournament(folder))["adamw"]
+    assert (first.rate, first.edge) == (5e-4, "high")
+    assert main([*words, "--extend", "3"]) == 0
+    record = read_tournament(folder)
+    row = by_name(record)["adamw"]
+    assert (row.rate, row.seeds) == (1e-3, [1, 2, 3])
+    finals = [cell for cell in record.cells if cell.stage == "final"]
+    assert sorted({cell.rate for cell in finals}) == [5e-4, 1e-3]
+    chosen = [cell.score for cell in finals if cell.rate == 1e-3]
+    assert row.score == pytest.approx(sum(chosen) / 3)
+    assert {cell.rate for cell in finals if cell.threshold_steps is not None} == {1e-3}
+    assert main([*words, "--extend", "0"]) == 2
+    assert "--extend 3" in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_processes_do_not_share_a_folder(folder, capsys):
+    folder.mkdir()
+    with tournament.locked(folder):
+        assert compare(folder, "--optims", "adamw") == 2
+    assert str(folder) in "".join(capsys.readouterr().err.split())
+
+
+def test_cells_of_a_killed_tournament_keep_the_lock(folder):
+    """`kill -9` on the tournament only: a cell that still runs locks the folder."""
+    code = (
+        "import sys; from mesotron.compare import tournament; from mesotron.cli import main\n"
+        "make = tournament.cell_command\n"
+        "tournament.cell_command = lambda *x: [sys.executable, sys.argv[1], make(*x)[-1]]\n"
+        "sys.exit(main(sys.argv[2:]))"
+    )
+    words = ["compare", "arith", *SMALL, "--optims", "adamw", *SET, "--out", str(folder)]
+    slow = {**os.environ, "SECONDS_A_STEP": "0.5"}
+    process = subprocess.Popen([sys.executable, "-c", code, str(CELL), *words], env=slow)
+    while not any(folder.glob("cells/*/metrics.jsonl")):
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert compare(folder, "--optims", "adamw") == 2
+    while is_locked(folder):
+        time.sleep(0.1)
+    assert compare(folder, "--optims", "adamw") == 0
+    assert {cell.state for cell in read_tournament(folder).cells} == {"done"}
+
+
+def is_locked(folder):
+    try:
+        with tournament.locked(folder):
+            return False
+    except ValueError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["arith", "--optims", "sgd"], "sgd"),
+        (["arith", "--objectives", "ppo"], "ppo"),
+        (["snake", "--objectives", "grpo"], "grpo"),
+        (["vla", "--set", "demos=no/such"], "no/such"),
+        (["arit"], "arith"),
+        (["arith", "--set", "rollout.prompt=8"], "prompts"),
+        (["arith", "--set", "steps=many"], "many"),
+        (["arith", "--set", "optim=muon"], "optim"),
+        (["arith", "--set", "task.num_eval=2"], "task.num_eval"),
+        (["arith", "--set", "reward.parts=two_part,neer"], "near"),
+        (["vla", "--set", "demos={demos}", "batch=1"], "batch"),
+        (["snake", "--set", "eval_episodes=16"], "eval_episodes"),
+        (["vla", "--set", "demos={demos}", "episodes=4"], "episodes"),
+        (["arith", "--set", "optim.scale=spectral"], "optim.scale"),
+    ],
+)
+def test_invalid_settings_are_refused_before_a_folder_is_made(
+    words, match, capsys, tmp_path, monkeypatch, tmp_path_factory
+):
+    monkeypatch.chdir(tmp_path)
+    demos = tmp_path_factory.mktemp("demos")
+    write_manifest(demos, WorldConfig(tasks=("red-cube", "blue-cube")), False, {})
+    assert main(["compare", *(word.format(demos=demos) for word in words)]) == 2
+    assert match in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_none_is_a_choice_where_a_setting_has_one():
+    config = change(TrainConfig(), ["objective.scale_rewards=none", "objective.beta=none"])
+    assert (config.objective.scale_rewards, config.objective.beta) == ("none", None)
+
+
+def test_settings_of_language_contenders(tmp_path):
+    kind = make_kind("qwen3_gsm8k_pion", ["steps=3", "optim.schedule=cosine"])
+    muon, pion = kind.contenders(["muon", "pion:promote=2,per_head=false"], [])
+    config = kind.settings(muon, 1e-5, 7, tmp_path)
+    assert (config.optim.name, config.optim.promote, config.optim.aux_lr) == ("muon", None, 1e-5)
+    assert kind.base_rate == 1e-6  # of its AdamW; its Pion's 2.5e-5 is for steps of rank one
+    assert (config.optim.schedule, config.optim.lr, config.seed) == ("cosine", 1e-5, 7)
+    config = kind.settings(pion, 1e-5, 7, tmp_path)
+    assert (config.optim.name, config.optim.promote, config.optim.per_head) == ("pion", 2, False)
+    several = kind.contenders(["muon"], ["grpo", "gmpo"])
+    assert [one.name for one in several] == ["muon+grpo", "muon+gmpo"]
+    assert kind.settings(several[1], 1e-5, 7, tmp_path).objective.name == "gmpo"
+
+
+def test_settings_of_game_contenders(tmp_path):
+    kind = make_kind("snake", ["d_model=64"])
+    config = kind.settings(kind.contenders(["muon"], [])[0], 1e-3, 3, tmp_path / "cell")
+    # A 64 x 64 step of spectral norm s has RMS s / 8; AdamW's usual one is 0.2 of its rate.
+    assert config.muon_lr / 8 == pytest.approx(0.2 * 1e-3)
+    assert (config.aux_adam_lr, config.rule, config.seed) == (1e-3, "muon", 3)
+    assert config.save_dir / config.run_name == tmp_path / "cell"
+
+
+def test_settings_of_robot_contenders(tmp_path):
+    kind = make_kind("vla", [f"demos={tmp_path}", "steps=7", "optim.promote=2"])
+    optims = {
+        one.name: kind.settings(one, 2e-3, 3, tmp_path / "cell").optim
+        for one in kind.contenders(kind.usual, [])
+    }
+    rules = {name: (x.vision, x.language, x.fusion, x.action) for name, x in optims.items()}
+    assert rules == {
+        "adamw": ("adamw",) * 4,
+        "muon": ("muon",) * 4,
+        "pion_action": ("muon", "muon", "muon", "pion"),
+        "pion": ("pion",) * 4,
+        "lowrank": ("low_rank",) * 4,
+    }
+    # Only Pion has a strength; mesotron vla train refuses it without Pion.
+    assert (optims["pion_action"].promote, optims["muon"].promote) == (2, None)
+    assert optims["pion"].lr == 2e-3
+
+
+def test_recordings_without_a_simulator_are_refused(tmp_path):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").touch()
+    with pytest.raises(ValueError, match="LeRobot"):
+        make_kind("vla", [f"demos={tmp_path}"])
+
+
+def threshold_of(tmp_path, *curves):
+    """Threshold and cells for curves of losses."""
+    kind = make_kind("vla", [f"demos={tmp_path}", "batch=4"])
+    cells = [
+        Cell(id=x, contender=x, objective="", rate=1.0, seed=0, stage="final", threshold_steps=3)
+        for x in "ab"
+    ]
+    record = Tournament(recipe="vla", kind="vla", measure="", rule=[], contenders=[], plan={},
+                        cells=cells, threshold=Threshold(metric=kind.curve))  # fmt: skip
+    rows = {
+        cell.id: [{"step": k, "loss/action": x, "time/step": 2.0} for k, x in enumerate(losses, 1)]
+        for cell, losses in zip(cells, curves, strict=True)
+    }
+    time_to_threshold(kind, record, rows)
+    return record.threshold.value, cells
+
+
+def test_time_to_threshold(tmp_path):
+    """Losses from 9 to 1 and from 9 to 6: halfway to the best one's end is 5."""
+    value, (a, b) = threshold_of(tmp_path, [9.0] * 5 + [1.0] * 10, [9.0] * 5 + [6.0] * 10)
+    assert value == 5.0
+    # The mean of five steps passes 5 with the third of the new ones.
+    assert (a.threshold_steps, a.threshold_seconds, a.threshold_tokens) == (8, 16.0, 32.0)
+    assert b.threshold_steps is None
+
+
+def test_no_threshold_without_improvement(tmp_path):
+    value, cells = threshold_of(tmp_path, [1.0] * 5 + [9.0] * 5, [1.0] * 10)
+    assert value is None
+    assert [cell.threshold_steps for cell in cells] == [None, None]
+    # One lucky first step passes no threshold; losses that are not finite do not count.
+    lucky, nan = [0.0] + [9.0] * 20 + [1.0] * 5, [9.0] * 5 + [float("nan")] * 5
+    value, cells = threshold_of(tmp_path, lucky, nan)
+    assert value == pytest.approx((7.2 + 9.0) / 4 + 0.5)
+    assert [cell.threshold_steps for cell in cells] == [24, None]
+
+
+def test_search_limits():
+    grid = Grid(base=1.0, factor=2.0, rates=3, extend=2)
+    rising = search(grid, {k: k / 10 for k in range(-2, 9)})
+    assert rising.wanted == (0, 1, -1, 2, 3)
+    assert (rising.best, rising.extended, rising.edge) == (3, 2, "high")
+    flat = search(grid, dict.fromkeys(range(-4, 5), 0.5))
+    assert (flat.best, flat.extended, flat.edge) == (0, 0, None)
+    crashed = search(grid, dict.fromkeys(range(-4, 5)))
+    assert (crashed.best, crashed.done) == (None, True)
+
+
+@pytest.mark.slow
+def test_a_tiny_real_tournament_of_language_models(tmp_path, monkeypatch):
+    monkeypatch.setattr(tournament, "cell_command", cell_command)
+    size = ["steps=3", "rollout.prompts=2", "rollout.generations=4", "task.num_eval=60"]
+    words = ["compare", "arith", "--optims", "muon", "lowrank", "--rates", "2", "--extend", "0"]
+    assert main([*words, "--seeds", "2", "--set", *size, "--out", str(tmp_path / "t")]) == 0
+    record = read_tournament(tmp_path / "t")
+    assert len(record.cells) == 10
+    assert {cell.state for cell in record.cells} == {"done"}
+    assert all(cell.tokens > 0 and cell.seconds > 0 and cell.steps == 3 for cell in record.cells)
+    gains = {row.contender: row.gain for row in record.standings}
+    assert gains["lowrank"] == 4.0  # 8 directions of 128, exactly
+    assert 1.0 <= gains["muon"] <= 2.0
+
+
+@pytest.mark.slow
+def test_a_tiny_real_tournament_of_games(tmp_path, monkeypatch):
+    pytest.importorskip("jumanji")
+    monkeypatch.setattr(tournament, "cell_command", cell_command)
+    size = ["total_timesteps=512", "num_envs=8", "num_steps=16", "num_minibatches=2",
+            "eval_episodes=48"]  # fmt: skip
+    words = ["compare", "snake", "--optims", "adam", "muon", "--rates", "1", "--extend", "0"]
+    assert main([*words, "--seeds", "1", "--set", *size, "--out", str(tmp_path / "t")]) == 0
+    record = read_tournament(tmp_path / "t")
+    assert len(record.cells) == 4
+    assert all(cell.tokens == 512 and cell.score is not None for cell in record.cells)
+    assert record.start["final"] > 0
