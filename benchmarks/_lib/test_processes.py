@@ -6,34 +6,33 @@ import time
 
 import pytest
 
-from benchmarks._lib.crew import Crew, do_cells
+from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import CONTROL, PIPES, mps
 
 CELLS = [{"name": name} for name in ("good", "broken", "deadly", "late", "better")]
 GOOD, BAD = (sys.executable, "-c", "pass"), (sys.executable, "-c", "raise SystemExit(1)")
 
 
-def work(settings, number, line, deadline):
-    def run(cell):
-        if cell["name"] == "broken":
-            raise RuntimeError("no such thing")
-        if cell["name"] == "deadly":
-            os._exit(1)
-        return None if cell["name"] == "late" else cell | {"by": settings["who"]}
-
-    do_cells(line, run)
+def run_cell(cell, settings, deadline):
+    if cell["name"] == "broken":
+        raise RuntimeError("no such thing")
+    if cell["name"] == "deadly":
+        os._exit(1)
+    return None if cell["name"] == "late" else cell | {"by": settings["who"]}
 
 
 def play(cells, seconds=120.0):
     """The outcome of each cell by name."""
     results: dict[str, tuple] = {}
-    ends = time.time() + seconds
-    crew = Crew(2, work, {"who": "us"}, lambda cell: cell["name"], deadline=ends, grace=0.0)
 
     def following(busy):
         return next((c for c in cells if c["name"] not in busy | set(results)), None)
 
-    crew.work_through(following, lambda key, cell, error: results.update({key: (cell, error)}))
+    work_through(
+        "benchmarks._lib.test_processes:run_cell", {"who": "us"}, following,
+        lambda key, cell, error: results.update({key: (cell, error)}), lambda cell: cell["name"],
+        num_workers=2, deadline=time.time() + seconds, grace=0.0,
+    )  # fmt: skip
     return results
 
 

@@ -18,12 +18,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks._lib.crew import Crew
+from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import mps
 from benchmarks.smollm2.place import model_folder
 from benchmarks.smollm2.plan import CONTENDERS, PARTS, Cell, accuracy, key_of, plan, warm_folder
 from benchmarks.smollm2.results import read_results
-from benchmarks.smollm2.worker import GRACE, work
+from benchmarks.smollm2.worker import GRACE
 
 
 def main() -> None:
@@ -40,9 +40,13 @@ def main() -> None:
     say(f"{given.folder}; {len(cells.done)} cells are there already, {cells.left()} to go")
     shares = given.device == "cuda" and given.workers > 1
     try:
-        with mps(given.state, say) if shares else nullcontext():
-            crew = Crew(given.workers, work, vars(given), key_of, began + given.seconds, GRACE)
-            crew.work_through(cells.following, cells.take)
+        side_by_side = mps(given.state, say) if shares else nullcontext()
+        with side_by_side, (given.state / "workers.log").open("ab") as log:
+            work_through(
+                "benchmarks.smollm2.worker:run_cell", vars(given), cells.following, cells.take,
+                key_of, num_workers=given.workers, deadline=began + given.seconds, grace=GRACE,
+                threads=given.threads, log=log,
+            )  # fmt: skip
     finally:
         cells.write()
         say(f"{len(cells.done)} cells in {given.out / 'results.json'}; {cells.left()} to go")

@@ -33,7 +33,7 @@ def main() -> None:
     deadline = time.perf_counter() + args.seconds
     with (
         tempfile.TemporaryDirectory() as scratch,
-        Children("benchmarks.speedrun.stopwatch", "measure") as children,
+        Children("benchmarks.speedrun.stopwatch:measure") as children,
     ):
         given = {"model": args.model, "small": args.small, "common": args.set}
         given |= {"warm": args.warm, "count": args.count}

@@ -104,7 +104,7 @@ class Race:
 
     def alone(self) -> None:
         """Cells one after the other."""
-        with Children("benchmarks.speedrun.racing", "race") as children:
+        with Children("benchmarks.speedrun.racing:race") as children:
             for name, seed in cells_of(self.args):
                 limit = limit_of(self.args, name, self.results.cells)
                 self.run(children, name, seed, limit=limit)
@@ -119,7 +119,7 @@ class Race:
 
     def paces(self) -> dict[str, tuple[float, float]]:
         """Seconds of the first and of a later step, each contender alone on the GPU."""
-        with Children("benchmarks.speedrun.racing", "race") as children:
+        with Children("benchmarks.speedrun.racing:race") as children:
             names = self.args.names
             alone = {name: self.run(children, name, 0, limit=PACE_SECONDS) for name in names}
         return {
@@ -130,7 +130,7 @@ class Race:
 
     def one_beside(self, cell: tuple[str, int, tuple[float, float]]) -> None:
         name, seed, pace = cell
-        with Children("benchmarks.speedrun.racing", "race") as children:
+        with Children("benchmarks.speedrun.racing:race") as children:
             self.run(children, name, seed, limit=self.args.limit, pace=pace)
 
 

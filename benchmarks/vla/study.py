@@ -20,12 +20,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks._lib.crew import Crew
+from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import mps
 from benchmarks.vla.cell import WORLDS, demos_config
 from benchmarks.vla.pace import GRACE, Pace
 from benchmarks.vla.plan import CONTENDERS, Cell, key_of, plan
-from benchmarks.vla.worker import work
 
 # Of each world: heads, demonstrations, single frames, actions from one look to the next, episodes
 # of each task to choose by and to report (a failed one of Meta-World takes a second of a core), and
@@ -60,8 +59,10 @@ def main() -> None:
     say(f"{len(cells.done)} cells are there already")
     try:
         with mps(given.state, say) if given.mps else nullcontext():
-            crew = Crew(given.processes, work, vars(given), key_of, deadline, GRACE)
-            crew.work_through(cells.following, cells.take)
+            work_through(
+                "benchmarks.vla.worker:run_cell", vars(given), cells.following, cells.take, key_of,
+                num_workers=given.processes, deadline=deadline, grace=GRACE,
+            )  # fmt: skip
     finally:
         path = given.out / f"{given.world}.json"
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(given).items()}
