@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.smollm2.plan import Cell
 from benchmarks.smollm2.training import column, config_of
 from mesotron.rlvr import train
-from mesotron.rlvr.finish import story
+from mesotron.rlvr.run_report import story
 from mesotron.runs import RunFolder
 
 KEPT = ("reward", "facts/correct", "facts/formatted", "groups/zero_signal", "entropy", "grad_norm")

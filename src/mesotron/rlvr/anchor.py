@@ -6,8 +6,9 @@ LoRA these are the adapters, an approximation: the mean of A and of B is not the
 weights are averaged shard by shard.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import cos, pi
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mesotron.rlvr.wrapping import reshard
+from mesotron.runs.processes import asks_for_sharding
 
 # Where Co-rewarding-II's annealing ends (arXiv 2508.00410): the anchor then hardly moves.
 LAST_MOMENTUM = 1 - 1e-5
@@ -145,6 +147,133 @@ class Anchor:
     def load_values(self, values: dict[str, Any]) -> None:
         self.updates = int(values["updates"])
         self.moved = torch.tensor(values["moved"])
+
+
+TokenRows = list[list[int]]
+Sample = Callable[[TokenRows, int], tuple[Any, Any]]
+"""Samples one completion per prompt: token ids and log-probabilities (or None)."""
+
+
+@dataclass
+class Voters:
+    """The anchor's completions that only vote, of this process, and their prompts."""
+
+    prompt_ids: TokenRows = field(default_factory=list)
+    completion_ids: TokenRows = field(default_factory=list)
+
+
+@dataclass
+class AnchoredSampler:
+    """Samples some completions of each prompt from the anchor instead of the policy.
+
+    The anchor takes the policy's place while it samples: no second module, and with vLLM one more
+    weight transfer per rollout.
+
+    Args:
+        anchor: the average of the policy.
+        model: the policy.
+        sample: samples from the policy.
+        synced: called when the policy's weights were exchanged, for an engine that copies them.
+        rank: this process.
+        world: number of processes.
+    """
+
+    anchor: Anchor
+    model: nn.Module
+    sample: Sample
+    synced: Callable[[], None]
+    rank: int = 0
+    world: int = 1
+
+    def _from_anchor(self, prompt_ids: TokenRows, number: int) -> tuple[Any, Any]:
+        with self.anchor.in_place_of(self.model):
+            self.synced()
+            result = self.sample(prompt_ids, number)
+        self.synced()
+        return result
+
+    def voters(self, prompts: TokenRows, number: int, even: bool = False) -> Voters:
+        """This process's share of `number` completions of each prompt by the anchor.
+
+        Every process samples as many, so that none waits alone in a sharded forward pass; the
+        surplus is cut off after gathering.
+
+        Args:
+            prompts: the distinct prompts of all processes.
+            number: N.
+            even: raise ValueError if the processes' shares differ, as vLLM requires.
+        """
+        rows = [ids for ids in prompts for _ in range(number)]
+        share = -(-len(rows) // self.world)
+        if even and share * self.world != len(rows):
+            raise ValueError(
+                f"{len(rows)} completions of the anchor do not divide evenly among {self.world} "
+                "processes, which vLLM needs: change objective.momentum_generations"
+            )
+        rows += rows[-1:] * (share * self.world - len(rows))
+        own = rows[self.rank * share :][:share]
+        completion_ids, _ = self._from_anchor(own, number)
+        return Voters(own, completion_ids)
+
+    def merged(self, prompt_ids: TokenRows, generations: int, number: int) -> tuple[Any, Any]:
+        """Sample this process's rows, the last `number` of each group from the anchor."""
+        start, ours = self.rank * len(prompt_ids), generations - number
+        by_anchor = [(start + k) % generations >= ours for k in range(len(prompt_ids))]
+        results: dict[int, tuple[Any, Any]] = {}
+        for anchored, count in ((False, ours), (True, number)):
+            rows = [k for k, chosen in enumerate(by_anchor) if chosen == anchored]
+            if rows:
+                sample = self._from_anchor if anchored else self.sample
+                ids, logprobs = sample([prompt_ids[k] for k in rows], count)
+                logprobs = logprobs or [None] * len(rows)
+                results |= dict(zip(rows, zip(ids, logprobs, strict=True), strict=True))
+        completion_ids = [results[k][0] for k in range(len(prompt_ids))]
+        logprobs = [results[k][1] for k in range(len(prompt_ids))]
+        return completion_ids, None if logprobs[0] is None else logprobs
+
+
+def check_anchorable(trainer: Any, group_size: int) -> None:
+    """Raise ValueError for settings of a GRPO trainer under which an anchor cannot work."""
+    name, args = trainer.objective.name, trainer.args
+    flat = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
+    if trainer.is_deepspeed_enabled or flat:
+        raise ValueError(
+            f"{name} averages weights, which DeepSpeed and FSDP1 keep in flat shards: use FSDP2 "
+            "(fsdp_version: 2) or plain data parallelism"
+        )
+    if trainer.tools or trainer.rollout_func is not None or trainer._is_vlm:
+        raise ValueError(
+            f"{name} samples text from its anchor and does not support tools, images or a "
+            "rollout_func: use grpo or vote with those"
+        )
+    rows = args.per_device_train_batch_size * args.steps_per_generation
+    if (trainer.is_fsdp_enabled or trainer.use_vllm) and rows % group_size:
+        raise ValueError(
+            f"{rows} completions per process are not whole groups of {group_size}, which {name} "
+            "needs with FSDP or vLLM: change per_device_train_batch_size"
+        )
+
+
+def reference_in_memory(model: Any, args: Any, peft_config: Any) -> bool:
+    """Whether the KL term should refer to a copy of the model as it was given.
+
+    TRL loads the reference from where the model came from: a model made in memory has no such
+    place, and one changed since loading is the wrong reference. Sharded models keep TRL's way.
+    """
+    if isinstance(model, str) or not args.beta:
+        return False
+    from accelerate.utils import is_peft_model
+
+    if peft_config is not None or is_peft_model(model):
+        return False
+    if not (args.fsdp or args.deepspeed or asks_for_sharding()):
+        return True
+    if not model.config._name_or_path:
+        raise ValueError(
+            f"beta = {args.beta:g} needs a reference model, which sharded runs load from disk, and "
+            "this model was made in memory: save it and pass its folder, or use beta = 0"
+        )
+    return False
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

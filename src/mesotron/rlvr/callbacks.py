@@ -17,6 +17,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from mesotron.probes import snr_from_norms
 from mesotron.rlvr.checkpoint import random_state, restore_random_state
+from mesotron.rlvr.dataset import Rows
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.process import StopRequest
@@ -97,6 +98,38 @@ class RunLog(TrainerCallback):
 def last_message(text: str | list[dict[str, Any]]) -> str:
     """A prompt or completion as text; of chat messages the last one's."""
     return text if isinstance(text, str) else str(text[-1]["content"])
+
+
+class StepEnd(TrainerCallback):
+    """Times each step and its optimizer, logs the auxiliary norm, and moves a per-step anchor."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.step_start = self.optimizer_start = self.optimizer_time = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.step_start = time.perf_counter()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        trainer = self.trainer
+        if trainer.fast.sampler is not None and isinstance(trainer.train_dataset, Rows):
+            # Tokenize the next prompts while the GPU still runs the backward pass.
+            trainer._tokenize_prompts(list(trainer.train_dataset.latest))
+            trainer.train_dataset.latest = ()
+        self.optimizer_start = time.perf_counter()
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.optimizer_time = time.perf_counter() - self.optimizer_start
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        trainer = self.trainer
+        if trainer.auxiliary_norm is not None:
+            trainer._note({"grad_norm/auxiliary": trainer.auxiliary_norm.item()})
+            trainer.auxiliary_norm = None
+        if trainer.anchor is not None and trainer.objective.momentum_update == "optimizer_step":
+            trainer.update_anchor()
+        spent = time.perf_counter() - self.step_start
+        trainer._note({"time/step": spent, "time/optimizer": self.optimizer_time})
 
 
 class GracefulStop(TrainerCallback):

@@ -72,6 +72,7 @@ class SafeCheckpoints(Mixin):
     """
 
     stateful: dict[str, Stateful]
+    resumed_from: Path | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stateful = {}
@@ -90,6 +91,8 @@ class SafeCheckpoints(Mixin):
             resume_from_checkpoint = str(self._newest_checkpoint())
         elif resume_from_checkpoint and (wrong := checkpoints.damage(Path(resume_from_checkpoint))):
             raise ValueError(f"the checkpoint is damaged: {wrong}; resume from an earlier one")
+        if resume_from_checkpoint:
+            self.resumed_from = Path(resume_from_checkpoint)
         return super().train(resume_from_checkpoint or None, **kwargs)
 
     def _newest_checkpoint(self) -> Path:

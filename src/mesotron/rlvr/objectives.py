@@ -5,7 +5,7 @@ rewards, or cispo whose cap falls back to a clip width of 0.2. Here a name is th
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from math import ceil
 from typing import Any, Literal
 
@@ -269,3 +269,35 @@ def first_round_prompts(
     G = trained_generations(resolve(objective, rollout.generations), rollout.generations)
     share = rollout.prompts * G // num_processes
     return first_round_rows(share, G, objective.dynamic_oversample) * num_processes // G
+
+
+def resolve_objective(args: Any, objective: str | ObjectiveConfig | None) -> ObjectiveConfig:
+    """The objective for arguments whose `num_generations` are the completions that train."""
+    if objective is None:
+        return ObjectiveConfig()
+    given = ObjectiveConfig(name=objective) if isinstance(objective, str) else objective  # pyright: ignore
+    M, N = args.num_generations or 0, given.momentum_generations
+    if given.name == "mgrpo" and not given.loss_on_momentum:
+        # The anchor samples N more; by default a quarter of M + N, so a third of M.
+        M += max(1, M // 3) if N is None else N
+    return resolve(given, M)
+
+
+def updates_per_rollout(args: Any) -> int:
+    """Optimizer steps that TRL makes with each rollout batch."""
+    assert args.steps_per_generation is not None  # TRL fills it in
+    micro_batches = args.steps_per_generation * args.num_iterations
+    return -(-micro_batches // args.gradient_accumulation_steps)
+
+
+def set_loss(args: Any, objective: ObjectiveConfig) -> None:
+    """Write the objective into TRL's arguments; raise ValueError where they contradict it."""
+    defaults = {f.name: None if f.default is MISSING else f.default for f in fields(args)}
+    for key, value in loss_arguments(objective).items():
+        given = getattr(args, key)
+        if given not in (value, defaults[key]):
+            raise ValueError(
+                f"args.{key} = {given!r}, but objective {objective.name!r} has {value!r}: leave "
+                "it out of args, or set it in ObjectiveConfig"
+            )
+        setattr(args, key, value)

@@ -68,6 +68,18 @@ def check_all_train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         raise ValueError("a weight is in two groups of the optimizer")
 
 
+def resolve_optim(
+    args: Any, optim: str | OptimConfig | None, optimizers: Any
+) -> OptimConfig | None:
+    """The optimizer's config; a name alone takes the rates of the arguments."""
+    if optim is not None and optimizers is not None and optimizers[0] is not None:
+        raise ValueError("optim= and optimizers= both give an optimizer: leave one of them out")
+    if isinstance(optim, str):
+        rate, decay = args.learning_rate, args.weight_decay
+        return OptimConfig(name=optim, lr=rate, weight_decay=decay)  # pyright: ignore
+    return optim
+
+
 def unwrap_optimizer(optimizer: Any) -> RoutedOptimizer | None:
     """Our optimizer, also where Accelerate wrapped it; None for any other."""
     inner = getattr(optimizer, "optimizer", optimizer)

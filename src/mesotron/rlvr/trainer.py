@@ -1,80 +1,123 @@
-"""`GRPOTrainer`: TRL's, with routed optimizers, the objectives of this room, and what they measure.
+"""`GRPOTrainer`: TRL's, with routed optimizers, more objectives, and exact checkpoints.
 
-With `optim`, `objective` and `judge` left out it is TRL's trainer to the last bit, except that
-FSDP2 with bfloat16 keeps its log-probabilities in float32. This is the seam to TRL: `OVERRIDDEN`
-names each method of TRL's that is replaced anywhere in this room's mixins, with the signature it
-had in the version they were checked against.
+With `optim`, `objective`, `judge` and `fast` left out it is TRL's trainer to the last bit, except
+that FSDP2 with bfloat16 keeps its log-probabilities in float32.
+
+One step: `_generate_and_score_completions` samples a rollout (`_generate_single_turn`), scores it
+(`_calculate_rewards`) and, with dynamic sampling, replaces groups without a signal; `_compute_loss`
+turns micro-batches of it into gradients; `_clip_grad_norm` and the optimizer update the weights.
+The work is done by plain objects: a sampler (`fast`), `scorer`, `anchor`, `dynamic` and `losses`.
 """
 
 import copy
+import json
 import time
-from dataclasses import MISSING, fields
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer as TrlGRPOTrainer
+from trl.trainer.utils import pad
 
 from mesotron.config import ObjectiveConfig, OptimConfig
-from mesotron.optim import RoutedOptimizer
 from mesotron.optim.groups import clip_gradients
-from mesotron.rlvr.anchor import Anchor
-from mesotron.rlvr.answers.facts import Judge
+from mesotron.probes import repetition, trajectory_entropy
+from mesotron.rlvr.anchor import (
+    Anchor,
+    AnchoredSampler,
+    TokenRows,
+    Voters,
+    check_anchorable,
+    momentum_at,
+    reference_in_memory,
+)
+from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.callbacks import StepEnd
+from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.dataset import Batch, Rows
-from mesotron.rlvr.layers.anchored import reference_in_memory
-from mesotron.rlvr.layers.resampling import Resampling
-from mesotron.rlvr.layers.rollouts import Engine
-from mesotron.rlvr.layers.scoring import vote
-from mesotron.rlvr.objectives import loss_arguments, resolve, warn_if_on_policy
-from mesotron.rlvr.optimizer import build_optimizer, check_all_train
+from mesotron.rlvr.dynamic import PromptStream, Resampler
+from mesotron.rlvr.fast import FastPaths, choose_fast_paths
+from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
+from mesotron.rlvr.fast.recording import SharedPromptPass
+from mesotron.rlvr.labels import low_entropy_outliers
+from mesotron.rlvr.losses import LossInputs, correction_weight, gmpo_loss, policy_metrics
+from mesotron.rlvr.objectives import (
+    ANCHORED,
+    SELF_LABELLED,
+    first_round_rows,
+    is_geometric,
+    resolve_objective,
+    set_loss,
+    updates_per_rollout,
+    warn_if_on_policy,
+)
+from mesotron.rlvr.optimizer import (
+    build_optimizer,
+    check_all_train,
+    resolve_optim,
+    unwrap_optimizer,
+)
+from mesotron.rlvr.scorer import Scored, Scorer, Voting, vote
 from mesotron.rlvr.wrapping import keep_float32_outputs
 
-CHECKED_AGAINST = "1.16"
-# Method -> its parameters in that version of TRL (and Transformers 5.22).
+# Every method of TRL and Transformers that is overridden here or in `SafeCheckpoints`, with the
+# parameters it has in the versions below. tests/rlvr/test_trainer.py compares them.
+TESTED_TRL = ("1.15", "1.16")  # with Transformers 5.22
 OVERRIDDEN = {
-    "_calculate_rewards": "self, inputs, prompts, completions, completion_ids_list",
-    "_clip_grad_norm": "self, model",
-    "_compute_loss": "self, model, inputs",
-    "_generate": "self, prompts",
+    # One step
     "_generate_and_score_completions": "self, inputs",
+    "_tokenize_prompts": "self, prompts",
     "_generate_single_turn": (
         "self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images"
     ),
+    "_calculate_rewards": "self, inputs, prompts, completions, completion_ids_list",
+    "_compute_loss": "self, model, inputs",
     "_get_per_token_logps_and_entropies": (
         "self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, "
         "compute_aux_loss, pixel_values, image_grid_thw, num_images, pixel_attention_mask, "
         "spatial_shapes, num_tiles, image_sizes, token_type_ids, mm_token_type_ids, "
         "image_position_ids"
     ),
-    "_tokenize_prompts": "self, prompts",
+    "_clip_grad_norm": "self, model",
+    # Public
     "create_accelerator_and_postprocess": "self",
     "create_optimizer": "self, model",
     "log": "self, logs, start_time",
-    "training_step": "self, model, inputs, num_items_in_batch",
+    "train": "self, resume_from_checkpoint, trial, ignore_keys_for_eval",
+    # Exact resume
+    "_get_train_sampler": "self, dataset",
+    "_save_checkpoint": "self, model, trial",
+    "_save": "self, output_dir, state_dict",
+    "_load_from_checkpoint": "self, resume_from_checkpoint, model",
+    "_load_optimizer_and_scheduler": "self, checkpoint",
+    "_load_rng_state": "self, checkpoint",
 }
-# Functions of TRL's module that are exchanged while it scores a rollout (`layers/padding.py`).
-EXCHANGED = {"pad": "tensors, padding_value, padding_side, pad_to_multiple_of"}
+# Prompts whose tokens are cached: tokenizing 256 chats took 39 ms per step on an H200's host.
+MAX_CACHED_PROMPTS = 16_384
 
 
-class GRPOTrainer(Resampling):
+# Transformers' `train` has arguments for hyperparameter search, which the mixin passes on by name.
+class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportIncompatibleMethodOverride]
     """TRL's `GRPOTrainer` with an optimizer and an objective by name.
 
     Args:
-        model: as TRL takes it: a name or a Transformers model.
-        reward_funcs: as TRL takes them. With a `judge` they also get `facts`, `truncated` and `row`
-            for each completion. Self-labelled objectives log them and do not train on them.
+        model: as for TRL: a name or a Transformers model.
+        reward_funcs: as for TRL. With a `judge` they also get `facts`, `truncated` and `row` per
+            completion. Self-labelled objectives log them and do not train on them.
         args: a `trl.GRPOConfig`; its `num_generations` are the completions that train.
         train_dataset: has a column `prompt`; `gold` is read by the judge.
-        optim: muon, pion, muon_sgd, adamw, or an `OptimConfig`; None is what `args` says. A name
-            alone takes `args.learning_rate`.
-        objective: a name or an `ObjectiveConfig`; None is what `args` says.
-        engine: who samples: generate is TRL's own ways, graph a static cache and captured graphs,
-            fused those with a decoder of few kernels (Llama and Qwen2, without LoRA).
-        share_prompts: train on rows that hold a prompt once and its completions after it.
-        record: make such rows of fixed shapes, and the passes over them CUDA graphs.
+        optim: muon, pion, muon_sgd, adamw, or an `OptimConfig`; None for TRL's choice from `args`.
+            A name alone takes `args.learning_rate`.
+        objective: a name or an `ObjectiveConfig`; None for the loss that `args` names.
         judge: turns completions into facts; self-labelled objectives without one read \\boxed{}.
+        fast: sample with CUDA graphs and a fused decoder, and train on shared prompts and recorded
+            passes, as far as model and hardware support them; a log line names what is left out.
         **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
 
     Example:
@@ -85,8 +128,16 @@ class GRPOTrainer(Resampling):
         Shao et al., DeepSeekMath, 2024, arXiv 2402.03300.
     """
 
-    auxiliary_norm: torch.Tensor | None = None
-    """Of the gradient of this step's auxiliary groups."""
+    anchor: Anchor | None = None
+    sampler: GraphSampler | None = None
+    shared_prompts: SharedPromptPass | None = None
+    resampler: Resampler | None = None
+    scored: Scored
+    """The last round of sampling, over all processes."""
+    usual_rows: int = 0
+    """Rows of a whole rollout where other numbers are sampled too; see `GraphSampler.sample`."""
+    auxiliary_norm: Tensor | None = None
+    """Gradient norm of this step's auxiliary groups."""
 
     def __init__(
         self,
@@ -98,59 +149,451 @@ class GRPOTrainer(Resampling):
         optim: str | OptimConfig | None = None,
         objective: str | ObjectiveConfig | None = None,
         judge: Judge | None = None,
-        engine: Engine = "generate",
-        share_prompts: bool = False,
-        record: bool = False,
+        fast: bool = False,
         **rest: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else GRPOConfig("mesotron-grpo")
-        self.objective = resolve_for(args, objective)
+        self.objective = resolve_objective(args, objective)
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
-        self.judge, self.engine = judge, engine
-        self.share_prompts, self.record = share_prompts, record
-        self._token_ids = {}
+        self.geometric = is_geometric(self.objective)
+        self._token_ids: dict[str, list[int]] = {}
+        self._prompt_ids: TokenRows = []
+        self._voters = Voters()
+        self._last_pass: tuple[Tensor, Tensor] | None = None
         funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         funcs = [func for func in funcs if func is not None]
         if objective is not None:
             set_loss(args, self.objective)
-        if self.self_labelled:
-            funcs = self._put_vote_first(args, funcs)
+        if self.self_labelled:  # the votes train, all other rewards are logged
+            if args.reward_weights is not None:
+                raise ValueError(
+                    f"args.reward_weights = {args.reward_weights}, but {self.objective.name} "
+                    "trains on its votes alone and only logs other rewards: leave them out"
+                )
+            judge = judge or Judge(FORMATS["boxed"], Verifier())
+            args.reward_weights = [1.0, *(0.0 for _ in funcs)]
+            funcs = [vote, *funcs]
         beta, own = args.beta, reference_in_memory(model, args, rest.get("peft_config"))
         args.beta = 0.0 if own or self.objective.name == "corewarding" else beta
         super().__init__(model, funcs, args, train_dataset, **rest)
+        args.beta = self.beta = beta
         if isinstance(self.train_dataset, Rows):
             self.data_collator = Batch
-        self._check_engine()
-        self._check_sharing()
-        args.beta = self.beta = beta
         warn_if_on_policy(self.objective, updates_per_rollout(args))
+        ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
+        self.scorer = Scorer(self.objective, judge, ends)
         if own:
             self.ref_model: Any = Anchor(dtype=None).start(self.policy)
-        self.geometric = "gmpo" in (
-            self.objective.name,
-            self.objective.loss if self.self_labelled else "",
-        )
-        self._start_anchor()
-        self._start_stream()
+        if self.objective.name in ANCHORED:
+            check_anchorable(self, self._group_size())
+            self.anchor = self.stateful["anchor"] = Anchor()
+            if self.objective.name == "corewarding" and self.beta:
+                self.ref_model = self.anchor
+        if self.objective.dynamic_sampling == "resample":
+            self.stream = PromptStream(len(self.train_dataset), args.seed)  # pyright: ignore
+            self.stateful["prompts"] = self.stream
+            G, rank, world = self.num_generations, args.process_index, args.world_size
+            self.resampler = Resampler(
+                self.train_dataset, self.stream, self.objective, G, rank, world
+            )
+            # Further rounds have any number of rows.
+            rows = args.per_device_train_batch_size * (args.steps_per_generation or 1)
+            self.usual_rows = first_round_rows(rows, G, self.objective.dynamic_oversample)
+        self.fast = choose_fast_paths(self) if fast else FastPaths()
+        if self.fast.share_prompts:
+            self.shared_prompts = SharedPromptPass(
+                self.policy,
+                self.accelerator.autocast,
+                self.num_generations,
+                self.max_completion_length,
+                record=self.fast.record,
+                entropy_gradient=self._entropy_bonus_enabled,
+            )
         self.add_callback(StepEnd(self))
 
-    def _put_vote_first(self, args: GRPOConfig, funcs: list[Any]) -> list[Any]:
-        """The rewards of a self-labelled objective: its votes train, all others are logged."""
-        if args.reward_weights is not None:
-            raise ValueError(
-                f"args.reward_weights = {args.reward_weights}, but {self.objective.name} "
-                "trains on its votes alone and only logs other rewards: leave them out"
+    @property
+    def policy(self) -> nn.Module:
+        """The model that trains, as TRL holds it."""
+        assert self.model is not None
+        return self.model
+
+    @property
+    def self_labelled(self) -> bool:
+        """Whether labels come from votes; golds are then for metrics only."""
+        return self.objective.name in SELF_LABELLED
+
+    # The rollout
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.policy.training:
+            return self._score_round(inputs)
+        start = time.perf_counter()
+        self._move_anchor()
+        if self.resampler is not None:
+            done = self.resampler(
+                inputs, lambda rows: (self._score_round(rows), self.scored.spreads())
             )
-        self.judge = self.judge or Judge(FORMATS["boxed"], Verifier())
-        args.reward_weights = [1.0, *(0.0 for _ in funcs)]
-        return [vote, *funcs]
+            filled = 1 - sum(done.silent) / len(done.silent)
+            self._note({"dynamic/rounds": float(done.rounds), "dynamic/filled": filled})
+            batch = self._drop_groups(done.batch, done.silent)
+        else:
+            batch = self._score_round(inputs)
+        if self.objective.dynamic_sampling == "drop":
+            silent = [spread == 0 for spread in self.scored.spreads()]
+            self._note({"dynamic/filled": 1 - sum(silent) / len(silent)})
+            batch = self._drop_groups(batch, silent)
+        self._note({"time/rollout": time.perf_counter() - start})
+        return batch
+
+    def _score_round(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        if self.scored.dropped:
+            batch = self._drop_rows(batch, self.scored.dropped)
+        metrics = self.scored.metrics()
+        self._note(metrics)
+        if (
+            self.scale_rewards == "batch"
+            or self.multi_objective_aggregation != "sum_then_normalize"
+        ):
+            # TRL computed it from the spread of the batch, which says nothing about groups.
+            self._metrics[self._mode()]["frac_reward_zero_std"][-1] = metrics["groups/zero_signal"]
+        return batch
+
+    def _drop_groups(self, batch: dict[str, Any], silent: Sequence[bool]) -> dict[str, Any]:
+        G = self._group_size()
+        return self._drop_rows(batch, [out for out in silent for _ in range(G)])
+
+    def _drop_rows(self, batch: dict[str, Any], dropped: Sequence[bool]) -> dict[str, Any]:
+        """Take completions (numbered over all processes) out of every term of the loss.
+
+        TRL's `tool_mask` marks the tokens that train. Unlike `completion_mask` it is not part of
+        the attention mask, so the model still reads what it read when the batch was scored.
+        """
+        mask = loss_mask(batch)
+        start = self.accelerator.process_index * len(mask)
+        kept = [not out for out in dropped[start : start + len(mask)]]
+        batch = {**batch, "tool_mask": mask * mask.new_tensor(kept)[:, None]}
+        return {**batch, "num_items_in_batch": self._gather(batch["tool_mask"].sum()).sum()}
+
+    # Sampling
+
+    def _tokenize_prompts(self, prompts: list) -> Any:
+        if self.fast.sampler is None:
+            return super()._tokenize_prompts(prompts)
+        # A fast sampler takes text only; each prompt of a run is tokenized once.
+        keys: list[str] = []
+        for k, prompt in enumerate(prompts):
+            repeated = k > 0 and (prompt is prompts[k - 1] or prompt == prompts[k - 1])
+            keys.append(keys[-1] if repeated else repr(prompt))
+        if len(self._token_ids) > MAX_CACHED_PROMPTS:
+            self._token_ids = {}
+        new = {key: p for key, p in zip(keys, prompts, strict=True) if key not in self._token_ids}
+        if new:
+            ids, _, _ = super()._tokenize_prompts(list(new.values()))
+            self._token_ids |= dict(zip(new, ids, strict=True))
+        return [self._token_ids[key] for key in keys], None, {}
+
+    def _generate_single_turn(
+        self,
+        prompt_ids: Any,
+        images: Any,
+        multimodal_fields: Any,
+        num_generations: int,
+        has_tool_images: bool = False,
+    ) -> Any:
+        self._prompt_ids, self._voters = prompt_ids, Voters()
+        N = self._anchor_generations()
+        if N and self.objective.loss_on_momentum:
+            return self._anchored().merged(prompt_ids, num_generations, N)
+        sampled = self._sample(
+            prompt_ids, images, multimodal_fields, num_generations, has_tool_images
+        )
+        if N:
+            prompts = gather_object(prompt_ids)[:: self._group_size()]
+            self._voters = self._anchored().voters(prompts, N, even=self.use_vllm)
+        return sampled
+
+    def _sample(
+        self, prompt_ids: Any, images: Any, fields: Any, generations: int, tool_images: bool = False
+    ) -> Any:
+        if self.fast.sampler is None:
+            return super()._generate_single_turn(
+                prompt_ids, images, fields, generations, tool_images
+            )
+        sampling = Sampling(self.temperature, self.top_k or 0, self.top_p)
+        if self.sampler is None or self.sampler.sampling != sampling:  # a guard may change it
+            args = self.args
+            self.sampler = self.fast.sampler(
+                self.policy,
+                eos=self.eos_token_ids,
+                pad=self._tokenizer.pad_token_id,
+                sampling=sampling,
+                dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
+            )
+        return self.sampler.sample(prompt_ids, self.max_completion_length, self.usual_rows), None
+
+    def _anchor_generations(self) -> int:
+        """N: completions per prompt that the anchor samples in this mode."""
+        samples = self.anchor is not None and self.policy.training
+        return (self.objective.momentum_generations or 0) if samples else 0
+
+    def _anchored(self) -> AnchoredSampler:
+        def sample(rows: TokenRows, number: int) -> Any:
+            return self._sample(rows, None, {}, number)
+
+        def synced() -> None:
+            self._last_loaded_step = -1  # vLLM then loads the weights again
+
+        assert self.anchor is not None
+        rank, world = self.args.process_index, self.args.world_size
+        return AnchoredSampler(self.anchor, self.policy, sample, synced, rank, world)
+
+    # Scoring
+
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> Tensor:
+        rows, facts = self.scorer.annotate(inputs, completions, completion_ids_list)
+        rewards = super()._calculate_rewards(rows, prompts, completions, completion_ids_list)
+        facts, dropped = gather_object(facts), []
+        if self.self_labelled:
+            golds = gather_object([row.get("gold") for row in inputs])
+            dropped = self._fill_votes(rewards, facts, golds, completion_ids_list)
+        # The total as TRL will compute it.
+        total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        total[rewards.isnan().all(dim=1)] = torch.nan
+        self.scored = Scored(
+            rewards=total.view(-1, self._group_size()),
+            facts=facts,
+            tolerance=self.objective.dynamic_tolerance,
+            dropped=dropped,
+        )
+        own = repetition(completion_ids_list)["completions/repetition"]
+        mean = self._gather(torch.tensor([own], device=rewards.device)).mean().item()
+        self._note({"completions/repetition": mean})
+        return rewards
+
+    def _fill_votes(
+        self, rewards: Tensor, facts: list[Facts], golds: list[str | None], completion_ids: Any
+    ) -> list[bool]:
+        """Write the votes to the first column; dropped completions, returned, get no reward."""
+        N, G = self._anchor_generations(), self._group_size()
+        count = N * len(facts) // G if self._voters.completion_ids else 0
+        voters = self._judge_voters()[:count]
+        dropped, voters_dropped = self._entropy_outliers(completion_ids, count)
+        voting = Voting(
+            facts=facts,
+            golds=golds,
+            group_size=G,
+            voters=voters,
+            dropped=dropped,
+            voters_dropped=voters_dropped,
+            from_anchor=N if self.objective.loss_on_momentum else 0,
+        )
+        votes, metrics = self.scorer.vote(voting, seed=(self.args.seed, self._step))
+        self._note(metrics)
+        rewards[:, 0] = rewards.new_tensor([torch.nan if x is None else x for x in votes])
+        rewards[rewards[:, 0].isnan()] = torch.nan
+        return dropped
+
+    def _judge_voters(self) -> list[Facts]:
+        ids = self._voters.completion_ids
+        if not ids:
+            return []
+        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)  # pyright: ignore
+        cut, judge = self.scorer.truncated(ids), self.scorer.judge
+        assert judge is not None
+        return gather_object(judge.judge(texts, [None] * len(texts), cut))
+
+    def _entropy_outliers(self, completion_ids: Any, count: int) -> tuple[list[bool], list[bool]]:
+        """Which of the policy's and of the anchor's completions the entropy filter drops."""
+        k = self.objective.entropy_filter
+        if self.objective.name != "mgrpo" or k == "off" or not self.policy.training:
+            return [], []
+        own, voters = list(completion_ids), self._voters
+        H = self._trajectory_entropies(
+            self._prompt_ids + voters.prompt_ids, own + voters.completion_ids
+        )
+        policy, anchor = self._gather(H[: len(own)]), H[:0]
+        if voters.completion_ids:
+            anchor = self._gather(H[len(own) :])[:count]
+        groups, G = len(policy) // self._group_size(), self._group_size()
+        table = torch.cat([policy.view(groups, -1), anchor.view(groups, -1)], dim=1)
+        out = low_entropy_outliers(table, k)
+        self._note({"anchor/dropped": out.float().mean().item()})
+        return out[:, :G].flatten().tolist(), out[:, G:].flatten().tolist()
+
+    def _trajectory_entropies(self, prompt_ids: TokenRows, completion_ids: TokenRows) -> Tensor:
+        """Mean entropy of each completion in nats, by the current policy."""
+        device, padding = self.accelerator.device, self._tokenizer.pad_token_id
+
+        def padded(rows: TokenRows, side: str) -> tuple[Tensor, Tensor]:
+            ids = [torch.tensor(row) for row in rows]
+            masks = [torch.ones_like(row) for row in ids]
+            return pad(ids, padding, side).to(device), pad(masks, 0, side).to(device)
+
+        prompts, completions = padded(prompt_ids, "left"), padded(completion_ids, "right")
+        ids, mask = (torch.cat(pair, dim=1) for pair in zip(prompts, completions, strict=True))
+        off = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        with torch.no_grad(), off:
+            _, entropies, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                ids,
+                mask,
+                completions[0].shape[1],
+                batch_size=self.args.per_device_train_batch_size,
+                compute_entropy=True,
+            )
+        self._last_pass = None
+        assert entropies is not None
+        return trajectory_entropy(entropies, completions[1])
+
+    # The loss
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        coef, entropy = self.entropy_coef, self._last_world_entropy
+        if self.geometric:
+            loss = self._geometric_loss(model, inputs)
+        else:
+            loss = super()._compute_loss(model, inputs)
+        logprobs, entropies = self._policy_pass()
+        old = inputs.get("old_per_token_logps")
+        log_ratio = None if old is None else logprobs.detach() - old
+        metrics = policy_metrics(entropies.detach(), log_ratio, loss_mask(inputs), self._gather)
+        self._note(metrics)
+        if not metrics:  # TRL logs 0 for a mean over no tokens; NaN is left out of its averages
+            logged = self._metrics[self._mode()]
+            for name in logged.keys() & {"entropy", "kl"}:
+                logged[name][-1] = torch.nan
+        if self._last_world_entropy == 0 and entropy != 0:
+            # No token trained in this step, which TRL took for a policy without entropy.
+            self.entropy_coef, self._last_world_entropy = coef, entropy
+            self._metrics["train"]["entropy_coef"][-1] = coef
+        self._last_pass = None  # it holds the graph
+        return loss
+
+    def _geometric_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        # TRL's loss with zero advantages is every term but the policy's.
+        others = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
+        if not (self.beta and self.args.use_bias_correction_kl):  # else the KL term needs the ratio
+            others.pop("old_per_token_logps", None)
+        loss = super()._compute_loss(model, others)
+        policy = gmpo_loss(self._loss_inputs(inputs), self._gather)
+        logged = self._metrics[self._mode()]
+        for name, value in policy.metrics.items():
+            if name != "policy_loss":
+                logged[name][-1] = value
+            elif self._entropy_bonus_enabled:  # TRL's has the KL term
+                logged[name][-1] += value
+        steps = self.current_gradient_accumulation_steps if self.policy.training else 1
+        return loss + policy.loss / steps
+
+    def _loss_inputs(self, inputs: dict[str, Any]) -> LossInputs:
+        (logprobs, entropies), mask = self._policy_pass(), loss_mask(inputs)
+        old = inputs.get("old_per_token_logps")
+        old = logprobs.detach() if old is None else old
+        token_mask = weight = None
+        if self.top_entropy_quantile < 1:
+            share = 1 - self.top_entropy_quantile
+            token_mask = self.get_high_entropy_mask(entropies, mask, share)
+        if self.off_policy_mask_threshold is not None:
+            weight = self.get_off_policy_mask(
+                advantages=inputs["advantages"][:, None],
+                per_token_logps=logprobs,
+                sampling_per_token_logps=inputs.get("sampling_per_token_logps", old),
+                mask=mask,
+                off_policy_threshold=self.off_policy_mask_threshold,
+            ).squeeze(1)
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            correction, kept = correction_weight(inputs["importance_sampling_ratio"], mask)
+            weight = correction if weight is None else weight * correction
+            token_mask = kept if token_mask is None else token_mask & kept
+        return LossInputs(
+            logprobs=logprobs,
+            old_logprobs=old,
+            advantages=inputs["advantages"],
+            mask=mask,
+            epsilon=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            delta=self.args.delta,
+            token_mask=token_mask,
+            sequence_weight=weight,
+        )
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Any,
+        attention_mask: Any,
+        logits_to_keep: Any,
+        batch_size: Any = None,
+        compute_entropy: Any = False,
+        **rest: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """TRL's, which also takes an `Anchor` as the model; remembers the pass of the loss."""
+        if isinstance(model, Anchor):
+            with model.in_place_of(self.policy):
+                return self._get_per_token_logps_and_entropies(
+                    self.policy, input_ids, attention_mask, logits_to_keep, batch_size, **rest
+                )
+        rest["compute_entropy"] = compute_entropy
+        if self.shared_prompts is None:
+            logprobs, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, **rest
+            )
+        else:
+            parts, size, aux_loss = [], batch_size or len(input_ids), None
+            for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True):
+                part = self.shared_prompts(
+                    model, ids, mask, logits_to_keep, self.temperature, compute_entropy
+                )
+                if part is None:
+                    part = super()._get_per_token_logps_and_entropies(
+                        model, ids, mask, logits_to_keep, **rest
+                    )
+                parts.append(part)
+            logprobs = torch.cat([part[0] for part in parts])
+            entropies = torch.cat([part[1] for part in parts]) if compute_entropy else None
+        if entropies is not None:
+            self._last_pass = logprobs, entropies
+        return logprobs, entropies, aux_loss
+
+    def _policy_pass(self) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies that TRL's loss has just computed."""
+        assert self._last_pass is not None
+        return self._last_pass
+
+    # The anchor
+
+    def _move_anchor(self) -> None:
+        """At each rollout: copy the policy the first time, then follow it."""
+        if self.anchor is None:
+            return
+        follow = bool(self.anchor.weights) and self.objective.momentum_update == "rollout"
+        self.anchor.start(self.policy)
+        if follow:
+            self.update_anchor()
+        moved = self.anchor.moved
+        if self.is_fsdp_enabled:
+            moved = self.accelerator.reduce(moved.to(self.accelerator.device), reduction="sum")
+        away, size = moved.tolist()  # pyright: ignore
+        self._note({"anchor/distance": (away / size) ** 0.5 if size else 0.0})
+
+    def update_anchor(self) -> None:
+        """Move the anchor toward the policy."""
+        assert self.anchor is not None
+        progress = self.state.global_step / max(self.state.max_steps, 1)
+        schedule = self.objective.momentum_schedule or "constant"
+        self.anchor.update(self.policy, momentum_at(progress, self.objective.momentum, schedule))
+
+    # The optimizer
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         keep_float32_outputs(self.accelerator)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Build the optimizer, now that the model is wrapped; refuse one that misses a weight."""
+        """Build the optimizer, now that the model is wrapped; every trainable weight must be in."""
         wrapped = self.policy if model is None else model
         if self.optimizer is None and self.optim is not None:
             self.optimizer = build_optimizer(wrapped, self.optim)
@@ -158,98 +601,86 @@ class GRPOTrainer(Resampling):
         check_all_train(wrapped, optimizer)
         return optimizer
 
-    def _routed(self) -> RoutedOptimizer | None:
-        found = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate wraps it
-        return found if isinstance(found, RoutedOptimizer) else None
-
     def _clip_grad_norm(self, model: Any) -> Any:
-        optimizer = self._routed()
+        optimizer = unwrap_optimizer(self.optimizer)
         matrices = self.optim is not None and self.optim.clip == "all"
         if matrices and self.is_deepspeed_enabled:
             raise ValueError(
-                "--optim.clip all cannot be kept with DeepSpeed, which clips all weights by one "
+                "--optim.clip all does not work with DeepSpeed, which clips all weights by one "
                 "norm itself: leave it out, or use FSDP2"
             )
         if optimizer is None or self.is_deepspeed_enabled:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
         norms = clip_gradients(optimizer, self.args.max_grad_norm, matrices)
-        self.auxiliary_norm = norms.auxiliary  # read at the step's end: looking now would wait
+        self.auxiliary_norm = norms.auxiliary  # read at the end of the step: reading it now waits
         return norms.total
 
+    # Metrics and checkpoints
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        optimizer = self._routed()
+        optimizer = unwrap_optimizer(self.optimizer)
         if optimizer is not None and "loss" in logs:
             self._note({f"optim/{name}": x for name, x in optimizer.stats().items()})
         super().log(logs, start_time)
 
+    def _note(self, metrics: dict[str, float]) -> None:
+        """Add metrics to those that TRL averages at its next log."""
+        for name, value in metrics.items():
+            self._metrics[self._mode()][name].append(value)
 
-class StepEnd(TrainerCallback):
-    """Times a step and its optimizer, notes its norm, moves an anchor that follows each of them."""
+    def _mode(self) -> str:
+        return "train" if self.policy.training else "eval"
 
-    def __init__(self, trainer: GRPOTrainer) -> None:
-        self.trainer = trainer
-        self.began = self.paused = self.optimizer = 0.0
+    def _group_size(self) -> int:
+        """G: completions per prompt, as TRL counts them."""
+        size = self.num_generations if self.policy.training else self.num_generations_eval
+        assert size is not None
+        return size
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.began = time.perf_counter()
+    def _gather(self, x: Tensor) -> Tensor:
+        """The rows of all processes in order; each must have as many."""
+        gathered = self.accelerator.gather(x)
+        assert isinstance(gathered, Tensor)
+        return gathered
 
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self.paused = time.perf_counter()
+    def own_state(self) -> dict[str, Any]:
+        every = (self.args.steps_per_generation or 1) * self.num_iterations
+        used_up = self._step % every == 0  # then the next step samples again
+        state: dict[str, Any] = {
+            "step": self._step,
+            "buffer": None if used_up else self._buffered_inputs,
+            "metrics": {name: list(values) for name, values in self._metrics["train"].items()},
+        }
+        if self.use_adaptive_entropy:
+            state["entropy"] = [self.entropy_coef, self._last_world_entropy]
+        return state
 
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self.optimizer = time.perf_counter() - self.paused
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self._step, buffer = state["step"], state["buffer"]
+        if buffer is not None:
+            device = self.accelerator.device
+            buffer = [
+                {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+                for batch in buffer
+            ]
+        self._buffered_inputs = buffer
+        for name, values in state["metrics"].items():
+            self._metrics["train"][name].extend(values)
+        if self.use_adaptive_entropy:
+            self.entropy_coef, self._last_world_entropy = state["entropy"]
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        trainer = self.trainer
-        if trainer.auxiliary_norm is not None:
-            trainer._note({"grad_norm/auxiliary": trainer.auxiliary_norm.item()})
-            trainer.auxiliary_norm = None
-        if trainer.anchor is not None and trainer.objective.momentum_update == "optimizer_step":
-            trainer._update_anchor()
-        spent = time.perf_counter() - self.began
-        trainer._note({"time/step": spent, "time/optimizer": self.optimizer})
-
-
-def resolve_for(args: GRPOConfig, objective: str | ObjectiveConfig | None) -> ObjectiveConfig:
-    """The objective for arguments whose `num_generations` are the completions that train."""
-    if objective is None:
-        return ObjectiveConfig()
-    given = ObjectiveConfig(name=objective) if isinstance(objective, str) else objective  # pyright: ignore
-    M = args.num_generations or 0
-    apart = given.name == "mgrpo" and not given.loss_on_momentum
-    N = given.momentum_generations
-    # N is a quarter of M + N, so a third of M.
-    return resolve(given, M + (max(1, M // 3) if N is None else N) if apart else M)
-
-
-def updates_per_rollout(args: GRPOConfig) -> int:
-    """Optimizer steps that TRL makes with each rollout batch."""
-    assert args.steps_per_generation is not None  # TRL fills it in
-    micro_batches = args.steps_per_generation * args.num_iterations
-    return -(-micro_batches // args.gradient_accumulation_steps)
-
-
-def resolve_optim(
-    args: GRPOConfig, optim: str | OptimConfig | None, optimizers: Any
-) -> OptimConfig | None:
-    """The optimizer's config; a name alone takes the rates of the arguments."""
-    if optim is not None and optimizers is not None and optimizers[0] is not None:
-        raise ValueError("optim= and optimizers= both give an optimizer: leave one of them out")
-    if isinstance(optim, str):
-        rate, decay = args.learning_rate, args.weight_decay
-        return OptimConfig(name=optim, lr=rate, weight_decay=decay)  # pyright: ignore
-    return optim
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        """TRL's sampler after as many shuffles as the resumed run has started epochs."""
+        sampler = super()._get_train_sampler(dataset)
+        if self.shuffle_dataset and self.resumed_from is not None:
+            state = json.loads((self.resumed_from / "trainer_state.json").read_text())
+            for _ in range(int(state["epoch"])):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
 
 
-def set_loss(args: GRPOConfig, objective: ObjectiveConfig) -> None:
-    """Write the objective into TRL's arguments; one that says something else is refused."""
-    defaults = {f.name: None if f.default is MISSING else f.default for f in fields(GRPOConfig)}
-    for key, value in loss_arguments(objective).items():
-        given = getattr(args, key)
-        if given not in (value, defaults[key]):
-            raise ValueError(
-                f"args.{key} = {given!r}, but objective {objective.name!r} has {value!r}: leave "
-                "it out of args, or give it in ObjectiveConfig"
-            )
-        setattr(args, key, value)
+def loss_mask(inputs: dict[str, Any]) -> Tensor:
+    """[B, T], 1 on tokens that the policy wrote and that train."""
+    mask = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask

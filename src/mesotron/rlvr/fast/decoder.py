@@ -1,16 +1,14 @@
 """A decoder of few kernels: Llama's and Qwen2's layers as four products and what lies between.
 
-Through Transformers a layer of a token is dozens of small kernels, and at a few hundred rows
-their number is the time. Here queries, keys and values are one product, gate and up another,
-residuals are added inside of products, and query heads that share a key stand beside each other
-instead of copying it. Each distinct prompt is read once for all its rows. For sampling alone: no
-gradient, no dropout.
+Through Transformers one token of one layer is dozens of small kernels, whose number is the time at
+a few hundred rows. Here queries, keys and values are one product, gate and up another, residuals
+are added inside products, and query heads that share a key are stacked instead of copying it. Each
+distinct prompt is read once for all its rows. For sampling only: no gradient, no dropout.
 
 Shapes: B rows, U distinct prompts, P padded prompt length, N longest completion, L >= P + N cache
-length, H query heads, K key heads, R = H / K, D numbers of a head, E width, V vocabulary.
+length, H query heads, K key heads, R = H / K, D head size, E width, V vocabulary.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
-from mesotron.rlvr.sampling.draw import Sampling
-from mesotron.rlvr.sampling.graph_sampler import GraphSampler, Slate, check_attention
+from mesotron.rlvr.fast.graphs import Decoder, GraphSampler, Sampling, attention_obstacle
 
 MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM")
-# Attention kernels want the rows of a mask to start on such a multiple, and else copy it.
+# Attention kernels copy a mask unless its rows start at a multiple of this.
 ALIGNED = 16
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer, those that read the same input in one matrix."""
+    """The weights of one layer; those that read the same input are one matrix."""
 
     first_norm: Tensor
     qkv: Tensor
@@ -42,12 +39,7 @@ class Layer:
 
 
 class FusedWeights:
-    """A copy of a model's weights, merged; `refresh` brings it up to date in place.
-
-    Args:
-        model: a Llama or Qwen2 of Transformers, not wrapped.
-        dtype: of the copy.
-    """
+    """A merged copy of a model's weights; `refresh` updates it in place."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self.model = model
@@ -62,7 +54,7 @@ class FusedWeights:
             self._parts += self.ends
 
     def _outer(self) -> list[Tensor]:
-        """Embedding, last norm and head of the model."""
+        # Embedding, last norm and head.
         return [
             self.model.get_input_embeddings().weight,
             self.model.model.norm.weight,
@@ -71,26 +63,26 @@ class FusedWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take the model's present weights; every tensor keeps its place in memory."""
+        """Copy the model's current weights; every tensor keeps its address."""
         fresh = [x for layer in self.model.model.layers for x in weights_of(layer)]
         torch._foreach_copy_(self._parts, fresh + self._outer())  # pyright: ignore
 
     def _split(self, layer: Layer) -> list[Tensor]:
-        """Where the weights of `weights_of` lie in a merged layer."""
+        # Views of a merged layer, in the order of `weights_of`.
         sizes = [self.heads * self.size, self.keys * self.size, self.keys * self.size]
         both = [layer.qkv] if layer.bias is None else [layer.qkv, layer.bias]
         found = [layer.first_norm, *(part for x in both for part in x.split(sizes)), layer.out]
         return [*found, layer.second_norm, *layer.gate_up.chunk(2), layer.down]
 
-    def angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of positions, (B, T, 1, D) each."""
-        cos, sin = self.model.model.rotary_emb(self.ends[0], places)
+        cos, sin = self.model.model.rotary_emb(self.ends[0], positions)
         half = self.size // 2
         signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
         return cos.to(self.dtype)[:, :, None], signed.to(self.dtype)[:, :, None]
 
     def for_each_head(self, bias: Tensor) -> Tensor:
-        """(B, 1, T, S) once for each of the R heads of a key, one below the other."""
+        """Repeat a mask (B, 1, T, S) for the R query heads of a key."""
         return bias.repeat(1, 1, self.heads // self.keys, 1)
 
     def project(
@@ -108,13 +100,7 @@ class FusedWeights:
         return query, key, value
 
     def finish(self, layer: Layer, x: Tensor, mixed: Tensor) -> Tensor:
-        """(B, T, E): what attention found is added, then what the two products make of it.
-
-        Args:
-            layer: its weights.
-            x: (B, T, E), before the layer.
-            mixed: (B, T, H D) from `attend`.
-        """
+        """Add attention's output (B, T, H D) and the MLP to x (B, T, E)."""
         shape = x.shape
         x = torch.addmm(x.reshape(-1, shape[-1]), mixed.reshape(-1, mixed.shape[-1]), layer.out.T)
         normed = rms_norm(x, shape[-1:], layer.second_norm, self.eps)
@@ -127,7 +113,7 @@ class FusedWeights:
 
 
 def weights_of(layer: Any) -> list[Tensor]:
-    """The weights of a layer of Transformers in the order in which they are merged."""
+    """The weights of a Transformers layer in the order in which they are merged."""
     own, mlp = layer.self_attn, layer.mlp
     three = (own.q_proj, own.k_proj, own.v_proj)
     biases = [] if own.q_proj.bias is None else [one.bias for one in three]
@@ -137,7 +123,7 @@ def weights_of(layer: Any) -> list[Tensor]:
 
 
 def merge(layer: Any, dtype: torch.dtype) -> Layer:
-    """The weights of a layer of Transformers, side by side where they read the same input."""
+    """Merge the weights of a Transformers layer."""
     own, mlp = layer.self_attn, layer.mlp
     three = (own.q_proj, own.k_proj, own.v_proj)
     bias = None if own.q_proj.bias is None else torch.cat([one.bias for one in three]).to(dtype)
@@ -153,16 +139,13 @@ def merge(layer: Any, dtype: torch.dtype) -> Layer:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Attention whose query heads of one key stand in one row of queries.
+    """Attention with the R query heads of a key stacked; returns (B, T, H D).
 
     Args:
         query: (B, T, H, D).
         key: (B, S, K, D).
         value: (B, S, K, D).
         bias: (B, 1, R T, S), 0 where a query sees a key and -inf where not.
-
-    Returns:
-        (B, T, H D).
     """
     B, T, H, D = query.shape
     K = key.shape[2]
@@ -174,16 +157,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     return mixed.view(B, K, H // K, T, D).permute(0, 3, 1, 2, 4).reshape(B, T, H * D)
 
 
-class FusedSlate(Slate):
-    """`Slate` on merged weights.
-
-    Args:
-        weights: merged and up to date.
-        shape: B, P and N.
-        sampling: how tokens are drawn.
-        eos: tokens that end a completion.
-        pad: what a row gets after its end.
-    """
+class FusedDecoder(Decoder):
+    """Decodes with merged weights."""
 
     def __init__(
         self,
@@ -198,27 +173,26 @@ class FusedSlate(Slate):
         L = -(-(P + N) // ALIGNED) * ALIGNED
         self.weights = weights
         new = {"dtype": weights.dtype, "device": eos.device}
-        # Keys and values of each layer; where nothing has been written they must be finite.
-        self.kept = torch.zeros(len(weights.layers), 2, B, L, weights.keys, weights.size, **new)
+        # Keys and values of each layer; unwritten places must be finite.
+        self.cache = torch.zeros(len(weights.layers), 2, B, L, weights.keys, weights.size, **new)
         self.bias = torch.zeros(B, 1, 1, L, **new)
 
     def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
-        """Read each prompt once and give its keys and values to all its rows."""
         P, weights = self.P, self.weights
         self.running.fill_(True)
         self.count.zero_()
-        # A NaN that spoiled weights left behind would outlive them: masked, it is still one.
-        self.kept.zero_()
-        places = (mask.long().cumsum(-1) - 1).clamp(min=0)
-        self.places.copy_(places[rows, -1:])
+        # A NaN left by broken weights would outlive them: masked, it is still NaN.
+        self.cache.zero_()
+        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        self.positions.copy_(positions[rows, -1:])
         self.bias.fill_(-torch.inf)
         self.bias[:, 0, 0, :P].masked_fill_(mask[rows], 0.0)
         causal = torch.ones(P, P, dtype=torch.bool, device=ids.device).tril()
         itself = torch.eye(P, dtype=torch.bool, device=ids.device)
-        seen = (mask[:, None, None] & causal) | itself
-        bias = weights.for_each_head(torch.where(seen, 0.0, -torch.inf).to(weights.dtype))
-        x, angles = nn.functional.embedding(ids, weights.ends[0]), weights.angles(places)
-        for layer, kept in zip(weights.layers, self.kept, strict=True):
+        visible = (mask[:, None, None] & causal) | itself
+        bias = weights.for_each_head(torch.where(visible, 0.0, -torch.inf).to(weights.dtype))
+        x, angles = nn.functional.embedding(ids, weights.ends[0]), weights.angles(positions)
+        for layer, kept in zip(weights.layers, self.cache, strict=True):
             query, key, value = weights.project(layer, x, angles)
             kept[0, :, :P] = key[rows]
             kept[1, :, :P] = value[rows]
@@ -226,13 +200,12 @@ class FusedSlate(Slate):
         self.write(weights.logits(x[:, -1])[rows])
 
     def step(self) -> None:
-        """One token through every layer."""
         weights, place = self.weights, self.P + self.count - 1
         self.bias.index_fill_(3, place, 0.0)
-        self.places.add_(1)
+        self.positions.add_(1)
         x = nn.functional.embedding(self.tokens, weights.ends[0])
-        angles, bias = weights.angles(self.places), weights.for_each_head(self.bias)
-        for layer, kept in zip(weights.layers, self.kept, strict=True):
+        angles, bias = weights.angles(self.positions), weights.for_each_head(self.bias)
+        for layer, kept in zip(weights.layers, self.cache, strict=True):
             query, key, value = weights.project(layer, x, angles)
             kept[0].index_copy_(1, place, key)
             kept[1].index_copy_(1, place, value)
@@ -241,52 +214,37 @@ class FusedSlate(Slate):
 
 
 class FusedSampler(GraphSampler):
-    """`GraphSampler` with the decoder of few kernels; the same arguments.
+    """`GraphSampler` with the fused decoder, for Llama and Qwen2 without LoRA.
 
     Example:
         sampler = FusedSampler(model, eos=[2], pad=0, dtype=torch.bfloat16)
         completions = sampler.sample([[5, 6, 7], [8]], max_tokens=32)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        eos: Sequence[int],
-        pad: int,
-        sampling: Sampling | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check_decoder(model)
-        super().__init__(model, eos, pad, sampling)
-        self.weights = FusedWeights(model, dtype or next(model.parameters()).dtype)
+    name = "the fused decoder"
+    weights: FusedWeights
 
-    def follow(self) -> None:
-        """The merged weights are copies, so they are brought up to date at each call."""
+    @staticmethod
+    def obstacle(model: Any) -> str | None:
+        kind = type(model).__name__
+        if kind not in MODELS:
+            return f"the model is a {kind}, not {' or '.join(MODELS)}"
+        layer = model.model.layers[0]
+        own, mlp = layer.self_attn, layer.mlp
+        products = (own.q_proj, own.k_proj, own.v_proj, own.o_proj)
+        products += (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        wrapped = [type(one).__name__ for one in products if type(one) is not nn.Linear]
+        if wrapped:
+            return f"its layers are wrapped ({wrapped[0]})"
+        if any(one.bias is not None for one in products[3:]) or model.config.hidden_act != "silu":
+            return "its layers have other biases or activations than Llama's"
+        return attention_obstacle(model)
+
+    def _prepare(self, dtype: torch.dtype) -> None:
+        self.weights = FusedWeights(self.model, dtype)
+
+    def refresh(self) -> None:
         self.weights.refresh()
 
-    def make_slate(self, shape: tuple[int, int, int]) -> Slate:
-        """A new slate on the merged weights."""
-        return FusedSlate(self.weights, shape, self.sampling, self.eos, self.pad)
-
-
-def check_decoder(model: Any) -> None:
-    """Refuse models whose layers are not Llama's or Qwen2's, or whose products are wrapped."""
-    asked, instead = "rollout.engine fused", "use rollout.engine graph or generate"
-    kind = type(model).__name__
-    if kind not in MODELS:
-        raise ValueError(
-            f"{asked} knows {' and '.join(MODELS)}, and this model is {kind}: {instead}"
-        )
-    check_attention(model, asked, instead)
-    layer = model.model.layers[0]
-    own, mlp = layer.self_attn, layer.mlp
-    products = (own.q_proj, own.k_proj, own.v_proj, own.o_proj)
-    products += (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    odd = [type(one).__name__ for one in products if type(one) is not nn.Linear]
-    odd += ["biases"] * any(one.bias is not None for one in products[3:])
-    odd += [model.config.hidden_act] * (model.config.hidden_act != "silu")
-    if odd:
-        raise ValueError(
-            f"{asked} needs plain linear layers without biases after attention, and silu; this "
-            f"model has {odd[0]}: {instead}"
-        )
+    def make_decoder(self, shape: tuple[int, int, int]) -> Decoder:
+        return FusedDecoder(self.weights, shape, self.sampling, self.eos, self.pad)

@@ -1,0 +1,70 @@
+"""`fast=True`: graph sampling, fused decoder, shared prompts and recorded passes in one switch.
+
+Each is used where model, hardware and settings support it; one log line names the rest.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate.utils import is_peft_model
+
+from mesotron.rlvr.fast.decoder import FusedSampler
+from mesotron.rlvr.fast.graphs import GraphSampler, attention_obstacle
+from mesotron.rlvr.fast.recording import recording_obstacle
+
+log = logging.getLogger("mesotron")
+
+
+@dataclass(frozen=True)
+class FastPaths:
+    """What a trainer uses: nothing by default."""
+
+    sampler: type[GraphSampler] | None = None
+    """None for TRL's own sampling."""
+    share_prompts: bool = False
+    record: bool = False
+
+
+def choose_fast_paths(trainer: Any) -> FastPaths:
+    """Everything that a built GRPO trainer supports; logs what is left out and why."""
+    model, args = trainer.model, trainer.args
+    sharded = {"DeepSpeed": trainer.is_deepspeed_enabled, "FSDP": trainer.is_fsdp_enabled}
+    sampling = sharded | {
+        "vLLM samples": trainer.use_vllm,
+        "continuous batching": args.use_transformers_continuous_batching,
+        "tools": bool(trainer.tools),
+        "rollout_func": trainer.rollout_func is not None,
+        "min_p": bool(trainer.min_p),
+        "repetition_penalty": trainer.repetition_penalty != 1.0,
+        "generation_kwargs": bool(args.generation_kwargs),
+        "images": trainer._is_vlm,
+    }
+    packing = {"images": trainer._is_vlm, "a router loss": trainer.aux_loss_enabled}
+    recording = sharded | {
+        "no GPU": trainer.accelerator.device.type != "cuda",
+        "several processes": trainer.accelerator.num_processes > 1,
+        "gradient checkpointing": args.gradient_checkpointing,
+        "torch_compile": args.torch_compile,
+        "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32,
+    }
+    left_out: dict[str, str] = {}
+
+    def usable(name: str, settings: dict[str, bool], obstacle: str | None) -> bool:
+        reason = next((setting for setting, is_set in settings.items() if is_set), obstacle)
+        if reason:
+            left_out[name] = reason
+        return reason is None
+
+    lora = "LoRA" if is_peft_model(model) else None
+    sampler = None
+    if usable(FusedSampler.name, sampling, lora or FusedSampler.obstacle(model)):
+        sampler = FusedSampler
+    elif usable(GraphSampler.name, sampling, GraphSampler.obstacle(model)):
+        sampler = GraphSampler
+    share = usable("shared prompts", packing, attention_obstacle(model))
+    record = share and usable("recorded passes", recording, recording_obstacle(model))
+    if left_out:
+        reasons = "; ".join(f"{name} ({reason})" for name, reason in left_out.items())
+        log.warning("rollout.fast runs without %s", reasons)
+    return FastPaths(sampler, share, record)

@@ -1,1 +1,0 @@
-"""The layers that our trainer puts over TRL's, one idea each, and what they compute with."""

@@ -1,1 +1,0 @@
-"""Completions from captured graphs: how a token is drawn, and who computes its logits."""

@@ -1,0 +1,158 @@
+"""Scores a rollout: facts of every completion, majority-vote pseudo-labels, metrics of the groups.
+
+A vote needs whole groups, and a group may span processes, so the trainer gathers facts before
+voting; a plain TRL reward function would count a fragment.
+
+Legend: P prompts, G completions per prompt by the policy, N by the anchor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from mesotron.config import ObjectiveConfig
+from mesotron.probes import answer_diversity, group_signal, group_spreads
+from mesotron.rlvr.answers.facts import Facts, Judge, summarise
+from mesotron.rlvr.labels import Ballots, label_accuracy, label_by_vote
+from mesotron.rlvr.objectives import SELF_LABELLED
+from mesotron.rlvr.rewards import completion_texts
+
+Item = TypeVar("Item")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A scored rollout over all processes, group by group.
+
+    Args:
+        rewards: [P, G], weighted totals; NaN where a completion was dropped.
+        facts: P G of them; empty without a judge.
+        tolerance: rewards closer than this are equal.
+        dropped: P G, completions that the entropy filter dropped; empty without a filter.
+    """
+
+    rewards: Tensor
+    facts: Sequence[Facts]
+    tolerance: float
+    dropped: Sequence[bool] = ()
+
+    def spreads(self) -> list[float]:
+        """How much the rewards of each group differ; 0 is no signal."""
+        return group_spreads(self.rewards, self.tolerance).tolist()
+
+    def metrics(self) -> dict[str, float]:
+        """groups/*, and with facts also facts/* and answers/*.
+
+        Example:
+            >>> import torch
+            >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+            >>> Scored(rewards=rewards, facts=[], tolerance=1e-6).metrics()["groups/zero_signal"]
+            0.5
+        """
+        facts, size = self.facts, self.rewards.shape[1]
+        if not facts:
+            return group_signal(self.rewards, self.tolerance)
+        graded = any(fact.graded for fact in facts)
+        correct = in_groups([fact.correct for fact in facts], size) if graded else None
+        answers = in_groups([fact.answer for fact in facts], size)
+        signal = group_signal(self.rewards, self.tolerance, correct)
+        return signal | summarise(facts) | answer_diversity(answers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voting:
+    """The gathered completions of a self-labelled rollout.
+
+    Args:
+        facts: P G, of the completions that train.
+        golds: P G, None where unknown; for metrics only.
+        voters: P N, facts of the anchor's completions that only vote.
+        group_size: G.
+        dropped: P G, by the entropy filter; empty for none.
+        voters_dropped: P N.
+        from_anchor: how many of each G the anchor sampled (merged variant).
+    """
+
+    facts: Sequence[Facts]
+    golds: Sequence[str | None]
+    group_size: int
+    voters: Sequence[Facts] = ()
+    dropped: Sequence[bool] = ()
+    voters_dropped: Sequence[bool] = ()
+    from_anchor: int = 0
+
+
+@dataclass
+class Scorer:
+    """Judges completions and labels them by vote.
+
+    Args:
+        objective: resolved.
+        judge: turns completions into facts; None for plain TRL rewards.
+        end_ids: tokens that end a completion; any other last token means it was cut.
+    """
+
+    objective: ObjectiveConfig
+    judge: Judge | None = None
+    end_ids: Sequence[int] = field(default_factory=list)
+
+    @property
+    def self_labelled(self) -> bool:
+        """Whether labels come from votes; golds are then for metrics only."""
+        return self.objective.name in SELF_LABELLED
+
+    def truncated(self, completion_ids: Sequence[Sequence[int]]) -> list[bool]:
+        return [not len(ids) or ids[-1] not in self.end_ids for ids in completion_ids]
+
+    def annotate(
+        self, rows: Sequence[Row], completions: Sequence[Any], completion_ids: Any
+    ) -> tuple[list[Row], list[Facts]]:
+        """Rows with facts, truncated and row for the reward functions, and the facts themselves."""
+        if self.judge is None:
+            return list(rows), []
+        cut = self.truncated(completion_ids)
+        golds = [row.get("gold") for row in rows]
+        facts = self.judge.judge(completion_texts(completions), golds, cut)
+        annotated = [
+            {**row, "facts": fact, "truncated": end, "row": row}
+            for row, fact, end in zip(rows, facts, cut, strict=True)
+        ]
+        return annotated, facts
+
+    def vote(self, voting: Voting, seed: object = 0) -> tuple[list[float | None], dict[str, float]]:
+        """Rewards of all P G completions (None where dropped), and votes/* metrics."""
+        judge, G = self.judge, voting.group_size
+        assert judge is not None
+        prompts = len(voting.facts) // G
+        N = len(voting.voters) // prompts
+        ballots = Ballots(
+            policy=in_groups([fact.answer for fact in voting.facts], G),
+            anchor=in_groups([fact.answer for fact in voting.voters], N) or [[]] * prompts,
+            dropped=in_groups(voting.dropped, G),
+            anchor_dropped=in_groups(voting.voters_dropped, N),
+            from_anchor=voting.from_anchor,
+        )
+        labels = label_by_vote(ballots, self.objective, seed)
+        pairs = zip(voting.golds, voting.facts, strict=True)
+        golds = [gold if fact.graded else None for gold, fact in pairs][::G]
+        correct = in_groups([fact.correct for fact in voting.facts], G)
+        metrics = labels.metrics | label_accuracy(labels, golds, correct, judge.verifier)
+        return [reward for row in labels.rewards for reward in row], metrics
+
+
+def vote(completions: Sequence[Any], **_: Any) -> list[float | None]:
+    """The reward function whose column the votes fill once all answers are gathered."""
+    return [0.0] * len(completions)
+
+
+def in_groups(items: Sequence[Item], size: int) -> list[list[Item]]:
+    """Items in rows of one size; [] for a size of 0 or no items.
+
+    Example:
+        >>> in_groups("abcd", 2)
+        [['a', 'b'], ['c', 'd']]
+    """
+    return [list(items[k : k + size]) for k in range(0, len(items), size)] if size else []
