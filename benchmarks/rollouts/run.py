@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mesotron.rlvr.sampling.draw import Sampling
-from mesotron.rlvr.sampling.graph_sampler import GraphSampler
+from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
 
 SHAPES = ((256, 10), (256, 32), (1024, 32), (256, 128))  # completions, tokens of each
 PROMPT = 60

@@ -25,9 +25,9 @@ from benchmarks.smollm2.rounded import imitate
 from mesotron.config import TrainConfig
 from mesotron.recipes import make_recipe
 from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.fast.decoder import FusedSampler
+from mesotron.rlvr.fast.graphs import Sampling
 from mesotron.rlvr.prompts import build_prompt
-from mesotron.rlvr.sampling.draw import Sampling
-from mesotron.rlvr.sampling.fused_decoder import FusedSampler
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries
 from mesotron.rlvr.wrapping import as_loaded
 from mesotron.runs import RunFolder

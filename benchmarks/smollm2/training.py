@@ -29,7 +29,6 @@ from mesotron.rlvr.rewards import as_reward_function
 from mesotron.rlvr.session import (
     Parts,
     evaluate_part,
-    fast_options,
     load,
     quiet_libraries,
     trainer_arguments,
@@ -127,7 +126,7 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
         optim=config.optim,
         objective=resolve(config.objective, config.rollout.generations),
         judge=parts.judge,
-        **fast_options(config, parts.model),
+        fast=config.rollout.fast,
     )
     trainer.remove_callback(PrinterCallback)
     kept = Rows(deadline)

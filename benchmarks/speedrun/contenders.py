@@ -20,8 +20,8 @@ from mesotron.recipes import make_recipe
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, RunLog
 from mesotron.rlvr.dataset import make_rows
-from mesotron.rlvr.run_report import measure
 from mesotron.rlvr.optimizer import OptimizerLog
+from mesotron.rlvr.run_report import measure
 from mesotron.rlvr.session import Parts, build_trainer, load, make_watch, quiet_libraries
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView

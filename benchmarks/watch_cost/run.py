@@ -28,9 +28,10 @@ import mesotron
 from mesotron.config import RolloutConfig, TrainConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.recipes import make_recipe
+from mesotron.rlvr import trainer as rlvr_trainer
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import SnrProbe
-from mesotron.rlvr.layers import policy_loss, resampling, scoring
+from mesotron.rlvr.scorer import Scored
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries
 from mesotron.runs import RunFolder
 from mesotron.watch.engine import is_number
@@ -42,9 +43,9 @@ SIZES = {
 }
 # What the trainer calls on behalf of the watch alone, by the module that it calls it from.
 PROBES: tuple[tuple[Any, str], ...] = (
-    (resampling, "measure_rollout"),
-    (scoring, "measure_repetition"),
-    (policy_loss, "policy_metrics"),
+    (Scored, "metrics"),
+    (rlvr_trainer, "repetition"),
+    (rlvr_trainer, "policy_metrics"),
     (RoutedOptimizer, "stats"),
 )
 

@@ -1,4 +1,4 @@
-"""M-GRPO and its relatives as whole runs: who samples, who votes, what trains, what is kept."""
+"""M-GRPO, voting and Co-rewarding as whole runs: sampling, votes, filter, anchor, resume."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def train(folder, chosen, cls=GRPOTrainer, parts=None, **settings):
 
 
 class Watched(GRPOTrainer):
-    """Remembers the weights that each sampling call was made with, and how many rows it had."""
+    """Keeps the weights of each rollout, and its number of rows."""
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         self.calls = getattr(self, "calls", [])
@@ -88,21 +88,11 @@ def test_the_anchor_can_follow_every_optimizer_step(tmp_path):
     assert same(trainer.anchor.weights, weights(trainer))
 
 
-class Sampling(GRPOTrainer):
-    """Remembers who sampled how many rows, below the layer that splits them."""
-
-    def _sample_voters(self, prompt_ids, number):
-        rows, ids = super()._sample_voters(prompt_ids, number)
-        self.voters = [*getattr(self, "voters", []), (len(rows), number)]
-        return rows, ids
-
-
-def test_a_third_of_the_trained_completions_votes_beside_them(tmp_path):
+def test_the_anchor_samples_a_third_as_many_voters(tmp_path):
     trainer = train(
-        tmp_path, objective(), cls=Sampling, num_generations=6, per_device_train_batch_size=12,
-        max_steps=1,
-    )  # fmt: skip
-    assert trainer.voters == [(4, 2)]  # two prompts, two completions of the anchor each
+        tmp_path, objective(), num_generations=6, per_device_train_batch_size=12, max_steps=1
+    )
+    assert len(trainer._voters.completion_ids) == 4  # two prompts, two voters each
     assert trainer.objective.momentum_generations == 2
 
 
@@ -120,12 +110,12 @@ def test_advantages_are_over_the_policys_own_completions(tmp_path):
 class Boxes(GRPOTrainer):
     """The policy writes box 7 three times and box 8 once per prompt, the anchor always box 8."""
 
-    def _generate_single_turn(self, prompt_ids, *_, **__):
-        return [[15 + 7, 1]] * 3 + [[15 + 8, 1]], None
+    calls = 0
 
-    def _sample_voters(self, prompt_ids, number):
-        rows = [ids for ids in prompt_ids[:: self._group_size()] for _ in range(number)]
-        return rows, [[15 + 8, 1]] * len(rows)
+    def _sample(self, prompt_ids, *_):
+        self.calls += 1  # the policy first
+        policy = [[15 + 7, 1]] * 3 + [[15 + 8, 1]]
+        return (policy if self.calls == 1 else [[15 + 8, 1]] * len(prompt_ids)), None
 
 
 @pytest.mark.parametrize(
@@ -214,21 +204,17 @@ def test_the_filters_entropies_are_those_of_the_loss(tmp_path):
 
 
 def test_the_merged_variant_trains_on_the_anchors_completions_too(tmp_path):
-    class Merged(GRPOTrainer):
-        def _sample_rows(self, prompt_ids, rows, number):
-            same_as_start = same(
-                weights(self), {n: p.detach() for n, p in make_model().named_parameters()}
-            )
-            self.sampled = [*getattr(self, "sampled", []), (rows, number, same_as_start)]
-            return super()._sample_rows(prompt_ids, rows, number)
+    start = {n: p.detach() for n, p in make_model().named_parameters()}
+    sampled = []
 
-    trainer = train(
-        tmp_path, objective(loss_on_momentum=True, momentum=1.0), cls=Merged, max_steps=2
-    )
-    ours, theirs = ([0, 1, 2, 4, 5, 6], 3), ([3, 7], 1)
+    class Merged(GRPOTrainer):
+        def _sample(self, prompt_ids, images, fields, generations, *rest):
+            sampled.append((len(prompt_ids), generations, same(weights(self), start)))
+            return super()._sample(prompt_ids, images, fields, generations, *rest)
+
+    train(tmp_path, objective(loss_on_momentum=True, momentum=1.0), cls=Merged, max_steps=2)
     # The anchor with m = 1 stays where the policy started.
-    assert [s[:2] for s in trainer.sampled] == [ours, theirs, ours, theirs]
-    assert [s[2] for s in trainer.sampled] == [True, True, False, True]
+    assert sampled == [(6, 3, True), (2, 1, True), (6, 3, False), (2, 1, True)]
 
 
 def test_the_reference_of_corewarding_is_the_anchor(tmp_path):
@@ -273,12 +259,12 @@ def test_evaluation_votes_without_the_anchor(tmp_path):
 
 def test_tools_and_rollout_functions_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    with pytest.raises(ValueError, match="cannot run tools"):
+    with pytest.raises(ValueError, match="rollout_func"):
         make_trainer(
             tmp_path, parts={"objective": "mgrpo", "rollout_func": lambda prompts, trainer: {}}
         )
 
 
 def test_weights_of_rewards_that_are_only_logged_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"\[0\.5\], but mgrpo trains on its votes"):
+    with pytest.raises(ValueError, match="reward_weights"):
         make_trainer(tmp_path, parts={"objective": objective()}, reward_weights=[0.5])

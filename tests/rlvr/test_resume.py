@@ -1,4 +1,4 @@
-"""Exact resume: a trainer stopped at any step and started anew ends with the same bits."""
+"""Exact resume: a trainer stopped at any step and resumed ends with the same bits."""
 
 import random
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch.distributed as dist
 import trl
 from datasets import Dataset
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -28,15 +29,11 @@ from mesotron.rlvr.checkpoint import (
     restore_random_state,
     save_state,
 )
-from mesotron.rlvr.layers.rollouts import ExactResume
+from mesotron.rlvr.trainer import GRPOTrainer
 
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "="]
 STEPS = 6
 PICKLES = {".pt", ".pth", ".bin", ".pkl"}
-
-
-class Trainer(ExactResume, trl.GRPOTrainer):
-    """TRL's trainer with nothing of ours but the resume."""
 
 
 class Spin:
@@ -102,7 +99,7 @@ def make_trainer(folder: Path, *, optim: str = "adamw", lora: bool = False, **ch
         noise = spin.turn()
         return [sum(word in "02468" for word in text.split()) + noise for text in completions]
 
-    trainer = Trainer(
+    trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,
         args=trl.GRPOConfig(str(folder), **settings),
@@ -122,7 +119,7 @@ def weights(trainer: Any) -> dict[str, Tensor]:
 def log_rows(trainer: Any) -> list[dict[str, float]]:
     """What was logged at each step, without the times."""
     rows = [row for row in trainer.state.log_history if "loss" in row]
-    return [{key: row[key] for key in row if key != "step_time"} for row in rows]
+    return [{key: row[key] for key in row if "time" not in key} for row in rows]
 
 
 # Where each run is taken up again, and what is special about it. Two of ten prompts go into a
@@ -156,7 +153,7 @@ def test_the_case_inside_a_buffer_can_fail(tmp_path, monkeypatch):
     _, case = CASES["inside a buffer"]
     whole = make_trainer(tmp_path, **case)
     whole.train()
-    monkeypatch.setattr(ExactResume, "load_own_state", lambda self, mine: None)
+    monkeypatch.setattr(GRPOTrainer, "load_own_state", lambda self, state: None)
     again = make_trainer(tmp_path / "again", **case)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert any(not torch.equal(p, weights(again)[name]) for name, p in weights(whole).items())
@@ -246,6 +243,18 @@ def test_another_model_or_objective_is_refused(tmp_path):
         other.train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match="holds a different model"):
         other._load_from_checkpoint(str(tmp_path / "checkpoint-1"), torch_model_of_other_names())
+
+
+def test_an_adapter_without_a_weight_is_refused(tmp_path):
+    trainer = make_trainer(tmp_path, lora=True)
+    trainer.model.save_pretrained(tmp_path)
+    resume.load_adapter(trainer.model, tmp_path)
+    path = tmp_path / "adapter_model.safetensors"
+    saved = load_file(path)
+    saved.pop(next(name for name in saved if "up_proj.lora_B" in name))
+    save_file(saved, path)
+    with pytest.raises(ValueError, match=r"up_proj\.lora_B"):
+        resume.load_adapter(trainer.model, tmp_path)
 
 
 def torch_model_of_other_names() -> torch.nn.Module:

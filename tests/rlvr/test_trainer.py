@@ -1,4 +1,4 @@
-"""The trainer: TRL's to the last bit when nothing is asked for, and each layer when it is."""
+"""The trainer: TRL's to the last bit by default; losses, optimizers, facts, dynamic sampling."""
 
 import inspect
 import math
@@ -15,9 +15,8 @@ from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.cost import completions_per_update
-from mesotron.rlvr.layers.policy_loss import loss_mask
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train
-from mesotron.rlvr.trainer import CHECKED_AGAINST, OVERRIDDEN, GRPOTrainer
+from mesotron.rlvr.trainer import OVERRIDDEN, TESTED_TRL, GRPOTrainer, loss_mask
 from support.rlvr_tiny import (
     make_data,
     make_model,
@@ -40,25 +39,24 @@ def train(folder, **settings):
     return trainer
 
 
-# The seam to TRL
+# Against TRL
 
 
-def test_trl_has_the_signatures_that_the_overrides_were_written_for():
+def test_overridden_methods_have_the_signatures_of_the_tested_versions():
     for name, parameters in OVERRIDDEN.items():
         found = ", ".join(inspect.signature(getattr(trl.GRPOTrainer, name)).parameters)
         assert found == parameters, f"{name} changed: check its override and OVERRIDDEN"
-    assert trl.__version__.startswith(f"{CHECKED_AGAINST}.")
+    assert trl.__version__.rpartition(".")[0] in TESTED_TRL
 
 
 def test_every_override_is_in_the_table():
-    layers = GRPOTrainer.__mro__[: GRPOTrainer.__mro__.index(trl.GRPOTrainer)]
-    ours = [layer for layer in layers if layer.__module__ != "mesotron.rlvr.checkpoint"]
-    replaced = {name for layer in ours for name in vars(layer) if name in dir(trl.GRPOTrainer)}
+    ours = GRPOTrainer.__mro__[: GRPOTrainer.__mro__.index(trl.GRPOTrainer)]
+    replaced = {name for cls in ours for name in vars(cls) if name in dir(trl.GRPOTrainer)}
     assert {name for name in replaced if not name.startswith("__")} == set(OVERRIDDEN)
 
 
 @pytest.mark.parametrize("settings", [{}, OFF_POLICY], ids=["on_policy", "off_policy"])
-def test_with_nothing_asked_for_it_is_trls_trainer_to_the_bit(tmp_path, settings):
+def test_by_default_it_is_trls_trainer_to_the_bit(tmp_path, settings):
     theirs = train(tmp_path, cls=trl.GRPOTrainer, **settings)
     ours = train(tmp_path, **settings)
     assert same(weights(theirs), weights(ours))
@@ -75,7 +73,7 @@ def test_grpo_by_name_is_trls_grpo_to_the_bit(tmp_path):
 
 
 def test_arguments_that_contradict_the_objective_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"args.epsilon = 0.3, but objective 'gmpo' has 0.4"):
+    with pytest.raises(ValueError, match=r"args\.epsilon = 0\.3"):
         make_trainer(tmp_path, parts={"objective": "gmpo"}, epsilon=0.3)
 
 
@@ -261,7 +259,7 @@ def test_an_optimizer_built_before_wrapping_is_refused(tmp_path):
     lora = LoraConfig(r=2, target_modules=["q_proj"])
     parts = {"model": model, "peft_config": lora, "optimizers": (early, None)}
     trainer = make_trainer(tmp_path, parts=parts)
-    with pytest.raises(ValueError, match=r"lora_A.*in no group of the optimizer"):
+    with pytest.raises(ValueError, match="lora_A"):
         trainer.train()
 
 
@@ -278,21 +276,21 @@ def test_small_steps_reach_bfloat16_weights(tmp_path):
     assert torch.cat([x.flatten() for x in moved]).mean().item() == pytest.approx(30e-6, rel=0.2)
 
 
-def test_gmpo_with_one_update_per_rollout_is_told_in_python_too(tmp_path, caplog):
+def test_gmpo_with_one_update_per_rollout_warns(tmp_path, caplog):
     make_trainer(tmp_path, parts={"objective": "gmpo"}, num_iterations=2)
     assert "equals grpo" not in caplog.text
     make_trainer(tmp_path, parts={"objective": "gmpo"}, gradient_accumulation_steps=2)
     assert "equals grpo" in caplog.text
 
 
-def test_two_optimizers_are_one_too_many(tmp_path):
+def test_two_optimizers_are_refused(tmp_path):
     parts = {"optim": "muon", "optimizers": (mesotron.muon(make_model()), None)}
-    with pytest.raises(ValueError, match="both give an optimizer"):
+    with pytest.raises(ValueError, match="optimizers="):
         make_trainer(tmp_path, parts=parts)
 
 
-def test_pions_strength_is_for_pion_alone():
-    with pytest.raises(ValueError, match=r"optim.cutoff = noise is Pion's"):
+def test_a_cutoff_needs_pion():
+    with pytest.raises(ValueError, match=r"optim\.cutoff"):
         build_optimizer(make_model(), OptimConfig(name="muon", cutoff="noise"))
 
 
@@ -324,7 +322,7 @@ def test_clipping_touches_the_auxiliary_groups_alone():
 
 
 @pytest.mark.parametrize(("clip", "led_by_the_first"), [("auxiliary", True), ("all", False)])
-def test_a_large_first_gradient_rules_matrices_unless_they_are_clipped(clip, led_by_the_first):
+def test_a_large_first_gradient_dominates_matrices_unless_they_are_clipped(clip, led_by_the_first):
     """Ten gradients a twentieth of the first's size: whose direction is the tenth step's?"""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 2))
@@ -357,7 +355,7 @@ def test_one_broken_matrix_does_not_stop_the_others_that_are_clipped(broken):
     assert torch.equal(ill, before[1])
 
 
-def test_a_trainer_clips_whom_its_config_names(tmp_path, monkeypatch):
+def test_the_config_decides_what_is_clipped(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
         "mesotron.rlvr.trainer.clip_gradients",
@@ -435,7 +433,7 @@ def unpadded(batch) -> list[torch.Tensor]:
     return [i[m.bool()] for i, m in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)]
 
 
-def test_resampling_fills_the_batch_with_prompts_that_teach(tmp_path):
+def test_resampling_fills_the_batch_with_prompts_with_a_signal(tmp_path):
     objective = ObjectiveConfig(
         name="grpo", beta=0.0, dynamic_sampling="resample", dynamic_max_rounds=20
     )
@@ -479,7 +477,7 @@ def test_oversampling_fills_the_batch_in_one_round(tmp_path):
     assert trainer.usual_rows == 96
 
 
-def test_the_groups_that_differ_most_are_chosen(tmp_path):
+def test_the_groups_with_the_largest_spread_are_chosen(tmp_path):
     """Rewards differ by the first digit of the prompt: the largest digits train."""
     objective = ObjectiveConfig(
         name="grpo", dynamic_sampling="resample", dynamic_max_rounds=1, dynamic_oversample=4,
@@ -515,7 +513,7 @@ def test_a_little_oversampling_of_few_prompts_adds_one(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["grpo", "gmpo"])
-def test_a_step_without_a_token_says_nothing_of_the_entropy(tmp_path, name):
+def test_a_step_without_tokens_logs_no_entropy(tmp_path, name):
     """Every group is silent: no entropy is logged as 0, and the bonus is not raised for it."""
     objective = ObjectiveConfig(
         name=name, beta=0.1, dynamic_sampling="drop", entropy_bonus=0.02, entropy_target=1e-9
@@ -548,7 +546,7 @@ def test_resampling_stops_at_its_cap_and_drops_the_rest(tmp_path):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_further_prompts_are_not_those_of_the_batch_again(tmp_path, seed):
+def test_further_prompts_have_an_order_of_their_own(tmp_path, seed):
     """With the seed 0 both orders were drawn from one generator's state."""
     objective = ObjectiveConfig(name="grpo", beta=0.0, dynamic_sampling="resample")
     trainer = make_trainer(tmp_path, parts={"objective": objective}, seed=seed)

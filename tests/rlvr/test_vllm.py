@@ -75,10 +75,9 @@ def test_the_anchors_completions_are_sampled_from_the_anchor(tmp_path, merged):
     assert not same(theirs[1][2], own[1][2])
 
 
-def test_vllm_that_is_not_installed_is_a_sentence(tmp_path, monkeypatch, capsys):
+def test_missing_vllm_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("mesotron.rlvr.train.find_spec", lambda name: name != "vllm" or None)
     words = ["train", "arith", "--rollout.vllm", "colocate", "--out", str(tmp_path / "run")]
     assert cli.main(words) == 2
-    said = capsys.readouterr().err
-    assert "--rollout.vllm colocate needs vLLM, which is not installed" in said
+    assert "--rollout.vllm" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

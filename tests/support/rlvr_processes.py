@@ -29,10 +29,15 @@ def scripted(trainer: Any, prompt_ids: list[list[int]], *args: Any, **_: Any) ->
     return found, None
 
 
-def scripted_rows(trainer: Any, prompt_ids: list[list[int]], rows: list[int], number: int) -> Any:
-    """The same for some of a process's rows, as the merged variant samples them."""
-    start, size = trainer.accelerator.process_index * len(prompt_ids), trainer.num_generations
-    return {k: (write(prompt_ids[k], (start + k) % size, number), None) for k in rows}
+def scripted_merged(
+    sampler: Any, prompt_ids: list[list[int]], generations: int, number: int
+) -> Any:
+    """The same for the merged variant, whose rows are sampled by the policy and by the anchor."""
+    start, ours = sampler.rank * len(prompt_ids), generations - number
+    places = [(start + k) % generations for k in range(len(prompt_ids))]
+    counts = [ours if place < ours else number for place in places]
+    rows = zip(prompt_ids, places, counts, strict=True)
+    return [write(ids, place, count) for ids, place, count in rows], None
 
 
 def write(ids: list[int], place: int, number: int) -> list[int]:
@@ -44,11 +49,11 @@ def run_steps(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]
     """Train on this process's share; returns weights, an anchor's weights, and the log."""
     import trl
 
-    from mesotron.rlvr.layers.anchored import AnchoredRollouts
+    from mesotron.rlvr.anchor import AnchoredSampler
     from support.rlvr_tiny import make_trainer, rows
 
     trl.GRPOTrainer._generate_single_turn = scripted
-    AnchoredRollouts._sample_rows = scripted_rows
+    AnchoredSampler.merged = scripted_merged
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(Path(folder), parts=parts, **settings)
         trainer.train()

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from mesotron.config import ObjectiveConfig
+from mesotron.config import SELF_LABELED, ObjectiveConfig
 from mesotron.probes import answer_diversity, group_signal, group_spreads
 from mesotron.rlvr.answers.facts import Facts, Judge, summarise
 from mesotron.rlvr.labels import Ballots, label_accuracy, label_by_vote
-from mesotron.rlvr.objectives import SELF_LABELLED
 from mesotron.rlvr.rewards import completion_texts
 
 Item = TypeVar("Item")
@@ -102,7 +101,7 @@ class Scorer:
     @property
     def self_labelled(self) -> bool:
         """Whether labels come from votes; golds are then for metrics only."""
-        return self.objective.name in SELF_LABELLED
+        return self.objective.name in SELF_LABELED
 
     def truncated(self, completion_ids: Sequence[Sequence[int]]) -> list[bool]:
         return [not len(ids) or ids[-1] not in self.end_ids for ids in completion_ids]

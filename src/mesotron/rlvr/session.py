@@ -131,13 +131,7 @@ def train_in(
         if is_main():
             run.save("before", before)
     trainer = build_trainer(parts, run)
-    watch = Watch(
-        config.guard,
-        run.path,
-        trainer=trainer,
-        tries=config.watch.tries,
-        more=live_settings(trainer, parts),
-    )
+    watch = make_watch(trainer, parts, run)
     spending = Spending(meter, run, trainer, config.eval_every)
     with live_view(run, plan, console) as (view, stop):
         if config.guard != "rollback":  # it sees a non-finite loss before the run is stopped
@@ -151,7 +145,7 @@ def train_in(
     if step < config.steps:
         why = spending.stopped_by
         if watch.stopped_by is not None:
-            why = (watch.acts[-1] if watch.acts else watch.stopped_by).sentence()
+            why = (watch.actions[-1] if watch.actions else watch.stopped_by).sentence()
         say_stopped(console, run, plan, step, why)
         return 0
     after = evaluate_part(parts, trainer.model, "after")
@@ -163,6 +157,12 @@ def train_in(
         show(before, after, result, console)
     say(console, f"report: {run.path / 'report.md'}; more: mesotron eval {run.path}")
     return 0
+
+
+def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
+    """The watch of a run, with the settings that its guard may change."""
+    settings, tries = live_settings(trainer, parts), parts.config.watch.tries
+    return Watch(parts.config.guard, run.path, trainer=trainer, tries=tries, more=settings)
 
 
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:

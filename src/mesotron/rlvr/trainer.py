@@ -23,7 +23,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TrlGRPOTrainer
 from trl.trainer.utils import pad
 
-from mesotron.config import ObjectiveConfig, OptimConfig
+from mesotron.config import SELF_LABELED, ObjectiveConfig, OptimConfig
 from mesotron.optim.groups import clip_gradients
 from mesotron.probes import repetition, trajectory_entropy
 from mesotron.rlvr.anchor import (
@@ -49,7 +49,6 @@ from mesotron.rlvr.labels import low_entropy_outliers
 from mesotron.rlvr.losses import LossInputs, correction_weight, gmpo_loss, policy_metrics
 from mesotron.rlvr.objectives import (
     ANCHORED,
-    SELF_LABELLED,
     first_round_rows,
     is_geometric,
     resolve_objective,
@@ -220,7 +219,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     @property
     def self_labelled(self) -> bool:
         """Whether labels come from votes; golds are then for metrics only."""
-        return self.objective.name in SELF_LABELLED
+        return self.objective.name in SELF_LABELED
 
     # The rollout
 

@@ -1,17 +1,18 @@
-"""Sampling with a static cache (and on a GPU a captured graph) against `generate` and theory."""
+"""Sampling with a static cache, and on a GPU a captured graph, against `generate` and theory."""
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from mesotron.config import ObjectiveConfig, OptimConfig, RolloutConfig
-from mesotron.rlvr.objectives import trl_arguments
-from mesotron.rlvr.sampling.draw import Sampling
-from mesotron.rlvr.sampling.fused_decoder import FusedSampler
-from mesotron.rlvr.sampling.graph_sampler import GraphSampler, filled_up, narrow_copy, refresh
-from mesotron.rlvr.trainer import GRPOTrainer
-from support.rlvr_tiny import make_arguments, make_data, make_tokenizer, make_trainer, small_digits
-from support.rlvr_tiny import make_model as make_digits_model
+from mesotron.rlvr.fast.decoder import FusedSampler
+from mesotron.rlvr.fast.graphs import GraphSampler, Sampling, round_rows
 
 EOS, PAD, VOCABULARY = 1, 0, 50
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
@@ -135,18 +136,30 @@ def test_draws_follow_the_softmax(device, make):
     assert ((counts / number - wanted).abs() < 5 * error + 1e-3).all()
 
 
-def test_nucleus_and_top_k():
+def test_top_p_keeps_the_most_likely_token():
     probs = torch.tensor([[0.1, 0.5, 0.25, 0.15]])
-    assert Sampling(top_p=0.7).cut(probs).nonzero()[:, 1].tolist() == [1, 2]
-    assert Sampling(top_p=1e-6).cut(probs).nonzero()[:, 1].tolist() == [1]
-    assert Sampling(top_k=3).cut(probs).nonzero()[:, 1].tolist() == [1, 2, 3]
+    assert Sampling(top_p=0.7).truncate(probs).nonzero()[:, 1].tolist() == [1, 2]
+    assert Sampling(top_p=1e-6).truncate(probs).nonzero()[:, 1].tolist() == [1]
     drawn = Sampling(top_k=1).draw(probs.log().repeat(100, 1))
     assert drawn.unique().tolist() == [1]
 
 
+@pytest.mark.parametrize(("top_k", "top_p"), [(20, 0.8), (3, 0.5), (0, 0.9), (5, 1.0)])
+def test_truncation_equals_that_of_transformers(top_k, top_p):
+    logits = 2 * torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
+    wanted = logits
+    if top_k:
+        wanted = TopKLogitsWarper(top_k)(None, wanted)  # type: ignore[arg-type]
+    if top_p < 1:
+        wanted = TopPLogitsWarper(top_p)(None, wanted)  # type: ignore[arg-type]
+    probs = Sampling(top_k=top_k, top_p=top_p).truncate(logits.softmax(-1))
+    assert torch.equal(probs > 0, wanted.isfinite())
+    torch.testing.assert_close(probs / probs.sum(-1, keepdim=True), wanted.softmax(-1))
+
+
 @SAMPLERS
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_seed_decides_and_a_first_call_is_no_different(device, make):
+def test_the_seed_decides_also_when_graphs_are_captured_again(device, make):
     model = make_model().to(device)
     prompts = random_prompts()
     sampler = make(model, [EOS], PAD)
@@ -157,7 +170,7 @@ def test_the_seed_decides_and_a_first_call_is_no_different(device, make):
 
     first = draw()
     assert draw() == first
-    sampler.slates.clear()
+    sampler.decoders.clear()
     assert draw() == first
     torch.manual_seed(8)
     assert sampler.sample(prompts, 12) != first
@@ -176,129 +189,70 @@ def test_any_number_of_rows_needs_few_shapes(make):
     model, prompts = make_model(), random_prompts(9)
     sampler = make(model, [EOS], PAD, Sampling(temperature=0.0))
     wanted = sampler.sample(prompts, 8)
-    sampler.slates.clear()
+    sampler.decoders.clear()
     for number in range(1, 10):
         assert sampler.sample(prompts[:number], 8, usual=9) == wanted[:number]
-    assert {shape[0] for shape in sampler.slates} == {9, 5, 3}
+    assert {shape[0] for shape in sampler.decoders} == {9, 5, 3}
 
 
 @pytest.mark.parametrize("usual", [1, 9, 12, 250, 256])
 def test_three_sizes_hold_any_rows_up_to_the_usual_ones(usual):
-    sizes = [filled_up(rows, usual) for rows in range(1, usual + 1)]
+    sizes = [round_rows(rows, usual) for rows in range(1, usual + 1)]
     assert all(size >= rows for rows, size in enumerate(sizes, start=1))
     assert set(sizes) == {-(-usual // part) for part in (1, 2, 4)}
-    assert filled_up(usual + 1, usual) == usual + 1
+    assert round_rows(usual + 1, usual) == usual + 1
 
 
 def test_few_shapes_are_kept():
     sampler = GraphSampler(make_model(), [EOS], PAD)
     for rows in range(1, 12):
         sampler.sample([[5, 6]] * rows, 2)
-    assert [shape[0] for shape in sampler.slates] == [*range(4, 12)]
+    assert [shape[0] for shape in sampler.decoders] == [*range(4, 12)]
     sampler.sample([[5, 6], [5] * 33], 2)
-    assert len(sampler.slates) == 8
-    assert max(sampler.slates) == (11, 32, 2)
-    assert (2, 64, 2) in sampler.slates
+    assert len(sampler.decoders) == 8
+    assert max(sampler.decoders) == (11, 32, 2)
+    assert (2, 64, 2) in sampler.decoders
 
 
-def test_a_copy_in_another_type_follows_the_model():
+@SAMPLERS
+def test_nan_weights_leave_nothing_in_the_cache(make):
+    """As after a rollback to an earlier checkpoint: keys and values held NaN."""
     model = make_model()
-    made = narrow_copy(model, torch.bfloat16)
-    assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
-    assert made.model.rotary_emb.inv_freq.dtype == torch.float32
-    assert made.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
+    sampler = make(model, [VOCABULARY + 1], PAD, Sampling(temperature=0.0))
+    prompts = [[5, 6, 7], [8, 9]]
+    wanted = sampler.sample(prompts, 8)
+    weight = model.model.layers[0].self_attn.k_proj.weight.data
+    kept = weight.clone()
+    weight.fill_(torch.nan)
+    sampler.sample(prompts, 8)
+    weight.copy_(kept)
+    assert sampler.sample(prompts, 8) == wanted
+
+
+def test_a_copy_in_another_dtype_follows_the_model():
+    model = make_model()
+    sampler = GraphSampler(model, [EOS], PAD, dtype=torch.bfloat16)
+    copy = sampler.copy
+    assert {p.dtype for p in copy.parameters()} == {torch.bfloat16}
+    assert copy.model.rotary_emb.inv_freq.dtype == torch.float32
     with torch.no_grad():
         model.model.norm.weight.fill_(3.0)
-    refresh(made, model)
-    assert made.model.norm.weight.unique().item() == 3.0
+    sampler.refresh()
+    assert copy.model.norm.weight.unique().item() == 3.0
 
 
-def test_attention_that_adds_its_mask_is_refused():
-    model = make_model()
-    model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="needs attention sdpa, and this model has eager"):
-        GraphSampler(model, [EOS], PAD)
+SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
 
 
-def test_a_sliding_window_is_refused():
-    model = make_model(Qwen2ForCausalLM, use_sliding_window=True, sliding_window=8,
-                       max_window_layers=0)  # fmt: skip
-    with pytest.raises(ValueError, match=r"full attention.*rollout\.engine generate"):
-        GraphSampler(model, [EOS], PAD)
-
-
-def train(folder, **settings):
-    engine = settings.pop("engine", "graph")
-    trainer = GRPOTrainer(
-        make_digits_model(),
-        small_digits,
-        make_arguments(folder, **settings),
-        make_data(),
-        processing_class=make_tokenizer(),
-        engine=engine,
-    )
-    trainer.train()
-    return trainer
-
-
-def weights(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
-
-
-@pytest.mark.parametrize("engine", ["graph", "fused"])
-def test_a_trainer_samples_with_it_and_learns(tmp_path, engine):
-    """The seed decides."""
-    first = train(tmp_path, engine=engine)
-    start = torch.cat([p.detach().flatten() for p in make_digits_model().parameters()])
-    assert first._sampler is not None
-    assert (weights(first) - start).abs().max() > 1e-3
-    assert torch.equal(weights(train(tmp_path, engine=engine)), weights(first))
-
-
-@pytest.mark.parametrize("engine", ["graph", "fused"])
-def test_nearly_greedy_both_engines_train_alike(tmp_path, engine):
-    """At a temperature of 1e-4 the draws do not matter: the same completions, the same steps."""
-    a = train(tmp_path, temperature=1e-4, beta=0.1, engine=engine)
-    b = train(tmp_path, temperature=1e-4, beta=0.1, engine="generate")
-    assert b._sampler is None
-    lengths = [
-        [row["completions/mean_length"] for row in t.state.log_history if "loss" in row]
-        for t in (a, b)
-    ]
-    assert lengths[0] == lengths[1]
-    torch.testing.assert_close(weights(a), weights(b), rtol=0, atol=1e-6)
-
-
-def test_two_engines_are_one_too_many():
-    rollout = RolloutConfig(fast=True, vllm="colocate")
-    with pytest.raises(ValueError, match="both sample"):
-        trl_arguments(ObjectiveConfig(), rollout, OptimConfig())
-
-
-def test_a_temperature_changed_on_the_way_is_taken_over(tmp_path):
-    trainer = train(tmp_path, max_steps=1)
-    trainer.temperature = 0.5
-    trainer._generate_single_turn([[5, 6]], None, {}, 1)
-    assert trainer._sampler.sampling.temperature == 0.5
-
-
-def test_a_prompt_is_tokenized_once(tmp_path):
-    prompts = [*["1 + 2 ="] * 3, "4 =", *["1 + 2 ="] * 2]
-    trainers = [make_trainer(tmp_path, parts={"engine": one}) for one in ("generate", "fused")]
-    wanted, found = (trainer._tokenize_prompts(prompts)[0] for trainer in trainers)
-    assert found == wanted
-    asked = []
-    tokenizer = trainers[1].processing_class
-    trainers[1].processing_class = lambda text: asked.extend(text) or tokenizer(text=text)
-    known = trainers[1]._tokenize_prompts(["5 =", *prompts, "5 ="])[0]
-    assert asked == ["5 ="]
-    assert known == trainers[0]._tokenize_prompts(["5 =", *prompts, "5 ="])[0]
-
-
-def test_what_the_fused_decoder_does_not_know_is_refused():
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM and Qwen2ForCausalLM.*engine graph"):
+def test_unsupported_models_are_refused():
+    eager = make_model()
+    eager.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="sdpa"):
+        GraphSampler(eager, [EOS], PAD)
+    with pytest.raises(ValueError, match="sliding"):
+        GraphSampler(make_model(Qwen2ForCausalLM, **SLIDING), [EOS], PAD)
+    with pytest.raises(ValueError, match="Linear"):
         FusedSampler(torch.nn.Linear(2, 2), [EOS], PAD)
-    with pytest.raises(ValueError, match="this model has biases"):
-        FusedSampler(make_model(mlp_bias=True), [EOS], PAD)
-    with pytest.raises(ValueError, match="this model has gelu"):
-        FusedSampler(make_model(hidden_act="gelu"), [EOS], PAD)
+    for changed in ({"mlp_bias": True}, {"hidden_act": "gelu"}):
+        with pytest.raises(ValueError, match="biases or activations"):
+            FusedSampler(make_model(**changed), [EOS], PAD)

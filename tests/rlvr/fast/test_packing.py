@@ -4,8 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from mesotron.rlvr.layers.packed_groups import IGNORED, find_groups, pack_groups
-from support.rlvr_tiny import assert_same_steps, make_trainer, rows
+from mesotron.rlvr.fast.packing import IGNORED, find_groups, pack_groups
 
 V, P, T = 50, 9, 5
 
@@ -52,7 +51,7 @@ def test_log_probabilities_and_gradients_are_those_of_single_rows(kind):
     packed = pack_groups(ids, mask, T)
     assert packed is not None
     assert packed.ids.shape == (3, P - 1 + 4 * T)
-    seen, places = packed.seen(), packed.frame.places(ids.device)
+    seen, places = packed.visible(), packed.frame.positions(ids.device)
     found = packed.unpack(logprobs(model, packed.ids, seen, places, packed.labels))
     torch.testing.assert_close(found, plain, atol=1e-12, rtol=0)
     wanted = torch.autograd.grad((weigh * plain).sum(), list(model.parameters()))
@@ -75,48 +74,6 @@ def test_padding_is_no_token():
     assert len(found.first) == 2
     assert found.largest == 2
     assert sorted(found.slots.tolist()) == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {"steps_per_generation": 2, "gradient_accumulation_steps": 1},
-        {"beta": 0.1, "mask_truncated_completions": True},
-        {"gradient_accumulation_steps": 2, "loss_type": "dapo"},
-    ],
-)
-def test_a_trainer_makes_the_same_steps(tmp_path, changed):
-    trainers = []
-    for share in (False, True):
-        trainer = make_trainer(tmp_path, parts={"share_prompts": share}, **changed)
-        trainer.train()
-        trainers.append(trainer)
-    for a, b in zip(*map(rows, trainers), strict=True):
-        assert a.get("completions/mean_length") == b.get("completions/mean_length")
-    assert_same_steps(*trainers)
-
-
-@pytest.mark.parametrize("share", [False, True])
-def test_it_really_packs(tmp_path, share):
-    trainer = make_trainer(tmp_path, parts={"share_prompts": share})
-    shapes = []
-    forward = trainer.model.model.forward
-    trainer.model.model.forward = lambda *a, **k: (
-        shapes.append(tuple(k["input_ids"].shape)) or forward(*a, **k)
-    )
-    trainer.train()
-    # 8 rows are 2 prompts x 4.
-    assert any(count == 2 and length > 8 for count, length in shapes) == share
-
-
-def test_attention_that_cannot_be_masked_so_is_refused(tmp_path):
-    from support.rlvr_tiny import make_model as make_digits_model
-
-    model = make_digits_model()
-    model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match=r"rollout\.share_prompts needs attention sdpa"):
-        make_trainer(tmp_path, parts={"model": model, "share_prompts": True})
 
 
 def test_long_completions_of_a_short_prompt_stay_as_they_are():

@@ -1,0 +1,292 @@
+"""`fast=True` inside a trainer: what it turns on, and that training stays the same."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import trl
+from peft import LoraConfig
+
+from mesotron.config import ObjectiveConfig
+from mesotron.rlvr import session
+from mesotron.rlvr.dataset import Batch, Rows
+from mesotron.rlvr.fast import FastPaths, choose_fast_paths
+from mesotron.rlvr.fast.decoder import FusedSampler
+from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
+from mesotron.rlvr.wrapping import as_loaded
+from support.rlvr_tiny import (
+    EOS,
+    assert_same_steps,
+    make_data,
+    make_model,
+    make_trainer,
+    rows,
+    same,
+    weights,
+)
+
+# PyTorch warns once that this CPU multiplies bfloat16 without mkldnn.
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+
+SAMPLERS = pytest.mark.parametrize("sampler", [GraphSampler, FusedSampler])
+PROMPTS = [[5, 13, 6, 14], [4, 13, 14]]
+EVERYTHING = FastPaths(FusedSampler, share_prompts=True)
+
+
+def lora():
+    return LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def long_sums():
+    """Prompts longer than their completions, so that sharing them pays off."""
+    return make_data().map(lambda row: {"prompt": f"{row['gold']} + 1 + 2 + {row['prompt']}"})
+
+
+def make_fast(folder, sampler=FusedSampler, parts=None, **settings):
+    """A trainer with one sampler, and nothing else of the fast path."""
+    trainer = make_trainer(folder, parts=parts, **settings)
+    trainer.fast = FastPaths(sampler)
+    return trainer
+
+
+def train(folder, sampler=FusedSampler, parts=None, **settings):
+    trainer = make_fast(folder, sampler, parts, **settings)
+    trainer.train()
+    return trainer
+
+
+def test_everything_a_llama_on_a_cpu_supports(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, parts={"fast": True})
+    assert trainer.fast == EVERYTHING
+    (message,) = [text for text in caplog.messages if "rollout.fast" in text]
+    assert "recorded passes (no GPU)" in message
+
+
+def test_off_by_default(tmp_path):
+    trainer = make_trainer(tmp_path)
+    assert trainer.fast == FastPaths()
+    assert trainer.shared_prompts is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts", "paths", "reason"),
+    [
+        ({}, {"peft_config": lora()}, FastPaths(GraphSampler, True), "LoRA"),
+        ({"min_p": 0.1}, {}, FastPaths(None, True), "min_p"),
+        ({"repetition_penalty": 1.2}, {}, FastPaths(None, True), "repetition_penalty"),
+        ({"attention": "eager"}, {}, FastPaths(), "eager"),
+    ],
+)
+def test_what_is_left_out_is_logged(tmp_path, caplog, settings, parts, paths, reason):
+    model = make_model()
+    model.set_attn_implementation(settings.pop("attention", "sdpa"))
+    trainer = make_trainer(tmp_path, parts={"fast": True, "model": model, **parts}, **settings)
+    assert trainer.fast == paths
+    assert reason in caplog.text
+
+
+def test_vllm_samples_and_prompts_are_shared(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.use_vllm = True
+    assert choose_fast_paths(trainer) == FastPaths(None, share_prompts=True)
+
+
+@SAMPLERS
+def test_nearly_greedy_a_fast_sampler_trains_like_generate(tmp_path, sampler):
+    """At a temperature of 1e-4 the draws do not matter: same completions, same steps."""
+    a, b = (train(tmp_path, one, temperature=1e-4, beta=0.1) for one in (sampler, None))
+    assert isinstance(a.sampler, sampler)
+    assert b.sampler is None
+    assert [row["completions/mean_length"] for row in rows(a)] == [
+        row["completions/mean_length"] for row in rows(b)
+    ]
+    for name, weight in weights(a).items():
+        torch.testing.assert_close(weight, weights(b)[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"steps_per_generation": 2, "gradient_accumulation_steps": 1},
+        {"beta": 0.1, "mask_truncated_completions": True},
+        {"gradient_accumulation_steps": 2, "loss_type": "dapo", "entropy_coef": 0.05},
+    ],
+)
+@pytest.mark.parametrize("record", [False, True])
+def test_shared_prompts_make_the_same_steps(tmp_path, settings, record):
+    """On the CPU a recorded pass runs without graphs."""
+    plain = make_trainer(tmp_path, parts={"train_dataset": long_sums()}, **settings)
+    plain.train()
+    shared = make_trainer(tmp_path, parts={"train_dataset": long_sums(), "fast": True}, **settings)
+    shared.fast, shared.shared_prompts.record = FastPaths(share_prompts=True), record
+    shapes, forward = [], shared.model.model.forward
+    shared.model.model.forward = lambda *a, **k: (
+        shapes.append(tuple(k["input_ids"].shape)) or forward(*a, **k)
+    )
+    shared.train()
+    assert any(count == 2 and length > 12 for count, length in shapes)  # 8 rows are 2 prompts x 4
+    assert (shared.shared_prompts.recorder is not None) == record
+    assert_same_steps(plain, shared)
+
+
+def test_recorded_passes_train_adapters_alone(tmp_path):
+    parts = {"fast": True, "peft_config": lora(), "train_dataset": long_sums()}
+    trainer = make_trainer(tmp_path, parts=parts, beta=0.1, bf16=True)
+    trainer.shared_prompts.record = True
+    start = weights(trainer)
+    trainer.train()
+    moved = {n for n, weight in weights(trainer).items() if not torch.equal(weight, start[n])}
+    assert moved
+    assert all("lora_" in name for name in moved)
+    assert trainer.sampler.copy is not None
+
+
+@SAMPLERS
+def test_voters_are_sampled_from_the_anchor(tmp_path, sampler):
+    objective = ObjectiveConfig(name="mgrpo", momentum=0.5, momentum_generations=2, beta=0.0)
+    trainer = make_fast(tmp_path, sampler, {"objective": objective}, max_steps=2)
+    calls, starts, down = [], [], "model.layers.0.mlp.down_proj.weight"
+    sample, make = trainer._sample, trainer._generate_and_score_completions
+
+    def note(prompts, *rest):
+        result, layer = sample(prompts, *rest), trainer.model.model.layers[0].mlp.down_proj.weight
+        fused = isinstance(trainer.sampler, FusedSampler)
+        held = trainer.sampler.weights.layers[0].down if fused else layer
+        calls.append((len(prompts), held.detach().clone()))
+        return result
+
+    trainer._sample = note
+    trainer._generate_and_score_completions = lambda inputs: (
+        starts.append(weights(trainer)[down]) or make(inputs)
+    )
+    trainer.train()
+    assert [number for number, _ in calls] == [8, 4, 8, 4]
+    policy, anchor = ([held for _, held in calls[k::2]] for k in (0, 1))
+    assert torch.equal(policy[1], starts[1])
+    assert torch.equal(anchor[0], starts[0])
+    torch.testing.assert_close(anchor[1], (starts[0] + starts[1]) / 2)
+    assert not torch.equal(anchor[1], policy[1])
+
+
+def test_a_fast_run_resumes_exactly(tmp_path):
+    def run(name, resume=None):
+        objective = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=0.2)
+        trainer = make_trainer(
+            tmp_path / name, parts={"fast": True, "objective": objective}, max_steps=6,
+            save_strategy="steps", save_steps=1, steps_per_generation=2,
+            gradient_accumulation_steps=1,
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=resume)
+        return weights(trainer)
+
+    whole = run("whole")
+    half = tmp_path / "whole" / "checkpoint-3"  # in the middle of a rollout buffer
+    assert same(run("again", str(half)), whole)
+
+
+def test_further_rounds_reuse_the_decoders(tmp_path):
+    """Rounds of 1 or 2 groups of 4 after one of 3 groups: half of 12 rows holds the first."""
+    objective = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=0.3)
+    trainer = train(tmp_path, parts={"objective": objective}, per_device_train_batch_size=12)
+    assert max(row["dynamic/rounds"] for row in rows(trainer)) > 1
+    for number in (8, 4):
+        completions, _ = trainer._generate_single_turn([PROMPTS[0]] * number, None, {}, 4)
+        assert len(completions) == number
+    assert {shape[0] for shape in trainer.sampler.decoders} == {12, 6}
+
+
+def test_a_new_temperature_is_used(tmp_path):
+    trainer = train(tmp_path, max_steps=1)
+    trainer.temperature = 0.5
+    trainer._generate_single_turn([[5, 6]], None, {}, 1)
+    assert trainer.sampler.sampling.temperature == 0.5
+
+
+def test_a_copy_of_a_lora_model_runs_its_own_layers(tmp_path):
+    """TRL's head sits below PEFT: a copy that kept it would run the original's layers."""
+    model = make_model()
+    with torch.no_grad():  # far from uniform, so that rounding does not decide
+        for p in model.parameters():
+            p.add_(0.4 * torch.randn_like(p))
+    trainer = make_trainer(tmp_path, parts={"model": model, "peft_config": lora()})
+    greedy = Sampling(temperature=0.0)
+    plain = GraphSampler(trainer.model, [EOS], 0, greedy)
+    narrow = GraphSampler(trainer.model, [EOS], 0, greedy, dtype=torch.bfloat16)
+    first = narrow.sample(PROMPTS, 4)
+    assert first == plain.sample(PROMPTS, 4)
+    with torch.no_grad():
+        for name, p in trainer.model.named_parameters():
+            if "lora_B" in name:
+                p.copy_(0.5 * torch.randn_like(p))
+    second = narrow.sample(PROMPTS, 4)
+    assert second == plain.sample(PROMPTS, 4)
+    assert second != first
+
+
+@pytest.mark.parametrize("sampler", [None, GraphSampler])
+def test_training_on_rows_is_training_on_a_dataset(tmp_path, sampler):
+    data = (make_data(), Rows.from_dict(make_data().to_dict()))
+    a, b = (train(tmp_path, sampler, {"train_dataset": one}) for one in data)
+    assert b.data_collator is Batch
+    assert same(weights(a), weights(b))
+
+
+def test_prompts_are_tokenized_once_and_before_their_rollout(tmp_path, monkeypatch):
+    happened = []
+    for name in ("_generate", "_tokenize_prompts", "_compute_loss"):
+        own = getattr(trl.GRPOTrainer, name)
+
+        def noted(*args, own=own, name=name):
+            happened.append(name)
+            return own(*args)
+
+        monkeypatch.setattr(trl.GRPOTrainer, name, noted)
+    trainer = train(tmp_path, parts={"train_dataset": Rows.from_dict(make_data().to_dict())})
+    first = ["_generate", "_tokenize_prompts", "_compute_loss"]
+    later = ["_tokenize_prompts", "_generate", "_compute_loss"]
+    assert happened[:9] == first + later + later
+    prompts = [*["1 + 2 ="] * 3, "4 =", *["1 + 2 ="] * 2]
+    ids = trainer._tokenize_prompts(prompts)[0]
+    assert ids == trainer.processing_class(text=prompts)["input_ids"]
+    happened.clear()
+    assert trainer._tokenize_prompts(prompts)[0] == ids
+    assert not happened
+
+
+@pytest.mark.parametrize("peft_config", [None, lora()], ids=["whole", "lora"])
+def test_an_evaluation_has_the_weights_own_precision(tmp_path, monkeypatch, peft_config):
+    """At a rate of 0 with bfloat16 products: the same logits before and after."""
+    trainer = make_trainer(
+        tmp_path, parts={"peft_config": peft_config}, max_steps=1, bf16=True, learning_rate=0.0
+    )
+    ids = torch.tensor(PROMPTS[:1])
+
+    class Logits:
+        def __init__(self, model, *_):
+            with torch.no_grad():
+                self.logits = model.eval()(ids).logits
+
+        def to_json(self):
+            return {"logits": self.logits}
+
+    monkeypatch.setattr(session, "measure", Logits)
+    parts: Any = SimpleNamespace(tokenizer=None, task=None, config=None, judge=None)
+
+    def evaluate(name):
+        return session.evaluate_part(parts, trainer.model, name)["logits"]
+
+    before = evaluate("before")
+    trainer.train()
+    replaced = trainer.model(ids).logits
+    assert torch.equal(evaluate("after"), before)
+    assert not torch.equal(replaced, before)
+    assert torch.equal(trainer.model(ids).logits, replaced)  # the trainer's forward is back
+
+
+def test_replaced_forwards_are_back_after_an_error(tmp_path):
+    trainer = make_trainer(tmp_path)
+    held = vars(trainer.model)["forward"]
+    with pytest.raises(ValueError, match="exactly one of"), as_loaded(trainer.model):
+        trainer.model()
+    assert vars(trainer.model)["forward"] is held

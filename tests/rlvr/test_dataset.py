@@ -1,0 +1,39 @@
+"""Dataset rows: read once per group, copied cheaply, and passed through Accelerate untouched."""
+
+from copy import deepcopy
+
+from accelerate.utils import send_to_device
+from datasets import Dataset
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from mesotron.rlvr.dataset import Batch, Rows
+
+KEYS = [3, 3, 3, 0, 0, 3, 5]
+COLUMNS = {
+    "prompt": [[{"role": "user", "content": f"{k} + {k}"}] for k in range(6)],
+    "gold": [str(2 * k) for k in range(6)],
+}
+
+
+def test_rows_are_those_of_a_plain_dataset():
+    found = Rows.from_dict(COLUMNS).__getitems__(KEYS)
+    assert found == Dataset.from_dict(COLUMNS).__getitems__(KEYS)
+    assert found[0]["prompt"] is found[5]["prompt"]
+    found[0]["gold"] = "spoiled"  # a row of its own
+    assert found[1]["gold"] == "6"
+
+
+def test_a_copied_chat_can_be_added_to():
+    prompts = [row["prompt"] for row in Rows.from_dict(COLUMNS).__getitems__(KEYS)]
+    copied = deepcopy(prompts)
+    assert copied == prompts
+    assert copied[0][0] is prompts[0][0]  # messages are not copied
+    copied[0].append({"role": "tool", "content": "7"})
+    assert len(prompts[0]) == 1
+
+
+def test_a_batch_goes_through_as_it_is():
+    batch = Batch(Rows.from_dict(COLUMNS).__getitems__(KEYS))
+    assert send_to_device(batch, "cpu") is batch
+    assert pin_memory(batch) is batch
+    assert "labels" not in batch  # as Transformers asks
