@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE ?= 1
 TEST_ENV := OMP_NUM_THREADS=1
 WORKERS ?= 2
 
-.PHONY: help demo test lint pytest slow screenshots docs format install clean
+.PHONY: help demo test lint pytest oldest slow screenshots docs format install clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,14 @@ lint: $(STAMP)  ## ruff and pyright
 
 pytest: $(STAMP)
 	$(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS)
+
+# Only TRL differs, so it is installed aside and found first.
+OLDEST_TRL := 1.15.0
+OLDEST := $(VENV)/oldest
+oldest: $(STAMP)  ## the trainer's tests with the oldest supported TRL
+	@test -d $(OLDEST)/trl-$(OLDEST_TRL).dist-info || $(BIN)/python -m pip install -q \
+	--disable-pip-version-check --no-deps --upgrade --target $(OLDEST) trl==$(OLDEST_TRL)
+	PYTHONPATH=$(OLDEST) $(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) tests/rlvr
 
 slow: $(STAMP)  ## every test, the slow ones too
 	$(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) -m "slow or not slow"

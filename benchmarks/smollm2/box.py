@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.smollm2.plan import Cell
 from benchmarks.smollm2.training import column, config_of
 from mesotron.rlvr import train
-from mesotron.rlvr.run_report import story
+from mesotron.rlvr.run_report import watch_lines
 from mesotron.runs import RunFolder
 
 KEPT = ("reward", "facts/correct", "facts/formatted", "groups/zero_signal", "entropy", "grad_norm")
@@ -31,7 +31,7 @@ def box_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
         "curve": [[row["step"], row["eval/greedy"]] for row in rows if "eval/greedy" in row],
         "result": run.result,
         "events": events,
-        "story": "\n".join(story(rows, events)),
+        "story": "\n".join(watch_lines(rows, events)),
         "rows": {name: column(rows, name) for name in KEPT},
         "samples": run.rows("samples")[-4:],
         "seconds": time.time() - began,

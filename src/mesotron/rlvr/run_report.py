@@ -1,4 +1,4 @@
-"""Before and after: the greedy evaluations around a run, and the report that compares them."""
+"""The greedy evaluations before and after a run, and the Markdown report that compares them."""
 
 import shlex
 from typing import Any
@@ -26,7 +26,7 @@ from mesotron.watch.guard import Monitor, merge_history
 
 Row = dict[str, Any]
 PAIRS_SHOWN = 4
-TOLD = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatted", "entropy")
+CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatted", "entropy")
 
 
 def measure(
@@ -69,21 +69,21 @@ def compare(before: Row, after: Row) -> Row:
     }
 
 
-def show(before: Row, after: Row, found: Row, console: Console) -> None:
+def show(before: Row, after: Row, result: Row, console: Console) -> None:
     """The comparison and the most telling transcripts, on the terminal."""
     console.print(side_by_side(transcripts(before), transcripts(after), PAIRS_SHOWN))
-    table = Table(title=f"greedy accuracy, {found['problems']} held-out problems, 95 % intervals")
+    table = Table(title=f"greedy accuracy, {result['problems']} held-out problems, 95 % intervals")
     for heading in ("before", "after", "gain"):
         table.add_column(heading)
-    table.add_row(*(str(Score(**found[key])) for key in ("before", "after", "gain")))
+    table.add_row(*(str(Score(**result[key])) for key in ("before", "after", "gain")))
     console.print(table)
-    for sentence in found["findings"]:
+    for sentence in result["findings"]:
         console.print(f"note: {sentence}", soft_wrap=True, markup=False)
 
 
-def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, found: Row) -> str:
+def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, result: Row) -> str:
     """The same as a page of Markdown."""
-    scores = {key: Score(**found[key]) for key in ("before", "after", "gain")}
+    scores = {key: Score(**result[key]) for key in ("before", "after", "gain")}
     rows = run.rows("metrics")
     lines = [
         f"# {config.recipe}: {config.steps} steps",
@@ -91,9 +91,9 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, f
         f"Model {config.model.name}, task {config.task.name}, objective {config.objective.name}, "
         f"optimizer {config.optim.name} at learning rate {config.optim.lr:g}, seed {config.seed}.",
         "",
-        *circumstances(run, config, rows),
+        *setup_lines(run, config, rows),
         "",
-        f"Greedy accuracy on {found['problems']} held-out problems, with 95 % intervals:",
+        f"Greedy accuracy on {result['problems']} held-out problems, with 95 % intervals:",
         "",
         "| before | after | gain |",
         "|---|---|---|",
@@ -101,9 +101,9 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, f
         "",
         "In the format: {:.0%} before, {:.0%} after.".format(*map(format_rate, (before, after))),
         "",
-        *(f"- {sentence}" for sentence in found["findings"]),
-        *curve(rows),
-        *story(rows, run.rows("events")),
+        *(f"- {sentence}" for sentence in result["findings"]),
+        *curve_lines(rows),
+        *watch_lines(rows, run.rows("events")),
         "",
         "## The same problems before and after",
         *transcript_lines(before, after),
@@ -112,13 +112,12 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, f
     return "\n".join(lines)
 
 
-def circumstances(run: RunFolder, config: TrainConfig, rows: list[Row]) -> list[str]:
-    """How the run was started, how much each rollout sampled, and what the steps took."""
-    rollout, words = config.rollout, run.environment.get("command", [])
+def setup_lines(run: RunFolder, config: TrainConfig, rows: list[Row]) -> list[str]:
+    rollout, command = config.rollout, run.environment.get("command", [])
     updates = "one update" if rollout.updates == 1 else f"{rollout.updates} updates"
     spent = sum(row.get("time/step", 0.0) for row in rows)
     return [
-        f"    mesotron {shlex.join(words)}",
+        f"    mesotron {shlex.join(command)}",
         "",
         f"Each rollout: {rollout.prompts} prompts x {rollout.generations} completions of at most "
         f"{rollout.max_tokens} tokens, for {updates}. The {len(rows)} steps took "
@@ -127,17 +126,16 @@ def circumstances(run: RunFolder, config: TrainConfig, rows: list[Row]) -> list[
 
 
 def format_rate(result: Row) -> float:
-    """The share of greedy completions whose answer stands in the format."""
+    """The share of greedy completions with an answer in the format."""
     return result["greedy"]["rates"]["facts/formatted"]
 
 
-def curve(rows: list[Row]) -> list[str]:
-    """A few points of the training curve as a table."""
+def curve_lines(rows: list[Row]) -> list[str]:
     known = [row for row in rows if "reward" in row]
     if not known:
         return []
     places = sorted({round(k * (len(known) - 1) / 9) for k in range(10)})
-    names = [name for name in TOLD if name in known[0]]
+    names = [name for name in CURVES if name in known[0]]
     body = [
         "| " + " | ".join([str(known[k]["step"]), *(f"{known[k][n]:.3f}" for n in names)]) + " |"
         for k in places
@@ -146,16 +144,16 @@ def curve(rows: list[Row]) -> list[str]:
     return [*head, "|---" * (len(names) + 1) + "|", *body]
 
 
-def story(rows: list[Row], events: list[Row]) -> list[str]:
-    """What the watch says about the run as a whole, and what the guard did."""
+def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
+    """The watch's diagnosis of the whole run, and what the guard did."""
     if not rows:
         return []
     monitor = Monitor()
     monitor.replay(merge_history(rows, events), ())
-    told = diagnose(rows, monitor.engine, monitor.events, actions=monitor.actions)
-    advice = [told.diagnosis, told.remedy] if told.cause else []
+    result = diagnose(rows, monitor.engine, monitor.events, actions=monitor.actions)
+    advice = [result.diagnosis, result.remedy] if result.cause else []
     done = [action.sentence() for action in monitor.actions]
-    return ["", "## The watch", "", told.text(), *(f"\n{line}" for line in (*advice, *done))]
+    return ["", "## The watch", "", result.text(), *(f"\n{line}" for line in (*advice, *done))]
 
 
 def transcript_lines(before: Row, after: Row) -> list[str]:
@@ -169,10 +167,8 @@ def transcript_lines(before: Row, after: Row) -> list[str]:
 
 
 def block(text: str) -> list[str]:
-    """Text as an indented block of Markdown."""
     return [f"    {line}" for line in printable(text).splitlines()] or ["    (nothing)"]
 
 
 def transcripts(result: Row) -> list[Transcript]:
-    """The transcripts of a result that was written as JSON."""
     return [Transcript(**one) for one in result["transcripts"]]

@@ -125,7 +125,7 @@ def test_shared_prompts_make_the_same_steps(tmp_path, settings, record):
         shapes.append(tuple(k["input_ids"].shape)) or forward(*a, **k)
     )
     shared.train()
-    assert any(count == 2 and length > 12 for count, length in shapes)  # 8 rows are 2 prompts x 4
+    assert max(length for _, length in shapes) > 16  # a prompt and several completions
     assert (shared.shared_prompts.recorder is not None) == record
     assert_same_steps(plain, shared)
 
