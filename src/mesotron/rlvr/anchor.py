@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mesotron.rlvr.wrapping import reshard
-from mesotron.runs.processes import asks_for_sharding
+from mesotron.runs.process import asks_for_sharding
 
 # Where Co-rewarding-II's annealing ends (arXiv 2508.00410): the anchor then hardly moves.
 LAST_MOMENTUM = 1 - 1e-5

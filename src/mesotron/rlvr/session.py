@@ -24,13 +24,13 @@ from mesotron.rlvr.anchor import Anchor
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, EvalEvery, GracefulStop, RunLog, SnrProbe
-from mesotron.rlvr.cost.spending import Spending, metered
 from mesotron.rlvr.dataset import make_rows
 from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.objectives import resolve, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
 from mesotron.rlvr.rewards import Reward, as_reward_function, make_reward
 from mesotron.rlvr.run_report import compare, measure, show, write_report
+from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.train import check_enough
@@ -38,9 +38,14 @@ from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.rlvr.wrapping import as_loaded
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
-from mesotron.runs.plan import Plan
-from mesotron.runs.processes import asks_for_sharding, is_main, num_processes
-from mesotron.runs.signals import StopRequest, told_when_interrupted
+from mesotron.runs.process import (
+    StopRequest,
+    asks_for_sharding,
+    explain_interrupt,
+    is_main,
+    num_processes,
+)
+from mesotron.runs.resume import Plan
 from mesotron.watch.budget import Meter
 from mesotron.watch.callback import Watch
 from mesotron.watch.settings import Setting, Settings, has_adapters
@@ -81,7 +86,7 @@ def train(plan: Plan[TrainConfig], began: float | None = None) -> int:
         with (
             open_folder(plan, parts.device) as run,
             metered(plan.config, run, began) as meter,
-            told_when_interrupted(f"continue with {resume_command(plan)}"),
+            explain_interrupt(f"continue with {resume_command(plan)}"),
         ):
             return train_in(run, plan, parts, meter, console)
 

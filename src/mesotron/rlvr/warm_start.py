@@ -19,7 +19,6 @@ from mesotron.optim.device import choose_device
 from mesotron.optim.groups import clip_gradients
 from mesotron.rlvr.callbacks import GracefulStop, RunLog
 from mesotron.rlvr.checkpoint import SafeCheckpoints
-from mesotron.rlvr.cost.spending import Spending, metered
 from mesotron.rlvr.dataset import make_demonstrations
 from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.optimizer import (
@@ -36,9 +35,10 @@ from mesotron.rlvr.session import (
     say,
     say_stopped,
 )
+from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder
-from mesotron.runs.plan import Plan
+from mesotron.runs.resume import Plan
 from mesotron.watch.budget import Meter
 
 WATCHED = {"loss": "loss", "mean_token_accuracy": "tokens right", "entropy": "entropy"}
