@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from mesotron.report import read_runs, render_runs
-from mesotron.report.standings import render_tournament
+from mesotron.report.tournament import render_tournament
 from support.report_worlds import ATTACK, make_event, make_run, make_sample, make_tournament
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

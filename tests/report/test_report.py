@@ -25,7 +25,7 @@ from mesotron.report.data import (
 )
 from mesotron.report.read import Run, short_names
 from mesotron.report.render import asset, embed, fingerprint, plotly, visible
-from mesotron.report.standings import render_tournament
+from mesotron.report.tournament import render_tournament
 from mesotron.runs import RunFolder
 from support.report_worlds import (
     ATTACK,
@@ -410,8 +410,8 @@ def test_tournament_page(tmp_path):
     page = Page(render_tournament(tmp_path / "t"))
     order = [page.text.index(f"{k}. {name}") for k, name in enumerate(("pion", "muon", "adamw"), 1)]
     assert order == sorted(order)
-    for fact in ("0.1 ■", "0.5 ★", "✕ failed", "out of memory </script>", "reward 0.4",
-                 "0.51 to 0.59", "highest tried"):  # fmt: skip
+    for fact in ("0.100 †", "0.500*", "out of memory </script>", "reward reaches 0.4",
+                 "[0.510, 0.590]", "highest tried"):  # fmt: skip
         assert fact in page.text, fact
     assert len(page.charts["Reward"]["lines"]) == 6  # two seeds of three contenders
     rates = page.charts["Greedy accuracy over learning rate"]
@@ -431,7 +431,7 @@ def test_unfinished_and_scoreless_tournaments(tmp_path):
     for row in record.standings:
         row.score = row.low = row.high = row.behind = row.p_holm = None
     write_tournament(tmp_path / "t", record)
-    ranking = Page(render_tournament(tmp_path / "t")).text.partition("dead or failed")[2]
+    ranking = Page(render_tournament(tmp_path / "t")).text.partition("p (Holm)")[2]
     assert "best" not in ranking.partition("Learning curves")[0]
     record.standings, record.words = [], ["No contender has a score."]
     write_tournament(tmp_path / "t", record)

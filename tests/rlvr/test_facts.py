@@ -1,4 +1,4 @@
-"""Facts of completions: each named fact alone, and that hostile ones spoil nothing."""
+"""Facts of completions, one by one; hostile completions do not affect others."""
 
 import re
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_each_fact_by_its_name(judge, completion, gold, truncated, true, answer)
     assert facts.answer == answer
 
 
-def test_an_answer_cut_off_is_not_in_its_format():
+def test_a_truncated_answer_is_not_formatted():
     judge = Judge(FORMATS["answer"], Verifier())
     assert one(judge, "ANSWER: 7", "7").correct
     cut = one(judge, "ANSWER: 7", "7", truncated=True)
@@ -57,13 +57,13 @@ def test_an_answer_cut_off_is_not_in_its_format():
     assert not cut.formatted
 
 
-def test_votes_see_one_key_for_one_answer(judge):
+def test_one_key_per_answer_for_votes(judge):
     ways = [r"\boxed{0.5}", r"\boxed{\frac{1}{2}}", r"\boxed{1/2}", r"\boxed{.50}"]
     facts = judge.judge(ways, [None] * 4, [False] * 4)
     assert {fact.answer for fact in facts} == {"1/2"}
 
 
-def test_hostile_completions_do_not_poison_the_batch(judge):
+def test_hostile_completions_do_not_affect_the_batch(judge):
     hostile = [
         "[" * 1_000_000,
         r"\boxed{" * 100_000,
@@ -83,23 +83,23 @@ def test_hostile_completions_do_not_poison_the_batch(judge):
     assert not any(fact.correct_unformatted for fact in facts)
 
 
-def test_zero_width_digits_count_as_what_they_look_like(judge):
+def test_zero_width_characters_are_ignored(judge):
     assert one(judge, "\\boxed{7\u200b2}", "72").correct
     assert one(judge, "\\boxed{\uff17\uff12}", "72").correct
 
 
-def test_cases_that_are_alike_are_judged_once(judge, monkeypatch):
+def test_equal_cases_are_judged_once(judge, monkeypatch):
     cases = [(r"\boxed{7}", "7", False), (r"\boxed{7}", "8", False), (r"\boxed{7}", "7", True)]
     alone = [judge.judge([text], [gold], [cut])[0] for text, gold, cut in cases]
-    asked, one_by_one = [], judge._judge
-    monkeypatch.setattr(judge, "_judge", lambda *a: asked.append(len(a[0])) or one_by_one(*a))
+    sizes, original = [], judge._judge
+    monkeypatch.setattr(judge, "_judge", lambda *a: sizes.append(len(a[0])) or original(*a))
     order = (0, 1, 0, 2, 1, 0)
     texts, golds, cuts = zip(*(cases[k] for k in order), strict=True)
     assert judge.judge(texts, golds, cuts) == [alone[k] for k in order]
-    assert asked == [3]
+    assert sizes == [3]
 
 
-def test_the_summary_is_made_of_shares(judge):
+def test_summary_shares(judge):
     completions = [r"\boxed{7}", "7", r"\boxed{8}", r"\boxed{1}"]
     golds = ["7", "7", "7", r"\frac{"]
     shares = summarise(judge.judge(completions, golds, [False, True, False, False]))
@@ -119,7 +119,7 @@ def test_every_share_is_documented(judge):
     assert sorted(documented) == sorted(summarise(judge.judge([""], ["7"], [False])))
 
 
-def test_without_a_gold_nothing_is_called_correct_or_wrong(judge):
+def test_without_a_gold_there_is_no_correct_share(judge):
     shares = summarise(judge.judge([r"\boxed{7}"], [None], [False]))
     assert shares["facts/formatted"] == 1.0
     assert "facts/correct" not in shares
@@ -127,5 +127,5 @@ def test_without_a_gold_nothing_is_called_correct_or_wrong(judge):
 
 
 def test_lists_of_different_lengths_are_refused(judge):
-    with pytest.raises(ValueError, match="2 completions, 1 golds and 1 truncated"):
+    with pytest.raises(ValueError, match="2 completions"):
         judge.judge(["1", "2"], ["1"], [False])

@@ -1,4 +1,4 @@
-"""Answer formats and prompts: what is asked for is what is found, and nothing else."""
+"""Answer formats and prompts: what is rendered is extracted, and nothing else."""
 
 import pytest
 
@@ -21,14 +21,14 @@ def test_what_is_rendered_is_extracted(name, answer):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_no_format_takes_the_answer_of_another(name):
+def test_formats_do_not_mix(name):
     for other in FORMATS.values():
         if other.name != name:
             assert FORMATS[name].extract(other.render("7")) is None
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_last_answer_counts_and_an_empty_one_does_not(name):
+def test_the_last_nonempty_answer_counts(name):
     form = FORMATS[name]
     text = "\n".join([form.render("1"), form.render("2"), form.render(" ")])
     assert form.extract(text) == "2"
@@ -37,7 +37,7 @@ def test_the_last_answer_counts_and_an_empty_one_does_not(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_prose_and_what_stands_far_before_the_end_are_no_answers(name):
+def test_long_answers_and_early_answers_are_ignored(name):
     form = FORMATS[name]
     assert form.extract(form.render("x" * MAX_ANSWER)) == "x" * MAX_ANSWER
     assert form.extract(form.render("x" * (MAX_ANSWER + 1))) is None
@@ -80,8 +80,8 @@ def test_lines(name, text, answer):
     assert FORMATS[name].extract(text) == answer
 
 
-def test_an_answer_that_runs_into_the_cut_is_not_taken():
-    """`ANSWER: 7` may have been going to be 72; a closed box cannot change."""
+def test_an_answer_at_the_cut_is_not_taken():
+    """`ANSWER: 7` might have become 72; a closed box cannot change."""
     assert FORMATS["answer"].extract("ANSWER: 7", complete=False) is None
     assert FORMATS["answer"].extract("ANSWER: 7\nI", complete=False) == "7"
     assert FORMATS["hashes"].extract("#### 1\n#### 7", complete=False) == "1"
@@ -107,7 +107,7 @@ def test_an_answer_that_runs_into_the_cut_is_not_taken():
         ("٧٢", None),
     ],
 )
-def test_the_lenient_reader(text, answer):
+def test_lenient_answer(text, answer):
     assert lenient_answer(text) == answer
 
 
@@ -115,7 +115,7 @@ FLOODS = ["(", "{", "}", r"\boxed{", "####", "ANSWER:", "answer is ", "1", "1,11
 
 
 @pytest.mark.parametrize("text", [*FLOODS, "\u200b", "\x00"])
-def test_a_megabyte_of_anything_is_read(text):
+def test_extraction_is_linear(text):
     flood = text * (1_000_000 // len(text))
     for form in FORMATS.values():
         form.extract(flood)
@@ -124,7 +124,7 @@ def test_a_megabyte_of_anything_is_read(text):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_prompt_asks_for_the_format_that_is_read(name):
+def test_prompt_and_parser_share_the_format(name):
     form = FORMATS[name]
     problem = Problem("What is 1 + 1?", "2", "mine-0", solution="1 + 1 = 2")
     system, user = build_prompt(problem, TaskConfig(), form)
@@ -140,7 +140,7 @@ def test_the_gold_is_not_in_the_prompt():
     assert "12345" not in plain_text(prompt)
 
 
-def test_a_system_prompt_of_ones_own_or_none():
+def test_custom_or_no_system_prompt():
     problem = Problem("Q", "1", "mine-0")
     own = build_prompt(problem, TaskConfig(system="Be brief."), FORMATS["boxed"])
     assert own[0] == {"role": "system", "content": "Be brief."}
@@ -157,10 +157,10 @@ def test_examples_come_before_the_question():
         "Question: Q0\nAnswer: S0\n#### 0\n\nQuestion: Q1\nAnswer: S1\n#### 1\n\n"
         "Question: Q\nAnswer:"
     )
-    with pytest.raises(ValueError, match="few_shot=2 and 0 examples"):
+    with pytest.raises(ValueError, match="few_shot=2"):
         build_prompt(problem, config, FORMATS["hashes"])
 
 
 def test_a_problem_without_gold_cannot_be_solved():
-    with pytest.raises(ValueError, match="mine-0 has no gold"):
+    with pytest.raises(ValueError, match="mine-0"):
         solved_text(Problem("Q", None, "mine-0"), FORMATS["boxed"])

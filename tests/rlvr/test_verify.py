@@ -1,4 +1,4 @@
-"""Whether two answers are the same: oracles, hostile text, deadlines, threads, forks."""
+"""Comparing answers: oracles, hostile text, timeouts, threads, forks."""
 
 import multiprocessing
 import os
@@ -24,10 +24,10 @@ def verifier():
 
 @pytest.fixture
 def no_workers(monkeypatch):
-    """Fails a test that needs math-verify where plain reading must do."""
+    """Fails a test that needs math-verify."""
 
     def refuse(self, requests):
-        assert not requests, f"a worker was asked: {requests}"
+        assert not requests, f"sent to a worker: {requests}"
         return []
 
     monkeypatch.setattr(Verifier, "_send", refuse)
@@ -102,7 +102,7 @@ def test_plain_numbers_are_read_exactly(text, value):
      "9**9**9", "2^10", "5²", "nan", "inf", "Infinity", "0x10", "1_000", "5x", "x", "3:00", "٧٢",
      "1e9999", "7 = =", "1 -1/2", "9" * 101, "7" + " " * MAX_LENGTH],
 )  # fmt: skip
-def test_what_is_no_plain_number_is_left_alone(text):
+def test_other_text_is_not_a_plain_number(text):
     assert read_number(text) is None
 
 
@@ -123,7 +123,7 @@ def _written(rng, value):
     return rng.choice(ways)
 
 
-def test_random_numbers_however_they_are_written(no_workers):
+def test_random_numbers_in_many_notations(no_workers):
     rng, verifier = random.Random(0), Verifier()
     for _ in range(2000):
         value = Fraction(rng.randint(-5000, 5000), rng.choice([1, 1, 1, 2, 3, 4, 5, 8, 10, 7]))
@@ -133,8 +133,8 @@ def test_random_numbers_however_they_are_written(no_workers):
         assert read_number(texts[0]).value == value, texts
 
 
-def test_random_rubbish_is_right_only_if_it_reads_as_the_gold(monkeypatch):
-    """With a worker that can read nothing, so that every verdict is our own."""
+def test_random_text_equals_the_gold_only_if_it_reads_as_it(monkeypatch):
+    """Without math-verify, so that every verdict is our own."""
     monkeypatch.setattr(Verifier, "_send", lambda self, requests: [None] * len(requests))
     rng, verifier = random.Random(0), Verifier()
     alphabet = [*"0123456789+-*/=.,()%$ {}", "\\frac", "\\times", "\\text{", "\u200b", "\x00", "½"]
@@ -151,7 +151,7 @@ def test_superscripts_do_not_become_digits():
     assert clean("1½") == "1 1/2"
 
 
-def test_a_number_is_one_key_however_it_is_written(no_workers):
+def test_one_key_per_number(no_workers):
     ways = ["0.5", "1/2", r"\frac{1}{2}", ".50", "5e-1", r"\dfrac12"]
     assert set(Verifier().keys(ways)) == {"1/2"}
 
@@ -212,7 +212,7 @@ MATHEMATICS = [
     ("A", "B", False),
     (r"\text{(B)}", "B", True),
     ("∞", r"\infty", True),
-    # An answer that names several is none.
+    # Several answers are none.
     ("72 or 73", "72", False),
     ("71, 72, 73", "72", False),
     (r"\pm 72", "72", False),
@@ -221,7 +221,7 @@ MATHEMATICS = [
 ]
 
 
-def test_mathematics_is_compared_as_mathematics(verifier):
+def test_mathematics(verifier):
     answers, golds, verdicts = zip(*MATHEMATICS)
     found = verifier.same(answers, golds)
     assert dict(zip(zip(answers, golds), found)) == dict(zip(zip(answers, golds), verdicts))
@@ -240,7 +240,7 @@ COMPETITION_GOLDS = [
 LETTERS = ["2b", "No", "2assistant", "x", "xy", "-3n", "4x^2", "i^2", "oo"]
 
 
-def test_letters_are_no_number_as_math_verify_says_too(verifier, monkeypatch):
+def test_letters_equal_no_number(verifier, monkeypatch):
     assert all(letters(key) for key in verifier.keys(LETTERS) if key is not None)
     golds = ["0", "2", "-3", "-1", "4", "1/2", "2.5", "50%"]
     pairs = [(x, read_number(gold).key) for x in LETTERS for gold in golds]
@@ -251,7 +251,7 @@ def test_letters_are_no_number_as_math_verify_says_too(verifier, monkeypatch):
     assert asked == []
 
 
-def test_golds_as_competitions_write_them_can_be_read(verifier):
+def test_competition_golds_can_be_read(verifier):
     keys = dict(zip(COMPETITION_GOLDS, verifier.keys(COMPETITION_GOLDS)))
     assert [gold for gold, key in keys.items() if key is None] == []
     assert len(set(keys.values())) == len(keys)
@@ -303,7 +303,7 @@ HOSTILE = [
 ]
 
 
-def test_hostile_text_is_read_by_nobody_and_harms_nobody(verifier):
+def test_hostile_text_is_harmless(verifier):
     before = verifier.same(["x+1"], ["1+x"])
     num_hostile = len(HOSTILE)
     verdicts = verifier.same(
@@ -362,7 +362,7 @@ def test_workers_import_little_and_get_no_secrets(monkeypatch):
     assert not {"torch", "jax", "transformers"} & set(modules)
 
 
-def test_each_distinct_question_is_asked_once(monkeypatch):
+def test_each_distinct_request_is_sent_once(monkeypatch):
     asked = []
 
     def reply(self, requests):
@@ -376,8 +376,8 @@ def test_each_distinct_question_is_asked_once(monkeypatch):
     assert asked == [("x",), ("y",)]
 
 
-def test_what_a_busy_machine_had_no_time_for_is_asked_again(monkeypatch):
-    """The clock ran out, which says nothing about the answer; the second time there is time."""
+def test_a_request_without_a_verdict_is_sent_again(monkeypatch):
+    """A timeout on the clock says nothing about the answer."""
     replies = [None, {"value": "x"}]
 
     def reply(self, requests):
@@ -414,7 +414,7 @@ def _in_child(verifier, connection):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_daemonic_process_has_workers_of_its_own(verifier, method):
+def test_a_daemonic_process_has_its_own_workers(verifier, method):
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system has no {method}")
     verifier.same(["x+1"], ["1+x"])  # the parent has workers before it forks
@@ -430,7 +430,7 @@ def test_a_daemonic_process_has_workers_of_its_own(verifier, method):
     assert verifier.same(["z+1"], ["1+z"]) == [True]
 
 
-def test_a_verifier_travels_as_its_settings():
+def test_a_verifier_is_pickled_as_its_settings():
     copy = pickle.loads(pickle.dumps(Verifier(timeout=3, num_workers=2)))
     assert (copy.timeout, copy.num_workers) == (3, 2)
 
@@ -443,7 +443,7 @@ def test_bad_arguments_are_named():
         Verifier().same(["1", "2"], ["1"])
 
 
-def test_without_math_verify_only_mathematics_is_refused(monkeypatch):
+def test_without_math_verify_only_mathematics_fails(monkeypatch):
     monkeypatch.setattr(verify.importlib.util, "find_spec", lambda name: None)
     assert Verifier().same(["7"], ["7"]) == [True]
     with pytest.raises(ValueError, match="mesotron\\[rlvr\\]"):

@@ -35,7 +35,7 @@ from mesotron.compare.search import Grid, Search, gain_of, search
 from mesotron.compare.standings import count
 from mesotron.config import CompareConfig
 from mesotron.config.base import from_plain, to_plain
-from mesotron.report import ranking
+from mesotron.report import standings as tables
 from mesotron.report.command import write as write_report
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import spell_time
@@ -517,7 +517,7 @@ class Runner:
             f"{done} of {self.progress.num_expected()} runs, about "
             f"{spell_time(self._seconds_left())} left; running: {running or 'none'}"
         )
-        return Group(ranking.rate_map(asdict(record)).to_rich(), Text(line))
+        return Group(tables.rate_map(asdict(record)).to_rich(), Text(line))
 
     def say(self, sentence: str) -> None:
         self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
@@ -529,14 +529,14 @@ def finish(progress: Progress, console: Console) -> None:
     progress.write()
     record = asdict(progress.record)
     text, page = (progress.folder / name for name in ("standings.md", "report.html"))
-    write_whole(text, ranking.to_markdown(record))
+    write_whole(text, tables.to_markdown(record))
     write_report([progress.folder], page)
-    table = ranking.standings(record)
+    table = tables.standings(record)
     # Two tables, since one does not fit into 80 columns.
     scores = ("contender", "rate", "score", "behind the best", "p (Holm)")
     costs = ("contender", "halfway", "time", "tokens", "trials", "dead")
     console.print(table.select(table.title, *scores).to_rich())
     console.print(table.select("cost per final run, and trials of the search", *costs).to_rich())
-    console.print(ranking.rate_map(record).to_rich())
+    console.print(tables.rate_map(record).to_rich())
     for line in (*progress.record.words, str(text), str(page)):
         console.print(line, soft_wrap=True, highlight=False, markup=False)

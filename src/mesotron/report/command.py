@@ -11,7 +11,7 @@ from mesotron.config import ReportConfig
 from mesotron.report.data import COLORS, DASHES
 from mesotron.report.read import read_runs
 from mesotron.report.render import render_runs
-from mesotron.report.standings import RECORD, is_finished, render_tournament
+from mesotron.report.tournament import RECORD, is_finished, render_tournament
 from mesotron.runs.files import write_whole
 
 NAME = "report.html"

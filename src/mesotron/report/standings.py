@@ -1,271 +1,235 @@
-"""The page of a tournament: ranking, learning curves, learning rates, speed and failures.
+"""Tables of a tournament, the same for the terminal, Markdown and the HTML page.
 
-Reads tournament.json and the run folders of its cells.
+A record is tournament.json as a dict (`mesotron.compare.record` documents its keys).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any, NamedTuple
 
-from mesotron.report.data import CATALOG, Chart, Column, Line, make_chapters, make_grids
-from mesotron.report.read import Run, read_run
-from mesotron.report.render import Block, Cell, Page, cell, flatten, fold, pairs_table, table, text
-from mesotron.report.summary import Figure, spell_count
 from mesotron.runs.console import spell_time
 from mesotron.runs.files import Row
 
-RECORD = "tournament.json"
-CURVES = tuple(CATALOG)[:2]  # the questions to answer with the cells' curves
-MOST_CELLS = 60
 ENDED_BADLY = ("dead", "diverged")
-SIGNS = {"dead": "■", "diverged": "■", "drifting": "▲"}
+SIGNS = {"healthy": "", "drifting": " ~", "dead": " †", "diverged": " ×"}
+LEGEND = "~ drifting, † dead, × diverged, ! crashed, * chosen rate"
+UNKNOWN = "–"
+_STYLES = {
+    "drifting": "yellow",
+    "dead": "red",
+    "diverged": "red",
+    "failed": "magenta",
+    "running": "cyan",
+    "waiting": "dim",
+}
 
 
-def render_tournament(folder: Path, live: float | None = None) -> str:
-    """The page of a tournament.
+class Entry(NamedTuple):
+    """A cell of a table: its text, a state to style it by, and a longer text for a tooltip."""
 
-    Args:
-        folder: with tournament.json and the cells' run folders.
-        live: seconds after which the page reloads itself; None never.
-
-    Returns:
-        The text of the HTML file.
-    """
-    record = read_record(folder)
-    names = [contender["name"] for contender in record["contenders"]]
-    title = f"{record['recipe']}: {len(names)} contenders"
-    states = [one["state"] for one in record["cells"]]
-    done = sum(state not in ("waiting", "running") for state in states)
-    progress = [f"{done} of {len(states)} cells finished."] if done < len(states) else []
-    sentences = [*record["words"][:2], *progress]
-    page = Page(title, "mesotron report · tournament", sentences, names, top_figures(record))
-    page.add("Ranking", ranking(record, names))
-    page.add("Learning curves", *curves(page, folder, record, names))
-    landscape = rate_chart(record, names)
-    shown = page.frames([landscape]) if landscape.lines else None
-    page.add("Learning rates", text(rate_note(record)), shown, rate_map(record, names))
-    page.add("Speed", speed(record, names))
-    page.add("Failures", failures(record))
-    page.add("Fairness", *(text(sentence) for sentence in record["rule"]))
-    page.add("Summary", *(text(sentence) for sentence in record["words"]))
-    who = [[one["name"], one["optim"], one["objective"], one["about"]]
-           for one in record["contenders"]]  # fmt: skip
-    head = ["name", "optimizer", "objective", "description"]
-    page.add(
-        "Settings",
-        fold("Contenders", table(head, who, "Contenders")),
-        fold("Plan", pairs_table(flatten(record["plan"]), "Plan")),
-        fold("Environment", pairs_table(flatten(record["environment"]), "Environment")),
-    )
-    return page.render(live)
+    text: str
+    state: str = ""
+    tip: str = ""
 
 
-def read_record(folder: Path) -> Row:
-    path = folder / RECORD
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+@dataclass(frozen=True)
+class Table:
+    """A table as plain data; the first column names the rows."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[Entry]]
+    note: str = ""
+
+    def select(self, title: str, *columns: str) -> Table:
+        """Some of the columns under another title."""
+        places = [self.columns.index(name) for name in columns]
+        rows = [[row[k] for k in places] for row in self.rows]
+        return replace(self, title=title, columns=columns, rows=rows)
+
+    def to_markdown(self) -> list[str]:
+        """Lines of a Markdown table."""
+        texts = [self.columns, *([entry.text for entry in row] for row in self.rows)]
+        lines = ["| " + " | ".join(t.replace("|", "\\|") for t in row) + " |" for row in texts]
+        return [lines[0], "|---" * len(self.columns) + "|", *lines[1:]]
+
+    def to_rich(self) -> Any:
+        """A table for the terminal."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(
+            title=self.title, caption=self.note or None, box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
+        for k, name in enumerate(self.columns):
+            table.add_column(name, no_wrap=k == 0)
+        for row in self.rows:
+            table.add_row(*(Text(one.text, style=_STYLES.get(one.state, "")) for one in row))
+        return table
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether no cell is open and there is a conclusion, even one without a score."""
-    record = read_record(folder)
-    is_open = any(one["state"] in ("waiting", "running") for one in record["cells"])
-    return bool(record["standings"] or record["words"]) and not is_open
-
-
-def top_figures(record: Row) -> list[Figure]:
-    figures, cells = [], record["cells"]
-    best = record["standings"][0] if record["standings"] else None
-    if best is not None and best["score"] == 0:
-        figures.append(Figure("first", "none", f"all score 0: {record['measure']}"))
-    elif best is not None and best["score"] is not None:
-        spread = f"95% interval {show(best['low'])} to {show(best['high'])}"
-        figures.append(Figure("first", best["contender"], record["measure"]))
-        figures.append(Figure("score", show(best["score"]), spread))
-    bad = sum(one["verdict"] in ENDED_BADLY for one in cells)
-    failed = sum(one["state"] == "failed" for one in cells)
-    figures.append(Figure("cells", str(len(cells)), f"{bad} dead or diverged, {failed} failed"))
-    seconds = sum(one["wall"] or one["seconds"] or 0.0 for one in cells)
-    return [*figures, Figure("total time", spell_time(seconds), "sum over cells")]
-
-
-def ranking(record: Row, names: Sequence[str]) -> Block | None:
-    """The standings with their intervals drawn to one scale."""
-    standings, start = record["standings"], record["start"].get("final")
-    ends = [one[key] for one in standings for key in ("low", "high", "score")] + [start]
-    known = [value for value in ends if value is not None] or [0.0, 1.0]
-    low, high = min(known), max(known)
-
-    def at(value: float | None) -> str:
-        if value is None:
-            return ""
-        return f"{6 + 188 * (value - low) / ((high - low) or 1.0):.1f}"
-
-    rows: list[list[Cell]] = []
-    for one in standings:
-        style = names.index(one["contender"])
-        ends = {"low": at(one["low"]), "high": at(one["high"]), "start": at(start)}
-        scored = one["score"] is not None
-        drawn = cell("", style=style, interval=ends | {"score": at(one["score"])})
-        behind = "best" if one["rank"] == 1 and one["score"] else "–"
-        if one["behind"] is not None:
-            behind = show(one["behind"])
-            behind += f" ({show(one['behind_low'])} to {show(one['behind_high'])})"
-        edge = f" (the {one['edge']}est tried)" if one["edge"] else ""
-        bad = [f"{one[key]} {key}" for key in ("dead", "failed") if one[key]]
+def standings(record: Row) -> Table:
+    """The ranking with its costs, best first."""
+    columns = (
+        "contender", "rate", "score", "behind the best", "p (Holm)", "seeds", "halfway", "time",
+        "tokens", "trials", "dead",
+    )  # fmt: skip
+    rows = []
+    for one in record["standings"]:
+        gain = "" if one["gain"] in (None, 1) else f" x{one['gain']:g}"
+        edge = "" if one["edge"] is None else f" ({one['edge']}est tried)"
+        best = "best" if one["rank"] == 1 and one["score"] else UNKNOWN
+        tokens = one["tokens"]
         rows.append([
-            cell(f"{one['rank']}. {one['contender']}", style=style), show(one["score"]),
-            drawn if scored else "", f"{show(one['low'])} to {show(one['high'])}", behind,
-            show(one["p_holm"]), f"{one['rate']:.3g}{edge}", f"{len(one['seeds'])}",
-            spell_time(one["seconds"]), ", ".join(bad) or "none",
+            one["contender"],
+            f"{one['rate']:g}{gain}{edge}",
+            with_interval(one["score"], one["low"], one["high"]) or UNKNOWN,
+            with_interval(one["behind"], one["behind_low"], one["behind_high"]) or best,
+            UNKNOWN if one["p_holm"] is None else f"{one['p_holm']:.2g}",
+            str(len(one["seeds"])),
+            spell_time(one["threshold_seconds"]) if one["threshold_seconds"] else UNKNOWN,
+            UNKNOWN if one["seconds"] is None else spell_time(one["seconds"]),
+            UNKNOWN if tokens is None else f"{tokens:,.0f}",
+            str(one["trials"]) + (f" (+{one['extended']})" if one["extended"] else ""),
+            f"{one['dead']} of {len(one['seeds'])}"
+            + (f", {one['failed']} crashed" if one["failed"] else ""),
         ])  # fmt: skip
-    head = ["contender", "score", "", "95% interval", "behind the best", "p (Holm)", "rate",
-            "seeds", "time", "dead or failed"]  # fmt: skip
-    began = "" if start is None else f" The thin line is the untrained start, {show(start)}."
-    note = f"{record['measure']}, mean over seeds and problems, bootstrap intervals.{began}"
-    return table(head, rows, note[:1].upper() + note[1:], "ranking") if rows else None
+    start = record["start"].get("final")
+    since = "" if start is None else f"; {record['before']}: {start:.3f}"
+    title = f"{record['recipe']}: {record['measure']}, 95% intervals{since}"
+    return Table(title, columns, _entries(rows))
 
 
-def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[Block | None]:
-    """Curves of the final cells in their contender's color; of the search cells before that."""
-    cells = [one for one in final_cells(record) if one["run"]]
-    cells = cells or [one for one in record["cells"] if one["run"] and one["stage"] == "search"]
-    runs: list[Run] = []
-    styles: list[int] = []
-    for one in cells[:MOST_CELLS]:
-        path = folder / one["run"]
-        if (path / "metrics.jsonl").is_file() and (path / "env.json").is_file():
-            name = f"{one['contender']}, rate {one['rate']:.3g}, seed {one['seed']}"
-            runs.append(read_run(path, name))
-            styles.append(names.index(one["contender"]))
-    if not runs:
-        return []
-    grids = make_grids(runs, styles)
-    page.add_runs(runs, grids.record(runs))
-    for each in page.runs:  # with so many cells only stops can be told apart
-        each["marks"] = [mark for mark in each["marks"] if mark["severity"] == "stop"]
-    chapters = make_chapters(runs, grids)
-    charts = [chart for question in CURVES for chart in chapters.get(question, [])]
-    stage = "final" if cells[0]["stage"] == "final" else "search"
-    note = f"One line per {stage} cell; a contender's seeds share color and dash."
-    return [text(note), page.frames(charts)]
-
-
-def rate_chart(record: Row, names: Sequence[str]) -> Chart:
-    """Score over learning rate by contender; dead cells are crossed."""
-    lines: list[Line] = []
-    dead: list[tuple[float, float]] = []
-    for style, name in enumerate(names):
-        scores: dict[float, list[float]] = {}
-        for one in search_cells(record, name):
-            if one["score"] is not None:
-                scores.setdefault(one["rate"], []).append(one["score"])
-                if one["verdict"] in ENDED_BADLY:
-                    dead.append((one["rate"], one["score"]))
-        rates = sorted(scores)
-        means: Column = [sum(scores[rate]) / len(scores[rate]) for rate in rates]
-        if rates:
-            lines.append(Line(0, name, style, means, x=rates, dots="dots"))
-    if dead:
-        dead.sort()
-        ys: Column = [score for _, score in dead]
-        xs = [rate for rate, _ in dead]
-        lines.append(Line(0, "dead or diverged", len(names), ys, x=xs, dots="crosses"))
-    title = f"{record['measure'][:1].upper()}{record['measure'][1:]} over learning rate"
-    return Chart(title, lines, "Search cells, mean over seeds.", log_x=True, x_name="rate")
-
-
-def rate_note(record: Row) -> str:
-    edges = [
-        f" The best rate of {one['contender']} is the {one['edge']}est tried."
-        for one in record["standings"]
-        if one["edge"]
-    ]
-    return (
-        "Every contender starts with the same number of trials, around the rate that makes its "
-        f"step as large as AdamW's.{''.join(edges)}"
-    )
-
-
-def rate_map(record: Row, names: Sequence[str]) -> Block | None:
-    """Scores by contender and rate, with a sign where the run died."""
-    rates = sorted({one["rate"] for name in names for one in search_cells(record, name)})
-    chosen = {one["contender"]: one["rate"] for one in record["standings"]}
-    rows: list[list[Cell]] = []
-    for style, name in enumerate(names):
-        row: list[Cell] = [cell(name, style=style)]
+def rate_map(record: Row) -> Table:
+    """Scores of the search by contender and rate."""
+    searched = [cell for cell in record["cells"] if cell["stage"] == "search"]
+    rates = sorted({cell["rate"] for cell in searched})
+    chosen = {(one["contender"], one["rate"]) for one in record["standings"]}
+    rows = []
+    for contender in record["contenders"]:
+        row = [Entry(contender["name"])]
         for rate in rates:
-            found = [one for one in search_cells(record, name) if one["rate"] == rate]
-            row.append({"parts": [map_cell(one, chosen.get(name) == rate) for one in found]})
+            place = (contender["name"], rate)
+            cells = [cell for cell in searched if (cell["contender"], cell["rate"]) == place]
+            row.append(_map_entry(cells, place in chosen))
         rows.append(row)
-    head = ["contender", *(f"{rate:.3g}" for rate in rates)]
-    caption = "Search: ■ dead or diverged, ▲ drifting, ✕ failed, ★ chosen"
-    return table(head, rows, caption) if rates else None
+    columns = ("contender", *(f"{rate:g}" for rate in rates))
+    return Table("search: score by rate (AdamW's unit)", columns, rows, LEGEND)
 
 
-def map_cell(one: Row, chosen: bool) -> Cell:
-    if one["state"] != "done":
-        sign = {"failed": "✕ failed", "running": "running", "waiting": "·"}[one["state"]]
-        return cell(sign, css=one["state"], title=one["why"])
-    verdict = one["verdict"] or ""
-    words = " ".join(filter(None, [show(one["score"]), SIGNS.get(verdict), "★" if chosen else ""]))
-    state = verdict if verdict in SIGNS else ("best" if chosen else "")
-    return cell(words, css=state, title=one["story"])
+def _map_entry(cells: Sequence[Row], chosen: bool) -> Entry:
+    """All seeds of a contender at one rate."""
+    if not cells:
+        return Entry("")
+    states = {cell["state"] for cell in cells}
+    if "failed" in states:
+        return Entry("!", "failed", next(c["why"] for c in cells if c["state"] == "failed"))
+    if states != {"done"}:
+        return Entry("…", "running") if "running" in states else Entry("·", "waiting")
+    worst = max(cells, key=lambda cell: list(SIGNS).index(cell["verdict"] or "healthy"))
+    verdict = worst["verdict"] or "healthy"
+    scores = [cell["score"] for cell in cells if cell["score"] is not None]
+    mean = f"{sum(scores) / len(scores):.3f}" if scores else UNKNOWN
+    state = verdict if verdict != "healthy" else ("best" if chosen else "")
+    return Entry(f"{mean}{'*' if chosen else ''}{SIGNS[verdict]}", state, worst["story"])
 
 
-def search_cells(record: Row, name: str) -> list[Row]:
-    return [c for c in record["cells"] if c["contender"] == name and c["stage"] == "search"]
-
-
-def final_cells(record: Row) -> list[Row]:
-    """Final cells, without those at a rate that a longer search gave up."""
-    chosen = {one["contender"]: one["rate"] for one in record["standings"]}
-    finals = [one for one in record["cells"] if one["stage"] == "final"]
-    return [one for one in finals if chosen.get(one["contender"], one["rate"]) == one["rate"]]
-
-
-def speed(record: Row, names: Sequence[str]) -> Block | None:
+def speed(record: Row) -> Table | None:
     """Median time, steps and tokens to the threshold over the final cells that reached it."""
     threshold, finals = record["threshold"], final_cells(record)
     if not threshold or threshold["value"] is None or not finals:
         return None
-    rows: list[list[Cell]] = []
-    for style, name in enumerate(names):
-        cells = [one for one in finals if one["contender"] == name]
-        reached = [one for one in cells if one["threshold_steps"] is not None]
+    rows = []
+    for contender in record["contenders"]:
+        cells = [cell for cell in finals if cell["contender"] == contender["name"]]
+        reached = [cell for cell in cells if cell["threshold_steps"] is not None]
         seconds, steps, tokens = (
-            median(known) if (known := [x for one in reached if (x := one[key]) is not None])
-            else None
-            for key in ("threshold_seconds", "threshold_steps", "threshold_tokens")
-        )  # fmt: skip
+            _median([cell[f"threshold_{key}"] for cell in reached])
+            for key in ("seconds", "steps", "tokens")
+        )
         rows.append([
-            cell(name, style=style), f"{len(reached)} of {len(cells)}",
-            spell_time(seconds) if seconds is not None else "never", show(steps),
-            "–" if tokens is None else spell_count(tokens),
+            contender["name"],
+            f"{len(reached)} of {len(cells)}",
+            "never" if seconds is None else spell_time(seconds),
+            UNKNOWN if steps is None else f"{steps:g}",
+            UNKNOWN if tokens is None else f"{tokens:,.0f}",
         ])  # fmt: skip
-    goal = f"{threshold['metric']} {show(threshold['value'])}"
-    caption = f"Training to {goal}: median over the final cells that reached it"
-    return table(["contender", "reached", "time", "steps", "tokens"], rows, caption)
+    title = f"training until {threshold['metric']} reaches {threshold['value']:.3g}, median"
+    return Table(title, ("contender", "reached", "time", "steps", "tokens"), _entries(rows))
 
 
-def failures(record: Row) -> Block | None:
+def failures(record: Row) -> Table:
     """Cells that crashed, diverged or died, and why."""
     rows = [
-        [one["id"], one["contender"], f"{one['rate']:.3g}", str(one["seed"]),
-         "failed" if one["state"] == "failed" else one["verdict"],
-         one["why"] or one["story"] or one["cause"] or ""]
-        for one in record["cells"]
-        if one["state"] == "failed" or one["verdict"] in ENDED_BADLY
-    ]  # fmt: skip
-    head = ["cell", "contender", "rate", "seed", "outcome", "reason"]
-    return table(head, rows, "Cells that crashed, diverged or died") if rows else None
+        [
+            cell["id"],
+            cell["contender"],
+            f"{cell['rate']:g}",
+            str(cell["seed"]),
+            "failed" if cell["state"] == "failed" else cell["verdict"],
+            cell["why"] or cell["story"] or cell["cause"] or "",
+        ]
+        for cell in record["cells"]
+        if cell["state"] == "failed" or cell["verdict"] in ENDED_BADLY
+    ]
+    columns = ("cell", "contender", "rate", "seed", "outcome", "reason")
+    return Table("cells that crashed, diverged or died", columns, _entries(rows))
 
 
-def show(value: float | None) -> str:
-    """Three digits; a dash if unknown."""
-    return "–" if value is None else f"{value + 0.0:.3g}"
+def final_cells(record: Row) -> list[Row]:
+    """Final cells, without those at a rate that an extended search gave up."""
+    chosen = {one["contender"]: one["rate"] for one in record["standings"]}
+    finals = [cell for cell in record["cells"] if cell["stage"] == "final"]
+    return [one for one in finals if chosen.get(one["contender"], one["rate"]) == one["rate"]]
+
+
+def to_markdown(record: Row) -> str:
+    """The whole tournament as a page of Markdown."""
+    ranking, rates, bad = standings(record), rate_map(record), failures(record)
+    lines = [
+        f"# Tournament: {record['recipe']}",
+        "",
+        *(f"- {sentence}" for sentence in record["words"]),
+        "",
+        f"## Ranking: {record['measure']}",
+        "",
+        *ranking.to_markdown(),
+        "",
+        "## Score of the search by rate",
+        "",
+        *rates.to_markdown(),
+        "",
+        LEGEND,
+        "",
+        f"{len(record['cells'])} runs, {record['workers']} at once, {spell_time(record['wall'])}.",
+        "",
+        "## How it was compared",
+        "",
+        *(f"- {sentence}" for sentence in record["rule"]),
+        "",
+        "## Contenders",
+        "",
+        *(f"- {one['name']}: {one['about']}." for one in record["contenders"]),
+        *(["", "## Failures", "", *bad.to_markdown()] if bad.rows else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def with_interval(value: float | None, low: float | None, high: float | None) -> str:
+    """A number with its interval, such as "0.410 [0.380, 0.440]"; empty if unknown."""
+    if value is None or low is None or high is None:
+        return ""
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _entries(rows: Sequence[Sequence[str]]) -> list[list[Entry]]:
+    return [[Entry(text) for text in row] for row in rows]
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

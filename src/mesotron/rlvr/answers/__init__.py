@@ -1,1 +1,1 @@
-"""How an answer is read from a completion and compared with the right one."""
+"""Reading an answer from a completion and comparing it with the gold answer."""

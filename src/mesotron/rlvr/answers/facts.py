@@ -1,7 +1,7 @@
-"""What is true of a completion, as named facts: parsed, formatted, correct, truncated.
+"""Named facts of a completion: parsed, formatted, correct, truncated.
 
-A reward is one number and hides why; the facts keep the reasons apart. An answer that is right
-outside its format (`correct_unformatted`) is the signature of structural collapse.
+A reward is one number and hides its reasons; the facts keep them apart. A correct answer outside
+its format (`correct_unformatted`) is the signature of structural collapse.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ class Facts:
     """One completion, judged."""
 
     answer: str | None
-    """The strict answer as one key for every way to write it; None if there is none, or if
-    nobody can read it: such an answer has no vote."""
+    """Canonical key of the strict answer; None if there is none or it is unreadable, so that it
+    has no vote."""
     parsed: bool
-    """An answer was found, in the format or not, and it reads as a number or as mathematics."""
+    """There is an answer, in the format or not, and it can be read."""
     formatted: bool
-    """The answer is written as the prompt asked."""
+    """The answer is in the requested format."""
     correct: bool
-    """Formatted, and the same as the gold."""
+    """Formatted and equal to the gold."""
     correct_unformatted: bool
-    """Not formatted, yet a lenient reader finds the gold."""
+    """Not formatted, but the lenient answer equals the gold."""
     truncated: bool
     """Cut at the length limit."""
     gold_unparseable: bool
-    """There is a gold and nobody can read it: never rewarded, to be skipped."""
+    """There is a gold that cannot be read: never rewarded."""
     graded: bool
-    """There is a gold that can be read; without one `correct` says nothing."""
+    """There is a gold that can be read; without one `correct` means nothing."""
     number: Number | None = None
-    """The strict answer as a plain number, with the unit that its key leaves out."""
+    """The strict answer as a plain number, with its unit."""
 
 
 class Reading(NamedTuple):
-    """What stands in one completion, before anybody knows what is right."""
+    """What one completion says, before it is compared with a gold."""
 
     answer: str | None
     formatted: bool
@@ -53,11 +53,11 @@ Case = tuple[Reading, str | None]  # and the gold
 
 
 class Judge:
-    r"""Scores completions of one format into facts.
+    r"""Turns completions of one format into facts.
 
     Args:
-        format: the format that the prompt asked for.
-        verifier: decides whether two answers are the same.
+        format: requested by the prompt.
+        verifier: compares answers.
 
     Example:
         >>> from mesotron.rlvr.answers.formats import FORMATS
@@ -80,13 +80,16 @@ class Judge:
         """Facts of each completion.
 
         Args:
-            completions: the texts that were sampled, without special tokens.
-            golds: the right answer of each, None where there is none.
+            completions: texts without special tokens.
+            golds: correct answers, None where there is none.
             truncated: whether each was cut at the length limit.
         """
-        _check_lengths(completions, golds, truncated)
-        # Short texts are often alike, and their answers the better the policy: each is looked at
-        # once.
+        if not len(completions) == len(golds) == len(truncated):
+            raise ValueError(
+                f"{len(completions)} completions, {len(golds)} golds, {len(truncated)} truncated: "
+                "give one of each per completion"
+            )
+        # Completions of a good policy are often alike: each distinct one is judged once.
         texts = list(zip(completions, map(bool, truncated)))
         read = {case: self._read(*case) for case in dict.fromkeys(texts)}
         cases = [(read[case], gold) for case, gold in zip(texts, golds)]
@@ -94,14 +97,12 @@ class Judge:
         return [known[case] for case in cases]
 
     def _read(self, text: str, truncated: bool) -> Reading:
-        """What stands in one completion."""
         strict = self.format.extract(text, complete=not truncated)
         if strict is not None:
             return Reading(strict, True, truncated)
         return Reading(lenient_answer(text, complete=not truncated), False, truncated)
 
     def _judge(self, cases: Sequence[Case]) -> dict[Case, Facts]:
-        """Facts of readings that differ, or whose golds do."""
         answers = [reading.answer or "" for reading, _ in cases]
         golds = [gold or "" for _, gold in cases]
         keys = self.verifier.keys(answers)
@@ -131,12 +132,11 @@ def _number(reading: Reading, key: str | None) -> Number | None:
 
 
 def summarise(facts: Sequence[Facts]) -> dict[str, float]:
-    """Shares of the completions, by name, as they are logged.
+    """Shares of the completions as metrics.
 
     Returns:
-        `facts/<name>` for parsed, formatted, truncated and gold_unparseable, as shares of all;
-        `facts/correct` and `facts/correct_unformatted` as shares of the graded ones, and absent
-        if none is.
+        `facts/<name>` for parsed, formatted, truncated and gold_unparseable as shares of all;
+        `facts/correct` and `facts/correct_unformatted` as shares of the graded ones, if any.
 
     Example:
         >>> summarise([])
@@ -155,13 +155,3 @@ def summarise(facts: Sequence[Facts]) -> dict[str, float]:
 
 def _share(facts: Sequence[Facts], name: str) -> float:
     return sum(map(attrgetter(name), facts)) / len(facts)
-
-
-def _check_lengths(
-    completions: Sequence[str], golds: Sequence[str | None], truncated: Sequence[bool]
-) -> None:
-    if not len(completions) == len(golds) == len(truncated):
-        raise ValueError(
-            f"{len(completions)} completions, {len(golds)} golds and {len(truncated)} truncated "
-            "flags: give one of each for every completion"
-        )

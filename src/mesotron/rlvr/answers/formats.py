@@ -1,8 +1,7 @@
-"""Answer formats: how a final answer is asked for, written and found again.
+"""Answer formats: how a final answer is requested, written and extracted.
 
-One `AnswerFormat` is read by the prompt, the parser and the reward, so they agree by
-construction. Reading is linear in the text and never evaluates it; whether two answers are the
-same is for `mesotron.rlvr.answers.verify` to say.
+The prompt, the parser and the reward share one `AnswerFormat`, so they agree by construction.
+Extraction is linear in the text and never evaluates it.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from dataclasses import dataclass
 
 from mesotron.config import FormatName
 
-# An answer stands at the end: what a longer completion said before its tail is not looked at.
-MAX_TAIL = 16_384
-# Longer than this it is prose, not an answer.
-MAX_ANSWER = 512
+MAX_TAIL = 16_384  # characters at the end of a completion that are searched
+MAX_ANSWER = 512  # longer is prose, not an answer
 
 _BRACES = re.compile(r"\\boxed\s*\{|\\[{}\\]|[{}]")
 _PHRASE = re.compile(r"(?i)\banswer\s*(?:is|:|=)([^\n]*)")
@@ -46,32 +43,32 @@ class AnswerFormat:
 
     name: FormatName
     instruction: str
-    """The sentence of the prompt that asks for this format."""
+    """The sentence of the prompt that requests this format."""
     prefix: str
     suffix: str = ""
 
     def render(self, answer: str) -> str:
-        """The answer as a completion is to write it."""
+        """An answer in this format."""
         return f"{self.prefix}{answer}{self.suffix}"
 
     def extract(self, text: str, *, complete: bool = True) -> str | None:
         """The last well-formed answer in this format, or None.
 
         Args:
-            text: the completion, of any length; its last `MAX_TAIL` characters are read.
-            complete: False if the completion was cut at its length limit. An answer that runs
-                into the cut is then not taken: "ANSWER: 7" may have been going to be 72.
+            text: the completion; its last `MAX_TAIL` characters are read.
+            complete: False if the completion was truncated. An answer that touches the cut is then
+                not taken: "ANSWER: 7" might have become 72.
 
         Returns:
-            What stands between prefix and suffix, stripped; None if there is none, if it is
-            empty, or if it has more than `MAX_ANSWER` characters.
+            The text between prefix and suffix, stripped; None if there is none, it is empty, or
+            longer than `MAX_ANSWER` characters.
         """
         found = self.find(text[-MAX_TAIL:], complete)
         return found[1] if found else None
 
     def find(self, text: str, complete: bool = True) -> tuple[int, str] | None:
-        """Where the last well-formed answer starts, and the answer; None if there is none."""
-        if self.prefix.strip(" {") not in text:  # few texts have more than one format's mark
+        """Start of the last well-formed answer, and the answer; None if there is none."""
+        if self.prefix.strip(" {") not in text:  # fast path
             return None
         spans = _boxes(text) if self.suffix else self._lines(text, complete)
         last = None
@@ -112,14 +109,14 @@ FORMATS: dict[FormatName, AnswerFormat] = {
 
 
 def lenient_answer(text: str, *, complete: bool = True) -> str | None:
-    """What a patient reader would take for the answer, whatever its format.
+    """The answer in any format.
 
     The last answer in any known format; else the number after the last "answer is"; else the
-    last number of all.
+    last number.
 
     Args:
-        text: the completion, of any length; its last `MAX_TAIL` characters are read.
-        complete: False if the completion was cut; a number that touches the cut is not taken.
+        text: the completion; its last `MAX_TAIL` characters are read.
+        complete: False if the completion was truncated; a number at the cut is not taken.
 
     Example:
         >>> lenient_answer("So the answer is $1,080 for 3 days.")

@@ -1,8 +1,7 @@
 r"""Plain numbers in answers, read exactly: 1,080, \$18.00, 50\%, 1 1/2, \frac{3}{4}, 2.5e3, 5 cm.
 
-Text is normalised first (compatibility forms, zero-width and bidirectional controls, LaTeX
-spacing), then matched by bounded patterns and turned into a `Fraction`. Nothing is evaluated;
-what is not a plain number is None here and goes to `mesotron.rlvr.answers.verify`.
+Text is normalized first (compatibility forms, zero-width and bidirectional controls, LaTeX
+spacing), then matched by bounded patterns and turned into a `Fraction`. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-MAX_LENGTH = 512  # characters of an answer that are looked at
-_MAX_DIGITS = 100  # of one number; more is left alone, as it would be no plain answer
+MAX_LENGTH = 512  # characters of an answer that are read
+_MAX_DIGITS = 100  # of one number; more is not a plain answer
 
 _SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _FROM_SUPERSCRIPT = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
@@ -35,15 +34,15 @@ class Number:
 
     @property
     def key(self) -> str:
-        """The same string for every way to write the number; sign of percent and unit apart."""
+        """The same string for every way to write the value, without percent sign and unit."""
         return str(self.value)
 
 
 def clean(text: str) -> str:
-    r"""One form for what looks alike: NFKC, no control or invisible characters, single spaces.
+    r"""Normalize text: NFKC, no control or invisible characters, single spaces.
 
-    Superscripts and vulgar fractions are taken apart first, since NFKC alone would turn 5² into
-    52 and 1½ into 11/2.
+    Superscripts and vulgar fractions are expanded first, since NFKC alone would turn 5² into 52
+    and 1½ into 11/2.
 
     Example:
         >>> clean("７\u200b２")
@@ -105,7 +104,7 @@ _BEFORE = re.compile(r"(?:[A-Za-z] ?=|(?:[\d .,+*/()$%-]|\\times|\\cdot|\\div)*=
 
 
 def simplify_latex(text: str) -> str:
-    r"""Take off what LaTeX and Markdown put around an answer, and one spelling for fractions.
+    r"""Remove LaTeX and Markdown around an answer, and spell fractions one way.
 
     Example:
         >>> simplify_latex(r"$\dfrac{1}{2}\,\text{cm}$")
@@ -128,7 +127,7 @@ def read_number(answer: str) -> Number | None:
     r"""A plain number, exactly, or None if the text is anything else.
 
     Args:
-        answer: text as a model wrote it; at most `MAX_LENGTH` characters are read.
+        answer: text as a model wrote it.
 
     Example:
         >>> read_number(r"\$1,080.50").value
@@ -157,21 +156,21 @@ def read_number(answer: str) -> Number | None:
 def same_number(answer: Number, gold: Number) -> bool:
     """Whether two plain numbers are equal, exactly.
 
-    A unit that only one of them names is let pass, two different units are not. 50% is equal to
-    50 and to 1/2 when the other one has no % sign.
+    A unit that only one of them has is ignored; two different units are unequal. 50% equals 50
+    and 1/2 if the other one has no % sign.
     """
     return not other_unit(answer, gold) and gold.value in _on_scale_of(gold, answer)
 
 
 def distance(answer: Number, gold: Number) -> Fraction:
-    """How far apart two plain numbers are, on the gold's scale; 0 if and only if they are equal.
+    """Distance of two plain numbers on the gold's scale; 0 if and only if they are equal.
 
-    Where one of them alone has a % sign it is read both ways, as `same_number` does: 0.51 and 51
-    are 1 away from 50%, and 51% is 1/100 away from 1/2.
+    If only one of them has a % sign it is read both ways, as in `same_number`: 0.51 and 51 are 1
+    away from 50%, and 51% is 1/100 away from 1/2.
 
     Args:
-        answer: of a unit that can be compared, see `other_unit`.
-        gold: the right one.
+        answer: with a comparable unit, see `other_unit`.
+        gold: the correct one.
 
     Example:
         >>> distance(read_number("0.51"), read_number("50%"))
@@ -181,14 +180,14 @@ def distance(answer: Number, gold: Number) -> Fraction:
 
 
 def _on_scale_of(gold: Number, answer: Number) -> tuple[Fraction, ...]:
-    """What an answer may mean beside the gold: as written, or with one's % sign for both."""
+    """Possible values of an answer: as written, or with one's % sign applied to both."""
     if answer.percent == gold.percent:
         return (answer.value,)
     return answer.value, answer.value * 100 if gold.percent else answer.value / 100
 
 
 def other_unit(answer: Number, gold: Number) -> bool:
-    """Whether both name a unit and it is not the same: 5 cm and 5 km cannot be compared."""
+    """Whether both have units and they differ, such as 5 cm and 5 km."""
     return bool(answer.unit and gold.unit) and answer.unit != gold.unit
 
 
@@ -204,7 +203,7 @@ def _split_sign(text: str) -> tuple[bool, str]:
     match = re.match(r"([-+]?) ?[$€£¥]? ?([-+]?) ?", text)
     assert match is not None  # every part is optional
     signs = match[1] + match[2]
-    # Two signs are no plain number: what is left still starts with one and is not read.
+    # With two signs the rest still starts with one and is not read as a number.
     return ("-" in signs, text[match.end() :]) if len(signs) < 2 else (False, text)
 
 
@@ -217,7 +216,7 @@ def _value(core: str) -> Fraction | None:
         above = _fraction(match["above"] or match["top"])
         below = _fraction(match["below"] or match["bottom"])
         whole = _fraction(match["whole"] or "0")
-        # -1 3/4 has its sign in front; one inside a mixed number says something else.
+        # -1 3/4 has its sign in front; a sign inside a mixed number is not read.
         if below and not (match["whole"] and (above < 0 or below < 0)):
             return whole + above / below
     if match := _REPEATING.fullmatch(core):

@@ -1,0 +1,209 @@
+"""The page of a tournament: ranking, learning curves, learning rates, speed and failures.
+
+Reads tournament.json and the run folders of its cells.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from mesotron.report.data import CATALOG, Chart, Column, Line, make_chapters, make_grids
+from mesotron.report.read import Run, read_run
+from mesotron.report.render import Block, Cell, Page, cell, flatten, fold, pairs_table, table, text
+from mesotron.report.standings import (
+    ENDED_BADLY,
+    Table,
+    failures,
+    final_cells,
+    rate_map,
+    speed,
+    standings,
+)
+from mesotron.report.summary import Figure
+from mesotron.runs.console import spell_time
+from mesotron.runs.files import Row
+
+RECORD = "tournament.json"
+CURVES = tuple(CATALOG)[:2]  # the questions to answer with the cells' curves
+MOST_CELLS = 60
+
+
+def render_tournament(folder: Path, live: float | None = None) -> str:
+    """The page of a tournament.
+
+    Args:
+        folder: with tournament.json and the cells' run folders.
+        live: seconds after which the page reloads itself; None never.
+
+    Returns:
+        The text of the HTML file.
+    """
+    record = read_record(folder)
+    names = [contender["name"] for contender in record["contenders"]]
+    title = f"{record['recipe']}: {len(names)} contenders"
+    states = [one["state"] for one in record["cells"]]
+    done = sum(state not in ("waiting", "running") for state in states)
+    progress = [f"{done} of {len(states)} cells finished."] if done < len(states) else []
+    sentences = [*record["words"][:2], *progress]
+    page = Page(title, "mesotron report · tournament", sentences, names, top_figures(record))
+    page.add("Ranking", ranking_block(record, names))
+    page.add("Learning curves", *curves(page, folder, record, names))
+    landscape = rate_chart(record, names)
+    shown = page.frames([landscape]) if landscape.lines else None
+    page.add("Learning rates", text(rate_note(record)), shown, table_block(rate_map(record), names))
+    page.add("Speed", table_block(speed(record), names))
+    page.add("Failures", table_block(failures(record)))
+    page.add("Fairness", *(text(sentence) for sentence in record["rule"]))
+    page.add("Summary", *(text(sentence) for sentence in record["words"]))
+    who = [[one["name"], one["optim"], one["objective"], one["about"]]
+           for one in record["contenders"]]  # fmt: skip
+    head = ["name", "optimizer", "objective", "description"]
+    page.add(
+        "Settings",
+        fold("Contenders", table(head, who, "Contenders")),
+        fold("Plan", pairs_table(flatten(record["plan"]), "Plan")),
+        fold("Environment", pairs_table(flatten(record["environment"]), "Environment")),
+    )
+    return page.render(live)
+
+
+def read_record(folder: Path) -> Row:
+    path = folder / RECORD
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether no cell is open and there is a conclusion, even one without a score."""
+    record = read_record(folder)
+    is_open = any(one["state"] in ("waiting", "running") for one in record["cells"])
+    return bool(record["standings"] or record["words"]) and not is_open
+
+
+def top_figures(record: Row) -> list[Figure]:
+    figures, cells = [], record["cells"]
+    best = record["standings"][0] if record["standings"] else None
+    if best is not None and best["score"] == 0:
+        figures.append(Figure("first", "none", f"all score 0: {record['measure']}"))
+    elif best is not None and best["score"] is not None:
+        spread = f"95% interval {show(best['low'])} to {show(best['high'])}"
+        figures.append(Figure("first", best["contender"], record["measure"]))
+        figures.append(Figure("score", show(best["score"]), spread))
+    bad = sum(one["verdict"] in ENDED_BADLY for one in cells)
+    failed = sum(one["state"] == "failed" for one in cells)
+    figures.append(Figure("cells", str(len(cells)), f"{bad} dead or diverged, {failed} failed"))
+    seconds = sum(one["wall"] or one["seconds"] or 0.0 for one in cells)
+    return [*figures, Figure("total time", spell_time(seconds), "sum over cells")]
+
+
+def table_block(one: Table | None, names: Sequence[str] = (), css: str = "") -> Block | None:
+    """A table for the template; contenders get their color."""
+    if one is None or not one.rows or len(one.columns) < 2:
+        return None
+    rows: list[list[Cell]] = []
+    for row in one.rows:
+        cells = [cell(entry.text, css=entry.state, title=entry.tip) for entry in row]
+        if row[0].text in names:
+            cells[0] = cell(row[0].text, style=names.index(row[0].text))
+        rows.append(cells)
+    caption = ": ".join(filter(None, (one.title, one.note)))
+    return table(one.columns, rows, caption[:1].upper() + caption[1:], css)
+
+
+def ranking_block(record: Row, names: Sequence[str]) -> Block | None:
+    """The standings with their intervals drawn to one scale."""
+    block = table_block(standings(record), names, "ranking")
+    if block is None:
+        return None
+    rows, start = record["standings"], record["start"].get("final")
+    ends = [one[key] for one in rows for key in ("low", "high", "score")] + [start]
+    known = [value for value in ends if value is not None] or [0.0, 1.0]
+    low, high = min(known), max(known)
+
+    def at(value: float | None) -> str:
+        if value is None:
+            return ""
+        return f"{6 + 188 * (value - low) / ((high - low) or 1.0):.1f}"
+
+    place = block["head"].index("score") + 1
+    block["head"] = [*block["head"][:place], "", *block["head"][place:]]
+    for cells, one in zip(block["rows"], rows, strict=True):
+        interval = {key: at(one[key]) for key in ("low", "high", "score")} | {"start": at(start)}
+        cells[0]["text"] = f"{one['rank']}. {one['contender']}"
+        drawn = cell("", style=names.index(one["contender"]), interval=interval)
+        cells.insert(place, drawn if one["score"] is not None else cell(""))
+    return block
+
+
+def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[Block | None]:
+    """Curves of the final cells in their contender's color; of the search cells before that."""
+    cells = [one for one in final_cells(record) if one["run"]]
+    cells = cells or [one for one in record["cells"] if one["run"] and one["stage"] == "search"]
+    runs: list[Run] = []
+    styles: list[int] = []
+    for one in cells[:MOST_CELLS]:
+        path = folder / one["run"]
+        if (path / "metrics.jsonl").is_file() and (path / "env.json").is_file():
+            name = f"{one['contender']}, rate {one['rate']:.3g}, seed {one['seed']}"
+            runs.append(read_run(path, name))
+            styles.append(names.index(one["contender"]))
+    if not runs:
+        return []
+    grids = make_grids(runs, styles)
+    page.add_runs(runs, grids.record(runs))
+    for each in page.runs:  # with so many cells only stops can be told apart
+        each["marks"] = [mark for mark in each["marks"] if mark["severity"] == "stop"]
+    chapters = make_chapters(runs, grids)
+    charts = [chart for question in CURVES for chart in chapters.get(question, [])]
+    stage = "final" if cells[0]["stage"] == "final" else "search"
+    note = f"One line per {stage} cell; a contender's seeds share color and dash."
+    return [text(note), page.frames(charts)]
+
+
+def rate_chart(record: Row, names: Sequence[str]) -> Chart:
+    """Score over learning rate by contender; dead cells are crossed."""
+    lines: list[Line] = []
+    dead: list[tuple[float, float]] = []
+    for style, name in enumerate(names):
+        scores: dict[float, list[float]] = {}
+        for one in search_cells(record, name):
+            if one["score"] is not None:
+                scores.setdefault(one["rate"], []).append(one["score"])
+                if one["verdict"] in ENDED_BADLY:
+                    dead.append((one["rate"], one["score"]))
+        rates = sorted(scores)
+        means: Column = [sum(scores[rate]) / len(scores[rate]) for rate in rates]
+        if rates:
+            lines.append(Line(0, name, style, means, x=rates, dots="dots"))
+    if dead:
+        dead.sort()
+        ys: Column = [score for _, score in dead]
+        xs = [rate for rate, _ in dead]
+        lines.append(Line(0, "dead or diverged", len(names), ys, x=xs, dots="crosses"))
+    title = f"{record['measure'][:1].upper()}{record['measure'][1:]} over learning rate"
+    return Chart(title, lines, "Search cells, mean over seeds.", log_x=True, x_name="rate")
+
+
+def rate_note(record: Row) -> str:
+    edges = [
+        f" The best rate of {one['contender']} is the {one['edge']}est tried."
+        for one in record["standings"]
+        if one["edge"]
+    ]
+    return (
+        "Every contender starts with the same number of trials, around the rate that makes its "
+        f"step as large as AdamW's.{''.join(edges)}"
+    )
+
+
+def search_cells(record: Row, name: str) -> list[Row]:
+    return [c for c in record["cells"] if c["contender"] == name and c["stage"] == "search"]
+
+
+def show(value: float | None) -> str:
+    """Three digits; a dash if unknown."""
+    return "–" if value is None else f"{value + 0.0:.3g}"
