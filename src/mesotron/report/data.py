@@ -40,7 +40,7 @@ class Plot:
         band: metrics of the band's two edges, or one metric: half its width around the first line.
         log: logarithmic y axis.
         standalone: the lines' names make sense without the title.
-        unless: skip if the run has this metric.
+        unless: a metric that makes the plot pointless.
     """
 
     title: str
@@ -153,11 +153,8 @@ class Line:
         """As the page's script reads it."""
         out = {"run": self.run, "name": self.name, "grid": grid, "y": self.mean}
         out |= {"group": self.style, "color": self.style % COLORS, "dash": self.style % DASHES}
-        if self.low is not None and self.high is not None:
-            out |= {"low": self.low, "high": self.high}
-        if self.x is not None:
-            out["x"] = self.x
-        return out | ({"dots": self.dots} if self.dots else {})
+        optional = {"low": self.low, "high": self.high, "x": self.x, "dots": self.dots or None}
+        return out | {key: value for key, value in optional.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -175,15 +172,9 @@ class Chart:
 
     def record(self) -> dict[str, Any]:
         """As the page's script reads it."""
-        grid = "rest" if self.rest else "main"
-        return {
-            "title": self.title,
-            "log": self.log,
-            "logX": self.log_x,
-            "xName": self.x_name,
-            "rules": [list(rule) for rule in self.rules],
-            "lines": [line.record(grid) for line in self.lines],
-        }
+        lines = [line.record("rest" if self.rest else "main") for line in self.lines]
+        out = {"title": self.title, "log": self.log, "logX": self.log_x, "xName": self.x_name}
+        return out | {"rules": self.rules, "lines": lines}
 
 
 @dataclass(frozen=True)
@@ -207,11 +198,6 @@ class Buckets:
         count = min(num_rows, most)
         return cls(tuple(k * num_rows // count for k in range(count + 1)) if count else (0,))
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether every row is a point."""
-        return self.edges[-1] == len(self.edges) - 1
-
     def middles(self, column: Sequence[float]) -> list[float]:
         """The value in the middle of each bucket; the ends for the first and last one."""
         places = [(a + b - 1) // 2 for a, b in zip(self.edges, self.edges[1:])]
@@ -228,7 +214,7 @@ class Buckets:
 
     def range(self, column: Column) -> tuple[Column | None, Column | None]:
         """Least and largest value of each bucket; nothing if every row is a point."""
-        if self.is_exact:
+        if self.edges[-1] == len(self.edges) - 1:
             return None, None
         return self.reduce(column, min), self.reduce(column, max)
 
@@ -263,13 +249,9 @@ def make_grids(runs: Sequence[Run], styles: Sequence[int] | None = None) -> Grid
     bands = len(runs) <= MOST_BANDS
     budgets = (BUDGET // max(named * (3 if bands else 1), 1), BUDGET_REST // max(others, 1))
     main, rest = (max(FEWEST_POINTS, min(points, MOST_POINTS)) for points in budgets)
-    return Grids(
-        [Buckets.split(len(run.rows), main) for run in runs],
-        [Buckets.split(len(run.rows), rest) for run in runs],
-        bands,
-        len(runs) > 1 or styles is not None,
-        range(len(runs)) if styles is None else styles,
-    )
+    split = [[Buckets.split(len(run.rows), most) for run in runs] for most in (main, rest)]
+    overlaid = len(runs) > 1 or styles is not None
+    return Grids(*split, bands, overlaid, range(len(runs)) if styles is None else styles)
 
 
 def make_axes(run: Run, buckets: Buckets) -> dict[str, list[float]]:
@@ -364,10 +346,9 @@ def _draw(plot: Plot, runs: Sequence[Run], grids: Grids) -> list[Chart]:
     metrics = {metric: name for run in runs for metric, name in _lines_of(plot, run).items()}
     if grids.overlaid:
         return [_overlay(plot, metric, name, runs, grids) for metric, name in metrics.items()]
-    return [_single(plot, runs[0], metrics, grids.main[0])] if metrics else []
-
-
-def _single(plot: Plot, run: Run, metrics: dict[str, str], buckets: Buckets) -> Chart:
+    if not metrics:
+        return []
+    run, buckets = runs[0], grids.main[0]
     band = _band(plot, run, next(iter(metrics)), buckets)
     lines = []
     for index, (metric, name) in enumerate(metrics.items()):
@@ -376,7 +357,7 @@ def _single(plot: Plot, run: Run, metrics: dict[str, str], buckets: Buckets) -> 
         summary = describe(column, run.steps)
         lines.append(Line(0, name, index, buckets.reduce(column), *edges, summary=summary))
     note = plot.note if band else _note_without_band(plot)
-    return Chart(plot.title, lines, note, plot.log, rules=_rules(plot, run))
+    return [Chart(plot.title, lines, note, plot.log, rules=_rules(plot, run))]
 
 
 def _overlay(plot: Plot, metric: str, name: str, runs: Sequence[Run], grids: Grids) -> Chart:
@@ -396,7 +377,6 @@ def _overlay(plot: Plot, metric: str, name: str, runs: Sequence[Run], grids: Gri
 def _overlaid_lines(
     metric: str, runs: Sequence[Run], grids: list[Buckets], styles: Sequence[int], bands: bool
 ) -> list[Line]:
-    """One line per run that has the metric."""
     lines = []
     for index, (run, buckets) in enumerate(zip(runs, grids, strict=True)):
         column = run.columns.get(metric)
