@@ -1,7 +1,4 @@
-"""The optimizers of this package that the benchmarks compare, by the names that both commands take.
-
-A name stands for a builder and its options; nothing here knows about peers or timing.
-"""
+"""Our optimizers by the names that the benchmarks use: builders with options."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from mesotron.optim import Muon, RoutedOptimizer, adamw, muon, muon_sgd, pion, r
 
 
 class Contender(NamedTuple):
-    """A builder and the options it gets, with a line about what it is."""
+    """A builder, its options and a description."""
 
     builder: Callable[..., RoutedOptimizer]
     options: dict[str, Any]
@@ -60,7 +57,7 @@ CONTENDERS = {
 
 
 def check_names(names: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
-    """All known names if none are given; unknown ones are refused with the choices."""
+    """All known names if none are given; raises on unknown ones."""
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"unknown optimizer {unknown[0]!r}: choose from {', '.join(known)}")

@@ -1,8 +1,8 @@
 """NVIDIA's MPS: kernels of several processes run side by side on one GPU instead of in turns.
 
-Worth it for small models, whose kernels fill a fraction of a GPU. The daemon is this process's own:
-it is started for a while and then stopped; one that runs already (the environment names its pipes)
-is used and left running. Where there is none, everything works without it.
+Useful for small models, whose kernels fill a fraction of a GPU. The daemon is started and stopped
+by this process; one that is already running (the environment names its pipes) is used and left
+running. Without MPS everything still works.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 PRODUCT = "import torch; x = torch.ones(256, 256, device='cuda'); print((x @ x).sum().item())"
 CHECK = (sys.executable, "-c", PRODUCT)
-# A server waits for its clients, and one that was killed is not soon forgotten; after this many
-# seconds it is told to go all the same.
+# A server waits for its clients, also for killed ones; it is forced to quit after these seconds.
 PATIENCE = 5
 
 Say = Callable[[str], None]
@@ -32,7 +31,7 @@ def mps(folder: Path, say: Say, check: Sequence[str] = CHECK) -> Iterator[bool]:
 
     Args:
         folder: of the daemon's pipes and logs.
-        say: told in a sentence how it went.
+        say: called with a message.
         check: a command that must succeed under MPS.
 
     Returns:

@@ -1,8 +1,8 @@
 """A plain PPO in JAX to be measured against: the loop that single-file trainers share (Lu et al.
 2022, arXiv 2210.05639), a whole run as one scan that stacks every step's metrics.
 
-The game, the network and Adam are those of `mesotron.ppo`; the loop is written anew. It has no
-masks of its own, no truncation (a game that is cut off counts as ended), no chunks and no resume.
+Game, network and Adam are those of `mesotron.ppo`; the loop is its own. It has no masks, no
+truncation (a game that is cut off counts as ended), no chunks and no resume.
 
 Legend: S steps of a rollout, N games, B = S N.
 """

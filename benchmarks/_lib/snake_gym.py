@@ -83,7 +83,7 @@ class SnakeVecEnv(VecEnv):
         return as_numpy(observation)
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Take the moves of all games."""
+        """Store the moves of all games."""
         self._actions = np.asarray(actions, np.int32)
 
     def step_wait(self) -> tuple[Seen, np.ndarray, np.ndarray, list[dict]]:
@@ -103,7 +103,7 @@ class SnakeVecEnv(VecEnv):
         return as_numpy(step.observation), rewards, dones, infos
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """An attribute of every game; Stable-Baselines3 asks for `render_mode`."""

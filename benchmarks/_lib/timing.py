@@ -29,7 +29,7 @@ NUM_STEPS = 5  # of the plain iteration, three products each
 
 
 def host_clock(device: torch.device) -> Callable[[], float]:
-    """The clock of a program that works on this device."""
+    """The clock for work on this device."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return time.thread_time if alone else time.perf_counter
 
@@ -53,7 +53,7 @@ def seconds(step: Step, device: torch.device) -> float:
 def interleave(
     steps: Mapping[str, Step], repeats: int, device: torch.device, say: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Warm up, then time every step once a round, so that a slow minute slows all of them."""
+    """Warm up, then time all steps in turn, so that a slow minute affects all of them."""
     for name, step in steps.items():
         say(f"{name}: warm-up")
         for _ in range(3 if device.type == "cuda" else 1):

@@ -17,11 +17,11 @@ CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatt
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    words.add_argument("--runs", type=Path, default=Path("runs/default_run"))
-    words.add_argument("--workers", type=int, default=2, help="runs at once, one thread each")
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--runs", type=Path, default=Path("runs/default_run"))
+    parser.add_argument("--workers", type=int, default=2, help="runs at once, one thread each")
+    given = parser.parse_args()
     with ThreadPoolExecutor(given.workers) as pool:
         list(pool.map(lambda seed: train(seed, given.runs), given.seeds))
     result = [collect(seed, given.runs) for seed in given.seeds]

@@ -85,7 +85,7 @@ class Config:
 
 
 def run(config: Config) -> int:
-    """Time every model, print the tables, write JSON where asked."""
+    """Time every model, print the tables, write the JSON file."""
     device = choose_device(config.device, config.threads)
     names = check_names(config.optims, tuple(PEERS))
     shapes = {model: find_shapes(model) for model in config.models}
@@ -191,7 +191,7 @@ def measure_rows(
 
 
 def describe_step(built: Built, bed: Workbench, config: Config) -> dict[str, Any]:
-    """Memory, launches, the captured graph, and the cost of statistics where asked for."""
+    """Memory, launches, the captured graph, and the cost of statistics."""
     device = bed.device
     found: dict[str, Any] = {
         "state_bytes_per_parameter": state_bytes(*built.optimizers) / bed.num_parameters,
@@ -256,7 +256,7 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 def bench_buckets(
     shapes: list[Projection], config: Config, device: torch.device, peak: float
 ) -> list[dict[str, Any]]:
-    """Our Muon on each shape alone: which of them holds the efficiency down."""
+    """Our Muon on each shape alone: shows which one limits the efficiency."""
     rows = []
     for wide in dict.fromkeys(p.wide for p in shapes):
         members = [p for p in shapes if p.wide == wide]

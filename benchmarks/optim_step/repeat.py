@@ -1,11 +1,11 @@
-"""Is a step the same to the bit, however often it is made and whoever else is on the GPU?
+"""Is a step bit-identical, however often it is repeated and whatever else runs on the GPU?
 
     python -m benchmarks.optim_step.repeat --processes 12 --seconds 60 --out results/repeat.json
 
 Each process makes one step of SmolLM2's matrices over and over from the same weights, momentum and
 gradient, and compares weights and momentum with those of the first time. On a GPU the memory that a
 step takes uninitialised is full of NaN every other time. Several processes share the GPU by MPS, so
-that kernels meet in every order: a race between them, or a read of what nobody wrote, shows as a
+that kernels interleave in every order: a race, or a read of uninitialized memory, shows as a
 difference. On a CPU: --device cpu --layers 1.
 """
 
@@ -92,13 +92,13 @@ def tensors(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter]) 
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--processes", type=int, default=12)
-    words.add_argument("--seconds", type=float, default=60)
-    words.add_argument("--layers", type=int, default=30)
-    words.add_argument("--device", default="cuda")
-    words.add_argument("--out", type=Path, default=Path("results/repeat.json"))
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=Path("results/repeat.json"))
+    given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
     names = [list(OPTIMIZERS)[k % 2] for k in range(given.processes)]
     cells = [(n, given.layers, given.device, given.seconds, k) for k, n in enumerate(names)]

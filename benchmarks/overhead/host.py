@@ -36,11 +36,11 @@ OTHERS = (
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--rounds", type=int, default=2)
-    words.add_argument("--steps", type=int, default=10, help="measured in each round")
-    words.add_argument("--out", type=Path)
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=10, help="measured in each round")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
     torch.set_num_threads(1)
     model, found = random_model(), {}
     for prompts in PROMPTS:

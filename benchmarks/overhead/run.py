@@ -55,11 +55,11 @@ class Clock(TrainerCallback):
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--rounds", type=int, default=3)
-    words.add_argument("--steps", type=int, default=6)
-    words.add_argument("--out", type=Path)
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     times: dict[str, list[float]] = {"trl": [], "mesotron": []}

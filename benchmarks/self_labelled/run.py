@@ -25,7 +25,7 @@ CONTENDERS = {
     "vote": "--objective.name vote",
     "mgrpo_momentum": "--objective.name mgrpo --objective.entropy-filter off",
     "mgrpo": "--objective.name mgrpo",
-    # Here a policy goes as far in 100 steps as a large one in thousands, and an anchor of 0.99 with
+    # A tiny policy moves as far in 100 steps as a large one in thousands, an anchor of 0.99 with
     # it: one that remembers 1,000 steps, and one of these with as many votes as the policy.
     "mgrpo_slow": "--objective.name mgrpo --objective.momentum 0.999",
     "mgrpo_half": "--objective.name mgrpo --objective.momentum 0.999 "
@@ -40,19 +40,19 @@ Cell = tuple[str, float, int]
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description="Plain voting against M-GRPO")
-    words.add_argument("--out", type=Path, default=Path("runs/self_labelled"))
-    words.add_argument("--result", type=Path, default=HERE / "result.json")
-    words.add_argument("--contenders", nargs="+", default=["vote", "mgrpo", "grpo"])
-    words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    words.add_argument("--lr", type=float, nargs="+", default=[3e-4, 6e-4])
-    words.add_argument("--beta", type=float, default=0.005, help="weight of the KL term, for all")
-    words.add_argument("--steps", type=int, default=300)
-    words.add_argument("--prompts", type=int, default=16)
-    words.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    words.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once")
-    words.add_argument("--seconds", type=float, default=math.inf, help="stop, resumable, after")
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description="Plain voting against M-GRPO")
+    parser.add_argument("--out", type=Path, default=Path("runs/self_labelled"))
+    parser.add_argument("--result", type=Path, default=HERE / "result.json")
+    parser.add_argument("--contenders", nargs="+", default=["vote", "mgrpo", "grpo"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--lr", type=float, nargs="+", default=[3e-4, 6e-4])
+    parser.add_argument("--beta", type=float, default=0.005, help="weight of the KL term, for all")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop, resumable, after")
+    given = parser.parse_args()
     given.until = time.monotonic() + given.seconds
     given.out.mkdir(parents=True, exist_ok=True)
     cells = [
@@ -72,7 +72,7 @@ def folder(cell: Cell, given: argparse.Namespace) -> Path:
 
 
 def train(cell: Cell, given: argparse.Namespace) -> None:
-    """One run, unless it is finished or there is no time left."""
+    """Train one run, unless it is finished or the time is up."""
     path, left = folder(cell, given), given.until - time.monotonic()
     if (path / "result.json").exists() or left < 5:
         return
@@ -89,7 +89,7 @@ def train(cell: Cell, given: argparse.Namespace) -> None:
 
 
 def command(cell: Cell, given: argparse.Namespace) -> list[str]:
-    """The run as it would be typed; a stopped one is continued."""
+    """The run's command line; resumes a stopped one."""
     (name, lr, seed), path = cell, folder(cell, given)
     typed = [sys.executable, "-m", "mesotron", "train"]
     if (path / "config.json").exists():
@@ -102,7 +102,7 @@ def command(cell: Cell, given: argparse.Namespace) -> list[str]:
 
 
 def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
-    """One run's curves; None if it has not begun."""
+    """One run's curves; None if it has not started."""
     (name, lr, seed), path = cell, folder(cell, given)
     rows = read_rows(path / "metrics.jsonl")
     if not rows:

@@ -1,4 +1,4 @@
-"""Pages that tell what happened: spectra of gradients, labels by vote, the lost box."""
+"""Pages on gradient spectra, majority-vote pseudo-labels and the lost answer format."""
 
 from __future__ import annotations
 

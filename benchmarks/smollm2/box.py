@@ -1,4 +1,4 @@
-"""The lost box: `mesotron train` itself, with its watch and guard, and the story that they tell."""
+"""The lost answer format: `mesotron train` with watch and guard, and their diagnosis."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ FIRST, LATER = 6.06, 1.0  # norms of the first gradient and of those after it, a
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description="gradient and sampler of SmolLM2, checked")
-    words.add_argument("--model", default="smollm2")
-    words.add_argument("--prompts", type=int, default=24, help="of the first gradient, x 8")
-    words.add_argument("--shots", type=int, nargs="*", default=[2, 8])
-    words.add_argument("--out", type=Path, required=True)
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description="gradient and sampler of SmolLM2, checked")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--prompts", type=int, default=24, help="of the first gradient, x 8")
+    parser.add_argument("--shots", type=int, nargs="*", default=[2, 8])
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
     quiet_libraries()
     torch.manual_seed(0)
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Pages on who trains it best: the tournament, its map, what makes it faster."""
+"""Pages on the best optimizer: the tournament, its rate map, what makes it faster."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def map_entry(cell: Cell | None) -> str:
 
 
 def levers(cells: list[Cell]) -> str:
-    """Each change beside the recipe as it is, by how far it has come after so many steps."""
+    """Each change next to the unchanged recipe, by accuracy after equally many steps."""
     rows = []
     best_first = sorted(cells, key=lambda cell: -cell["accuracy"])
     for name in names(best_first, "stage"):
@@ -148,7 +148,7 @@ def levers(cells: list[Cell]) -> str:
 
 
 def on_the_way(mine: list[Cell]) -> str:
-    """The evaluations that all seeds have; the first is of the untouched model, as everybody's."""
+    """The evaluations that all seeds have; the first is of the untrained model."""
     curves = [dict(cell["curve"][1:]) for cell in mine]
     common = [step for step in curves[0] if all(step in curve for curve in curves)]
     return ", ".join(f"{fmean(curve[step] for curve in curves):.3f} ({step})" for step in common)

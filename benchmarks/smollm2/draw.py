@@ -48,7 +48,7 @@ def draw_tournament(cells: list[Cell], path: Path) -> None:
 
 
 def draw_map(cells: list[Cell], path: Path) -> None:
-    """One picture for each optimizer: objectives and rollouts by rate, coloured by accuracy."""
+    """One plot per optimizer: objectives and rollouts by rate, colored by accuracy."""
     optims = list(dict.fromkeys(cell["optim"] for cell in cells))
     figure, axes = pyplot.subplots(
         1, len(optims), figsize=(3.4 * len(optims) + 1, 3.2), constrained_layout=True, squeeze=False
@@ -146,7 +146,7 @@ def draw_box(cells: list[Cell], path: Path) -> None:
 
 
 def draw_levers(cells: list[Cell], path: Path) -> None:
-    """Accuracy over steps: the best changes in colour, what they are held against in black."""
+    """Accuracy over steps: the best changes in color, the references in black."""
     figure, axis = pyplot.subplots(figsize=(9, 4.6), constrained_layout=True)
     best_first = sorted(cells, key=lambda cell: -cell["accuracy"])
     named = dict.fromkeys(cell["stage"] for cell in best_first if not is_reference(cell))

@@ -60,7 +60,7 @@ def make(part: str, stage: str, **values: Any) -> Cell:
 
 
 def plan(given: Any, done: dict[str, Cell]) -> list[Cell]:
-    """All cells that are known by now, of the parts asked for, in order."""
+    """All cells of the requested parts that are known so far, in order."""
     makers = {
         "tournament": tournament,
         "levers": levers,
@@ -148,7 +148,7 @@ def died(cell: Cell) -> bool:
 
 @cache
 def places(number: int, choosing: bool | None) -> list[int]:
-    """Which of the problems are asked about."""
+    """The problems that choose a rate, or those that judge it."""
     return [
         k
         for k in range(number)
@@ -157,7 +157,7 @@ def places(number: int, choosing: bool | None) -> list[int]:
 
 
 def chosen(given: Any, done: dict[str, Cell], name: str) -> tuple[float, float]:
-    """The rate and gain that the search has found for a contender, or a guess."""
+    """A contender's searched rate and gain, or a guess."""
     found = search_of(given, done, name)
     if found.done and found.best is not None:
         return GRID.rate(found.best), gain(done, name)

@@ -10,7 +10,7 @@ from benchmarks.smollm2.tables import mean_end, names, of, table
 
 
 def gsm8k(cells: list[Cell]) -> str:
-    """What the stages that have run have found."""
+    """Results of the finished stages."""
     parts = [
         f"Supervised start: {cell['curve'][0][1]:.3f} before, {cell['accuracy']:.3f} after "
         f"{cell['curve'][-1][0]} steps.\n"

@@ -1,4 +1,4 @@
-"""What a gradient is made of: how many directions, how much signal, and which cutoff keeps it.
+"""The spectrum of gradients: how many directions, how much signal, and which cutoff keeps it.
 
 At frozen weights the gradients of independent batches are taken apart. Half of them (A) says which
 directions a filter would keep; the other half (B), of other noise, says what these are worth:

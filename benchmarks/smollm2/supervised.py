@@ -1,4 +1,4 @@
-"""Supervised steps on solved problems: warm starts, and gradients to hold against those of RLVR."""
+"""Supervised steps on solved problems: warm starts, and gradients to compare with RLVR's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Supervised:
 
     Args:
         config: whose model, task and device are used; a batch has its rollout's prompts.
-        steps: batches that will be asked for at most.
+        steps: most batches that are needed.
     """
 
     def __init__(self, config: TrainConfig, steps: int) -> None:
@@ -75,7 +75,7 @@ class Supervised:
         return found.greedy.strict.value
 
     def train(self, until: Callable[[int], bool]) -> None:
-        """Steps of AdamW until told to end, or until the batches are used up."""
+        """AdamW steps until stopped, or until the batches are used up."""
         optimizer = build_optimizer(self.model, OptimConfig(name="adamw", lr=RATE))
         for step, batch in enumerate(self.batches(), 1):
             self.backward(batch)
@@ -86,7 +86,7 @@ class Supervised:
 
 
 def warm_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
-    """Make the model that a part starts from; None if time was up before."""
+    """Train the model that a part starts from; None if time was up."""
     began = time.time()
     usual: Cell = {"optim": "adamw", "objective": "grpo", "rate": RATE, "gain": 1.0}
     full = usual | {"steps": 1, "set": []} | cell

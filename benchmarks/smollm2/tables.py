@@ -1,4 +1,4 @@
-"""What the pages' tables are made of: rows of words, cells by their values, ends of curves."""
+"""Helpers for the pages' tables: rows, cells by value, ends of curves."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def column_end(cell: Cell, name: str) -> float:
 
 
 def mean_end(cells: list[Cell], name: str) -> str:
-    """The mean over seeds of a metric's last values; empty where nobody logged it."""
+    """The mean over seeds of a metric's last values; empty if it was not logged."""
     values = [column_end(cell, name) for cell in cells if name in cell["rows"]]
     return f"{fmean(values):.2f}" if values else ""

@@ -1,4 +1,4 @@
-"""One cell that trains: the recipe with the cell's changes, and what is kept of the run.
+"""One training cell: the recipe with the cell's changes, and what is kept of the run.
 
 The trainer, rewards, evaluation and watch are the library's own; no checkpoint is written. On a GPU
 weights, gradients and momentum are float32 (updates of 1e-5 are below the spacing of bfloat16
@@ -49,7 +49,7 @@ GSM8K = ("task.name=gsm8k", "task.few_shot=0", "task.system=none", "task.format=
 
 
 class Rows(TrainerCallback):
-    """Keeps what is logged; ends a run whose loss is no number, or that is out of time."""
+    """Keeps the logged rows; ends a run whose loss is not finite, or that is out of time."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
@@ -139,7 +139,7 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
 def build_stock(
     parts: Parts, run: RunFolder, given: Any, deadline: float
 ) -> tuple[GRPOTrainer, Rows]:
-    """TRL's trainer to the last bit: its AdamW, its loss, its sampling; the reward is ours."""
+    """Plain TRL with its own AdamW, loss and sampling; the reward is ours."""
     config = parts.config
     rollout, ends = config.rollout, (parts.tokenizer.eos_token_id, parts.tokenizer.pad_token_id)
 
@@ -168,7 +168,7 @@ def build_stock(
 
 
 def curve_every(cell: Cell, parts: Parts, trainer: GRPOTrainer, given: Any) -> None:
-    """Evaluate on the way where the way is the result."""
+    """Evaluate during training where the curve is the result."""
     every = given.eval_every if cell["part"] == "horizon" else given.final_steps // 4
     final = (cell["part"], cell["stage"]) == ("tournament", "final")
     if cell["part"] not in ("horizon", "levers") and not final:

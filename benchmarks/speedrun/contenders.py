@@ -1,4 +1,4 @@
-"""A contender as a trainer that is ready: plain TRL with AdamW, or what `mesotron train` builds.
+"""Builds a contender's trainer: plain TRL with AdamW, or what `mesotron train` builds.
 
 Task, prompt, reward and evaluation are those of the recipe for everybody.
 """
@@ -53,8 +53,8 @@ def make_config(
             continue
         part, field = path.split(".")
         config = replace(config, **{part: replace(getattr(config, part), **{field: value})})
-    # Constant rates, since nobody knows beforehand how many steps there will be; a contender whose
-    # rate falls names its steps, and if they do not suffice it has lost.
+    # Constant rates, since the number of steps is unknown; a contender with a decaying rate names
+    # its steps and loses if they do not suffice.
     return replace(config, seed=seed, steps=changes.get("steps", 100_000), save_every=0)
 
 
@@ -80,7 +80,7 @@ class Contestant:
         )
 
     def accuracy(self) -> float:
-        """On the recipe's held-out problems."""
+        """Greedy accuracy on the recipe's held-out problems."""
         parts, trainer = self.parts, self.trainer
         trainer.model.eval()
         found = measure(

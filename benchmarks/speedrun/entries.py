@@ -1,4 +1,4 @@
-"""Who runs: what each contender changes in the recipe arith_smollm2.
+"""The contenders: what each changes in the recipe arith_smollm2.
 
 A name that begins with stock is plain TRL with AdamW; all others are `mesotron train` with options.
 """
@@ -19,9 +19,9 @@ LADDER: dict[str, dict[str, Any]] = {
     "muon_p128_unfused": MUON | FULL | UNFUSED | {"optim.lr": 1e-4, "rollout.prompts": 128},
     "muon_bf16": MUON | FULL | {"optim.lr": 1e-4, "model.dtype": "bfloat16"},
 }
-# Embeddings and head are one matrix here; AdamW on everything spoils the model from 4e-5 on.
+# Embeddings and head are one matrix; AdamW on everything breaks the model from 4e-5 on.
 OURS = MUON | FULL | {"optim.aux_lr": 1e-5, "optim.clip": "all"}
-# Against the loss of exploration, and for the GPU's time: what teaches is chosen from more prompts.
+# To keep exploring, and to use the GPU: groups with signal are chosen from more prompts.
 CURIOUS = {"objective.entropy_bonus": 0.02, "objective.entropy_target": 0.3}
 CHOOSING = {"objective.dynamic_sampling": "resample", "objective.dynamic_max_rounds": 1}
 QUICK = OURS | UNFUSED | CURIOUS
@@ -32,14 +32,14 @@ OF_128, OF_192, OF_256 = (
 WIDEST = {"objective.dynamic_choice": "widest"}
 FALLING = {"optim.schedule": "linear"}
 WIDEST_FALLING = WIDEST | FALLING
-# In the order of what is worth knowing first: a step of 128 prompts takes little longer than of 32.
+# Most informative first: a step with 128 prompts takes little longer than with 32.
 GRID: dict[str, dict[str, Any]] = {
     "curious_1e-4_p128": QUICK | {"optim.lr": 1e-4, "rollout.prompts": 128},
     "curious_1e-4_of128": QUICK | OF_128 | {"optim.lr": 1e-4},
     "curious_2e-4_of192": QUICK | OF_192 | {"optim.lr": 2e-4},
     "curious_2e-4_of256": QUICK | OF_256 | {"optim.lr": 2e-4},
     "widest_2e-4_of192": QUICK | OF_192 | WIDEST | {"optim.lr": 2e-4},
-    # Rates that fall to zero: at a constant one the last of the way is a walk about the target.
+    # Rates that decay to zero: with a constant one the run ends in a walk around the target.
     "falling_2e-4_of192": QUICK | OF_192 | FALLING | {"optim.lr": 2e-4, "steps": 280},
     "falling_widest_2e-4_of192": QUICK | OF_192 | WIDEST_FALLING | {"optim.lr": 2e-4, "steps": 260},
     "curious_1e-4_of256": QUICK | OF_256 | {"optim.lr": 1e-4},
@@ -64,7 +64,7 @@ STOCK_GRID: dict[str, dict[str, Any]] = {
     f"stock_{rate}": ADAMW | {"optim.lr": float(rate)} for rate in ("1e-5", "2e-5", "5e-6")
 } | {
     "stock_2e-5_p128": ADAMW | {"optim.lr": 2e-5, "rollout.prompts": 128},
-    # TRL's own default is a rate that falls to zero.
+    # TRL's default rate decays to zero.
     "stock_falling_2e-5": ADAMW | FALLING | {"optim.lr": 2e-5, "steps": 560},
 }
 NAMES = LADDER | GRID | STOCK_GRID

@@ -137,7 +137,7 @@ class Race:
 def main() -> None:
     args = read_arguments()
     if args.what == "beside" and not args.names:
-        raise SystemExit("beside wants --names: who runs side by side")
+        raise SystemExit("beside needs --names: the contenders to run side by side")
     with tempfile.TemporaryDirectory() as scratch:
         race = Race(args, Path(scratch))
         race.beside() if args.what == "beside" else race.alone()

@@ -1,4 +1,4 @@
-"""The phases of a trainer's step, timed from outside: methods are wrapped, nothing is changed."""
+"""Times the phases of a trainer's step by wrapping its methods; nothing else changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Stopwatch:
         self.wrapped: list[tuple[Any, str, Any]] = []
 
     def around(self, phase: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, timed with the GPU waited for at both ends."""
+        """The function, timed with a GPU synchronization at both ends."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             synchronize()
@@ -68,7 +68,7 @@ class Stopwatch:
             setattr(owner, name, self.around(phase, getattr(owner, name)))
 
     def detach(self) -> None:
-        """Leave the trainer as it was."""
+        """Restore the trainer."""
         for owner, name, own in self.wrapped:
             if own is None:
                 delattr(owner, name)

@@ -1,4 +1,4 @@
-"""One cell of the VLA study: train a policy, play its episodes, say what was seen on the way."""
+"""One cell of the VLA study: trains a policy, plays its episodes, records its statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAVE = 200  # episodes that are played at once
 
 
 class Late(Exception):
-    """The time was up before a training ended."""
+    """The time was up before the training ended."""
 
 
 class Bench:
@@ -63,7 +63,7 @@ class Bench:
         return trainer
 
     def train(self, trainer: Any, cell: Cell) -> Cell:
-        """Step to the end; losses, and for one seed of the full budget what gradients are like."""
+        """Train to the end; losses, and gradient probes for one seed of the full budget."""
         steps = cell["steps"]
         places = {round(share * steps) for share in PROBES}
         probing = cell["seed"] == 0 and steps == self.given.full and cell["strength"] == "noise"
@@ -110,7 +110,7 @@ class Bench:
 
 
 def describe_step(statistics: dict[str, float]) -> dict[str, float]:
-    """Of a step's statistics, what the page tells of the action module."""
+    """The statistics of the action module that the page shows."""
     steps = {part: statistics[f"update_rms/{part}"] for part in ("action", "vision")}
     shown = {"action_to_vision": steps["action"] / max(steps["vision"], 1e-30)}
     for name in ("passed_rank", "dead_blocks", "concentration"):
@@ -121,7 +121,7 @@ def describe_step(statistics: dict[str, float]) -> dict[str, float]:
 
 
 def demos_config(given: Any) -> Any:
-    """Of the demonstrations that all cells share."""
+    """The config of the demonstrations that all cells share."""
     from mesotron.config import DemosConfig, WorldConfig
 
     world = WorldConfig(**WORLDS[given.world], wrist=given.wrist)

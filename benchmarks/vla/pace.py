@@ -1,4 +1,4 @@
-"""How long a cell takes beside the others, so that none is begun that could not be finished."""
+"""Estimates how long a cell takes, so that none starts that could not finish."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Pace:
         return next((cell for cell in cells if self.fits(cell)), None)
 
     def fits(self, cell: Cell) -> bool:
-        """Whether a cell would be trained before the time is up and played soon after."""
+        """Whether a cell would be trained before the deadline and evaluated soon after."""
         slower = SLOWER if cell["contender"] == SLOW else 1
         trained = time.time() + cell["steps"] * self.seconds_per_step * slower
         return trained < self.deadline and trained + self.seconds_of_play < self.deadline + GRACE
 
     def note(self, cell: Cell) -> None:
-        """Remember how long a finished cell's steps and episodes took."""
+        """Record the time of a finished cell."""
         self.alone_until = 0.0
         if cell["contender"] == SLOW:
             return

@@ -1,4 +1,4 @@
-"""The study's JSON as tables for a page and as pictures beside it.
+"""The study's JSON as tables and plots for its page.
 
 python -m benchmarks.vla.page benchmarks/vla/object10.json
 """
@@ -108,7 +108,7 @@ def finals_table(cells: list[Cell], budgets: list[int]) -> str:
 
 
 def tell(found: list[Cell]) -> list[str]:
-    """Rate, success by seed, and success when told something else."""
+    """Rate, success by seed, and success with a wrong instruction."""
     if not found:
         return ["", "", ""]
     tests = [cell["test"] for cell in found]
@@ -150,7 +150,7 @@ def behind_table(cells: list[Cell], budgets: dict[int, int]) -> str:
 
 
 def errors(muon: list[float], own: list[float], episodes: int) -> list[str]:
-    """Standard errors of a difference of means: as if all episodes were drawn anew (binomial), and
+    """Standard errors of a difference of means: over episodes (binomial), and
     from how the seeds differ, where both have two."""
     drawn = sum(mean(x) * (1 - mean(x)) / (len(x) * episodes) for x in (muon, own))
     if min(len(muon), len(own)) < 2:
@@ -228,7 +228,7 @@ def draw_rates(cells: list[Cell], steps: int, path: Path) -> None:
 
 
 def draw_gradients(cells: list[Cell], path: Path) -> None:
-    """What each part's gradient is like over training, a line for each contender."""
+    """Gradient statistics of each part over training, a line for each contender."""
     plt = open_plots()
     head = heads(cells)[0]
     best: dict[str, Cell] = {}

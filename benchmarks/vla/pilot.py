@@ -1,4 +1,4 @@
-"""Before the VLA study: does a recorded step do what a plain one does, how fast is it, and how many
+"""Pilot of the VLA study: does a recorded step equal a plain one, how fast is it, and how many
 steps does the task need? A minute or two on a GPU.
 
     python -m benchmarks.vla.pilot --world object10 --state runs/vla_study --out results
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 class Pilot:
-    """What is found, on disk as it comes; each question takes up what those before have answered.
+    """Results, on disk as they come; each question builds on the answers before it.
 
     Args:
         bench: the demonstrations and the settings.
@@ -71,7 +71,7 @@ class Pilot:
         self.found |= {"rates": {}, "curve": []}
 
     def try_recording(self) -> None:
-        """Whether recorded steps do what plain ones do; if not the study takes plain ones."""
+        """Whether recorded steps equal plain ones; if not, the study uses plain ones."""
         if self.given.device != "cuda" or not self.given.graph:
             return
         compared = self.found["compared"]
@@ -113,7 +113,7 @@ class Pilot:
             self.keep()
 
     def attempt(self, work: Any, *args: Any) -> dict[str, Any]:
-        """What some work found, or how it failed; either is said."""
+        """Run a function and report its result or its failure."""
         try:
             found = work(self.bench, *args)
         except Exception:
@@ -123,7 +123,7 @@ class Pilot:
         return found
 
     def keep(self) -> None:
-        """Write what is known to where the study looks, and to what comes back."""
+        """Write the results to the study's state and to the output folder."""
         for folder in (self.given.state, self.given.out):
             path = folder / f"{self.given.world}.pilot.json"
             path.write_text(json.dumps(self.found, indent=1))
@@ -218,7 +218,7 @@ def learn(bench: Bench, rate: float, steps: int) -> dict[str, Any]:
 
 
 def choose(curve: list[dict[str, Any]], affordable: float) -> dict[str, int]:
-    """Budgets from Muon's learning curve; nothing while nobody has learned.
+    """Budgets from Muon's learning curve; nothing while nothing was learned.
 
     Args:
         curve: steps and success of some trainings.

@@ -1,4 +1,4 @@
-"""Which cells the VLA study has, in the order in which they are worth most if time runs out.
+"""The cells of the VLA study, most valuable first in case time runs out.
 
 A cell is one training and its episodes. For each head: rates on one seed at the small budget (a
 best rate at the edge of its grid extends the grid), the best two at the full budget, then the
@@ -112,7 +112,7 @@ def preference(cells: list[Cell]) -> Any:
 
 
 def small_rate(given: Any, done: dict[str, Cell], head: str, name: str) -> float | None:
-    """What the small budget chose, once its grid is done."""
+    """The best rate at the small budget, once its grid is done."""
     return best_rate(done, head, name, given.small, grid(given, done, head, name))
 
 

@@ -1,14 +1,14 @@
-"""Who trains a vision-language-action policy best? Rates, then seeds, then Pion's strength.
+"""Which optimizer trains a vision-language-action policy best? Rates, seeds, Pion's strength.
 
 Behaviour cloning on our own simulated world and on Meta-World (not LIBERO; no pretrained backbone).
-Every contender gets a grid of rates of its own, the same data order, weights at the start and
-scenes. Rates are chosen on validation scenes, or by the training loss where nobody succeeds yet;
-what is reported is played on others. `plan` has the order, `cell` one training, `worker` a
-process, `pace` what there is still time for.
+Every contender gets its own grid of rates and the same data order, initial weights and scenes.
+Rates are chosen on validation scenes, or by the training loss if no policy succeeds yet; results
+are from other scenes. `plan` has the order, `cell` one training run, `worker` a process, `pace`
+what there is still time for.
 
     python -m benchmarks.vla.study --world object10 --state runs/vla_study --out results
 
-What was finished is kept in STATE/WORLD.cells.jsonl: the same command goes on from there.
+Finished cells are kept in STATE/WORLD.cells.jsonl; the same command resumes.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def fill_in(given: argparse.Namespace) -> argparse.Namespace:
-    """What was not said, from a pilot and from the world's defaults."""
+    """Fill in missing arguments from a pilot and the world's defaults."""
     path = given.state / f"{given.world}.pilot.json"
     pilot = json.loads(path.read_text()) if path.exists() else {}
     given.graph = given.graph and pilot.get("graph", True)
@@ -113,7 +113,7 @@ def fill_in(given: argparse.Namespace) -> argparse.Namespace:
 
 
 def make_data(given: argparse.Namespace, say: Any) -> dict[str, Any]:
-    """Demonstrations on all cores, and how the expert does on the test scenes."""
+    """Make demonstrations on all cores and evaluate the expert on the test scenes."""
     from mesotron.vla.demos import write_demos
     from mesotron.vla.interface import EVAL_SEED
     from mesotron.vla.rollout import evaluate_expert
@@ -134,7 +134,7 @@ def make_data(given: argparse.Namespace, say: Any) -> dict[str, Any]:
 
 
 class Cells:
-    """What has been finished, on disk as it comes, and what is next.
+    """Finished cells, on disk as they come, and the next ones.
 
     Args:
         given: the study's settings.
@@ -152,16 +152,16 @@ class Cells:
                 self.done |= {key_of(cell): cell for cell in read_cells(source)}
 
     def following(self, busy: set[str]) -> Cell | None:
-        """The next cell that nobody has and that there is time for."""
+        """The next cell that is neither done nor running, and that there is time for."""
         return self.pace.choose(self.left(busy), busy)
 
     def left(self, busy: set[str]) -> list[Cell]:
-        """Cells that are neither done, nor failed, nor in work, in order."""
+        """Cells that are neither done, failed nor running, in order."""
         taken = busy | set(self.done) | set(self.failed)
         return [cell for cell in plan(self.given, self.done) if key_of(cell) not in taken]
 
     def take(self, key: str, cell: Cell | None, error: str) -> None:
-        """Note a finished cell, or what went wrong with one; one that was given back is left."""
+        """Record a finished or failed cell; one that was given back stays open."""
         if error:
             self.failed[key] = error
             self.say(f"{key}: {error}")

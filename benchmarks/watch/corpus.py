@@ -1,4 +1,4 @@
-"""Make the runs of a list, each as one `mesotron train` in a process of its own, and pack them.
+"""Trains the runs of a list, each as one `mesotron train` process, and packs them.
 
     python -m benchmarks.watch.corpus held_out rescues --workers 2 --pack benchmarks/watch
 
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 EVAL_EVERY = 10
 # The runs of the tuning corpus were evaluated on fewer problems than the recipe has now.
 TUNING_PROBLEMS = 100
-# Seconds that a run that was told to stop may take to save itself.
+# Seconds for a stopped run to save its checkpoint.
 SAVING = 20
 LISTS: dict[str, Callable[[], list[Run]]] = {
     "tuning": tuning_runs,
@@ -39,17 +39,17 @@ LISTS: dict[str, Callable[[], list[Run]]] = {
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description="Make runs of the corpus")
-    words.add_argument("lists", nargs="+", choices=LISTS, help="which, in this order")
-    words.add_argument("--out", type=Path, default=Path("runs/watch"), help="folder of the runs")
-    words.add_argument("--pack", type=Path, default=HERE, help="folder of the packed files")
-    words.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once")
-    words.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    words.add_argument("--cpu-workers", type=int, default=0, help="more runs at once, on the CPU")
-    words.add_argument("--seconds", type=float, default=math.inf, help="stop, resumable, after")
-    words.add_argument("--only", nargs="+", default=[], help="settings by name")
-    words.add_argument("--steps", type=int, help="fewer than the settings say, to try it out")
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description="Make runs of the corpus")
+    parser.add_argument("lists", nargs="+", choices=LISTS, help="which, in this order")
+    parser.add_argument("--out", type=Path, default=Path("runs/watch"), help="folder of the runs")
+    parser.add_argument("--pack", type=Path, default=HERE, help="folder of the packed files")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--cpu-workers", type=int, default=0, help="more runs at once, on the CPU")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop, resumable, after")
+    parser.add_argument("--only", nargs="+", default=[], help="settings by name")
+    parser.add_argument("--steps", type=int, help="fewer than the settings say, to try it out")
+    given = parser.parse_args()
     given.until = time.monotonic() + given.seconds
     jobs = [(kind, run) for kind in given.lists for run in LISTS[kind]()
             if not given.only or run.setting.name in given.only]  # fmt: skip
@@ -73,7 +73,7 @@ def pack(kind: str, runs: list[Run], given: argparse.Namespace) -> None:
 
 
 def make(kind: str, run: Run, devices: SimpleQueue[str], given: argparse.Namespace) -> None:
-    """Train one run unless it is finished; past the limit of time nothing is begun."""
+    """Train one run unless it is finished or the time is up."""
     path, left = given.out / kind / run.name, given.until - time.monotonic()
     if (path / "exit_code").exists() or left < 5:
         return
@@ -95,7 +95,7 @@ def make(kind: str, run: Run, devices: SimpleQueue[str], given: argparse.Namespa
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a run to save a checkpoint and exit; end it if it does not."""
+    """Let a run save a checkpoint and exit; kill it if it does not."""
     process.terminate()
     try:
         process.wait(SAVING)
@@ -105,7 +105,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def command(kind: str, run: Run, path: Path, device: str, steps: int | None = None) -> list[str]:
-    """The run as it would be typed; a stopped one is continued."""
+    """The run's command line; resumes a stopped one."""
     program = [str(HERE / "labelled.py")] if kind == "held_out" else ["-m", "mesotron"]
     train = [sys.executable, *program, "train"]
     if (path / "config.json").exists():
@@ -119,7 +119,7 @@ def command(kind: str, run: Run, path: Path, device: str, steps: int | None = No
 
 
 def environment() -> dict[str, str]:
-    """This one, with `gamed_rewards` to be found, one thread for each run, and no network."""
+    """This environment with `gamed_rewards` importable, one thread and no network."""
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
     return {**os.environ, **own}
@@ -161,7 +161,7 @@ def unchanged(before: dict[str, Any], after: dict[str, Any]) -> float:
 
 
 def rounded(value: float | None) -> float | None:
-    """Six digits; NaN and infinities stay what they are."""
+    """Six digits; NaN and infinities are kept."""
     return value if value is None else float(f"{value:.6g}")
 
 

@@ -22,9 +22,9 @@ COLUMNS = 8
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description="Draw the failed runs and where they were stopped")
-    words.add_argument("corpus", nargs="?", choices=("tuning", "held_out"), default="held_out")
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description="Draw the failed runs and where they were stopped")
+    parser.add_argument("corpus", nargs="?", choices=("tuning", "held_out"), default="held_out")
+    given = parser.parse_args()
     found = [(run, label(run)) for run in load(given.corpus)]
     failed = sorted(
         [(run, truth) for run, truth in found if truth.outcome == "failed"],

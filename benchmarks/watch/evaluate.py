@@ -1,4 +1,4 @@
-"""How well the watch does on the packed corpus: collapses caught, healthy runs stopped, how soon.
+"""Evaluates the watch on a packed corpus: collapses caught, healthy runs stopped, how early.
 
     python -m benchmarks.watch.evaluate                       the tuning corpus, while tuning
     python -m benchmarks.watch.evaluate held_out --write      the held-out one, once, at the end
@@ -23,7 +23,7 @@ from benchmarks.watch.static_thresholds import StaticThresholds
 from mesotron.watch import Engine
 
 HERE = Path(__file__).parent
-# A stop this many steps before the onset is foresight; one still earlier saw something else.
+# A stop up to this many steps before the onset counts as a catch; an earlier one does not.
 EARLY = 10
 Alarm = tuple[int, str]  # the step and what spoke
 Row = dict[str, float]
@@ -31,7 +31,7 @@ Row = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a judge made of one run.
+    """The verdict of a detector on one run.
 
     Args:
         run: its name.
@@ -59,18 +59,18 @@ class Verdict:
 
     @property
     def caught(self) -> bool:
-        """Whether a failed run was stopped for what then happened."""
+        """Whether a failed run was stopped in time."""
         in_time = self.alarm is not None and self.alarm[0] >= (self.onset or 0) - EARLY
         return self.outcome == "failed" and in_time
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description="Judge the watch by the corpus")
-    words.add_argument("corpus", nargs="?", choices=("tuning", "held_out"), default="tuning")
-    words.add_argument("--without", default="", help="leave out metrics that begin so (eval/)")
-    words.add_argument("--judges", nargs="+", default=list(JUDGES), help="which ones to ask")
-    words.add_argument("--write", action="store_true", help="also write the corpus's JSON file")
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description="Judge the watch by the corpus")
+    parser.add_argument("corpus", nargs="?", choices=("tuning", "held_out"), default="tuning")
+    parser.add_argument("--without", default="", help="leave out metrics that begin so (eval/)")
+    parser.add_argument("--judges", nargs="+", default=list(JUDGES), help="which ones to ask")
+    parser.add_argument("--write", action="store_true", help="also write the corpus's JSON file")
+    given = parser.parse_args()
     runs = load(given.corpus)
     found = {
         name: judge_all(runs, judge, given.without)
@@ -167,12 +167,12 @@ def judge_all(
     judge: Callable[[Sequence[Row]], Alarm | None],
     without: str = "",
 ) -> list[Verdict]:
-    """A judge on every run; labels read all that was logged, the judge what is left to it."""
+    """Verdicts on every run; labels read all metrics, the detector those that are left."""
     return [verdict(run, label(run), judge(rows_of(run, without))) for run in runs]
 
 
 def verdict(run: dict[str, Any], truth: Label, alarm: Alarm | None) -> Verdict:
-    """An alarm beside what really happened."""
+    """An alarm next to the true outcome."""
     return Verdict(
         run=run["name"],
         kind=run["kind"],
@@ -188,7 +188,7 @@ def verdict(run: dict[str, Any], truth: Label, alarm: Alarm | None) -> Verdict:
 
 
 def summarise(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The figures of the page, each share with its 95% interval."""
+    """The numbers of the page, each share with its 95% interval."""
     failed = [one for one in verdicts if one.outcome == "failed"]
     well = [one for one in verdicts if one.outcome == "healthy"]
     lossy = [one for one in failed if one.lossy]
@@ -214,7 +214,7 @@ def summarise(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def middle(verdicts: Sequence[Verdict], lost: Sequence[float | None]) -> float | None:
-    """The median; a collapse that was missed has lost all by the time anybody looks."""
+    """The median; a missed collapse has lost everything."""
     shares = [x if one.caught and x is not None else 1.0 for one, x in zip(verdicts, lost)]
     return round(median(shares), 4) if shares else None
 
@@ -238,7 +238,7 @@ def share(hits: Sequence[bool]) -> dict[str, Any]:
 
 
 def line(one: Verdict) -> str:
-    """One run in a line of a table."""
+    """One run as a table row."""
     alarm = f"stop at {one.alarm[0]} by {one.alarm[1]}" if one.alarm else "no stop"
     lost = "" if one.lost is None else f", {one.lost:.0%} lost ({one.reward_lost:.0%} of reward)"
     good = one.caught if one.outcome == "failed" else one.alarm is None

@@ -1,4 +1,4 @@
-"""The held-out corpus as data: runs of seeds that no threshold has met, listed before any was made.
+"""The held-out corpus as data: seeds that no threshold was tuned on, listed before any run.
 
 Most settings are those of the tuning corpus with new seeds; `NEW_HEALTHY` and `NEW_FAILING` exist
 here alone. Each run is made once, labelled by problems of its own (`labelled.py`), and judged once.

@@ -48,7 +48,7 @@ class LabelEvery(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """The start; a run that is continued has its own already."""
+        """Label the start, unless the run is resumed."""
         if state.global_step == 0:
             said = self.answer()
             self.first.write_text(json.dumps([one.text for one in said]))
@@ -57,7 +57,7 @@ class LabelEvery(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """A label, if one is due."""
+        """Label every ten steps."""
         if state.global_step % EVERY == 0:
             self.write(state.global_step, self.answer())
 
@@ -91,14 +91,14 @@ class LabelEvery(TrainerCallback):
 
 
 def label_problems(seen: Sequence[Problem], levels: tuple[int, ...]) -> list[Problem]:
-    """Held-out problems of the task, but for those that the run evaluates on."""
+    """Held-out problems of the task, except those that the run evaluates on."""
     known = {problem.question for problem in seen}
     drawn = arith.generate("eval", PROBLEMS + len(known), levels, SEED)
     return [problem for problem in drawn if problem.question not in known][:PROBLEMS]
 
 
 def add_labels() -> None:
-    """Let every training session of this process also label itself."""
+    """Add labels to every training session of this process."""
     usual = session.add_callbacks
 
     def with_labels(trainer: Any, parts: Any, run: Any, *rest: Any) -> None:

@@ -1,4 +1,4 @@
-"""What became of a run, by a rule that was fixed before any detector had seen the corpus.
+"""The true outcome of a run, by a rule that was fixed before any detector saw the corpus.
 
 Greedy accuracy on a fixed set of held-out problems decides; the true correctness of training
 completions, which is noisier (new prompts at each step), says when. The rule knows no detector and
@@ -20,7 +20,7 @@ Curve = Sequence[tuple[float, float]]
 
 # Share of the best: lost at or below the first, kept at or above the second, unclear between.
 LOST, KEPT = 0.5, 0.8
-# A curve that never reached this had nothing to lose.
+# A curve below this has nothing to lose.
 SOMETHING = 0.1
 # Prompts that one point of a smoothed training curve rests on, and rows at the least.
 PROMPTS, ROWS = 80, 5
@@ -149,6 +149,6 @@ def onset(curve: Curve) -> int:
 
 
 def mean(values: Sequence[float | None]) -> float:
-    """The mean of what is known."""
+    """The mean of the known values."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known)

@@ -38,13 +38,13 @@ def main() -> None:
 
 
 def count(found: list[Packed], seeds: tuple[int, ...]) -> str:
-    """How many of the planned collapses with these seeds were rescued; one not made was not."""
+    """How many of the planned collapses with these seeds were rescued; missing runs are lost."""
     planned = {run.name for run in rescue_runs() if run.seed in seeds} - sound(found)
     return f"{sum(one['rescued'] for one in found if one['run'] in planned)} of {len(planned)}"
 
 
 def sound(found: list[Packed]) -> set[str]:
-    """Runs that were meant to collapse and, left alone, did not."""
+    """Runs that were meant to collapse and did not."""
     return {one["run"] for one in found if one["alone"] != "failed"}
 
 
@@ -57,7 +57,7 @@ def line(one: Packed) -> str:
 
 
 def compare(run: Packed, corpus: dict[str, Packed], steps: int) -> Packed:
-    """A run with rollback beside itself without and beside a healthy one.
+    """A run with rollback next to the same run without, and to a healthy one.
 
     Args:
         run: the packed rescue.
@@ -67,7 +67,7 @@ def compare(run: Packed, corpus: dict[str, Packed], steps: int) -> Packed:
     twin = corpus[healthy_twin(run["setting"], run["seed"])]
     alone = corpus[run["name"]]
     changed = [change["field"] for act in run["guarded"] for change in act["changes"]]
-    # Another reward is on another scale.
+    # A changed reward has another scale.
     judged_by = "facts/correct" if TWO_PART.field in changed else "reward"
     rewards = [final(one, judged_by, 10) for one in (run, alone, twin)]
     accuracies = [final(one, "eval/greedy", 1) for one in (run, alone, twin)]
@@ -87,7 +87,7 @@ def compare(run: Packed, corpus: dict[str, Packed], steps: int) -> Packed:
 
 
 def healthy_twin(setting: str, seed: int) -> str:
-    """The run that one of these settings would have been without its failure."""
+    """The healthy counterpart of a failing setting."""
     return f"{RESCUES[setting]}-{seed}"
 
 

@@ -47,14 +47,14 @@ HALF = "--rollout.prompts 8"
 
 
 def healthy(name: str, flags: str, seeds: tuple[int, ...] = (0, 1), steps: int = 60) -> Setting:
-    """A run that a sensible person would start."""
+    """A run with sensible settings."""
     return Setting(name=name, kind="healthy", flags=flags, seeds=seeds, steps=steps)
 
 
 def failing(
     kind: str, name: str, flags: str, seeds: tuple[int, ...] = (0, 1), steps: int = 60
 ) -> Setting:
-    """A run with something wrong in it, of half the default batch."""
+    """A run with a defect, at half the default batch."""
     return Setting(name=name, kind=kind, flags=f"{HALF} {flags}", seeds=seeds, steps=steps)
 
 
@@ -149,7 +149,7 @@ def tuning_runs() -> list[Run]:
 
 
 def in_random_order(settings: Sequence[Setting]) -> list[Run]:
-    """Their runs, settings in a fixed random order: a limit of time leaves no kind out."""
+    """All runs in a fixed random order, so that a time limit leaves no kind out."""
     shuffled = random.Random(0).sample(settings, len(settings))
     return [Run(setting, seed) for setting in shuffled for seed in setting.seeds]
 
@@ -165,11 +165,11 @@ RESCUES = {
     "unclipped_reuse": "default",
     "sparse_collapse": "sparse",
 }
-# Two seeds whose failures the policy was thought out on, and one that nobody had met.
+# Two seeds on which the policy was developed, and a held-out one.
 RESCUE_SEEDS = (0, 1, 100)
 
 
 def rescue_runs() -> list[Run]:
-    """The collapses of `RESCUES` once more, with time to recover."""
+    """The collapses of `RESCUES` again, with time to recover."""
     chosen = [setting for setting in SETTINGS if setting.name in RESCUES]
     return [Run(replace(setting, steps=110), seed) for seed in RESCUE_SEEDS for setting in chosen]

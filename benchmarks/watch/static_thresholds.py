@@ -1,6 +1,6 @@
 """A baseline: the fixed thresholds for GRPO of microsoft/post-training-toolkit (January 2026).
 
-Its published figures, written anew as data: each rule compares the mean of a metric over a window
+Its published thresholds as data: each rule compares the mean of a metric over a window
 with a number, whatever the run's own beginning was. A rule of severity high is what that toolkit
 can stop a run for. Rules on metrics that TRL does not log (advantages, sampling ratios) are left
 out, and so is its floor of 1 nat for entropy, below which every run of a tiny model starts.

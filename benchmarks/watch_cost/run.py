@@ -41,7 +41,7 @@ SIZES = {
     "default": make_recipe("arith").rollout,
     "more": RolloutConfig(prompts=32, generations=16, max_tokens=32),
 }
-# What the trainer calls on behalf of the watch alone, by the module that it calls it from.
+# Functions that are called only for the watch, by the module of the caller.
 PROBES: tuple[tuple[Any, str], ...] = (
     (Scored, "metrics"),
     (rlvr_trainer, "repetition"),
@@ -69,13 +69,13 @@ class Timer:
         return timed
 
     def close(self, whole: float) -> None:
-        """End a step that took so much in all."""
+        """End a step with its total time."""
         self.steps.append({**self.now, "step": whole})
         self.now = defaultdict(float)
 
 
 class StepClock(TrainerCallback):
-    """Closes the timer's step when everybody has seen its row; must be added last."""
+    """Closes the timer's step after all other callbacks; must be added last."""
 
     def __init__(self, timer: Timer) -> None:
         self.timer = timer
@@ -90,7 +90,7 @@ class StepClock(TrainerCallback):
 
 
 class OldWatch(mesotron.Watch):
-    """A watch that has seen many rows already: its memory is full, as in the middle of a run."""
+    """A watch whose windows are full, as in the middle of a run."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
         if not self.monitor.rows:
@@ -144,11 +144,11 @@ def shares(steps: list[dict]) -> dict[str, float]:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--steps", type=int, default=7)
-    words.add_argument("--sizes", nargs="+", default=list(SIZES))
-    words.add_argument("--out", type=Path)
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES))
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
     torch.set_num_threads(1)
     quiet_libraries()
     result: dict[str, Any] = {"machine": f"{platform.machine()}, one thread, processor time",
