@@ -66,15 +66,7 @@ def save_policy(
 
 
 def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
-    """Load a policy to act with.
-
-    Args:
-        path: a run folder (its newest complete checkpoint) or a checkpoint.
-        device: where it goes.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Load a policy from a checkpoint, or from the newest complete one of a run folder."""
     folder = path
     if not (path / DESCRIPTION).is_file():
         newest, damaged = newest_whole(path / "checkpoints")

@@ -72,11 +72,7 @@ def run_eval(config: VlaEvalConfig) -> int:
 
 
 def choose_world(saved: Saved, name: str | None) -> WorldConfig:
-    """The world of a policy's demonstrations, or another one by name.
-
-    Raises:
-        ValueError: there is none, or the policy does not fit it.
-    """
+    """The world of a policy's demonstrations, or another one by name if the policy fits it."""
     if saved.world is not None and name in (None, saved.world.name):
         return saved.world  # with its own tasks
     if name is None:

@@ -21,21 +21,13 @@ MAX_BYTES_ON_DEVICE = 16 * 2**30
 
 
 class Frames:
-    """All observations of some demonstrations, ready for batches.
+    """All observations of some demonstrations, ready for batches on `device`.
 
-    Args:
-        demos: as loaded.
-        chunk: K.
-        encode: instructions to token ids, the policy's own.
-        device: of the batches, and of the images if they fit.
+    `encode` is the policy's: instructions to token ids.
     """
 
     def __init__(
-        self,
-        demos: Demos,
-        chunk: int,
-        encode: Callable[[list[str]], Tensor],
-        device: torch.device,
+        self, demos: Demos, chunk: int, encode: Callable[[list[str]], Tensor], device: torch.device
     ) -> None:
         actions, real = demos.chunks(np.arange(len(demos)), chunk)
         self.device = device
@@ -93,17 +85,7 @@ def body_of(demos: Demos) -> Body:
 
 
 class RowOrder:
-    """Rows in a new random order each epoch, by step.
-
-    Args:
-        num_rows: M.
-        seed: of the orders.
-
-    Example:
-        >>> order = RowOrder(5, seed=0)
-        >>> sorted(torch.cat([order.rows(0, 3), order.rows(1, 3)])[:5].tolist())
-        [0, 1, 2, 3, 4]
-    """
+    """Rows in a new random order each epoch, by step."""
 
     def __init__(self, num_rows: int, seed: int) -> None:
         self.num_rows, self.seed = num_rows, seed
@@ -115,23 +97,15 @@ class RowOrder:
         first, missing = step * size, size
         while missing:
             epoch, place = divmod(first, self.num_rows)
-            parts.append(self._permuted(epoch)[place : place + missing])
+            if epoch != self._epoch:
+                generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
+                self._permutation = torch.randperm(self.num_rows, generator=generator)
+                self._epoch = epoch
+            parts.append(self._permutation[place : place + missing])
             first, missing = first + len(parts[-1]), missing - len(parts[-1])
         return torch.cat(parts)
 
-    def _permuted(self, epoch: int) -> Tensor:
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
-            self._permutation = torch.randperm(self.num_rows, generator=generator)
-            self._epoch = epoch
-        return self._permutation
-
 
 def mix_seed(seed: int, number: int) -> int:
-    """A seed from two numbers; 32 bits, since torch's CPU generator uses no more.
-
-    Example:
-        >>> mix_seed(0, 1) == mix_seed(1, 0)
-        False
-    """
+    """A seed from two numbers; 32 bits, since torch's CPU generator uses no more."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,14 +44,9 @@ Log = Callable[[str], None] | None
 
 
 def load_demos(path: Path, pixels: int | None = None) -> Demos:
-    """Load demonstrations into memory.
+    """Load a folder of `mesotron vla demos`, or a LeRobotDataset (v3.0), into memory.
 
-    Args:
-        path: a folder of `mesotron vla demos`, or a LeRobotDataset (v3.0).
-        pixels: shrink larger images of a LeRobotDataset to this width and height.
-
-    Raises:
-        ValueError: neither of the two, unfinished, or a package is missing.
+    Larger images of a LeRobotDataset are shrunk to `pixels` in width and height.
     """
     if not path.is_dir():
         raise ValueError(f"{path} does not exist: create it with mesotron vla demos --out {path}")
@@ -63,10 +59,6 @@ def load_demos(path: Path, pixels: int | None = None) -> Demos:
 
 def make_demos(config: DemosConfig, log: Log = print) -> Demos:
     """Make the missing demonstrations and load all of them.
-
-    Args:
-        config: which, how many, and where to.
-        log: called with progress messages; None for silence.
 
     Raises:
         ValueError: the folder holds other data, or the expert fails in over 10 % of the episodes.
@@ -105,11 +97,7 @@ def write_demos(config: DemosConfig, log: Log = print) -> None:
 
 
 def render_demos(config: DemosConfig, log: Log = print) -> None:
-    """Make `config.out` from the compact demonstrations in `config.render`, with images.
-
-    Raises:
-        ValueError: they are from another world, or not compact.
-    """
+    """Make `config.out` from the compact demonstrations in `config.render`, with images."""
     assert config.render is not None
     manifest = read_manifest(config.render)
     source, world = world_of(manifest), config.world
@@ -137,13 +125,13 @@ def _split(
     specs: list[DemoSpec], episode_actions: int, horizon: int
 ) -> list[tuple[int, list[DemoSpec]]]:
     """Blocks of episodes or of single frames, each with the number of its first demonstration."""
-    blocks: list[tuple[int, list[DemoSpec]]] = []
-    for scatter, actions in ((False, episode_actions), (True, horizon)):
-        numbered = [(k, spec) for k, spec in enumerate(specs) if spec.scatter is scatter]
+    num_episodes = sum(not spec.scatter for spec in specs)  # which come first
+    kinds = ((0, num_episodes, episode_actions), (num_episodes, len(specs), horizon))
+    blocks = []
+    for first, last, actions in kinds:
         size = max(1, SHARD_ACTIONS // actions)
-        for start in range(0, len(numbered), size):
-            block = numbered[start : start + size]
-            blocks.append((block[0][0], [spec for _, spec in block]))
+        for start in range(first, last, size):
+            blocks.append((start, specs[start : min(start + size, last)]))
     return blocks
 
 
@@ -231,11 +219,7 @@ class Recording(NamedTuple):
 
 
 def plan_demos(config: DemosConfig, world: World) -> list[DemoSpec]:
-    """All demonstrations in order: episodes, then single frames; scenes are shared only by pairs.
-
-    Raises:
-        ValueError: nothing to make, or scenes reserved for evaluation.
-    """
+    """All demonstrations in order: episodes, then single frames; only pairs share a scene."""
     starts, tasks = config.starts, len(world.tasks)
     if starts and not world.is_paired:
         raise ValueError(f"{config.world.name} cannot scatter the hand: leave --starts out")
@@ -266,13 +250,8 @@ def plan_demos(config: DemosConfig, world: World) -> list[DemoSpec]:
 def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int = 1) -> Recording:
     """Let the expert act and record what it observes and does.
 
-    Args:
-        world: any.
-        spec: what to record.
-        noise: standard deviation of the noise added to each action after it is recorded, so that
-            the expert shows corrections (Laskey et al. 2017, arXiv 1703.09327).
-        horizon: actions that follow a single frame.
-        every: actions of an episode between two observations.
+    Noise of this standard deviation is added to each action after it is recorded, so that the
+    expert shows corrections (Laskey et al. 2017, arXiv 1703.09327).
     """
     rng = np.random.default_rng([spec.seed, spec.task, spec.swap, 17])
     first = world.reset(spec.seed, spec.task, spec.swap, spec.scatter)
@@ -292,13 +271,7 @@ def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int 
     return recording
 
 
-_worlds: dict[WorldConfig, World] = {}  # of this process: some take a second to build
-
-
-def _cached_world(config: WorldConfig) -> World:
-    if config not in _worlds:
-        _worlds[config] = build_world(config)
-    return _worlds[config]
+_cached_world = cache(build_world)  # some take a second to build
 
 
 def make_shard(path: Path, config: DemosConfig, specs: list[DemoSpec], first: int) -> int:
@@ -339,7 +312,6 @@ def render_shard(source: Path, path: Path, world: WorldConfig) -> int:
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """Path of a shard."""
     return folder / f"shard-{number:05d}.npz"
 
 
@@ -384,13 +356,11 @@ def write_shard(path: Path, arrays: Arrays) -> None:
 
 
 def read_shard(path: Path) -> Arrays:
-    """All arrays of a shard."""
     with np.load(path) as file:
         return {key: file[key] for key in file.files}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The demos.json of a folder."""
     path = folder / MANIFEST
     if not path.is_file():
         raise ValueError(f"{folder} has no demonstrations: {MANIFEST} is missing")
@@ -410,16 +380,11 @@ def write_manifest(folder: Path, world: WorldConfig, compact: bool, facts: dict[
 
 
 def world_of(manifest: dict[str, Any]) -> WorldConfig:
-    """The world of a manifest."""
     return WorldConfig(**manifest["world"] | {"tasks": tuple(manifest["world"]["tasks"])})
 
 
 def load_shards(folder: Path) -> Demos:
-    """Read a whole folder of shards into memory.
-
-    Raises:
-        ValueError: shards are missing, or have no images yet.
-    """
+    """Read a whole folder of shards into memory."""
     manifest = read_manifest(folder)
     if manifest["compact"] and manifest["cameras"]:
         raise ValueError(

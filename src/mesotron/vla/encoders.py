@@ -21,27 +21,17 @@ from torch.nn.functional import avg_pool2d, scaled_dot_product_attention
 
 
 class Size(NamedTuple):
-    """Shape of a policy.
-
-    Args:
-        width: of every token.
-        num_heads: of every attention.
-        mlp: hidden width of an MLP over `width`.
-        vision, language, fusion, action: layers of each part.
-        patch: side of an image patch in pixels.
-        word_tokens: whether fusion attends to every word or only to their mean, which a small
-            model learns faster.
-    """
+    """Shape of a policy."""
 
     width: int
     num_heads: int
-    mlp: int
-    vision: int
+    mlp: int  # hidden width of an MLP over `width`
+    vision: int  # layers, as in the other parts
     language: int
     fusion: int
     action: int
-    patch: int
-    word_tokens: bool
+    patch: int  # side of an image patch in pixels
+    word_tokens: bool  # fusion sees every word, not their mean, which a small model learns faster
 
 
 SIZES = {
@@ -88,14 +78,15 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """Self-attention, cross-attention if `cross`, and an MLP, each with a residual."""
 
-    def __init__(self, width: int, num_heads: int, mlp: int = 4, cross: bool = False) -> None:
+    def __init__(self, size: Size, cross: bool = False) -> None:
         super().__init__()
+        width = size.width
         self.norm_self = nn.LayerNorm(width)
-        self.attention = Attention(width, num_heads)
+        self.attention = Attention(width, size.num_heads)
         self.norm_cross = nn.LayerNorm(width) if cross else None
-        self.cross = Attention(width, num_heads) if cross else None
+        self.cross = Attention(width, size.num_heads) if cross else None
         self.norm_mlp = nn.LayerNorm(width)
-        self.mlp = Mlp(width, mlp * width)
+        self.mlp = Mlp(width, size.mlp * width)
 
     def forward(
         self,
@@ -115,23 +106,14 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     """Layers and a final norm."""
 
-    def __init__(
-        self, width: int, num_heads: int, mlp: int, num_layers: int, cross: bool = False
-    ) -> None:
+    def __init__(self, size: Size, num_layers: int, cross: bool = False) -> None:
         super().__init__()
-        layers = [Layer(width, num_heads, mlp, cross) for _ in range(num_layers)]
-        self.layers = nn.ModuleList(layers)
-        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList([Layer(size, cross) for _ in range(num_layers)])
+        self.norm = nn.LayerNorm(size.width)
 
-    def forward(
-        self,
-        X: Tensor,
-        bias: Tensor | None = None,
-        context: Tensor | None = None,
-        context_bias: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, X: Tensor, *context: Tensor | None) -> Tensor:
         for layer in self.layers:
-            X = layer(X, bias, context, context_bias)
+            X = layer(X, *context)
         return self.norm(X)
 
 
@@ -167,21 +149,13 @@ MIN_LIT = 0.125  # fraction of lit pixels needed to estimate the light
 
 
 class Vision(nn.Module):
-    """A vision transformer that attends to what differs from the usual image.
+    """A vision transformer (arXiv 2010.11929) that attends to what differs from the usual image.
 
     Few patches of an image show an object; the rest is the same table as always. Attention starts
     uniform and would weigh five objects among sixty patches a tenth as much: a policy for ten
     objects never learned which one is meant. So each image, normalized for brightness, is replaced
     by its difference from the median image of the demonstrations, and the log-energy of a patch is
     added to every attention's scores.
-
-    Args:
-        size: of the policy.
-        num_cameras: C; cameras are distinguished by learned positions.
-        pixels: height and width of an image; a multiple of `patch`.
-        patch: side of a patch.
-
-    References: Dosovitskiy et al., An Image is Worth 16x16 Words, 2021, arXiv 2010.11929.
     """
 
     usual: Tensor  # the median image
@@ -197,7 +171,7 @@ class Vision(nn.Module):
         # A random offset distinguishes cameras; with one it does no harm.
         offsets = 0.02 * torch.randn(num_cameras, 1, size.width)
         self.positions = nn.Parameter(patch_positions(pixels // patch, size.width)[None] + offsets)
-        self.encoder = Stack(size.width, size.num_heads, size.mlp, size.vision)
+        self.encoder = Stack(size, size.vision)
 
     def fit(self, images: Mapping[str, np.ndarray]) -> None:
         """Set the median image and the spread around it; camera to uint8 [M, H, W, 3]."""
@@ -241,11 +215,8 @@ class Vision(nn.Module):
 def patch_positions(side: int, width: int) -> Tensor:
     """Initial positions of patches, [side * side, D]: linear in row and column.
 
-    Each of D numbers grows along its own direction in the image, so that a single matrix can read a
-    place. From sines of row and column it was learned too late, or never.
-
-    References: Liu et al., An intriguing failing of convolutional neural networks and the CoordConv
-    solution, 2018, arXiv 1807.03247.
+    Each of D numbers grows along its own direction in the image, so that one matrix can read a
+    place (CoordConv, arXiv 1807.03247). From sines it was learned too late, or never.
     """
     places = (torch.arange(side) + 0.5) / side - 0.5
     rows, columns = (place.flatten() for place in torch.meshgrid(places, places, indexing="ij"))
@@ -276,10 +247,6 @@ def encode_words(texts: Sequence[str]) -> Tensor:
     """Word ids of B instructions, int64 [B, L], padded with `PADDING`.
 
     Case and punctuation are dropped, and words past the first 24. L is at least 1.
-
-    Example:
-        >>> encode_words(["Put it down.", "lift"]).shape
-        torch.Size([2, 3])
     """
 
     def word_id(word: str) -> int:
@@ -298,7 +265,7 @@ class Language(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(NUM_WORDS, size.width)
         self.positions = nn.Parameter(0.02 * torch.randn(MAX_WORDS, size.width))
-        self.encoder = Stack(size.width, size.num_heads, size.mlp, size.language)
+        self.encoder = Stack(size, size.language)
 
     def encode(self, texts: list[str]) -> Tensor:
         """Instructions as word ids, [B, L], for `forward`."""

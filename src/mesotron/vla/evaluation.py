@@ -36,14 +36,10 @@ def measure(
     first_seed: int = EVAL_SEED,
     gifs: int = 0,
 ) -> dict[str, EvalResult]:
-    """Play the same seeded episodes in every column.
+    """Play the same seeded episodes in every column; see `evaluate` for the shared arguments.
 
     Args:
-        act: the policy.
-        world: of its demonstrations.
         episodes: of each task.
-        execute: actions of a chunk to take before observing again.
-        workers: simulation processes; None for one per processor.
         controls: add the columns "wrong instruction" and "expert".
         perturb: names of perturbations, one column each.
         first_seed: of the scenes.
@@ -72,12 +68,7 @@ def measure(
 
 
 def default_execute(chunk: int) -> int:
-    """Actions to take before observing again: two thirds of a chunk.
-
-    Example:
-        >>> default_execute(6), default_execute(8), default_execute(1)
-        (4, 5, 1)
-    """
+    """Actions to take before observing again: two thirds of a chunk."""
     return max(1, 2 * chunk // 3)
 
 
@@ -118,12 +109,7 @@ def as_json(results: dict[str, EvalResult]) -> dict[str, Any]:
 
 
 def write_gifs(result: EvalResult, folder: Path) -> list[Path]:
-    """Write one GIF per recorded episode, such as `red-cube-1000000-success.gif`.
-
-    Args:
-        result: of an evaluation with `frames`.
-        folder: created if needed.
-    """
+    """Write a GIF per episode recorded by `frames`, such as `red-cube-1000000-success.gif`."""
     require("PIL", "vla")
     from PIL import Image
 

@@ -124,56 +124,29 @@ class World(ABC):
 
 @dataclass
 class Demos:
-    """Demonstrations: observations, the expert's action at each and the actions that followed.
+    """Demonstrations: observations, and the expert's actions from each of them on."""
 
-    Args:
-        images: camera to uint8 (M, H, W, 3).
-        state: float32 (M, S).
-        task_index: int64 (M,), into `tasks`.
-        tasks: the instructions.
-        start: int64 (M,), row of `action` taken at each observation.
-        action: float32 (N, A).
-        episode_index: int64 (N,); rows of an episode are contiguous.
-        frame_index: int64 (N,), from 0 in each episode.
-        where: float32 (M, 3), position of the named object, or None; privileged, never an input.
-        world: the world that produced them; None for other recordings.
-        fps: actions per second.
-    """
-
-    images: dict[str, np.ndarray]
-    state: np.ndarray
-    task_index: np.ndarray
-    tasks: list[str]
-    start: np.ndarray
-    action: np.ndarray
-    episode_index: np.ndarray
-    frame_index: np.ndarray
-    where: np.ndarray | None = None
-    world: WorldConfig | None = None
+    images: dict[str, np.ndarray]  # camera to uint8 (M, H, W, 3)
+    state: np.ndarray  # float32 (M, S)
+    task_index: np.ndarray  # int64 (M,), into `tasks`
+    tasks: list[str]  # the instructions
+    start: np.ndarray  # int64 (M,), row of `action` taken at each observation
+    action: np.ndarray  # float32 (N, A)
+    episode_index: np.ndarray  # int64 (N,); rows of an episode are contiguous
+    frame_index: np.ndarray  # int64 (N,), from 0 in each episode
+    where: np.ndarray | None = None  # float32 (M, 3), the named object; never an input
+    world: WorldConfig | None = None  # None for recordings from elsewhere
     fps: float = 20.0
 
     def __len__(self) -> int:
         return len(self.start)
 
     def chunks(self, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The next actions from some observations on.
-
-        Args:
-            rows: int (B,), which observations.
-            size: K.
+        """The next K = `size` actions from the observations `rows`, int (B,), on.
 
         Returns:
             Actions float32 (B, K, A), padded with the episode's last one, and bool (B, K), False
             where padded.
-
-        Example:
-            >>> from mesotron.vla.interface import Demos
-            >>> two = np.array([0, 1])
-            >>> demos = Demos({}, np.zeros((2, 1)), two * 0, ["go"], two, np.array([[1.], [2.]]),
-            ...               two * 0, two)
-            >>> actions, real = demos.chunks(np.array([1]), size=2)
-            >>> actions.tolist(), real.tolist()
-            ([[[2.0], [2.0]]], [[True, False]])
         """
         first = self.start[rows][:, None]
         follow = first + np.arange(size)
@@ -196,18 +169,12 @@ class Episode:
 
 @dataclass
 class EvalResult:
-    """Success over seeded episodes of each task.
-
-    Args:
-        world: the world.
-        episodes: in order of tasks, then seeds.
-        control: "" for the policy with the right instruction, else "wrong instruction" or "expert".
-        frames: uint8 (T, H, W, 3) of recorded episodes, by (task, seed).
-    """
+    """Success over seeded episodes of each task."""
 
     world: WorldConfig
-    episodes: list[Episode]
-    control: str = ""
+    episodes: list[Episode]  # in order of tasks, then seeds
+    control: str = ""  # or "wrong instruction" or "expert"
+    # uint8 (T, H, W, 3) of recorded episodes, by (task, seed).
     frames: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
 
     @property

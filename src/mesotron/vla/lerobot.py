@@ -26,13 +26,7 @@ DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 CHUNK_FILES = 1000
 FILE_FRAMES = 20_000
-SCALARS = {
-    "timestamp": "float32",
-    "frame_index": "int64",
-    "episode_index": "int64",
-    "index": "int64",
-    "task_index": "int64",
-}
+INDICES = ("frame_index", "episode_index", "index", "task_index")
 
 Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]
 """A video file to (seconds, uint8 (H, W, 3)), in order."""
@@ -44,15 +38,7 @@ def is_lerobot(folder: Path) -> bool:
 
 
 def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
-    """Read a whole dataset into memory.
-
-    Args:
-        folder: of the dataset, with meta/info.json.
-        pixels: shrink larger images to this width and height.
-
-    Raises:
-        ValueError: another version, no state or action, or a package is missing.
-    """
+    """Read a whole dataset into memory; larger images are shrunk to `pixels`."""
     require("pyarrow", "lerobot")
     from pyarrow import parquet
 
@@ -185,15 +171,7 @@ def read_videos(
 
 
 def export_lerobot(demos: Demos, folder: Path) -> int:
-    """Write the whole episodes of a set; single frames are not episodes.
-
-    Args:
-        demos: with images or states.
-        folder: must not exist yet.
-
-    Returns:
-        The number of single frames left out.
-    """
+    """Write the whole episodes to a new folder; returns how many single frames are left out."""
     require("pyarrow", "lerobot")
     if folder.exists():
         raise ValueError(f"--lerobot {folder} already exists")
@@ -240,12 +218,11 @@ def _write_frames(
     files: list[int] = []
     writer, number, written = None, -1, FILE_FRAMES
     for first, last in pairwise(bounds):
-        if written >= FILE_FRAMES:
+        table = _make_table(demos, rows, columns, slice(first, last))
+        if writer is None or written >= FILE_FRAMES:
             if writer is not None:
                 writer.close()
-            writer, number, written = None, number + 1, 0
-        table = _make_table(demos, rows, columns, slice(first, last))
-        if writer is None:
+            number, written = number + 1, 0
             writer = parquet.ParquetWriter(_file_path(folder, DATA_PATH, number), table.schema)
         writer.write_table(table)
         written += last - first
@@ -332,7 +309,8 @@ def _describe(demos: Demos, num_frames: int, num_episodes: int) -> dict[str, Any
     }
     for key, values in ((STATE, demos.state), ("action", demos.action)):
         features[key] = {"dtype": "float32", "shape": [values.shape[1]], "names": None}
-    for key, dtype in SCALARS.items():
+    for key in ("timestamp", *INDICES):
+        dtype = "int64" if key in INDICES else "float32"
         features[key] = {"dtype": dtype, "shape": [1], "names": None}
     return {
         "codebase_version": VERSION,

@@ -36,11 +36,7 @@ def route_parts(policy: nn.Module, config: PartsOptimConfig) -> RoutingTable:
 
 
 def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimizer:
-    """The optimizer of a policy, in groups named PART/RULE.
-
-    Args:
-        policy: with LoRA adapters in place, if any.
-        config: rules, learning rates and Pion's strength.
+    """The optimizer of a policy (with its LoRA adapters in place), in groups named PART/RULE.
 
     Example:
         >>> from mesotron.config import PolicyConfig
@@ -107,12 +103,7 @@ def _is_hidden(table: RoutingTable, name: str) -> bool:
 
 
 def part_updates(optimizer: RoutedOptimizer, stats: Mapping[str, float]) -> dict[str, float]:
-    """RMS update of each part's hidden matrices in the last step, "update_rms/<part>".
-
-    Args:
-        optimizer: of `build_optimizer`.
-        stats: its `stats()`.
-    """
+    """RMS update of each part's hidden matrices, "update_rms/<part>", from `stats()`."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for group in optimizer.param_groups:
         is_matrix = group["rule"] in SPECTRAL_RULES or group["name"].endswith(" matrices")
@@ -128,11 +119,8 @@ def part_updates(optimizer: RoutedOptimizer, stats: Mapping[str, float]) -> dict
 class GradientProbe:
     """Effective rank and signal-to-noise ratio of each part's gradient, as in the Pion paper.
 
-    Costs another pass over the batch in four micro-batches, and singular values.
-
-    Args:
-        policy: its hidden matrices are those of the routing table, whatever rule trains them, so
-            that runs of all optimizers can be compared.
+    Costs another pass over the batch in four micro-batches, and singular values. It covers hidden
+    matrices whatever their rule, so that all optimizers can be compared.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -146,12 +134,7 @@ class GradientProbe:
     def measure(
         self, loss: Callable[[Tensor], Tensor], rows: Tensor, zero_grad: Callable[[], None]
     ) -> dict[str, float]:
-        """Measure the gradients of a batch.
-
-        Args:
-            loss: of some rows.
-            rows: int64 [B], of the whole batch.
-            zero_grad: clears all gradients.
+        """Measure the gradient of `loss` over the rows of a batch, int64 [B].
 
         Returns:
             gradient/PART/effective_rank, /rank_share (of the maximum), /top_share (of the energy,

@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,17 +42,10 @@ PARTS = ("vision", "language", "fusion", "action")
 
 @dataclass(frozen=True)
 class Body:
-    """What the policy observes and controls.
+    """What the policy observes and controls."""
 
-    Args:
-        cameras: names of the images, in the order of their tokens.
-        pixels: height and width of an image.
-        state_dim: S.
-        action_dim: A.
-    """
-
-    cameras: tuple[str, ...]
-    pixels: int
+    cameras: tuple[str, ...]  # in the order of their tokens
+    pixels: int  # height and width of an image
     state_dim: int
     action_dim: int
 
@@ -98,16 +92,7 @@ class KeyedRandom:
 
     A `torch.Generator` keeps its state on the host, which a graph does not see. Here it is a
     tensor: SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators") in
-    wrapping signed 64-bit arithmetic.
-
-    Args:
-        key: int64 [1], on the device that draws; equal keys draw equal numbers.
-
-    Example:
-        >>> one, same = KeyedRandom(torch.tensor([7])), KeyedRandom(torch.tensor([7]))
-        >>> first = one.uniform((3,))
-        >>> torch.equal(first, same.uniform((3,))), torch.equal(first, one.uniform((3,)))
-        (True, False)
+    wrapping signed 64-bit arithmetic. The key is an int64 [1] on the device that draws.
     """
 
     _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
@@ -140,32 +125,17 @@ class KeyedRandom:
         return x ^ ((x >> 31) & (2**33 - 1))
 
 
-class Head(Protocol):
-    """Turns predictions of the action module into a loss, and into actions."""
-
-    needs_noise: bool
-
-    def loss(self, predict: Predict, actions: Tensor, real: Tensor, random: KeyedRandom) -> Tensor:
-        """The mean loss of actions [B, K, A] where `real` [B, K] is True."""
-        ...
-
-    def sample(self, predict: Predict, shape: tuple[int, int, int], like: Tensor) -> Tensor:
-        """A chunk of actions [B, K, A] on the device of `like`."""
-        ...
-
-
 class RegressionHead:
-    """Predict the actions; mean absolute error.
-
-    References: Kim et al., Fine-Tuning Vision-Language-Action Models, 2025, arXiv 2502.19645.
-    """
+    """Predict the actions; mean absolute error (Kim et al. 2025, arXiv 2502.19645)."""
 
     needs_noise = False
 
     def loss(self, predict: Predict, actions: Tensor, real: Tensor, random: KeyedRandom) -> Tensor:
+        """The mean loss of actions [B, K, A] where `real` [B, K] is True."""
         return masked_mean((predict(None, None).float() - actions).abs(), real)
 
-    def sample(self, predict: Predict, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+    def sample(self, predict: Predict, shape: tuple[int, int, int], device: torch.device) -> Tensor:
+        """A chunk of actions [B, K, A]."""
         return predict(None, None).float()
 
 
@@ -173,10 +143,6 @@ class FlowHead:
     """Predict the velocity of a straight path from noise to actions; a few Euler steps to act.
 
     x_t = t noise + (1 - t) actions; the target is noise - actions; t ~ Beta(1.5, 1), nearer noise.
-
-    Args:
-        num_steps: Euler steps when acting.
-
     References: Black et al., pi0, 2024, arXiv 2410.24164; Lipman et al., 2023, arXiv 2210.02747.
     """
 
@@ -192,22 +158,17 @@ class FlowHead:
         x = t[:, None, None] * noise + (1 - t[:, None, None]) * actions
         return masked_mean((predict(x, t).float() - (noise - actions)).square(), real)
 
-    def sample(self, predict: Predict, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+    def sample(self, predict: Predict, shape: tuple[int, int, int], device: torch.device) -> Tensor:
         generator = torch.Generator().manual_seed(NOISE_SEED)
-        x = torch.randn(shape[1:], generator=generator).to(like.device).expand(shape)
+        x = torch.randn(shape[1:], generator=generator).to(device).expand(shape)
         for k in range(self.num_steps):
-            t = torch.full((shape[0],), 1 - k / self.num_steps, device=like.device)
+            t = torch.full((shape[0],), 1 - k / self.num_steps, device=device)
             x = x - predict(x, t).float() / self.num_steps
         return x
 
 
 def masked_mean(errors: Tensor, real: Tensor) -> Tensor:
-    """The mean of errors [B, K, A] where `real` [B, K] is True.
-
-    Example:
-        >>> masked_mean(torch.tensor([[[1.0], [9.0]]]), torch.tensor([[True, False]])).item()
-        1.0
-    """
+    """The mean of errors [B, K, A] where `real` [B, K] is True."""
     weights = real[..., None].to(errors.dtype).expand_as(errors)
     return (errors * weights).sum() / weights.sum().clamp_min(1)
 
@@ -216,14 +177,7 @@ def masked_mean(errors: Tensor, real: Tensor) -> Tensor:
 
 
 class Normalizer(nn.Module):
-    """x -> (x - mean) / spread and back; saved with the weights, since actions depend on it.
-
-    Example:
-        >>> unit = Normalizer(2)
-        >>> unit.fit(np.array([[0.0, 1.0], [2.0, 1.0]]))
-        >>> unit(torch.tensor([[2.0, 1.0]])).tolist()
-        [[1.0, 0.0]]
-    """
+    """x -> (x - mean) / spread and back; saved with the weights, since actions depend on it."""
 
     # For numbers that never change in the demonstrations, in units of actions (-1 to 1) and meters.
     MIN_SPREAD = 1e-2
@@ -259,7 +213,7 @@ class Fusion(nn.Module):
         self.word_tokens = size.word_tokens
         self.state = nn.Linear(state_dim, size.width)
         self.sentence = nn.Linear(size.width, size.width)
-        self.encoder = Stack(size.width, size.num_heads, size.mlp, size.fusion)
+        self.encoder = Stack(size, size.fusion)
 
     def forward(self, image: ImageTokens | None, text: TextTokens, state: Tensor) -> Context:
         instruction = self.sentence(text.pooled())[:, None]
@@ -269,19 +223,15 @@ class Fusion(nn.Module):
             tokens, biases = [*tokens, text.tokens], [*biases, mask_to_bias(text.mask)]
         if image is not None:
             tokens, biases = [*tokens, image.tokens], [*biases, image.salience]
-        bias = _concat_biases(tokens, biases)
+        bias = None  # attention is faster without
+        if any(part is not None for part in biases):
+            full = [
+                X.new_zeros(X.shape[:2], dtype=torch.float32) if part is None else part
+                for X, part in zip(tokens, biases, strict=True)
+            ]
+            bias = torch.cat(full, dim=1)
         fused = self.encoder(torch.cat(tokens, dim=1) + instruction, bias)
         return Context(fused, bias, fused[:, 0])
-
-
-def _concat_biases(tokens: list[Tensor], biases: list[Tensor | None]) -> Tensor | None:
-    if all(bias is None for bias in biases):
-        return None  # attention is faster without
-    full = [
-        X.new_zeros(X.shape[:2], dtype=torch.float32) if bias is None else bias
-        for X, bias in zip(tokens, biases, strict=True)
-    ]
-    return torch.cat(full, dim=1)
 
 
 class Action(nn.Module):
@@ -292,7 +242,7 @@ class Action(nn.Module):
         self.queries = nn.Parameter(chunk_positions(chunk, size.width))
         self.noisy = nn.Linear(action_dim, size.width) if needs_noise else None
         self.time = Mlp(size.width, size.width) if needs_noise else None
-        self.decoder = Stack(size.width, size.num_heads, size.mlp, size.action, cross=True)
+        self.decoder = Stack(size, size.action, cross=True)
         self.head = nn.Linear(size.width, action_dim)
 
     def forward(self, context: Context, noisy: Tensor | None, time: Tensor | None) -> Tensor:
@@ -303,17 +253,6 @@ class Action(nn.Module):
             assert time is not None
             X = X + self.noisy(noisy) + self.time(_time_features(time, X.shape[-1]))[:, None]
         return self.head(self.decoder(X, None, context.tokens, context.bias))
-
-
-class Where(nn.Module):
-    """Auxiliary output: the position of the named object, from the state token."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(width, 3)
-
-    def forward(self, context: Context) -> Tensor:
-        return self.head(context.state)
 
 
 def chunk_positions(num: int, width: int) -> Tensor:
@@ -356,9 +295,7 @@ class Policy(nn.Module):
         super().__init__()
         size, num_cameras = SIZES[config.size], len(body.cameras)
         self.config, self.body = config, body
-        self.head: Head = RegressionHead()
-        if config.head == "flow":
-            self.head = FlowHead(config.flow_steps)
+        self.head = FlowHead(config.flow_steps) if config.head == "flow" else RegressionHead()
         self.vision = None
         if num_cameras and config.vision_tower is not None:
             self.vision = load_vision_tower(config, size.width, num_cameras, checkpoint)
@@ -370,23 +307,19 @@ class Policy(nn.Module):
             self.language = Language(size)
         self.fusion = Fusion(size, body.state_dim)
         self.action = Action(size, config.chunk, body.action_dim, self.head.needs_noise)
-        self.where = Where(size.width) if where else None
+        # Auxiliary output: the position of the named object, from the state token.
+        self.where = nn.ModuleDict({"head": nn.Linear(size.width, 3)}) if where else None
         sizes = {"state": body.state_dim, "action": body.action_dim, "where": 3}
-        self.units = nn.ModuleDict({name: Normalizer(size) for name, size in sizes.items()})
+        self.units: Any = nn.ModuleDict({name: Normalizer(n) for name, n in sizes.items()})
 
     def fit(self, demos: Demos) -> None:
         """Take normalization and the median image from demonstrations."""
         data = {"state": demos.state, "action": demos.action, "where": demos.where}
         for name, values in data.items():
             if values is not None:
-                self._unit(name).fit(np.asarray(values, dtype=np.float64))
+                self.units[name].fit(np.asarray(values, dtype=np.float64))
         if isinstance(self.vision, Vision):
             self.vision.fit(demos.images)
-
-    def _unit(self, name: str) -> Normalizer:
-        unit = self.units[name]
-        assert isinstance(unit, Normalizer)
-        return unit
 
     def context(self, inputs: Inputs) -> Context:
         """Encode and fuse an observation."""
@@ -396,39 +329,30 @@ class Policy(nn.Module):
             image = self.vision(inputs.images)
         tokens, mask = self.language(inputs.text_ids)
         text = TextTokens(tokens[inputs.text_index], mask[inputs.text_index])
-        return self.fusion(image, text, self._unit("state")(inputs.state))
-
-    def _predictor(self, context: Context) -> Predict:
-        def predict(noisy: Tensor | None, time: Tensor | None) -> Tensor:
-            return self.action(context, noisy, time)
-
-        return predict
+        return self.fusion(image, text, self.units["state"](inputs.state))
 
     def losses(self, inputs: Inputs, targets: Targets, random: KeyedRandom) -> dict[str, Tensor]:
         """The loss of the actions, "loss/action", and of the position, "loss/where"."""
         context = self.context(inputs)
-        actions = self._unit("action")(targets.actions)
-        predict = self._predictor(context)
+        actions = self.units["action"](targets.actions)
+        predict = partial(self.action, context)
         losses = {"loss/action": self.head.loss(predict, actions, targets.real, random)}
         if self.where is not None and targets.where is not None:
-            error = self.where(context).float() - self._unit("where")(targets.where)
+            position = self.where["head"](context.state)
+            error = position.float() - self.units["where"](targets.where)
             losses["loss/where"] = error.abs().mean()
         return losses
 
     @torch.no_grad()
     def act(self, inputs: Inputs) -> Tensor:
         """A chunk of actions in the world's units, [B, K, A]."""
-        predict = self._predictor(self.context(inputs))
+        predict = partial(self.action, self.context(inputs))
         shape = (len(inputs.state), self.config.chunk, self.body.action_dim)
-        return self._unit("action").inverse(self.head.sample(predict, shape, inputs.state))
+        sample = self.head.sample(predict, shape, inputs.state.device)
+        return self.units["action"].inverse(sample)
 
     def describe(self) -> str:
-        """One line for logs and reports.
-
-        Example:
-            >>> Policy(PolicyConfig(size="ci"), Body((), 0, 4, 4)).describe()
-            'ci policy, 0.15M parameters, l1 head, chunks of 8, from state'
-        """
+        """One line for logs and reports."""
         count = sum(p.numel() for p in self.parameters())
         views = [f"{camera} {self.body.pixels} px" for camera in self.body.cameras]
         return (
@@ -446,29 +370,28 @@ def make_act(policy: Policy, device: torch.device | str = "cpu", bfloat16: bool 
         bfloat16: compute in bfloat16.
     """
     device = torch.device(device)
+    cameras = policy.body.cameras
 
     def act(observations: list[Observation]) -> np.ndarray:
-        inputs = _to_inputs(policy, observations, device)
+        missing = [name for name in cameras if IMAGES + name not in observations[0]]
+        if missing:
+            raise ValueError(f"the policy needs a camera {missing[0]!r}, which the world lacks")
+        texts = [one[TASK] for one in observations]
+        distinct = list(dict.fromkeys(texts))
+        images = None
+        if cameras:
+            views = [np.stack([one[IMAGES + name] for one in observations]) for name in cameras]
+            images = torch.stack([torch.from_numpy(view) for view in views], dim=1)
+            images = images.permute(0, 1, 4, 2, 3).to(device)
+        state = torch.from_numpy(np.stack([one[STATE] for one in observations])).float()
+        inputs = Inputs(
+            images,
+            state.to(device),
+            policy.language.encode(distinct).to(device),
+            torch.tensor([distinct.index(text) for text in texts], device=device),
+        )
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
             actions = policy.act(inputs)
         return actions.float().clamp(-1, 1).cpu().numpy()
 
     return act
-
-
-def _to_inputs(policy: Policy, observations: list[Observation], device: torch.device) -> Inputs:
-    cameras = policy.body.cameras
-    missing = [name for name in cameras if IMAGES + name not in observations[0]]
-    if missing:
-        raise ValueError(f"the policy needs a camera {missing[0]!r} that the world does not have")
-    texts = [one[TASK] for one in observations]
-    distinct = list(dict.fromkeys(texts))
-    text_index = torch.tensor([distinct.index(text) for text in texts], device=device)
-    images = None
-    if cameras:
-        views = [np.stack([one[IMAGES + name] for one in observations]) for name in cameras]
-        images = torch.stack([torch.from_numpy(view) for view in views], dim=1)
-        images = images.permute(0, 1, 4, 2, 3).to(device)
-    state = torch.from_numpy(np.stack([one[STATE] for one in observations])).float()
-    text_ids = policy.language.encode(distinct).to(device)
-    return Inputs(images, state.to(device), text_ids, text_index)

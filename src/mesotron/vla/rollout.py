@@ -58,7 +58,7 @@ def evaluate(
     jobs = _list_jobs(tasks, seeds, wrong, frames, batch)
     if execute < 1:
         raise ValueError(f"execute={execute} must be at least 1")
-    with simulation_pool(workers) as pool, _fresh_worlds():
+    with simulation_pool(workers) as pool:
         ends = [
             end
             for start in range(0, len(jobs), batch)
@@ -78,17 +78,24 @@ def evaluate_expert(
     """
     tasks = build_world(world).tasks
     jobs = _list_jobs(tasks, seeds, False, frames, batch=1)
-    with simulation_pool(workers) as pool, _fresh_worlds():
+    with simulation_pool(workers) as pool:
         ends = dict(pool.map(f"{HERE}:play_expert", [(world, job) for job in jobs]))
     return _summarize(world, tasks, jobs, [ends[k] for k in range(len(jobs))], "expert")
 
 
-def simulation_pool(workers: int | None) -> WorkerPool:
+@contextmanager
+def simulation_pool(workers: int | None) -> Iterator[WorkerPool]:
     """Processes that simulate, without torch; None for one per core, 1 to use this process."""
     num = num_cores() if workers is None else workers
     if num < 1:
         raise ValueError(f"--workers {num} must be at least 1")
-    return WorkerPool(0 if num == 1 else num, env={**os.environ, **ONE_THREAD})
+    pool = WorkerPool(0 if num == 1 else num, env={**os.environ, **ONE_THREAD})
+    try:
+        with pool:
+            yield pool
+    finally:  # drop what was simulated in this process
+        _worlds.clear()
+        _live.clear()
 
 
 @dataclass(frozen=True)
@@ -189,34 +196,30 @@ class _LiveEpisode:
     steps: int = 0
     frames: list[np.ndarray] = field(default_factory=list)
 
-    def policy_input(self, observation: Observation) -> Observation:
-        return observation | {TASK: self.world.wrong_instruction} if self.job.wrong else observation
-
     def play(self, actions: np.ndarray) -> Step:
         """Take actions (K, A) until done; one by one if recorded."""
         if not self.job.record:
             return self.world.advance(actions)
         step = self.world.step(actions[0])
-        self.record_frame()
+        self.frames.append(self.world.picture(FRAME_PIXELS))
         return step if step.done or len(actions) == 1 else self.play(actions[1:])
 
-    def record_frame(self) -> None:
-        if self.job.record:
-            self.frames.append(self.world.picture(FRAME_PIXELS))
+    def state(self, observation: Observation, success: bool = False) -> EpisodeState:
+        if self.job.wrong:
+            observation = observation | {TASK: self.world.wrong_instruction}
+        return EpisodeState(self.job.slot, observation, success, False, self.steps)
+
+    def end(self, success: bool, error: str = "") -> EpisodeState:
+        frames = np.stack(self.frames) if self.frames else None
+        return EpisodeState(self.job.slot, None, success, True, self.steps, error, frames)
+
+    def fail(self, config: WorldConfig, error: Exception) -> EpisodeState:
+        _worlds.pop((config, self.job.slot), None)  # it may be broken
+        return self.end(success=False, error=f"{type(error).__name__}: {error}")
 
 
 _worlds: dict[tuple[WorldConfig, int], World] = {}
 _live: dict[int, _LiveEpisode] = {}
-
-
-@contextmanager
-def _fresh_worlds() -> Iterator[None]:
-    """Drop the worlds of this process at the end."""
-    try:
-        yield
-    finally:
-        _worlds.clear()
-        _live.clear()
 
 
 def begin(config: WorldConfig, jobs: list[EpisodeJob]) -> list[EpisodeState]:
@@ -244,30 +247,20 @@ def _begin_one(config: WorldConfig, job: EpisodeJob) -> EpisodeState:
         _worlds[key] = build_world(config)
     live = _live[job.slot] = _LiveEpisode(job, _worlds[key])
     try:
-        observation = live.policy_input(live.world.reset(job.seed, job.task))
-        live.record_frame()
+        state = live.state(live.world.reset(job.seed, job.task))
+        if job.record:
+            live.frames.append(live.world.picture(FRAME_PIXELS))
     except Exception as error:
-        return _fail(config, live, error)
-    return EpisodeState(job.slot, observation, success=False, done=False, steps=0)
+        return live.fail(config, error)
+    return state
 
 
 def _advance_one(config: WorldConfig, live: _LiveEpisode, actions: np.ndarray) -> EpisodeState:
     try:
         step = live.play(actions)
     except Exception as error:
-        return _fail(config, live, error)
+        return live.fail(config, error)
     live.steps = live.world.num_steps
     if step.done:
-        return _finish(live, step.success)
-    observation = live.policy_input(step.observation)
-    return EpisodeState(live.job.slot, observation, step.success, False, live.steps)
-
-
-def _fail(config: WorldConfig, live: _LiveEpisode, error: Exception) -> EpisodeState:
-    _worlds.pop((config, live.job.slot), None)  # it may be broken
-    return _finish(live, success=False, error=f"{type(error).__name__}: {error}")
-
-
-def _finish(live: _LiveEpisode, success: bool, error: str = "") -> EpisodeState:
-    frames = np.stack(live.frames) if live.frames else None
-    return EpisodeState(live.job.slot, None, success, True, live.steps, error, frames)
+        return live.end(step.success)
+    return live.state(step.observation, step.success)

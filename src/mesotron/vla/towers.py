@@ -8,6 +8,7 @@ Legend: B batch, C cameras, P tokens per image, L words, D width of the policy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,16 @@ class VisionTower(nn.Module):
         tower: any model whose output has `last_hidden_state`, tokens or a feature map.
         width: D.
         num_cameras: C; cameras are distinguished by a learned vector.
-        mean, std: of the pixels it was trained with, per channel.
+        preprocessor: its preprocessor_config.json.
     """
 
     def __init__(
-        self,
-        tower: Any,
-        width: int,
-        num_cameras: int,
-        mean: tuple[float, ...] = PIXEL_MEAN,
-        std: tuple[float, ...] = PIXEL_STD,
+        self, tower: Any, width: int, num_cameras: int, preprocessor: Mapping[str, Any]
     ) -> None:
         super().__init__()
-        self.tower, self.mean, self.std = tower, tuple(mean), tuple(std)
+        self.tower = tower
+        self.mean = tuple(preprocessor.get("image_mean", PIXEL_MEAN))
+        self.std = tuple(preprocessor.get("image_std", PIXEL_STD))
         size = getattr(tower.config, "image_size", None) or IMAGE_SIZE
         self.pixels = size if isinstance(size, int) else size[0]
         self.project = nn.Linear(_width(tower.config), width)
@@ -68,13 +66,7 @@ class VisionTower(nn.Module):
 
 
 class LanguageTower(nn.Module):
-    """A pretrained language model as an encoder and a projection to the policy's width.
-
-    Args:
-        tower: any model whose output has `last_hidden_state`.
-        tokenizer: of the model.
-        width: D.
-    """
+    """A pretrained language model as an encoder and a projection to the policy's width."""
 
     def __init__(self, tower: Any, tokenizer: Any, width: int) -> None:
         super().__init__()
@@ -112,12 +104,10 @@ def load_vision_tower(
     tower = _load_model(place, checkpoint)
     tower = getattr(tower, "vision_model", tower)  # of an image-text model
     try:
-        settings, _ = BaseImageProcessor.get_image_processor_dict(name)
+        preprocessor, _ = BaseImageProcessor.get_image_processor_dict(name)
     except OSError:
-        settings = {}
-    mean = tuple(settings.get("image_mean", PIXEL_MEAN))
-    std = tuple(settings.get("image_std", PIXEL_STD))
-    return VisionTower(_freeze_or_adapt(tower, config), width, num_cameras, mean, std)
+        preprocessor = {}
+    return VisionTower(_freeze_or_adapt(tower, config), width, num_cameras, preprocessor)
 
 
 def load_language_tower(config: PolicyConfig, width: int, checkpoint: Path | None) -> LanguageTower:

@@ -31,10 +31,6 @@ class Trainer:
         device: to train on.
         frames: the same demonstrations as tensors, to share them between trainers.
 
-    Attributes:
-        policy: with float32 weights.
-        optimizer: one for all parts.
-
     Example: see `mesotron.vla.session.train`, and benchmarks/vla/study.py for a bare loop.
     """
 
@@ -69,7 +65,7 @@ class Trainer:
         self._step = 0
         self._replay: GraphReplay | None = None
         if uses_graph(config, self.frames):
-            self._tables = StepTables(config, self.order, self._peak_lrs, device)
+            self._make_tables()
             self._replay = GraphReplay(self._step_from_tables, device)
 
     @property
@@ -100,12 +96,20 @@ class Trainer:
         self._set_learning_rates()
         return self._step_on(self.order.rows(self._step, self.config.batch))
 
+    def _make_tables(self) -> None:
+        """Rows [steps, batch] and learning rates [steps, groups] of all steps, on the device."""
+        config, steps = self.config, range(self.config.steps)
+        rows = [self.order.rows(step, config.batch) for step in steps]
+        factors = torch.tensor([lr_factor(config.optim, step, config.steps) for step in steps])
+        self._rows = torch.stack(rows).to(self.device)
+        self._lrs = torch.outer(factors, torch.tensor(self._peak_lrs)).to(self.device)
+
     def _step_from_tables(self) -> dict[str, Tensor]:
         """The same step without any decision on the host."""
-        lrs = self._tables.lrs.index_select(0, self._device_step)[0]
+        lrs = self._lrs.index_select(0, self._device_step)[0]
         for group, lr in zip(self.optimizer.param_groups, lrs.unbind(), strict=True):
             group["lr"] = lr
-        return self._step_on(self._tables.rows.index_select(0, self._device_step)[0])
+        return self._step_on(self._rows.index_select(0, self._device_step)[0])
 
     def _set_learning_rates(self) -> None:
         factor = lr_factor(self.config.optim, self._step, self.config.steps)
@@ -161,23 +165,6 @@ class Trainer:
         return metrics
 
 
-class StepTables:
-    """Data rows and learning rates of every step, on the device.
-
-    Attributes:
-        rows: int64 [steps, batch].
-        lrs: float32 [steps, groups].
-    """
-
-    def __init__(
-        self, config: VlaTrainConfig, order: RowOrder, peak_lrs: list[float], device: torch.device
-    ) -> None:
-        rows = [order.rows(step, config.batch) for step in range(config.steps)]
-        factors = [lr_factor(config.optim, step, config.steps) for step in range(config.steps)]
-        self.rows = torch.stack(rows).to(device)
-        self.lrs = torch.outer(torch.tensor(factors), torch.tensor(peak_lrs)).to(device)
-
-
 class GraphReplay:
     """Runs the same work repeatedly, from the fourth call on as a CUDA graph.
 
@@ -194,7 +181,7 @@ class GraphReplay:
     def __init__(self, work: Callable[[], dict[str, Tensor]], device: torch.device) -> None:
         self._work = work
         self._stream = torch.cuda.Stream(device)
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph = torch.cuda.CUDAGraph()
         self._outputs: dict[str, Tensor] = {}
         self._num_calls = 0
 
@@ -203,21 +190,16 @@ class GraphReplay:
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
+            if self._num_calls == self.WARMUP_CALLS:
+                with torch.cuda.graph(self._graph, stream=self._stream):
+                    self._outputs = self._work()
             if self._num_calls < self.WARMUP_CALLS:
                 self._outputs = self._work()
             else:
-                self._captured().replay()
+                self._graph.replay()
         current.wait_stream(self._stream)
         self._num_calls += 1
         return self._outputs
-
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        if self._graph is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream):
-                self._outputs = self._work()
-            self._graph = graph
-        return self._graph
 
 
 def uses_graph(config: VlaTrainConfig, frames: Frames) -> bool:
@@ -233,12 +215,7 @@ def uses_graph(config: VlaTrainConfig, frames: Frames) -> bool:
 
 
 def lr_factor(config: PartsOptimConfig, step: int, steps: int) -> float:
-    """The schedule's factor at a step, counted from 0.
-
-    Example:
-        >>> [lr_factor(PartsOptimConfig(schedule="linear"), k, 4) for k in range(4)]
-        [1.0, 0.75, 0.5, 0.25]
-    """
+    """The schedule's factor at a step, counted from 0."""
     warmup = round(config.warmup * steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)

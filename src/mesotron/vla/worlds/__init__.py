@@ -19,13 +19,7 @@ os.environ.setdefault("MUJOCO_GL", "disable")
 
 
 def build_world(config: WorldConfig) -> World:
-    """Build the world that a config names.
-
-    Args:
-        config: its `name` is one of NAMES, or `module:Class` of your own, called with the config.
-
-    Raises:
-        ValueError: unknown world or task, or a missing package.
+    """Build the world that a config names: one of NAMES, or `module:Class` of your own.
 
     Example:
         >>> build_world(WorldConfig(name="object10")).tasks[:2]

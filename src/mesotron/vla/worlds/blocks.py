@@ -66,16 +66,9 @@ CARRY = 0.108  # height at which an object is carried
 DROP = 0.085  # height above the bin at which it is released
 
 
-def _object_xml(number: int, shape: Shape) -> str:
-    w, h = HALF_WIDTH[shape], HALF_HEIGHT[shape]
-    geom = f'"box" size="{w} {w} {h}"' if shape == "cube" else f'"cylinder" size="{w} {h}"'
-    return (
-        f'<body name="object{number}"><freejoint/><geom name="object{number}" type={geom}'
-        ' mass="0.05" condim="4" friction="1.2 0.02 0.001"/></body>'
-    )
-
-
-def _bin_xml() -> str:
+@lru_cache(maxsize=128)
+def compile_model(shapes: tuple[Shape, ...]) -> Model:
+    """The MuJoCo model of a table with these objects; never modified."""
     (x, y), (a, b), h = BIN, BIN_HALF, BIN_HEIGHT / 2
     boxes = {
         "bin_floor": (x, y, 0.001, a, b, 0.001),
@@ -84,56 +77,39 @@ def _bin_xml() -> str:
         "bin_front": (x, y - b, h, a + WALL, WALL, h),
         "bin_back": (x, y + b, h, a + WALL, WALL, h),
     }
-    return "".join(
+    bin_xml = "".join(
         f'<geom name="{name}" type="box" pos="{p} {q} {r}" size="{u} {v} {w}"/>'
         for name, (p, q, r, u, v, w) in boxes.items()
     )
-
-
-def _hand_xml() -> str:
-    """Palm and fingers on slides; the body's origin is the point between the fingertips."""
-    slides = "".join(
-        f'<joint name="hand_{axis}" type="slide" axis="{vector}"/>'
-        for axis, vector in (("x", "1 0 0"), ("y", "0 1 0"), ("z", "0 0 1"))
-    )
-    fingers = "".join(
-        f'<body name="{side}" gravcomp="1"><joint name="{side}" type="slide" axis="{sign} 0 0"'
-        f' range="0 {OPEN}" limited="true"/>'
-        f'<geom name="{side}" type="box" pos="{sign * FINGER[0]} 0 0.02" mass="0.05" condim="4"'
-        f' size="{" ".join(map(str, FINGER))}" friction="1.8 0.02 0.001"/></body>'
-        for side, sign in (("finger_left", -1), ("finger_right", 1))
-    )
-    return (
-        f'<body name="hand" gravcomp="1">{slides}'
-        '<geom name="palm" type="box" pos="0 0 0.064" size="0.055 0.018 0.012" mass="1"/>'
-        f"{fingers}</body>"
-    )
-
-
-def _servos_xml() -> str:
-    """Stiff and critically damped with limited force: jerks would tear an object from the hand."""
-    hand = "".join(
-        f'<position joint="hand_{axis}" kp="8000" kv="190" forcerange="-80 80"/>'
-        for axis in ("x", "y", "z")
-    )
-    fingers = "".join(
-        f'<position joint="{side}" kp="400" kv="20" forcerange="-10 10"/>'
-        for side in ("finger_left", "finger_right")
-    )
-    return hand + fingers
-
-
-@lru_cache(maxsize=128)
-def compile_model(shapes: tuple[Shape, ...]) -> Model:
-    """The MuJoCo model of a table with these objects; never modified."""
-    objects = "".join(_object_xml(k, shape) for k, shape in enumerate(shapes))
+    # Palm and fingers on slides; the body's origin is the point between the fingertips. Servos are
+    # stiff and critically damped with limited force: jerks would tear an object from the hand.
+    slides = servos = fingers = objects = ""
+    for axis, vector in (("x", "1 0 0"), ("y", "0 1 0"), ("z", "0 0 1")):
+        slides += f'<joint name="hand_{axis}" type="slide" axis="{vector}"/>'
+        servos += f'<position joint="hand_{axis}" kp="8000" kv="190" forcerange="-80 80"/>'
+    for side, sign in (("finger_left", -1), ("finger_right", 1)):
+        fingers += (
+            f'<body name="{side}" gravcomp="1"><joint name="{side}" type="slide" axis="{sign} 0 0"'
+            f' range="0 {OPEN}" limited="true"/>'
+            f'<geom name="{side}" type="box" pos="{sign * FINGER[0]} 0 0.02" mass="0.05"'
+            f' condim="4" size="{" ".join(map(str, FINGER))}" friction="1.8 0.02 0.001"/></body>'
+        )
+        servos += f'<position joint="{side}" kp="400" kv="20" forcerange="-10 10"/>'
+    for k, shape in enumerate(shapes):
+        w, h = HALF_WIDTH[shape], HALF_HEIGHT[shape]
+        geom = f'"box" size="{w} {w} {h}"' if shape == "cube" else f'"cylinder" size="{w} {h}"'
+        objects += (
+            f'<body name="object{k}"><freejoint/><geom name="object{k}" type={geom}'
+            ' mass="0.05" condim="4" friction="1.2 0.02 0.001"/></body>'
+        )
     return mj.MjModel.from_xml_string(
         f'<mujoco><option timestep="{TIMESTEP}" integrator="implicitfast" cone="elliptic"'
         ' impratio="5"/><default>'
         '<geom solref="0.01 1" solimp="0.95 0.99 0.001"/></default><worldbody>'
         '<geom name="table" type="plane" size="1 1 0.1" friction="1 0.02 0.001"/>'
-        f"{_bin_xml()}{_hand_xml()}{objects}</worldbody><actuator>{_servos_xml()}</actuator>"
-        "</mujoco>"
+        f'{bin_xml}<body name="hand" gravcomp="1">{slides}'
+        '<geom name="palm" type="box" pos="0 0 0.064" size="0.055 0.018 0.012" mass="1"/>'
+        f"{fingers}</body>{objects}</worldbody><actuator>{servos}</actuator></mujoco>"
     )
 
 
@@ -172,11 +148,7 @@ class Table:
         return self.data.qpos[start : start + 3].copy()
 
     def move(self, action: np.ndarray) -> None:
-        """Move the hand by 3 cm times the first three numbers; the fourth closes the fingers.
-
-        Args:
-            action: (4,), clipped to [-1, 1]; the fourth is -1 for open, 1 for closed.
-        """
+        """Move the hand by 3 cm times the first three numbers; the fourth closes the fingers."""
         x = np.clip(action, -1, 1)
         self.data.ctrl[:3] = np.clip(self.hand + REACH * x[:3], LOW, HIGH)
         self.data.ctrl[3:] = OPEN * (1 - x[3]) / 2
@@ -229,9 +201,6 @@ def _move_to(hand: np.ndarray, goal: np.ndarray, height: float, grip: float) -> 
 
 class BlocksWorld(World):
     """A table with objects and a bin.
-
-    Args:
-        config: one of the blocks worlds.
 
     Example:
         >>> world = BlocksWorld(WorldConfig(name="blocks"))

@@ -138,16 +138,9 @@ def render_primitives(
     light: Light,
     table: int = 0,
 ) -> np.ndarray:
-    """Render boxes and cylinders on a table with exact normals, uint8 (H, W, 3).
+    """Render boxes and cylinders with exact normals, uint8 (H, W, 3).
 
-    Args:
-        model: what the rays hit; its kinematics must be up to date in `data`.
-        data: see `model`.
-        origin: of all rays, (3,).
-        rays: unit directions, (P, 3).
-        colors: of each geom, (G, 3) in 0..1.
-        light: the light.
-        table: geom id of the table, a plane whose normal points up.
+    Geom `table` is a plane whose normal points up; `colors` (G, 3) in 0..1.
     """
     direction = light.unit()
     geoms, distances = cast_rays(model, data, origin, rays)

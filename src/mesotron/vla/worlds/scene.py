@@ -88,20 +88,12 @@ SUITES = {
 
 @dataclass(frozen=True)
 class Scene:
-    """The start of an episode.
+    """The start of an episode."""
 
-    Args:
-        objects: on the table, in random order.
-        target: index of the object that the instruction names.
-        other: index of the object that the wrong instruction names.
-        template: the sentence, with a gap for the object.
-        hand: position of the hand.
-    """
-
-    objects: tuple[Object, ...]
-    target: int
-    other: int
-    template: str
+    objects: tuple[Object, ...]  # in random order
+    target: int  # index of the object that the instruction names
+    other: int  # index of the object that the wrong instruction names
+    template: str  # the sentence, with a gap for the object
     hand: tuple[float, float, float]
 
     @property
@@ -125,11 +117,6 @@ def draw_scene(
         task: index of the target in the suite.
         outside: place objects on the ring around the usual region.
         reworded: use a held-out sentence.
-
-    Example:
-        >>> scene = draw_scene(SUITES["object10"], seed=3, task=7)
-        >>> scene.objects[scene.target].name, 4 <= len(scene.objects) <= 6
-        ('green-can', True)
     """
     rng = np.random.default_rng([seed, task])
     count = int(rng.integers(suite.min_visible, suite.max_visible + 1))
