@@ -32,6 +32,12 @@ def test_episode_repeats_from_its_seed(world):
     assert first[STATE].dtype == np.float32
     assert first["task"] == "open the drawer"
     assert world.wrong_instruction == "reach the goal"
+    with pytest.raises(ValueError, match="swap"):
+        world.reset(0, 0, swap=True)
+    world.reset(3, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.abs(world.expert()).max() <= 1
     world.advance(np.ones((9, 4), np.float32))
     other, again = world.reset(4, 0), world.reset(3, 0)
     np.testing.assert_array_equal(first[FRONT], again[FRONT])
@@ -59,15 +65,6 @@ def test_experts_of_mt10_succeed():
     result = evaluate_expert(world, range(EVAL_SEED, EVAL_SEED + 10), workers=2)
     assert len(result.by_task) == 10
     assert result.success >= 0.95
-
-
-def test_expert_is_silent_and_within_bounds(world):
-    world.reset(0, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        action = world.expert()
-    assert action.dtype == np.float32
-    assert np.abs(action).max() <= 1
 
 
 def test_goals_are_drawn(world):
@@ -135,11 +132,6 @@ def test_unsupported_settings_are_refused(monkeypatch, changes, keyword):
     monkeypatch.setenv("MUJOCO_GL", "disable")
     with pytest.raises(ValueError, match=keyword):
         build_world(replace(CONFIG, **changes))
-
-
-def test_swap_is_refused(world):
-    with pytest.raises(ValueError, match="swap"):
-        world.reset(0, 0, swap=True)
 
 
 def test_rays_hit_a_ball():

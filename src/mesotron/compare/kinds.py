@@ -467,7 +467,7 @@ class Robots(Kind):
     always = ("guard=warn", "save_every=0", "keep=1", "probe_every=0", "workers=1")
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
-        from mesotron.vla.lerobot import is_lerobot
+        from mesotron.vla.demos import is_lerobot
 
         self.recipe = recipe
         # The rules are the contenders', but a strength of Pion is only valid beside Pion.

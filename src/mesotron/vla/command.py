@@ -14,13 +14,17 @@ if TYPE_CHECKING:
 def run_demos(config: DemosConfig) -> int:
     """Make demonstrations, render compact ones, export them to LeRobot; returns the exit code."""
     from mesotron.vla.demos import load_shards, render_demos, write_demos
-    from mesotron.vla.lerobot import export_lerobot
+    from mesotron.vla.worlds import require
 
+    if config.lerobot is not None:
+        require("pyarrow", "lerobot")
     if config.render is not None:
         render_demos(config)
     else:
         write_demos(config)
     if config.lerobot is not None:
+        from mesotron.vla.lerobot import export_lerobot
+
         dropped = export_lerobot(load_shards(config.out), config.lerobot)
         print(f"{config.lerobot}: LeRobotDataset v3.0 without the {dropped:,} single frames")
     return 0

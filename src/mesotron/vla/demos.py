@@ -28,9 +28,8 @@ from mesotron.config import DemosConfig, WorldConfig
 from mesotron.runs.console import LiveView
 from mesotron.runs.files import write_json
 from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE, TASK, Demos, Observation, World
-from mesotron.vla.lerobot import is_lerobot, load_lerobot
 from mesotron.vla.rollout import simulation_pool
-from mesotron.vla.worlds import build_world
+from mesotron.vla.worlds import build_world, require
 
 MANIFEST = "demos.json"
 FORMAT = "mesotron demonstrations 1"
@@ -52,9 +51,17 @@ def load_demos(path: Path, pixels: int | None = None) -> Demos:
         raise ValueError(f"{path} does not exist: create it with mesotron vla demos --out {path}")
     if (path / MANIFEST).is_file():
         return load_shards(path)
-    if is_lerobot(path):
-        return load_lerobot(path, pixels)
-    raise ValueError(f"{path} has no demonstrations: neither {MANIFEST} nor meta/info.json")
+    if not is_lerobot(path):
+        raise ValueError(f"{path} has no demonstrations: neither {MANIFEST} nor meta/info.json")
+    require("pyarrow", "lerobot")
+    from mesotron.vla.lerobot import load_lerobot
+
+    return load_lerobot(path, pixels)
+
+
+def is_lerobot(folder: Path) -> bool:
+    """Whether a folder looks like a LeRobotDataset."""
+    return (folder / "meta/info.json").is_file()
 
 
 def make_demos(config: DemosConfig, log: Log = print) -> Demos:
@@ -87,13 +94,8 @@ def write_demos(config: DemosConfig, log: Log = print) -> None:
     _open_folder(config.out, world, config.compact, facts)
     # Compact shards keep no images: render the smallest.
     blind = replace(world, pixels=8, wrist=False) if config.compact else world
-    jobs = [
-        (shard_path(config.out, k), replace(config, world=blind), block, first)
-        for k, (first, block) in enumerate(blocks)
-        if not shard_path(config.out, k).exists()
-    ]
-    _run_jobs("mesotron.vla.demos:make_shard", jobs, config.workers, log)
-    _report(config.out, log)
+    jobs = [(replace(config, world=blind), block, first) for first, block in blocks]
+    _write_shards("mesotron.vla.demos:make_shard", jobs, config, log)
 
 
 def render_demos(config: DemosConfig, log: Log = print) -> None:
@@ -112,13 +114,8 @@ def render_demos(config: DemosConfig, log: Log = print) -> None:
     kept = ("num_shards", "noise", "horizon", "episodes", "starts", "seed", "every")
     facts = {key: manifest[key] for key in kept} | {"cameras": list(build_world(world).cameras)}
     _open_folder(config.out, world, False, facts)
-    jobs = [
-        (shard_path(config.render, k), shard_path(config.out, k), world)
-        for k in range(manifest["num_shards"])
-        if not shard_path(config.out, k).exists()
-    ]
-    _run_jobs("mesotron.vla.demos:render_shard", jobs, config.workers, log)
-    _report(config.out, log)
+    jobs = [(shard_path(config.render, k), world) for k in range(manifest["num_shards"])]
+    _write_shards("mesotron.vla.demos:render_shard", jobs, config, log)
 
 
 def _split(
@@ -155,37 +152,33 @@ def _open_folder(folder: Path, world: WorldConfig, compact: bool, facts: dict[st
     write_manifest(folder, world, compact, facts)
 
 
-def _run_jobs(target: str, jobs: list[tuple[Any, ...]], workers: int | None, log: Log) -> None:
-    console = Console(quiet=log is None)
-    if not jobs:
-        console.print("nothing left to do")
-        return
-    columns = {"frames": "frames"}
-    with simulation_pool(workers) as pool, LiveView(len(jobs), columns, console) as view:
+def _write_shards(
+    target: str, jobs: Sequence[tuple[Any, ...]], config: DemosConfig, log: Log
+) -> None:
+    """Call target(path, *job) for each missing shard, then report the expert's success."""
+    paths = [shard_path(config.out, number) for number in range(len(jobs))]
+    calls = [(path, *job) for path, job in zip(paths, jobs) if not path.exists()]
+    console, columns = Console(quiet=log is None), {"frames": "frames"}
+    with simulation_pool(config.workers) as pool, LiveView(len(calls), columns, console) as view:
         frames = 0
         try:
-            for done, (_, made) in enumerate(pool.map(target, jobs), 1):
+            for done, (_, made) in enumerate(pool.map(target, calls), 1):
                 frames += made
                 view.update(done, {"frames": frames})
         except KeyboardInterrupt:
             raise KeyboardInterrupt("run the same command again to continue") from None
-
-
-def _report(folder: Path, log: Log) -> None:
-    """Report the expert's success, and raise if it fails often."""
-    manifest = read_manifest(folder)
     failed = observations = kept = 0
-    for number in range(manifest["num_shards"]):
-        with np.load(shard_path(folder, number)) as file:
+    for path in paths:
+        with np.load(path) as file:
             failed += int(file["failed"])
             if "start" in file.files:
                 observations += len(file["start"])
                 kept += len(np.unique(file["episode_index"]))
     if log is not None:
         counts = f"{observations:,} frames from {kept:,} demonstrations"
-        log(f"{folder}: {counts}; {failed} failed and were dropped")
+        log(f"{config.out}: {counts}; {failed} failed and were dropped")
     # Of whole episodes: a single frame cannot fail.
-    success = 1 - failed / max(1, manifest["episodes"])
+    success = 1 - failed / max(1, read_manifest(config.out)["episodes"])
     if success < MIN_SUCCESS:
         raise ValueError(
             f"the expert succeeded in {success:.0%} of the episodes, less than {MIN_SUCCESS:.0%}: "
@@ -288,7 +281,7 @@ def make_shard(path: Path, config: DemosConfig, specs: list[DemoSpec], first: in
     return len(arrays["start"])
 
 
-def render_shard(source: Path, path: Path, world: WorldConfig) -> int:
+def render_shard(path: Path, source: Path, world: WorldConfig) -> int:
     """Render the observations of a compact shard; returns their number."""
     arrays = read_shard(source)
     if not len(arrays["action"]):

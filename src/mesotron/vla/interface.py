@@ -56,16 +56,10 @@ class World(ABC):
     """Whether `reset` supports `swap` and `scatter`."""
     num_steps: int
     """Actions taken in this episode."""
-
-    @property
-    @abstractmethod
-    def instruction(self) -> str:
-        """The instruction of this episode."""
-
-    @property
-    @abstractmethod
-    def wrong_instruction(self) -> str:
-        """Another instruction that the same image would allow."""
+    instruction: str
+    """The instruction of this episode."""
+    wrong_instruction: str
+    """Another instruction that the same image would allow."""
 
     @property
     @abstractmethod

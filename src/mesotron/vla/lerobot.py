@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from PIL import Image
+from pyarrow import parquet
 
 from mesotron.runs.files import write_json
 from mesotron.vla.interface import IMAGES, STATE, Demos
-from mesotron.vla.worlds import require
 
 VERSION = "v3.0"
 INFO, TASKS, STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
@@ -32,16 +34,8 @@ Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]
 """A video file to (seconds, uint8 (H, W, 3)), in order."""
 
 
-def is_lerobot(folder: Path) -> bool:
-    """Whether a folder looks like a LeRobotDataset."""
-    return (folder / INFO).is_file()
-
-
 def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
     """Read a whole dataset into memory; larger images are shrunk to `pixels`."""
-    require("pyarrow", "lerobot")
-    from pyarrow import parquet
-
     info = json.loads((folder / INFO).read_text())
     _check(folder, info)
     keys = [STATE, "action", "episode_index", "frame_index", "task_index"]
@@ -91,9 +85,6 @@ def _check(folder: Path, info: dict[str, Any]) -> None:
 
 
 def _read_images(paths: list[Path], key: str, num: int, pixels: int | None) -> np.ndarray:
-    from PIL import Image
-    from pyarrow import parquet
-
     batches = (
         batch[key].to_pylist()
         for path in paths
@@ -139,9 +130,6 @@ def read_videos(
 
     An episode is a stretch of a file: it starts at `from_timestamp`, one frame per row.
     """
-    from PIL import Image
-    from pyarrow import parquet
-
     rows_by_file: dict[Path, dict[int, int]] = {}  # file to frame number to row
     fps = info["fps"]
     names = ["chunk_index", "file_index", "from_timestamp"]
@@ -172,7 +160,6 @@ def read_videos(
 
 def export_lerobot(demos: Demos, folder: Path) -> int:
     """Write the whole episodes to a new folder; returns how many single frames are left out."""
-    require("pyarrow", "lerobot")
     if folder.exists():
         raise ValueError(f"--lerobot {folder} already exists")
     # Episodes that were observed at every action.
@@ -213,8 +200,6 @@ def _write_frames(
     demos: Demos, rows: np.ndarray, columns: dict[str, np.ndarray], bounds: list[int], folder: Path
 ) -> list[int]:
     """Write one row group per episode; returns the file number of each episode."""
-    from pyarrow import parquet
-
     files: list[int] = []
     writer, number, written = None, -1, FILE_FRAMES
     for first, last in pairwise(bounds):
@@ -233,9 +218,6 @@ def _write_frames(
 
 
 def _make_table(demos: Demos, rows: np.ndarray, columns: dict[str, np.ndarray], part: slice) -> Any:
-    import pyarrow as pa
-    from PIL import Image
-
     def to_png(image: np.ndarray) -> bytes:
         buffer = io.BytesIO()
         Image.fromarray(image).save(buffer, "png")
@@ -264,9 +246,6 @@ def _file_path(folder: Path, template: str, number: int) -> Path:
 def _write_episodes(
     demos: Demos, columns: dict[str, np.ndarray], bounds: list[int], files: list[int], folder: Path
 ) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
     pairs = list(pairwise(bounds))
     table = {
         "episode_index": list(range(len(pairs))),
@@ -284,9 +263,6 @@ def _write_episodes(
 
 def _write_tasks(tasks: list[str], folder: Path) -> None:
     """Write the instructions as the index of a pandas table, as LeRobot reads them."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     table = pa.table({"task_index": list(range(len(tasks))), "task": tasks})
     types = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
     columns = [

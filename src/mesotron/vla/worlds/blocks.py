@@ -237,6 +237,8 @@ class BlocksWorld(World):
         target = self._target_of_task[task]
         scene = draw_scene(self.suite, seed, target, name == "position", name == "wording")
         self.scene = scene.swapped() if swap else scene
+        self.instruction = self.scene.instruction
+        self.wrong_instruction = self.scene.swapped().instruction
         self.table, self.num_steps = Table(self.scene), 0
         self._view = perturb_view(FRONT, name, seed)
         self._noise = np.random.default_rng([seed, 13])
@@ -251,14 +253,6 @@ class BlocksWorld(World):
         colors = {f"object{k}": COLORS[item.color] for k, item in enumerate(self.scene.objects)}
         colors |= FURNITURE_COLORS
         return np.array([colors.get(name) or colors[name.split("_")[0]] for name in names])
-
-    @property
-    def instruction(self) -> str:
-        return self.scene.instruction
-
-    @property
-    def wrong_instruction(self) -> str:
-        return self.scene.swapped().instruction
 
     @property
     def where(self) -> np.ndarray:

@@ -134,7 +134,10 @@ class MetaWorld(World):
             self.env, self._policy = _open_task(self._name)
             self._colors = geom_colors(self.env.model)
             _close_renderers(self._renderers)
-        self._task, self.num_steps = task, 0
+        others = [name for name in (*self.tasks, *MT10) if name != self._name]
+        self.instruction = self._sentence(self._name)
+        self.wrong_instruction = self._sentence(others[task % len(others)])
+        self.num_steps = 0
         self.env.seed(seed)
         self.env.reset()
         # `reset` moves bodies after the last forward pass.
@@ -143,15 +146,6 @@ class MetaWorld(World):
         self._view = perturb_view(FRONT, self.config.perturbation, seed)
         self._noise = np.random.default_rng([seed, 13])
         return self.observe()
-
-    @property
-    def instruction(self) -> str:
-        return self._sentence(self.tasks[self._task])
-
-    @property
-    def wrong_instruction(self) -> str:
-        others = [name for name in (*self.tasks, *MT10) if name != self.tasks[self._task]]
-        return self._sentence(others[self._task % len(others)])
 
     def _sentence(self, name: str) -> str:
         is_reworded = self.config.perturbation == "wording"
