@@ -96,7 +96,8 @@ def test_a_flag_on_the_device_skips_the_step(rule, kind):
         p = p.bfloat16() if kind == "bfloat16" else p
         grad = torch.tensor([1.0, float("nan") if bad else 1.0, 1.0]).to(p.dtype)
         state, stats = {}, StepStats()
-        auxiliary.STEPS[rule]([p], [grad], [state], group, torch.tensor(bad), stats, [0])
+        batch = auxiliary.Batch([p], [grad], [state], group, torch.tensor(bad), [0])
+        auxiliary.STEPS[rule](batch, stats)
         assert torch.equal(p, torch.ones(3).to(p.dtype)) == bool(bad)
         assert all(not value.any() for value in state.values()) == bool(bad)
         assert all(value == 0 for value in stats.read().values()) == bool(bad)

@@ -1,9 +1,5 @@
-"""One table of all optimizers times one list of promises: a new optimizer gets its tests by adding
-a row to `OPTIMIZERS`.
-
-The model is small and has what optimizers meet: wide, tall and square matrices, a convolution, a
-vector, a scalar. The independent references of whole steps are in test_step.
-"""
+"""One table of optimizers times one list of contracts: a new optimizer gets its tests by adding a
+row to `OPTIMIZERS`."""
 
 import copy
 import io
@@ -115,7 +111,7 @@ def set_gradients(model: nn.Module, scale: float = 1.0, seed: int = 7) -> None:
 def test_it_learns(name):
     model, optimizer = build(name, lr=0.02)
     before = loss_of(model, 0).item()
-    for _ in range(40):
+    for _ in range(25):
         train(model, optimizer, range(1))
     assert loss_of(model, 0).item() < 0.9 * before
 
@@ -148,7 +144,7 @@ def test_float64_agrees_with_float32(name):
 
 
 @every
-def test_a_resumed_run_equals_one_left_alone(name):
+def test_a_resumed_run_equals_an_uninterrupted_one(name):
     model, optimizer = build(name)
     train(model, optimizer, range(3))
     file = io.BytesIO()
@@ -193,7 +189,7 @@ def test_loaded_state_goes_to_the_device_of_the_weights(name):
 
 @every
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_copies_go_on_alike_and_apart(name, copier):
+def test_copies_continue_identically_and_independently(name, copier):
     model, optimizer = build(name)
     train(model, optimizer, range(2))
     twin, other = copier((model, optimizer))
@@ -235,7 +231,7 @@ def test_a_schedule_equals_setting_the_rate_by_hand(name):
 
 
 @every
-def test_a_rate_in_a_tensor_gives_the_same_step(name):
+def test_a_tensor_learning_rate_gives_the_same_step(name):
     plain, with_tensor = build(name), build(name, lr=torch.tensor(0.01))
     train(*plain, range(3))
     train(*with_tensor, range(3))
@@ -297,7 +293,7 @@ def test_weight_decay_is_decoupled(name):
 
 
 @every
-@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 1e37])
+@pytest.mark.parametrize("scale", [1e-38, 1e37])
 def test_extreme_gradients_leave_everything_finite(name, scale):
     model, optimizer = build(name)
     set_gradients(model, scale)
@@ -308,7 +304,7 @@ def test_extreme_gradients_leave_everything_finite(name, scale):
 
 
 @spectral
-@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_the_scale_of_gradients_does_not_matter_to_matrices(name, scale):
     ends = []
     for factor in (1.0, scale):
@@ -321,8 +317,8 @@ def test_the_scale_of_gradients_does_not_matter_to_matrices(name, scale):
 
 
 @every
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_gradient_that_is_not_finite_skips_its_parameter_alone(name, bad, caplog):
+@pytest.mark.parametrize("bad", [float("nan"), -float("inf")])
+def test_a_non_finite_gradient_skips_only_its_parameter(name, bad, caplog):
     model, optimizer = build(name)
     clean, reference = build(name)
     train(model, optimizer, range(1))
@@ -353,7 +349,7 @@ def test_a_gradient_that_is_not_finite_skips_its_parameter_alone(name, bad, capl
 
 
 @every
-def test_a_parameter_without_gradient_is_left_alone(name):
+def test_a_parameter_without_gradient_is_unchanged(name):
     model, optimizer = build(name, lr=0.1, weight_decay=0.5)
     before = copy.deepcopy(model)
     set_gradients(model)
@@ -404,10 +400,7 @@ def test_named_parameters_give_the_same_steps(name):
     model, optimizer = build(name)
     torch.manual_seed(0)
     twin = Tiny()
-    if name == "adamw":
-        named = Muon([{"params": list(twin.named_parameters()), "rule": "adamw"}], lr=0.01)
-    else:
-        named = OPTIMIZERS[name](twin.named_parameters(), lr=0.01)
+    named = OPTIMIZERS[name](twin.named_parameters(), lr=0.01)
     train(model, optimizer, range(2))
     train(twin, named, range(2))
     assert_equal(weights(twin), weights(model))
@@ -438,7 +431,7 @@ def test_grad_scaler_scales_and_skips(name, enabled):
 
 
 @every
-def test_empty_tensors_are_no_trouble(name):
+def test_empty_tensors_are_skipped(name):
     empty, full = nn.Parameter(torch.zeros(0, 5)), nn.Parameter(torch.ones(4, 5))
     hollow = nn.Parameter(torch.zeros(0))
     optimizer = OPTIMIZERS[name]([empty, full, hollow], lr=0.1)
@@ -464,7 +457,7 @@ def test_mixed_dtypes_in_one_group(name):
 
 
 @every
-def test_no_step_before_any_gradient(name):
+def test_no_gradient_means_no_step(name):
     model, optimizer = build(name)
     before = weights(model)
     assert optimizer.step() is None
@@ -472,7 +465,7 @@ def test_no_step_before_any_gradient(name):
 
 
 @every
-def test_a_frozen_model_is_named(name):
+def test_a_frozen_model_is_rejected(name):
     model, optimizer = build(name)
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="LoRA"):
@@ -480,7 +473,7 @@ def test_a_frozen_model_is_named(name):
 
 
 @spectral
-def test_batching_changes_rounding_alone(name):
+def test_batching_only_changes_rounding(name):
     ends = []
     for batched in (True, False):
         model, optimizer = build(name, batched=batched)
@@ -490,7 +483,7 @@ def test_batching_changes_rounding_alone(name):
 
 
 @spectral
-def test_unbatched_bits_do_not_depend_on_neighbours(name):
+def test_unbatched_bits_do_not_depend_on_neighbors(name):
     ends = []
     for alone in (True, False):
         torch.manual_seed(0)

@@ -55,8 +55,8 @@ def test_every_parameter_is_in_one_group_and_trains(name):
     optimizer = BUILDERS[name](model, lr=0.02)
     held = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(held) == sorted(id(p) for p in model.parameters())
-    losses = train(model, optimizer, 30)
-    assert losses[-1] < 0.7 * losses[0]
+    losses = train(model, optimizer, 20)
+    assert losses[-1] < 0.8 * losses[0]
 
 
 @pytest.mark.parametrize(

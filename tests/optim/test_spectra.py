@@ -1,4 +1,4 @@
-"""Spectra before and after the filter against an SVD of what the optimizer really did."""
+"""Spectra before and after the filter against an SVD of the optimizer's step."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def step(optimizer: torch.optim.Optimizer, model: nn.Module, seed: int = 0) -> N
      (muon, {"filter": "low_rank", "rank": 3}), (muon, {"nesterov": False})],
 )  # fmt: skip
 @pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
-def test_what_is_told_is_what_the_step_did_to_the_weights(make, options, shape):
+def test_the_spectrum_is_that_of_the_step(make, options, shape):
     model = nn.Sequential(nn.Linear(shape[1], shape[0], bias=False), nn.Linear(shape[0], 4))
     scale = {"lr": 20**-0.5, "scale": 1.0, "weight_decay": 0.0}  # a direction's step is then 1
     optimizer = make(model, **scale, **options, dtype="float32")
@@ -49,7 +49,7 @@ def test_a_head_is_a_block_and_a_large_one_is_thinned():
     assert (found["rank"][0], found["rank"][-1]) == (1, 200)
 
 
-def test_nothing_is_told_without_a_spectral_rule_or_a_gradient():
+def test_no_spectrum_without_a_spectral_rule_or_a_gradient():
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
     assert choose_blocks(adamw(model)) == []
     optimizer = muon(model)

@@ -1,4 +1,4 @@
-"""State taken over from other Muons: the next step is the one that they would have made."""
+"""State imported from other Muons: the next step is the one they would have made."""
 
 import copy
 
@@ -7,8 +7,7 @@ import torch
 from muon import SingleDeviceMuonWithAuxAdam
 from torch import nn
 
-from mesotron.optim.optimizers import Muon
-from mesotron.optim.state_import import import_state
+from mesotron.optim import Muon, import_state
 
 
 def model() -> nn.Sequential:
@@ -128,27 +127,20 @@ def adam_state(shape: tuple[int, ...]) -> dict[str, object]:
     return {"step": 3, "exp_avg": torch.zeros(shape), "exp_avg_sq": torch.zeros(shape)}
 
 
-def single(state: dict[str, object]) -> dict[str, object]:
-    return {"state": {0: state}, "param_groups": [{"params": [0]}]}
-
-
 @pytest.mark.parametrize(
-    ("state", "options", "words"),
+    ("state", "options", "word"),
     [
-        (adam_state((4, 4)), {}, "route it to different rules"),
+        (adam_state((4, 4)), {}, "momentum_buffer"),
         ({"momentum_buffer": torch.zeros(3, 4)}, {}, r"\(3, 4\)"),
         ({"momentum_buffer": torch.zeros(4, 4)}, {"form": "ema"}, "form='ema'"),
-        ({"momentum_buffer": torch.zeros(4, 4)}, {"params": None}, "holds 1 parameters"),
-        ({"momentum_buffer": torch.zeros(4, 4)}, {"params": []}, "holds 1 parameters"),
+        ({"momentum_buffer": torch.zeros(4, 4)}, {"params": None}, "params="),
+        ({"momentum_buffer": torch.zeros(4, 4)}, {"params": []}, "params="),
     ],
 )
-def test_what_cannot_be_taken_is_refused(state, options, words):
+def test_bad_sources_are_rejected(state, options, word):
     p = nn.Parameter(torch.zeros(4, 4))
-    with pytest.raises(ValueError, match=words):
-        import_state(Muon([p]), single(state), **{"params": [p], **options})
-
-
-def test_a_foreign_parameter_is_refused():
-    p, q = nn.Parameter(torch.zeros(4, 4)), nn.Parameter(torch.zeros(4, 4))
-    with pytest.raises(ValueError, match="same model"):
-        import_state(Muon([p]), torch.optim.Muon([q]))
+    source = {"state": {0: state}, "param_groups": [{"params": [0]}]}
+    with pytest.raises(ValueError, match=word):
+        import_state(Muon([p]), source, **{"params": [p], **options})
+    with pytest.raises(ValueError, match="model"):
+        import_state(Muon([p]), torch.optim.Muon([nn.Parameter(torch.zeros(4, 4))]))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from mesotron.optim import Muon, Pion
 from mesotron.optim.matrix import apply_filter
-from mesotron.optim.optimizers import Muon, Pion
 from mesotron.spectral import high_pass, muon, pion
 
 
@@ -29,7 +29,7 @@ def rms(tensors: list[torch.Tensor]) -> float:
     return flat.square().mean().sqrt().item()
 
 
-def test_before_the_first_step_there_is_nothing_to_tell():
+def test_before_the_first_step_there_are_no_statistics():
     assert Muon([param(4, 6)]).stats() == {"skipped": 0.0}
 
 
@@ -161,23 +161,3 @@ def test_skipped_counts_parameters_by_group_and_in_all():
     assert (stats["skipped"], stats["muon/skipped"], stats["adamw/skipped"]) == (2, 1, 1)
     assert stats["muon/blocks"] == 1
     assert all(math.isfinite(value) for value in stats.values())
-
-
-def test_group_names_are_kept_apart():
-    groups = [{"params": [param(4, 6)]}, {"params": [param(4, 6)]}, {"params": [param(4, 6)]}]
-    groups[2]["name"] = "action"
-    optimizer = Muon(groups)
-    optimizer.step()
-    names = {key.split("/")[0] for key in optimizer.stats() if "/" in key}
-    assert names == {"muon", "muon_2", "action"}
-
-
-def test_reading_twice_gives_the_same_and_stepping_renews():
-    p = param(4, 6)
-    optimizer = Muon([p])
-    optimizer.step()
-    first = optimizer.stats()
-    assert optimizer.stats() == first
-    p.grad = torch.randn(4, 6)
-    optimizer.step()
-    assert optimizer.stats() != first

@@ -7,23 +7,10 @@ from torch import Tensor
 from mesotron.optim.views import View, Window
 
 STRINGS = [
-    "whole",
-    "rows:4",
-    "cols:4",
-    "rows:4+2+2",
-    "cols:4+2+2",
-    "rows:2%3",
-    "rows:2%4+1+1",
-    "rows:2*4+1+1",
-    "cols:2%4+1+1",
-    "cols:2*4+1+1",
-    "conv",
-    "stack",
-    "stack/rows:2",
-    "T",
-    "T/rows:4",
-    "stack/T/rows:2",
-]
+    "whole", "rows:4", "cols:4", "rows:4+2+2", "cols:4+2+2", "rows:2%3", "rows:2%4+1+1",
+    "rows:2*4+1+1", "cols:2%4+1+1", "cols:2*4+1+1", "conv", "stack", "stack/rows:2", "T",
+    "T/rows:4", "stack/T/rows:2",
+]  # fmt: skip
 
 
 def numbers(*shape: int) -> Tensor:
@@ -45,7 +32,7 @@ def test_strings_round_trip(text):
 
 
 @pytest.mark.parametrize("text", ["row:4", "rows:0", "rows:", "rows:a", "conv:3", "rows:4 ", ""])
-def test_unknown_strings_are_refused_with_the_forms(text):
+def test_unknown_strings_are_rejected(text):
     with pytest.raises(ValueError, match="rows:16"):
         View.parse(text)
 
@@ -124,22 +111,12 @@ def test_transposed_storage_is_read_in_logical_order():
 
 
 CASES = [
-    ("whole", (4, 6)),
-    ("whole", (6, 4)),
-    ("rows:4", (8, 6)),
-    ("cols:2", (8, 6)),
-    ("rows:4+2+2", (8, 6)),
-    ("cols:4+2", (8, 6)),
-    ("rows:2%3", (12, 5)),
-    ("cols:2%3", (5, 12)),
-    ("rows:2%4+1+1", (12, 5)),
-    ("rows:2*4+1+1", (12, 5)),
-    ("cols:2*4+1+1", (5, 12)),
-    ("conv", (6, 2, 3, 3)),
-    ("stack", (2, 3, 4, 5)),
-    ("stack/cols:2", (3, 5, 4)),
+    ("whole", (4, 6)), ("whole", (6, 4)), ("rows:4", (8, 6)), ("cols:2", (8, 6)),
+    ("rows:4+2+2", (8, 6)), ("cols:4+2", (8, 6)), ("rows:2%3", (12, 5)), ("cols:2%3", (5, 12)),
+    ("rows:2%4+1+1", (12, 5)), ("rows:2*4+1+1", (12, 5)), ("cols:2*4+1+1", (5, 12)),
+    ("conv", (6, 2, 3, 3)), ("stack", (2, 3, 4, 5)), ("stack/cols:2", (3, 5, 4)),
     ("T/rows:4", (6, 8)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("view", "shape"), CASES)
@@ -165,16 +142,16 @@ def test_wide_puts_the_short_side_first(view, shape):
 
 
 @pytest.mark.parametrize(
-    ("view", "shape", "words"),
+    ("view", "shape", "word"),
     [
-        ("rows:3", (8, 6), "a multiple of 3"),
+        ("rows:3", (8, 6), "rows:3"),
         ("cols:4+1", (8, 6), "exactly 5"),
         ("rows:2%4+1+1", (14, 5), "exactly 12"),
-        ("conv/rows:2", (6, 2, 3, 3), "convolution cannot be cut"),
+        ("conv/rows:2", (6, 2, 3, 3), "convolution"),
         ("whole", (2, 3, 4), "'stack'"),
         ("rows:2", (2, 3, 4), "'stack'"),
     ],
 )
-def test_what_does_not_fit_is_refused(view, shape, words):
-    with pytest.raises(ValueError, match=words):
+def test_views_that_do_not_fit_are_rejected(view, shape, word):
+    with pytest.raises(ValueError, match=word):
         View.parse(view).windows(numbers(*shape))

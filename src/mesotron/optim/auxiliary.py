@@ -9,7 +9,7 @@ back at random: to the nearest, a step of 1e-6 would leave most of them unchange
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,80 +43,48 @@ def _counter(p: Tensor) -> Tensor:
     return torch.zeros((), dtype=torch.float32, device=p.device)
 
 
-def adamw_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    states: list[State],
-    group: dict[str, Any],
-    found_inf: Tensor | None,
-    stats: StepStats,
-    streams: Sequence[int],
-) -> None:
-    """One AdamW step.
+class Batch(NamedTuple):
+    """Parameters of one group and one device.
 
     Args:
-        params, grads, states: of one group and one device; an empty state is filled.
-        group: its hyper-parameters.
+        states: one per parameter; an empty one is filled.
         found_inf: a float tensor on the device; 1 leaves everything unchanged.
-        stats: the record to add to.
-        streams: of the random rounding, one for each parameter, from `rounding_seed`.
+        streams: of the random rounding, one per parameter, from `rounding_seed`.
     """
-    grads = _prepare(params, grads, states, adamw_state)
-    _step_widened(_adamw, params, grads, states, group, found_inf, streams)
-    beta1, beta2 = group["betas"]
-    step = states[0]["step"].clamp_min(1)  # 0 after a skipped first step
-    m = _sample([s["exp_avg"] for s in states]) / (1 - beta1**step)
-    v = _sample([s["exp_avg_sq"] for s in states]) / (1 - beta2**step)
-    _record(group, m / (v.sqrt() + group["eps"]), _sample(grads), found_inf, stats)
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    states: list[State]
+    group: dict[str, Any]
+    found_inf: Tensor | None
+    streams: Sequence[int]
 
 
-def sgd_step(
-    params: list[Tensor],
-    grads: list[Tensor],
-    states: list[State],
-    group: dict[str, Any],
-    found_inf: Tensor | None,
-    stats: StepStats,
-    streams: Sequence[int],
-) -> None:
-    """One step of SGD with momentum, M <- mu M + G, and decoupled weight decay; arguments as in
-    `adamw_step`."""
-    grads = _prepare(params, grads, states, sgd_state)
-    _step_widened(_sgd, params, grads, states, group, found_inf, streams)
-    update, G = _sample([s["momentum_buffer"] for s in states]), _sample(grads)
-    if group["nesterov"]:
-        update = G + group["momentum"] * update
-    _record(group, update, G, found_inf, stats)
+def adamw_step(batch: Batch, stats: StepStats) -> None:
+    """One AdamW step, recorded in `stats`."""
+    grads = _step_widened(_adamw, adamw_state, batch)
+    beta1, beta2 = batch.group["betas"]
+    step = batch.states[0]["step"].clamp_min(1)  # 0 after a skipped first step
+    m = _sample([s["exp_avg"] for s in batch.states]) / (1 - beta1**step)
+    v = _sample([s["exp_avg_sq"] for s in batch.states]) / (1 - beta2**step)
+    _record(batch, m / (v.sqrt() + batch.group["eps"]), _sample(grads), stats)
+
+
+def sgd_step(batch: Batch, stats: StepStats) -> None:
+    """One step of SGD with momentum, M <- mu M + G, and decoupled weight decay."""
+    grads = _step_widened(_sgd, sgd_state, batch)
+    update, G = _sample([s["momentum_buffer"] for s in batch.states]), _sample(grads)
+    if batch.group["nesterov"]:
+        update = G + batch.group["momentum"] * update
+    _record(batch, update, G, stats)
 
 
 STEPS = {"adamw": adamw_step, "sgd": sgd_step}
 NEW_STATE = {"adamw": adamw_state, "sgd": sgd_state}
 
 
-def _prepare(
-    params: list[Tensor],
-    grads: list[Tensor],
-    states: list[State],
-    new_state: Callable[[Tensor], State],
-) -> list[Tensor]:
-    """Fill empty states; returns the gradients, laid out like their parameters."""
-    out = []
-    for p, grad, state in zip(params, grads, states, strict=True):
-        if not state:
-            state |= new_state(p)
-        same = grad.stride() == p.stride()
-        out.append(grad if same else torch.empty_like(p, dtype=grad.dtype).copy_(grad))
-    return out
-
-
-def _adamw(
-    params: list[Tensor],
-    grads: list[Tensor],
-    states: list[State],
-    group: dict[str, Any],
-    found_inf: Tensor | None,
-    fused: bool,
-) -> None:
+def _adamw(batch: Batch, fused: bool) -> None:
+    params, grads, states, group, found_inf, _ = batch
     adamw(
         params,
         grads,
@@ -136,14 +104,8 @@ def _adamw(
     )
 
 
-def _sgd(
-    params: list[Tensor],
-    grads: list[Tensor],
-    states: list[State],
-    group: dict[str, Any],
-    found_inf: Tensor | None,
-    fused: bool,
-) -> None:
+def _sgd(batch: Batch, fused: bool) -> None:
+    params, grads, states, group, found_inf, _ = batch
     keep = 1 - group["lr"] * group["weight_decay"]
     if found_inf is not None:
         keep = torch.where(found_inf > 0, 1.0, torch.as_tensor(keep, device=found_inf.device))
@@ -168,44 +130,46 @@ def _sgd(
 
 
 def _step_widened(
-    rule: Callable[..., None],
-    params: list[Tensor],
-    grads: list[Tensor],
-    states: list[State],
-    group: dict[str, Any],
-    found_inf: Tensor | None,
-    streams: Sequence[int],
-) -> None:
-    """Step float32 and float64 weights in place, narrower ones as copies."""
+    rule: Callable[[Batch, bool], None], new_state: Callable[[Tensor], State], batch: Batch
+) -> list[Tensor]:
+    """Step float32 and float64 weights in place, narrower ones as copies; returns the gradients,
+    laid out like their parameters."""
+    params, states, found_inf = batch.params, batch.states, batch.found_inf
+    grads = []
+    for p, grad, state in zip(params, batch.grads, states, strict=True):
+        if not state:
+            state |= new_state(p)
+        same = grad.stride() == p.stride()
+        grads.append(grad if same else torch.empty_like(p, dtype=grad.dtype).copy_(grad))
 
     def step(weights: list[Tensor], grads: list[Tensor], states: list[State]) -> None:
         fused = _can_fuse(weights, states)
         # Only the fused kernels skip a step on the device; for the others the host must wait.
         if fused or found_inf is None or not bool(found_inf):
-            rule(weights, grads, states, group, found_inf, fused)
+            rule(batch._replace(params=weights, grads=grads, states=states), fused)
 
-    is_wide = [p.dtype == wide_dtype(p.dtype) for p in params]
-    wide = [k for k, ok in enumerate(is_wide) if ok]
+    wide = [k for k, p in enumerate(params) if p.dtype == wide_dtype(p.dtype)]
     if wide:
         step(*([part[k] for k in wide] for part in (params, grads, states)))
     # A few at a time, so that the copies of a large model do not double its memory.
-    batches: list[list[int]] = []
+    chunks: list[list[int]] = []
     size = 0
-    for k in (k for k, ok in enumerate(is_wide) if not ok):
+    for k in sorted(set(range(len(params))) - set(wide)):
         size += params[k].numel()
-        if not batches or size > _BATCH_ELEMENTS:
-            batches.append([])
+        if not chunks or size > _BATCH_ELEMENTS:
+            chunks.append([])
             size = params[k].numel()
-        batches[-1].append(k)
-    for batch in batches:
-        copies, wide_grads = ([x[k].float() for k in batch] for x in (params, grads))
-        step(copies, wide_grads, [states[k] for k in batch])
-        for k, copy in zip(batch, copies, strict=True):
+        chunks[-1].append(k)
+    for chunk in chunks:
+        copies, wide_grads = ([x[k].float() for k in chunk] for x in (params, grads))
+        step(copies, wide_grads, [states[k] for k in chunk])
+        for k, copy in zip(chunk, copies, strict=True):
             if params[k].dtype == torch.bfloat16:
-                seed = step_seed(states[k]["step"], streams[k])
+                seed = step_seed(states[k]["step"], batch.streams[k])
                 round_stochastically(copy, params[k], seed)
             else:
                 params[k].copy_(copy)
+    return grads
 
 
 def _can_fuse(params: list[Tensor], states: list[State]) -> bool:
@@ -228,9 +192,8 @@ def _sample(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(taken)
 
 
-def _record(
-    group: dict, update: Tensor, G: Tensor, found_inf: Tensor | None, stats: StepStats
-) -> None:
+def _record(batch: Batch, update: Tensor, G: Tensor, stats: StepStats) -> None:
+    group, found_inf = batch.group, batch.found_inf
     if found_inf is not None:  # nothing moved, and G may be non-finite
         update, G = (torch.where(found_inf > 0, 0.0, x) for x in (update, G))
     stats.add_update(group["name"], update * group["lr"])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from mesotron.optim import triton
-from mesotron.optim.auxiliary import STEPS
+from mesotron.optim.auxiliary import STEPS, Batch
 from mesotron.optim.device import rounding_seed
 from mesotron.optim.groups import (
     AUXILIARY_RULES,
@@ -248,7 +248,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
             params = [place.param for place in places]
             grads, states = [dense_grad(p) for p in params], [self.state[p] for p in params]
             streams = [rounding_seed(0, place.number, 0) for place in places]
-            STEPS[group["rule"]](params, grads, states, group, found_inf, stats, streams)
+            batch = Batch(params, grads, states, group, found_inf, streams)
+            STEPS[group["rule"]](batch, stats)
 
     def _check_not_frozen(self) -> None:
         params = [p for group in self.param_groups for p in group["params"]]

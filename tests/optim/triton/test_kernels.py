@@ -4,10 +4,6 @@ On a CUDA machine the compiled kernels run; elsewhere Triton's interpreter runs 
 the CPU, on small shapes, if Triton is installed.
 """
 
-import os
-import subprocess
-import sys
-
 import numpy
 import pytest
 import torch
@@ -264,40 +260,6 @@ def test_a_cached_kernel_has_no_number_compiled_in(monkeypatch):
         pingpong.launch(X, X, None, torch.empty_like(X), (alpha, 0, 0), num_programs=1)
     assert [type(x) for x in kernel.compiled[0][5:8]] == [float] * 3
     assert [arguments[5] for arguments in kernel.launched] == [2.0]
-
-
-COMPILE_PINGPONG = """
-from triton.backends.compiler import GPUTarget
-from triton.compiler import compile
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
-from mesotron.optim.triton.pingpong import _pingpong_kernel as kernel
-
-def box(width):
-    layout = gl.NVMMASharedLayout.get_default_for([128, width], gl.float16)
-    return f"tensordesc<fp16[128, {width}],{layout!r}>"
-
-constants = dict(SAME=True, HAS_C=True, SQUARES=True, ALPHAS=True, BETAS=False, DIAGS=False)
-kinds = dict(A=box(64), B=box(64), C=box(128), out=box(128), squares="*fp32", alpha="*fp32")
-kinds |= dict(beta="fp32", diag="fp32", num_blocks="i32", m="i32", n="i32")
-kinds |= dict.fromkeys(constants, "constexpr")
-places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-source = GluonASTSource(kernel, {name: kinds[name] for name in kernel.arg_names}, places)
-done = compile(source, GPUTarget("cuda", 90, 32), dict(num_warps=4, maxnreg=168))
-print(done.metadata.shared, done.asm["ptx"].count("wgmma.mma_async"))
-"""
-
-
-@pytest.mark.slow
-@needs_gluon
-def test_pingpong_compiles_for_hopper_without_a_gpu(tmp_path):
-    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", COMPILE_PINGPONG]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    shared, products = map(int, done.stdout.split())
-    assert shared <= 227 * 1024  # what a multiprocessor has
-    assert products == 2 * 2 * 8  # two groups; the first step and the loop; 2 halves of 4 slices
 
 
 # Gradients to packed updates

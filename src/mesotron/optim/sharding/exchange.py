@@ -186,8 +186,7 @@ def make_plan(
 
     Args:
         members: the matrices that step, in an order common to all ranks.
-        mesh_shape: of the device mesh.
-        coordinates: of each rank of the group in that mesh.
+        mesh_shape, coordinates: of the device mesh, and of each rank of the group in it.
         me: the rank whose parcels are listed.
     """
     num_ranks = len(coordinates)
@@ -253,18 +252,9 @@ def exchange(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Cut parcels from `sources`, send all of them in one all-to-all, write the received ones into
-    `targets`.
-
-    Args:
-        sources: the tensors that the items of `out` number.
-        out: parcels for each rank.
-        targets: the tensors that the items of `into` number; written.
-        into: parcels from each rank, in the order in which that rank cuts them.
-        team: the ranks.
-        dtype: in which the elements are sent.
-        device: of all the tensors.
-    """
+    """Cut the parcels `out` (one list per rank) from `sources`, send all of them in one all-to-all
+    as `dtype`, and write the received parcels `into` into `targets`. Items number the tensors;
+    `into` is in the order in which the sender cuts."""
     sent, awaited = ([sum(p.numel for p in ps) for ps in parcels] for parcels in (out, into))
     send = torch.empty(sum(sent), dtype=dtype, device=device)
     for region, part in _parts(sources, out, send):

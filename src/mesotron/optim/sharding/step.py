@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from mesotron.optim.auxiliary import NEW_STATE, STEPS
+from mesotron.optim.auxiliary import NEW_STATE, STEPS, Batch
 from mesotron.optim.device import rounding_seed
 from mesotron.optim.groups import AUXILIARY_RULES, Place
 from mesotron.optim.sharding.exchange import (
@@ -141,8 +141,7 @@ def sharded_step(
     Args:
         states: of every parameter, as the optimizer keeps it.
         names: of all groups, in order.
-        members: DTensor parameters, also those without a gradient here, in an order common to all
-            ranks.
+        members: DTensors, with or without a gradient here, in an order common to all ranks.
         stats: the record to add to; the same as a single process's, on every rank of a mesh.
     """
     meshes: dict[DeviceMesh, list[Part]] = {}
@@ -253,7 +252,8 @@ def _step_auxiliary(
         group = parts[kept[0]].group
         weights, grads = [parts[k].weight for k in kept], [parts[k].gradient() for k in kept]
         streams = [rounding_seed(0, parts[k].number, _first_holder(parts[k], team)) for k in kept]
-        STEPS[group["rule"]](weights, grads, local, group, found_inf, stats, streams)
+        batch = Batch(weights, grads, local, group, found_inf, streams)
+        STEPS[group["rule"]](batch, stats)
 
 
 def _first_holder(part: Part, team: Team) -> int:

@@ -42,18 +42,11 @@ _TRITON_DTYPES = {
 
 @dataclass(frozen=True)
 class WindowTable:
-    """Where the B windows of a bucket are in memory; built by `tabulate`. Does not keep the tensors
-    alive.
+    """Where the B windows of a bucket are in memory; does not keep the tensors alive. `aligned`:
+    every window and every line of it starts on 16 bytes, so kernels may load 16 at once."""
 
-    Args:
-        entries: int64 [B, 3] on the windows' device: address in bytes, row stride, column stride.
-        strides: int64 [B, 2] on the host: row stride, column stride.
-        shape: (m, n).
-        aligned: every window and every line of it starts on 16 bytes: kernels may load 16 at once.
-    """
-
-    entries: Tensor
-    strides: Tensor
+    entries: Tensor  # int64 [B, 3] on the device: address in bytes, row stride, column stride
+    strides: Tensor  # int64 [B, 2] on the host
     shape: tuple[int, int]
     dtype: torch.dtype
     aligned: bool
@@ -153,17 +146,11 @@ def num_tiles(shape: tuple[int, int], tile: int) -> int:
 
 
 class Packed(NamedTuple):
-    """Norms of the blocks of a packed bucket, float32 [B].
-
-    Args:
-        sumsq: sum of X^2.
-        norm: its root, the Frobenius norm; 1 for a zero block.
-        inverse_square: 1 / norm^2, which gives X X^T a trace of 1.
-    """
+    """Norms of the blocks of a packed bucket, float32 [B]."""
 
     sumsq: Tensor
-    norm: Tensor
-    inverse_square: Tensor
+    norm: Tensor  # Frobenius; 1 for a zero block
+    inverse_square: Tensor  # 1 / norm^2, which gives X X^T a trace of 1
 
 
 @triton.jit
@@ -300,14 +287,12 @@ def update_momentum(
     anyway. A window whose gradient (or momentum) is not finite keeps its momentum and gets X = 0.
 
     Args:
-        grads: B windows of the gradients, fp32, bf16 or fp16.
-        momenta: B windows of the momentum, fp32 or bf16, row-major where the gradients are.
+        grads: fp32, bf16 or fp16.
+        momenta: fp32 or bf16, row-major where the gradients are.
         X: [B, m, n] contiguous, bf16 or fp16; overwritten.
         mu: 0-d float32 on the device, so that a captured graph follows its schedule.
-        gradient_peak: int32 [B] from `inspect(grads)`.
-        momentum_peak: int32 [B] from `inspect(momenta)` on the first step (zeros if it is zero);
-            updated here to the new momentum's, so that no later step needs that pass.
-        nesterov: look one step ahead.
+        gradient_peak, momentum_peak: int32 [B] from `inspect`; the second is updated here to the
+            new momentum's, so that no later step needs that pass.
 
     Returns:
         The norms of each window of X, the same bits in every run.
@@ -428,14 +413,13 @@ def write_back(
     """W <- (1 - lr wd) W - lr scale F / gain; a window without a finite gradient is left alone.
 
     Args:
-        weights: B windows, fp32, bf16 or fp16.
+        weights: fp32, bf16 or fp16.
         F: [B, m, n] contiguous, the filtered updates, bf16 or fp16.
         lr, weight_decay: float32 on the device, 0-d or [B].
-        scale: float32 [B], a window's step per unit of lr.
+        scale, gain: float32 [B], a window's step per unit of lr, and the factor F still carries.
         gradient_peak: int32 [B] from `inspect`.
         seed: 0-d int64 on the device, another for every step and bucket: rounds bf16 weights
             stochastically. None rounds to nearest.
-        gain: float32 [B], the factor that F still carries.
 
     Returns:
         float32 [B, parts]: sums of F^2, to be added along dim 1; the same bits in every run.
@@ -499,15 +483,9 @@ def sample_alignment(
 ) -> Tensor:
     """<F, G>, <F, F> and <G, G> of each window over a share of its tiles, for the cosine.
 
-    Args:
-        grads: B windows of the gradients.
-        F: [B, m, n] contiguous, the filtered updates.
-        gradient_peak: int32 [B] from `inspect`; G is scaled by a power of two to a peak below 1, so
-            that its squares stay in range. A window that is not finite counts as G = 0.
-        fraction: share of the 64 x 64 tiles to read, in (0, 1]; at least one.
-
-    Returns:
-        float32 [B, parts, 3] for `alignment_cosine`.
+    G is scaled by a power of two to a peak below 1, so that its squares stay in range; a window
+    that is not finite counts as G = 0. `fraction` in (0, 1] of the 64 x 64 tiles is read, at least
+    one. Returns float32 [B, parts, 3] for `alignment_cosine`.
     """
     m, n = grads.shape
     tiles = num_tiles(grads.shape, TILE)

@@ -23,18 +23,11 @@ LARGEST_M = 128
 
 
 class HeadStatistics(NamedTuple):
-    """Spectrum sums of each block, float32 [B].
+    """Spectrum sums of each block, float32 [B]."""
 
-    Args:
-        energy: sum of sigma^2 of X as given: its squared Frobenius norm.
-        concentration: sum of sigma^4 over (sum of sigma^2)^2: from 1/m up to 1 for rank 1; 0 for a
-            zero block.
-        passed: sum of f(sigma)^2: how many directions passed.
-    """
-
-    energy: Tensor
-    concentration: Tensor
-    passed: Tensor
+    energy: Tensor  # sum of sigma^2 of X as given
+    concentration: Tensor  # sum of sigma^4 over (sum of sigma^2)^2; 0 for a zero block
+    passed: Tensor  # sum of f(sigma)^2
 
 
 @triton.jit
@@ -150,17 +143,12 @@ def filter_heads(
 ) -> tuple[Tensor, HeadStatistics]:
     """gain * f(X) for every block, in one launch; f is the odd polynomial of the coefficients.
 
-    Each singular value, divided by the Frobenius norm, goes through sigma <- sigma (a + b sigma^2 +
-    c sigma^4) for every row (a, b, c). Zero stays zero.
-
     Args:
         X: [B, m, n] contiguous, bf16 or fp16, m <= 128, |X| <= 1 as `update_momentum` leaves it.
-        coefficients: float32 [K, 3] on the device, rows (a, b, c).
+        coefficients: float32 [K, 3] on the device: sigma, divided by the Frobenius norm, goes
+            through sigma <- sigma (a + b sigma^2 + c sigma^4) for every row (a, b, c).
         out: like X, may be X itself; a new tensor by default.
         gain: factor of the result; sqrt(n) brings an orthogonal one to entries near 1.
-
-    Returns:
-        The filtered blocks and their `HeadStatistics` (of f(X), without the gain).
     """
     num_blocks, m, n = X.shape
     out = torch.empty_like(X) if out is None else out

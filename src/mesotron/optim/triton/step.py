@@ -14,11 +14,10 @@ Legend: X is [B, m, n] with m <= n; R, Z, Q are [B, m, m]; all are float16, summ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,8 +95,8 @@ class FusedStep:
         seeds = self._seeds.add_(1).unbind()  # on the device, so that a replayed graph goes on
         peaks = self._peaks.find(self._buckets)
         for bucket, peak, rate, seed in zip(self._buckets, peaks, rates, seeds, strict=True):
-            record = _run_bucket(bucket, peak, table[bucket.groups[0], 2], rate, seed)
-            stats.add_lazily(bucket.names, record.blocks, record.cosines)
+            numbers = _run_bucket(bucket, peak, table[bucket.groups[0], 2], rate, seed)
+            stats.add_lazily(bucket.names, *numbers)
         stats.add_finite([m.group["name"] for m in members], self._peaks.finite(peaks))
 
     def _point_at_gradients(self, members: list[Member]) -> None:
@@ -115,7 +114,8 @@ class FusedStep:
 
 def _run_bucket(
     bucket: Bucket, peak: Tensor, mu: Tensor, rates: tuple[Tensor, Tensor], seed: Tensor
-) -> _Record:
+) -> tuple[Callable[[], tuple[Filtered, Tensor, int]], Callable[[], Tensor]]:
+    """Step a bucket; returns its statistics as `StepStats.add_lazily` takes them."""
     shape = (2, len(bucket.members), *bucket.shape)
     X, spare = torch.empty(shape, dtype=WORK_DTYPE, device=peak.device).unbind()
     packed = elementwise.update_momentum(
@@ -128,28 +128,13 @@ def _run_bucket(
         bucket.weights, filtered, lr, decay, bucket.scale, peak, rounding, gain=gain
     )
     alignments = elementwise.sample_alignment(bucket.grads, filtered, peak)
-    return _Record(bucket, packed, gain, squares, energies, alignments, lr)
 
+    def blocks() -> tuple[Filtered, Tensor, int]:
+        passed = energies.sum(1) / gain.square()
+        seen = Filtered(energies, packed.sumsq.sqrt(), squares.sum(1), passed)
+        return seen, lr * bucket.scale, math.prod(bucket.shape)
 
-@dataclass
-class _Record:
-    """A bucket's raw statistics, summed only when they are read."""
-
-    bucket: Bucket
-    packed: Packed
-    gain: Tensor
-    squares: Tensor
-    energies: Tensor
-    alignments: Tensor
-    lr: Tensor
-
-    def blocks(self) -> tuple[Filtered, Tensor, int]:
-        passed = self.energies.sum(1) / self.gain.square()
-        seen = Filtered(self.energies, self.packed.sumsq.sqrt(), self.squares.sum(1), passed)
-        return seen, self.lr * self.bucket.scale, self.bucket.shape[0] * self.bucket.shape[1]
-
-    def cosines(self) -> Tensor:
-        return elementwise.alignment_cosine(self.alignments)
+    return blocks, lambda: elementwise.alignment_cosine(alignments)
 
 
 class _GroupValues:
@@ -215,22 +200,9 @@ class _GradientPeaks:
         return elementwise.is_finite(torch.cat(peaks)[self._firsts])
 
 
-class FilteredBucket(NamedTuple):
-    """A filtered bucket, which keeps the scale of its blocks.
-
-    Args:
-        X: [B, m, n], gain * f(X).
-        gain: [B], the norm a block would have been divided by, 1 for a zero block. The reader of X
-            divides, since it multiplies by a step size anyway.
-        squares: [B, parts], to be summed: sum sigma^4 / (sum sigma^2)^2 of each input block.
-    """
-
-    X: Tensor
-    gain: Tensor
-    squares: Tensor
-
-
-def filter_blocks(X: Tensor, packed: Packed, filter: Filter, spare: Tensor) -> FilteredBucket:
+def filter_blocks(
+    X: Tensor, packed: Packed, filter: Filter, spare: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Filter every block of a bucket.
 
     Args:
@@ -238,12 +210,16 @@ def filter_blocks(X: Tensor, packed: Packed, filter: Filter, spare: Tensor) -> F
         packed: the norms of the blocks.
         filter: any but low-rank.
         spare: like X; overwritten. The result is in one of the two.
+
+    Returns:
+        gain * f(X), [B, m, n]; the gain, [B], by which the reader divides; and [B, parts], to be
+        summed: sum sigma^4 / (sum sigma^2)^2 of each input block.
     """
     num, m, n = X.shape
     if m <= LARGEST_M and filter.cutoff is None:
         gain = math.sqrt(n)  # keeps the entries of an orthogonal result near 1
         out, seen = filter_heads(X, _coefficients(filter, X.device), out=X, gain=gain)
-        return FilteredBucket(out, _constant(gain, num, X.device), seen.concentration[:, None])
+        return out, _constant(gain, num, X.device), seen.concentration[:, None]
     gain, per_trace = packed.norm, packed.inverse_square
     squares = torch.empty(num, num_parts(num, m), dtype=torch.float32, device=X.device)
     R = gram(X, scale=per_trace, squares=squares)
@@ -257,7 +233,7 @@ def filter_blocks(X: Tensor, packed: Packed, filter: Filter, spare: Tensor) -> F
         with _exact_sums():
             torch.bmm(_chain(R, [next(triples) for _ in segment.steps]), X, out=spare)
         X, spare = spare, X
-    return FilteredBucket(X, gain, squares)
+    return X, gain, squares
 
 
 @lru_cache(maxsize=256)

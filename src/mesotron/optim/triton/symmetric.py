@@ -213,15 +213,11 @@ def gram(
     """scale * X X^T, computing half of it.
 
     Args:
-        X: [B, m, n] contiguous, bf16 or fp16. Any m and n; fastest when n is a multiple of 8.
+        X: [B, m, n] contiguous, bf16 or fp16; fastest when n is a multiple of 8.
         out: [B, m, m] contiguous, of any dtype; a new tensor of X's dtype by default.
-        scale: a number, or float32 [B] contiguous on the device: 1 / (sum of X^2) gives trace 1
-            without another pass over X. Applied to the float32 sums, before rounding.
-        squares: float32 [B, num_parts(B, m)] to fill with sums of squares of the result, which
-            along dim 1 add up to its squared Frobenius norm.
-
-    Returns:
-        [B, m, m], symmetric.
+        scale: a number, or float32 [B] on the device, applied to the float32 sums: 1 / (sum of X^2)
+            gives trace 1 without another pass over X.
+        squares: float32 [B, num_parts(B, m)] to fill with sums of squares of the result.
     """
     _check("X", X)
     num_blocks, m, _ = X.shape
@@ -252,12 +248,8 @@ def symmetric_product(
 
     Args:
         S, T, C: [B, m, m] contiguous, symmetric; S and T bf16 or fp16.
-        out: [B, m, m] contiguous, neither S nor T, of any dtype; a new tensor of S's dtype by
-            default.
+        out: [B, m, m] contiguous, neither S nor T, of any dtype; a new one by default.
         alpha, beta, diag: each a number, or float32 [B] contiguous on the device.
-
-    Returns:
-        [B, m, m], symmetric.
     """
     _check("S", S)
     _check("T", T)
