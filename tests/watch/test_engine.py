@@ -295,10 +295,10 @@ def test_one_outlier_moves_nothing():
 
 def test_the_onset_of_a_fall():
     track = Track(warmup=4, window=2)
-    for reward in [0.7] * 20 + [0.5, 0.3, 0.1, 0.1, 0.1, 0.1]:
-        track.add(reward)
-    assert Symptom("reward", "down", by=0.5).onset(track.window(0), range(26)) == 20
-    assert Symptom("reward", "not_up").onset(track.window(0), range(26)) is None
+    for step, reward in enumerate([0.7] * 20 + [0.5, 0.3, 0.1, 0.1, 0.1, 0.1]):
+        track.add(reward, step)
+    assert Symptom("reward", "down", by=0.5).onset(track.window(0)) == 20
+    assert Symptom("reward", "not_up").onset(track.window(0)) is None
 
 
 def test_a_fall_in_the_first_rows_is_remembered():

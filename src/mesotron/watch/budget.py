@@ -41,23 +41,15 @@ def limits_of(config: TrainConfig | SftConfig) -> Limits:
 
 
 class Meter:
-    """Counts the time and money of a run from the start of the command.
-
-    Args:
-        limits: of the run.
-        before: seconds that earlier sessions took.
-        paid: dollars that they cost; None applies this session's price.
-        began: when this session began, on the clock.
-        clock: returns seconds.
-    """
+    """Counts the time and money of a run from the start of the command."""
 
     def __init__(
         self,
         limits: Limits,
         *,
-        before: float = 0.0,
-        paid: float | None = None,
-        began: float | None = None,
+        before: float = 0.0,  # seconds of earlier sessions
+        paid: float | None = None,  # dollars that they cost; None applies this session's price
+        began: float | None = None,  # on the clock
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits, self.before, self.paid, self.clock = limits, before, paid, clock
@@ -140,14 +132,8 @@ class StepMath:
 
 
 def step_math(num_prompts: int, prompts: int, generations: int, updates: int = 1) -> StepMath:
-    """The step math of group-relative training.
-
-    Args:
-        num_prompts: in the whole dataset.
-        prompts: in one rollout batch: those of one forward pass times accumulation.
-        generations: completions of each prompt, those of an anchor included.
-        updates: optimizer steps per rollout batch.
-    """
+    """The steps of group-relative training on `num_prompts`, with `prompts` per rollout batch,
+    `generations` completions of each and `updates` optimizer steps per batch."""
     rollouts = num_prompts // prompts  # an incomplete batch is dropped, as in TRL
     return StepMath(
         prompts_per_update=prompts / updates,

@@ -1,8 +1,6 @@
-"""`mesotron.Watch`: the watch as a plain TrainerCallback of Transformers.
+"""`mesotron.Watch`: the watch as a TrainerCallback for any Trainer of Transformers or TRL.
 
-It works in any Trainer, TRL's and ours included. It reads only what is logged, and can warn, stop
-the run with a checkpoint, or roll back to a healthy checkpoint and continue with a remedy. With
-several processes the first one decides and all act alike.
+It reads only what is logged. With several processes the first one decides and all act alike.
 """
 
 import logging
@@ -81,7 +79,6 @@ class Watch(TrainerCallback):
 
     @property
     def engine(self) -> Engine:
-        """The engine that judges the rows."""
         return self.monitor.engine
 
     @property
@@ -108,10 +105,8 @@ class Watch(TrainerCallback):
         if self.guard in ("stop", "rollback") and state.is_world_process_zero:
             for name, severity in self.engine.active().items():
                 if severity == "stop":
-                    log.warning(
-                        f"this run was stopped for {name.replace('_', ' ')} and continues with the "
-                        "same settings: the guard will not stop it for that again"
-                    )
+                    name = name.replace("_", " ")
+                    log.warning(f"resumed after a stop for {name}: not stopped for that again")
         if self.guard != "rollback":
             return
         self._reapply_remedies()
@@ -184,7 +179,7 @@ class Watch(TrainerCallback):
             smaller = self._smaller_step(event, state, attempt + 1)
             wanted = [Change(**change) for change in event.changes]
             remedy = decide.prescribe(wanted, attempt + 1, smaller)
-            changes, refused = live.apply(remedy, self._can_change(), smaller)
+            changes, refused = live.apply(remedy, self._settings(), smaller)
             reason = f"{event.detector.replace('_', ' ')} began at step {event.began}"
             done = {"action": "rollback", "attempt": attempt + 1, "reason": reason,
                     "checkpoint": checkpoint, "changes": changes, "refused": refused}  # fmt: skip
@@ -212,13 +207,13 @@ class Watch(TrainerCallback):
 
     def _reapply_remedies(self) -> None:
         """Apply again what the checkpoint of a resumed run does not store of earlier remedies."""
-        settings = self._can_change()
+        settings = self._settings()
         for change in (change for action in self.actions for change in action.changes):
             setting = settings[change["field"]]
             if not setting.in_checkpoint:
                 setting.write(change["new"])
 
-    def _can_change(self) -> Settings:
+    def _settings(self) -> Settings:
         return live.settings_of(self.trainer) | self.more
 
     @property

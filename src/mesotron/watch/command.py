@@ -27,9 +27,8 @@ def run(config: WatchConfig) -> int:
     """Diagnose a run; the exit code is 1 if it is dead and `check` is set."""
     console = Console(highlight=False, soft_wrap=True)
     events = config.path / "events.jsonl"
-    watcher = Watcher(
-        config.settings, parse_renames(config.rename), events if events.is_file() else None
-    )
+    renames = parse_renames(config.rename)
+    watcher = Watcher(config.settings, renames, events if events.is_file() else None)
     if config.follow:
         log = follow(config, watcher, console)
     else:
@@ -45,11 +44,8 @@ def run(config: WatchConfig) -> int:
 
 
 class Watcher:
-    """Feeds the rows of one log to a monitor.
-
-    `renames` maps our names to those in the log; `events` is the events.jsonl of a run folder,
-    whose guard may have rolled back.
-    """
+    """Feeds the rows of one log to a monitor; `renames` maps our names to those in the log, and
+    `events` is the events.jsonl of a run folder, whose guard may have rolled back."""
 
     def __init__(
         self, settings: WatchSettings, renames: dict[str, str], events: Path | None = None
@@ -60,7 +56,6 @@ class Watcher:
     def restart(self) -> None:
         """Forget every row, as when the run was resumed from before them."""
         self.monitor = Monitor(self.settings)
-        self.rows: list[Row] = []
 
     def update(self, rows: Sequence[Row], actions: Sequence[dict[str, Any]] = ()) -> list[Event]:
         """Take the next rows, and all actions so far if the log has them; returns new events."""
@@ -69,37 +64,34 @@ class Watcher:
                    if theirs in row}
             for row in rows
         ]  # fmt: skip
-        self.rows += fresh
         records = actions if self.path is None else read_rows(self.path)
         num_actions = sum(record.get("kind") == "guard" for record in records)
         if rows and num_actions > len(self.monitor.actions):
             # The guard has rolled back: replay the rows, now knowing when.
-            self.monitor = Monitor(self.settings)
-            self.monitor.replay(merge_history(self.rows, records), ())
+            history = merge_history([*self.monitor.rows, *fresh], records)
+            self.restart()
+            self.monitor.replay(history, ())
             return [event for event in self.monitor.events if event.step >= rows[0]["step"]]
         return [event for row in fresh for event in self.monitor.update(row)]
 
     def diagnosis(self, log: Log) -> Diagnosis:
-        names = {key for row in self.rows for key in row}
+        m = self.monitor
+        names = {key for row in m.rows for key in row}
         for ours, theirs in self.renames.items():
             if theirs not in names:
                 close = difflib.get_close_matches(theirs, names, n=3)
                 hint = f"; did you mean {' or '.join(close)}?" if close else ""
                 raise ValueError(f"--rename {ours}={theirs}: no row has {theirs}{hint}")
-        if not any(canonical(row) for row in self.rows):
+        if not any(canonical(row) for row in m.rows):
             some = ", ".join(sorted(names - {"step"})[:12]) or "no numbers"
             raise ValueError(
                 f"{log.path} has no known metric (it has {some}): map them with --rename, as in "
                 "--rename reward=my_score"
             )
-        notes = list(log.notes)
-        if self.settings.warmup < WatchSettings().warmup:
-            notes.append(
-                f"short log of {len(self.rows)} rows: the first {self.settings.warmup} are the "
-                "baseline"
-            )
-        m = self.monitor
-        return diagnose(self.rows, m.engine, m.events, notes, m.actions)
+        notes, warmup = list(log.notes), self.settings.warmup
+        if warmup < WatchSettings().warmup:
+            notes.append(f"short log of {len(m.rows)} rows: the first {warmup} are the baseline")
+        return diagnose(m.rows, m.engine, m.events, notes, m.actions)
 
 
 def follow(config: WatchConfig, watcher: Watcher, console: Console) -> Log:

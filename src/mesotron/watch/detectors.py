@@ -95,18 +95,14 @@ DETECTORS = (
     ),
     Detector(
         name="update_explosion", changes=(SMALLER_STEP,),
-        cases=(
-            (Symptom("grad_norm", "up", by=9),),
-            (Symptom("grad_norm", "up", by=9, since="usual"),),
-            (Symptom("update_ratio", "up", by=4),),
-            (Symptom("kl", "up", by=9, change=0.1, since="usual"),),
-            (Symptom("ratio_high", "up", by=4, change=3, since="usual"),),
-        ),
-        fatal=(
-            (REWARD_LOST,),
-            (Symptom("grad_norm", "up", by=99),),
-            (Symptom("kl", "up", change=0.5), REWARD_NOT_UP),
-        ),
+        cases=((Symptom("grad_norm", "up", by=9),),
+               (Symptom("grad_norm", "up", by=9, since="usual"),),
+               (Symptom("update_ratio", "up", by=4),),
+               (Symptom("kl", "up", by=9, change=0.1, since="usual"),),
+               (Symptom("ratio_high", "up", by=4, change=3, since="usual"),)),
+        fatal=((REWARD_LOST,),
+               (Symptom("grad_norm", "up", by=99),),
+               (Symptom("kl", "up", change=0.5), REWARD_NOT_UP)),
         diagnosis="updates are many times larger than at the start of this run",
         remedy="halve the learning rate and go back to the last healthy checkpoint; with Muon "
         "prefer pion, which drops the noisy directions",
@@ -114,25 +110,20 @@ DETECTORS = (
     ),
     Detector(
         name="parser_drift", changes=(TWO_PART,), fatal=((REWARD_LOST,),),
-        cases=(
-            (Symptom("length", "up", by=0.3), REWARD_FELL,
-             Symptom("correct_unformatted", "up", change=0.1)),
-            (Symptom("length", "up", by=0.3), REWARD_FELL,
-             Symptom("parsed", "down", change=0.15, since="best")),
-        ),
-        diagnosis="completions grow and still contain the answer, but the parser no longer finds "
-        "it",
+        cases=((Symptom("length", "up", by=0.3), REWARD_FELL,
+                Symptom("correct_unformatted", "up", change=0.1)),
+               (Symptom("length", "up", by=0.3), REWARD_FELL,
+                Symptom("parsed", "down", change=0.15, since="best"))),
+        diagnosis="completions grow and contain the answer, but the parser no longer finds it",
         remedy="read some completions; let the parser take the last answer, raise the token "
         "limit, or reward the format separately (two_part)",
         source="verl PR #7274: only the first 300 characters were searched for the answer",
     ),
     Detector(
         name="structural_collapse", changes=(TWO_PART, SMALLER_STEP),
-        cases=(
-            (Symptom("formatted", "down", by=0.3, change=0.15, since="best"),
-             Symptom("correct_unformatted", "up", change=0.1)),
-            (Symptom("formatted", "down", by=0.5, since="best"),),
-        ),
+        cases=((Symptom("formatted", "down", by=0.3, change=0.15, since="best"),
+                Symptom("correct_unformatted", "up", change=0.1)),
+               (Symptom("formatted", "down", by=0.5, since="best"),)),
         fatal=((REWARD_LOST,), (Symptom("formatted", "down", by=0.6, since="best"),)),
         diagnosis="answers are correct but no longer in the format that the reward reads",
         remedy="reward the format separately (two_part) and halve the learning rate",
@@ -140,11 +131,9 @@ DETECTORS = (
     ),
     Detector(
         name="constant_answer",
-        cases=(
-            (Symptom("top_share", "up", change=0.25, level=0.5),),
-            (Symptom("top_share", "up", change=0.15), Symptom("vote_share", "above", level=0.95),
-             Symptom("distinct", "below", level=1.2)),
-        ),
+        cases=((Symptom("top_share", "up", change=0.25, level=0.5),),
+               (Symptom("top_share", "up", change=0.15), Symptom("vote_share", "above", level=0.95),
+                Symptom("distinct", "below", level=1.2))),
         fatal=((Symptom("top_share", "up", change=0.4, level=0.8),),),
         diagnosis="most prompts get the same answer",
         remedy="the self-reward has been hacked: go back to the last healthy checkpoint, use mgrpo "
@@ -154,18 +143,14 @@ DETECTORS = (
     ),
     Detector(
         name="self_reward_hacking", patience=2 / 3, fatal_patience=2 / 3,
-        cases=(
-            (Symptom("heldout", "down", change=0.05, since="best"),
-             Symptom("reward", "up", by=0.05)),
-            (Symptom("heldout", "down", change=0.05, since="best"),
-             Symptom("vote_share", "up", change=0.05)),
-            (Symptom("label_accuracy", "down", change=0.15, since="best"),
-             Symptom("vote_share", "up", change=0.05)),
-        ),
-        fatal=(
-            (Symptom("heldout", "down", change=0.1, since="best"),),
-            (Symptom("label_accuracy", "down", change=0.3, since="best"),),
-        ),
+        cases=((Symptom("heldout", "down", change=0.05, since="best"),
+                Symptom("reward", "up", by=0.05)),
+               (Symptom("heldout", "down", change=0.05, since="best"),
+                Symptom("vote_share", "up", change=0.05)),
+               (Symptom("label_accuracy", "down", change=0.15, since="best"),
+                Symptom("vote_share", "up", change=0.05))),
+        fatal=((Symptom("heldout", "down", change=0.1, since="best"),),
+               (Symptom("label_accuracy", "down", change=0.3, since="best"),)),
         diagnosis="the training reward rises while accuracy on held-out problems falls",
         remedy="stop at the checkpoint with the best held-out score; continue with gold answers, "
         "mgrpo, or a reward that only correct answers can raise",
@@ -175,14 +160,10 @@ DETECTORS = (
     ),
     Detector(
         name="repetition", changes=(SMALLER_STEP, KL_TO_START),
-        cases=(
-            (Symptom("repetition", "up", change=0.2, level=0.3),),
-            (Symptom("repetition", "up", change=0.1, level=0.6), REWARD_NOT_UP),
-        ),
-        fatal=(
-            (REWARD_LOST,),
-            (Symptom("repetition", "up", change=0.1, level=0.6), REWARD_NOT_UP),
-        ),
+        cases=((Symptom("repetition", "up", change=0.2, level=0.3),),
+               (Symptom("repetition", "up", change=0.1, level=0.6), REWARD_NOT_UP)),
+        fatal=((REWARD_LOST,),
+               (Symptom("repetition", "up", change=0.1, level=0.6), REWARD_NOT_UP)),
         diagnosis="completions repeat themselves",
         remedy="go back to the last healthy checkpoint, halve the learning rate, and add a "
         "repetition or overlong part to the reward",
@@ -190,27 +171,21 @@ DETECTORS = (
     ),
     Detector(
         name="length_explosion", changes=(SMALLER_STEP,), fatal=((REWARD_LOST,),),
-        cases=(
-            (Symptom("length", "up", by=1.0), REWARD_NOT_UP),
-            (Symptom("length", "up", by=0.5), REWARD_FELL),
-            (Symptom("truncated", "up", change=0.3, level=0.5), REWARD_NOT_UP),
-        ),
+        cases=((Symptom("length", "up", by=1.0), REWARD_NOT_UP),
+               (Symptom("length", "up", by=0.5), REWARD_FELL),
+               (Symptom("truncated", "up", change=0.3, level=0.5), REWARD_NOT_UP)),
         diagnosis="completions grow without a gain in reward, up to the token limit",
         remedy="raise the token limit or penalize overlong completions; halve the learning rate",
         source="verl #1066 (length grows, then nonsense); TRL #5697 (97-99% cut at 256 tokens)",
     ),
     Detector(
         name="length_collapse", changes=(KL_TO_START, SMALLER_STEP),
-        cases=(
-            (Symptom("length", "down", by=0.5), REWARD_FELL),
-            (Symptom("length", "down", by=0.5), Symptom("correct", "not_up", by=0.1)),
-            (Symptom("length", "down", by=0.8),),
-        ),
-        fatal=(
-            (REWARD_LOST,),
-            (Symptom("correct", "down", by=0.5, since="best"),),
-            (Symptom("heldout", "down", change=0.1, since="best"),),
-        ),
+        cases=((Symptom("length", "down", by=0.5), REWARD_FELL),
+               (Symptom("length", "down", by=0.5), Symptom("correct", "not_up", by=0.1)),
+               (Symptom("length", "down", by=0.8),)),
+        fatal=((REWARD_LOST,),
+               (Symptom("correct", "down", by=0.5, since="best"),),
+               (Symptom("heldout", "down", change=0.1, since="best"),)),
         diagnosis="completions shrink to a few tokens without reasoning",
         remedy="the reward favors short completions: check it on some, and add a KL term",
         source="Llama-3.2-3B on self-certainty in TRL: 7 tokens by step 20, MATH-500 0.46 to "
@@ -218,21 +193,17 @@ DETECTORS = (
     ),
     Detector(
         name="entropy_explosion", changes=(SMALLER_STEP, COOLER), fatal=((REWARD_LOST,),),
-        cases=(
-            (Symptom("entropy", "up", by=2.0, change=0.3),),
-            (Symptom("entropy", "up", by=1.0, change=0.2), REWARD_FELL),
-        ),
+        cases=((Symptom("entropy", "up", by=2.0, change=0.3),),
+               (Symptom("entropy", "up", by=1.0, change=0.2), REWARD_FELL)),
         diagnosis="the policy drifts toward random tokens",
         remedy="halve the learning rate, lower the temperature, remove an entropy bonus",
         source="verl #781: an entropy bonus of 0.001 was enough",
     ),
     Detector(
         name="entropy_collapse",
-        cases=(
-            (Symptom("entropy", "down", by=0.5), REWARD_NOT_UP),
-            (Symptom("entropy", "down", by=0.5), REWARD_FELL),
-            (Symptom("entropy", "down", by=0.95),),
-        ),
+        cases=((Symptom("entropy", "down", by=0.5), REWARD_NOT_UP),
+               (Symptom("entropy", "down", by=0.5), REWARD_FELL),
+               (Symptom("entropy", "down", by=0.95),)),
         fatal=((Symptom("entropy", "down", by=0.5), REWARD_FELL),),
         diagnosis="the policy is certain of every token and has stopped exploring",
         remedy="widen the upper clip (epsilon_high 0.28), raise the temperature, or halve the "
@@ -252,17 +223,13 @@ DETECTORS = (
     ),
     Detector(
         name="dead_optimizer", patience=2, fatal_patience=4,
-        cases=(
-            (Symptom("dead_blocks", "above", level=0.9),),
-            (Symptom("update_ratio", "below", level=1e-4),),
-            (Symptom("update_rms", "below", level=1e-8), ALWAYS_SMALL),
-            (Symptom("grad_norm", "below", level=1e-10),
-             Symptom("zero_signal", "below", level=0.5)),
-        ),
-        fatal=(
-            (Symptom("update_ratio", "below", level=1e-6),),
-            (Symptom("update_rms", "below", level=1e-8), ALWAYS_SMALL),
-        ),
+        cases=((Symptom("dead_blocks", "above", level=0.9),),
+               (Symptom("update_ratio", "below", level=1e-4),),
+               (Symptom("update_rms", "below", level=1e-8), ALWAYS_SMALL),
+               (Symptom("grad_norm", "below", level=1e-10),
+                Symptom("zero_signal", "below", level=0.5))),
+        fatal=((Symptom("update_ratio", "below", level=1e-6),),
+               (Symptom("update_rms", "below", level=1e-8), ALWAYS_SMALL)),
         diagnosis="the learning rate is not zero, but the weights do not move",
         remedy="check that the optimizer has the trainable parameters (build it after LoRA); "
         "with pion raise promote or use cutoff='noise'",
@@ -318,9 +285,7 @@ DETECTORS = (
     ),
     Detector(
         name="constant_reward", patience=3, fatal_patience=8, fatal=ALWAYS,
-        cases=(
-            (Symptom("zero_signal", "above", level=0.97), Symptom("reward", "still", by=0.02)),
-        ),
+        cases=((Symptom("zero_signal", "above", level=0.97), Symptom("reward", "still", by=0.02)),),
         diagnosis="in every group all rewards have been equal since the start",
         remedy="call the reward function on a correct and on a wrong completion: it does not "
         "distinguish them",
@@ -328,10 +293,8 @@ DETECTORS = (
     ),
     Detector(
         name="lying_loss",
-        cases=(
-            (REWARD_FELL, Symptom("loss", "still", by=0.1, level=0.02)),
-            (REWARD_FELL, Symptom("loss", "down", by=0.5)),
-        ),
+        cases=((REWARD_FELL, Symptom("loss", "still", by=0.1, level=0.02)),
+               (REWARD_FELL, Symptom("loss", "down", by=0.5))),
         diagnosis="the reward falls while the loss stays near zero or improves; the loss of a "
         "group-relative objective does not measure progress",
         remedy="watch the reward and held-out accuracy, never the loss",
@@ -347,17 +310,13 @@ DETECTORS = (
     ),
     Detector(
         name="accuracy_collapse", patience=1 / 3, fatal_patience=1 / 3,
-        cases=(
-            (Symptom("heldout", "down", by=0.2, since="best"),),
-            (Symptom("correct", "down", by=0.3, since="best"),),
-        ),
-        fatal=(
-            (Symptom("heldout", "down", by=0.25, since="best"),),
-            (Symptom("correct", "down", by=0.4, since="best"),),
-            (FEWER_CORRECT, Symptom("top_share", "up", by=0.3, noise_share=JOINT)),
-            (FEWER_CORRECT,
-             Symptom("heldout", "down", by=0.25, since="best", noise_share=JOINT)),
-        ),
+        cases=((Symptom("heldout", "down", by=0.2, since="best"),),
+               (Symptom("correct", "down", by=0.3, since="best"),)),
+        fatal=((Symptom("heldout", "down", by=0.25, since="best"),),
+               (Symptom("correct", "down", by=0.4, since="best"),),
+               (FEWER_CORRECT, Symptom("top_share", "up", by=0.3, noise_share=JOINT)),
+               (FEWER_CORRECT,
+                Symptom("heldout", "down", by=0.25, since="best", noise_share=JOINT))),
         diagnosis="accuracy falls, whatever the reward says",
         remedy="go back to the checkpoint with the best held-out score and halve the learning "
         "rate; if the reward did not fall, it rewards something other than correct answers",
@@ -366,12 +325,10 @@ DETECTORS = (
     ),
     Detector(
         name="stalled_throughput", harmless=True,
-        cases=(
-            (Symptom("step_time", "up", by=2.0, since="usual"),
-             Symptom("length", "not_up", by=0.5, since="usual", optional=True)),
-            (Symptom("step_time", "up", by=4.0),
-             Symptom("length", "not_up", by=1.0, optional=True)),
-        ),
+        cases=((Symptom("step_time", "up", by=2.0, since="usual"),
+                Symptom("length", "not_up", by=0.5, since="usual", optional=True)),
+               (Symptom("step_time", "up", by=4.0),
+                Symptom("length", "not_up", by=1.0, optional=True))),
         diagnosis="a step takes several times as long as before, and completions are not longer",
         remedy="look for a slow reward function, a full disk, or another job on the machine",
         source="verl #795: 230 steps in five days, slower toward the end",

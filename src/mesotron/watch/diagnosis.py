@@ -1,7 +1,4 @@
-"""The diagnosis of a run: its phases, the cause of a failure, and what was spent after it.
-
-Made from the rows, the engine that read them and its events; it applies no rule of its own.
-"""
+"""The diagnosis of a run: its phases, the cause of a failure, and what was spent after it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,8 +13,7 @@ from mesotron.watch.tracks import Since
 
 Condition = Literal["healthy", "drifting", "dead"]
 
-# A reward still counts as the best plateau within this share of the best.
-PLATEAU = 0.05
+PLATEAU = 0.05  # within this share of the best reward
 # Rows after the first stop in which another stop may still be the cause: as many as a warning
 # lasts. What a dead run does later (repeat itself, starve) did not kill it.
 TOGETHER = 12
@@ -70,8 +66,9 @@ class Diagnosis:
             f"dead after step {phase.first}" if phase.condition == "dead"
             else f"steps {phase.first}-{phase.last} {phase.condition}" for phase in self.phases
         )  # fmt: skip
-        text += "".join(f", rolled back from step {action.step} to {action.checkpoint}"
-                        for action in self.actions if action.action == "rollback")  # fmt: skip
+        for action in self.actions:
+            if action.action == "rollback":
+                text += f", rolled back from step {action.step} to {action.checkpoint}"
         if self.numbers:
             text += ": " + ", ".join(evidence.text() for evidence in self.numbers)
         if self.cause:
@@ -89,23 +86,8 @@ def diagnose(
     notes: Sequence[str] = (),
     actions: Sequence[Action] = (),
 ) -> Diagnosis:
-    """Diagnose a run.
-
-    Args:
-        rows: its rows in order, each with its step; at least one.
-        engine: the engine that has read them.
-        events: what it reported.
-        notes: remarks to pass on.
-        actions: of a guard; after a rollback the run is healthy until the next event.
-
-    Example:
-        >>> engine, rewards = Engine(), [0.7] * 30 + [0.1] * 30
-        >>> rows = [{"step": k, "reward": r} for k, r in enumerate(rewards)]
-        >>> events = [event for row in rows for event in engine.update(row)]
-        >>> print(diagnose(rows, engine, events).text())
-        steps 0-34 healthy, dead after step 34: reward 0.7 to 0.1; cause: reward collapse; 51% of \
-the steps came after the last useful step, 29
-    """
+    """Diagnose a run from its rows (at least one, each with its step), the engine that has read
+    them, its events, and the actions of a guard."""
     detectors = {detector.name: detector for detector in engine.detectors}
     harmful = [event for event in events if not detectors[event.detector].harmless]
     rollbacks = [action for action in actions if action.action == "rollback"]
@@ -139,10 +121,8 @@ the steps came after the last useful step, 29
 def find_phases(
     events: Sequence[Event], first: int, last: int, rollbacks: Sequence[Action] = ()
 ) -> tuple[Phase, ...]:
-    """Healthy until a warning, drifting until all warnings are cleared, dead from a stop on.
-
-    A rollback makes the run healthy again; nothing else does after a stop.
-    """
+    """Healthy until a warning, drifting until all warnings are cleared, dead from a stop to a
+    rollback."""
     phases: list[Phase] = []
     condition: Condition = "healthy"
     start, warned = first, set[str]()
@@ -190,11 +170,8 @@ def _find_cause(
 def _last_useful_step(
     rows: Sequence[Row], events: Sequence[Event], cause: Detector, death: int
 ) -> int:
-    """The last step before death at which the reward was on its best plateau.
-
-    Where the reward did not fall (it was hacked, or never meant anything), the first event of the
-    cause.
-    """
+    """The last step before death at which the reward was on its best plateau; where the reward did
+    not fall (it was hacked, or never meant anything), the first event of the cause."""
     own = [event for event in events if event.detector == cause.name]
     fatal = [item for event in own if event.severity == "stop" for item in event.evidence]
     numbers = [(int(row["step"]), canonical(row)) for row in rows if row["step"] <= death]
@@ -229,7 +206,7 @@ def _quoted_numbers(engine: Engine, healthy: bool) -> tuple[Evidence, ...]:
     out = []
     for place, (name, since) in enumerate(QUOTED):
         since = "start" if healthy else since
-        window = engine.tracks[name].window(0) if name in engine.tracks else None
+        window = engine.window(name)
         before = window.reference(since) if window else None
         if window is None or before is None:
             continue

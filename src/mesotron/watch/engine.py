@@ -30,11 +30,7 @@ SHORT_LOG = 60  # rows
 
 
 class Engine:
-    """Watches one run.
-
-    Args:
-        settings: warmup, window, patience and noise.
-        detectors: the failures to look for.
+    """Watches one run for the failures that `detectors` describe.
 
     Example:
         >>> engine = Engine()
@@ -50,17 +46,14 @@ class Engine:
         self.settings = settings or WatchSettings()
         self.detectors = tuple(detectors)
         self.tracks: dict[str, Track] = {}
-        self.steps: dict[str, list[int]] = {}  # of the values that each track remembers
         self.counts = {detector.name: Counts.of(detector) for detector in detectors}
         self.step = -1
         self._triggers = {d.name: [trigger_metrics(case) for case in d.cases] for d in detectors}
 
     def update(self, row: Mapping[str, Any]) -> list[Event]:
-        """Take one row and return the new events, usually none.
+        """Take one row of numbers by their logged names and return the new events, usually none.
 
-        Args:
-            row: numbers by their logged names; other values are ignored. Without a "step", rows
-                are counted.
+        Values that are not numbers are ignored. Without a "step", rows are counted.
         """
         numbers = {key: float(value) for key, value in row.items() if is_number(value)}
         steps = (int(numbers[n]) for n in STEP_NAMES if n in numbers and is_finite(numbers[n]))
@@ -68,24 +61,19 @@ class Engine:
         values = self._with_derived(canonical(numbers))
         for name, value in values.items():
             if is_finite(value):
-                track, seen = self._track(name), self.steps.setdefault(name, [])
-                track.add(value)
-                seen.append(self.step)
-                del seen[: len(seen) - len(track.recent)]
+                self._track(name).add(value, self.step)
         if values.get("heldout_problems", 0.0) > 0 and "heldout" in self.tracks:
             self.tracks["heldout"].trials = values["heldout_problems"]
         return [event for d in self.detectors for event in self._check(d, values.keys())]
 
     def blind(self) -> dict[str, tuple[str, ...]]:
         """Detectors that cannot run -> the metrics that the case nearest to running lacks."""
-        out = {}
-        for detector in self.detectors:
-            missing = [[s.metric for s in case if not s.optional and s.metric not in self.tracks]
-                       for case in detector.cases]  # fmt: skip
-            fewest = min(missing, key=len)
-            if fewest:
-                out[detector.name] = tuple(fewest)
-        return out
+        missing = {
+            d.name: [tuple(s.metric for s in case if not s.optional and s.metric not in self.tracks)
+                     for case in d.cases] for d in self.detectors
+        }  # fmt: skip
+        fewest = {name: min(cases, key=len) for name, cases in missing.items()}
+        return {name: metrics for name, metrics in fewest.items() if metrics}
 
     def active(self) -> dict[str, Severity]:
         """Detectors whose warning or stop is not cleared -> severity."""
@@ -106,7 +94,6 @@ class Engine:
     def forget(self, metric: str) -> None:
         """Drop the past of a metric whose scale has changed, and every count based on it."""
         self.tracks.pop(metric, None)
-        self.steps.pop(metric, None)
         for detector in self.detectors:
             if metric in detector.metrics:
                 self.counts[detector.name] = Counts.of(detector)
@@ -116,7 +103,6 @@ class Engine:
         return {
             "step": self.step,
             "tracks": {name: track.state() for name, track in self.tracks.items()},
-            "steps": {name: list(steps) for name, steps in self.steps.items()},
             "counts": {name: asdict(count) for name, count in self.counts.items()},
         }
 
@@ -125,7 +111,6 @@ class Engine:
         self.step, self.tracks = state["step"], {}
         for name, kept in state["tracks"].items():
             self._track(name).load_state(kept)
-        self.steps = {name: list(steps) for name, steps in state["steps"].items()}
         self.counts = {name: Counts(**deepcopy(kept)) for name, kept in state["counts"].items()}
 
     def _with_derived(self, values: dict[str, float]) -> dict[str, float]:
@@ -135,11 +120,15 @@ class Engine:
         if "update_rms" in values and values.get("lr", 0.0) > 0:
             out["update_ratio"] = values["update_rms"] / values["lr"]
         if "greedy" in values:
-            correct = self.tracks["correct"].window(0) if "correct" in self.tracks else None
+            correct = self.window("correct")
             sampled = values.get("sampled", correct.now if correct else None)
             if sampled is not None:
                 out["greedy_gap"] = abs(values["greedy"] - sampled)
         return out
+
+    def window(self, metric: str, scale: int = 0) -> Window | None:
+        """The short (0) or long (1) window of a metric; None until it is full."""
+        return self.tracks[metric].window(scale) if metric in self.tracks else None
 
     def _track(self, name: str) -> Track:
         if name not in self.tracks:
@@ -194,11 +183,10 @@ class Engine:
         seen: dict[str, Evidence] = {}
         onsets: list[int | None] = []
         for symptom in symptoms:
-            metric = symptom.metric
-            window = self.tracks[metric].window(scale) if metric in self.tracks else None
+            window = self.window(symptom.metric, scale)
             if window is not None:
-                seen.setdefault(metric, evidence(symptom, window))
-                onsets.append(symptom.onset(window, self.steps[metric]))
+                seen.setdefault(symptom.metric, evidence(symptom, window))
+                onsets.append(symptom.onset(window))
         count = self.counts[detector.name]
         # A stop begins no later than the warning before it.
         onsets.append(count.began if symptoms else None)

@@ -1,7 +1,5 @@
-"""What the watch reports (`Event`) and what the guard does about it (`Action`), as plain data.
-
-Both are rows of events.jsonl, where their fields are the keys.
-"""
+"""What the watch reports (`Event`) and what the guard does about it (`Action`): the rows of
+events.jsonl, where their fields are the keys."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields

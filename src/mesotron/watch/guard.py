@@ -1,8 +1,7 @@
 """The guard's decisions about a dead run: which checkpoint, which remedy, or why to give up.
 
-It touches no trainer. `Monitor` keeps the engine's state at each checkpoint: after a rollback the
-run is judged from there, so old rows raise no alarm and the same failure is caught again. It can be
-rebuilt from the rows and actions, which is how a resumed run gets it.
+`Monitor` keeps the engine's state at each checkpoint: after a rollback the run is judged from
+there, so old rows raise no alarm and the same failure is caught again. A resumed run rebuilds it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -129,13 +128,11 @@ def prescribe(changes: Sequence[Change], number: int, smaller: Change) -> tuple[
     time, and from the second try on the step size is lowered (`smaller`) in any case."""
     remedy = []
     for change in changes:
-        if change.field == smaller.field:
-            change = smaller
-        elif change.act == "multiply":
+        if change.act == "multiply":
             change = replace(change, value=change.value**number)
         elif change.act == "at_least":
             change = replace(change, value=change.value * 2 ** (number - 1))
-        remedy.append(change)
+        remedy.append(smaller if change.field == smaller.field else change)
     if number > 1 and smaller not in remedy:
         remedy.append(smaller)
     return tuple(remedy)
@@ -143,8 +140,6 @@ def prescribe(changes: Sequence[Change], number: int, smaller: Change) -> tuple[
 
 def lr_factor(steps: int, left: int, rise: float = 1.0, number: int = 1) -> float:
     """What to multiply the learning rate by after a rollback, at most a half.
-
-    min(max(SAFETY * steps / left, SMALLEST), 0.5^number) / max(rise, 1)
 
     A policy is ruined by how far its weights have moved, more than by any one step: in
     benchmarks/watch Muon does it within 10 to 20 steps at a rate of 6e-3 and within 40 at 1.5e-3.

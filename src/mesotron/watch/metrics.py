@@ -1,8 +1,4 @@
-"""One vocabulary for the numbers of a run, whatever tool logged them.
-
-A detector reads `reward` and `length`; TRL, verl, OpenRLHF and this library each have their own
-names for those. `METRICS` is the whole mapping.
-"""
+"""Our names for the numbers of a run, and what TRL, verl, OpenRLHF and others call them."""
 
 import re
 from collections.abc import Mapping
@@ -19,12 +15,9 @@ class Metric:
 
     name: str
     meaning: str
-    # Names in logs, the best source first; * matches anything.
-    names: tuple[str, ...] = ()
-    # How to combine several matches of one name with a *.
-    combine: Literal["mean", "max"] = "mean"
-    # Logged a few times per run (an evaluation): each value counts by itself.
-    sparse: bool = False
+    names: tuple[str, ...] = ()  # in logs, the best source first; * matches anything
+    combine: Literal["mean", "max"] = "mean"  # several matches of one name with a *
+    sparse: bool = False  # logged a few times per run (an evaluation): each value counts by itself
 
 
 _TABLE = (
@@ -142,12 +135,7 @@ def _matches(key: str) -> tuple[tuple[str, int], ...]:
 
 
 def plain_name(key: str) -> str:
-    """A logged name without what loggers add.
-
-    Example:
-        >>> plain_name("run-7 - train/reward"), plain_name("eval/greedy")
-        ('reward', 'eval/greedy')
-    """
+    """A logged name without what loggers add: `run-7 - train/reward` is `reward`."""
     plain = key.rsplit(" - ", 1)[-1].strip()
     for prefix in _PREFIXES:
         plain = plain.removeprefix(prefix)

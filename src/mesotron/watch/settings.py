@@ -1,13 +1,13 @@
 """Changes to a running trainer: its settings, by their config names, and its weights on a rollback.
 
-Any Transformers trainer can change its step size. TRL's GRPO trainer can also change the weight of
-the KL term, the temperature and the upper clip; checked against TRL 1.16. A caller may add more
-settings, such as another reward.
+Any Transformers trainer can change its step size; TRL's GRPO trainer also the weight of the KL
+term, the temperature and the upper clip (checked against TRL 1.16). A caller may add more.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,14 @@ class Setting:
 
 
 Settings = dict[str, Setting]
-
-
 Records = tuple[dict[str, Any], ...]
 
 
 def apply(
     remedy: Sequence[Change], settings: Settings, smaller: Change = SMALLER_STEP
 ) -> tuple[Records, Records]:
-    """Apply a remedy as far as the trainer can; if none of it can be, make the steps smaller.
-
-    Returns:
-        What was changed and what was refused, as in `events.Action`.
-    """
+    """Apply a remedy as far as the trainer can, or else make the steps smaller; returns the changes
+    and refusals of an `Action`."""
     changes, refused = [], []
     for change in remedy:
         why = obstacle(change, settings.get(change.field))
@@ -72,23 +67,15 @@ def _write(change: Change, setting: Setting) -> dict[str, Any]:
 
 def settings_of(trainer: Any) -> Settings:
     """What a `transformers.Trainer` can change, by config name."""
-    settings = {
-        "optim.lr": Setting(
-            lambda: first_rate(trainer),
-            # A rate of 0 cannot be scaled.
-            lambda rate: scale_rates(trainer, rate / (first_rate(trainer) or 1.0)),
-            in_checkpoint=True,
-        )
-    }
-    return settings | _grpo_settings(trainer) if is_grpo(trainer) else settings
+
+    def set_rate(rate: float) -> None:
+        scale_rates(trainer, rate / (first_rate(trainer) or 1.0))  # 0 cannot be scaled
+
+    rate = Setting(lambda: first_rate(trainer), set_rate, in_checkpoint=True)
+    return {"optim.lr": rate} | (_grpo_settings(trainer) if is_grpo(trainer) else {})
 
 
 def _grpo_settings(trainer: Any) -> Settings:
-    def attribute(name: str, obstacle: Callable[[], str | None] = lambda: None) -> Setting:
-        return Setting(
-            lambda: getattr(trainer, name), lambda new: setattr(trainer, name, new), obstacle
-        )
-
     def no_reference() -> str | None:
         if trainer.ref_model is not None or has_adapters(trainer.model):
             return None
@@ -98,12 +85,14 @@ def _grpo_settings(trainer: Any) -> Settings:
         mixed = trainer.accelerator.mixed_precision != "no"
         return "its log-probabilities are computed in mixed precision" if mixed else None
 
+    def attribute(name: str, **options: Any) -> Setting:
+        return Setting(partial(getattr, trainer, name), partial(setattr, trainer, name), **options)
+
+    set_to = partial(set_temperature, trainer)
     return {
-        "objective.beta": attribute("beta", no_reference),
+        "objective.beta": attribute("beta", obstacle=no_reference),
         "objective.epsilon_high": attribute("epsilon_high"),
-        "rollout.temperature": Setting(
-            lambda: trainer.temperature, lambda new: set_temperature(trainer, new), autocast
-        ),
+        "rollout.temperature": Setting(lambda: trainer.temperature, set_to, autocast),
     }
 
 
@@ -157,13 +146,10 @@ def scale_rates(trainer: Any, factor: float) -> None:
 
 
 def schedule_rise(trainer: Any, first: int, now: int, last: int) -> float:
-    """The mean scheduled rate of the steps to come over that of the steps since `first`.
-
-    A schedule that is not a function of the step counts as constant.
-    """
+    """The mean scheduled rate of the steps to come over that of the steps since `first`."""
     scheduler = _plain_scheduler(trainer)
     if not isinstance(scheduler, LambdaLR) or not first < now < last:
-        return 1.0
+        return 1.0  # any other schedule counts as constant
     shape = scheduler.lr_lambdas[0]
     past = sum(map(shape, range(first, now))) / (now - first)
     future = sum(map(shape, range(now, last))) / (last - now)
@@ -177,9 +163,8 @@ def _plain_scheduler(trainer: Any) -> Any:
 def roll_back(trainer: Any, checkpoint: Path) -> None:
     """Restore weights and optimizer from a checkpoint; learning rates stay as they are.
 
-    A trainer with its own kind of checkpoints has a method `restore_policy(checkpoint)`. The step
-    counter, the schedule, the data order and the random states are not rewound: files stay
-    append-only, and a Trainer's loop cannot be rewound from inside.
+    A trainer with its own kind of checkpoints has a method `restore_policy(checkpoint)`. Nothing
+    else is rewound: files stay append-only, and a Trainer's loop cannot go back from inside.
     """
     rates = [{key: group[key] for key in ("lr", "initial_lr") if key in group}
              for group in trainer.optimizer.param_groups]  # fmt: skip
@@ -198,10 +183,7 @@ def roll_back(trainer: Any, checkpoint: Path) -> None:
 def check_rollback(trainer: Any, tries: int) -> None:
     """Refuse at the start what a rollback could not do hours later."""
     if trainer is None:
-        raise ValueError(
-            "guard='rollback' needs the trainer: "
-            "trainer.add_callback(mesotron.Watch(guard='rollback', trainer=trainer))"
-        )
+        raise ValueError("guard='rollback' needs the trainer: Watch('rollback', trainer=trainer)")
     if tries < 1:
         raise ValueError(f"tries {tries} must be at least 1; or use guard='stop'")
     is_fsdp = trainer.is_fsdp_enabled
@@ -225,8 +207,9 @@ def check_rollback(trainer: Any, tries: int) -> None:
 def complete_checkpoints(root: Path) -> set[int]:
     """Steps of the checkpoints in a Trainer's output folder that a rollback can use: those with a
     manifest must match it, others must have their last file."""
-    return {
-        found.step for found in list_checkpoints(root)
-        if (damage(found.path) is None if (found.path / MANIFEST).exists()
-            else (found.path / "trainer_state.json").exists())
-    }  # fmt: skip
+
+    def is_complete(path: Path) -> bool:
+        has_manifest = (path / MANIFEST).exists()
+        return damage(path) is None if has_manifest else (path / "trainer_state.json").exists()
+
+    return {found.step for found in list_checkpoints(root) if is_complete(found.path)}

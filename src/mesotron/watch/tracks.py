@@ -1,9 +1,8 @@
 """The past of one metric (`Track`), a window of it (`Window`), and what it may show (`Symptom`).
 
-A track takes one value at a time and keeps a bounded memory. It has two windows: a short one for a
-fast collapse and a long one for a slow decline through the noise of small batches. The level of a
-window is its trimmed mean, so one outlier moves nothing. For a sparse metric (an evaluation) the
-windows are one value and the mean of three.
+A short window sees a fast collapse, a long one a slow decline through the noise of small batches.
+Their level is a trimmed mean, so one outlier moves nothing. For a sparse metric (an evaluation)
+they are one value and the mean of three.
 """
 
 import math
@@ -14,30 +13,22 @@ from typing import Any, Literal
 Since = Literal["start", "best", "usual"]
 Move = Literal["up", "down", "not_up", "still", "above", "below"]
 
-# The long window is this many short ones.
-LONG = 5
-# Values before the long window from which the usual level is taken.
-MEMORY = 64
+LONG = 5  # short windows per long window
+MEMORY = 64  # values before the long window, for the usual level
 # In normal noise of deviation 1, |x - 2y + z| has this mean once its largest tenth is left out...
 TRIMMED_BEND = 1.611
 # ... and the trimmed mean of 5 values has this times the error of their mean; of more, less.
 TRIMMED_ERROR = 1.07
-# Share of a window that is trimmed at each end.
-TRIM = 0.2
-# Evaluations whose mean is the long window of a sparse metric.
-POOLED = 3
-# Number of problems behind a sparse share where the log does not say.
-ASSUMED_TRIALS = 100
+TRIM = 0.2  # share of a window at each end
+POOLED = 3  # values in the long window of a sparse metric
+ASSUMED_TRIALS = 100  # problems per evaluation where the log does not say
 # Onset: a value is healthy if it has moved less than this share of the way from its reference,
 # by a running median, so that one lucky row in a decline does not count.
 HEALTHY_SHARE, SMOOTH = 0.25, 5
 
 
 class Window:
-    """The latest values of a track: their level, the references to compare with, and the error.
-
-    References and errors are computed on demand: most rows need few of them.
-    """
+    """The latest values of a track: their level, the references to compare with, and the error."""
 
     def __init__(self, track: "Track", size: int) -> None:
         self.track, self.size = track, size
@@ -103,16 +94,18 @@ class Track:
         self.first: list[float] = []
         self.start: float | None = None
         self.recent: list[float] = []
+        self.steps: list[int] = []  # of the recent values
         self.num_seen = 0
         self.windows = (Window(self, self.sizes[0]), Window(self, self.sizes[1]))
         self.trials: float | None = None  # for a share: number of problems behind each value
         self._noise: float | None = None
 
-    def add(self, value: float) -> None:
+    def add(self, value: float, step: int = 0) -> None:
         self.num_seen += 1
         self.recent.append(value)
+        self.steps.append(step)
         if len(self.recent) > MEMORY + self.sizes[1]:
-            del self.recent[0]
+            del self.recent[0], self.steps[0]
         if len(self.first) < self.warmup:
             self.first.append(value)
             self.start = level(self.first) if len(self.first) == self.warmup else None
@@ -144,13 +137,13 @@ class Track:
 
     def state(self) -> dict[str, Any]:
         best = [window.best for window in self.windows]
-        return {"first": list(self.first), "recent": list(self.recent), "best": best,
-                "trials": self.trials, "seen": self.num_seen}  # fmt: skip
+        return {"first": list(self.first), "recent": list(self.recent), "steps": list(self.steps),
+                "best": best, "trials": self.trials, "seen": self.num_seen}  # fmt: skip
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.first, self.recent = list(state["first"]), list(state["recent"])
         self.start = level(self.first) if len(self.first) == self.warmup else None
-        self.trials, self._noise = state["trials"], None
+        self.steps, self.trials, self._noise = list(state["steps"]), state["trials"], None
         self.num_seen = state["seen"]
         for window, best in zip(self.windows, state["best"], strict=True):
             window.best = best
@@ -212,16 +205,16 @@ class Symptom:
             return False
         return moved >= noise * window.standard_error(self.since)
 
-    def onset(self, window: Window, steps: Sequence[int]) -> int | None:
+    def onset(self, window: Window) -> int | None:
         """The first step of the change: an alarm comes late by its window and its patience.
 
         The step after the last healthy value, or the oldest remembered one; None for a symptom
-        that is no change (not_up, still). `steps` are those of the remembered values.
+        that is no change (not_up, still).
         """
         is_healthy = self._healthy_range(window)
         if is_healthy is None:
             return None
-        values = window.track.recent
+        values, steps = window.track.recent, window.track.steps
         width = 1 if window.track.sparse else SMOOTH
         medians = (median(values[max(k + 1 - width, 0) : k + 1]) for k in range(len(values)))
         last = max((k for k, value in enumerate(medians) if is_healthy(value)), default=-1)

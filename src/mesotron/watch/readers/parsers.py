@@ -1,7 +1,4 @@
-"""Parsers of text logs: JSON lines, JSON documents, CSV, and what trainers print.
-
-The console parser knows verl's `step:3 - actor/entropy:0.4 - ...` and Trainer's `{'loss': 0.1}`.
-"""
+"""Parsers of logs: JSON lines, JSON documents, CSV, console output, and TensorBoard files."""
 
 import csv
 import json
@@ -11,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mesotron.config import LogKind
 from mesotron.watch.events import ACTION_KEY
 from mesotron.watch.metrics import STEP_NAMES, plain_name
 
@@ -24,6 +22,9 @@ MAX_DEPTH = 8
 # verl and others put a row's numbers under one of these next to its step.
 WRAPPERS = {"data", "metrics", "logs"}
 
+PEEK = 2**16  # bytes to recognize a format by
+FRAME = 16  # bytes around each record of an event file: its length and two checksums
+
 COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Ray puts the worker in front: (TaskRunner pid=15930, ip=10.4.1.33)
 WORKER = re.compile(r"^\(\w{1,64} pid=\d{1,12}[^)\n]{0,64}\)\s*")
@@ -33,21 +34,15 @@ PRINTED = re.compile(r"'([^'\n]{1,200})':\s*'?([-+\w.]{1,40})'?[,}]")
 
 
 class Parser(ABC):
-    """Reads the rows of one file.
+    """Reads the rows of one file."""
 
-    Attributes:
-        whole: the file is rewritten as a whole, so `finish` may be called many times.
-        offset: number of bytes read so far.
-        actions: what a guard did, as `events.Action.record` gives it, where the file has it.
-        notes: remarks for the reader of the log.
-    """
-
-    whole: ClassVar[bool] = False
+    whole: ClassVar[bool] = False  # rewritten as a whole, so `finish` may be called many times
 
     def __init__(self, path: Path) -> None:
-        self.path, self.offset = path, 0
-        self.actions: list[dict[str, Any]] = []
+        self.path, self.offset = path, 0  # bytes read so far
+        self.actions: list[dict[str, Any]] = []  # records of a guard's actions, if there are any
         self.notes: list[str] = []
+        self._row: Row = {}  # not complete yet
 
     @abstractmethod
     def read(self) -> list[Row]:
@@ -56,6 +51,10 @@ class Parser(ABC):
     @abstractmethod
     def finish(self) -> list[Row]:
         """The rows that were waiting for more: nothing will follow."""
+
+    def _take(self) -> list[Row]:
+        row, self._row = self._row, {}
+        return [row] if len(row) > 1 else []  # a step is no row
 
 
 class LineParser(Parser):
@@ -97,7 +96,8 @@ class LineParser(Parser):
     def _parse(self, line: bytes) -> list[Row]:
         self.offset += len(line)
         self.num_lines += 1
-        return self.parse(line.decode("utf-8", errors="replace").rstrip("\r\n"))
+        rows = self.parse(line.decode("utf-8", errors="replace").rstrip("\r\n"))
+        return [row for row in rows if row]
 
     def error(self, problem: str) -> "MalformedLine":
         return MalformedLine(f"{self.path} line {self.num_lines} {problem}")
@@ -119,15 +119,11 @@ class JsonLines(LineParser):
             raise self.error(f"is not JSON: {_reason(error)}") from error
         if not isinstance(value, dict):
             raise self.error(f"is not a JSON object but {type(value).__name__}")
-        row = to_row(value)
-        return [row] if row else []
+        return [to_row(value)]
 
 
 class Document(Parser):
-    """One JSON document: a trainer_state.json, its log_history, or any list of rows.
-
-    A guard that rolled back has left its actions among the rows of a log_history.
-    """
+    """A trainer_state.json, its log_history (rows and a guard's actions), or any list of rows."""
 
     whole = True
 
@@ -183,8 +179,7 @@ class Csv(LineParser):
             return []
         if len(cells) > len(self._header):
             raise self.error(f"has {len(cells)} cells, the header {len(self._header)}")
-        row = to_row(dict(zip(self._header, cells)))
-        return [row] if row else []
+        return [to_row(dict(zip(self._header, cells)))]
 
     def last(self) -> list[Row]:
         if self._open.count("\n") > 1:  # it has swallowed the rest of the table
@@ -193,14 +188,8 @@ class Csv(LineParser):
 
 
 class Console(LineParser):
-    """Lines of verl's console logger, which may be wrapped, and dictionaries that Trainer prints.
-
-    Anything may stand between such lines.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._row: Row = {}
+    """What trainers print among other lines: verl's `step:3 - actor/entropy:0.4 - ...`, which may
+    be wrapped, and Trainer's `{'loss': 0.1}`."""
 
     def parse(self, line: str) -> list[Row]:
         rows: list[Row] = []
@@ -210,7 +199,7 @@ class Console(LineParser):
             if self._row and part.lstrip().startswith("- "):
                 self._row |= parse_pairs(part)
                 continue
-            rows += self.last()  # a verl row is complete when another line begins
+            rows += self._take()  # a verl row is complete when another line begins
             if step := VERL.search(part):
                 self._row = {"step": float(step[1])} | parse_pairs(part[step.end() :])
             elif "{'" in part:
@@ -219,24 +208,97 @@ class Console(LineParser):
         return rows
 
     def last(self) -> list[Row]:
-        row, self._row = self._row, {}
-        return [row] if len(row) > 1 else []
+        return self._take()
+
+
+class EventFile(Parser):
+    """A TensorBoard file; the scalars of one step, which are written one by one, make one row."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+        except ImportError as error:
+            raise ValueError(
+                f"{path} needs the reader of TensorBoard: pip install 'mesotron[tensorboard]'"
+            ) from error
+        self._loader = RawEventFileLoader(str(path))
+
+    def read(self) -> list[Row]:
+        rows: list[Row] = []
+        for record in self._loader.Load():  # ends before an incomplete or damaged record
+            step, scalars = self._parse(record)
+            self.offset += len(record) + FRAME
+            if scalars and (self._row.get("step") != step or scalars.keys() & self._row.keys()):
+                rows += self._take()
+                self._row = {"step": float(step)}
+            self._row |= scalars
+        return rows
+
+    def finish(self) -> list[Row]:
+        if self.offset < self.path.stat().st_size:
+            self.notes.append(f"{self.path.name} is damaged or cut off at byte {self.offset}")
+        return self._take()
+
+    def _parse(self, record: bytes) -> tuple[int, Row]:
+        from google.protobuf.message import DecodeError
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.util.tensor_util import make_ndarray
+
+        try:
+            event = event_pb2.Event.FromString(record)  # pyright: ignore[reportAttributeAccessIssue]
+        except DecodeError as error:
+            raise ValueError(f"{self.path}: no event at byte {self.offset}") from error
+        scalars: Row = {}
+        for value in event.summary.value:
+            if value.HasField("simple_value"):
+                scalars[value.tag] = value.simple_value
+            elif value.HasField("tensor") and value.tensor.dtype in (1, 2):  # float, double
+                array = make_ndarray(value.tensor)
+                scalars |= {value.tag: float(array.item())} if array.size == 1 else {}
+        return event.step, scalars
+
+
+PARSERS: dict[LogKind, type[Parser]] = {
+    "run": JsonLines, "jsonl": JsonLines, "trainer_state": Document, "csv": Csv,
+    "tensorboard": EventFile, "console": Console,
+}  # fmt: skip
+SUFFIXES: dict[str, LogKind] = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "csv",
+}  # fmt: skip
+
+
+def recognize(path: Path) -> LogKind:
+    """The format of a file, by its name or its first bytes."""
+    if "tfevents" in path.name:
+        return "tensorboard"
+    if path.suffix in SUFFIXES:
+        return SUFFIXES[path.suffix]
+    with path.open("rb") as file:
+        head = file.read(PEEK)
+    if b"brain.Event:" in head[:64]:  # the version in the first record
+        return "tensorboard"
+    text = head.decode("utf-8", errors="replace")
+    first = text.lstrip().split("\n", 1)[0].strip()
+    if path.suffix == ".json" or first in ("{", "["):
+        return "trainer_state"
+    if first.startswith('{"'):
+        return "jsonl"
+    if VERL.search(text) or PRINTED.search(text):
+        return "console"
+    if any(mark in first for mark in ",\t;"):
+        return "csv"
+    raise ValueError(f"{path} is not a known kind of log: give --kind, one of {', '.join(PARSERS)}")
 
 
 def parse_pairs(text: str) -> Row:
-    """Numbers of `name:value - name:value`."""
     matches = (PAIR.fullmatch(part.strip()) for part in re.split(r"(?:^|\s)-\s", text))
     numbers = ((match[1], to_number(match[2])) for match in matches if match)
     return {name: value for name, value in numbers if value is not None}
 
 
 def to_row(values: Mapping[str, Any]) -> Row:
-    """The numbers of a logged row: nested names are joined by /, the step is named "step".
-
-    Example:
-        >>> to_row({"step": 3, "data": {"reward": "0.5", "text": "hello"}})
-        {'step': 3.0, 'reward': 0.5}
-    """
+    """The numbers of a logged row: nested names are joined by /, the step is named "step"."""
     flat: Row = {}
     _flatten("", values, flat, MAX_DEPTH)
     names = {plain_name(key).lower(): key for key in flat}
@@ -257,7 +319,6 @@ def _flatten(prefix: str, values: Mapping[str, Any], flat: Row, depth: int) -> N
 
 
 def to_number(value: Any) -> float | None:
-    """A number, or the number in a short string; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

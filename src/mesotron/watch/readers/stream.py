@@ -1,7 +1,6 @@
 """A log as a stream of rows: read once to its end, or again and again while it grows.
 
-Every row has a step. Where steps go back, the run was resumed from an earlier checkpoint, and the
-rows after it are dropped.
+Where steps go back, the run was resumed from a checkpoint, and the rows after it are dropped.
 """
 
 import math
@@ -11,38 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mesotron.config import LogKind
-from mesotron.watch.readers.parsers import (
-    MAX_FILE,
-    PRINTED,
-    VERL,
-    Console,
-    Csv,
-    Document,
-    JsonLines,
-    Parser,
-    Row,
-)
-from mesotron.watch.readers.tensorboard import EventFile
+from mesotron.watch.readers.parsers import MAX_FILE, PARSERS, Parser, Row, recognize
 
-PARSERS: dict[LogKind, type[Parser]] = {
-    "run": JsonLines,
-    "jsonl": JsonLines,
-    "trainer_state": Document,
-    "csv": Csv,
-    "tensorboard": EventFile,
-    "console": Console,
-}
-SUFFIXES: dict[str, LogKind] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-}
 MAX_ROWS = 2_000_000
 MAX_NOTES = 20
-# Entries searched for event files at each level of a folder.
-MAX_ENTRIES = 10_000
-PEEK = 2**16
+MAX_ENTRIES = 10_000  # searched for event files at each level of a folder
 
 
 @dataclass
@@ -57,16 +29,7 @@ class Log:
 
 
 def read_log(path: Path, kind: LogKind = "auto") -> Log:
-    """Read a run folder, a log file, or a folder with one, to its end.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-        ...     _ = file.write("Step,train/reward\\n1,0.5\\n2,0.6\\n")
-        ...     file.flush()
-        ...     read_log(Path(file.name)).rows[0]
-        {'step': 1.0, 'train/reward': 0.5}
-    """
+    """Read a run folder, a log file, or a folder with one, to its end."""
     stream = Stream(path, kind)
     stream.poll()
     stream.finish()
@@ -162,7 +125,7 @@ def locate(path: Path, kind: LogKind = "auto") -> tuple[LogKind, list[Path]]:
     if not path.exists():
         raise ValueError(f"{path} does not exist: give a run folder or a log file")
     if path.is_file():
-        return (_sniff(path) if kind == "auto" else kind), [path]
+        return (recognize(path) if kind == "auto" else kind), [path]
     if not path.is_dir():
         raise ValueError(f"{path} is not a regular file: give a run folder or a log file")
     for found, files in _candidates(path):
@@ -201,25 +164,3 @@ def _event_files(path: Path) -> list[Path]:
         if found and depth == 0:
             break
     return sorted(found, key=lambda file: (file.name, str(file)))
-
-
-def _sniff(path: Path) -> LogKind:
-    if "tfevents" in path.name:
-        return "tensorboard"
-    if path.suffix in SUFFIXES:
-        return SUFFIXES[path.suffix]
-    with path.open("rb") as file:
-        head = file.read(PEEK)
-    if b"brain.Event:" in head[:64]:  # the version in the first record
-        return "tensorboard"
-    text = head.decode("utf-8", errors="replace")
-    first = text.lstrip().split("\n", 1)[0].strip()
-    if path.suffix == ".json" or first in ("{", "["):
-        return "trainer_state"
-    if first.startswith('{"'):
-        return "jsonl"
-    if VERL.search(text) or PRINTED.search(text):
-        return "console"
-    if any(mark in first for mark in ",\t;"):
-        return "csv"
-    raise ValueError(f"{path} is not a known kind of log: give --kind, one of {', '.join(PARSERS)}")
