@@ -70,13 +70,9 @@ def failing(seed: int, ends: dict[str, float], turn: int = TURN, over: int = 25)
         share = min((row["step"] - turn + 1) / over, 1.0)
         for name, end in ends.items():
             if name in row:
-                row[name] += (end - middle(name, row["step"])) * share
+                a, b, _ = (HEALTHY | EVALS)[name]
+                row[name] += (end - (a + (b - a) * row["step"] / STEPS)) * share
     return rows
-
-
-def middle(name: str, step: float) -> float:
-    a, b, _ = (HEALTHY | EVALS)[name]
-    return a + (b - a) * step / STEPS
 
 
 def constant(rows: list[Row], **values: float) -> list[Row]:

@@ -72,18 +72,13 @@ def test_stop_ends_the_run_with_a_checkpoint_and_the_diagnosis(tmp_path, caplog)
 
 
 @pytest.mark.parametrize("guard", ["warn", "off"])
-def test_warn_only_logs_and_off_is_silent(tmp_path, caplog, guard):
-    watch = Watch(guard=guard, settings=SETTINGS)
-    trainer = plain_trainer(tmp_path, watch)
+def test_a_resumed_run_is_watched_as_if_it_had_never_stopped(tmp_path, caplog, guard):
+    whole, resumed = (Watch(guard=guard, settings=SETTINGS) for _ in range(2))
+    trainer = plain_trainer(tmp_path, whole)
     trainer.train()
     assert trainer.state.global_step == 22
-    assert "stop" in [event.severity for event in watch.events]
+    assert "stop" in [event.severity for event in whole.events]
     assert bool(caplog.messages) == (guard == "warn")
-
-
-def test_a_resumed_run_is_watched_as_if_it_had_never_stopped(tmp_path):
-    whole, resumed = (Watch(settings=SETTINGS) for _ in range(2))
-    plain_trainer(tmp_path, whole).train()
     plain_trainer(tmp_path, resumed).train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
     first, second = ([(e.step, e.detector, e.severity) for e in w.events] for w in (whole, resumed))
     assert first == second

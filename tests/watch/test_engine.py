@@ -12,30 +12,17 @@ from mesotron.watch import DETECTORS, Engine, Event
 from mesotron.watch.detectors import Detector
 from mesotron.watch.metrics import METRICS, canonical
 from mesotron.watch.tracks import Symptom, Track, deviation
-from support.watch_streams import (
-    FAILURES,
-    HEALTHY,
-    ONLY_WARN,
-    TURN,
-    Row,
-    diagnosis_of,
-    failing,
-    healthy,
-)
+from support.watch_streams import FAILURES, HEALTHY, ONLY_WARN, TURN, diagnosis_of, failing, healthy
 
 NAMES = [detector.name for detector in DETECTORS]
 
 
-def events_of(rows: list[Row]) -> list[Event]:
+def events_of(rows) -> list[Event]:
     engine = Engine()
     return [event for row in rows for event in engine.update(row)]
 
 
 # Failures and health
-
-
-def test_every_detector_has_a_stream():
-    assert set(FAILURES) == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,11 +37,6 @@ def test_a_detector_fires_on_its_failure_and_is_the_cause(name):
     assert event.step < TURN if from_the_start else event.step >= TURN
     if name not in ONLY_WARN:
         assert (diagnosis.condition, diagnosis.cause) == ("dead", name)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_healthy_noise_raises_nothing(seed):
-    assert events_of(healthy(seed)) == []
 
 
 def test_solving_the_task_is_not_a_collapse():
@@ -82,16 +64,22 @@ def test_zero_signal_is_harmless_while_dynamic_sampling_fills_the_batch(filled, 
     assert {event.detector for event in events_of(rows)} == detectors
 
 
-def test_longer_completions_with_more_reward_are_not_an_explosion():
-    rows = failing(2, {"completions/mean_length": 150.0, "reward": 1.0, "facts/correct": 0.95})
-    assert events_of(rows) == []
+HARMLESS = {
+    "healthy": lambda: healthy(0),
+    "longer completions with more reward": lambda: failing(
+        2, {"completions/mean_length": 150.0, "reward": 1.0, "facts/correct": 0.95}
+    ),
+    "warmup": lambda: [
+        row | {"learning_rate": 1e-5 * min(1, (row["step"] + 1) / 50),
+               "optim/muon/update_rms": 2e-6 * min(1, (row["step"] + 1) / 50)}
+        for row in healthy(4)
+    ],
+}  # fmt: skip
 
 
-def test_a_learning_rate_warmup_is_not_an_explosion():
-    rows = [row | {"learning_rate": 1e-5 * min(1, (row["step"] + 1) / 50),
-                   "optim/muon/update_rms": 2e-6 * min(1, (row["step"] + 1) / 50)}
-            for row in healthy(4)]  # fmt: skip
-    assert events_of(rows) == []
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_healthy_run_raises_nothing(name):
+    assert events_of(HARMLESS[name]()) == []
 
 
 @pytest.mark.parametrize(
@@ -146,14 +134,13 @@ def test_a_slow_collapse_is_reported_before_half_of_the_reward_is_lost():
 # Rows
 
 
-@pytest.mark.parametrize("name", ["parser_drift", "self_reward_hacking", "nonfinite"])
-def test_the_order_of_names_and_unknown_metrics_do_not_matter(name):
-    draw, shuffled = random.Random(0), []
-    for row in FAILURES[name](0):
+def test_the_order_of_names_and_unknown_metrics_do_not_matter():
+    rows, draw, shuffled = FAILURES["parser_drift"](0), random.Random(0), []
+    for row in rows:
         items = [*row.items(), ("my/own", draw.random()), ("text", "hello"), ("flag", True)]
         draw.shuffle(items)
         shuffled.append(dict(items))
-    assert events_of(shuffled) == events_of(FAILURES[name](0))
+    assert events_of(shuffled) == events_of(rows)
 
 
 @pytest.mark.parametrize("missing", sorted(HEALTHY)[::4])
@@ -219,9 +206,9 @@ def test_the_state_survives_json(name, cut):
 
 def test_the_state_is_bounded():
     engine, sizes = Engine(), []
-    for k, row in enumerate(healthy(0, steps=800)):
+    for k, row in enumerate(healthy(0, steps=350)):
         engine.update(row)
-        if k in (300, 799):
+        if k in (150, 349):
             sizes.append(len(json.dumps(engine.state())))
     assert sizes[1] < 1.2 * sizes[0]  # later steps have more digits
 
@@ -234,11 +221,7 @@ def test_detectors_are_complete(detector):
     from mesotron.config import TrainConfig
 
     assert set(detector.metrics) <= set(METRICS)
-    assert detector.diagnosis
-    assert detector.remedy
-    assert detector.source
-    assert detector.cases
-    assert all(detector.cases)
+    assert all((detector.diagnosis, detector.remedy, detector.source, *detector.cases))
     for change in detector.changes:
         value = TrainConfig()
         for part in change.field.split("."):
@@ -284,48 +267,38 @@ def test_noise_is_measured_without_the_trend():
     assert deviation([5.0 * k for k in range(50)]) == 0.0
 
 
+def track_of(values, *size: int, pooled: bool = False) -> Track:
+    track = Track(*size, pooled=pooled)
+    for step, value in enumerate(values):
+        track.add(value, step)
+    return track
+
+
 def test_one_outlier_moves_nothing():
-    track = Track(warmup=10, window=5)
-    for k in range(60):
-        track.add(1e6 if k in (4, 40) else 1.0)
-    short = track.window(0)
-    assert short is not None
+    short = track_of([1e6 if k in (4, 40) else 1.0 for k in range(60)], 10, 5).window(0)
     assert (short.now, short.reference("start"), short.best) == (1.0, 1.0, 1.0)
 
 
 def test_the_onset_of_a_fall():
-    track = Track(warmup=4, window=2)
-    for step, reward in enumerate([0.7] * 20 + [0.5, 0.3, 0.1, 0.1, 0.1, 0.1]):
-        track.add(reward, step)
-    assert Symptom("reward", "down", by=0.5).onset(track.window(0)) == 20
-    assert Symptom("reward", "not_up").onset(track.window(0)) is None
+    short = track_of([0.7] * 20 + [0.5, 0.3, 0.1, 0.1, 0.1, 0.1], 4, 2).window(0)
+    assert Symptom("reward", "down", by=0.5).onset(short) == 20
+    assert Symptom("reward", "not_up").onset(short) is None
 
 
 def test_a_fall_in_the_first_rows_is_remembered():
-    track = Track(warmup=10, window=5)
-    for value in [0.4] * 10 + [0.0] * 60:
-        track.add(value)
-    long = track.window(1)
+    long = track_of([0.4] * 10 + [0.0] * 60, 10, 5).window(1)
     assert long.best < 0.4
     assert long.reference("best") == pytest.approx(0.4)
 
 
 def test_the_best_single_evaluation_is_luck():
-    track, again = (Track(warmup=1, window=1, pooled=True) for _ in range(2))
-    for score in (0.3, 0.32, 0.5, 0.31, 0.3):
-        track.add(score)
-    again.load_state(json.loads(json.dumps(track.state())))
-    for one in (track, again):
-        assert one.window(0).reference("best") == pytest.approx((0.32 + 0.5 + 0.31) / 3)
-        assert one.window(1).now == pytest.approx((0.5 + 0.31 + 0.3) / 3)
-    assert again.num_seen == 5
+    track = track_of((0.3, 0.32, 0.5, 0.31, 0.3), 1, 1, pooled=True)
+    assert track.window(0).reference("best") == pytest.approx((0.32 + 0.5 + 0.31) / 3)
+    assert track.window(1).now == pytest.approx((0.5 + 0.31 + 0.3) / 3)
 
 
 def test_the_noise_of_an_evaluation_is_that_of_its_problems():
-    track = Track(warmup=1, window=1)
-    for accuracy in (0.26, 0.45, 0.44):  # learning is not noise
-        track.add(accuracy)
-    assert track.noise > 0.1
+    assert track_of((0.26, 0.45, 0.44), 1, 1).noise > 0.1  # the assumed number of problems
     engine = Engine()
     for step, accuracy in enumerate((0.26, 0.45, 0.44)):
         engine.update({"step": step, "eval/greedy": accuracy, "eval/problems": 100})

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,15 +33,6 @@ def write_events(path: Path, rows: list[dict[str, float]], tensor: bool = False)
                     writer.write(event.SerializeToString())
         writer.flush()
     return path
-
-
-@pytest.fixture(scope="module")
-def event_bytes(tmp_path_factory) -> dict[bool, bytes]:
-    folder = tmp_path_factory.mktemp("events")
-    return {
-        tensor: write_events(folder / f"{tensor}", ROWS, tensor).read_bytes()
-        for tensor in (False, True)
-    }
 
 
 def as_jsonl(rows) -> str:
@@ -101,48 +93,33 @@ def training_rows(rows) -> list[dict[str, float]]:
     return [row for row in plain if "reward" in row]
 
 
-def assert_all_rows(path: Path) -> None:
+# Complete logs
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "events.out.tfevents.1.host", "no_suffix"])
+def test_every_format_gives_the_same_rows(name, write, tmp_path):
+    if name in TEXTS:
+        path = write(name, TEXTS[name])
+    else:
+        path = write_events(tmp_path / name, ROWS, tensor=name == "no_suffix")
     for row, expected in zip(training_rows(read_log(path).rows), ROWS, strict=True):
         assert row == pytest.approx(expected)
 
 
-# Complete logs
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_every_format_gives_the_same_rows(name, write):
-    assert_all_rows(write(name, TEXTS[name]))
-
-
-@pytest.mark.parametrize("tensor", [False, True])
-@pytest.mark.parametrize("name", ["events.out.tfevents.1.host", "no_suffix"])
-def test_tensorboard_gives_the_same_rows(name, tensor, write, event_bytes):
-    assert_all_rows(write(name, event_bytes[tensor]))
-
-
-@pytest.mark.parametrize("name", [name for name in TEXTS if not name.endswith(".json")])
-def test_a_log_that_grows_in_pieces_gives_the_same_rows(name, write):
-    path, data = write(name, b""), TEXTS[name].encode()
-    stream = Stream(path, read_log(write(f"whole/{name}", data)).kind)
+@pytest.mark.parametrize(
+    "name", [*(name for name in TEXTS if not name.endswith(".json")), "events.out.tfevents.1"]
+)
+def test_a_log_that_grows_in_pieces_gives_the_same_rows(name, write, tmp_path):
+    whole = write(f"whole/{name}", TEXTS.get(name, ""))
+    data = (whole if name in TEXTS else write_events(whole, ROWS)).read_bytes()
+    path = write(name, b"")
+    stream = Stream(path, read_log(whole).kind)
     for start in range(0, len(data), 7):
         with path.open("ab") as file:
             file.write(data[start : start + 7])
         stream.poll()
     stream.finish()
-    assert stream.log.rows == read_log(path.parent / "whole" / name).rows
-
-
-def test_a_growing_event_file_gives_the_same_rows(write, event_bytes):
-    data = event_bytes[False]
-    path = write("events.out.tfevents.1", b"")
-    stream = Stream(path)
-    for start in range(0, len(data), 50):
-        with path.open("ab") as file:
-            file.write(data[start : start + 50])
-        stream.poll()
-    stream.finish()
-    assert [row["step"] for row in stream.log.rows] == [0, 1, 2, 3, 4]
-    assert stream.log.notes == []
+    assert stream.log == replace(read_log(whole), path=path)
 
 
 def test_dictionaries_that_trainer_prints(write):
@@ -164,16 +141,16 @@ def test_dictionaries_that_trainer_prints(write):
         (["export.csv", "readme.txt"], "csv"),
     ],
 )
-def test_a_folder_is_searched_for_its_best_log(files, kind, write, tmp_path, event_bytes):
+def test_a_folder_is_searched_for_its_best_log(files, kind, write, tmp_path):
     for name in files:
-        write(name, TEXTS.get(Path(name).name, event_bytes[False] if "tf" in name else "x"))
-    assert read_log(tmp_path).kind == kind
-
-
-def test_the_newest_checkpoint_has_the_largest_number(write, tmp_path):
-    write("checkpoint-9/trainer_state.json", as_state(ROWS[:2]))
-    write("checkpoint-10/trainer_state.json", as_state(ROWS))
-    assert len(training_rows(read_log(tmp_path).rows)) == len(ROWS)
+        write(name, TEXTS.get(Path(name).name, "x"))
+        if "tfevents" in name:
+            write_events(tmp_path / name, ROWS)
+        if name.startswith("checkpoint-9/"):
+            write(name, as_state(ROWS[:2]))
+    log = read_log(tmp_path)
+    assert log.kind == kind
+    assert len(training_rows(log.rows)) == len(ROWS)
 
 
 def test_a_resumed_run_drops_the_rows_after_its_checkpoint(write):
@@ -193,8 +170,6 @@ def test_a_resumed_run_drops_the_rows_after_its_checkpoint(write):
         ("a.jsonl", '{"step": 1}\n{"step": \n{"step": 3}\n', "line 2"),
         ("a.jsonl", '{"step": 1}\n[1, 2]\n', "line 2"),
         ("a.jsonl", "[" * 100_000 + "\n", "line 1"),
-        ("a.jsonl", '{"a": ' * 50_000 + "1" + "}" * 50_000 + "\n", "line 1"),
-        ("a.jsonl", '{"step": 1}\n"' + "x" * (parsers.MAX_LINE + 9) + '"\n', "line 2"),
         ("a.jsonl", "x" * (parsers.MAX_LINE + 9), "line 1"),
         ("a.jsonl", '{"step": 1}\n\x00\xff\xfe\n', "line 2"),
         ("a.jsonl", "", "no row"),
@@ -202,7 +177,6 @@ def test_a_resumed_run_drops_the_rows_after_its_checkpoint(write):
         ("a.json", "{", "not JSON"),
         ("a.json", "[" * 100_000, "not JSON"),
         ("a.json", '{"log_history": 3}', "log_history"),
-        ("a.json", '[1, "two"]', "log_history"),
         ("a.csv", "step,reward\n1,2,3\n", "line 2"),
         ("a.csv", 'step,reward\n1,"2\n3,4\n5,6\n', "quote"),
         ("a.csv", "step,reward\n1," + "9" * 200_000 + "\n", "line 2"),
@@ -236,13 +210,11 @@ def test_an_incomplete_last_line_is_left_out(write):
         assert len(read_log(write(name, TEXTS[name][:-9])).rows) == len(ROWS) - 1
 
 
-@pytest.mark.parametrize("flip", [False, True])
-def test_an_event_file_is_read_up_to_the_damage(flip, write, event_bytes):
-    data = bytearray(event_bytes[False][:-9])
-    if flip:
-        data = bytearray(event_bytes[False])
-        data[-3] ^= 4
-    log = read_log(write("events.out.tfevents.1", bytes(data)))
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:-3] + b"bad"])
+def test_an_event_file_is_read_up_to_the_damage(damage, tmp_path):
+    path = write_events(tmp_path / "events.out.tfevents.1", ROWS)
+    path.write_bytes(damage(path.read_bytes()))
+    log = read_log(path)
     assert log.rows[-1] == pytest.approx({"step": 4, "train/reward": 0.9})
     assert len(log.notes) == 1
 
@@ -253,11 +225,6 @@ def test_numbers_of_any_size(write):
     assert (row["reward"], row["kl"]) == (math.inf, -math.inf)
     assert math.isnan(row["loss"])
     assert "up" not in row
-
-
-def test_the_size_of_a_row_is_bounded(write):
-    (row,) = read_log(write("a.jsonl", json.dumps({f"k{k}": k for k in range(20_000)}))).rows
-    assert len(row) <= parsers.MAX_KEYS + 1
 
 
 def test_no_input_makes_a_pattern_run_for_long(write):
@@ -310,7 +277,8 @@ def test_several_event_files_are_one_log(tmp_path):
     assert [row["step"] for row in stream.log.rows] == [0, 1, 2, 3, 4]
 
 
-def test_tensorboard_is_an_extra(write, event_bytes, monkeypatch):
+def test_tensorboard_is_an_extra(tmp_path, monkeypatch):
+    path = write_events(tmp_path / "events.out.tfevents.1", ROWS)
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_file_loader", None)
     with pytest.raises(ValueError, match=r"mesotron\[tensorboard\]"):
-        read_log(write("events.out.tfevents.1", event_bytes[False]))
+        read_log(path)
