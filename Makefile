@@ -32,12 +32,12 @@ lint: $(STAMP)  ## ruff and pyright
 pytest: $(STAMP)
 	$(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS)
 
-# Only TRL differs, so it is installed aside and found first.
+# Only TRL differs, so it is installed aside and found first. 1.15 needs Triton on a CPU too.
 OLDEST_TRL := 1.15.0
 OLDEST := $(VENV)/oldest
 oldest: $(STAMP)  ## the trainer's tests with the oldest supported TRL
 	@test -d $(OLDEST)/trl-$(OLDEST_TRL).dist-info || $(BIN)/python -m pip install -q \
-	--disable-pip-version-check --no-deps --upgrade --target $(OLDEST) trl==$(OLDEST_TRL)
+	--disable-pip-version-check --no-deps --upgrade --target $(OLDEST) trl==$(OLDEST_TRL) triton
 	PYTHONPATH=$(OLDEST) $(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) tests/rlvr
 
 slow: $(STAMP)  ## every test, the slow ones too

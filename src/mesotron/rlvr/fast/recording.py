@@ -20,7 +20,6 @@ from accelerate.utils import is_peft_model
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
-from trl.kernels import ChunkedLogProbFunction
 
 from mesotron.rlvr.fast.packing import IGNORED, Frame, PackedGroups, attention_mask, pack_groups
 
@@ -147,6 +146,8 @@ class FixedPass:
         leaves: dict[Tensor, Tensor] | None = None,
     ) -> Scores:
         """One pass; `leaves` replaces weights by other tensors, which then get the gradients."""
+        from trl.kernels import ChunkedLogProbFunction  # in TRL 1.15 it needs Triton
+
         leaves = leaves or {}
         kind = tokens.ids.device.type
         # Weights must be cast inside the graph, so autocast may not use its cache.
