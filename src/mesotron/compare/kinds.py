@@ -5,7 +5,6 @@ runs one cell in its own process: python -m mesotron.compare.kinds cells/ID.json
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -15,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -29,7 +29,14 @@ from mesotron.config import (
     VlaTrainConfig,
     WatchSettings,
 )
-from mesotron.config.base import from_plain, to_plain, unchecked, validate
+from mesotron.config.base import (
+    describe_type,
+    from_plain,
+    suggest,
+    to_plain,
+    unchecked,
+    validate,
+)
 from mesotron.recipes import RECIPES, make_recipe
 from mesotron.runs import RunFolder
 from mesotron.runs.files import write_json
@@ -99,6 +106,8 @@ class Kind(ABC):
     """The setting for the number of problems."""
     usual: ClassVar[tuple[str, ...]]
     """Default optimizers."""
+    optims: ClassVar[dict[str, Any]]
+    """Name -> description of the optimizers."""
 
     recipe: str
     config: Any
@@ -112,9 +121,13 @@ class Kind(ABC):
     def base_rate(self) -> float:
         """The recipe's learning rate in AdamW's unit."""
 
-    @abstractmethod
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         """Every optimizer with every objective; unknown names are refused."""
+        if objectives:
+            raise ValueError(f"there is no objective {objectives[0]!r} here: remove --objectives")
+        for name in optims:
+            _check_known("optimizer", name, self.optims)
+        return [Contender(name=x, optim=x, objective="", about=self.optims[x]) for x in optims]
 
     @abstractmethod
     def settings(
@@ -142,9 +155,9 @@ class Kind(ABC):
         return settings_to_resume(self.config_type, run)
 
     @property
-    @abstractmethod
     def num_problems(self) -> int:
         """Requested problems for choosing and ranking together; data may have fewer."""
+        return attrgetter(self.problems_setting)(self.config)
 
     @abstractmethod
     def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
@@ -221,7 +234,7 @@ class Language(Kind):
 
     # The contender's own settings; schedule, momentum, decay and clipping are the recipe's.
     own = ("name", "per_head", "promote", "cutoff", "rank", "scale", "aux_lr")
-    optims: ClassVar[dict[str, tuple[str, OptimConfig]]] = {
+    optims: ClassVar = {  # name -> description and config
         "adamw": ("AdamW on every weight", OptimConfig(name="adamw")),
         "muon": ("Muon on hidden matrices, AdamW on the rest", OptimConfig(name="muon")),
         "muon_sgd": ("Muon on hidden matrices, SGD on the rest", OptimConfig(name="muon_sgd")),
@@ -238,9 +251,7 @@ class Language(Kind):
     }
     # Shorter, so that a tournament takes about an hour on two cores; with more held-out problems,
     # since one half of them chooses rates and the other ranks.
-    shorter: ClassVar[dict[str, tuple[str, ...]]] = {
-        "arith": ("steps=32", "rollout.prompts=8", "task.num_eval=600"),
-    }
+    shorter: ClassVar = {"arith": ("steps=32", "rollout.prompts=8", "task.num_eval=600")}
     always = ("guard=warn", "save_every=0", "keep=1")
     probe_steps = 12  # momentum has half settled by then
     probe_problems = 8
@@ -318,10 +329,6 @@ class Language(Kind):
             optim=replace(config.optim, schedule="constant", warmup=0.0),
         )
 
-    @property
-    def num_problems(self) -> int:
-        return self.config.task.num_eval
-
     def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
         before, after = (
             {
@@ -377,7 +384,7 @@ class Games(Kind):
     curve = "episode/fruit"
     problems_setting = "eval_episodes"
     usual = ("adam", "muon", "pion")
-    optims: ClassVar[dict[str, str]] = {
+    optims: ClassVar = {
         "adam": "Adam on every weight",
         "muon": "Muon on hidden matrices, Adam on the rest",
         "pion": "Pion with a continuous cutoff on hidden matrices, Adam on the rest",
@@ -392,9 +399,6 @@ class Games(Kind):
     @property
     def base_rate(self) -> float:
         return self.config.lr
-
-    def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
-        return _optimizers_only(self.optims, optims, objectives)
 
     def settings(
         self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
@@ -413,10 +417,6 @@ class Games(Kind):
             save_dir=run.parent,
             run_name=run.name,
         )
-
-    @property
-    def num_problems(self) -> int:
-        return self.config.eval_episodes
 
     def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
         result = run.result
@@ -455,7 +455,7 @@ class Robots(Kind):
     falls = True
     problems_setting = "episodes"
     parts = ("vision", "language", "fusion", "action")
-    optims: ClassVar[dict[str, str]] = {
+    optims: ClassVar = {
         "adamw": "AdamW on every weight",
         "muon": "Muon on all hidden matrices",
         "pion_action": "Pion on the action module, Muon on the rest",
@@ -490,9 +490,6 @@ class Robots(Kind):
     @property
     def base_rate(self) -> float:
         return self.config.optim.lr
-
-    def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
-        return _optimizers_only(self.optims, optims, objectives)
 
     def settings(
         self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
@@ -547,19 +544,8 @@ def make_kind(recipe: str, changes: Sequence[str] = ()) -> Kind:
 def _check_known(what: str, name: str, known: Iterable[str]) -> None:
     known = list(known)
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        hint = suggest(name, known)
         raise ValueError(f"unknown {what} {name!r}{hint}: choose from {', '.join(known)}")
-
-
-def _optimizers_only(
-    known: dict[str, str], optims: Sequence[str], objectives: Sequence[str]
-) -> list[Contender]:
-    if objectives:
-        raise ValueError(f"there is no objective {objectives[0]!r} here: remove --objectives")
-    for name in optims:
-        _check_known("optimizer", name, known)
-    return [Contender(name=x, optim=x, objective="", about=known[x]) for x in optims]
 
 
 def diverged_at(rows: Sequence[Row]) -> int | None:
@@ -643,9 +629,7 @@ def change(config: Config, changes: Iterable[str]) -> Config:
 def _replace_at(config: Any, path: list[str], text: str, item: str) -> Any:
     known = [field.name for field in dataclasses.fields(config)]
     if path[0] not in known:
-        close = difflib.get_close_matches(path[0], known, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise ValueError(f"{item!r}: there is no setting {path[0]!r}{hint}")
+        raise ValueError(f"{item!r}: there is no setting {path[0]!r}{suggest(path[0], known)}")
     kind, old = type_hints(type(config))[path[0]], getattr(config, path[0])
     if dataclasses.is_dataclass(old) != (len(path) > 1):
         raise ValueError(f"{item!r}: {path[0]} {'has' if len(path) == 1 else 'has no'} parts")
@@ -662,7 +646,7 @@ def _read(kind: Any, text: str, item: str) -> Any:
     for one in kinds:
         if one is not NoneType and (value := _read_one(one, text, item)) is not None:
             return value
-    raise ValueError(f"{item!r}: {text!r} is not {' or '.join(map(_describe, kinds))}")
+    raise ValueError(f"{item!r}: {text!r} is not {describe_type(kind)}")
 
 
 def _read_one(kind: Any, text: str, item: str) -> Any:
@@ -676,15 +660,6 @@ def _read_one(kind: Any, text: str, item: str) -> Any:
         return kind(text)
     except ValueError:
         return None
-
-
-def _describe(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
-    if get_origin(kind) is tuple:
-        return f"values separated by commas, each {_describe(get_args(kind)[0])}"
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "text",
-            Path: "a file name", NoneType: "none"}[kind]  # fmt: skip
 
 
 # One cell in its own process.

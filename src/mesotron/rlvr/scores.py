@@ -73,7 +73,7 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Score:
 
     rng = np.random.default_rng(seed)
     low, high = stats.bootstrap(
-        (x,), np.mean, n_resamples=RESAMPLES, method="percentile", random_state=rng
+        (x,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=rng
     ).confidence_interval
     return Score(mean, float(low), float(high))
 

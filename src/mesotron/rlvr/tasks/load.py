@@ -7,7 +7,6 @@ from a local file or from the hub.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS
@@ -64,17 +63,13 @@ def _generate(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
 
 
 def _read(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
-    make: Callable[[Row, str], Problem]
-    if config.name == "gsm8k":
-        make = gsm8k_problem
-    elif config.name == "math":
-        make = math_problem
-    else:
+    def table_problem(row: Row, name: str) -> Problem:
+        # Without an answer column there is no gold: enough for majority-vote pseudo-labels.
+        gold = row.text(config.answer_column) if config.answer_column else None
+        return Problem(row.text(config.question_column), gold, name)
 
-        def make(row: Row, name: str) -> Problem:
-            # Without an answer column there is no gold: enough for majority-vote pseudo-labels.
-            gold = row.text(config.answer_column) if config.answer_column else None
-            return Problem(row.text(config.question_column), gold, name)
+    readers = {"gsm8k": gsm8k_problem, "math": math_problem}
+    make = readers.get(config.name, table_problem)
 
     def select(rows: list[Row], split: str) -> list[Problem]:
         problems = [make(row, f"{config.name}-{split}-{i}") for i, row in enumerate(rows)]
