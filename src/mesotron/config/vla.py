@@ -19,20 +19,15 @@ class WorldConfig(Config, prefix="world."):
     """blocks (two objects in view) and object10 (four to six of ten): put the named one into a bin.
     blocks_state and object10_state give the object's position instead of images.
     metaworld is the package of that name. MODULE:CLASS is a world of your own."""
-
     pixels: int = 24
     """Width and height of an image."""
-
     wrist: bool = False
     """Add a camera that looks down from the hand (our own worlds)."""
-
     tasks: tuple[str, ...] = ()
     """Tasks by name, such as red-cube or drawer-open (unset: all of the world, or MT10)."""
-
     perturbation: PerturbationName = "none"
     """What evaluation changes against training: the camera's pose, the light, noise on the image,
     objects further out, or unseen wording of the instructions."""
-
     renderer: Literal["rays", "gl"] = "rays"
     """Cast rays, identical on every machine, or use OpenGL if available (metaworld)."""
 
@@ -43,40 +38,29 @@ class DemosConfig(Config):
 
     world: WorldConfig = WorldConfig()
     """The world, at the image size that the policy will see."""
-
     out: Path = Path("demos")
     """Folder of the demonstrations; existing ones are kept and the rest generated."""
-
     episodes: int = 300
     """Whole demonstrations, divided evenly among the tasks."""
-
     starts: int | None = None
     """Single frames with the hand at a random place and the expert's actions from there (unset: ten
     per episode in our worlds, none in others)."""
-
     every: int = setting(1, ge=1)
     """Record every N-th action of an episode. Frames between look like their neighbors: where
     rendering is slow, three times as many scenes teach more."""
-
     horizon: int = setting(8, ge=1)
     """Actions recorded after each single frame; at least the policy's chunk."""
-
     noise: float = setting(0.15, ge=0)
     """Standard deviation of the noise added to the expert's moves; the clean ones are recorded."""
-
     seed: int = 0
     """First scene; scenes from 1,000,000 on are reserved for evaluation."""
-
     workers: int | None = None
     """Simulation processes (unset: one per core)."""
-
     compact: bool = False
     """Store the simulator's state instead of images: small enough to copy to another machine, where
     --render makes the images."""
-
     render: Path | None = None
     """Make --out from these compact demonstrations instead of simulating."""
-
     lerobot: Path | None = None
     """Also write the demonstrations to this folder as a LeRobotDataset v3.0."""
 
@@ -93,32 +77,23 @@ class PolicyConfig(Config, prefix="policy."):
 
     size: Literal["ci", "small", "base", "large"] = "small"
     """0.2, 5, 20 or 50 million weights."""
-
     head: Literal["l1", "flow"] = "l1"
     """Predict the actions, or the flow from noise to them."""
-
     chunk: int = setting(8, ge=1)
     """Actions predicted at once."""
-
     patch: int | None = setting(None, ge=1)
     """Side of an image patch in pixels (unset: the size's own)."""
-
     flow_steps: int = setting(5, ge=1)
     """Euler steps from noise to actions, when acting with the flow head."""
-
     vision_tower: str | None = None
     """A pretrained image model of Transformers: a folder or a name on the hub (unset: trained from
     scratch)."""
-
     language_tower: str | None = None
     """The same for the instruction."""
-
     lora: int = setting(0, ge=0)
     """Rank of LoRA adapters on pretrained towers (0: train all their weights)."""
-
     lora_alpha: float = 32.0
     """LoRA's scale: the update is multiplied by alpha / rank."""
-
     freeze_towers: bool = False
     """Freeze pretrained towers."""
 
@@ -135,71 +110,51 @@ class VlaTrainConfig(Config):
 
     demos: Path = setting(Path("demos"), positional=True)
     """Demonstrations: a folder made by mesotron vla demos, or a LeRobotDataset."""
-
     pixels: int = setting(128, ge=8)
     """Shrink larger images of a LeRobotDataset to this width and height: all are kept in memory."""
-
     policy: PolicyConfig = PolicyConfig()
     optim: PartsOptimConfig = PartsOptimConfig()
 
     steps: int = setting(1500, ge=1)
     """Optimizer steps."""
-
     batch: int = setting(128, ge=4)
     """Frames per step."""
-
     where: float = setting(0.0, ge=0)
     """Weight of an auxiliary loss that predicts the named object's position, known to the simulator
     in training only; every result made with it says so."""
-
     seed: int = setting(0, ge=0)
     """Seed of the weights, the order of the frames and the noise."""
-
     out: Path | None = None
     """Run folder (unset: runs/vla-DATE)."""
-
     resume: Path | None = setting(None, on_resume=True)
     """Continue the run in this folder from its newest intact checkpoint, with its own settings.
     Only --guard, --workers, --device and --threads may change."""
-
     log_every: int = setting(10, ge=1)
     """Log metrics every N steps."""
-
     probe_every: int = setting(100, ge=0)
     """Measure effective rank and signal-to-noise ratio of each part's gradient every N steps (0:
     never)."""
-
     save_every: int = setting(500, ge=0)
     """Save a checkpoint every N steps and at the end (0: only at the end)."""
-
     keep: int = setting(2, ge=1)
     """Checkpoints to keep."""
-
     guard: Literal["off", "warn", "stop"] = setting("warn", on_resume=True)
     """What the watch does when the run fails: record it, also warn, or also stop."""
-
     episodes: int = setting(50, ge=0)
     """Episodes per task in the evaluation at the end (0: no evaluation)."""
-
     execute: int | None = setting(None, ge=1)
     """Actions of each chunk executed before observing again (unset: two thirds of the chunk)."""
-
     workers: int | None = setting(None, ge=1, on_resume=True)
     """Simulation processes in the evaluation (unset: one per core)."""
-
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the products; weights are float32 (auto: bfloat16 on a GPU that has it)."""
-
     compile: bool = False
     """Compile the policy: faster steps after about a minute."""
-
     graph: bool | None = None
     """Replay a step as a CUDA graph on a GPU (unset: unless a pretrained tower, low_rank or images
     too large for the GPU forbid it)."""
-
     device: Literal["auto", "cpu", "cuda"] = setting("auto", on_resume=True)
     """Where to run (auto: CUDA if available)."""
-
     threads: int | None = setting(None, ge=1, on_resume=True)
     """CPU threads (unset: torch's choice)."""
 
@@ -210,37 +165,26 @@ class VlaEvalConfig(Config):
 
     run: Path = setting(Path("runs/last"), positional=True)
     """A run of mesotron vla train, or one of its checkpoints."""
-
     world: str | None = None
     """World to play in, as in --world.name of mesotron vla demos (unset: that of the
     demonstrations). Required for a policy trained on recordings."""
-
     episodes: int = setting(50, ge=1)
     """Episodes per task."""
-
     execute: int | None = setting(None, ge=1)
     """Actions of each chunk executed before observing again (unset: the run's own)."""
-
     controls: bool = True
     """Also run the policy with a wrong instruction, and the expert."""
-
     perturb: tuple[Perturbation, ...] = ()
     """Also evaluate under these changes, one column each."""
-
     validation: bool = False
     """Use the scenes reserved for choosing settings instead of those for the final number."""
-
     gifs: int = setting(0, ge=0)
     """Record this many episodes per task beside the result."""
-
     workers: int | None = setting(None, ge=1)
     """Simulation processes (unset: one per core)."""
-
     out: Path | None = None
     """Folder of the result (unset: RUN/eval)."""
-
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs (auto: CUDA if available)."""
-
     threads: int | None = setting(None, ge=1)
     """CPU threads of the policy (unset: torch's choice)."""
