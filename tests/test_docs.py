@@ -1,8 +1,8 @@
-"""The pages claim nothing that is not there: Python runs, commands are understood, names exist.
+"""The pages match the package: Python runs, commands parse, flags, detectors and links exist.
 
-A comment before a block of Python says what the test must know of it:
-`<!-- given: model -->` names what the reader has at hand (`GIVEN` makes it), and
-`<!-- not run: why -->` leaves it at its syntax and its imports. Blocks of a page share names.
+A comment before a block of Python says what the test must know of it: `<!-- given: model -->` names
+what the reader has at hand (`GIVEN` makes it), and `<!-- not run: why -->` leaves it at its syntax
+and imports. Blocks of a page share names.
 """
 
 import ast
@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,9 @@ from support.quick_jax import quick_compilation  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+LINKING = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("benchmarks/**/*.md")]
 FENCE = re.compile(
     r"^(?:<!-- (?P<mark>given|not run): (?P<words>.*?) -->\n+)?"
     r"^```(?P<language>\w*)\n(?P<text>.*?)^```",
@@ -36,8 +39,9 @@ FENCE = re.compile(
 )
 # Flags of other programs that the pages name.
 FOREIGN = {"--config_file", "--model", "--help", "--version", "--json-config", "--no-deps"}
-ELSEWHERE = ("README.md", "jax.md")  # test_readme and test_jax_stats run their Python
-QUICK = ("spectrum",)  # commands that are also run
+ELSEWHERE = ("README.md", "jax.md")  # run below and in tests/jax
+CLONE_ONLY = ("benchmarks.md", "bundle.md")  # pages on programs that run from a clone
+SLOW = ("ppo.md", "evaluation.md", "tutorial.md")
 
 
 class Block(NamedTuple):
@@ -47,18 +51,13 @@ class Block(NamedTuple):
     run: bool
 
 
-def blocks_of(page: Path) -> list[Block]:
-    found = []
+def blocks_of(page: Path, *languages: str) -> list[Block]:
+    blocks = []
     for match in FENCE.finditer(page.read_text()):
         words = match["words"] if match["mark"] == "given" else ""
         given = tuple(word.strip() for word in words.split(",") if word.strip())
-        found.append(Block(match["language"], match["text"], given, match["mark"] != "not run"))
-    return found
-
-
-def python_pages() -> list[Path]:
-    own = [page for page in PAGES if page.name not in ELSEWHERE]
-    return [page for page in own if any(b.language == "python" for b in blocks_of(page))]
+        blocks.append(Block(match["language"], match["text"], given, match["mark"] != "not run"))
+    return [block for block in blocks if block.language in languages]
 
 
 def language_model() -> nn.Module:
@@ -81,120 +80,140 @@ def trainer() -> Any:
 
 
 def finished_run() -> None:
-    from mesotron.runs import RunFolder
-
-    run = RunFolder.create(Path("runs/arith"), {}, {})  # and runs/last leads to it
+    run = RunFolder.create(Path("runs/arith"), {}, {})  # and runs/last points at it
     run.append("metrics", {"step": 1, "reward": 0.5})
 
 
-GIVEN = {
-    "model": language_model,
-    "policy": policy,
-    "trainer": trainer,
-    "runs/last": finished_run,
-}
+GIVEN = {"model": language_model, "policy": policy, "trainer": trainer, "runs/last": finished_run}
+PYTHON_PAGES = [
+    pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.name in SLOW))
+    for page in PAGES
+    if page.name not in ELSEWHERE and blocks_of(page, "python")
+]
 
 
-# An example's own libraries may warn its user.
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("page", python_pages(), ids=lambda page: page.stem)
+@pytest.mark.filterwarnings("default")  # an example's own libraries may warn its user
+@pytest.mark.parametrize("page", PYTHON_PAGES)
 def test_python_runs_as_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks_of(page):
-        if block.language != "python":
-            continue
+    for block in blocks_of(page, "python"):
         code = compile(block.text, page.name, "exec")
         if block.run:
             names |= {name: GIVEN[name]() for name in block.given}
             exec(code, names)
-        else:
-            check_imports(block.text)
+            continue
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mesotron"):
+                module = importlib.import_module(node.module)
+                assert all(getattr(module, alias.name) for alias in node.names)
 
 
-def check_imports(text: str) -> None:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mesotron"):
-            home = importlib.import_module(node.module)
-            for alias in node.names:
-                assert getattr(home, alias.name)
+@pytest.mark.parametrize("block", blocks_of(README, "python"))
+def test_readme_python_runs_in_a_fresh_process(block, tmp_path):
+    command = [sys.executable, "-W", "error", "-c", block.text]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        line.removeprefix("$ mesotron ")
+        for block in blocks_of(README, "console")
+        for line in block.text.splitlines()
+        if line.startswith("$ ")
+    ],
+)
+def test_readme_commands_run_as_printed(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(shlex.split(line)) == 0
+    assert capsys.readouterr().out
 
 
 def command_lines(page: Path) -> list[str]:
-    """Every `mesotron ...` of a page's blocks, without what is said about it on its right."""
-    found = []
-    for block in blocks_of(page):
-        if block.language not in ("", "console"):
-            continue
-        for line in block.text.replace("\\\n", " ").splitlines():
-            line = re.sub(r" +", " ", line) if "\\\n" in block.text else line
+    """Every `mesotron ...` of a page's blocks, without the remark on its right."""
+    lines = []
+    for block in blocks_of(page, "", "console"):
+        for line in re.sub(r" *\\\n *", " ", block.text).splitlines():
             match = re.match(r"(?:\$ |accelerate launch .*-m )?(mesotron [a-z-].*)", line)
             if match:
-                found.append(re.split(r" {2,}|\s#|\s>", match[1])[0])
-    return found
+                lines.append(re.split(r" {2,}|\s#|\s>", match[1])[0])
+    return lines
 
 
-COMMANDS = sorted({line for page in PAGES for line in command_lines(page)})
-
-
-@pytest.fixture
-def somewhere(tmp_path, monkeypatch):
-    """A folder with the files that the pages name."""
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if command_lines(page)], ids=lambda p: p.stem
+)
+def test_commands_parse(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text('recipe = "arith"\nsteps = 3\n')
-    return tmp_path
+    for line in sorted({*command_lines(page)} - {"mesotron --version"}):
+        name, rest = cli.split_name(shlex.split(line)[1:])
+        command = cli.COMMANDS[name]
+        if "--resume" in rest:  # the defaults are then those of the run, by the name runs/last
+            (tmp_path / "runs").mkdir(exist_ok=True)
+            path = tmp_path / "runs" / f"stopped-{name.replace(' ', '-')}"
+            if not path.exists():
+                RunFolder.create(path, command.config_type(), {})
+        parse(command.config_type, rest, f"mesotron {name}", command.presets)
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_commands_are_understood(line, somewhere, capsys):
-    words = shlex.split(line)[1:]
-    if words == ["--version"]:
-        return
-    name, rest = cli.split_name(words)
-    command = cli.COMMANDS[name]
-    if "--resume" in rest:  # the flags' defaults are then those of the run, by the name runs/last
-        RunFolder.create(Path("runs/stopped"), command.config_type(), {})
-    parse(command.config_type, rest, f"mesotron {name}", command.presets)
-    if name in QUICK:
-        assert cli.main(words) == 0
-
-
-def test_there_are_commands_and_code_to_test():
-    assert len(COMMANDS) > 30
-    assert len(python_pages()) > 8
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in CLONE_ONLY], ids=lambda page: page.stem
+)
 def test_flags_exist(page):
-    flags = [name for c in cli.COMMANDS.values() for name in flags_of(c.config_type)]
-    known = {"--config", *(f"--{no}{name}" for name in flags for no in ("", "no-"))}
+    flags = {name for c in cli.COMMANDS.values() for name in flags_of(c.config_type)}
+    known = {"--config", *flags, *(name.replace("--", "--no-", 1) for name in flags)}
     named = set(re.findall(r"(?<![\w-])(--[a-z][\w.-]*\w)", page.read_text()))
     assert {flag.replace("_", "-") for flag in named - FOREIGN} <= known
 
 
-def documented() -> set[str]:
-    text = (DOCS / "metrics.md").read_text()
-    first_cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
-    return {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    if page.parent.name == "findings":  # parts of pages one folder up, where their links begin
+        return
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
 
 
-def test_troubleshooting_names_what_there_is():
+def test_readme_tables_match_the_package():
+    text = README.read_text()
+    rows = re.findall(r"^\| `mesotron ([a-z ]+?)(?: \[?[A-Z]+\]?)?` \|", text, re.MULTILINE)
+    assert rows == list(cli.COMMANDS)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = re.findall(r"`(\w+)`", text.split("Extras:")[1].split("\n\n")[0])
+    assert set(listed) == set(project["optional-dependencies"])
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"^make (\w+)", text, re.MULTILINE)) <= targets
+    pinned = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    for installer in (text, (ROOT / "Makefile").read_text()):  # torch first, and the pinned one
+        assert 0 < installer.index(pinned[0]) < installer.index("-e '.[")
+
+
+def test_every_benchmark_is_listed():
+    listed = (ROOT / "benchmarks" / "README.md").read_text()
+    folders = [path.name for path in (ROOT / "benchmarks").iterdir() if any(path.glob("*.md"))]
+    assert [name for name in folders if f"| [{name}]({name}/" not in listed] == []
+
+
+def test_troubleshooting_names_existing_metrics_and_every_detector():
+    cells = re.findall(r"^\| (`.*?) \|", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+    metrics = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    metrics = {re.sub(r"^(<group>/.*|skipped)$", r"optim/\1", name) for name in metrics}
+    detectors = {detector.name for detector in DETECTORS}
     text = (DOCS / "troubleshooting.md").read_text()
-    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `")]
-    known = {re.sub(r"^(<group>/.*|skipped)$", r"optim/\1", name) for name in documented()}
-    for row in rows:
-        for name in re.findall(r"`([^`]+)`", row[0]):
-            assert name in known, name
-        for name in re.findall(r"`([^`]+)`", row[2]):
-            assert name in {detector.name for detector in DETECTORS}, name
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            row = line.split("|")[1:-1]
+            assert set(re.findall(r"`([^`]+)`", row[0])) <= metrics
+            assert set(re.findall(r"`([^`]+)`", row[2])) <= detectors
+    assert [name for name in detectors if f"`{name}`" not in text] == []
 
 
-def test_troubleshooting_knows_every_detector():
-    text = (DOCS / "troubleshooting.md").read_text()
-    missing = [detector.name for detector in DETECTORS if f"`{detector.name}`" not in text]
-    assert missing == []
-
-
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

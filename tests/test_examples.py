@@ -1,4 +1,4 @@
-"""Every example runs as a user would run it, and what it prints is worth printing."""
+"""Every example runs as a user would run it, and learns."""
 
 import re
 import runpy
@@ -41,17 +41,20 @@ def test_plain_loop(example):
     assert numbers(r"step 100  loss ([\d.]+)", text)[0] < 0.1
 
 
+@pytest.mark.slow
 def test_hf_trainer(example):
     first, last = numbers(r"loss from ([\d.]+) to ([\d.]+)", example("hf_trainer"))
     assert last < 0.8 * first
 
 
+@pytest.mark.slow
 def test_peft_lora(example):
     text = example("peft_lora")
     assert "lora_B" in text
     assert numbers(r"step 40  loss ([\d.]+)", text) < numbers(r"step  0  loss ([\d.]+)", text)
 
 
+@pytest.mark.slow
 def test_lightning_module(example):
     text = example("lightning_module")
     first, last = numbers(r"loss from ([\d.]+) to ([\d.]+)", text)

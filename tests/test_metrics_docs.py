@@ -123,6 +123,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("case", OBJECTIVES)
 def test_every_key_of_a_trainers_rows_is_on_the_page(case, tmp_path):
