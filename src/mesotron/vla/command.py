@@ -91,9 +91,9 @@ def choose_world(saved: Saved, name: str | None) -> WorldConfig:
     config = WorldConfig(name=name, **images)
     world = build_world(config)
     for field in ("cameras", "state_dim", "action_dim"):
-        ours, theirs = getattr(body, field), getattr(world, field)
-        if ours != theirs:
-            raise ValueError(f"--world {name} has {field} {theirs}, but the policy has {ours}")
+        needed, given = getattr(body, field), getattr(world, field)
+        if needed != given:
+            raise ValueError(f"--world {name} has {field} {given}, but the policy has {needed}")
     return config
 
 

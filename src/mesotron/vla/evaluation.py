@@ -47,14 +47,6 @@ def measure(
 
     Returns:
         Column to result, "success" first.
-
-    Example:
-        >>> import numpy as np
-        >>> still = lambda observations: np.zeros((len(observations), 4, 4))
-        >>> world = WorldConfig(name="blocks_state")
-        >>> results = measure(still, world, episodes=1, execute=4, workers=1)
-        >>> {name: result.success for name, result in results.items()}
-        {'success': 0.0, 'wrong instruction': 0.0, 'expert': 1.0}
     """
     seeds = range(first_seed, first_seed + episodes)
     options: dict[str, Any] = {"execute": execute, "workers": workers}

@@ -197,12 +197,8 @@ class EvalResult:
             "control": self.control,
             "success": to_plain(self.score),
             "tasks": {
-                task: {
-                    "successes": successes,
-                    "episodes": total,
-                    **to_plain(wilson(successes, total)),
-                }
-                for task, (successes, total) in self.by_task.items()
+                task: {"successes": wins, "episodes": total, **to_plain(wilson(wins, total))}
+                for task, (wins, total) in self.by_task.items()
             },
             "episodes": [to_plain(episode) for episode in self.episodes],
         }

@@ -28,7 +28,6 @@ DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 CHUNK_FILES = 1000
 FILE_FRAMES = 20_000
-INDICES = ("frame_index", "episode_index", "index", "task_index")
 
 Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]
 """A video file to (seconds, uint8 (H, W, 3)), in order."""
@@ -184,7 +183,7 @@ def export_lerobot(demos: Demos, folder: Path) -> int:
     files = _write_frames(demos, rows, columns, bounds, folder)
     _write_episodes(demos, columns, bounds, files, folder)
     _write_tasks(demos.tasks, folder)
-    write_json(folder / INFO, _describe(demos, len(rows), len(bounds) - 1))
+    write_json(folder / INFO, _describe(demos, columns, len(bounds) - 1))
     stats = {key: moments(values, axis=0) for key, values in columns.items()}
     for camera, images in demos.images.items():  # by channel, in 0..1
         channels = moments(images[rows] / np.float32(255), axis=(0, 1, 2))
@@ -274,7 +273,7 @@ def _write_tasks(tasks: list[str], folder: Path) -> None:
     parquet.write_table(table, folder / TASKS)
 
 
-def _describe(demos: Demos, num_frames: int, num_episodes: int) -> dict[str, Any]:
+def _describe(demos: Demos, columns: dict[str, np.ndarray], num_episodes: int) -> dict[str, Any]:
     features: dict[str, Any] = {
         IMAGES + camera: {
             "dtype": "image",
@@ -283,16 +282,14 @@ def _describe(demos: Demos, num_frames: int, num_episodes: int) -> dict[str, Any
         }
         for camera, images in demos.images.items()
     }
-    for key, values in ((STATE, demos.state), ("action", demos.action)):
-        features[key] = {"dtype": "float32", "shape": [values.shape[1]], "names": None}
-    for key in ("timestamp", *INDICES):
-        dtype = "int64" if key in INDICES else "float32"
-        features[key] = {"dtype": dtype, "shape": [1], "names": None}
+    for key, values in columns.items():
+        shape = list(values.shape[1:]) or [1]
+        features[key] = {"dtype": str(values.dtype), "shape": shape, "names": None}
     return {
         "codebase_version": VERSION,
         "robot_type": demos.world.name if demos.world else None,
         "total_episodes": num_episodes,
-        "total_frames": num_frames,
+        "total_frames": len(columns["index"]),
         "total_tasks": len(demos.tasks),
         "chunks_size": CHUNK_FILES,
         "data_files_size_in_mb": 100,

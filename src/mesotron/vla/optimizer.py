@@ -36,16 +36,7 @@ def route_parts(policy: nn.Module, config: PartsOptimConfig) -> RoutingTable:
 
 
 def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimizer:
-    """The optimizer of a policy (with its LoRA adapters in place), in groups named PART/RULE.
-
-    Example:
-        >>> from mesotron.config import PolicyConfig
-        >>> from mesotron.vla.policy import Body, Policy
-        >>> policy = Policy(PolicyConfig(size="ci"), Body((), 0, 4, 4))
-        >>> optimizer = build_optimizer(policy, PartsOptimConfig(action="pion", cutoff=0.2))
-        >>> [g["cutoff"] for g in optimizer.param_groups if g["name"] == "action/pion"]
-        [0.2]
-    """
+    """The optimizer of a policy (with its LoRA adapters in place), in groups named PART/RULE."""
     table = route_parts(policy, config)
     cutoff = "noise" if config.promote is None and config.cutoff is None else config.cutoff
     groups = []

@@ -362,13 +362,7 @@ class Policy(nn.Module):
 
 
 def make_act(policy: Policy, device: torch.device | str = "cpu", bfloat16: bool = False) -> Act:
-    """The policy as a function of B observations to actions (B, K, A), clipped to [-1, 1].
-
-    Args:
-        policy: on that device.
-        device: where it runs.
-        bfloat16: compute in bfloat16.
-    """
+    """The policy as a function of B observations to actions (B, K, A), clipped to [-1, 1]."""
     device = torch.device(device)
     cameras = policy.body.cameras
 

@@ -28,11 +28,8 @@ IMAGE_SIZE = 224
 class VisionTower(nn.Module):
     """A pretrained image model and a projection to the policy's width.
 
-    Args:
-        tower: any model whose output has `last_hidden_state`, tokens or a feature map.
-        width: D.
-        num_cameras: C; cameras are distinguished by a learned vector.
-        preprocessor: its preprocessor_config.json.
+    The model's output has `last_hidden_state`, tokens or a feature map; `preprocessor` is its
+    preprocessor_config.json. Cameras are distinguished by a learned vector.
     """
 
     def __init__(

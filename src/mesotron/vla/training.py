@@ -23,15 +23,9 @@ from mesotron.vla.policy import PARTS, KeyedRandom, Policy
 
 
 class Trainer:
-    """A policy in training.
+    """A policy in training; trainers on the same demonstrations can share their `frames`.
 
-    Args:
-        config: of the run.
-        demos: training data.
-        device: to train on.
-        frames: the same demonstrations as tensors, to share them between trainers.
-
-    Example: see `mesotron.vla.session.train`, and benchmarks/vla/study.py for a bare loop.
+    See `mesotron.vla.session.train`, and benchmarks/vla for a bare loop.
     """
 
     def __init__(
@@ -168,12 +162,8 @@ class Trainer:
 class GraphReplay:
     """Runs the same work repeatedly, from the fourth call on as a CUDA graph.
 
-    The step of a small policy takes the GPU a few milliseconds and Python ten times that.
-
-    Args:
-        work: reads and writes tensors that stay in place; nothing on the host may decide what it
-            does. Its host code runs when it is captured, not when it is replayed.
-        device: a CUDA device.
+    The step of a small policy takes the GPU a few milliseconds and Python ten times that. The work
+    reads and writes tensors that stay in place; its host code runs only when it is captured.
     """
 
     WARMUP_CALLS = 3  # allocate state, choose kernels and compile them

@@ -200,18 +200,7 @@ def _move_to(hand: np.ndarray, goal: np.ndarray, height: float, grip: float) -> 
 
 
 class BlocksWorld(World):
-    """A table with objects and a bin.
-
-    Example:
-        >>> world = BlocksWorld(WorldConfig(name="blocks"))
-        >>> observation = world.reset(seed=0, task=1)
-        >>> observation["observation.images.front"].shape, observation["observation.state"].shape
-        ((24, 24, 3), (4,))
-        >>> while not (step := world.step(world.expert())).done:
-        ...     pass
-        >>> step.success
-        True
-    """
+    """A table with objects and a bin."""
 
     action_dim = 4
     max_steps = MAX_STEPS
