@@ -7,6 +7,7 @@ import pytest
 
 from mesotron import config
 from mesotron.cli import parse
+from mesotron.compare.kinds import change
 from mesotron.config import (
     CompareConfig,
     DemosConfig,
@@ -143,6 +144,11 @@ def test_a_whole_may_be_put_together_unchecked():
 def test_old_flags_still_work(args, fast):
     assert parse(TrainConfig, args.split()).rollout.fast is fast
     assert rename_flags(SnakeConfig, args.split()) == args.split()
+
+
+def test_old_settings_still_work():
+    changed = change(TrainConfig(), ["rollout.engine=graph", "steps=3"])
+    assert (changed.rollout.fast, changed.steps) == (True, 3)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from mesotron.config import (
 from mesotron.config.base import (
     describe_type,
     from_plain,
+    rename_setting,
     suggest,
     to_plain,
     unchecked,
@@ -622,7 +623,8 @@ def change(config: Config, changes: Iterable[str]) -> Config:
             name, equals, text = item.partition("=")
             if not equals:
                 raise ValueError(f"{item!r} must look like NAME=VALUE, such as steps=20")
-            config = _replace_at(config, name.strip().replace("-", "_").split("."), text, item)
+            name, text = rename_setting(type(config), name.strip(), text)
+            config = _replace_at(config, name.replace("-", "_").split("."), text, item)
     return validate(config)
 
 

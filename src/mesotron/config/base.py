@@ -238,6 +238,15 @@ def rename_flags(config_type: type, args: list[str]) -> list[str]:
     return kept + [new if on else new.replace("--", "--no-", 1) for new, on in switches.items()]
 
 
+def rename_setting(config_type: type, name: str, text: str) -> tuple[str, str]:
+    """Rename an old NAME=VALUE setting, such as rollout.engine=graph."""
+    new, convert = _old_flags(config_type).get(f"--{name.replace('_', '-')}", (None, None))
+    if new is None or convert is None:
+        return name, text
+    value: Any = {"true": True, "false": False}.get(text.lower(), text)
+    return new.removeprefix("--"), str(bool(convert(value))).lower()
+
+
 def _rename_keys(config_type: type, values: Mapping[str, Any]) -> dict[str, Any]:
     aliases = ALIASES.get(config_type.__name__, {})
     plain = {key.replace("-", "_"): value for key, value in values.items()}
