@@ -69,6 +69,7 @@ class Ranks:
 
 def _serve(rank: int, num: int, uri: str, pipe) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else FSDP2 shards over the GPUs of the machine
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=uri, rank=rank, world_size=num, timeout=TIMEOUT)
     checks = importlib.import_module("support.sharded_checks")

@@ -311,7 +311,7 @@ def test_update_momentum_equals_plain_torch(g_dtype, m_dtype, x_dtype, layout, n
     layouts = (layout, "transposed") if layout != "transposed" else ("transposed", "rows")
     grads = [window(m, n, kind, g_dtype) for kind in layouts]
     momenta = [window(m, n, kind, m_dtype) for kind in layouts]
-    old = [view.float() for view in momenta]
+    old = [view.float().clone() for view in momenta]
     G, M = ew.tabulate(grads), ew.tabulate(momenta)
     peak, m_peak = ew.inspect(G), ew.inspect(M)
     X = poisoned(2, m, n, dtype=x_dtype)
@@ -381,7 +381,7 @@ def test_a_non_finite_window_keeps_its_momentum_and_zero_stays_zero(poison):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_write_back_equals_plain_torch(layout, dtype):
     weights = [window(66, 100, kind, dtype) for kind in (layout, "transposed", layout)]
-    old = [view.float() for view in weights]
+    old = [view.float().clone() for view in weights]
     F = randn(3, 66, 100, dtype=torch.float16)
     scale, gain = (torch.tensor(x, device=DEVICE) for x in ([1.0, 2.0, 3.0], [1.0, 4.0, 2.0]))
     decay, peak = torch.tensor([0.0, 0.5, 0.5], device=DEVICE), bits(1.0, 2.0, torch.inf)
