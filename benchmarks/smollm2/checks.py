@@ -119,9 +119,9 @@ def compare_gradients(trainer: Any, batch: dict[str, Any]) -> dict[str, float]:
     """Packed rows against plain rows, and those against a loss from plain logits."""
     advantages = torch.randn(len(batch["advantages"]))
     packed = gradient(trainer, batch, advantages)
-    trainer.share_prompts = False
+    shared, trainer.shared_prompts = trainer.shared_prompts, None
     plain = gradient(trainer, batch, advantages)
-    trainer.share_prompts = True
+    trainer.shared_prompts = shared
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     T, kept = batch["completion_ids"].shape[1], batch["completion_mask"].float()

@@ -18,7 +18,6 @@ from mesotron.rlvr.cost import completions_per_update
 from mesotron.rlvr.optimizer import build_optimizer, check_all_train
 from mesotron.rlvr.trainer import OVERRIDDEN, TESTED_TRL, GRPOTrainer, loss_mask
 from support.rlvr_tiny import (
-    make_data,
     make_model,
     make_tokenizer,
     make_trainer,
@@ -80,6 +79,7 @@ def test_arguments_that_contradict_the_objective_are_refused(tmp_path):
 # Losses
 
 
+@pytest.mark.slow
 def test_on_policy_gmpo_and_gspo_make_the_steps_of_grpo(tmp_path):
     found = [
         weights(train(tmp_path, parts={"objective": ObjectiveConfig(name=name, beta=0.0)}))
@@ -211,6 +211,7 @@ def test_the_reference_is_the_model_as_it_was_given(tmp_path):
     assert rows(trainer)[-1]["kl"] > 1e-3
 
 
+@pytest.mark.slow
 def test_the_reference_in_memory_equals_trls_own_from_a_folder(tmp_path):
     make_model().save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
@@ -226,7 +227,7 @@ def test_the_reference_in_memory_equals_trls_own_from_a_folder(tmp_path):
 # The optimizer
 
 
-@pytest.mark.parametrize("name", ["muon", "pion", "muon_sgd", "adamw"])
+@pytest.mark.parametrize("name", ["pion", "muon_sgd", "adamw"])
 def test_an_optimizer_by_name_trains_and_is_measured(tmp_path, name):
     before = {n: p.detach() for n, p in make_model().named_parameters()}
     trainer = train(tmp_path, parts={"optim": name}, max_steps=2)
@@ -566,9 +567,3 @@ def test_a_resampling_run_resumes_exactly(tmp_path):
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert same(weights(whole), weights(resumed))
     assert whole.stream.taken == resumed.stream.taken
-
-
-def test_small_data_is_enough(tmp_path):
-    """The dataset's own columns are untouched: only prompts are needed."""
-    data = make_data(8).remove_columns("gold")
-    assert rows(train(tmp_path, parts={"train_dataset": data}, max_steps=1))
