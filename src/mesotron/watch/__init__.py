@@ -1,7 +1,6 @@
 """The watch: detectors over a run's metrics, its diagnosis, and readers of other tools' logs.
 
-Imports neither torch nor transformers; `mesotron.Watch`, the callback for a Transformers or TRL
-trainer, is in `callback` and is loaded on first use.
+Imports neither torch nor transformers; `mesotron.Watch`, in `callback`, is loaded on first use.
 """
 
 from mesotron.watch.detectors import DETECTORS, Change, Detector

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -160,15 +160,19 @@ def _plain_scheduler(trainer: Any) -> Any:
     return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # Accelerate wraps it
 
 
-def roll_back(trainer: Any, checkpoint: Path) -> None:
-    """Restore weights and optimizer from a checkpoint; learning rates stay as they are.
+@runtime_checkable
+class RestoresPolicy(Protocol):
+    """A trainer with its own kind of checkpoints."""
 
-    A trainer with its own kind of checkpoints has a method `restore_policy(checkpoint)`. Nothing
-    else is rewound: files stay append-only, and a Trainer's loop cannot go back from inside.
-    """
+    def restore_policy(self, checkpoint: Path) -> None: ...
+
+
+def roll_back(trainer: Any, checkpoint: Path) -> None:
+    """Restore weights and optimizer from a checkpoint. Nothing else is rewound: learning rates and
+    files stay as they are, and a Trainer's loop cannot go back from inside."""
     rates = [{key: group[key] for key in ("lr", "initial_lr") if key in group}
              for group in trainer.optimizer.param_groups]  # fmt: skip
-    if hasattr(trainer, "restore_policy"):
+    if isinstance(trainer, RestoresPolicy):
         trainer.restore_policy(checkpoint)
     else:
         trainer._load_from_checkpoint(str(checkpoint))
@@ -197,7 +201,7 @@ def check_rollback(trainer: Any, tries: int) -> None:
             "guard='rollback' needs the optimizer state, which save_only_model=True leaves out: "
             "turn it off, or use guard='stop'"
         )
-    if is_fsdp and not hasattr(trainer, "restore_policy"):
+    if is_fsdp and not isinstance(trainer, RestoresPolicy):
         raise ValueError(
             "guard='rollback' needs unsharded checkpoints, which this trainer does not write under "
             "FSDP: use mesotron.GRPOTrainer, or guard='stop'"

@@ -261,9 +261,8 @@ def median(values: Sequence[float]) -> float:
 def deviation(values: Sequence[float]) -> float:
     """Standard deviation of the noise, from second differences: neither level nor trend counts.
 
-    Takes the mean of the differences without the largest tenth: steadier than their median over
-    the ten values of a warmup, and a sudden fall does not enter it. Few values get a surcharge for
-    the uncertainty.
+    Their mean without the largest tenth is steadier than their median over the ten values of a
+    warmup, and a sudden fall does not enter it. Few values get a surcharge for the uncertainty.
     """
     bends = sorted(abs(a - 2 * b + c) for a, b, c in zip(values, values[1:], values[2:]))
     if not bends:
