@@ -10,7 +10,9 @@ from mesotron.config import SnakeConfig  # noqa: E402
 from mesotron.ppo.env import HEAD, SnakeEnv  # noqa: E402
 from support.quick_jax import quick_compilation  # noqa: E402, F401
 
-CONFIG = SnakeConfig(width=4, height=3, max_steps=20, death_penalty=-2.0, step_penalty=-0.25)
+CONFIG = SnakeConfig(
+    width=4, height=3, max_steps=20, num_steps=8, death_penalty=-2.0, step_penalty=-0.25
+)
 GAMES, STEPS = 24, 120
 BODY, FRUIT, ORDER, STEPS_LEFT = 0, 3, 4, 5
 

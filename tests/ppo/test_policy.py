@@ -16,7 +16,9 @@ from mesotron.ppo.evaluate import bootstrap_band, draw_board, draw_game, play_ga
 from mesotron.ppo.policy import HIDDEN, apply_policy, entropy, init_policy, mask_logits  # noqa: E402
 from support.quick_jax import quick_compilation  # noqa: E402, F401
 
-CONFIG = SnakeConfig(width=3, height=2, d_model=8, num_heads=2, num_layers=1, mlp_ratio=1)
+CONFIG = SnakeConfig(
+    width=3, height=2, num_steps=8, d_model=8, num_heads=2, num_layers=1, mlp_ratio=1
+)
 KEY = jax.random.PRNGKey(0)
 # Compiled once per config: without jit JAX compiles every operation separately.
 init = jax.jit(init_policy, static_argnames="config")
