@@ -1,9 +1,8 @@
-"""A process that leaves the folder of a `mesotron train` run behind without training anything.
+"""A process that writes the run folder of a `mesotron train` run without training.
 
-What it scores follows from its config, so that a test knows who must win: the nearer a rate is to
-its optimizer's best one, the more problems are solved. Large rates diverge. Variables name runs,
-by optimizer and seed, that are to crash or to end with weights that are not numbers, and optimizers
-whose updates are not; others say how many problems there are, and that all have one skill.
+Its score follows from its config: the nearer a rate is to its optimizer's best one, the more
+problems are solved. Large rates diverge. Environment variables select runs, by optimizer and seed,
+that crash or end with weights that are not finite, and set the number of problems and the skill.
 """
 
 import json

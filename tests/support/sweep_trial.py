@@ -1,6 +1,6 @@
-"""A process that takes the words of `mesotron train` and leaves a run folder, training nothing.
+"""A process that takes the arguments of `mesotron train` and writes a run folder without training.
 
-The score is highest at a rate of 1e-3; above 1e-2 the reward collapses and the run goes on in vain.
+The score is highest at a rate of 1e-3; above 1e-2 the reward collapses and the run hangs.
 """
 
 import json
@@ -10,25 +10,21 @@ import sys
 import time
 from pathlib import Path
 
-from mesotron import config
-from mesotron.cli import Presets, parse
-from mesotron.config.base import to_plain
-from mesotron.recipes import describe_recipes, make_recipe
 from mesotron.runs import RunFolder
 
 ROWS = 60
 
 
-def main(words: list[str]) -> None:
-    made = parse(config.TrainConfig, words, "sweep_trial", Presets(make_recipe, describe_recipes))
+def main(arguments: list[str]) -> None:
+    flags = dict(one.split("=", 1) for one in arguments if one.startswith("--"))
     if os.environ.get("CRASH"):
         raise RuntimeError("out of memory")
-    if made.resume:
-        run = RunFolder(made.resume)
-        rate = json.loads((made.resume / "config.json").read_text())["optim"]["lr"]
+    if "--resume" in flags:
+        run = RunFolder(Path(flags["--resume"]))
+        rate = json.loads((run.path / "config.json").read_text())["optim"]["lr"]
     else:
-        assert made.out is not None
-        run, rate = RunFolder.create(made.out, to_plain(made), {}), made.optim.lr
+        rate = float(flags["--optim.lr"])
+        run = RunFolder.create(Path(flags["--out"]), {"optim": {"lr": rate}}, {})
     with run:
         done = len(run.rows("metrics"))
         for step in range(done + 1, ROWS + 1):
@@ -37,10 +33,10 @@ def main(words: list[str]) -> None:
             run.append("metrics", row)
             time.sleep(float(os.environ.get("SECONDS_A_STEP", "0")))
             if collapsed and step == ROWS:
-                time.sleep(60)  # until the watch has it ended
+                time.sleep(60)  # until the watch ends it
         score = 1 - abs(math.log10(rate / 1e-3))
         run.finish({"after": {"value": score}, "resumed_at": done}, "done")
 
 
 if __name__ == "__main__":
-    main([word for word in sys.argv[1:] if word != "train"] or [str(Path())])
+    main(sys.argv[1:])
