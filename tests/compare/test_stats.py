@@ -77,7 +77,9 @@ def rank_scores(scores):
     return rows
 
 
-@pytest.mark.parametrize(("seeds", "seed_spread"), [(3, 0.4), (5, 0.8)])
+@pytest.mark.parametrize(
+    ("seeds", "seed_spread"), [(3, 0.4), pytest.param(5, 0.8, marks=pytest.mark.slow)]
+)
 def test_family_level_of_six_equal_contenders(seeds, seed_spread):
     """The first is chosen by the scores that rank it, so all pairs are corrected for; and fifteen
     pairs reach further into the tail than the few seeds of one of them can estimate."""

@@ -425,16 +425,13 @@ def test_an_adapter_is_merged_into_its_model(tmp_path, random_model):
 # The command
 
 
-def test_command_prints_a_table_and_writes_json(mesotron, tmp_path):
+def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
     out = tmp_path / "deep" / "eval.json"
-    words = ["--task.num-train", "1", "--task.num-eval", "6", "--task.levels", "1"]
-    done = mesotron(
-        "eval", "tiny", "--samples", "2", "--against", "tiny", "--out", str(out), *words
-    )
-    assert done.returncode == 0, done.stderr
-    assert "pass@2, T=1" in done.stdout
-    assert "greedy gain" in done.stdout
-    assert "0.000 [0.000, 0.000]" in done.stdout  # a model against itself
+    task = TaskConfig(num_train=1, num_eval=6, levels=(1,))
+    assert command.run(EvalConfig(samples=2, model="tiny", against="tiny", out=out, task=task)) == 0
+    printed = capsys.readouterr().out
+    assert "pass@2, T=1" in printed
+    assert "0.000 [0.000, 0.000]" in printed  # a model against itself
     first, second = json.loads(out.read_text())
     assert first == second
     assert first["problems"] == 6
