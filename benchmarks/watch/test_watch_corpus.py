@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.watch import corpus, evaluate, labelled, rescues
+from benchmarks.watch import corpus, evaluate, gamed_rewards, labelled, rescues
 from benchmarks.watch.held_out_runs import held_out_runs, held_out_settings
 from benchmarks.watch.labels import label
 from benchmarks.watch.runs import RESCUE_SEEDS, RESCUES, rescue_runs, tuning_runs
 from benchmarks.watch.static_thresholds import StaticThresholds
+from mesotron.cli import COMMANDS, parse
 from mesotron.config import TaskConfig
 from mesotron.rlvr.tasks.load import load_task
 
@@ -30,6 +31,20 @@ def test_corpora_share_failures_but_no_run():
     assert len(rescue_runs()) == len(RESCUES) * len(RESCUE_SEEDS)
     for run in rescue_runs():
         assert {run.name, f"{RESCUES[run.setting.name]}-{run.seed}"} <= names
+
+
+@pytest.mark.slow
+def test_every_run_is_a_valid_command():
+    train = COMMANDS["train"]
+    runs = {run.setting.name: run for run in (*tuning_runs(), *held_out_runs())}
+    for run in runs.values():
+        kind = "held_out" if run.seed >= 100 else "tuning"
+        typed = corpus.command(kind, run, Path("nowhere"), "cpu")
+        arguments = typed[typed.index("train") + 1 :]
+        config = parse(train.config_type, arguments, "mesotron train", train.presets)
+        for part in config.reward.parts:
+            module, _, name = part.partition(":")
+            assert not name or callable(getattr(gamed_rewards, name))
 
 
 def test_label_problems_are_disjoint_from_evaluation():
