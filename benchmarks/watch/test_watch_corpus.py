@@ -43,7 +43,7 @@ def test_every_run_is_a_valid_command():
         arguments = typed[typed.index("train") + 1 :]
         config = parse(train.config_type, arguments, "mesotron train", train.presets)
         for part in config.reward.parts:
-            module, _, name = part.partition(":")
+            _, _, name = part.partition(":")
             assert not name or callable(getattr(gamed_rewards, name))
 
 

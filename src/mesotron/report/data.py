@@ -317,9 +317,9 @@ def describe(column: Column, steps: Sequence[float]) -> dict[str, Any]:
         (3.0, 3)
     """
     pairs = [(x, s) for x, s in zip(column, steps) if x is not None]
-    finite = [(x, s) for x, s in pairs if math.isfinite(x)]
-    out: dict[str, Any] = {"broken": [int(s) for x, s in pairs if not math.isfinite(x)]}
-    out["count"] = len(finite)
+    finite = [pair for pair in pairs if math.isfinite(pair[0])]
+    broken = [int(s) for x, s in pairs if not math.isfinite(x)] if len(finite) < len(pairs) else []
+    out: dict[str, Any] = {"broken": broken, "count": len(finite)}
     if finite:
         out |= {"first": finite[0], "last": finite[-1], "low": min(finite), "high": max(finite)}
     return out

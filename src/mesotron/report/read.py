@@ -212,7 +212,9 @@ def make_columns(rows: Sequence[Row]) -> dict[str, Column]:
     for index, row in enumerate(rows):
         for key, value in row.items():
             if is_number(value):
-                columns.setdefault(key, [None] * len(rows))[index] = float(value)
+                if key not in columns:
+                    columns[key] = [None] * len(rows)
+                columns[key][index] = float(value)
     columns.pop("step", None)
     return columns
 

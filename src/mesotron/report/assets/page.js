@@ -6,7 +6,11 @@ const recall = () => { try { return JSON.parse(sessionStorage.getItem(key)) || {
 const state = { axis: "steps", smooth: data.smooth, hidden: [], theme: "auto", zoom: null, ...recall() };
 const SIGNS = { warn: "▲", stop: "■", clear: "○", rollback: "↺" }, LEVELS = { warn: "fair", stop: "bad" };
 const DASHES = ["solid", "dash", "dot", "dashdot"], SHAPES = ["circle", "square", "diamond", "triangle-up"];
-const color = (name) => { $("said").style.color = `var(--${name})`; return getComputedStyle($("said")).color; };
+const colors = {}; // of the current theme
+function color(name) {
+  if (!colors[name]) { $("said").style.color = `var(--${name})`; colors[name] = getComputedStyle($("said")).color; }
+  return colors[name];
+}
 const fade = (rgb, share) => rgb.replace("rgb(", "rgba(").replace(")", `, ${share})`);
 const escape = (text) => text.replace(/[&<>]/g, (c) => `&#${c.charCodeAt(0)};`); // Plotly knows some tags
 
@@ -79,6 +83,7 @@ const draw = async (chart) => {
 function update(change) {
   Object.assign(state, change);
   document.documentElement.dataset.theme = state.theme;
+  Object.keys(colors).forEach((name) => delete colors[name]);
   $("theme").textContent = `Theme: ${state.theme}`;
   if ($("reset")) $("reset").hidden = !state.zoom;
   all("[data-run]").forEach((chip) => chip.setAttribute("aria-pressed", !state.hidden.includes(+chip.dataset.run)));
