@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mesotron import jax, optim, spectral
     from mesotron.optim import (
+        AdamW,
         Muon,
+        MuonSGD,
         Pion,
         RoutingTable,
         adamw,
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "GRPOTrainer", "Muon", "Pion", "RoutingTable", "Watch", "__version__", "adamw", "import_state",
-    "jax", "muon", "muon_sgd", "optim", "pion", "route", "spectral",
+    "AdamW", "GRPOTrainer", "Muon", "MuonSGD", "Pion", "RoutingTable", "Watch", "__version__",
+    "adamw", "import_state", "jax", "muon", "muon_sgd", "optim", "pion", "route", "spectral",
 ]  # fmt: skip
 
 _MODULES = {"GRPOTrainer": "mesotron.rlvr.trainer", "Watch": "mesotron.watch.callback"}

@@ -1,6 +1,6 @@
 """The spectral step on a tree of matrices: momentum, one batch per matrix shape, filter, scale.
 
-The twin of `mesotron.optim.spectral_step`. The momentum stays raw: the filtered direction is never
+The twin of `mesotron.optim.step`. The momentum stays raw: the filtered direction is never
 written back into it. There is no bias correction, since the filter does not see a scale.
 """
 

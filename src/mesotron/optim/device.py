@@ -19,16 +19,7 @@ _GOLDEN = 0x9E3779B1 - 2**32  # odd and without pattern: neighbors end far apart
 
 
 def choose_device(name: str, threads: int | None = None) -> torch.device:
-    """The device a config names; also sets torch's number of threads.
-
-    Args:
-        name: auto, cpu or cuda.
-        threads: CPU threads; torch's own choice if None.
-
-    Example:
-        >>> choose_device("cpu")
-        device(type='cpu')
-    """
+    """The device a config names; also sets torch's number of threads."""
     if threads is not None:
         if threads < 1:
             raise ValueError(f"--threads {threads} must be at least 1")
@@ -91,15 +82,7 @@ def rounding_seed(step: int, number: int, part: int) -> int:
 
 def step_seed(step: Tensor, stream: int) -> Tensor:
     """The seed where steps are counted on the device, so that a replayed CUDA graph rounds each
-    step differently.
-
-    Args:
-        step: 0-d, steps made so far.
-        stream: one per parameter, from `rounding_seed`.
-
-    Returns:
-        A 0-d int32 on the step's device.
-    """
+    step differently."""
     return _mix((step.int() * _GOLDEN).bitwise_xor(stream - 2**31))
 
 

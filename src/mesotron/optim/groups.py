@@ -110,13 +110,7 @@ def check_group(group: dict[str, Any]) -> None:
 
 
 def check_not_flat(p: Tensor, name: str = "a parameter", wrapped: bool = False) -> None:
-    """Reject the flat shards and empty placeholders of FSDP1 and ZeRO-3.
-
-    Args:
-        p: a parameter.
-        name: its name in the error.
-        wrapped: it is inside an FSDP1 wrapper.
-    """
+    """Reject the flat shards and empty placeholders of FSDP1 and ZeRO-3."""
     # `_fsdp_flattened` is FSDP1's mark on the parameters that use_orig_params=True shows.
     flat = type(p).__name__ == "FlatParameter" or getattr(p, "_fsdp_flattened", False)
     zero3 = getattr(p, "ds_id", None) is not None
@@ -222,23 +216,6 @@ def clip_gradients(optimizer: RoutedOptimizer, max_norm: float, matrices: bool =
     (a format that two steps teach) outweighs all of them in a momentum mu for
     ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps if they have nothing in common, 23 for r = 10 and
     mu = 0.95, and a spectral rule makes each of these steps at full size.
-
-    Args:
-        optimizer: its gradients are there and unscaled; DTensors included.
-        max_norm: of the auxiliary groups' gradient, and of the spectral groups'.
-        matrices: also clip the spectral groups, by their own norm if it is finite (each matrix with
-            a non-finite gradient is skipped by itself; the others would be scaled to zero).
-
-    Example:
-        >>> from torch.nn import Linear, Sequential
-        >>> from mesotron.optim import muon
-        >>> model = Sequential(Linear(4, 4), Linear(4, 2))
-        >>> optimizer = muon(model)
-        >>> model(torch.ones(1, 4)).sum().mul(100).backward()
-        >>> before = model[0].weight.grad.clone()
-        >>> norms = clip_gradients(optimizer, max_norm=1.0)
-        >>> bool(norms.auxiliary > 1), torch.equal(model[0].weight.grad, before)
-        (True, True)
     """
     # By kind of rule, then by mesh, since no norm spans two meshes.
     auxiliary, spectral = defaultdict(list), defaultdict(list)

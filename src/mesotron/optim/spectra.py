@@ -33,15 +33,7 @@ class Block(NamedTuple):
 
 
 def choose_blocks(optimizer: RoutedOptimizer, count: int = 4) -> list[Block]:
-    """At most `count` parameters of spectral rules, evenly spaced over the model.
-
-    Example:
-        >>> from torch import nn
-        >>> from mesotron.optim import muon
-        >>> model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
-        >>> [block.name for block in choose_blocks(muon(model), 2)]
-        ['0.weight', '3.weight']
-    """
+    """At most `count` parameters of spectral rules, evenly spaced over the model."""
     fitting = []
     for group in optimizer.param_groups:
         if group["rule"] not in SPECTRAL_RULES:

@@ -36,18 +36,7 @@ def measure(
     first_seed: int = EVAL_SEED,
     gifs: int = 0,
 ) -> dict[str, EvalResult]:
-    """Play the same seeded episodes in every column; see `evaluate` for the shared arguments.
-
-    Args:
-        episodes: of each task.
-        controls: add the columns "wrong instruction" and "expert".
-        perturb: names of perturbations, one column each.
-        first_seed: of the scenes.
-        gifs: record so many episodes of each task in the first column.
-
-    Returns:
-        Column to result, "success" first.
-    """
+    """Play the same seeded episodes in every column; see `evaluate` for the shared arguments."""
     seeds = range(first_seed, first_seed + episodes)
     options: dict[str, Any] = {"execute": execute, "workers": workers}
     results = {SUCCESS: evaluate(act, world, seeds, frames=gifs, **options)}

@@ -73,14 +73,7 @@ class World(ABC):
 
     @abstractmethod
     def reset(self, seed: int, task: int, swap: bool = False, scatter: bool = False) -> Observation:
-        """Start an episode.
-
-        Args:
-            seed: of the scene.
-            task: index into `tasks`.
-            swap: the same scene with `wrong_instruction` as its instruction.
-            scatter: put the hand anywhere in the workspace.
-        """
+        """Start an episode."""
 
     @abstractmethod
     def observe(self) -> Observation:
@@ -136,12 +129,7 @@ class Demos:
         return len(self.start)
 
     def chunks(self, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The next K = `size` actions from the observations `rows`, int (B,), on.
-
-        Returns:
-            Actions float32 (B, K, A), padded with the episode's last one, and bool (B, K), False
-            where padded.
-        """
+        """The next K = `size` actions from the observations `rows`, int (B,), on."""
         first = self.start[rows][:, None]
         follow = first + np.arange(size)
         inside = np.minimum(follow, len(self.action) - 1)

@@ -125,12 +125,7 @@ class GradientProbe:
     def measure(
         self, loss: Callable[[Tensor], Tensor], rows: Tensor, zero_grad: Callable[[], None]
     ) -> dict[str, float]:
-        """Measure the gradient of `loss` over the rows of a batch, int64 [B].
-
-        Returns:
-            gradient/PART/effective_rank, /rank_share (of the maximum), /top_share (of the energy,
-            in the largest singular value) and /snr of one micro-batch.
-        """
+        """Measure the gradient of `loss` over the rows of a batch, int64 [B]."""
         squares: dict[str, list[float]] = defaultdict(list)
         sums: dict[str, list[Tensor]] = {}
         for micro_batch in rows.chunk(NUM_MICRO_BATCHES):

@@ -36,24 +36,7 @@ def evaluate(
     frames: int = 0,
     batch: int = 64,
 ) -> EvalResult:
-    """Play every task on every seed with a policy.
-
-    Args:
-        act: B observations -> actions (B, K, A).
-        world: the world, with its perturbation.
-        seeds: scenes; those from `EVAL_SEED` on are never trained on.
-        execute: actions of a chunk to take before observing again.
-        workers: processes; None for one per processor, 1 to simulate in this process.
-        wrong: give the policy the wrong instruction but judge by the right one: the remaining
-            success does not come from language.
-        frames: record the first so many episodes of each task.
-        batch: episodes of a wave.
-
-    Example:
-        >>> still = lambda observations: np.zeros((len(observations), 4, 4))
-        >>> evaluate(still, WorldConfig(name="blocks_state"), [1_000_000], workers=1).success
-        0.0
-    """
+    """Play every task on every seed with a policy."""
     tasks = build_world(world).tasks
     jobs = _list_jobs(tasks, seeds, wrong, frames, batch)
     if execute < 1:
@@ -70,12 +53,7 @@ def evaluate(
 def evaluate_expert(
     world: WorldConfig, seeds: Sequence[int], *, workers: int | None = None, frames: int = 0
 ) -> EvalResult:
-    """Play the same episodes with the scripted expert: an upper bound.
-
-    Example:
-        >>> evaluate_expert(WorldConfig(name="blocks_state"), [1_000_000], workers=1).success
-        1.0
-    """
+    """Play the same episodes with the scripted expert: an upper bound."""
     tasks = build_world(world).tasks
     jobs = _list_jobs(tasks, seeds, False, frames, batch=1)
     with simulation_pool(workers) as pool:

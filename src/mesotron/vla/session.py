@@ -42,11 +42,7 @@ REPORTED_METRICS += ("update_rms/action", "gradient/action/effective_rank", "gra
 
 
 def train(config: VlaTrainConfig) -> int:
-    """Train, or resume a run.
-
-    Returns:
-        The exit code: 0 when finished, and when stopped by Ctrl-C or SIGTERM and saved.
-    """
+    """Train, or resume a run."""
     plan = make_plan(config)
     config = plan.config
     device = choose_device(config.device, config.threads)

@@ -73,12 +73,7 @@ class Trainer:
         self._device_step.fill_(step)
 
     def advance(self) -> dict[str, Tensor]:
-        """Take one step.
-
-        Returns:
-            Losses and gradient norms on the device; reading them synchronizes, and the next step
-            may overwrite them.
-        """
+        """Take one step."""
         metrics = self._step_eagerly() if self._replay is None else self._replay()
         self._set_learning_rates()  # as numbers, for checkpoints
         self._step += 1

@@ -75,12 +75,7 @@ def local_box(
     mesh_shape: Sequence[int],
     coordinate: Coordinate,
 ) -> Box:
-    """The box of a DTensor held by the rank at `coordinate` of the mesh.
-
-    Example:
-        >>> local_box((7, 4), (Shard(0),), (4,), (3,))  # chunks of 2, 2, 2 and 1
-        ((6, 7), (0, 4))
-    """
+    """The box of a DTensor held by the rank at `coordinate` of the mesh."""
     box = [(0, n) for n in shape]
     # FSDP over tensor parallelism cuts what the inner parallelism has cut: strided goes last.
     order = sorted(range(len(placements)), key=lambda d: isinstance(placements[d], _StridedShard))

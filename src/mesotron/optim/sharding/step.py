@@ -136,14 +136,7 @@ class OwnerJob:
 def sharded_step(
     states: States, names: list[str], members: Sequence[Place], stats: StepStats
 ) -> None:
-    """Step all sharded parameters; every rank that holds a part of any of them must call it.
-
-    Args:
-        states: of every parameter, as the optimizer keeps it.
-        names: of all groups, in order.
-        members: DTensors, with or without a gradient here, in an order common to all ranks.
-        stats: the record to add to; the same as a single process's, on every rank of a mesh.
-    """
+    """Step all sharded parameters; every rank that holds a part of any of them must call it."""
     meshes: dict[DeviceMesh, list[Part]] = {}
     for p, group, number in members:
         assert isinstance(p, DTensor)

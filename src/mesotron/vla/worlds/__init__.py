@@ -19,12 +19,7 @@ os.environ.setdefault("MUJOCO_GL", "disable")
 
 
 def build_world(config: WorldConfig) -> World:
-    """Build the world that a config names: one of NAMES, or `module:Class` of your own.
-
-    Example:
-        >>> build_world(WorldConfig(name="object10")).tasks[:2]
-        ('red-cube', 'blue-cube')
-    """
+    """Build the world that a config names: one of NAMES, or `module:Class` of your own."""
     if ":" in config.name:
         module, name = config.name.split(":", 1)
         if os.getcwd() not in sys.path:

@@ -109,15 +109,7 @@ class Scene:
 def draw_scene(
     suite: Suite, seed: int, task: int, outside: bool = False, reworded: bool = False
 ) -> Scene:
-    """Draw the scene of (seed, task).
-
-    Args:
-        suite: the objects to choose from.
-        seed: of the scene.
-        task: index of the target in the suite.
-        outside: place objects on the ring around the usual region.
-        reworded: use a held-out sentence.
-    """
+    """Draw the scene of (seed, task)."""
     rng = np.random.default_rng([seed, task])
     count = int(rng.integers(suite.min_visible, suite.max_visible + 1))
     others = [k for k in rng.permutation(len(suite.objects)) if k != task][: count - 1]
