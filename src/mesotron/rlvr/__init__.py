@@ -1,4 +1,4 @@
-"""Reinforcement learning from verifiable rewards, on TRL: tasks, answers, rewards, objectives.
+"""Reinforcement learning from verifiable rewards, on TRL; `trainer.py` is the place to start.
 
-Nothing heavy is imported here; each file of the room is imported by its own name.
+Nothing heavy is imported here.
 """

@@ -313,8 +313,8 @@ def refuse_non_finite_weights(model: nn.Module, step: int) -> None:
 
 def explain_failed_write(error: Exception, root: Path, step: int) -> Exception:
     """A ValueError that names the system's reason (a full disk, a quota); other errors as is."""
-    found = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has it in its text only
-    code = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+    match = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has it in its text only
+    code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
     if code is None:
         return error
     reason = "the disk is full" if code in (errno.ENOSPC, errno.EDQUOT) else os.strerror(code)

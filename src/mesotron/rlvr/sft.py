@@ -1,7 +1,6 @@
 """`mesotron sft`: a warm start on solved problems, with the tasks, formats and optimizers of RL.
 
-This file finds the folder and the settings; nothing heavy is imported before they are found
-usable. The training itself is in `warm_start`.
+Checks the settings and plans the run; nothing heavy is imported before that. `warm_start` trains.
 """
 
 from __future__ import annotations

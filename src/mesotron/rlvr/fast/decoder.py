@@ -71,8 +71,8 @@ class FusedWeights:
         # Views of a merged layer, in the order of `weights_of`.
         sizes = [self.heads * self.size, self.keys * self.size, self.keys * self.size]
         both = [layer.qkv] if layer.bias is None else [layer.qkv, layer.bias]
-        found = [layer.first_norm, *(part for x in both for part in x.split(sizes)), layer.out]
-        return [*found, layer.second_norm, *layer.gate_up.chunk(2), layer.down]
+        views = [layer.first_norm, *(part for x in both for part in x.split(sizes)), layer.out]
+        return [*views, layer.second_norm, *layer.gate_up.chunk(2), layer.down]
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of positions, (B, T, 1, D) each."""
@@ -117,9 +117,9 @@ def weights_of(layer: Any) -> list[Tensor]:
     own, mlp = layer.self_attn, layer.mlp
     three = (own.q_proj, own.k_proj, own.v_proj)
     biases = [] if own.q_proj.bias is None else [one.bias for one in three]
-    found = [layer.input_layernorm.weight, *(one.weight for one in three), *biases]
-    found += [own.o_proj.weight, layer.post_attention_layernorm.weight]
-    return [*found, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
+    weights = [layer.input_layernorm.weight, *(one.weight for one in three), *biases]
+    weights += [own.o_proj.weight, layer.post_attention_layernorm.weight]
+    return [*weights, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
 
 
 def merge(layer: Any, dtype: torch.dtype) -> Layer:
