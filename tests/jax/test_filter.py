@@ -1,4 +1,4 @@
-"""The JAX filters against the float64 SVD oracle of the torch ones, and against torch itself."""
+"""JAX filters against the float64 SVD oracle of the torch filters, and against torch."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from mesotron.optim.matrix import apply_filter as torch_filter
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
-from mesotron.jax.filter import apply_filter, largest_eigenvalue, normalise  # noqa: E402
+from mesotron.jax.filter import apply_filter, largest_eigenvalue, normalize  # noqa: E402
 from mesotron.spectral import cheapest_plan, muon, pion  # noqa: E402
 from support.quick_jax import quick_compilation  # noqa: E402, F401
 
@@ -27,7 +27,7 @@ def error(found: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize("name", FILTERS)
 def test_filter_equals_the_svd_oracle(name, kind):
     if (name, kind) == ("low_rank", "orthogonal"):
-        pytest.skip("which four of equal singular values are the largest has no answer")
+        pytest.skip("the four largest of equal singular values are not defined")
     filter, X = FILTERS[name], INPUTS[kind]
     found = apply_filter(jnp.asarray(X.float().numpy()), filter)
     assert found.dtype == jnp.float32
@@ -39,24 +39,24 @@ def test_filter_equals_the_svd_oracle(name, kind):
 @pytest.mark.parametrize("shape", [(16, 16), (12, 96)], ids=["standard", "gram"])
 @pytest.mark.parametrize("name", FILTERS)
 def test_torch_and_jax_agree_in_both_forms(name, shape):
-    """Closer than to the oracle: the two round the same operations."""
+    """Closer than to the oracle, since both round the same operations."""
     filter = FILTERS[name]
     X = np.random.default_rng(5).normal(size=(3, *shape)).astype(np.float32)
-    theirs = torch_filter(torch.from_numpy(X.copy()), filter).X.numpy()
-    ours = apply_filter(jnp.asarray(X), filter)
-    for a, b in zip(ours, theirs, strict=True):
+    expected = torch_filter(torch.from_numpy(X.copy()), filter).X.numpy()
+    result = apply_filter(jnp.asarray(X), filter)
+    for a, b in zip(result, expected, strict=True):
         assert error(a, b) < (5e-4, 2e-5)[filter.name in ("pion", "low_rank")]
 
 
-def test_both_forms_are_really_taken():
+def test_both_forms_are_used():
     """Guards the test above."""
     forms = [cheapest_plan(*shape, muon().steps, FLOAT32)[0].form for shape in [(16, 16), (12, 96)]]
     assert forms == ["standard", "gram"]
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+@pytest.mark.parametrize("size", [1e-30, 1e30])
 @pytest.mark.parametrize("name", ["muon", "promote_2", "cutoff_noise", "cutoff_0.3"])
-def test_the_size_of_a_matrix_does_not_matter(name, size):
+def test_scale_does_not_matter(name, size):
     X = np.random.default_rng(1).normal(size=(2, 8, 12)).astype(np.float32)
     scaled = apply_filter(jnp.asarray(X) * size, FILTERS[name])
     np.testing.assert_allclose(scaled, apply_filter(jnp.asarray(X), FILTERS[name]), atol=2e-4)
@@ -74,7 +74,7 @@ def test_zero_stays_zero_and_nan_stays_alone(name):
     np.testing.assert_array_equal(bad[2], good[2])
 
 
-def test_products_in_bfloat16_stay_near():
+def test_bfloat16_matmuls_stay_close():
     X = jnp.asarray(np.random.default_rng(3).normal(size=(2, 8, 12)), jnp.float32)
     for name, allowed in (("muon", 0.2), ("promote_2", 0.05)):
         found = apply_filter(X, FILTERS[name], "bfloat16")
@@ -83,12 +83,12 @@ def test_products_in_bfloat16_stay_near():
         assert error(np.asarray(found[0], np.float32), np.asarray(exact[0], np.float64)) < allowed
 
 
-def test_normalised_matrices_have_norm_one_without_float64():
+def test_huge_matrices_are_normalized_without_float64():
     X = jnp.full((1, 3, 4), 1e30, jnp.float32)
-    assert float(jnp.linalg.norm(normalise(X))) == pytest.approx(1, rel=1e-6)
+    assert float(jnp.linalg.norm(normalize(X))) == pytest.approx(1, rel=1e-6)
 
 
-def test_the_power_iteration_errs_low_and_little():
+def test_power_iteration_errs_low_and_little():
     X = np.random.default_rng(4).normal(size=(5, 16, 24))
     S = np.square(np.linalg.svd(X @ X.transpose(0, 2, 1))[1][:, 0])
     A = jnp.asarray(X @ X.transpose(0, 2, 1), jnp.float32)

@@ -217,7 +217,7 @@ def test_result_is_the_final_policy_and_not_a_mean_over_training(folder, monkeyp
         times = {"time/env_steps": 32.0, "time/seconds": 1.0, "time/steps_per_second": 9.0}
         folder.append("metrics", row(step + 1, fruit) | times)
     baselines = {"maximum": 8.0, "random_masked": 3.0, "random_unmasked": 0.1}
-    monkeypatch.setattr(training, "measure_baselines", lambda config: baselines)
+    monkeypatch.setattr(training.evaluate, "measure_baselines", lambda config: baselines)
     states = SimpleNamespace(params=None)  # not used without a GIF
     text = training.finish(session, states, training.final_evaluation(session, states))
     result = json.loads((folder.path / "result.json").read_text())

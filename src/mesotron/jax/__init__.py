@@ -1,10 +1,10 @@
-"""The JAX side: Muon and Pion as optax transformations, and labels that sort a tree for them.
+"""Muon and Pion as optax transformations, and the routing of parameter trees for them.
 
-Needs the extra `jax` (jax and optax); flax, Equinox and plain trees are read by their paths.
+Needs the extra `jax` (jax and optax). Works with flax, Equinox and plain trees.
 """
 
 from mesotron.jax.filter import apply_filter
-from mesotron.jax.labels import LabelTable, Row, label
+from mesotron.jax.labels import LabelTable, label
 from mesotron.jax.partition import (
     chain_with_muon,
     chain_with_pion,
@@ -13,25 +13,13 @@ from mesotron.jax.partition import (
     multi_transform_with_pion,
     skip_nonfinite,
 )
-from mesotron.jax.spectral_step import SpectralState
 from mesotron.jax.stats import read_stats
+from mesotron.jax.step import SpectralState
 from mesotron.jax.transforms import muon, pion, scale_by_muon, scale_by_pion
+from mesotron.spectral.routing import Row
 
 __all__ = [
-    "LabelTable",
-    "Row",
-    "SpectralState",
-    "apply_filter",
-    "chain_with_muon",
-    "chain_with_pion",
-    "clip_by_global_norm",
-    "label",
-    "multi_transform_with_muon",
-    "multi_transform_with_pion",
-    "muon",
-    "pion",
-    "read_stats",
-    "scale_by_muon",
-    "scale_by_pion",
-    "skip_nonfinite",
-]
+    "LabelTable", "Row", "SpectralState", "apply_filter", "chain_with_muon", "chain_with_pion",
+    "clip_by_global_norm", "label", "multi_transform_with_muon", "multi_transform_with_pion",
+    "muon", "pion", "read_stats", "scale_by_muon", "scale_by_pion", "skip_nonfinite",
+]  # fmt: skip

@@ -1,7 +1,7 @@
 """Apply a spectral filter to a batch of matrices in JAX; the twin of `mesotron.optim.matrix`.
 
-The same numbers (`mesotron.spectral`), the same normalisation and the same two forms, as pure
-functions: they trace, vmap and shard. Nothing here needs float64.
+The same coefficients (`mesotron.spectral`), normalization and two forms, as pure functions that
+trace, vmap and shard. Nothing here needs float64.
 
 Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-matrix numbers are [B].
 """
@@ -22,29 +22,22 @@ _POWER_STEPS = 6
 
 
 class Filtered(NamedTuple):
-    """A filtered batch and what `mesotron.jax.stats` tells of it.
+    """A filtered batch and its statistics."""
 
-    Args:
-        X: the filtered matrices, [B, m, n].
-        concentration: sum sigma^4 / (sum sigma^2)^2 of what came in, [B]; 0 for a zero matrix.
-        passed: sum f(sigma)^2, [B].
-    """
-
-    X: Array
-    concentration: Array
-    passed: Array
+    X: Array  # [B, m, n]
+    concentration: Array  # [B] sum sigma^4 / (sum sigma^2)^2 of the input; 0 for a zero matrix
+    passed: Array  # [B] sum f(sigma)^2
 
 
 class _Steps(NamedTuple):
-    """A segment's coefficients: floats, or arrays: [B, 1, 1] where each matrix has its own."""
+    """A segment's coefficients: floats, or arrays [B, 1, 1] if each matrix has its own."""
 
     form: str
     triples: tuple[tuple[Any, Any, Any], ...]
 
 
 def default_dtype() -> str:
-    """Of the filter's products: bfloat16 on an accelerator, float32 on a CPU, where bfloat16 is
-    emulated."""
+    """The dtype of matmuls: float32 on a CPU, which emulates bfloat16; bfloat16 elsewhere."""
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
@@ -52,12 +45,12 @@ def apply_filter(X: Array, filter: Filter, dtype: str | None = None) -> Array:
     """Filter each matrix of a batch: U f(S) V^T for X = U S V^T.
 
     The result does not depend on the scale of a matrix (1e-30 to 1e30), and a zero matrix stays
-    zero. A matrix that is not finite gives one that is not finite, and leaves its neighbours alone.
+    zero. A nonfinite matrix gives a nonfinite result and does not affect its neighbors.
 
     Args:
         X: [B, m, n] with m <= n, of any floating dtype.
         filter: from `mesotron.spectral`.
-        dtype: of the products; None is that of `X`.
+        dtype: of the matmuls; None is that of `X`.
 
     Returns:
         The filtered matrices, [B, m, n], of that dtype.
@@ -73,16 +66,10 @@ def apply_filter(X: Array, filter: Filter, dtype: str | None = None) -> Array:
 def filter_batch(
     X: Array, filter: Filter, dtype: str | None = None, promote: Array | None = None
 ) -> Filtered:
-    """`apply_filter` with its numbers.
-
-    Args:
-        X, filter, dtype: as there.
-        promote: how many of a pion filter's steps promote, where it is not known before the trace
-            (injected, or one for each run of a `vmap`); the filter's own number does not count.
-    """
+    """`apply_filter` with statistics; a traced `promote` replaces the filter's own number."""
     if X.ndim != 3 or X.shape[1] > X.shape[2]:
-        raise ValueError(f"a batch of wide matrices [B, m <= n] is needed, not {X.shape}")
-    X = normalise(X).astype(dtype or X.dtype)
+        raise ValueError(f"expected a batch of wide matrices [B, m <= n], got {X.shape}")
+    X = normalize(X).astype(dtype or X.dtype)
     A = _product(X, X.mT)
     concentration = _sum_of_squares(A)
     if filter.rank is not None:
@@ -95,20 +82,17 @@ def filter_batch(
     return Filtered(X, concentration, _sum_of_squares(X))
 
 
-def normalise(X: Array) -> Array:
-    """Divide each matrix by its Frobenius norm, in float32 or wider; zero stays zero.
-
-    First by the largest magnitude, so that no square leaves the range of float32.
-    """
+def normalize(X: Array) -> Array:
+    """Divide each matrix by its Frobenius norm, in float32 or wider; zero stays zero."""
     X = X.astype(jnp.promote_types(X.dtype, jnp.float32))
-    largest = jnp.abs(X).max((1, 2), keepdims=True)
+    largest = jnp.abs(X).max((1, 2), keepdims=True)  # first, so that no square overflows
     X = X / jnp.where(largest == 0, 1, largest)
     norm = jnp.sqrt(jnp.square(X).sum((1, 2), keepdims=True))
     return X / jnp.where(norm == 0, 1, norm)
 
 
 def _product(S: Array, T: Array) -> Array:
-    """S T. In float32 with all its bits, where an accelerator would otherwise take fewer."""
+    """S T; in float32 at full precision, which accelerators otherwise reduce."""
     exact = S.dtype in (jnp.float32, jnp.float64)
     return jnp.matmul(S, T, precision=jax.lax.Precision.HIGHEST if exact else None)
 
@@ -124,10 +108,10 @@ def _plan(
     m, n = X.shape[1:]
     steps = filter.steepest_steps(m, n)
     if promote is not None:
-        steps = (PROMOTE,) * len(steps)  # the steepest that they can turn out to be
+        steps = (PROMOTE,) * len(steps)  # the steepest case
     plan = cheapest_plan(m, n, steps, float(jnp.finfo(X.dtype).eps) / 2)
     if promote is not None:
-        return X, A, _choose_promoted(plan, promote, X.dtype)
+        return X, A, _traced_steps(plan, promote, X.dtype)
     if filter.cutoff is None:
         return X, A, [_Steps(s.form, s.steps) for s in plan]
     X, A, t = _rescale_to_bound(X, A, filter.cutoff)
@@ -141,7 +125,7 @@ def _plan(
     return X, A, aimed
 
 
-def _choose_promoted(plan: Sequence[Segment], promote: Array, dtype: Any) -> list[_Steps]:
+def _traced_steps(plan: Sequence[Segment], promote: Array, dtype: Any) -> list[_Steps]:
     """The first `promote` steps promote, the others suppress."""
     chosen, k = [], 0
     for segment in plan:
@@ -157,9 +141,9 @@ def _choose_promoted(plan: Sequence[Segment], promote: Array, dtype: Any) -> lis
 def _rescale_to_bound(X: Array, A: Array, cutoff: float | str) -> tuple[Array, Array, Array]:
     """Divide X (of Frobenius norm 1) by its Schatten-8 norm; also the cutoff on that scale, [B].
 
-    (sum sigma^8)^(1/8) = ||A A||_F^(1/4) is never below the largest singular value, so nothing
-    leaves [0, 1]. A power iteration then places the largest one under that bound; it can only err
-    low, which shifts the cutoff slightly and can never make the iteration diverge.
+    (sum sigma^8)^(1/8) = ||A A||_F^(1/4) is an upper bound of the largest singular value, so all
+    stay in [0, 1]. A power iteration then estimates the largest one; it can only err low, which
+    shifts the cutoff slightly and never makes the iteration diverge.
     """
     S = _product(A, A).astype(jnp.promote_types(A.dtype, jnp.float32))
     bound = jnp.square(S).sum((1, 2)) ** 0.125
@@ -174,16 +158,16 @@ def _rescale_to_bound(X: Array, A: Array, cutoff: float | str) -> tuple[Array, A
 
 
 def largest_eigenvalue(S: Array) -> Array:
-    """Of positive semi-definite S, [B], from below, by power iteration.
+    """Power-iteration estimate, from below, for positive semi-definite S: [B].
 
-    From two starts, since the heaviest column alone can lie in a block of its own beside a larger
+    From two starts: the heaviest column alone may be in a separate block, next to a larger
     direction that is spread over many rows.
     """
     m = S.shape[1]
     heaviest = jnp.diagonal(S, axis1=1, axis2=2).argmax(1)
     column = jnp.take_along_axis(S, heaviest[:, None, None], axis=2)
     k = jnp.arange(1, m + 1, dtype=S.dtype)
-    irregular = jnp.sin(0.7 * k * k)[:, None]  # no pattern that an eigenvector could be missed by
+    irregular = jnp.sin(0.7 * k * k)[:, None]  # without a pattern that could miss an eigenvector
     v = jnp.concatenate([column, _product(S, irregular)], axis=2)
     tiny = jnp.finfo(S.dtype).tiny
     for _ in range(_POWER_STEPS):
@@ -200,7 +184,7 @@ def _standard_segment(X: Array, A: Array | None, triples: tuple[tuple, ...]) -> 
 
 
 def _gram_segment(X: Array, A: Array | None, triples: tuple[tuple, ...]) -> Array:
-    """Iterate R = X X^T: with Z = a I + b R + c R R, all of them polynomials of R and so commuting,
+    """Iterate R = X X^T: with Z = a I + b R + c R R, a polynomial of R that commutes with it,
     X <- Z X becomes Q <- Q Z and R <- R Z Z."""
     R, Q = _product(X, X.mT) if A is None else A, None
     identity = jnp.eye(R.shape[1], dtype=R.dtype)
@@ -223,6 +207,6 @@ def _combine(A: Array, b: float | Array, c: float | Array) -> Array:
 def _keep_rank(X: Array, rank: int) -> Array:
     wide = X.astype(jnp.promote_types(X.dtype, jnp.float32))
     U, S, Vh = jnp.linalg.svd(wide, full_matrices=False)
-    rounding = jnp.finfo(S.dtype).eps * X.shape[2]  # a direction below it is not in the data
+    rounding = jnp.finfo(S.dtype).eps * X.shape[2]  # directions below it are noise
     keep = (jnp.arange(S.shape[1]) < rank) & (rounding < S)
     return _product(U * keep[:, None, :], Vh).astype(X.dtype)

@@ -1,58 +1,57 @@
-"""Labels: every leaf of a parameter tree in one row, with its rule, its view and the reason.
+"""`label(params)`: which rule updates each leaf of a parameter tree, with its view and the reason.
 
 Hidden matrices go to the spectral rule; embeddings, input layers, positions, norms, biases and
-heads to Adam, by path and role and not by rank alone. Doubt raises with a sentence.
+heads to Adam. A tree has no module types, so roles come from the names that flax, Equinox and
+common code use (the small tables below), from shapes and from neighbors: a layer's bias
+distinguishes a stack of layers from a kernel with three dimensions. Names often do not show where a
+network begins and ends (a flax MLP is Dense_0, Dense_1, Dense_2), so numbered layers are chained by
+their widths, and the ends of a chain go to Adam. What cannot be determined raises.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any
 
 import jax
 
-from mesotron.jax.ends import find_ends
-from mesotron.jax.paths import attribute_leaves, named_leaves
-from mesotron.jax.roles import Reading, Site, make_sites, read
-from mesotron.jax.views import check_view, default_view
+from mesotron.jax.views import attribute_leaves, check_view, default_view, named_leaves, read_view
+from mesotron.spectral.routing import MAX_RAW_CHANNELS, Role, RoutingTable, Row, Site, matrix, words
 
-_VECTORS = ("norm", "bias")
+# Leaves that hold a layer's matrix; "w1" is one too.
+_MATRIX_LEAVES = words("kernel w weight")
+_VECTOR_LEAVES = words("bias b beta gamma scale offset log_std logstd")
+_BIASES = ("bias", "b")
+_EMBEDDINGS = words("wte wpe tok vocab lookup")
+_INPUTS = words(
+    "input input_proj input_projection input_layer in_layer patch_proj stem obs_proj obs_layer"
+)
+_HEADS = words(
+    "head heads lm_head classifier logits readout output_layer output_projection actor critic "
+    "policy action actor_mean actor_out critic_out policy_out value_out"
+)
+_TABLE_WORDS = words("pos position positional cls token tokens latent latents codebook")
+_QUERIES = words("query key value q k v q_proj k_proj v_proj query_proj key_proj value_proj")
+_FUSED = words("qkv qkv_proj in_proj")
+_ATTENTION = {
+    "queries": _QUERIES,
+    "fused": _FUSED,
+    "outs": words("out o o_proj out_proj output_proj output"),
+}
+_ADVICE = "pass overrides={'<path>': 'adamw'}, 'matrix' or a view such as 'sio'"
 
-
-@dataclass(frozen=True)
-class Row:
-    """How one leaf is trained.
-
-    Args:
-        path: with slashes.
-        shape: of the array.
-        role: what the leaf is.
-        rule: "matrix" or "adamw".
-        view: the matrices that a spectral rule filters (`mesotron.jax.views`); "-" under AdamW.
-        reason: why.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    role: str
-    rule: str
-    view: str
-    reason: str
-
-    @property
-    def label(self) -> str:
-        """The rule, with vectors apart: they have no weight decay."""
-        return "adamw_vectors" if self.role in _VECTORS and self.rule == "adamw" else self.rule
+Roles = dict[str, Role]
 
 
-class LabelTable:
-    """Rows in the tree's own order; `str` is the printed table."""
+class LabelTable(RoutingTable):
+    """A routing table of a parameter tree; rules are "matrix" and "adamw"."""
 
     def __init__(self, rows: Sequence[Row], structure: Any) -> None:
-        self.rows = tuple(rows)
+        super().__init__(rows)
         self._structure = structure
 
     def labels(self) -> Any:
@@ -61,26 +60,7 @@ class LabelTable:
 
     def views(self) -> dict[str, str]:
         """Path -> view of every matrix, for `mesotron.jax.muon(views=...)`."""
-        return {row.path: row.view for row in self.rows if row.rule == "matrix"}
-
-    def __str__(self) -> str:
-        cells = [["leaf", "shape", "role", "rule", "view", "reason"]]
-        for row in self.rows:
-            shape = "x".join(map(str, row.shape)) or "scalar"
-            cells.append([row.path, shape, row.role, row.rule, row.view, row.reason])
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in cells]
-        return "\n".join([*lines, "", self.summary()])
-
-    def summary(self) -> str:
-        """One line: how many leaves and parameters each rule has."""
-        total = max(sum(math.prod(row.shape) for row in self.rows), 1)
-        parts = []
-        for rule in ("matrix", "adamw"):
-            sizes = [math.prod(row.shape) for row in self.rows if row.rule == rule]
-            share = f"{sum(sizes):,} parameters ({sum(sizes) / total:.1%})"
-            parts.append(f"{rule}: {len(sizes)} leaves, {share}")
-        return "; ".join(parts)
+        return {row.name: row.view for row in self.rows if row.rule == "matrix"}
 
 
 def label(
@@ -90,17 +70,16 @@ def label(
     stacked: Sequence[str] = (),
     overrides: Mapping[str, str] | None = None,
 ) -> LabelTable:
-    """Sort the leaves of a parameter tree.
+    """Route the leaves of a parameter tree.
 
     Args:
         params: a tree of arrays (or of shapes): flax variables, `eqx.filter(model, eqx.is_array)`,
-            a plain dict or list. Gradients do as well.
-        per_head: filter attention kernels with an axis of heads head by head.
+            a plain dict or list, or gradients.
+        per_head: filter attention kernels that have an axis of heads one head at a time.
         stacked: patterns of paths whose first axis holds separate layers, as `nn.scan` makes them.
-            Experts, and layers whose bias has that axis too, are found without it.
-        overrides: pattern of paths -> "adamw", "matrix" or a view such as "iso"; the first pattern
-            that matches a leaf counts. Patterns are those of `fnmatch`; one that matches nothing
-            raises.
+            Not needed for experts and for layers whose bias has that axis too.
+        overrides: pattern of paths -> "adamw", "matrix" or a view such as "iso". Patterns are those
+            of `fnmatch`; the first match wins, and a pattern without a match raises.
 
     Returns:
         A `LabelTable`. A kernel is read as (inputs, outputs), JAX's order; only a field called
@@ -115,68 +94,341 @@ def label(
     """
     overrides = overrides or {}
     shapes = {path: tuple(leaf.shape) for path, leaf in named_leaves(params)}
-    _check_patterns([*stacked, *overrides], shapes)
-    sites = {
-        path: replace(site, stacked=_first_match(path, stacked) is not None)
-        for path, site in make_sites(shapes, attribute_leaves(params)).items()
-    }
-    readings = {path: _read(site, overrides, per_head) for path, site in sites.items()}
-    fixed = {path for path in sites if _first_match(path, overrides) is not None}
-    readings = find_ends(sites, readings, fixed)
-    _refuse_doubt(readings, bool(fixed))
-    rows = [_row(sites[path], readings[path]) for path in shapes]
-    return LabelTable(rows, jax.tree.structure(params))
-
-
-def _read(site: Site, overrides: Mapping[str, str], per_head: bool) -> Reading:
-    pattern = _first_match(site.path, overrides)
-    reading = read(site)
-    if pattern is not None:
-        return _override(site, overrides[pattern], f"override {pattern!r}", reading)
-    if not per_head or reading.role != "attention" or reading.view is None:
-        return reading
-    # The axis of heads is the one beside the head's width: (in, heads, width), (heads, width, out).
-    swap = {"isoo": "isso", "ioo": "iso", "iio": "sio"}
-    whole = next((view for view in swap if reading.view.endswith(view)), None)
-    if whole is None:
-        why = f"{site.path} {site.shape} has no axis of heads to filter it head by head"
-        return replace(reading, doubt=why)
-    view = reading.view.removesuffix(whole) + swap[whole]
-    return replace(reading, view=view, reason="projection, head by head")
-
-
-def _override(site: Site, choice: str, reason: str, reading: Reading) -> Reading:
-    if choice == "adamw":
-        role = reading.role if reading.view is None and not reading.doubt else "override"
-        return Reading(role, reason)
-    if choice == "matrix":
-        return Reading("matrix", reason, reading.view or default_view(len(site.shape)))
-    return Reading("matrix", reason, check_view(choice, site.shape, site.path))
-
-
-def _row(site: Site, reading: Reading) -> Row:
-    rule = "adamw" if reading.view is None else "matrix"
-    return Row(site.path, site.shape, reading.role, rule, reading.view or "-", reading.reason)
-
-
-def _first_match(path: str, patterns: Any) -> str | None:
-    return next((pattern for pattern in patterns if fnmatchcase(path, pattern)), None)
-
-
-def _check_patterns(patterns: Sequence[str], shapes: Mapping[str, Any]) -> None:
-    for pattern in patterns:
+    for pattern in (*stacked, *overrides):
         if not any(fnmatchcase(path, pattern) for path in shapes):
             known = ", ".join(list(shapes)[:3])
             raise ValueError(f"the pattern {pattern!r} matches no leaf; paths look like {known}")
+    sites = _make_sites(shapes, attribute_leaves(params), stacked)
+    fixed = {path for path in sites if _first_match(path, overrides) is not None}
+    roles = {path: _choose_role(site, overrides, per_head) for path, site in sites.items()}
+    roles = _find_ends(sites, roles, fixed)
+    problems = [role.unclear for role in roles.values() if role.unclear]
+    if problems:
+        raise ValueError(f"cannot route {'; '.join(problems)}. Please {_ADVICE}")
+    names = {role.name for role in roles.values()}
+    # A table can be the head as well (tied weights); an override means that the user has checked.
+    if not names & {"head", "embedding"} and not fixed and "matrix" in names:
+        raise ValueError(f"no leaf looks like an output layer. If there is one, {_ADVICE}")
+    rows = []
+    for path, shape in shapes.items():
+        role = roles[path]
+        rule, view = ("matrix", role.view) if role.is_matrix else ("adamw", "-")
+        rows.append(Row(path, shape, role.name, rule, view, 1.0, role.reason))
+    return LabelTable(rows, jax.tree.structure(params))
 
 
-def _refuse_doubt(readings: Mapping[str, Reading], decided: bool) -> None:
-    """Raise for what could not be told, all of it in one sentence."""
-    doubts = [reading.doubt for reading in readings.values() if reading.doubt]
-    advice = "say what it is: overrides={'<path>': 'adamw'}, 'matrix' or a view such as 'sio'"
-    if doubts:
-        raise ValueError(f"cannot tell what to do with {'; '.join(doubts)}. Please {advice}")
-    roles = {reading.role for reading in readings.values()}
-    # A table can be the head as well (tied weights); any override means that somebody has looked.
-    if not roles & {"head", "embedding"} and not decided and "matrix" in roles:
-        raise ValueError(f"no leaf looks like an output layer. If there is one, {advice}")
+def _first_match(path: str, patterns: Iterable[str]) -> str | None:
+    return next((pattern for pattern in patterns if fnmatchcase(path, pattern)), None)
+
+
+def _choose_role(site: LeafSite, overrides: Mapping[str, str], per_head: bool) -> Role:
+    """The role of a leaf after overrides and `per_head`."""
+    role = _role_of(site)
+    pattern = _first_match(site.name, overrides)
+    if pattern is not None:
+        choice, reason = overrides[pattern], f"override {pattern!r}"
+        if choice == "adamw":
+            known = not role.is_matrix and not role.unclear
+            return Role(role.name if known else "override", reason)
+        if choice == "matrix":
+            view = role.view if role.is_matrix else default_view(len(site.shape))
+            return matrix("matrix", reason, view)
+        return matrix("matrix", reason, check_view(choice, site.shape, site.name))
+    if not per_head or role.name != "attention" or not role.is_matrix:
+        return role
+    # The axis of heads is next to the head's width: (in, heads, width), (heads, width, out).
+    for whole, split in {"isoo": "isso", "ioo": "iso", "iio": "sio"}.items():
+        if role.view.endswith(whole):
+            view = role.view.removesuffix(whole) + split
+            return replace(role, view=view, reason="projection, per head")
+    return replace(role, unclear=f"{site.name} {site.shape}, which has no axis of heads")
+
+
+# What a leaf is, by its own name and place.
+
+
+@dataclass(frozen=True)
+class LeafSite(Site):
+    """A leaf and its neighbors."""
+
+    attribute: bool  # a field of a module (Equinox), not a dict entry
+    bias: tuple[int, ...] | None  # shape of the bias next to it
+    siblings: frozenset[str]  # names of the modules next to this one
+    stacked: bool  # the user says that the first axis holds separate layers
+
+    @property
+    def leaf(self) -> str:
+        return self.name.rpartition("/")[2]
+
+    @property
+    def layer(self) -> tuple[str, ...]:
+        """The path of the layer: without the leaf, unless the leaf itself is numbered ("w1")."""
+        parts = tuple(self.name.split("/"))
+        return parts if re.search(r"\d", parts[-1]) else parts[:-1]
+
+    @property
+    def layer_name(self) -> str:
+        """The layer's own name without its number, in lower case."""
+        return base_name(self.layer[-1]) if self.layer else ""
+
+    @property
+    def outputs_first(self) -> bool:
+        """Stored (outputs, inputs), as in Equinox."""
+        return self.attribute and self.leaf == "weight"
+
+    @property
+    def attention_part(self) -> str:
+        names = (part for part, known in _ATTENTION.items() if self.layer_name in known)
+        return next(names, "")
+
+    @property
+    def in_attention(self) -> bool:
+        return len(self.siblings & _QUERIES) > 1 or bool(self.siblings & _FUSED)
+
+    @property
+    def in_experts(self) -> bool:
+        return any(base_name(part) in ("experts", "expert") for part in self.layer)
+
+
+def _make_sites(
+    shapes: dict[str, tuple[int, ...]], attributes: set[str], stacked: Sequence[str]
+) -> dict[str, LeafSite]:
+    children: dict[str, set[str]] = {}
+    for path in shapes:
+        parts = path.split("/")
+        for k, part in enumerate(parts):
+            children.setdefault("/".join(parts[:k]), set()).add(part)
+    sites = {}
+    for path, shape in shapes.items():
+        module = path.rpartition("/")[0]
+        around = module.rpartition("/")[0] if module else ""
+        beside = (f"{module}/{name}".lstrip("/") for name in _BIASES)
+        bias = next((shapes[name] for name in beside if name in shapes), None)
+        siblings = frozenset(base_name(name) for name in children[around])
+        is_stacked = _first_match(path, stacked) is not None
+        sites[path] = LeafSite(path, shape, path in attributes, bias, siblings, is_stacked)
+    return sites
+
+
+def base_name(word: str) -> str:
+    """A module's name without its number: "Dense_0" and "fc1" are "dense" and "fc"."""
+    return re.sub(r"_?\d+$", "", word).lower()
+
+
+def _role_of(site: LeafSite) -> Role:
+    """The role of a leaf by its own name and place; a plain layer is a "matrix"."""
+    name, leaf = site.layer_name, base_name(site.leaf)
+    parts = set(re.split(r"[_\W]+", f"{name}_{leaf}"))
+    if leaf in _VECTOR_LEAVES or len(site.shape) < 2:
+        norm = "norm" in name or parts & {"ln", "scale", "gamma"}
+        return Role("norm", "a gain") if norm else Role("bias", "one vector per layer")
+    if "norm" in name:
+        return Role("norm", "a gain")
+    if parts & _TABLE_WORDS or "pos" in name.split("_"):
+        return Role("position or token", "a lookup table")
+    if any(
+        n in _EMBEDDINGS or n.startswith("embed") or "embed" in n.split("_") for n in (name, leaf)
+    ):
+        return Role("embedding", "a lookup table, or a layer in its place")
+    if leaf not in _MATRIX_LEAVES:
+        return _unclear(site, f"unknown leaf name {site.leaf!r}")
+    if name in _INPUTS:
+        return Role("input", "reads the raw input")
+    if name in ("router", "gating"):
+        return Role("router", "its outputs choose; they are not features")
+    value_head = name == "value" and not site.in_attention
+    if value_head or name in _HEADS or name.endswith(("_head", "_logits")):
+        return Role("head", "an output layer")
+    return _matrix_role(site)
+
+
+def _matrix_role(site: LeafSite) -> Role:
+    """A layer's matrix: its storage order, stacks and heads."""
+    stacks = _num_stacks(site)
+    if stacks is None:
+        return _unclear(
+            site, f"{len(site.shape)} dimensions may be heads or stacked layers, and no bias shows"
+        )
+    kernel, stack = site.shape[stacks:], "s" * stacks
+    if "conv" in site.layer_name and len(kernel) > 2:
+        return _conv_role(site, stack, kernel)
+    if len(kernel) == 2:
+        order, where = ("oi", "(out, in)") if site.outputs_first else ("io", "(in, out)")
+        attention = site.attention_part and site.in_attention
+        name = "expert" if site.in_experts else "attention" if attention else "matrix"
+        kind = "stacked hidden layers" if stack else "hidden"
+        return matrix(name, f"{kind} {where}", stack + order)
+    whole = {("queries", 3): "ioo", ("outs", 3): "iio", ("fused", 4): "isoo"}
+    view = whole.get((site.attention_part, len(kernel)))
+    if view is None:
+        return _unclear(site, f"unknown layout of {len(kernel)} dimensions")
+    return matrix("attention", "projection with an axis of heads", stack + view)
+
+
+def _conv_role(site: LeafSite, stack: str, kernel: tuple[int, ...]) -> Role:
+    num_inputs, num_outputs = kernel[-2:]
+    view = "i" * (len(kernel) - 1) + "o"
+    if site.outputs_first:
+        num_outputs, num_inputs = kernel[:2]
+        view = "o" + "i" * (len(kernel) - 1)
+    if num_inputs == 1 and num_outputs > 1:
+        return Role("depthwise", "one input channel each: not a matrix")
+    if num_inputs <= MAX_RAW_CHANNELS:
+        return Role("input", "a convolution of raw channels")
+    return matrix("convolution", "(inputs * kernel) to outputs", stack + view)
+
+
+def _num_stacks(site: LeafSite) -> int | None:
+    """How many leading axes hold separate layers; None if unclear."""
+    shape, part = site.shape, site.attention_part
+    if site.stacked or (site.in_experts and len(shape) > 2):
+        return 1
+    if site.bias is not None:
+        # A bias has an axis for each stack, and then those of the outputs.
+        for num in range(len(shape) - 1):
+            outputs, rest = site.bias[num:], shape[num:]
+            side = rest[: len(outputs)] if site.outputs_first else rest[-len(outputs) :]
+            most = {"queries": 2, "fused": 3}.get(part, 1)
+            if side == outputs and site.bias[:num] == shape[:num] and 1 <= len(outputs) <= most:
+                return num
+        return None
+    if len(shape) == 2 or "conv" in site.layer_name:
+        return 0
+    usual = {"queries": 3, "outs": 3, "fused": 4}
+    # flax's own names have an axis of heads; q_proj with three dimensions may be either.
+    if part and {"query", "out"} <= site.siblings and len(shape) >= usual[part]:
+        return len(shape) - usual[part]
+    return None
+
+
+def _unclear(site: LeafSite, why: str) -> Role:
+    return Role("unknown", why, unclear=f"{site.name} {site.shape}: {why}")
+
+
+# The first and last layers of each network. Numbered layers of one module are a run; where the
+# outputs of one fit the inputs of the next they are one network. Layers inside numbered blocks are
+# hidden.
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A plain layer of a run, with the widths it connects; `fixed` if an override decided it."""
+
+    path: str
+    number: int
+    inputs: int
+    outputs: int
+    fixed: bool
+
+
+def _find_ends(sites: dict[str, LeafSite], roles: Roles, fixed: set[str]) -> Roles:
+    """The roles, with the first and last layers of each network marked as inputs and heads."""
+    result = dict(roles)
+    fed, read = _known_widths(sites, roles)
+    for root in _networks(sites, roles):
+        runs = _runs(root, sites, roles, fixed)
+        is_conv = [roles[run[0].path].name == "convolution" for run in runs]
+        for run, conv in zip(runs, is_conv):
+            if conv:
+                _set(result, run[0], "input", "the first convolution")
+            else:
+                _mark_ends(run, result, fed, read, any(is_conv))
+    return result
+
+
+def _known_widths(sites: dict[str, LeafSite], roles: Roles) -> tuple[set[int], set[int]]:
+    """Widths that come out of known input layers and tables, and that go into known heads."""
+    fed, read = set(), set()
+    for path, site in sites.items():
+        name = roles[path].name
+        if name in ("input", "embedding"):
+            # A table is (entries, width) in every framework.
+            fed.add(site.shape[0 if site.outputs_first and name == "input" else -1])
+        if name == "head":
+            read.add(site.shape[-1 if site.outputs_first else -2])
+    return fed, read
+
+
+def _networks(sites: dict[str, LeafSite], roles: Roles) -> list[tuple[str, ...]]:
+    """The modules that hold the first and last layers of a network.
+
+    From the top down: a module with layers of its own is a network. One without is a container of
+    networks, except for its numbered parts, which are blocks.
+    """
+    known_ends = ("input", "head", "embedding")
+    layers = {
+        site.layer
+        for path, site in sites.items()
+        if roles[path].is_matrix or roles[path].name in known_ends
+    }
+    networks, open_ = [], [()]
+    while open_:
+        place = open_.pop()
+        inside = [layer for layer in layers if layer[: len(place)] == place]
+        if any(len(layer) <= len(place) + 1 for layer in inside):
+            networks.append(place)
+            continue
+        parts = {layer[: len(place) + 1] for layer in inside}
+        open_ += [part for part in parts if len(parts) == 1 or not part[-1][-1].isdigit()]
+    return sorted(networks)
+
+
+def _runs(
+    root: tuple[str, ...], sites: dict[str, LeafSite], roles: Roles, fixed: set[str]
+) -> list[list[_Layer]]:
+    """The plain layers directly in a module, grouped by their name without its number."""
+    runs: dict[str, list[_Layer]] = {}
+    for path, site in sites.items():
+        role = roles[path]
+        plain = role.is_matrix and role.name in ("matrix", "convolution") and "s" not in role.view
+        if site.layer[:-1] != root or not plain:
+            continue
+        number = re.search(r"\d+$", site.layer[-1])
+        _, outputs, inputs = read_view(role.view, site.shape)
+        layer = _Layer(path, int(number[0]) if number else -1, inputs, outputs, path in fixed)
+        runs.setdefault(base_name(site.layer[-1]), []).append(layer)
+    return [sorted(run, key=lambda layer: layer.number) for run in runs.values()]
+
+
+def _mark_ends(
+    run: list[_Layer], roles: Roles, fed: set[int], read: set[int], after_conv: bool
+) -> None:
+    """Mark the ends of each connected piece of a run, in `roles`."""
+    for piece in _connected(run, roles):
+        first, last = piece[0], piece[-1]
+        is_input = first.inputs not in fed and not (after_conv and first is run[0])
+        is_head = last.outputs not in read
+        if (is_input or is_head) and first.number < 0:
+            _set_unclear(roles, first, "may be hidden, the first or the last layer")
+            continue
+        if is_input:
+            _set(roles, first, "input", "the first layer of its run")
+        if is_head:
+            _set(roles, last, "head", "the last layer of its run")
+
+
+def _connected(run: list[_Layer], roles: Roles) -> list[list[_Layer]]:
+    """A run, split where the outputs of a layer do not fit the inputs of the next."""
+    pieces = [[run[0]]]
+    for before, after in pairwise(run):
+        if before.outputs != after.inputs:
+            pieces.append([after])
+            continue
+        narrow = before.outputs < before.inputs and after.inputs < after.outputs
+        if narrow and not (before.fixed or after.fixed):
+            _set_unclear(
+                roles, before, f"and {after.path} are a bottleneck or two separate networks"
+            )
+        pieces[-1].append(after)
+    return pieces
+
+
+def _set(roles: Roles, layer: _Layer, name: str, reason: str) -> None:
+    if not layer.fixed and not roles[layer.path].unclear:
+        roles[layer.path] = Role(name, reason)
+
+
+def _set_unclear(roles: Roles, layer: _Layer, why: str) -> None:
+    if not layer.fixed:
+        problem = f"{layer.path} ({layer.inputs} to {layer.outputs}) {why}"
+        roles[layer.path] = replace(roles[layer.path], unclear=problem)

@@ -1,6 +1,6 @@
 """One transformation for a whole tree: Muon or Pion for the hidden matrices, AdamW for the rest.
 
-`multi_transform_with_*` sorts the leaves by `mesotron.jax.label`; `chain_with_*` clips by the
+`multi_transform_with_*` routes the leaves by `mesotron.jax.label`; `chain_with_*` clips by the
 global norm first. Learning rates are numbers or schedules.
 """
 
@@ -33,17 +33,18 @@ def multi_transform_with_muon(
     """Muon for the hidden matrices of a tree, AdamW for the rest.
 
     Args:
-        muon_lr: RMS change of a weight per step over 0.2 (under scale="rms").
-        aux_lr: of AdamW; None is `muon_lr`.
+        muon_lr: learning rate of Muon; a full-rank step has an RMS of 0.2 muon_lr under
+            scale="rms".
+        aux_lr: learning rate of AdamW; None is `muon_lr`.
         momentum, nesterov: of Muon.
-        weight_decay: decoupled, of all but norms and biases; with 0, `update` needs no params.
+        weight_decay: decoupled, for all but norms and biases; with 0, `update` needs no params.
         betas, eps: of AdamW.
-        **options: sorting (`per_head`, `stacked`, `overrides`: see `mesotron.jax.label`) and
-            anything that `mesotron.jax.muon` takes (`scale`, `ns`, `steps`, `stats`, ...).
+        **options: routing (`per_head`, `stacked`, `overrides`: see `mesotron.jax.label`) and
+            any argument of `mesotron.jax.muon` (`scale`, `ns`, `steps`, `stats`, ...).
 
     Returns:
-        An `optax.GradientTransformation`. A matrix whose gradient is not finite is left out of the
-        step alone; a gradient that is not finite elsewhere leaves out the AdamW group.
+        An `optax.GradientTransformation`. A nonfinite gradient skips its own matrix; outside the
+        matrices it skips the AdamW group.
 
     Example:
         >>> layer = lambda i, o: {"w": jnp.ones((i, o)), "b": jnp.zeros(o)}
@@ -67,8 +68,7 @@ def multi_transform_with_pion(
 ) -> optax.GradientTransformation:
     """Pion for the hidden matrices of a tree, AdamW for the rest.
 
-    Arguments as in `multi_transform_with_muon`; the strength is `promote=` or `cutoff=`, as in
-    `mesotron.jax.pion`.
+    Arguments as in `multi_transform_with_muon`, and `promote=` or `cutoff=` as in `pion`.
 
     Example:
         >>> tx = multi_transform_with_pion(0.02, 2.5e-4, cutoff="noise", per_head=True)
@@ -89,9 +89,8 @@ def chain_with_muon(
     """Clip by the global norm, then Muon for the hidden matrices and AdamW for the rest.
 
     Args:
-        max_grad_norm: Euclidean norm of all gradients together, or a schedule of it; None does not
-            clip. A matrix's step has the same size with or without it, only its weight in the
-            momentum changes.
+        max_grad_norm: limit on the global gradient norm, or a schedule of it; None does not clip.
+            Clipping does not shrink a matrix's step, only its weight in the momentum.
         muon_lr, aux_lr, momentum, nesterov, weight_decay, **options: as in
             `multi_transform_with_muon`.
 
@@ -124,7 +123,7 @@ def chain_with_pion(
 
 
 def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
-    """As in optax, but sound for gradients of 1e30, and leaves that are not finite do not count.
+    """As in optax, but safe for gradients of 1e30 and without counting nonfinite leaves.
 
     Args:
         max_norm: a number or a schedule.
@@ -139,12 +138,11 @@ def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         leaves = [jnp.where(jnp.isfinite(g).all(), g, 0) for g in jax.tree.leaves(updates)]
         leaves = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) for g in leaves if g.size]
-        largest = (
-            jnp.max(jnp.array([jnp.abs(g).max() for g in leaves])) if leaves else jnp.zeros(())
-        )
+        sizes = [jnp.abs(g).max() for g in leaves]
+        largest = jnp.max(jnp.array(sizes)) if leaves else jnp.zeros(())
         unit = jnp.where(largest == 0, 1, largest)
         norm = jnp.sqrt(sum(jnp.square(g / unit).sum() for g in leaves))  # of the gradients / unit
-        # In this order, since unit * norm may be above the largest float32.
+        # In this order, since unit * norm may overflow float32.
         limit = value_at(max_norm, state.count)
         factor = jnp.minimum(1, limit / unit / jnp.where(norm == 0, 1, norm))
         clipped = jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates)
@@ -158,7 +156,7 @@ def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
 
 
 def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Make no step and keep the state if any gradient is not finite.
+    """Skip the step and keep the state if any gradient is not finite.
 
     Example:
         >>> adam = skip_nonfinite(optax.scale_by_adam())
@@ -185,20 +183,20 @@ def _multi_transform(
     eps: float,
     options: dict[str, Any],
 ) -> optax.GradientTransformation:
-    # optax.inject_hyperparams hands a function's ** arguments over as one, under their own name.
+    # optax.inject_hyperparams passes a function's ** arguments as one, under their own name.
     options |= options.pop("options", {})
     routing = {key: options.pop(key) for key in _ROUTING if key in options}
     stats, decay = options.get("stats", False), options["weight_decay"]
-    rule(lr, **options)  # a wrong option is refused here and not at the first step
+    rule(lr, **options)  # refuses a wrong option now, not at the first step
     aux_lr = lr if aux_lr is None else aux_lr
 
-    def sort(tree: Any) -> optax.GradientTransformation:
-        # Paths and shapes of gradients are those of the parameters, so both give one table.
+    def route(tree: Any) -> optax.GradientTransformation:
+        # Gradients have the paths and shapes of the parameters, so both give the same table.
         table = label(tree, **routing)
         if not table.views():
             raise ValueError(
-                f"no leaf of {len(table.rows)} is a hidden matrix, so this would be plain AdamW. "
-                f"Name one in overrides={{'<path>': 'matrix'}}:\n{table}"
+                "no leaf is a hidden matrix, so this would be plain AdamW. Name one in "
+                f"overrides={{'<path>': 'matrix'}}:\n{table}"
             )
         parts = {
             "matrix": rule(lr, views=table.views(), **options),
@@ -211,10 +209,10 @@ def _multi_transform(
         return optax.partition(parts, table.labels())  # pyright: ignore
 
     def init(params: Any) -> Any:
-        return sort(params).init(params)
+        return route(params).init(params)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return sort(updates).update(updates, state, params)
+        return route(updates).update(updates, state, params)
 
     return optax.GradientTransformation(init, update)
 
@@ -225,13 +223,9 @@ def _adamw(
     direction = [optax.scale_by_adam(*betas, eps=eps)]
     if not (isinstance(weight_decay, int | float) and weight_decay == 0):
         direction.append(optax.add_decayed_weights(weight_decay))
-    # The rate stands outside, so that its schedule goes on where a step is left out.
+    # The rate is outside, so that its schedule advances when a step is skipped.
     return optax.chain(skip_nonfinite(optax.chain(*direction)), optax.scale_by_learning_rate(lr))
 
 
-def _clipped(
-    routed: optax.GradientTransformation, max_grad_norm: Rate | None
-) -> optax.GradientTransformation:
-    if max_grad_norm is None:
-        return routed
-    return optax.chain(clip_by_global_norm(max_grad_norm), routed)
+def _clipped(tx: optax.GradientTransformation, norm: Rate | None) -> optax.GradientTransformation:
+    return tx if norm is None else optax.chain(clip_by_global_norm(norm), tx)

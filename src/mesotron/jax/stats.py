@@ -1,7 +1,7 @@
-"""What a step did, as arrays in the optimizer's state; the twin of `mesotron.optim.stats`.
+"""Step statistics as arrays in the optimizer's state; the twin of `mesotron.optim.stats`.
 
-A transformation made with `stats=True` keeps them, and `read_stats` finds them anywhere in a state.
-The names and formulas are those of docs/metrics.md; here a cosine is over whole leaves.
+A transformation made with `stats=True` keeps them, and `read_stats` collects them from a state.
+Names and formulas are those of docs/metrics.md; cosines are over whole leaves here.
 
 Legend: a leaf holds B matrices; numbers of each of them are [B].
 """
@@ -18,20 +18,20 @@ from jax import Array
 
 Rate = float | Array | Callable[[Any], Any]
 
-# A block whose filtered norm is below this made no step to speak of, as on the torch side.
+# A block whose filtered norm is below this made practically no step, as in torch.
 DEAD_NORM = 1e-3
 ELEMENTWISE = ("update_rms", "cosine", "skipped")
 SPECTRAL = (*ELEMENTWISE, "concentration", "passed_rank", "dead_blocks", "blocks")
 
 
 class Stats(NamedTuple):
-    """A node of a state: "<group>/<statistic>" -> float32 scalar; empty if none are kept."""
+    """A node of a state: "<group>/<statistic>" -> float32 scalar; empty without `stats=True`."""
 
     values: dict[str, Array]
 
 
 class MeasuredState(NamedTuple):
-    """The state of `measured`: steps made, that of the rule inside, and the last step's numbers."""
+    """The state of `measured`: steps made, the inner state, and the last step's statistics."""
 
     step: Array
     inner: Any
@@ -39,29 +39,21 @@ class MeasuredState(NamedTuple):
 
 
 class LeafRecord(NamedTuple):
-    """One leaf of a spectral step.
+    """One leaf of a spectral step."""
 
-    Args:
-        concentration, passed: of its matrices, [B] (`mesotron.jax.filter.Filtered`).
-        block_size: elements of one matrix.
-        scale: of the step before the learning rate.
-        finite: its gradient was, and it is stepped.
-        cosine: of its direction and its gradient.
-    """
-
-    concentration: Array
-    passed: Array
-    block_size: int
-    scale: float | Array
-    finite: Array
-    cosine: Array
+    concentration: Array  # [B], as in `mesotron.jax.filter.Filtered`
+    passed: Array  # [B]
+    block_size: int  # elements of one matrix
+    scale: float | Array  # of the step before the learning rate
+    finite: Array  # whether its gradient was finite; otherwise it makes no step
+    cosine: Array  # between its direction and its gradient
 
 
 def read_stats(state: Any) -> dict[str, Array]:
-    """The last step's numbers from an optimizer's state.
+    """The last step's statistics from an optimizer's state.
 
     Args:
-        state: of any transformation that has one with `stats=True` somewhere inside.
+        state: of any transformation with one made with `stats=True` inside.
 
     Returns:
         "<group>/<statistic>" -> scalar, and "skipped", the sum over groups; zeros before the first
@@ -75,40 +67,33 @@ def read_stats(state: Any) -> dict[str, Array]:
         >>> round(float(read_stats(state)["muon/concentration"]), 3)  # four equal directions
         0.25
     """
-    found: dict[str, Array] = {}
+    stats: dict[str, Array] = {}
     for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Stats)):
         if not isinstance(node, Stats):
             continue
-        twice = found.keys() & node.values.keys()
+        twice = stats.keys() & node.values.keys()
         if twice:
             raise ValueError(
-                f"two transformations of this state keep {min(twice)!r}: make one without stats"
+                f"two transformations of this state report {min(twice)!r}: make one without stats"
             )
-        found |= node.values
-    if not found:
-        raise ValueError("no transformation of this state keeps numbers: make one with stats=True")
-    skipped = [value for key, value in found.items() if key.endswith("/skipped")]
-    return {**found, "skipped": jnp.asarray(sum(skipped))}
+        stats |= node.values
+    if not stats:
+        raise ValueError("no transformation of this state has statistics: make one with stats=True")
+    skipped = [value for key, value in stats.items() if key.endswith("/skipped")]
+    return {**stats, "skipped": jnp.asarray(sum(skipped))}
 
 
 def no_stats(group: str, keys: Sequence[str]) -> Stats:
-    """Zeros, before the first step."""
     return Stats({f"{group}/{key}": jnp.zeros((), jnp.float32) for key in keys})
 
 
 def spectral_stats(group: str, rate: Any, leaves: Sequence[LeafRecord]) -> Stats:
-    """The numbers of a spectral step.
-
-    Args:
-        group: their first word.
-        rate: the learning rate of this step.
-        leaves: at least one.
-    """
+    """The statistics of a spectral step over at least one leaf."""
     square = elements = blocks = 0.0
     live = concentration = passed = dead = cosine = stepped = 0.0
     for leaf in leaves:
         ok = leaf.finite.astype(jnp.float32)
-        # A block without a gradient (an expert without tokens) says nothing about the filter.
+        # A block without a gradient (an expert without tokens) is not evidence about the filter.
         seen = ok * (leaf.concentration > 0)
         square += (ok * jnp.square(leaf.scale) * leaf.passed).sum()
         elements += ok * leaf.block_size * len(leaf.passed)
@@ -134,12 +119,9 @@ def spectral_stats(group: str, rate: Any, leaves: Sequence[LeafRecord]) -> Stats
 def measured(
     inner: optax.GradientTransformation, group: str, rate: Rate, weight_decay: Rate
 ) -> optax.GradientTransformation:
-    """Keep the numbers of an elementwise rule, one that steps all of its leaves or none.
+    """Add statistics to an elementwise rule that steps all of its leaves or none.
 
-    Args:
-        inner: the whole rule, learning rate and decay included.
-        group: the first word of the names.
-        rate, weight_decay: of `inner`; its decay is not counted in `update_rms`.
+    `rate` and `weight_decay` are those of `inner`; `update_rms` excludes the decay.
     """
 
     def init(params: Any) -> MeasuredState:
@@ -147,15 +129,15 @@ def measured(
         return MeasuredState(jnp.zeros([], jnp.int32), inner.init(params), stats)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MeasuredState]:
-        made, kept = inner.update(updates, state.inner, params)
-        grads, steps = jax.tree.leaves(updates), jax.tree.leaves(made)
+        result, inner_state = inner.update(updates, state.inner, params)
+        grads, steps = jax.tree.leaves(updates), jax.tree.leaves(result)
         decay = value_at(rate, state.step) * value_at(weight_decay, state.step)
         if params is not None:
             weights = jax.tree.leaves(params)
             steps = [s.astype(jnp.float32) + decay * w for s, w in zip(steps, weights)]
         stats = _elementwise_stats(group, grads, steps) if grads else Stats({})
         step = jnp.asarray(optax.safe_increment(state.step))
-        return made, MeasuredState(step, kept, stats)
+        return result, MeasuredState(step, inner_state, stats)
 
     return optax.GradientTransformation(init, update)
 
@@ -175,7 +157,7 @@ def _elementwise_stats(group: str, grads: Sequence[Array], steps: Sequence[Array
 
 
 def cosine(X: Array, G: Array) -> Array:
-    """Of two equal-shaped arrays of any size from 1e-30 to 1e30; 0 if one is zero."""
+    """Of two arrays of any magnitude from 1e-30 to 1e30; 0 if one is zero."""
     X, G = _largest_one(X), _largest_one(G)
     length = jnp.linalg.norm(X) * jnp.linalg.norm(G)
     return jnp.where(length == 0, 0, X @ G / jnp.where(length == 0, 1, length))
@@ -187,7 +169,7 @@ def value_at(rate: Rate, step: Array) -> Any:
 
 
 def _largest_one(X: Array) -> Array:
-    """Flat in float32, over its largest magnitude, since 1e30 squared is no float32."""
+    """Flat in float32, divided by its largest magnitude: 1e30 squared overflows."""
     X = X.astype(jnp.float32).ravel()
     largest = jnp.abs(X).max(initial=0)
     return X / jnp.where(largest == 0, 1, largest)

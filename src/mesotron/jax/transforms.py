@@ -4,7 +4,7 @@ The step is the same as in PyTorch, with the same argument names and defaults:
 
     M <- mu M + (1 - mu) G;  U = (1 - mu) G + mu M (Nesterov);  W <- (1 - lr wd) W - lr scale f(U)
 
-These take matrices alone; `mesotron.jax.partition` sorts a whole tree of parameters.
+These take matrices only; `mesotron.jax.partition` routes a whole tree of parameters.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import jax.numpy as jnp  # noqa: F401  # for the examples
 import optax
 from jax import Array
 
-from mesotron.jax.paths import named_leaves
-from mesotron.jax.spectral_step import SpectralRule, Views
 from mesotron.jax.stats import Rate
+from mesotron.jax.step import SpectralRule, Views
+from mesotron.jax.views import named_leaves
 from mesotron.spectral import make_filter
 from mesotron.spectral.filters import Cutoff
 
-# The names of the iteration that other JAX code uses, and the filters they are.
+# Names of the iteration in other JAX code, and the filters they are.
 NEWTON_SCHULZ = {"quintic": "muon", "cubic": "cubic"}
 
 
@@ -44,11 +44,11 @@ def scale_by_muon(
     stats: bool = False,
     stats_rate: Rate = 1.0,
 ) -> optax.GradientTransformation:
-    """Muon's direction, scale(m, n) f(U) + weight_decay W: `muon` before the learning rate.
+    """Muon's direction, scale(m, n) f(U) + weight_decay W: `muon` without the learning rate.
 
-    Arguments are those of `muon`, and `stats_rate`: the learning rate that follows this one, for
-    the `update_rms` of the stats alone. The decay stands here, and not in a transformation of its
-    own, so that a leaf whose gradient is not finite is left alone altogether.
+    Arguments are those of `muon`, and `stats_rate`: the learning rate applied afterwards, used only
+    for the statistic `update_rms`. The decay is part of this transformation, so that a leaf with a
+    nonfinite gradient is left alone altogether.
 
     Example:
         >>> tx = scale_by_muon(scale="spectral", ns="cubic")
@@ -59,25 +59,17 @@ def scale_by_muon(
     if ns is not None:
         if ns not in NEWTON_SCHULZ or filter not in ("muon", NEWTON_SCHULZ[ns]):
             raise ValueError(
-                f"ns={ns!r} with filter={filter!r}: ns is 'quintic' or 'cubic', another name of "
-                "the filters 'muon' and 'cubic'; give one of the two"
+                f"ns={ns!r} with filter={filter!r}: ns is 'quintic' or 'cubic', other names of the "
+                "filters 'muon' and 'cubic'; pass only one of the two"
             )
         filter = NEWTON_SCHULZ[ns]
     _refuse_traced(steps=steps, rank=rank)
     rule = SpectralRule(
-        filter=make_filter(filter, steps=steps, rank=rank),
-        momentum=momentum,
-        nesterov=nesterov,
-        weight_decay=weight_decay,
-        scale=scale,
-        views=views,
-        dtype=dtype,
-        momentum_dtype=momentum_dtype,
-        batched=batched,
-        shardings=dict(named_leaves(shardings)),
-        group="muon" if stats else None,
-        rate=stats_rate,
-    )
+        filter=make_filter(filter, steps=steps, rank=rank), momentum=momentum, nesterov=nesterov,
+        weight_decay=weight_decay, scale=scale, views=views, dtype=dtype,
+        momentum_dtype=momentum_dtype, batched=batched, shardings=dict(named_leaves(shardings)),
+        group="muon" if stats else None, rate=stats_rate,
+    )  # fmt: skip
     return optax.GradientTransformation(rule.init, rule.update)
 
 
@@ -98,31 +90,23 @@ def scale_by_pion(
     stats: bool = False,
     stats_rate: Rate = 1.0,
 ) -> optax.GradientTransformation:
-    """Pion's direction: `pion` before the learning rate; arguments are those of `pion`, and
-    `stats_rate`, as in `scale_by_muon`.
+    """Pion's direction: `pion` without the learning rate.
+
+    Arguments are those of `pion`, and `stats_rate` as in `scale_by_muon`.
 
     Example:
         >>> tx = scale_by_pion(cutoff="noise")
     """
     _refuse_traced(steps=steps, cutoff=cutoff)
-    # Injected, the default 0 is an array too; beside a cutoff it says nothing.
+    # An injected default of 0 is an array too; next to a cutoff it is ignored.
     traced = promote if isinstance(promote, Array) and cutoff is None else None
     known = 0 if isinstance(promote, Array) else promote
     rule = SpectralRule(
-        filter=make_filter("pion", steps=steps, promote=known, cutoff=cutoff),
-        momentum=momentum,
-        nesterov=nesterov,
-        weight_decay=weight_decay,
-        scale=scale,
-        views=views,
-        dtype=dtype,
-        momentum_dtype=momentum_dtype,
-        batched=batched,
-        shardings=dict(named_leaves(shardings)),
-        group="pion" if stats else None,
-        rate=stats_rate,
-        promote=traced,
-    )
+        filter=make_filter("pion", steps=steps, promote=known, cutoff=cutoff), momentum=momentum,
+        nesterov=nesterov, weight_decay=weight_decay, scale=scale, views=views, dtype=dtype,
+        momentum_dtype=momentum_dtype, batched=batched, shardings=dict(named_leaves(shardings)),
+        group="pion" if stats else None, rate=stats_rate, promote=traced,
+    )  # fmt: skip
     return optax.GradientTransformation(rule.init, rule.update)
 
 
@@ -147,17 +131,17 @@ def muon(
     """Muon for a tree of matrices: every direction of the momentum gets the same step.
 
     Args:
-        learning_rate: RMS change of a weight per step over 0.2, for a full-rank step under
-            scale="rms": AdamW's rate carries over. A number or a schedule, as the next two rates.
+        learning_rate: a full-rank step has an RMS of 0.2 learning_rate under scale="rms", so
+            AdamW's rate carries over. A number or a schedule, like `momentum` and `weight_decay`.
         momentum: mu of the running mean of gradients.
         nesterov: look one step ahead.
         weight_decay: decoupled, applied as learning_rate * weight_decay; with 0, `update` needs no
             params.
         scale: the unit of the learning rate: "rms", "moonlight", "spectral" or a number (see
-            `mesotron.spectral.step_scale`); its m counts outputs and its n inputs, as `views` says.
+            `mesotron.spectral.step_scale`); m counts outputs and n inputs, as `views` says.
         filter: "muon", "cubic", "polar_express" or "low_rank".
         ns: "quintic" or "cubic", the same choice by another name. The cubic
-            M <- 1.5 M - 0.5 M M^T M multiplies a small singular value by 1.5 a step and then
+            M <- 1.5 M - 0.5 M M^T M multiplies a small singular value by 1.5 per step and then
             converges quadratically to exactly 1: from 0.01 it reaches 0.08 in 5 steps, 0.89 in
             12, its default, and 0.9996 in 14. The quintic brings 0.01 to 0.7 in 5, and everything
             above to between 0.7 and 1.2.
@@ -165,20 +149,20 @@ def muon(
         rank: of the low_rank filter.
         views: which axes hold outputs, inputs and separate matrices (`mesotron.jax.views`): one
             string for all leaves, or path -> string; None is (inputs, outputs) in the last two
-            axes and a stack in those before them.
-        dtype: of the filter's products, by name; None is float32 on a CPU and bfloat16 on an
+            axes and stacks in those before them.
+        dtype: of the filter's matmuls, by name; None is float32 on a CPU and bfloat16 on an
             accelerator.
         momentum_dtype: of the momentum; None is float32.
         batched: filter leaves of one shape, transposes included, together.
         shardings: a tree like the parameters of their `jax.sharding.Sharding`s. Leaves of one shape
-            that are sharded alike keep their sharding under `jit` without it; one that is whole
-            beside others that are sharded is kept whole by it (or by batched=False).
-        stats: keep the numbers of the last step in the state, for `mesotron.jax.read_stats`.
+            with the same sharding keep it under `jit` without this. A replicated leaf next to
+            sharded ones of its shape needs it (or batched=False).
+        stats: keep the statistics of the last step in the state, for `mesotron.jax.read_stats`.
 
     Returns:
         An `optax.GradientTransformation`. Under `optax.inject_hyperparams` and `vmap` every number
-        may be traced but those that shape the computation: where you pass `steps`, `rank` or a
-        `cutoff` in numbers, name it in `static_args`.
+        may be traced except those that shape the computation: if you pass `steps`, `rank` or a
+        numeric `cutoff`, name it in `static_args`.
 
     Example:
         >>> params = {"w": jnp.eye(2)}
@@ -190,22 +174,10 @@ def muon(
     References: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
     """
     direction = scale_by_muon(
-        momentum,
-        nesterov,
-        weight_decay=weight_decay,
-        scale=scale,
-        filter=filter,
-        ns=ns,
-        steps=steps,
-        rank=rank,
-        views=views,
-        dtype=dtype,
-        momentum_dtype=momentum_dtype,
-        batched=batched,
-        shardings=shardings,
-        stats=stats,
-        stats_rate=learning_rate,
-    )
+        momentum, nesterov, weight_decay=weight_decay, scale=scale, filter=filter, ns=ns,
+        steps=steps, rank=rank, views=views, dtype=dtype, momentum_dtype=momentum_dtype,
+        batched=batched, shardings=shardings, stats=stats, stats_rate=learning_rate,
+    )  # fmt: skip
     return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
 
 
@@ -229,12 +201,12 @@ def pion(
     """Pion for a tree of matrices: strong directions get a full step, weak ones none.
 
     Args:
-        promote: of the filter's steps, how many raise all directions before the rest suppress the
-            small ones. 0, the release's default, lets at most one direction of a matrix pass. A
-            traced one works too; it is not checked, and not read beside a `cutoff`.
+        promote: how many of the filter's steps raise all directions before the rest suppress the
+            small ones. 0, the released code's default, lets at most one direction of a matrix pass.
+            It may be traced; then it is not checked, and ignored next to a `cutoff`.
         cutoff: instead of `promote`, a continuous strength: a fraction of the largest singular
-            value, "aligned" for sqrt(2) - 1 of it, or "noise" for the edge that pure noise of the
-            matrix's shape would reach.
+            value, "aligned" for sqrt(2) - 1 of it, or "noise" for the edge of pure noise of the
+            matrix's shape.
         learning_rate, momentum, nesterov, weight_decay, scale, steps, views, dtype, momentum_dtype,
             batched, shardings, stats: as in `muon`.
 
@@ -244,21 +216,10 @@ def pion(
     References: Fan et al., "Pion", 2026, arXiv 2605.19282.
     """
     direction = scale_by_pion(
-        momentum,
-        nesterov,
-        promote=promote,
-        cutoff=cutoff,
-        weight_decay=weight_decay,
-        scale=scale,
-        steps=steps,
-        views=views,
-        dtype=dtype,
-        momentum_dtype=momentum_dtype,
-        batched=batched,
-        shardings=shardings,
-        stats=stats,
-        stats_rate=learning_rate,
-    )
+        momentum, nesterov, promote=promote, cutoff=cutoff, weight_decay=weight_decay, scale=scale,
+        steps=steps, views=views, dtype=dtype, momentum_dtype=momentum_dtype, batched=batched,
+        shardings=shardings, stats=stats, stats_rate=learning_rate,
+    )  # fmt: skip
     return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
 
 

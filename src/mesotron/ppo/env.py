@@ -41,39 +41,19 @@ class EnvState(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The outcome of one move.
+    """The outcome of one move."""
 
-    Args:
-        observation: the next state to act in: after the reset where the game ended.
-        final_observation: the state the move led to, before any reset.
-        reward: shaped as configured.
-        terminated: died, or filled the board.
-        truncated: stopped by the time limit only.
-        fruit: eaten in the game up to this step; its score if the game ended.
-        length: steps of the game up to this one.
-    """
-
-    observation: Observation
-    final_observation: Observation
-    reward: Array
-    terminated: Array
-    truncated: Array
-    fruit: Array
-    length: Array
+    observation: Observation  # the next state to act in: after the reset if the game ended
+    final_observation: Observation  # the state the move led to, before any reset
+    reward: Array  # shaped as configured
+    terminated: Array  # died, or filled the board
+    truncated: Array  # stopped by the time limit only
+    fruit: Array  # eaten in the game up to this step
+    length: Array  # steps of the game up to this one
 
 
 class SnakeEnv:
-    """The game of a config.
-
-    Example:
-        >>> env = SnakeEnv(SnakeConfig(width=4, height=5))
-        >>> state, observation = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
-        >>> observation.cells.shape
-        (20, 6)
-        >>> state, step = jax.eval_shape(env.step, state, jnp.array(0))
-        >>> step.reward.shape
-        ()
-    """
+    """The game of a config: `reset(key)` and `step(state, action)`, both pure functions."""
 
     def __init__(self, config: SnakeConfig) -> None:
         self.config = config
@@ -83,7 +63,6 @@ class SnakeEnv:
             self.game: Any = Snake(config.height, config.width, time_limit=limit)
 
     def reset(self, key: Array) -> tuple[EnvState, Observation]:
-        """Start a new game."""
         key, start = jax.random.split(key)
         game, timestep = self.game.reset(start)
         zero = jnp.zeros((), jnp.int32)

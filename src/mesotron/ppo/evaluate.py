@@ -21,7 +21,7 @@ from mesotron.config import SnakeConfig
 from mesotron.ppo.env import EnvState, Observation, SnakeEnv
 from mesotron.ppo.policy import Params, apply_policy, mask_logits
 
-Act = Callable[[Array, Observation], Array]
+Act = Callable[[Array, Observation], Array]  # (key, observations [E]) -> moves [E]
 
 _PIXELS = 24
 _MAX_FRAMES = 800
@@ -51,20 +51,7 @@ class _Playing(NamedTuple):
 
 
 def play_games(act: Act, key: Array, config: SnakeConfig, episodes: int) -> Games:
-    """Play `episodes` games at once until the last of them has ended.
-
-    Args:
-        act: (key, observations [E]) -> moves [E].
-        key: of the games and the moves.
-        config: the board.
-        episodes: E.
-
-    Example:
-        >>> config = SnakeConfig(width=3, height=3)
-        >>> play = lambda key: play_games(act_at_random(masked=True), key, config, episodes=4)
-        >>> jax.eval_shape(play, jax.random.PRNGKey(0)).fruit.shape
-        (4,)
-    """
+    """Play `episodes` games at once until the last of them has ended."""
     env = SnakeEnv(config)
     env_step = jax.vmap(env.step)
 
@@ -230,18 +217,11 @@ def draw_curves(
 
 
 def bootstrap_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """95% bootstrap interval of the mean over the first axis: [seeds, n] -> two of [n].
-
-    Example:
-        >>> low, high = bootstrap_band(np.array([[1.0], [1.0]]))
-        >>> float(low[0]), float(high[0])
-        (1.0, 1.0)
-    """
+    """95% bootstrap interval of the mean over the first axis: [seeds, n] -> two of [n]."""
     from scipy.stats import bootstrap
 
     if len(values) == 1:
         return values[0], values[0]
-    interval = bootstrap(
-        (values,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
-    ).confidence_interval
-    return interval.low, interval.high
+    rng = np.random.default_rng(0)
+    result = bootstrap((values,), np.mean, n_resamples=2000, method="percentile", random_state=rng)
+    return result.confidence_interval.low, result.confidence_interval.high

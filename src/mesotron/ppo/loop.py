@@ -30,23 +30,14 @@ Metrics = dict[str, Array]
 
 
 class TrainState(NamedTuple):
-    """The complete state of a run; a checkpoint holds exactly this.
-
-    Args:
-        params: of the policy.
-        opt_state: of the optimizer.
-        env: [N] games.
-        observation: [N] current observations.
-        key: [2] raw, of all random draws from here on.
-        update: updates made, int32.
-    """
+    """The complete state of a run; a checkpoint holds exactly this."""
 
     params: Params
     opt_state: Any
-    env: EnvState
-    observation: Observation
-    key: Array
-    update: Array
+    env: EnvState  # [N] games
+    observation: Observation  # [N] current observations
+    key: Array  # [2] raw, of all random draws from here on
+    update: Array  # updates made, int32
 
 
 class Transition(NamedTuple):
@@ -140,23 +131,13 @@ def update_once(
     env, observation, rollout = play(state, play_key, config)
     steps = rollout.steps
     advantages = estimate_advantages(
-        steps.rewards,
-        steps.values,
-        steps.terminated,
-        steps.truncated,
-        rollout.last_values,
-        rollout.cut_values,
-        hyper.gamma,
-        hyper.gae_lambda,
-    )
+        steps.rewards, steps.values, steps.terminated, steps.truncated, rollout.last_values,
+        rollout.cut_values, hyper.gamma, hyper.gae_lambda,
+    )  # fmt: skip
     batch = Batch(
-        steps.observation,
-        steps.actions,
-        steps.rollout_log_probs,
-        advantages,
-        advantages + steps.values,
-        steps.dropout_keys,
-    )
+        steps.observation, steps.actions, steps.rollout_log_probs, advantages,
+        advantages + steps.values, steps.dropout_keys,
+    )  # fmt: skip
     params, opt_state, losses = learn(
         state.params, state.opt_state, batch, learn_key, config, hyper, pretrained
     )
@@ -184,19 +165,11 @@ def play(
         actions = jax.random.categorical(key, logits)
         env, step = env_step(env, actions)
         cut = select(step.truncated, step.final_observation, cut)
-        kept = Transition(
-            seen,
-            actions,
-            log_probs(logits, actions),
-            values,
-            step.reward,
-            step.terminated,
-            step.truncated,
-            step.fruit,
-            step.length,
-            dropout_keys,
-        )
-        return (env, step.observation, cut), kept
+        transition = Transition(
+            seen, actions, log_probs(logits, actions), values, step.reward, step.terminated,
+            step.truncated, step.fruit, step.length, dropout_keys,
+        )  # fmt: skip
+        return (env, step.observation, cut), transition
 
     keys = jax.random.split(jax.random.fold_in(key, 1), config.num_steps)
     carry = (state.env, state.observation, state.observation)

@@ -35,23 +35,11 @@ def estimate_advantages(
     gamma: float | Array,
     gae_lambda: float | Array,
 ) -> Array:
-    """Advantages of a rollout.
+    """Advantages [S, N] of a rollout; advantages + values are the critic's targets.
 
     A game that died has no next value; one stopped by the time limit has the value of its state
-    before the reset. Neither passes an advantage on to the previous game.
-
-    Args:
-        rewards: [S, N].
-        values: [S, N] of the observations acted in.
-        terminated: [S, N] the game ended by its rules.
-        truncated: [S, N] the time limit was hit; at most once per game in a rollout.
-        last_values: [N] of the observations after the rollout.
-        cut_values: [N] of the last observation before the reset of a truncated game.
-        gamma: discount.
-        gae_lambda: 0 relies on the values, 1 on the rewards.
-
-    Returns:
-        [S, N]; advantages + values are the critic's targets.
+    before the reset (`cut_values` [N]; at most one such game per rollout). Neither passes an
+    advantage on to the previous game. `last_values` [N] are those after the rollout.
 
     Example:
         >>> one, no = jnp.ones((1, 1)), jnp.zeros((1, 1), bool)
@@ -76,16 +64,7 @@ def estimate_advantages(
 
 
 class Batch(NamedTuple):
-    """Steps to learn from.
-
-    Args:
-        observation: cells [B, T, F], mask [B, 4].
-        actions: [B] int32.
-        rollout_log_probs: [B] of the actions, under the policy that took them.
-        advantages: [B].
-        targets: [B] for the critic.
-        dropout_keys: [B, 2] used when acting; None without dropout.
-    """
+    """Steps to learn from; `rollout_log_probs` are those of the policy that acted."""
 
     observation: Observation
     actions: Array
@@ -102,19 +81,7 @@ def ppo_loss(
     hyper: Hyper,
     pretrained: Params | None = None,
 ) -> tuple[Array, dict[str, Array]]:
-    """The loss of one minibatch and its metrics.
-
-    Args:
-        params: of the policy.
-        batch: the minibatch.
-        config: board, network, and which terms the loss has.
-        hyper: the weights of the terms.
-        pretrained: weights of the KL reference policy; required if `config.kl_coef` is not 0.
-
-    Returns:
-        The loss, a scalar, and named scalars: `loss/policy`, `loss/value`, `policy/entropy`,
-        `policy/kl` (rollout to now), `policy/clip_fraction`, `policy/ratio_max`.
-    """
+    """The loss of one minibatch and its metrics; `pretrained` is the KL reference policy."""
     logits, values = apply_policy(params, batch.observation, config, batch.dropout_keys)
     ratio_log = log_probs(logits, batch.actions) - batch.rollout_log_probs
     ratio = jnp.exp(ratio_log)

@@ -37,12 +37,7 @@ class Hyper(NamedTuple):
 
 
 def make_hyper(config: SnakeConfig) -> Hyper:
-    """The config's own values.
-
-    Example:
-        >>> round(float(make_hyper(SnakeConfig(gamma=0.9)).gamma), 3)
-        0.9
-    """
+    """The config's own values."""
     return Hyper(*(jnp.float32(getattr(config, name)) for name in Hyper._fields))
 
 
@@ -66,15 +61,7 @@ def anneal(rate: float | Array, num_gradient_steps: float | Array | None) -> Cal
 
 
 def make_optimizer(config: SnakeConfig, hyper: Hyper) -> optax.GradientTransformation:
-    """Clip by the global norm, then Adam for everything, or Muon or Pion for the hidden matrices.
-
-    Example:
-        >>> from mesotron.ppo.policy import init_policy
-        >>> config = SnakeConfig(optim="pion")
-        >>> tx = make_optimizer(config, make_hyper(config))
-        >>> params = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
-        >>> state = jax.eval_shape(tx.init, params)
-    """
+    """Clip by the global norm, then Adam for all, or Muon or Pion for the hidden matrices."""
     end = hyper.num_gradient_steps if config.anneal_lr else None
     if config.rule == "adam":
         rule = optax.adam(anneal(hyper.lr, end), eps=_ADAM_EPS)

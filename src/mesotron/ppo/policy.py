@@ -29,29 +29,16 @@ _ACTOR_GAIN = 0.01
 
 
 def init_policy(key: Array, config: SnakeConfig) -> Params:
-    """Weights in float32; the same key gives the same weights.
-
-    Returns:
-        A tree of arrays; `mesotron.jax.label(params, overrides=HIDDEN)` prints it.
-
-    Example:
-        >>> config = SnakeConfig(d_model=32, num_layers=2)
-        >>> params = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
-        >>> params["layers"]["query"]["kernel"].shape
-        (2, 32, 32)
-    """
+    """Float32 weights; `mesotron.jax.label(params, overrides=HIDDEN)` prints them."""
     d, L, hidden = config.d_model, config.num_layers, config.d_model * config.mlp_ratio
     residual = 1 / math.sqrt(2 * L)
-    inner = {
-        "query": _Spec((d,), d, L),
-        "key": _Spec((d,), d, L),
-        "value": _Spec((d,), d, L),
+    inner = {name: _Spec((d,), d, L) for name in ("query", "key", "value")}
+    inner |= {
         "out": _Spec((d,), d, L, residual),
         "up": _Spec((d,), hidden, L),
         "down": _Spec((hidden,), d, L, residual),
     }
-    inputs = NUM_FEATURES
-    outer = {}
+    inputs, outer = NUM_FEATURES, {}
     if config.use_cnn:
         outer["conv"] = _Spec((3, 3, NUM_FEATURES), config.cnn_features)
         inputs = config.cnn_features + (NUM_FEATURES if config.cnn_mode == "append" else 0)
@@ -74,24 +61,13 @@ def init_policy(key: Array, config: SnakeConfig) -> Params:
 def apply_policy(
     params: Params, observation: Observation, config: SnakeConfig, dropout_keys: Array | None = None
 ) -> tuple[Array, Array]:
-    """Logits and values of a batch of observations.
+    """Logits [B, 4] in float32, very small for illegal moves, and values [B].
 
     Args:
         params: from `init_policy`.
         observation: cells [B, T, F], mask [B, 4].
         config: board and network.
         dropout_keys: [B, 2] raw keys, one per observation; None disables dropout.
-
-    Returns:
-        Logits [B, 4] in float32, very small for illegal moves, and values [B].
-
-    Example:
-        >>> config = SnakeConfig()
-        >>> boards = Observation(jnp.zeros((3, 16, NUM_FEATURES)), jnp.ones((3, 4), bool))
-        >>> act = lambda key: apply_policy(init_policy(key, config), boards, config)
-        >>> logits, values = jax.eval_shape(act, jax.random.PRNGKey(0))
-        >>> logits.shape, values.shape
-        ((3, 4), (3,))
     """
     X = _embed(params, observation.cells, config)
 
@@ -99,7 +75,8 @@ def apply_policy(
         layer, number = scanned
         drop = _make_dropout(dropout_keys, number, config.dropout)
         X = X + drop(_attend(layer, X, config, tokens), 0)
-        return X + drop(_transform(layer, X), 1)
+        Y = _apply(layer["up"], rms_norm(X, layer["mlp_norm"]["scale"]))
+        return X + drop(_apply(layer["down"], jax.nn.gelu(Y)), 1)
 
     layers = (params["layers"], jnp.arange(config.num_layers))
     over_all = config.num_layers - (config.readout == "head")
@@ -125,12 +102,6 @@ def apply_policy(
     return logits, _apply(params["critic"], features)[..., 0]
 
 
-def compute_dtype(config: SnakeConfig) -> Any:
-    if config.dtype != "auto":
-        return jnp.dtype(config.dtype)
-    return jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
-
-
 def choose_attention(Q: Array, config: SnakeConfig) -> Literal["xla", "cudnn"]:
     """The attention implementation for queries [B, T, H, d / H].
 
@@ -150,8 +121,7 @@ def mask_logits(logits: Array, mask: Array) -> Array:
 
 def log_probs(logits: Array, actions: Array) -> Array:
     """Log-probability of each action: [B, 4], [B] -> [B]."""
-    normal = jax.nn.log_softmax(logits)
-    return jnp.take_along_axis(normal, actions[..., None], axis=-1)[..., 0]
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), actions[..., None], axis=-1)[..., 0]
 
 
 def entropy(logits: Array) -> Array:
@@ -183,23 +153,17 @@ class _Spec(NamedTuple):
     stack: int | None = None
     gain: float = 1.0
 
-    @property
-    def lead(self) -> tuple[int, ...]:
-        return () if self.stack is None else (self.stack,)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (*self.lead, *self.inputs, self.outputs)
-
 
 def _init_layers(key: Array, specs: dict[str, _Spec]) -> Params:
     """Kernels of variance gain^2 / inputs and zero biases; a single draw compiles faster."""
-    sizes = [math.prod(spec.shape) for spec in specs.values()]
+    stacks = {name: () if s.stack is None else (s.stack,) for name, s in specs.items()}
+    shapes = {name: (*stacks[name], *s.inputs, s.outputs) for name, s in specs.items()}
+    sizes = [math.prod(shape) for shape in shapes.values()]
     pieces = jnp.split(jax.random.normal(key, (sum(sizes),)), np.cumsum(sizes)[:-1])
     layers = {}
-    for (name, spec), piece in zip(specs.items(), pieces):
-        kernel = piece.reshape(spec.shape) * (spec.gain / math.sqrt(math.prod(spec.inputs)))
-        layers[name] = {"kernel": kernel, "bias": jnp.zeros((*spec.lead, spec.outputs))}
+    for (name, s), piece in zip(specs.items(), pieces):
+        kernel = piece.reshape(shapes[name]) * (s.gain / math.sqrt(math.prod(s.inputs)))
+        layers[name] = {"kernel": kernel, "bias": jnp.zeros((*stacks[name], s.outputs))}
     return layers
 
 
@@ -224,7 +188,10 @@ def _embed(params: Params, cells: Array, config: SnakeConfig) -> Array:
         cells = jnp.concatenate([cells, maps], axis=-1) if append else maps
     rows, columns = params["position"]["rows"], params["position"]["columns"]
     positions = (rows[:, None] + columns[None]).reshape(-1, config.d_model)
-    return (_apply(params["input"], cells) + positions).astype(compute_dtype(config))
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    return (_apply(params["input"], cells) + positions).astype(dtype)
 
 
 def _attend(layer: Params, X: Array, config: SnakeConfig, tokens: Array | None = None) -> Array:
@@ -254,11 +221,6 @@ def _attention(Q: Array, K: Array, V: Array, config: SnakeConfig) -> Array:
     scores = jnp.einsum("bhsk,bhtk->bhst", Q / math.sqrt(Q.shape[-1]), K)
     Y = jnp.einsum("bhst,bhtk->bhsk", jax.nn.softmax(scores), V)
     return jnp.swapaxes(Y, 1, 2)
-
-
-def _transform(layer: Params, X: Array) -> Array:
-    Y = _apply(layer["up"], rms_norm(X, layer["mlp_norm"]["scale"]))
-    return _apply(layer["down"], jax.nn.gelu(Y))
 
 
 def _make_dropout(keys: Array | None, number: Array, rate: float) -> Callable[[Array, int], Array]:

@@ -38,27 +38,15 @@ KEEP_CHECKPOINTS = 2
 
 
 class Runs(NamedTuple):
-    """R runs of one program.
+    """R runs of one program."""
 
-    Args:
-        values: per run, what differs from the config, and its seed.
-        keys: [R, 2] of their seeds.
-        hyper: [R] each.
-    """
-
-    values: list[dict[str, float]]
-    keys: Array
-    hyper: Hyper
+    values: list[dict[str, float]]  # per run, what differs from the config, and its seed
+    keys: Array  # [R, 2]
+    hyper: Hyper  # [R] each
 
 
 def read_runs(config: SnakeConfig) -> Runs:
-    """Every combination of `config.sweep` and `config.num_seeds`.
-
-    Example:
-        >>> runs = read_runs(SnakeConfig(sweep=("lr=0.1,0.2",), num_seeds=2))
-        >>> len(runs.values), runs.values[2], runs.hyper.gamma.shape
-        (4, {'lr': 0.2, 'seed': 0}, (4,))
-    """
+    """Every combination of `config.sweep` and `config.num_seeds`."""
     axes = dict(_read_axis(item) for item in config.sweep)
     seeds = [config.seed + k for k in range(config.num_seeds)]
     combinations = [dict(zip(axes, values)) for values in product(*axes.values())]
@@ -93,10 +81,8 @@ def _read_axis(item: str) -> tuple[str, list[float]]:
 class Program(NamedTuple):
     """The compiled parts of a training.
 
-    Args:
-        start: runs -> their states before the first update.
-        advance: (states, runs, number of updates) -> (states, metrics [R, K]). Donates the states:
-            those passed in cannot be used again.
+    `start(runs)` makes the states before the first update; `advance(states, runs, num_updates)`
+    returns the new states and metrics [R, K]. It donates the states, which cannot be used again.
     """
 
     start: Callable[[Runs], TrainState]
@@ -141,15 +127,8 @@ def make_program(config: SnakeConfig, num_runs: int, pretrained: Params | None =
 
 
 def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.vmap`, but a single run calls the function itself.
-
-    An axis of one turns every matmul into a batched one, which is 1.2 times slower on a CPU and
-    which the compiler does not undo.
-
-    Example:
-        >>> over_runs(jnp.sum)(jnp.ones((1, 3))).shape
-        (1,)
-    """
+    """`jax.vmap`, but a single run calls the function itself: an axis of one turns every matmul
+    into a batched one, which is 1.2 times slower on a CPU and which the compiler does not undo."""
 
     def mapped(*trees: Any) -> Any:
         if jax.tree.leaves(trees)[0].shape[0] > 1:
@@ -186,17 +165,12 @@ def shardings_of(states: TrainState, config: SnakeConfig, mesh: Mesh) -> Any:
         runs = NamedSharding(mesh, PartitionSpec("shard"))
         return jax.tree.map(lambda _: runs, states)
 
-    def fill(sharding: NamedSharding, tree: Any) -> Any:
-        return jax.tree.map(lambda _: sharding, tree)
-
-    return TrainState(
-        params=fill(whole, states.params),
-        opt_state=fill(whole, states.opt_state),
-        env=fill(games, states.env),
-        observation=fill(games, states.observation),
-        key=whole,
-        update=whole,
-    )
+    by_game = ("env", "observation")
+    places = {name: games if name in by_game else whole for name in TrainState._fields}
+    return TrainState(*(
+        jax.tree.map(lambda _, place=place: place, tree)
+        for place, tree in zip(places.values(), states)
+    ))  # fmt: skip
 
 
 def save_states(root: Path, step: int, states: TrainState) -> None:
@@ -208,15 +182,9 @@ def save_states(root: Path, step: int, states: TrainState) -> None:
 
 
 def restore_states(root: Path, like: TrainState) -> tuple[TrainState, int, list[str]]:
-    """Read the newest complete checkpoint.
+    """The newest complete checkpoint: its states, their updates, and problems of newer checkpoints.
 
-    Args:
-        root: the folder of checkpoints.
-        like: states of the same shapes and shardings.
-
-    Returns:
-        The states, the number of updates behind them, and what is wrong with newer checkpoints.
-        Without any complete checkpoint: `like` itself and 0.
+    `like` has the same shapes and shardings; without a complete checkpoint it is returned, with 0.
     """
     newest, damaged = newest_whole(root)
     if newest is None:
@@ -231,12 +199,7 @@ def restore_states(root: Path, like: TrainState) -> tuple[TrainState, int, list[
 
 
 def load_params(root: Path, like: Params) -> Params:
-    """The first run's policy in the newest complete checkpoint of another training.
-
-    Args:
-        root: the folder of checkpoints.
-        like: weights of the expected shapes.
-    """
+    """The first run's policy in the newest complete checkpoint; `like` has the expected shapes."""
     newest, damaged = newest_whole(root)
     if newest is None:
         raise ValueError(f"{root} has no complete checkpoint; {'; '.join(damaged) or 'empty'}")

@@ -16,26 +16,11 @@ import jax
 import numpy as np
 
 from mesotron.config import SnakeConfig
-from mesotron.ppo.evaluate import (
-    Curve,
-    Games,
-    draw_curves,
-    draw_game,
-    make_evaluation,
-    measure_baselines,
-    record_game,
-)
+from mesotron.ppo import evaluate, program
+from mesotron.ppo.evaluate import Curve, Games
 from mesotron.ppo.loop import TrainState
 from mesotron.ppo.policy import Params, init_policy
-from mesotron.ppo.program import (
-    Program,
-    Runs,
-    load_params,
-    make_program,
-    read_runs,
-    restore_states,
-    save_states,
-)
+from mesotron.ppo.program import Program, Runs
 from mesotron.runs import RunFolder, check_free, describe_environment, new_run_path
 from mesotron.runs.console import LiveView
 from mesotron.runs.files import Row, append_row, cut_rows_after, read_rows
@@ -61,17 +46,8 @@ _LIVE_METRICS = {
 class Guard:
     """Runs the watch on every row, writes its events, and decides whether the run must stop.
 
-    The watch reads fruit as the reward, and entropy, KL divergence, gradient norm, weight change,
-    truncated games and time by the names in `mesotron.watch.metrics`. It rolls nothing back.
-
-    Args:
-        config: its `guard` setting. Runs side by side are judged by their means and never stopped:
-            one bad rate of a sweep says nothing about the others.
-        folder: of the run; every event goes to its events.jsonl.
-        notify: prints each event, unless the guard is off.
-
-    Attributes:
-        stopped_by: the event that stops the run, or None.
+    `stopped_by` is the event that stops it, or None. Runs side by side are judged by their means
+    and never stopped: one bad rate of a sweep says nothing about the others.
     """
 
     def __init__(
@@ -190,15 +166,15 @@ def train_snake(config: SnakeConfig) -> int:
     """Train or resume, and print the result."""
     folder, config = open_run(config)
     with folder:
-        runs = read_runs(config)
-        program = make_program(config, len(runs.values), load_pretrained(config))
+        runs = program.read_runs(config)
+        compiled = program.make_program(config, len(runs.values), load_pretrained(config))
         with (
             LiveView(config.num_updates, _LIVE_METRICS) as view,
             Mirrors(config, folder.path) as mirrors,
         ):
             guard = Guard(config, folder, view.say)
-            evaluate = make_evaluation(config)
-            session = Session(config, folder, runs, program, evaluate, view, mirrors, guard)
+            play = evaluate.make_evaluation(config)
+            session = Session(config, folder, runs, compiled, play, view, mirrors, guard)
             how = f"resume with: mesotron ppo snake --resume {folder.path}"
             with StopRequest(view.say, how) as stop:
                 states, done = initial_states(session)
@@ -231,7 +207,7 @@ def load_pretrained(config: SnakeConfig) -> Params | None:
     if config.pretrained_model is None:
         return None
     shapes = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
-    return load_params(RunFolder(config.pretrained_model).checkpoints, shapes)
+    return program.load_params(RunFolder(config.pretrained_model).checkpoints, shapes)
 
 
 def initial_states(session: Session) -> tuple[TrainState, int]:
@@ -240,7 +216,7 @@ def initial_states(session: Session) -> tuple[TrainState, int]:
     states = session.program.start(session.runs)
     if session.config.resume is None:
         return states, 0
-    states, done, damaged = restore_states(folder.checkpoints, states)
+    states, done, damaged = program.restore_states(folder.checkpoints, states)
     for problem in damaged:
         session.view.say(f"{problem}; using the checkpoint before it")
     folder.cut_after(done)
@@ -273,17 +249,12 @@ def train(
             write_evaluation(session, session.evaluate(states.params, EVALUATION_SEED), done)
         ends = done == config.num_updates or stop.requested or session.guard.stopped_by
         if is_due(config.save_freq, done) or ends:
-            save_states(folder.checkpoints, done, states)
+            program.save_states(folder.checkpoints, done, states)
     return states, done
 
 
 def next_chunk(config: SnakeConfig, done: int) -> int:
-    """Updates until the chunk is full or an evaluation or checkpoint is due.
-
-    Example:
-        >>> next_chunk(SnakeConfig(chunk=10, eval_freq=8, total_timesteps=1_000_000), 4)
-        4
-    """
+    """Updates until the chunk is full or an evaluation or checkpoint is due."""
     limits = [config.chunk, config.num_updates - done]
     limits += [every - done % every for every in (config.eval_freq, config.save_freq) if every]
     return min(limits)
@@ -301,18 +272,16 @@ def write_chunk(
     start: float,
     end: float,
 ) -> None:
-    """Write one row per update (means over the runs), and one per run if there are several.
-
-    The chunk's seconds are divided evenly over its updates.
-    """
+    """Write one row per update (means over the runs), and one per run if there are several."""
     config, runs = session.config, session.runs.values
-    rate = config.batch_size * len(runs) * count / (end - start)
     for k in range(count):
         step = done + k + 1
-        seconds = start + (end - start) * (k + 1) / count
-        times = {"time/seconds": seconds, "time/step": (end - start) / count}
-        times["time/steps_per_second"] = rate
-        times["time/env_steps"] = float(step * config.batch_size)
+        times = {
+            "time/seconds": start + (end - start) * (k + 1) / count,
+            "time/step": (end - start) / count,
+            "time/steps_per_second": config.batch_size * len(runs) * count / (end - start),
+            "time/env_steps": float(step * config.batch_size),
+        }
         values = {name: column[:, k] for name, column in metrics.items()}
         row = {"step": step, **mean_over_runs(values), **times}
         session.folder.append("metrics", row)
@@ -326,12 +295,7 @@ def write_chunk(
 
 
 def mean_over_runs(values: dict[str, np.ndarray]) -> dict[str, float]:
-    """Means over runs; scores are taken over the runs in which games ended.
-
-    Example:
-        >>> mean_over_runs({"episode/finished": np.zeros(2), "episode/fruit": np.zeros(2)})
-        {'episode/finished': 0.0}
-    """
+    """Means over runs; scores only over the runs in which games ended."""
     ended = values["episode/finished"] > 0
     counted = {name: each[ended] if name in SCORES else each for name, each in values.items()}
     return {name: float(each.mean()) for name, each in counted.items() if len(each)}
@@ -361,7 +325,7 @@ def final_evaluation(session: Session, states: TrainState) -> dict[str, Games]:
 def finish(session: Session, states: TrainState, games: dict[str, Games]) -> str:
     """Draw the plots and write the result; returns the text to print."""
     config, folder = session.config, session.folder
-    baselines = measure_baselines(config)
+    baselines = evaluate.measure_baselines(config)
     rows = folder.rows("metrics")
     result: dict[str, Any] = {"baselines": baselines, "runs": session.runs.values}
     for mode, played in games.items():
@@ -373,9 +337,11 @@ def finish(session: Session, states: TrainState, games: dict[str, Games]) -> str
     if config.gif:
         best = int(np.argmax(result["greedy_fruit_each"]))
         params = jax.tree.map(lambda x: x[best], states.params)
-        draw_game(record_game(params, config), config, folder.path / "game.gif")
+        cells = evaluate.record_game(params, config)
+        evaluate.draw_game(cells, config, folder.path / "game.gif")
     title = f"Snake {config.width}x{config.height}, training games"
-    draw_curves({config.rule: read_curve(session)}, baselines, folder.path / "curves.png", title)
+    curves = {config.rule: read_curve(session)}
+    evaluate.draw_curves(curves, baselines, folder.path / "curves.png", title)
     diagnosis = session.guard.diagnosis()
     result["condition"] = diagnosis.condition
     text = f"{describe(result, config)}\nwatch    {diagnosis.text()}"

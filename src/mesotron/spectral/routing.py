@@ -33,34 +33,21 @@ def words(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a parameter is stored; each framework adds what surrounds it.
+    """Where a parameter is stored; each framework adds what surrounds it."""
 
-    Args:
-        name: the full name, with dots in PyTorch and slashes in JAX.
-        shape: of the (global) tensor.
-    """
-
-    name: str
-    shape: tuple[int, ...]
+    name: str  # the full name, with dots in PyTorch and slashes in JAX
+    shape: tuple[int, ...]  # of the (global) tensor
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a parameter is.
+    """What a parameter is."""
 
-    Args:
-        name: "embedding", "head", "norm", "attention q", "expert", ...
-        reason: the evidence, for the reader of the table.
-        view: the matrices it holds, as text (`mesotron.optim.views`, `mesotron.jax.views`).
-        is_matrix: whether it is a hidden matrix, which a spectral filter may update.
-        unclear: what could not be determined; such a parameter needs an override.
-    """
-
-    name: str
-    reason: str
-    view: str = "whole"
-    is_matrix: bool = False
-    unclear: str = ""
+    name: str  # "embedding", "head", "norm", "attention q", "expert", ...
+    reason: str  # the evidence, for the reader of the table
+    view: str = "whole"  # the matrices it holds (`mesotron.optim.views`, `mesotron.jax.views`)
+    is_matrix: bool = False  # a hidden matrix, which a spectral filter may update
+    unclear: str = ""  # what could not be determined; such a parameter needs an override
 
 
 def matrix(name: str, reason: str, view: str = "whole") -> Role:

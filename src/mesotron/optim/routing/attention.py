@@ -46,13 +46,8 @@ _CODEGEN_SHARDS = 4
 _NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead")
 _NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
 _HEAD_DIM = (
-    "qk_head_dim",
-    "head_dim",
-    "attention_head_size",
-    "head_size",
-    "key_value_proj_dim",
-    "dim_head",
-)
+    "qk_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "dim_head",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -152,14 +147,9 @@ def _possible_output(site: ModuleSite) -> Role | None:
 
 
 def _single_role(
-    site: ModuleSite,
-    part: str,
-    heads: _Heads,
-    rows: int,
-    cols: int,
-    per_head: bool,
+    site: ModuleSite, part: str, heads: _Heads, rows: int, cols: int, per_head: bool,
     given: int | None,
-) -> Role:
+) -> Role:  # fmt: skip
     """q, k, v or o by itself."""
     num = given or (heads.num if part in "qo" else heads.num_kv)
     name, long_name = f"attention {part}", _LONG_NAMES[part]

@@ -32,30 +32,14 @@ _STATE_NAMES = words("A_log A D dt_bias time_decay time_first time_maa")
 # Fused linear layers outside attention: the number of equal sections.
 _FUSED_SECTIONS = {"gate_up_proj": 2, "Wi": 2, "w12": 2, "w13": 2, "gate_and_up_proj": 2}
 _NUM_EXPERTS = (
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "moe_num_experts",
-    "num_routed_experts",
-)
+    "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts",
+)  # fmt: skip
 _FUSED_EXPERTS = ("gate_up_proj", "gate_and_up_proj", "w13", "input_linear")
 
-_CONVS = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
-_PLAIN_CONVS = _CONVS[:3]
-_NORMS = (
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
-)
+_PLAIN_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONVS = (*_PLAIN_CONVS, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, *_BATCH_NORMS)
 _GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3, nn.RNN: 1, nn.RNNCell: 1}
 
 

@@ -26,21 +26,13 @@ _TRANSPARENT = frozenset(
 
 @dataclass(frozen=True)
 class ModuleSite(Site):
-    """One stored occurrence of a parameter.
+    """One stored occurrence of a parameter."""
 
-    Args:
-        leaf: the attribute on the owner, e.g. "weight".
-        param: the tensor itself.
-        owner: the module that stores it.
-        path: names from the root to the owner, without wrappers.
-        modules: the modules of `path`, root first; one longer than `path`.
-    """
-
-    leaf: str
+    leaf: str  # the attribute on the owner, e.g. "weight"
     param: nn.Parameter
-    owner: nn.Module
-    path: tuple[str, ...]
-    modules: tuple[nn.Module, ...]
+    owner: nn.Module  # the module that stores it
+    path: tuple[str, ...]  # names from the root to the owner, without wrappers
+    modules: tuple[nn.Module, ...]  # the modules of `path`, root first; one longer than `path`
 
     @property
     def owner_name(self) -> str:
@@ -82,11 +74,7 @@ def find_int(sources: Iterable[object], names: Iterable[str]) -> int | None:
 
 
 def imported_class(module: str, name: str) -> type | None:
-    """A class of an optional library, or None if that library is not imported.
-
-    An instance of the class can only exist after its module was imported, so nothing is missed and
-    nothing is loaded.
-    """
+    """A class of an optional library, or None if that is not imported (then no instance exists)."""
     loaded = sys.modules.get(module)
     return getattr(loaded, name, None) if loaded is not None else None
 
@@ -98,12 +86,7 @@ def is_a(module: nn.Module, library: str, name: str) -> bool:
 
 
 def walk(model: nn.Module) -> Iterator[ModuleSite]:
-    """Every (module, parameter) pair of the model; tied parameters once per name.
-
-    Example:
-        >>> [site.name for site in walk(nn.Sequential(nn.Linear(2, 3)))]
-        ['0.weight', '0.bias']
-    """
+    """Every (module, parameter) pair of the model; tied parameters once per name."""
     yield from _walk(model, "", (), (model,))
 
 

@@ -1,7 +1,7 @@
 """The spectral step on a tree of matrices: momentum, one batch per matrix shape, filter, scale.
 
-The twin of `mesotron.optim.step`. The momentum stays raw: the filtered direction is never
-written back into it. There is no bias correction, since the filter does not see a scale.
+The twin of `mesotron.optim.step`. The momentum stays raw: the filtered direction is never written
+back into it. There is no bias correction, since the filter ignores scale.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import optax
 from jax import Array
 
 from mesotron.jax.filter import Filtered, default_dtype, filter_batch
-from mesotron.jax.paths import named_leaves
 from mesotron.jax.stats import (
     SPECTRAL,
     LeafRecord,
@@ -28,35 +27,23 @@ from mesotron.jax.stats import (
     spectral_stats,
     value_at,
 )
-from mesotron.jax.views import check_view, default_view, from_wide, read_view, to_wide
+from mesotron.jax.views import check_view, default_view, from_wide, named_leaves, read_view, to_wide
 from mesotron.spectral import Filter, check_scale, step_scale
 
 Views = str | Mapping[str, str] | None
 
 
 class SpectralState(NamedTuple):
-    """What a spectral transformation keeps.
+    """The state of a spectral transformation."""
 
-    Args:
-        step: steps made, int32.
-        momentum: the raw running mean of gradients, like the parameters.
-        stats: numbers of the last step (`mesotron.jax.read_stats`); empty if none are kept.
-    """
-
-    step: Array
-    momentum: Any
-    stats: Stats
+    step: Array  # steps made, int32
+    momentum: Any  # the raw running mean of gradients, like the parameters
+    stats: Stats  # of the last step, for `mesotron.jax.read_stats`; empty without `stats=True`
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpectralRule:
-    """The options of one transformation; see `mesotron.jax.muon`.
-
-    Args:
-        group: the first word of its numbers' names; None keeps none.
-        rate: the learning rate that follows, for those numbers alone.
-        promote: in place of the filter's own, where it is not known before the trace.
-    """
+    """The options of one transformation; see `mesotron.jax.muon`."""
 
     filter: Filter
     momentum: Rate
@@ -68,9 +55,9 @@ class SpectralRule:
     momentum_dtype: str | None
     batched: bool
     shardings: Mapping[str, Any] = field(default_factory=dict)
-    group: str | None = None
-    rate: Rate = 1.0
-    promote: Array | None = None
+    group: str | None = None  # the prefix of its statistics; None keeps none
+    rate: Rate = 1.0  # the learning rate applied afterwards, for the statistics
+    promote: Array | None = None  # replaces the filter's own number if it is traced
 
     def __post_init__(self) -> None:
         if not isinstance(self.scale, Array):
@@ -79,24 +66,28 @@ class SpectralRule:
             raise ValueError(f"momentum={self.momentum} must lie in [0, 1)")
 
     def init(self, params: Any) -> SpectralState:
-        """No steps made, no momentum; every leaf must hold matrices."""
+        """Zero momentum; every leaf must hold matrices."""
         for name, leaf in named_leaves(params):
-            self.view_of(name, leaf)  # refused now and not at the first step
-        momentum = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=self._state_dtype(p)), params)
+            self.view_of(name, leaf)  # refuses a wrong view now, not at the first step
+
+        def zeros(p: Array) -> Array:
+            dtype = self.momentum_dtype or jnp.promote_types(p.dtype, jnp.float32)
+            return jnp.zeros_like(p, dtype=dtype)
+
         keeps = self.group is not None and jax.tree.leaves(params)
         stats = no_stats(str(self.group), SPECTRAL) if keeps else Stats({})
-        return SpectralState(jnp.zeros([], jnp.int32), momentum, stats)
+        return SpectralState(jnp.zeros([], jnp.int32), jax.tree.map(zeros, params), stats)
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, SpectralState]:
-        """The direction scale f(U) + decay W of every leaf, and what is kept."""
+        """The direction scale f(U) + decay W of every leaf, and the new state."""
         mu, decay = (value_at(x, state.step) for x in (self.momentum, self.weight_decay))
         decays = not (isinstance(decay, int | float) and decay == 0)
         if decays and params is None:
             raise ValueError(
                 "weight decay needs the weights: call update(grads, state, params), or set "
-                "weight_decay=0 (a plain number: an injected one may become anything)"
+                "weight_decay=0 (as a plain number: an injected one could become nonzero)"
             )
-        names, grads = _unzip(named_leaves(updates))
+        names, grads = zip(*named_leaves(updates)) if jax.tree.leaves(updates) else ((), ())
         momenta = [
             _update_momentum(g, m, mu) for g, m in zip(grads, jax.tree.leaves(state.momentum))
         ]
@@ -106,25 +97,20 @@ class SpectralRule:
         stats = self._stats(names, filtered, steps, grads, state.step)
         if decays:
             steps = [s + decay * p for s, p in zip(steps, jax.tree.leaves(params))]
-        # A gradient that is not finite makes no step, and leaves weight and momentum as they were.
+        # A nonfinite gradient makes no step: weight and momentum stay as they were.
         steps = [jnp.where(_finite(g), s, 0).astype(g.dtype) for s, g in zip(steps, grads)]
         steps, momenta = self._placed(names, steps), self._placed(names, momenta)
         structure = jax.tree.structure(updates)
         step = jnp.asarray(optax.safe_increment(state.step))
-        kept = SpectralState(step, jax.tree.unflatten(structure, momenta), stats)
-        return jax.tree.unflatten(structure, steps), kept
+        new_state = SpectralState(step, jax.tree.unflatten(structure, momenta), stats)
+        return jax.tree.unflatten(structure, steps), new_state
 
-    def _placed(self, names: Sequence[str], leaves: Sequence[Array]) -> list[Array]:
-        """Each leaf in its own sharding: a batch may have lent it that of a neighbour."""
-        return [
-            jax.lax.with_sharding_constraint(leaf, self.shardings[name])
-            if name in self.shardings
-            else leaf
-            for name, leaf in zip(names, leaves)
-        ]
+    def view_of(self, name: str, leaf: Array) -> str:
+        view = self.views.get(name) if isinstance(self.views, Mapping) else self.views
+        return check_view(view or default_view(leaf.ndim), leaf.shape, name)
 
     def _direction(self, G: Array, M: Array, mu: float | Array) -> Array:
-        """What the filter sees, after `_update_momentum`."""
+        """The filter's input, after `_update_momentum`."""
         if not self.nesterov:
             return M
         return _mix(jnp.where(_finite(G), G.astype(_wide(M)), M), M, mu)
@@ -134,19 +120,25 @@ class SpectralRule:
         views = [self.view_of(name, leaf) for name, leaf in zip(names, directions)]
         buckets: dict[tuple, list[int]] = defaultdict(list)
         for k, (leaf, view) in enumerate(zip(directions, views)):
-            alone = None if self.batched else k
-            buckets[read_view(view, leaf.shape).block_shape, leaf.dtype, alone].append(k)
+            _, rows, cols = read_view(view, leaf.shape)
+            shape = (min(rows, cols), max(rows, cols))
+            buckets[shape, leaf.dtype, None if self.batched else k].append(k)
         filtered: dict[int, Filtered] = {}
         for members in buckets.values():
             wide = [to_wide(directions[k], views[k]) for k in members]
-            batch = filter_batch(
-                jnp.concatenate(wide), self.filter, self._dtype(wide[0]), self.promote
-            )
+            dtype = self._dtype(wide[0])
+            batch = filter_batch(jnp.concatenate(wide), self.filter, dtype, self.promote)
             start = 0
             for k, block in zip(members, wide):
                 filtered[k] = Filtered(*(x[start : start + len(block)] for x in batch))
                 start += len(block)
         return [filtered[k] for k in range(len(directions))]
+
+    def _dtype(self, X: Array) -> str | None:
+        if self.dtype is not None:
+            return self.dtype
+        exact = self.filter.rank is not None or X.dtype == jnp.float64
+        return None if exact else default_dtype()
 
     def _scaled(self, name: str, X: Array, like: Array) -> Array:
         view = self.view_of(name, like)
@@ -170,32 +162,27 @@ class SpectralRule:
         if self.group is None or not grads:
             return Stats({})
         records = []
-        for name, x, made, g in zip(names, filtered, steps, grads):
+        for name, x, direction, g in zip(names, filtered, steps, grads):
             view = self.view_of(name, g)
             _, rows, cols = read_view(view, g.shape)
             factor, ok = self._factor(view, g), _finite(g)
             records.append(
-                LeafRecord(x.concentration, x.passed, rows * cols, factor, ok, cosine(made, g))
+                LeafRecord(x.concentration, x.passed, rows * cols, factor, ok, cosine(direction, g))
             )
         return spectral_stats(self.group, value_at(self.rate, step), records)
 
-    def view_of(self, name: str, leaf: Array) -> str:
-        """The view of a leaf by its path."""
-        view = self.views.get(name) if isinstance(self.views, Mapping) else self.views
-        return check_view(view or default_view(leaf.ndim), leaf.shape, name)
-
-    def _dtype(self, X: Array) -> str | None:
-        if self.dtype is not None:
-            return self.dtype
-        exact = self.filter.rank is not None or X.dtype == jnp.float64
-        return None if exact else default_dtype()
-
-    def _state_dtype(self, p: Array) -> Any:
-        return self.momentum_dtype or jnp.promote_types(p.dtype, jnp.float32)
+    def _placed(self, names: Sequence[str], leaves: Sequence[Array]) -> list[Array]:
+        """Each leaf in its own sharding, which a batch may have changed to a neighbor's."""
+        return [
+            jax.lax.with_sharding_constraint(leaf, self.shardings[name])
+            if name in self.shardings
+            else leaf
+            for name, leaf in zip(names, leaves)
+        ]
 
 
 def _update_momentum(G: Array, M: Array, mu: float | Array) -> Array:
-    """mu M + (1 - mu) G; M itself where the gradient is not finite."""
+    """mu M + (1 - mu) G; M itself if the gradient is not finite."""
     return jnp.where(_finite(G), _mix(G, M, mu).astype(M.dtype), M)
 
 
@@ -211,7 +198,3 @@ def _wide(M: Array) -> Any:
 
 def _finite(G: Array) -> Array:
     return jnp.isfinite(G).all()
-
-
-def _unzip(pairs: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Any]]:
-    return [name for name, _ in pairs], [leaf for _, leaf in pairs]
