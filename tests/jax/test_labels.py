@@ -48,7 +48,7 @@ def table(tree, **options) -> dict[str, tuple[str, str]]:
 
 
 def test_transformer():
-    found = table(transformer())
+    roles = table(transformer())
     inside = {
         "attention/query/kernel": ("attention", "ioo"),
         "attention/key/kernel": ("attention", "ioo"),
@@ -58,7 +58,7 @@ def test_transformer():
         "Dense_1/kernel": ("matrix", "io"),
     }
     blocks = {f"params/Block_{k}/{path}": row for k in (0, 1) for path, row in inside.items()}
-    assert found == blocks | {
+    assert roles == blocks | {
         "params/input_proj/kernel": ("input", "-"),
         "params/policy_head/kernel": ("head", "-"),
         "params/value/kernel": ("head", "-"),
@@ -67,19 +67,19 @@ def test_transformer():
 
 
 def test_per_head_views():
-    found = table(transformer(), per_head=True)
-    assert found["params/Block_0/attention/query/kernel"] == ("attention", "iso")
-    assert found["params/Block_0/attention/out/kernel"] == ("attention", "sio")
-    assert found["params/Block_0/Dense_0/kernel"] == ("matrix", "io")
+    roles = table(transformer(), per_head=True)
+    assert roles["params/Block_0/attention/query/kernel"] == ("attention", "iso")
+    assert roles["params/Block_0/attention/out/kernel"] == ("attention", "sio")
+    assert roles["params/Block_0/Dense_0/kernel"] == ("matrix", "io")
 
 
 def test_stacked_layers_and_their_biases():
     for bias in (True, False):
-        found = table(transformer(3, bias=bias))
-        assert found["params/layers/attention/query/kernel"] == ("attention", "sioo")
-        assert found["params/layers/attention/out/kernel"] == ("attention", "siio")
-        assert found["params/layers/Dense_0/kernel"] == ("matrix", "sio")
-        assert "params/layers/Dense_0/bias" not in found
+        roles = table(transformer(3, bias=bias))
+        assert roles["params/layers/attention/query/kernel"] == ("attention", "sioo")
+        assert roles["params/layers/attention/out/kernel"] == ("attention", "siio")
+        assert roles["params/layers/Dense_0/kernel"] == ("matrix", "sio")
+        assert "params/layers/Dense_0/bias" not in roles
 
 
 def test_flax_linen():
@@ -149,9 +149,9 @@ def test_equinox_attention():
     eqx = pytest.importorskip("equinox")
     attention = eqx.filter_eval_shape(eqx.nn.MultiheadAttention, 2, 8, key=jax.random.key(0))
     tree = {"embed": {"weight": leaf(7, 8)}, "attention": eqx.filter(attention, _is_shape)}
-    found = table(tree)
+    roles = table(tree)
     for name in ("query", "key", "value", "output"):
-        assert found[f"attention/{name}_proj/weight"] == ("attention", "oi")
+        assert roles[f"attention/{name}_proj/weight"] == ("attention", "oi")
 
 
 def _is_shape(x) -> bool:
@@ -169,27 +169,27 @@ def test_plain_mlp_ends_go_to_adam():
 def test_layers_are_ordered_by_number():
     """Sorted as text, Dense_10 would come before Dense_2."""
     sizes = [(3, 8), *[(8, 8)] * 9, (8, 2)]
-    found = table({f"Dense_{k}": dense(*size) for k, size in enumerate(sizes)})
-    assert found["Dense_10/kernel"][0] == "head"
-    assert found["Dense_0/kernel"][0] == "input"
-    assert [role for role, _ in found.values()].count("matrix") == 9
+    roles = table({f"Dense_{k}": dense(*size) for k, size in enumerate(sizes)})
+    assert roles["Dense_10/kernel"][0] == "head"
+    assert roles["Dense_0/kernel"][0] == "input"
+    assert [role for role, _ in roles.values()].count("matrix") == 9
 
 
 def test_two_networks_in_one_run():
     actor, critic = ((5, 8), (8, 8), (8, 4)), ((5, 8), (8, 8), (8, 1))
-    found = table({f"Dense_{k}": dense(*size) for k, size in enumerate(actor + critic)})
-    roles = [found[f"Dense_{k}/kernel"][0] for k in range(6)]
-    assert roles == ["input", "matrix", "head"] * 2
+    roles = table({f"Dense_{k}": dense(*size) for k, size in enumerate(actor + critic)})
+    ends = [roles[f"Dense_{k}/kernel"][0] for k in range(6)]
+    assert ends == ["input", "matrix", "head"] * 2
 
 
 def test_separate_networks_have_their_own_ends():
     def net(outputs: int) -> dict:
         return {"Dense_0": dense(5, 8), "Dense_1": dense(8, 8), "Dense_2": dense(8, outputs)}
 
-    found = table({"params": {"actor": net(4), "critic": net(1)}})
+    roles = table({"params": {"actor": net(4), "critic": net(1)}})
     for name in ("actor", "critic"):
-        roles = [found[f"params/{name}/Dense_{k}/kernel"][0] for k in range(3)]
-        assert roles == ["input", "matrix", "head"]
+        ends = [roles[f"params/{name}/Dense_{k}/kernel"][0] for k in range(3)]
+        assert ends == ["input", "matrix", "head"]
 
 
 def test_layer_between_named_ends_is_hidden():
@@ -201,7 +201,7 @@ def test_convolutions_and_experts():
     conv = {"kernel": leaf(3, 3, 5, 16), "bias": leaf(16)}
     deep = {"kernel": leaf(3, 3, 16, 32), "bias": leaf(32)}
     depthwise = {"kernel": leaf(3, 3, 1, 32), "bias": leaf(32)}
-    found = table(
+    roles = table(
         {
             "Conv_0": conv,
             "Conv_1": deep,
@@ -211,11 +211,11 @@ def test_convolutions_and_experts():
             "head": dense(8, 2),
         }
     )
-    assert found["Conv_0/kernel"] == ("input", "-")
-    assert found["Conv_1/kernel"] == ("convolution", "iiio")
-    assert found["Conv_2/kernel"] == ("depthwise", "-")
-    assert found["experts/up/kernel"] == ("expert", "sio")
-    assert found["router/kernel"] == ("router", "-")
+    assert roles["Conv_0/kernel"] == ("input", "-")
+    assert roles["Conv_1/kernel"] == ("convolution", "iiio")
+    assert roles["Conv_2/kernel"] == ("depthwise", "-")
+    assert roles["experts/up/kernel"] == ("expert", "sio")
+    assert roles["router/kernel"] == ("router", "-")
 
 
 UNCLEAR = {

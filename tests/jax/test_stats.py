@@ -65,32 +65,32 @@ def test_a_hand_worked_step():
     state, update = tx.init(grads), jax.jit(tx.update)
     for _ in range(2):
         _, state = update(grads, state)
-    found = {key: float(value) for key, value in mj.read_stats(state).items()}
+    stats = {key: float(value) for key, value in mj.read_stats(state).items()}
     strong = (1 + 0.1**4) / (1 + 0.1**2) ** 2
-    assert found["pion/concentration"] == pytest.approx((strong + 1 / 9) / 2, rel=1e-5)
-    assert found["pion/passed_rank"] == pytest.approx(0.5, abs=1e-3)
-    assert found["pion/dead_blocks"] == 0.5
-    assert found["pion/blocks"] == 2
+    assert stats["pion/concentration"] == pytest.approx((strong + 1 / 9) / 2, rel=1e-5)
+    assert stats["pion/passed_rank"] == pytest.approx(0.5, abs=1e-3)
+    assert stats["pion/dead_blocks"] == 0.5
+    assert stats["pion/blocks"] == 2
     # The second step's rate is 0.1; the strong block's step is 0.1 * 0.5 * sqrt(4) in one element.
-    assert found["pion/update_rms"] == pytest.approx(0.1 / np.sqrt(16 + 81), rel=1e-3)
-    assert found["skipped"] == 0
+    assert stats["pion/update_rms"] == pytest.approx(0.1 / np.sqrt(16 + 81), rel=1e-3)
+    assert stats["skipped"] == 0
 
 
 def test_chain_reports_every_group_and_its_real_update():
     tx = mj.chain_with_muon(0.02, 3e-3, weight_decay=0.1, stats=True)
     params, grads = network(0), network(10)
     updates, state = jax.jit(tx.update)(grads, tx.init(params), params)
-    found = mj.read_stats(state)
+    stats = mj.read_stats(state)
     groups = {"muon": SPECTRAL, "adamw": ELEMENTWISE, "adamw_vectors": ELEMENTWISE}
-    assert set(found) == {f"{g}/{key}" for g, keys in groups.items() for key in keys} | {"skipped"}
+    assert set(stats) == {f"{g}/{key}" for g, keys in groups.items() for key in keys} | {"skipped"}
     step = updates["Dense_0"]["kernel"] + 0.02 * 0.1 * params["Dense_0"]["kernel"]
-    assert float(found["muon/update_rms"]) == pytest.approx(rms([step]), rel=1e-4)
+    assert float(stats["muon/update_rms"]) == pytest.approx(rms([step]), rel=1e-4)
     ends = [updates[k]["kernel"] + 3e-3 * 0.1 * params[k]["kernel"] for k in ("input", "head")]
-    assert float(found["adamw/update_rms"]) == pytest.approx(rms(ends), rel=1e-4)
+    assert float(stats["adamw/update_rms"]) == pytest.approx(rms(ends), rel=1e-4)
     vectors = [updates[k]["bias"] for k in params]
-    assert float(found["adamw_vectors/update_rms"]) == pytest.approx(rms(vectors), rel=1e-4)
+    assert float(stats["adamw_vectors/update_rms"]) == pytest.approx(rms(vectors), rel=1e-4)
     for group in groups:
-        assert 0 < float(found[f"{group}/cosine"]) <= 1
+        assert 0 < float(stats[f"{group}/cosine"]) <= 1
 
 
 def rms(leaves) -> float:
@@ -104,25 +104,25 @@ def test_skipped_leaves_are_counted_and_count_nowhere_else():
     grads["head"]["bias"] = grads["head"]["bias"].at[0].set(jnp.nan)
     grads["Dense_0"]["kernel"] = grads["Dense_0"]["kernel"].at[0, 0].set(jnp.inf)
     _, state = jax.jit(tx.update)(grads, tx.init(grads))
-    found = {key: float(value) for key, value in mj.read_stats(state).items()}
-    assert found["skipped"] == 2
-    assert found["muon/skipped"] == found["adamw_vectors/skipped"] == 1
-    assert found["adamw/skipped"] == 0
-    assert found["muon/update_rms"] == found["muon/blocks"] == found["muon/concentration"] == 0
-    assert found["adamw_vectors/update_rms"] == found["adamw_vectors/cosine"] == 0
-    assert found["adamw/update_rms"] > 0
+    stats = {key: float(value) for key, value in mj.read_stats(state).items()}
+    assert stats["skipped"] == 2
+    assert stats["muon/skipped"] == stats["adamw_vectors/skipped"] == 1
+    assert stats["adamw/skipped"] == 0
+    assert stats["muon/update_rms"] == stats["muon/blocks"] == stats["muon/concentration"] == 0
+    assert stats["adamw_vectors/update_rms"] == stats["adamw_vectors/cosine"] == 0
+    assert stats["adamw/update_rms"] > 0
 
 
 def test_each_run_of_a_vmap_has_its_own_statistics():
     tx = mj.muon(0.1, weight_decay=0.0, stats=True)
     grads = {"w": draw(3, 6, 10)}
     _, state = jax.jit(jax.vmap(tx.update))(grads, jax.vmap(tx.init)(grads))
-    found = mj.read_stats(state)["muon/concentration"]
+    stats = mj.read_stats(state)["muon/concentration"]
     update = jax.jit(tx.update)
     one, two = (update({"w": g}, tx.init({"w": g}))[1] for g in grads["w"][:2])
     expected = [float(mj.read_stats(s)["muon/concentration"]) for s in (one, two)]
-    np.testing.assert_allclose(found[:2], expected, rtol=1e-5)
-    assert found.shape == (3,)
+    np.testing.assert_allclose(stats[:2], expected, rtol=1e-5)
+    assert stats.shape == (3,)
 
 
 def test_duplicate_groups_are_refused():

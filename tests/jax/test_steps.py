@@ -18,12 +18,8 @@ from support.quick_jax import quick_compilation  # noqa: E402, F401
 SHAPES = ((16, 16), (96, 12), (3, 10, 6))
 RULES = {
     "muon": ("Muon", {}),
-    "muon_plain": ("Muon", {"nesterov": False, "weight_decay": 0.0}),
-    "spectral": ("Muon", {"scale": "spectral", "momentum": 0.8}),
-    "cubic": ("Muon", {"filter": "cubic"}),
-    "polar_express": ("Muon", {"filter": "polar_express"}),
+    "spectral": ("Muon", {"scale": "spectral", "momentum": 0.8, "nesterov": False}),
     "low_rank": ("Muon", {"filter": "low_rank", "rank": 2}),
-    "promote_0": ("Pion", {}),
     "promote_2": ("Pion", {"promote": 2, "scale": 2.0}),
     "noise": ("Pion", {"cutoff": "noise"}),
     "cutoff": ("Pion", {"cutoff": 0.3}),
@@ -89,7 +85,7 @@ def test_equal_to_optax_with_the_same_settings(consistent_rms):
     peer = optax.contrib.muon(0.02, nesterov=False, weight_decay=0.01, **rms)
     scale = "spectral" if consistent_rms is None else "rms"
     tx = mj.muon(0.02, nesterov=False, weight_decay=0.01, scale=scale)
-    shapes = [(16, 16), (12, 96), (40, 8)]
+    shapes = [(16, 16), (12, 96)]
     params, gradients = to_jax(arrays(0, shapes)), [arrays(k, shapes) for k in range(1, 6)]
     ours, theirs = train(tx, params, gradients), train(peer, params, gradients)
     for k in params:
@@ -144,21 +140,12 @@ def test_schedules():
 
 def test_cubic_iteration_converges():
     G = {"w": jnp.asarray(np.diag([1.0, 0.3, 0.01]), jnp.float32)}
-    found = one_update(mj.scale_by_muon(scale="spectral", ns="cubic", steps=15), G)[0]["w"]
-    np.testing.assert_allclose(found, np.eye(3), atol=1e-4)
+    converged = one_update(mj.scale_by_muon(scale="spectral", ns="cubic", steps=15), G)[0]["w"]
+    np.testing.assert_allclose(converged, np.eye(3), atol=1e-4)
     default = one_update(mj.scale_by_muon(scale="spectral", ns="cubic"), G)[0]["w"]
     assert 0.85 < float(default[2, 2]) < 0.95
     five = one_update(mj.scale_by_muon(scale="spectral", ns="cubic", steps=5), G)[0]["w"]
     assert 0.05 < float(five[2, 2]) < 0.1
-
-
-def test_jit_does_not_change_the_result():
-    tx = mj.pion(0.1, cutoff="noise")
-    params, grads = (to_jax(arrays(k, [(8, 6)])) for k in (0, 1))
-    state = tx.init(params)
-    plain, jitted = tx.update(grads, state, params), jax.jit(tx.update)(grads, state, params)
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(jitted), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:
@@ -178,11 +165,10 @@ def num_matmuls(tx, *shapes: tuple[int, ...]) -> int:
     return str(jax.make_jaxpr(tx.update)(grads, tx.init(grads))).count("dot_general")
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_momentum_stays_raw_and_drifts_little_in_bfloat16(nesterov):
+def test_momentum_stays_raw_and_drifts_little_in_bfloat16():
     """The filtered direction is never written back."""
     exact, grads = np.zeros((8, 8)), {"w": jnp.zeros((8, 8))}
-    tx = mj.scale_by_muon(nesterov=nesterov, momentum_dtype="bfloat16")
+    tx = mj.scale_by_muon(momentum_dtype="bfloat16")
     state, update = tx.init(grads), jax.jit(tx.update)
     for seed in range(100):
         G = draw(8, 8, seed=seed)
@@ -243,31 +229,30 @@ def test_spectral_scale_counts_outputs_in_the_last_axis():
     np.testing.assert_allclose(torch_order["w"], 2 * to_eight, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "view"), [((32, 32), "io"), ((16, 64), "io"), ((3, 3, 4, 36), "iiio")]
-)
-def test_rms_scale_means_the_same_for_every_shape(shape, view):
-    tx = mj.muon(1e-2, filter="polar_express", weight_decay=0.0, views=view)
-    assert rms(first_step(tx, {"w": draw(*shape)})["w"]) == pytest.approx(0.2 * 1e-2, rel=0.05)
+def test_rms_scale_means_the_same_for_every_shape():
+    views = {"square": "io", "wide": "io", "conv": "iiio"}
+    grads = {"square": draw(32, 32), "wide": draw(16, 64), "conv": draw(3, 3, 4, 36)}
+    tx = mj.muon(1e-2, filter="polar_express", weight_decay=0.0, views=views)
+    for name, step in first_step(tx, grads).items():
+        assert rms(step) == pytest.approx(0.2 * 1e-2, rel=0.05), name
 
 
-@pytest.mark.parametrize(
-    ("view", "shape", "matrices"),
-    [
-        ("sio", (3, 6, 4), lambda x: list(x)),
-        ("iso", (6, 3, 4), lambda x: [x[:, k] for k in range(3)]),
-        ("ioo", (6, 3, 4), lambda x: [x.reshape(6, 12)]),
-        ("iio", (3, 4, 6), lambda x: [x.reshape(12, 6)]),
-        ("isoo", (6, 3, 2, 2), lambda x: [x[:, k].reshape(6, 4) for k in range(3)]),
-        ("oi", (6, 4), lambda x: [x.T]),
-    ],
-)
-def test_views_filter_the_matrices_they_name(view, shape, matrices):
-    G = draw(*shape)
-    whole = first_step(mj.scale_by_muon(scale="spectral", views=view), {"w": G})["w"]
-    result, blocks = jnp.stack(matrices(whole)), jnp.stack(matrices(G))
-    alone = first_step(mj.scale_by_muon(scale="spectral"), {"w": blocks})["w"]
-    np.testing.assert_allclose(result, alone, atol=1e-4)
+def test_views_filter_the_matrices_they_name():
+    cases = {  # view: (shape, its matrices)
+        "sio": ((3, 6, 4), lambda x: list(x)),
+        "iso": ((6, 3, 4), lambda x: [x[:, k] for k in range(3)]),
+        "ioo": ((6, 3, 4), lambda x: [x.reshape(6, 12)]),
+        "iio": ((3, 4, 6), lambda x: [x.reshape(12, 6)]),
+        "isoo": ((6, 3, 2, 2), lambda x: [x[:, k].reshape(6, 4) for k in range(3)]),
+        "oi": ((6, 4), lambda x: [x.T]),
+    }
+    grads = {view: draw(*shape) for view, (shape, _) in cases.items()}
+    tx = mj.scale_by_muon(scale="spectral", views={view: view for view in cases})
+    whole = first_step(tx, grads)
+    blocks = {view: jnp.stack(cases[view][1](G)) for view, G in grads.items()}
+    alone = first_step(mj.scale_by_muon(scale="spectral"), blocks)
+    for view, (_, matrices) in cases.items():
+        np.testing.assert_allclose(jnp.stack(matrices(whole[view])), alone[view], atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,8 @@ def _make_sites(
     for path, shape in shapes.items():
         module = path.rpartition("/")[0]
         around = module.rpartition("/")[0] if module else ""
-        beside = (f"{module}/{name}".lstrip("/") for name in _BIASES)
-        bias = next((shapes[name] for name in beside if name in shapes), None)
+        biases = (f"{module}/{name}".lstrip("/") for name in _BIASES)
+        bias = next((shapes[name] for name in biases if name in shapes), None)
         siblings = frozenset(base_name(name) for name in children[around])
         is_stacked = _first_match(path, stacked) is not None
         sites[path] = LeafSite(path, shape, path in attributes, bias, siblings, is_stacked)

@@ -151,7 +151,7 @@ def play(
 ) -> tuple[EnvState, Observation, Rollout]:
     """Act for S steps in N games.
 
-    A truncated game keeps its last observation in a slot of its own; no rollout is longer than a
+    A truncated game keeps its last observation in a separate slot; no rollout is longer than a
     game, so one slot per game is enough.
     """
     env_step = jax.vmap(SnakeEnv(config).step)

@@ -22,7 +22,7 @@ from mesotron.config import SnakeConfig
 from mesotron.ppo.env import HEAD, NUM_ACTIONS, NUM_FEATURES, Observation
 
 Params = dict[str, Any]
-# `mesotron.jax.label` cannot see from the tree that this layer lies between tokens and heads.
+# `mesotron.jax.label` cannot see from the tree that this layer is between tokens and heads.
 HIDDEN = {"trunk/kernel": "matrix"}
 # Nearly uniform over the moves at the start (Andrychowicz et al. 2021, arXiv 2006.05990).
 _ACTOR_GAIN = 0.01

@@ -370,10 +370,10 @@ def test_uneven_parts_in_repeated_groups(text):
     tensor = torch.arange(8 * 3.0).reshape(8, 3)
     part = View.parse(text).windows(tensor)[0]
     expected = tensor.reshape(2, 4, 3)[:, :3]
-    found = part.strided.reshape(part.num, part.rows, part.cols)
+    result = part.strided.reshape(part.num, part.rows, part.cols)
     if text.startswith("T"):
-        found = found.transpose(1, 2)
-    assert torch.equal(found.reshape(2, 3, 3), expected)
+        result = result.transpose(1, 2)
+    assert torch.equal(result.reshape(2, 3, 3), expected)
     assert str(View.parse(text)) == text
     part.strided.zero_()
     assert torch.equal(tensor.reshape(2, 4, 3)[:, :3], torch.zeros(2, 3, 3))

@@ -122,7 +122,7 @@ def _load_config(source: str) -> Any:
             "or no such name): download its config.json and pass that path"
         ) from error
     except Exception as error:
-        # Transformers goes on with advice that does not apply, such as trusting remote code.
+        # Transformers appends advice that does not apply, such as trusting remote code.
         first = " ".join(str(error).split()).split(". ")[0] or type(error).__name__
         raise ValueError(
             f"{source}: Transformers cannot read this config: {first}; fix it, or build the model "
