@@ -32,7 +32,7 @@ def scale_by_muon(
     *,
     weight_decay: Rate = 0.0,
     scale: str | float | Array = "rms",
-    filter: str = "muon",
+    filter: str | None = None,
     ns: str | None = None,
     steps: int | None = None,
     rank: int | None = None,
@@ -57,7 +57,7 @@ def scale_by_muon(
         1.0
     """
     if ns is not None:
-        if ns not in NEWTON_SCHULZ or filter not in ("muon", NEWTON_SCHULZ[ns]):
+        if ns not in NEWTON_SCHULZ or filter not in (None, "muon", NEWTON_SCHULZ[ns]):
             raise ValueError(
                 f"ns={ns!r} with filter={filter!r}: ns is 'quintic' or 'cubic', other names of the "
                 "filters 'muon' and 'cubic'; pass only one of the two"
@@ -65,7 +65,7 @@ def scale_by_muon(
         filter = NEWTON_SCHULZ[ns]
     _refuse_traced(steps=steps, rank=rank)
     rule = SpectralRule(
-        filter=make_filter(filter, steps=steps, rank=rank), momentum=momentum, nesterov=nesterov,
+        filter=make_filter(filter or "muon", steps=steps, rank=rank), momentum=momentum, nesterov=nesterov,
         weight_decay=weight_decay, scale=scale, views=views, dtype=dtype,
         momentum_dtype=momentum_dtype, batched=batched, shardings=dict(named_leaves(shardings)),
         group="muon" if stats else None, rate=stats_rate,
@@ -117,7 +117,7 @@ def muon(
     weight_decay: Rate = 0.01,
     scale: str | float | Array = "rms",
     *,
-    filter: str = "muon",
+    filter: str | None = None,
     ns: str | None = None,
     steps: int | None = None,
     rank: int | None = None,
@@ -139,7 +139,7 @@ def muon(
             params.
         scale: the unit of the learning rate: "rms", "moonlight", "spectral" or a number (see
             `mesotron.spectral.step_scale`); m counts outputs and n inputs, as `views` says.
-        filter: "muon", "cubic", "polar_express" or "low_rank".
+        filter: "muon" (the default), "cubic", "polar_express" or "low_rank".
         ns: "quintic" or "cubic", the same choice by another name. The cubic
             M <- 1.5 M - 0.5 M M^T M multiplies a small singular value by 1.5 per step and then
             converges quadratically to exactly 1: from 0.01 it reaches 0.08 in 5 steps, 0.89 in
