@@ -65,8 +65,8 @@ def scale_by_muon(
         filter = NEWTON_SCHULZ[ns]
     _refuse_traced(steps=steps, rank=rank)
     rule = SpectralRule(
-        filter=make_filter(filter or "muon", steps=steps, rank=rank), momentum=momentum, nesterov=nesterov,
-        weight_decay=weight_decay, scale=scale, views=views, dtype=dtype,
+        filter=make_filter(filter or "muon", steps=steps, rank=rank), momentum=momentum,
+        nesterov=nesterov, weight_decay=weight_decay, scale=scale, views=views, dtype=dtype,
         momentum_dtype=momentum_dtype, batched=batched, shardings=dict(named_leaves(shardings)),
         group="muon" if stats else None, rate=stats_rate,
     )  # fmt: skip
