@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mesotron.config import EvalConfig, ModelConfig, TaskConfig, TrainConfig
-from mesotron.config.base import from_plain
+from mesotron.config.base import from_plain, unchecked
 from mesotron.rlvr.answers.facts import Facts, Judge, summarise
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
@@ -407,7 +407,8 @@ def run(config: EvalConfig) -> int:
     if config.out is not None:
         check_writable(config.out, "eval.json")
     names = [config.model, *([config.against] if config.against else [])]
-    settings = [TrainConfig(model=ModelConfig(name=name), task=config.task) for name in names]
+    with unchecked():  # nothing is trained, so the task may have few training problems
+        settings = [TrainConfig(model=ModelConfig(name=name), task=config.task) for name in names]
     set_library_variables(max(settings, key=needs_hub))  # one that needs the hub, if any does
     go_offline_without_network()
     subject = find_subject(config.model)
