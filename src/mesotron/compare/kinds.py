@@ -64,14 +64,9 @@ class Health(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a finished run."""
-
-    scores: dict[str, float]
-    """Problem id -> score after training."""
-    start: dict[str, float]
-    """The same before training; empty if it was not measured."""
-    seconds: float
-    """Time of the training steps."""
+    scores: dict[str, float]  # problem id -> score after training
+    start: dict[str, float]  # the same before training; empty if it was not measured
+    seconds: float  # time of the training steps
     tokens: float
     steps: int
     health: Health
@@ -80,39 +75,23 @@ class Outcome:
 
 
 class Kind(ABC):
-    """One kind of run, set up for one recipe.
-
-    Args:
-        recipe: name of the recipe.
-        changes: NAME=VALUE settings, see `change`.
-    """
+    """One kind of run, set up for one recipe."""
 
     name: ClassVar[str]
     config_type: ClassVar[type]
-    command: ClassVar[str]
-    """The "module:function" that runs a config."""
-    measure: ClassVar[str]
-    """What a score is, in words."""
-    unit: ClassVar[str]
-    """What a rate means for the contenders, in a sentence."""
-    curve: ClassVar[str]
-    """The metric whose curve is timed against the threshold."""
-    falls: ClassVar[bool] = False
-    """Whether that curve falls as the run learns."""
-    floor: ClassVar[float] = 0.0
-    """Score of every problem for a diverged run."""
-    before: ClassVar[str] = "before training"
-    """What the scores at the start are."""
-    problems_setting: ClassVar[str]
-    """The setting for the number of problems."""
-    usual: ClassVar[tuple[str, ...]]
-    """Default optimizers."""
-    optims: ClassVar[dict[str, Any]]
-    """Name -> description of the optimizers."""
+    command: ClassVar[str]  # the "module:function" that runs a config
+    measure: ClassVar[str]  # what a score is, in words
+    unit: ClassVar[str]  # what a rate means for the contenders, in a sentence
+    curve: ClassVar[str]  # the metric whose curve is timed against the threshold
+    falls: ClassVar[bool] = False  # whether that curve falls as the run learns
+    floor: ClassVar[float] = 0.0  # score of every problem for a diverged run
+    before: ClassVar[str] = "before training"  # what the scores at the start are
+    problems_setting: ClassVar[str]  # the setting for the number of problems
+    usual: ClassVar[tuple[str, ...]]  # default optimizers
+    optims: ClassVar[dict[str, Any]]  # name -> description of the optimizers
 
-    recipe: str
-    config: Any
-    """The recipe's config with the changes: shared by all runs."""
+    recipe: str  # name of the recipe
+    config: Any  # the recipe's config with the changes: shared by all runs
 
     @abstractmethod
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None: ...
@@ -123,7 +102,6 @@ class Kind(ABC):
         """The recipe's learning rate in AdamW's unit."""
 
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
-        """Every optimizer with every objective; unknown names are refused."""
         if objectives:
             raise ValueError(f"there is no objective {objectives[0]!r} here: remove --objectives")
         for name in optims:
@@ -133,26 +111,16 @@ class Kind(ABC):
     @abstractmethod
     def settings(
         self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
-    ) -> Any:
-        """The config of one run.
-
-        Args:
-            contender: one of `contenders`.
-            rate: in AdamW's unit.
-            seed: of everything random.
-            run: run folder.
-            gain: the matrices' own rate divided by `rate`.
-        """
+    ) -> Any: ...
 
     def check(self, settings: Any) -> None:  # noqa: B027
-        """Refuse what the command refuses beyond the config's own checks."""
+        ...
 
     def probe(self, contender: Contender, seed: int, run: Path) -> Any | None:
         """A short run that measures the size of a contender's updates; None if not needed."""
         return None
 
     def resuming(self, run: Path) -> Any:
-        """The config that resumes a run."""
         return settings_to_resume(self.config_type, run)
 
     @property
@@ -172,7 +140,6 @@ class Kind(ABC):
         return getattr(self.config, "device", None) != "cpu"
 
     def environment(self, threads: int) -> dict[str, str]:
-        """Environment variables of a run."""
         return {"OMP_NUM_THREADS": str(threads)}
 
     def update_ratio(self, run: RunFolder, rows: Sequence[Row]) -> float | None:
@@ -183,10 +150,6 @@ class Kind(ABC):
         """Results of a run; None if it has neither finished nor diverged.
 
         A run whose loss or weights are not finite has finished with the floor's score.
-
-        Args:
-            path: run folder.
-            last_line: of its log, which may tell of weights that are not finite.
         """
         if not (path / "config.json").is_file():
             return None
@@ -212,13 +175,7 @@ class Kind(ABC):
 
 
 class Language(Kind):
-    """`mesotron train RECIPE`; a score is the greedy accuracy on held-out problems.
-
-    Example:
-        >>> kind = Language("arith", ("steps=5",))
-        >>> kind.config.steps, kind.base_rate, len(kind.contenders(["muon", "pion"], []))
-        (5, 0.0006, 2)
-    """
+    """`mesotron train RECIPE`; a score is the greedy accuracy on held-out problems."""
 
     name = "rlvr"
     config_type = TrainConfig
@@ -365,13 +322,7 @@ class Language(Kind):
 
 
 class Games(Kind):
-    """`mesotron ppo snake`; a score is the fruit of a greedy game.
-
-    Example:
-        >>> kind = Games("snake", ("total_timesteps=4096",))
-        >>> kind.config.total_timesteps, kind.base_rate
-        (4096, 0.008)
-    """
+    """`mesotron ppo snake`; a score is the fruit of a greedy game."""
 
     name = "ppo"
     config_type = SnakeConfig
@@ -435,13 +386,7 @@ class Games(Kind):
 
 
 class Robots(Kind):
-    """`mesotron vla train`; a score is the success of a seeded episode.
-
-    Example:
-        >>> kind = Robots("vla", ("demos=.", "optim.lr=0.002"))
-        >>> kind.base_rate, len(kind.contenders(kind.usual, []))
-        (0.002, 5)
-    """
+    """`mesotron vla train`; a score is the success of a seeded episode."""
 
     name = "vla"
     config_type = VlaTrainConfig
@@ -532,12 +477,6 @@ OTHERS: dict[str, type[Kind]] = {"snake": Games, "vla": Robots}  # not recipes o
 
 
 def make_kind(recipe: str, changes: Sequence[str] = ()) -> Kind:
-    """The kind of a recipe, set up for it.
-
-    Example:
-        >>> make_kind("snake").name, make_kind("arith").name
-        ('ppo', 'rlvr')
-    """
     _check_known("recipe", recipe, (*RECIPES, *OTHERS))
     return OTHERS.get(recipe, Language)(recipe, changes)
 
@@ -550,12 +489,7 @@ def _check_known(what: str, name: str, known: Iterable[str]) -> None:
 
 
 def diverged_at(rows: Sequence[Row]) -> int | None:
-    """The first step with a loss that is not finite.
-
-    Example:
-        >>> diverged_at([{"step": 1, "loss": 0.5}, {"step": 2, "loss": math.nan}])
-        2
-    """
+    """The first step with a loss that is not finite."""
     losses = (
         (int(row["step"]), [v for k, v in row.items() if k == "loss" or k.startswith("loss/")])
         for row in rows
@@ -564,22 +498,10 @@ def diverged_at(rows: Sequence[Row]) -> int | None:
 
 
 def is_not_finite(last_line: str) -> bool:
-    """Whether the last line of a log says that the weights are not finite.
-
-    Example:
-        >>> is_not_finite("ValueError: weights are not finite after step 4")
-        True
-    """
     return any(error in last_line for error in NOT_FINITE)
 
 
 def health_of(rows: Sequence[Row], error: str = "") -> Health:
-    """The watch's verdict on a run's rows.
-
-    Args:
-        rows: of metrics.
-        error: last line of the log of a run with weights that are not finite.
-    """
     engine = Engine(scale_to_run_length(WatchSettings(), len(rows)))
     events = [event for row in rows for event in engine.update(row)]
     diagnosis = diagnose(rows, engine, events)
@@ -674,7 +596,6 @@ def cell_command(path: Path, kind: str, config: Any) -> list[str]:
 
 
 def run_cell(path: Path) -> int:
-    """Run the config in a file; what it prints is the cell's log."""
     values = json.loads(path.read_text(encoding="utf-8"))
     kind = next(kind for kind in (Language, Games, Robots) if kind.name == values["kind"])
     module, function = kind.command.split(":")

@@ -24,13 +24,10 @@ Verdict = Literal["healthy", "drifting", "dead", "diverged"]
 class Contender:
     """An optimizer with its settings, and an objective."""
 
-    name: str
-    """The optimizer's name, with "+objective" if several objectives are compared."""
+    name: str  # the optimizer's name, with "+objective" if several objectives are compared
     optim: str
-    objective: str
-    """Empty if the kind of run has none."""
-    about: str
-    """Short description."""
+    objective: str  # empty if the kind of run has none
+    about: str  # short description
 
 
 @dataclass(kw_only=True)
@@ -40,8 +37,7 @@ class Cell:
     id: str
     contender: str
     objective: str
-    rate: float
-    """Learning rate in AdamW's unit."""
+    rate: float  # learning rate in AdamW's unit
     seed: int
     stage: Stage
     """A probe is a short run that measures the size of a contender's updates; search cells choose
@@ -49,20 +45,14 @@ class Cell:
     gain: float = 1.0
     """The matrices' own rate divided by `rate`, so that their updates are as large as AdamW's."""
     state: State = "waiting"
-    why: str = ""
-    """Error of a failed cell; when and how a done one diverged."""
-    run: str = ""
-    """Run folder, relative to the tournament's."""
-    score: float | None = None
-    """Mean of `per_problem`; a probe has none."""
+    why: str = ""  # error of a failed cell; when and how a done one diverged
+    run: str = ""  # run folder, relative to the tournament's
+    score: float | None = None  # mean of `per_problem`; a probe has none
     per_problem: list[float] | None = None
     """One score per problem of the stage, in the order of `Tournament.problems[stage]`."""
-    seconds: float | None = None
-    """Time of the training steps, without start-up and evaluations."""
-    wall: float | None = None
-    """Time of the whole process."""
-    tokens: float | None = None
-    """Tokens, environment steps or frames used in training."""
+    seconds: float | None = None  # time of the training steps, without start-up and evaluations
+    wall: float | None = None  # time of the whole process
+    tokens: float | None = None  # tokens, environment steps or frames used in training
     steps: int | None = None
     threshold_seconds: float | None = None
     """Training time until the curve passed `Tournament.threshold`; null if it never did."""
@@ -70,10 +60,8 @@ class Cell:
     threshold_steps: int | None = None
     verdict: Verdict | None = None
     """The watch's verdict; diverged means losses or weights that are not finite."""
-    cause: str | None = None
-    """The watch's cause, such as entropy_collapse."""
-    story: str = ""
-    """The watch's diagnosis in words."""
+    cause: str | None = None  # the watch's cause, such as entropy_collapse
+    story: str = ""  # the watch's diagnosis in words
     update_ratio: float | None = None
     """Of a probe: median over steps of the update's RMS divided by the rate; about 0.2 is usual."""
 
@@ -84,41 +72,29 @@ class Standing:
 
     rank: int
     contender: str
-    rate: float
-    """The rate its search chose."""
-    gain: float
-    """The matrices' own rate divided by that."""
-    seeds: list[int]
-    """Seeds of the final cells that have a score."""
-    score: float | None
-    """Mean over final seeds and problems."""
-    low: float | None
-    """95% bootstrap interval over seeds and problems."""
+    rate: float  # the rate its search chose
+    gain: float  # the matrices' own rate divided by that
+    seeds: list[int]  # seeds of the final cells that have a score
+    score: float | None  # mean over final seeds and problems
+    low: float | None  # 95% bootstrap interval over seeds and problems
     high: float | None
     by_seed: list[float]
-    behind: float | None
-    """Difference to the best, paired by seed and problem; null for the best."""
+    behind: float | None  # difference to the best, paired by seed and problem; null for the best
     behind_low: float | None
     behind_high: float | None
-    p: float | None
-    """Uncorrected p-value of the paired test against the best."""
+    p: float | None  # uncorrected p-value of the paired test against the best
     p_holm: float | None
     """The same after Holm's correction for all pairs of contenders: any might have been best."""
-    seconds: float | None
-    """Means over the final cells."""
+    seconds: float | None  # means over the final cells
     tokens: float | None
     threshold_seconds: float | None
     """Median over the final cells; null if less than half of them got there."""
-    trials: int
-    """Number of search cells."""
-    extended: int
-    """Search cells beyond the first grid."""
+    trials: int  # number of search cells
+    extended: int  # search cells beyond the first grid
     edge: Literal["low", "high"] | None
     """The end of the searched rates at which the best one lies, if it does: it may not be best."""
-    dead: int
-    """Final cells that are dead or diverged."""
-    failed: int
-    """Final cells that crashed: they have no score."""
+    dead: int  # final cells that are dead or diverged
+    failed: int  # final cells that crashed: they have no score
 
 
 def has_scores(rows: Sequence[Standing]) -> bool:
@@ -130,8 +106,7 @@ def has_scores(rows: Sequence[Standing]) -> bool:
 class Threshold:
     """The level that time-to-threshold is measured by."""
 
-    metric: str
-    """Name in metrics.jsonl; the mean of the last few steps counts."""
+    metric: str  # name in metrics.jsonl; the mean of the last few steps counts
     value: float | None = None
     """Halfway from the curves' start to the best contender's end; null until that is known, and
     if no curve improved."""
@@ -139,15 +114,10 @@ class Threshold:
 
 @dataclass(kw_only=True)
 class Tournament:
-    """The whole record."""
-
     recipe: str
-    kind: str
-    """rlvr, ppo or vla."""
-    measure: str
-    """What a score is, such as "greedy accuracy"."""
-    rule: list[str]
-    """How the comparison is made fair, in sentences."""
+    kind: str  # rlvr, ppo or vla
+    measure: str  # what a score is, such as "greedy accuracy"
+    rule: list[str]  # how the comparison is made fair, in sentences
     contenders: list[Contender]
     plan: dict[str, Any]
     """Settings of the command (see `CompareConfig`) and the config of the recipe."""
@@ -156,41 +126,20 @@ class Tournament:
     """Stage -> ids of the problems it is scored on; no problem is in both."""
     start: dict[str, float] = field(default_factory=dict)
     """Stage -> score of the untrained start on the same problems."""
-    before: str = "before training"
-    """What that start is, in words."""
+    before: str = "before training"  # what that start is, in words
     threshold: Threshold | None = None
     standings: list[Standing] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    """The conclusion in sentences."""
-    environment: dict[str, Any] = field(default_factory=dict)
-    """Versions, commit and machine."""
-    workers: int = 1
-    """Cells run at once by the last call."""
-    wall: float = 0.0
-    """Seconds of all calls together."""
+    words: list[str] = field(default_factory=list)  # the conclusion in sentences
+    environment: dict[str, Any] = field(default_factory=dict)  # versions, commit and machine
+    workers: int = 1  # cells run at once by the last call
+    wall: float = 0.0  # seconds of all calls together
 
 
 def write_tournament(folder: Path, record: Tournament) -> None:
-    """Replace the record of a folder atomically."""
     write_json(folder / NAME, asdict(record))
 
 
 def read_tournament(folder: Path) -> Tournament:
-    """Read the record of a folder.
-
-    Raises:
-        ValueError: there is none, or it is damaged or of another version.
-
-    Example:
-        >>> import tempfile
-        >>> cell = Cell(id="a", contender="muon", objective="", rate=1e-3, seed=0, stage="search")
-        >>> record = Tournament(recipe="arith", kind="rlvr", measure="accuracy", rule=[],
-        ...     contenders=[], plan={}, cells=[cell])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_tournament(Path(folder), record)
-        ...     read_tournament(Path(folder)) == record
-        True
-    """
     path = folder / NAME
     if not path.is_file():
         raise ValueError(f"{folder} is not a folder of mesotron compare: it has no {NAME}")

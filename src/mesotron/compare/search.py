@@ -17,36 +17,18 @@ MAX_GAIN = 32.0
 
 @dataclass(frozen=True)
 class Grid:
-    """The rule.
+    """The rule."""
 
-    Args:
-        base: the recipe's rate, in AdamW's unit.
-        factor: between neighboring rates, above 1.
-        rates: number that every contender tries.
-        extend: maximum number beyond an end.
-    """
-
-    base: float
-    factor: float
-    rates: int
-    extend: int
+    base: float  # the recipe's rate, in AdamW's unit
+    factor: float  # between neighboring rates, above 1
+    rates: int  # number that every contender tries
+    extend: int  # maximum number beyond an end
 
     def rate(self, k: int) -> float:
-        """The rate at index k, to three digits.
-
-        Example:
-            >>> Grid(base=6e-4, factor=2.0, rates=4, extend=2).rate(1)
-            0.0012
-        """
         return float(f"{self.base * self.factor**k:.3g}")
 
     def first_indices(self) -> list[int]:
-        """The indices that everyone tries: 0 and those nearest to it, upward first.
-
-        Example:
-            >>> Grid(base=1.0, factor=2.0, rates=4, extend=2).first_indices()
-            [0, 1, -1, 2]
-        """
+        """The indices that everyone tries: 0 and those nearest to it, upward first."""
         near = [0]
         for distance in range(1, self.rates):
             near += [distance, -distance]
@@ -54,15 +36,7 @@ class Grid:
 
 
 def gain_of(update_ratio: float | None) -> float:
-    """A contender's own rate divided by AdamW's for updates of AdamW's size, to two digits.
-
-    Args:
-        update_ratio: measured RMS of its updates divided by its rate; None is taken as usual.
-
-    Example:
-        >>> gain_of(0.2), gain_of(0.05), gain_of(0.0), gain_of(None)
-        (1.0, 4.0, 32.0, 1.0)
-    """
+    """A contender's own rate divided by AdamW's for updates of AdamW's size, to two digits."""
     if update_ratio is None:
         return 1.0
     gain = USUAL_RATIO / max(update_ratio, USUAL_RATIO / MAX_GAIN)
@@ -71,38 +45,17 @@ def gain_of(update_ratio: float | None) -> float:
 
 @dataclass(frozen=True)
 class Search:
-    """State of a contender's search.
+    """State of a contender's search."""
 
-    Args:
-        wanted: indices to try, in order, including the known ones.
-        best: the best index once the search is done; None before, or if every cell failed.
-        extended: how many of `wanted` are beyond the first grid.
-        edge: the end at which the best index lies, if it does.
-        done: whether all of `wanted` is known.
-    """
-
-    wanted: tuple[int, ...]
-    best: int | None
-    extended: int
-    edge: Literal["low", "high"] | None
-    done: bool
+    wanted: tuple[int, ...]  # indices to try, in order, including the known ones
+    best: int | None  # the best index once the search is done; None before, or if every cell failed
+    extended: int  # how many of `wanted` are beyond the first grid
+    edge: Literal["low", "high"] | None  # the end at which the best index lies, if it does
+    done: bool  # whether all of `wanted` is known
 
 
 def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
-    """What a contender should try, given its scores.
-
-    Args:
-        grid: the rule.
-        known: index -> mean score of its cells, None if they failed; indices with unfinished cells
-            are left out.
-
-    Example:
-        >>> grid = Grid(base=1.0, factor=2.0, rates=3, extend=1)
-        >>> search(grid, {}).wanted
-        (0, 1, -1)
-        >>> search(grid, {0: 0.3, 1: 0.5, -1: 0.2}).wanted  # the best is at the end
-        (0, 1, -1, 2)
-    """
+    """What a contender should try, given its scores."""
     wanted = grid.first_indices()
     while all(k in known for k in wanted):
         best = best_index(wanted, known)
@@ -122,10 +75,6 @@ def best_index(tried: list[int], known: Mapping[int, float | None]) -> int | Non
     One seed's lone peak is mostly luck, and the last rate before a cliff falls off it with the next
     seed: half of the weight is an index's own score, a quarter each neighbor's. A neighbor that was
     not tried, or crashed, counts as the index itself.
-
-    Example:
-        >>> best_index([0, 1, 2, 3], {0: 0.40, 1: 0.45, 2: 0.46, 3: 0.02})
-        1
     """
     scored = {k: value for k in tried if (value := known[k]) is not None}
 

@@ -24,20 +24,13 @@ TO_WANDB = (["--wandb"], ["--report-to", "wandb"], ["--report-to=wandb"])
 
 @dataclass(frozen=True)
 class Dimension:
-    """One flag and its values.
+    """One flag and its values."""
 
-    Args:
-        name: of the flag, without dashes.
-        choices: these values; or
-        low, high: all values between; integers if both are.
-        log: sample the logarithm uniformly.
-    """
-
-    name: str
+    name: str  # of the flag, without dashes
     choices: tuple[Value, ...] = ()
-    low: float | int = 0
+    low: float | int = 0  # without choices: any value from low to high, integers if both are
     high: float | int = 0
-    log: bool = False
+    log: bool = False  # sample the logarithm uniformly
 
     @property
     def varies(self) -> bool:
@@ -48,7 +41,6 @@ class Dimension:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def sample(self, rng: random.Random) -> Value:
-        """A random value."""
         if self.choices:
             return rng.choice(self.choices)
         if self.is_integer:
@@ -60,43 +52,21 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Space:
-    """A sweep.
+    """A sweep."""
 
-    Args:
-        name: of the study.
-        command: shared arguments after `mesotron`, such as `["ppo", "snake", "--use-muon"]`.
-        dimensions: what varies.
-        metric: to optimize; None for the command's own score.
-        goal: direction.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    dimensions: tuple[Dimension, ...]
-    metric: str | None = None
-    goal: Literal["maximize", "minimize"] = "maximize"
+    name: str  # of the study
+    command: tuple[str, ...]  # shared arguments after `mesotron`: ("ppo", "snake", "--use-muon")
+    dimensions: tuple[Dimension, ...]  # what varies
+    metric: str | None = None  # to optimize; None for the command's own score
+    goal: Literal["maximize", "minimize"] = "maximize"  # direction
 
     def arguments(self, values: Mapping[str, Value]) -> list[str]:
-        """The arguments of one trial, as W&B's agent writes them: --name=value.
-
-        Example:
-            >>> space = Space("a", ("train", "arith"), (Dimension("optim.lr", low=0.1, high=1.0),))
-            >>> space.arguments({"optim.lr": 0.5})
-            ['train', 'arith', '--optim.lr=0.5']
-        """
+        """The arguments of one trial, as W&B's agent writes them: --name=value."""
         return [*self.command, *(f"--{name}={value}" for name, value in values.items())]
 
 
 def read_space(file: str, ranges: Sequence[str]) -> Space:
-    """The space of a sweep file or a recipe, and ranges of the command line.
-
-    Args:
-        file: a path to YAML or JSON, or a recipe's name.
-        ranges: see `read_range`; they replace the file's.
-
-    Raises:
-        ValueError: the file is invalid, or nothing varies.
-    """
+    """The space of a sweep file or a recipe, and ranges of the command line."""
     path = Path(file)
     given = [read_range(item) for item in ranges]
     if path.suffix in (".yaml", ".yml", ".json"):
@@ -196,12 +166,6 @@ def read_range(item: str) -> Dimension:
     """A range on the command line: NAME=LOW..HIGH or NAME=ONE,TWO.
 
     Positive floats a decade or more apart are sampled in the logarithm.
-
-    Example:
-        >>> read_range("optim.lr=1e-5..1e-3").log, read_range("rollout.updates=1..4").is_integer
-        (True, True)
-        >>> read_range("optim.name=muon,pion").choices
-        ('muon', 'pion')
     """
     name, equals, words = item.partition("=")
     if not equals or not words:

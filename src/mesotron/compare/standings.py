@@ -24,11 +24,6 @@ def rank(record: Tournament, searches: Mapping[str, Search], rates: Mapping[str,
     """Fill in `record.standings`, best first; contenders without a score come last.
 
     If every score is 0, all share rank 1 and none are compared.
-
-    Args:
-        record: with its cells.
-        searches: finished searches by contender.
-        rates: the rate that each search chose.
     """
     rows = [_standing(record, name, searches[name], rates[name]) for name in rates]
     rows.sort(key=lambda row: (row.score is None, -(row.score or 0.0)))
@@ -136,11 +131,6 @@ def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[
 
     Halfway from the mean of all curves' first steps to the mean of the best contender's last ones
     (downward for a curve that falls). There is none if no curve improved.
-
-    Args:
-        kind: names the metric, and counts seconds and tokens.
-        record: its threshold and cells are filled in.
-        curves: cell id -> rows of metrics, for finished final cells at chosen rates.
     """
     assert record.threshold is not None
     name = record.threshold.metric
@@ -170,12 +160,7 @@ def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[
 
 
 def smoothed(rows: Sequence[Row], name: str, sign: float = 1.0) -> list[tuple[int, float]]:
-    """(row index, mean of the last few finite values), from the first full window on.
-
-    Example:
-        >>> smoothed([{"x": 1.0}, {}, {"x": 3.0}], "x")  # fewer than a window: all of them
-        [(2, 2.0)]
-    """
+    """(row index, mean of the last few finite values), from the first full window on."""
     points = [
         (k, sign * row[name])
         for k, row in enumerate(rows)
@@ -194,7 +179,6 @@ def smoothed(rows: Sequence[Row], name: str, sign: float = 1.0) -> list[tuple[in
 
 
 def conclude(record: Tournament) -> list[str]:
-    """What the standings show."""
     cells, rows = record.cells, [row for row in record.standings if row.score is not None]
     not_measured = [
         f"{cell.contender} is left out: the run that measures its updates failed ({cell.why})."
@@ -287,10 +271,4 @@ def _dead_rates(cells: Sequence[Cell]) -> list[str]:
 
 
 def count(number: int, noun: str) -> str:
-    """A number and its noun.
-
-    Example:
-        >>> count(1, "seed"), count(3, "seed")
-        ('1 seed', '3 seeds')
-    """
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -18,8 +18,6 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95% interval."""
-
     value: float
     low: float
     high: float

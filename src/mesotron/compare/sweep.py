@@ -40,11 +40,7 @@ LAST_SHARE = 0.1  # of a run's rows, over which a metric is averaged
 
 
 def run(config: SweepConfig) -> int:
-    """Start or continue a sweep.
-
-    Raises:
-        KeyboardInterrupt: it was stopped; the message says how to continue.
-    """
+    """Start or continue a sweep."""
     space = read_space(config.file, config.space)
     command_name(space.command)
     try:
@@ -67,21 +63,11 @@ def run(config: SweepConfig) -> int:
 
 @dataclass(frozen=True)
 class Command:
-    """A command that can be swept.
-
-    Args:
-        place: flags for the run folder; {parent} and {name} stand for its parts.
-        score: path of the score in result.json.
-        threads: flag for CPU threads, if it has one.
-        defaults: flags of a trial that the sweep's own override.
-        env: environment variables if it has one thread.
-    """
-
-    place: tuple[str, ...]
-    score: tuple[str, ...]
-    threads: str | None = None
-    defaults: tuple[str, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
+    place: tuple[str, ...]  # flags for the run folder; {parent} and {name} stand for its parts
+    score: tuple[str, ...]  # path of the score in result.json
+    threads: str | None = None  # flag for CPU threads, if it has one
+    defaults: tuple[str, ...] = ()  # flags of a trial that the sweep's own override
+    env: dict[str, str] = field(default_factory=dict)  # environment variables if it has one thread
 
 
 COMMANDS = {
@@ -96,12 +82,6 @@ COMMANDS = {
 
 
 def command_name(arguments: Sequence[str]) -> str:
-    """The command that arguments begin with.
-
-    Example:
-        >>> command_name(["ppo", "snake", "--use-muon"])
-        'ppo snake'
-    """
     for length in (1, 2):
         if " ".join(arguments[:length]) in COMMANDS:
             return " ".join(arguments[:length])
@@ -110,7 +90,6 @@ def command_name(arguments: Sequence[str]) -> str:
 
 
 def start_arguments(arguments: Sequence[str], run: Path, threads: int) -> list[str]:
-    """Arguments of a new run in a folder."""
     name = command_name(arguments).split()
     command = COMMANDS[" ".join(name)]
     place = [flag.format(parent=run.parent, name=run.name) for flag in command.place]
@@ -119,19 +98,11 @@ def start_arguments(arguments: Sequence[str], run: Path, threads: int) -> list[s
 
 
 def process_command(arguments: Sequence[str]) -> list[str]:
-    """The command line of a trial, independent of PATH."""
     return [sys.executable, "-m", "mesotron", *arguments]
 
 
 def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float | None:
-    """The score of a finished run; None if it is unfinished or lacks the metric.
-
-    Args:
-        run: run folder.
-        metric: name in metrics.jsonl or result.json, as here or as in W&B (train/reward,
-            eval/greedy_fruit); None for the command's own score.
-        arguments: of its command.
-    """
+    """The score of a finished run; None if it is unfinished or lacks the metric."""
     if not (run / "config.json").is_file():
         return None
     folder = RunFolder(run)
@@ -152,15 +123,12 @@ def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float
 
 
 class Pulse:
-    """The watch on a run that another process writes."""
-
     def __init__(self, run: Path) -> None:
         self.run = run
         self._engine = Engine(WatchSettings())
         self._seen = 0
 
     def why_dead(self) -> str | None:
-        """Why the run is dead; None while it is alive."""
         rows = read_rows(self.run / "metrics.jsonl")
         new, self._seen = rows[self._seen :], len(rows)
         if (step := diverged_at(new)) is not None:
@@ -171,30 +139,13 @@ class Pulse:
 
 @dataclass
 class Trial:
-    """A trial of this process.
-
-    Args:
-        number: in the study.
-        values: of the dimensions.
-        run: run folder.
-        claim: a locked file; while this process or the trial's holds it, the trial is taken.
-    """
-
-    number: int
-    values: dict[str, Value]
-    run: Path
-    claim: IO[str]
+    number: int  # in the study
+    values: dict[str, Value]  # of the dimensions
+    run: Path  # run folder
+    claim: IO[str]  # a locked file; while this process or the trial's holds it, the trial is taken
 
 
 class Study:
-    """The Optuna study of a sweep.
-
-    Args:
-        space: what is searched.
-        config: storage and number of trials.
-        folder: of the trials' runs.
-    """
-
     def __init__(self, space: Space, config: SweepConfig, folder: Path) -> None:
         import optuna
         from optuna.storages import JournalStorage
@@ -252,7 +203,6 @@ class Study:
         return self.folder / "trials" / f"trial-{number:04d}"
 
     def _claim(self, number: int) -> IO[str] | None:
-        """Lock a trial's file; None if it is locked."""
         path = self._run(number).with_suffix(".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
@@ -264,7 +214,6 @@ class Study:
         return file
 
     def _take_up(self, trial: "FrozenTrial") -> Trial | None:
-        """A running trial of this folder whose worker is gone."""
         if not self._run(trial.number).with_suffix(".lock").exists():
             return None  # another machine's
         if any(one.name not in trial.params for one in self.space.dimensions):
@@ -283,11 +232,9 @@ class Study:
         trial.claim.close()
 
     def prune(self, trial: Trial, why: str) -> None:
-        """A trial that the watch calls dead."""
         self._end(trial, "PRUNED", why)
 
     def fail(self, trial: Trial, why: str) -> None:
-        """A trial that crashed: it does not count."""
         self._end(trial, "FAIL", why)
 
     def _end(self, trial: Trial, state: str, why: str) -> None:
@@ -298,11 +245,9 @@ class Study:
         trial.claim.close()
 
     def reasons(self) -> dict[int, str]:
-        """Why trials of this folder have no score."""
         return {row["trial"]: row["why"] for row in read_rows(self._reasons)}
 
     def release(self, trial: Trial) -> None:
-        """Leave a stopped trial to the next worker."""
         trial.claim.close()
 
     def ended(self) -> "list[FrozenTrial]":
@@ -326,15 +271,6 @@ def _suggest(trial: "optuna.Trial", one: Dimension) -> Value:
 
 
 class Sweep:
-    """Runs the trials of this process until the study has enough.
-
-    Args:
-        study: gives trials and takes their scores.
-        space: the command.
-        config: workers and polling.
-        console: for messages.
-    """
-
     def __init__(self, study: Study, space: Space, config: SweepConfig, console: Console) -> None:
         self.study, self.space, self.config, self.console = study, space, config, console
         on_cpu = any("device=cpu" in argument for argument in space.command)
@@ -346,7 +282,6 @@ class Sweep:
         self.crashes = 0
 
     def run(self) -> None:
-        """Run trials until there are enough."""
         how_to_continue = f"the same command continues {self.study.folder}"
         with StopRequest(self.say, how_to_continue) as stop:
             try:
@@ -373,7 +308,6 @@ class Sweep:
             time.sleep(self.config.every)
 
     def _start(self) -> bool:
-        """Start a trial; False if there is none."""
         trial = self.study.next()
         if trial is None:
             return False
@@ -397,7 +331,6 @@ class Sweep:
                 job.process.terminate()
 
     def _end(self, job: Job, stopping: bool) -> None:
-        """Report the result of a trial to the study."""
         trial, pulse = self.trials.pop(job.key), self.pulses.pop(job.key)
         why = self.dead.pop(job.key, None) or (pulse.why_dead() if self.config.prune else None)
         score = read_score(trial.run, self.study.metric, self.space.command)
@@ -436,7 +369,6 @@ def _spell(value: object) -> str:
 
 
 def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
-    """Print the best trials, and write all of them to sweep.json."""
     ended, reasons = study.ended(), study.reasons()
     rows = [
         {

@@ -53,14 +53,7 @@ MIN_PROBLEMS = 4 * MIN_HALF  # a hash halves them, never quite evenly
 
 
 def run(config: CompareConfig) -> int:
-    """Run a tournament, or the rest of one.
-
-    Returns:
-        0 if every cell has a score; 1 if some crashed.
-
-    Raises:
-        KeyboardInterrupt: it was stopped; the message says how to continue.
-    """
+    """Run a tournament, or the rest of one."""
     kind = make_kind(config.recipe, config.set)
     if kind.num_problems < MIN_PROBLEMS:
         raise ValueError(_too_few_problems(kind, kind.num_problems))
@@ -93,14 +86,7 @@ def locked(folder: Path) -> Iterator[int]:
 
 
 class Progress:
-    """The state of a tournament; starts no process.
-
-    Args:
-        kind: of its runs.
-        config: of the command.
-        folder: of the tournament.
-        record: what an earlier call left; None for a new tournament.
-    """
+    """The state of a tournament; starts no process."""
 
     def __init__(
         self, kind: Kind, config: CompareConfig, folder: Path, record: Tournament | None = None
@@ -133,7 +119,6 @@ class Progress:
                 cell.state, cell.why = "waiting", ""
 
     def plan(self) -> None:
-        """Add the cells that have become due."""
         for contender in self.contenders:
             gain = self._gain(contender)
             if gain is None:
@@ -163,7 +148,6 @@ class Progress:
         ]
 
     def search_of(self, contender: Contender) -> Search:
-        """State of a contender's search."""
         indices = {self.grid.rate(k): k for k in range(-MAX_INDEX, MAX_INDEX + 1)}
         by_index: dict[int, list[Cell]] = {}
         for cell in self._cells_of(contender, "search"):
@@ -216,7 +200,6 @@ class Progress:
         return total
 
     def settings(self, cell: Cell) -> object:
-        """The config of a cell's run: of the rest of a stopped one, or of a new one."""
         run = (self.folder / cell.run).resolve()
         if (run / "config.json").is_file():
             return self.kind.resuming(run)
@@ -271,7 +254,6 @@ class Progress:
             cell.per_problem = [self.kind.floor] * len(self.record.problems[cell.stage])
 
     def judge(self) -> None:
-        """Update the standings and the conclusion."""
         for cell in self.record.cells:
             if cell.verdict == "diverged" and cell.stage != "probe" and cell.per_problem is None:
                 self._fill_floor(cell)
@@ -293,7 +275,6 @@ class Progress:
         self.record.words = standings.conclude(self.record)
 
     def write(self) -> None:
-        """Write the record to disk."""
         self.record.wall = self._wall_before + time.monotonic() - self._start
         write_tournament(self.folder, self.record)
 
@@ -318,7 +299,6 @@ def _new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contende
 
 
 def _rule(config: CompareConfig, kind: Kind) -> list[str]:
-    """How the comparison is made fair."""
     searched = count(config.search_seeds, "seed")
     return [
         "All runs with one seed have the same data order; all runs have the same start and the "
@@ -363,7 +343,6 @@ def _check_same_rule(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any
 
 
 def _check_same_names(folder: Path, old: Sequence[Contender], new: Sequence[Contender]) -> None:
-    """Refuse a contender whose name stands for another one in the folder."""
     known = {one.name: one for one in old}
     for one in new:
         for name in ("optim", "objective"):
@@ -376,12 +355,6 @@ def _check_same_names(folder: Path, old: Sequence[Contender], new: Sequence[Cont
 
 
 def difference(old: object, new: object, name: str = "") -> str:
-    """The first difference between two plain values.
-
-    Example:
-        >>> difference({"a": {"b": 1}}, {"a": {"b": 2}})
-        'a.b: 1, not 2'
-    """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             if old.get(key) != new.get(key):
@@ -390,24 +363,10 @@ def difference(old: object, new: object, name: str = "") -> str:
 
 
 def slug(name: str) -> str:
-    """A name as a folder name.
-
-    Example:
-        >>> slug("pion:promote=2+gmpo")
-        'pion_promote_2+gmpo'
-    """
     return "".join(c if c.isalnum() or c in "_+-" else "_" for c in name)
 
 
 class Runner:
-    """Runs the cells of a tournament in their processes until none is due.
-
-    Args:
-        progress: what is due.
-        console: for messages.
-        lock: file descriptor of the folder's lock, see `locked`.
-    """
-
     def __init__(self, progress: Progress, console: Console, lock: int) -> None:
         self.progress, self.console, self.lock = progress, console, lock
         config = progress.config
@@ -418,7 +377,6 @@ class Runner:
         self.walls: list[float] = []
 
     def run(self) -> None:
-        """Run everything that is due."""
         progress = self.progress
         how_to_continue = f"the same command continues {progress.folder}"
         self.say(
@@ -524,7 +482,6 @@ class Runner:
 
 
 def finish(progress: Progress, console: Console) -> None:
-    """Write the standings to the record, as Markdown and HTML, and print them."""
     progress.judge()
     progress.write()
     record = asdict(progress.record)

@@ -30,38 +30,19 @@ CALIBRATION_STEPS = 3
 
 @dataclass(frozen=True)
 class Pace:
-    """Speed of a run, as measured or given.
-
-    Args:
-        seconds_per_step: of one optimizer step; None if unknown.
-        completion_tokens: of a typical completion.
-        source: where both come from, in words.
-    """
-
-    seconds_per_step: float | None
-    completion_tokens: float
-    source: str
+    seconds_per_step: float | None  # of one optimizer step; None if unknown
+    completion_tokens: float  # of a typical completion
+    source: str  # where both come from, in words
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Size, time and cost of a run.
-
-    Args:
-        num_prompts: training problems.
-        maths: of a step and of an epoch.
-        steps: of the run.
-        tokens: sampled in the run: at least, expected, at most.
-        pace: speed.
-        limits: price and budget.
-    """
-
-    num_prompts: int
-    maths: StepMath
-    steps: int
-    tokens: tuple[float, float, float]
-    pace: Pace
-    limits: Limits
+    num_prompts: int  # training problems
+    maths: StepMath  # of a step and of an epoch
+    steps: int  # of the run
+    tokens: tuple[float, float, float]  # sampled in the run: at least, expected, at most
+    pace: Pace  # speed
+    limits: Limits  # price and budget
 
     def seconds(self, steps: float) -> float | None:
         """Time of `steps`; None if the pace is unknown."""
@@ -97,7 +78,6 @@ def run(config: PlanConfig) -> int:
 
 
 def count_prompts(config: PlanConfig) -> int:
-    """Number of training problems: given, or counted."""
     task = config.task
     if task.name == "arith":
         return GENERATED if task.num_train is None else task.num_train
@@ -107,7 +87,6 @@ def count_prompts(config: PlanConfig) -> int:
 
 
 def find_pace(config: PlanConfig, num_prompts: int) -> Pace:
-    """Measure or read the pace."""
     length = config.completion_tokens or config.rollout.max_tokens / 2
     if config.calibrate:
         check_installed()
@@ -180,16 +159,6 @@ def maths_of(config: PlanConfig, num_prompts: int) -> StepMath:
 
 
 def estimate(config: PlanConfig, num_prompts: int, pace: Pace) -> Estimate:
-    """The estimate for a config, its number of problems and its pace.
-
-    Example:
-        >>> from mesotron.config import RolloutConfig
-        >>> config = PlanConfig(rollout=RolloutConfig(prompts=4, generations=4), steps=1250,
-        ...     price=3.6, budget=0.9)
-        >>> result = estimate(config, 5000, Pace(2.0, 100.0, "as given"))
-        >>> result.maths.updates_per_epoch, result.dollars(1250), result.affordable_steps
-        (1250, 2.5, 450)
-    """
     maths = maths_of(config, num_prompts)
     # The last rollout is sampled whole, though the run may end within its updates.
     updates = config.rollout.updates * math.ceil(config.steps / config.rollout.updates)
@@ -207,7 +176,6 @@ def estimate(config: PlanConfig, num_prompts: int, pace: Pace) -> Estimate:
 
 
 def show(result: Estimate, config: PlanConfig, console: Console) -> None:
-    """Print the estimate as a table."""
     maths, steps, pace = result.maths, result.steps, result.pace
     sampled, trained = (
         completions_per_update(config, result.num_prompts),

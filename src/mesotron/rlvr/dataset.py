@@ -27,15 +27,7 @@ IGNORED = -100  # the label that the loss skips
 
 
 class Chat(list[dict[str, Any]]):
-    """The messages of a prompt, with a shallow deepcopy: TRL deep-copies every prompt of a rollout.
-
-    Example:
-        >>> from copy import deepcopy
-        >>> chat = Chat([{"role": "user", "content": "1 + 1 ="}])
-        >>> copied = deepcopy(chat)
-        >>> copied == chat, copied is chat, copied[0] is chat[0]
-        (True, False, True)
-    """
+    """The messages of a prompt; shallow deepcopy, since TRL deep-copies every prompt."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Chat:
         return Chat(self)
@@ -65,11 +57,6 @@ class Batch:
     """A batch of rows that Accelerate passes on untouched.
 
     It would search a plain list for tensors down to each chat message, and rebuild it twice.
-
-    Example:
-        >>> batch = Batch([{"gold": "7"}, {"gold": "8"}])
-        >>> len(batch), batch[1], [row["gold"] for row in batch]
-        (2, {'gold': '8'}, ['7', '8'])
     """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
@@ -86,7 +73,6 @@ class Batch:
 
 
 def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
-    """The training problems as a dataset for the GRPO trainer."""
     messages = [build_prompt(p, config, task.format, task.examples) for p in task.train]
     chat = tokenizer.chat_template is not None
     columns = {
@@ -103,14 +89,6 @@ def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Datase
     """Solved problems as tokens with labels on the completion, in the order the whole run reads.
 
     The order is fixed here, so a resumed run skips what it has read and knows nothing of epochs.
-
-    Args:
-        task: its training problems with a gold answer are used.
-        config: steps, batch size, longest row, share of answers outside the format, seed.
-        tokenizer: of the model.
-
-    Returns:
-        steps x batch rows with the columns input_ids and labels.
     """
     problems = [problem for problem in task.train if problem.gold is not None]
     prompts = render_prompts(problems, config.task, tokenizer, task.examples)
@@ -136,13 +114,7 @@ def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Datase
 
 
 def reading_order(rows: int, count: int, seed: int) -> Sequence[int]:
-    """Row numbers in reading order: one shuffle after another until `count` are read.
-
-    Example:
-        >>> order = reading_order(3, 6, seed=0)
-        >>> sorted(order[:3]), sorted(order[3:])
-        ([0, 1, 2], [0, 1, 2])
-    """
+    """Row numbers in reading order: one shuffle after another until `count` are read."""
     rng = random.Random(f"sft {seed}")
     order: list[int] = []
     while len(order) < count:

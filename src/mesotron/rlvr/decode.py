@@ -27,13 +27,9 @@ MEMORY_SHARE = 0.4
 
 @dataclass(frozen=True)
 class Completion:
-    """What a model wrote after a prompt."""
-
     text: str
-    ids: tuple[int, ...]
-    """Tokens without the end token."""
-    truncated: bool
-    """Whether the token limit ended it."""
+    ids: tuple[int, ...]  # tokens without the end token
+    truncated: bool  # whether the token limit ended it
 
 
 @torch.inference_mode()
@@ -150,18 +146,7 @@ def _decode(
 
 
 def choose(logits: Tensor, temperature: float, draw: Tensor | None) -> Tensor:
-    """The next token of each row: greedy, or by inverting the cumulative distribution.
-
-    Args:
-        logits: (B, V), float32.
-        temperature: divides the logits if there are draws.
-        draw: (B,) numbers in [0, 1); None is greedy.
-
-    Example:
-        >>> logits = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
-        >>> choose(logits, 1.0, torch.tensor([0.2, 0.8])).tolist()
-        [0, 1]
-    """
+    """The next token of each row: greedy, or by inverting the cumulative distribution."""
     if draw is None:
         return logits.argmax(dim=-1)
     upper = (logits / temperature).softmax(dim=-1).cumsum(dim=-1)  # (B, V)
@@ -197,7 +182,6 @@ def fitting_batch(model: Any, length: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Free bytes on the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -58,50 +58,35 @@ MANY_TRUNCATED = 0.05
 
 @dataclass(frozen=True)
 class Greedy:
-    """Scores of greedy completions, one per problem."""
-
     strict: Score
     lenient: Score
-    by_level: dict[str, Score]
-    """Strict accuracy by level of difficulty, where problems have one."""
-    rates: dict[str, float]
-    """facts/parsed, facts/formatted and so on, as in training."""
+    by_level: dict[str, Score]  # strict accuracy by level of difficulty, where problems have one
+    rates: dict[str, float]  # facts/parsed, facts/formatted and so on, as in training
     mean_tokens: float
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Scores of several sampled completions per problem."""
-
     samples: int
     temperature: float
-    pass_at: dict[int, Score]
-    """Strict pass@k for k = 1, 2, 4, ..., samples."""
-    lenient: Score
-    """Lenient pass@1."""
-    majority: Score
-    """Strict accuracy of the most frequent answer."""
-    mixed: float
-    """Share of problems with both right and wrong samples: those that give a gradient."""
+    pass_at: dict[int, Score]  # strict pass@k for k = 1, 2, 4, ..., samples
+    lenient: Score  # lenient pass@1
+    majority: Score  # strict accuracy of the most frequent answer
+    mixed: float  # share of problems with both right and wrong samples: those that give a gradient
     rates: dict[str, float]
     mean_tokens: float
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Result of one evaluation."""
-
     model: str
     problems: int
     greedy: Greedy
     sampled: Sampled | None
-    findings: list[str]
-    """Gaps between the numbers that mislead, in words; empty if there are none."""
-    transcripts: list[Transcript]
-    """The greedy completion of every problem."""
+    findings: list[str]  # gaps between the numbers that mislead, in words; empty if there are none
+    transcripts: list[Transcript]  # the greedy completion of every problem
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain JSON values."""
         return dataclasses.asdict(self)
 
 
@@ -195,7 +180,6 @@ def _judge(
 def score_greedy(
     completions: Sequence[Completion], facts: Sequence[Facts], problems: Sequence[Problem]
 ) -> Greedy:
-    """Accuracy of one completion per problem, with Wilson's interval."""
     levels: dict[str, list[bool]] = {}
     for problem, fact in zip(problems, facts, strict=True):
         if problem.level is not None:
@@ -277,7 +261,6 @@ def _find(
 def describe_temperature(
     gap: Score, greedy: float, sampled: float, temperature: float
 ) -> list[str]:
-    """A significant gap between greedy accuracy and pass@1."""
     if abs(gap.value) < MIN_GAP or gap.low <= 0 <= gap.high:
         return []
     if gap.value > 0:
@@ -293,7 +276,6 @@ def describe_temperature(
 
 
 def describe_format(strict: float, lenient: float, where: str) -> list[str]:
-    """Right answers outside the requested format."""
     if lenient - strict < MIN_GAP:
         return []
     return [
@@ -304,7 +286,6 @@ def describe_format(strict: float, lenient: float, where: str) -> list[str]:
 
 
 def describe_rates(rates: Mapping[str, float], where: str) -> list[str]:
-    """Many truncated completions; golds that cannot be read."""
     findings = []
     if (cut := rates["facts/truncated"]) > MANY_TRUNCATED:
         findings.append(
@@ -326,13 +307,11 @@ class Subject:
 
     name: str
     model: ModelConfig
-    adapter: Path | None = None
-    """Folder with LoRA weights to merge into the model."""
+    adapter: Path | None = None  # folder with LoRA weights to merge into the model
     start: ModelConfig | None = None
     """The model that the run started from; None if this is not a run."""
 
     def load(self, device: torch.device) -> tuple[Any, Any]:
-        """The model, with LoRA weights merged, and its tokenizer."""
         from mesotron.rlvr.models import load_model
 
         model, tokenizer = load_model(self.model, device)
@@ -340,11 +319,7 @@ class Subject:
 
 
 def find_subject(name: str) -> Subject:
-    """Resolve a run folder, a checkpoint in one, a model folder, or a model's name.
-
-    Raises:
-        ValueError: for a run without a checkpoint, or not of a language model.
-    """
+    """Resolve a run folder, a checkpoint in one, a model folder, or a model's name."""
     path = Path(name).expanduser()
     if name.rstrip("/") == "runs/last" and not path.exists():
         raise ValueError(
@@ -381,7 +356,6 @@ def _subject_of_run(run: RunFolder, checkpoint: Path, name: str) -> Subject:
 
 
 def _merge_adapter(model: Any, folder: Path) -> Any:
-    """Merge LoRA weights into a model; only safetensors are read."""
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -464,7 +438,6 @@ def _progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
 
 
 def show(results: Sequence[EvalResult], console: Console) -> None:
-    """Print the scores, the findings, and a few transcripts if there are two models."""
     if len(results) == 2:
         before, after = results
         names = (before.model, after.model)

@@ -24,22 +24,7 @@ def build_prompt(
     format: AnswerFormat,
     examples: Sequence[Problem] = (),
 ) -> list[Message]:
-    """The chat messages that pose a problem.
-
-    Args:
-        problem: its question; gold and solution are not used.
-        config: `system` replaces the system message (empty: none); `few_shot` solved examples come
-            before the question.
-        format: its instruction ends the default system message.
-        examples: solved problems, `Task.examples`.
-
-    Example:
-        >>> problem = Problem("What is 1 + 1?", "2", "mine-0")
-        >>> for message in build_prompt(problem, TaskConfig(), FORMATS["hashes"]):
-        ...     print(message["role"], "|", message["content"])
-        system | Solve the problem step by step. End with a line of the form #### n.
-        user | What is 1 + 1?
-    """
+    """The chat messages that pose a problem."""
     if len(examples) < config.few_shot:
         raise ValueError(f"few_shot={config.few_shot} needs as many examples, got {len(examples)}")
     system = f"{SYSTEM} {format.instruction}" if config.system is None else config.system
@@ -51,12 +36,7 @@ def build_prompt(
 
 
 def solved_text(problem: Problem, format: AnswerFormat) -> str:
-    r"""The completion that solves a problem: its worked steps, then the gold in the format.
-
-    Example:
-        >>> solved_text(Problem("?", "7", "mine-0", solution="3 + 4 = 7"), FORMATS["answer"])
-        '3 + 4 = 7\nANSWER: 7'
-    """
+    r"""The completion that solves a problem: its worked steps, then the gold in the format."""
     if problem.gold is None:
         raise ValueError(f"the problem {problem.id} has no gold answer")
     answer = format.render(problem.gold)
@@ -64,23 +44,13 @@ def solved_text(problem: Problem, format: AnswerFormat) -> str:
 
 
 def loose_text(problem: Problem) -> str:
-    r"""The same completion with the answer outside of any format.
-
-    Example:
-        >>> loose_text(Problem("?", "7", "mine-0", solution="3 + 4 = 7"))
-        '3 + 4 = 7\nThe answer is 7.'
-    """
+    r"""The same completion with the answer outside of any format."""
     answer = f"The answer is {problem.gold}."
     return f"{problem.solution}\n{answer}" if problem.solution else answer
 
 
 def plain_text(messages: Sequence[Message]) -> str:
-    """Messages for a model without a chat template, up to where the answer starts.
-
-    Example:
-        >>> plain_text([{"role": "user", "content": "What is 1 + 1?"}])
-        'Question: What is 1 + 1?\\nAnswer:'
-    """
+    """Messages for a model without a chat template, up to where the answer starts."""
     names = {"user": "Question: ", "assistant": "Answer: ", "system": ""}
     parts = [names[message["role"]] + message["content"] for message in messages]
     return "\n\n".join(parts).replace("\n\nAnswer: ", "\nAnswer: ") + "\nAnswer:"
@@ -99,7 +69,6 @@ def render_prompts(
     tokenizer: Any,
     examples: Sequence[Problem] = (),
 ) -> list[str]:
-    """The prompt text of each problem."""
     form = FORMATS[task.format]
     return [render(build_prompt(p, task, form, examples), tokenizer) for p in problems]
 

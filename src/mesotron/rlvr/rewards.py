@@ -35,8 +35,6 @@ OwnReward = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Completion:
-    """What the built-in parts read of one completion."""
-
     facts: Facts
     ids: Sequence[int]
     gold: str | None
@@ -250,12 +248,10 @@ def as_reward_function(reward: Reward) -> Callable[..., Scores]:
 
 
 def completion_texts(completions: Sequence[Any]) -> list[str]:
-    """The texts of TRL's completions, which are strings or lists of messages."""
     return [x if isinstance(x, str) else str(x[-1]["content"] or "") for x in completions]
 
 
 def check_reward(config: RewardConfig) -> None:
-    """Raise ValueError for unknown parts."""
     for name in config.parts:
         if name not in PARTS and ":" not in name:
             hint = suggest(name, PARTS) or f" (known: {', '.join(PARTS)})"
@@ -282,12 +278,6 @@ def import_reward(name: str) -> OwnReward:
 def call_reward(
     name: str, function: OwnReward, batch: dict[str, list[Any]], max_tokens: int
 ) -> Scores:
-    """Call a user's reward function and check its scores.
-
-    Raises:
-        ValueError: the function raised (file and line are named), or returned anything but one
-            finite number or None per completion.
-    """
     rows = batch["rows"]
     columns = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else {})}
     if "prompt" in columns:

@@ -94,18 +94,7 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 
 
 def majority_right(answers: Sequence[str | None], right: Sequence[bool]) -> float:
-    """Whether the most frequent answer is right; for a tie, the share of winners that are.
-
-    Args:
-        answers: canonical answers of one problem's samples; None does not vote.
-        right: whether each sample is right.
-
-    Example:
-        >>> majority_right(["7", "7", "9", None], [True, True, False, False])
-        1.0
-        >>> majority_right(["7", "9"], [True, False])
-        0.5
-    """
+    """Whether the most frequent answer is right; for a tie, the share of winners that are."""
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return 0.0
@@ -128,8 +117,7 @@ class Transcript:
     question: str
     gold: str | None
     completion: str
-    answer: str | None
-    """The answer as read; None if there was none in the format."""
+    answer: str | None  # the answer as read; None if there was none in the format
     correct: bool
     correct_unformatted: bool
     truncated: bool
@@ -137,19 +125,15 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Pair:
-    """The transcripts of one problem before and after."""
-
     before: Transcript
     after: Transcript
 
     @property
     def change(self) -> str:
-        """Such as "wrong to right"."""
         return f"{verdict(self.before)} to {verdict(self.after)}"
 
 
 def verdict(transcript: Transcript) -> str:
-    """How a completion was judged, in a few words."""
     if transcript.correct:
         return "right"
     if transcript.correct_unformatted:
@@ -184,14 +168,6 @@ def side_by_side(
     count: int = 4,
     titles: tuple[str, str] = ("before", "after"),
 ) -> Table:
-    """A rich table of the same problems before and after.
-
-    Args:
-        before: transcripts of one model, such as `EvalResult.transcripts`.
-        after: those of another on the same problems.
-        count: problems shown.
-        titles: headings of the two columns.
-    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -213,14 +189,7 @@ def side_by_side(
 
 
 def printable(text: str, limit: int = SHOWN_CHARACTERS) -> str:
-    r"""Text without control characters for a terminal, cut in the middle if it is long.
-
-    Example:
-        >>> printable("a\x1b[2Jb")
-        'a\\x1b[2Jb'
-        >>> printable("x" * 10, limit=5)
-        'xx [6 characters] xx'
-    """
+    r"""Text without control characters for a terminal, cut in the middle if it is long."""
     if len(text) > limit:
         half = limit // 2
         text = f"{text[:half]} [{len(text) - 2 * half} characters] {text[-half:]}"

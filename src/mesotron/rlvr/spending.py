@@ -24,16 +24,7 @@ WRITE_EVERY = 10.0  # seconds between writes of spent.json
 def metered(
     config: TrainConfig | SftConfig, run: RunFolder, began: float | None
 ) -> Iterator[Meter]:
-    """The meter of one session; what was spent is written when the session ends.
-
-    Args:
-        config: with the limits.
-        run: its spent.json has what earlier sessions took.
-        began: start of the command on `time.monotonic`; None for now.
-
-    Raises:
-        ValueError: the budget is spent, or less than one step is left of it.
-    """
+    """The meter of one session; what was spent is written when the session ends."""
     earlier = run.load("spent") or {"seconds": 0.0, "dollars": None}
     step = earlier.get("step") or 0.0
     meter = Meter(
@@ -56,13 +47,7 @@ def metered(
 
 
 def write_spent(meter: Meter, run: RunFolder, earlier_step: float | None = None) -> None:
-    """Write spent.json from the main process.
-
-    Args:
-        meter: of the run.
-        run: its folder.
-        earlier_step: seconds per step of the session before, if this one made no step.
-    """
+    """Write spent.json from the main process."""
     if is_main():
         meter.now = meter.clock()
         spent = {"seconds": meter.spent, "dollars": meter.dollars(meter.spent)}
@@ -70,17 +55,7 @@ def write_spent(meter: Meter, run: RunFolder, earlier_step: float | None = None)
 
 
 class Spending(TrainerCallback):
-    """Logs time and cost in each row and stops training before a limit is crossed.
-
-    Args:
-        meter: of the run.
-        run: its folder.
-        trainer: TRL collects a row's metrics in its `_metrics`.
-        eval_every: steps between evaluations; 0 for none.
-
-    Attributes:
-        stopped_by: why training was stopped, or None.
-    """
+    """Logs time and cost in each row and stops training before a limit is crossed."""
 
     def __init__(self, meter: Meter, run: RunFolder, trainer: Any, eval_every: int = 0) -> None:
         self.meter, self.run, self.trainer = meter, run, trainer
@@ -116,17 +91,7 @@ class Spending(TrainerCallback):
 
 
 def spending_row(meter: Meter, steps_left: int) -> dict[str, float]:
-    """time/* in seconds and, if the price is known, cost/* in dollars.
-
-    Example:
-        >>> from mesotron.watch.budget import Limits
-        >>> times = iter([0.0, 1800.0, 3600.0])
-        >>> meter = Meter(Limits(price=4.0), began=0.0, clock=lambda: next(times))
-        >>> meter.start(), meter.step(), meter.step()
-        (None, None, None)
-        >>> spending_row(meter, steps_left=2)["cost/projected"]
-        8.0
-    """
+    """time/* in seconds and, if the price is known, cost/* in dollars."""
     projected = meter.projected(steps_left)
     seconds = {"spent": meter.spent} | ({} if projected is None else {"projected": projected})
     row = {f"time/{name}": value for name, value in seconds.items()}

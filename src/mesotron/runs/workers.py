@@ -146,7 +146,6 @@ class Worker:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """End the process at once."""
         _kill(self.process)
 
 
@@ -271,8 +270,6 @@ class WorkerPool:
 
 @dataclass
 class Job:
-    """A running command of a `CommandPool`."""
-
     key: str
     process: subprocess.Popen[bytes]
     slot: int
@@ -287,12 +284,7 @@ class Job:
 
 
 class CommandPool:
-    """Commands side by side, at most `num_workers` at once.
-
-    Args:
-        num_workers: commands at once.
-        gpus: assigned to the commands in turn by CUDA_VISIBLE_DEVICES; none leaves it as it is.
-    """
+    """Commands side by side, at most `num_workers` at once."""
 
     def __init__(self, num_workers: int, gpus: Sequence[str] = ()) -> None:
         self.num_workers, self.gpus = num_workers, tuple(gpus)
@@ -311,15 +303,7 @@ class CommandPool:
         env: Mapping[str, str],
         keep_open: Sequence[int] = (),
     ) -> Job:
-        """Start a command; its output is appended to the log.
-
-        Args:
-            key: a name for the job.
-            command: program and arguments.
-            log: a file.
-            env: variables on top of this process's own.
-            keep_open: file descriptors to inherit, such as a lock to hold while it runs.
-        """
+        """Start a command; its output is appended to the log."""
         taken = {job.slot for job in self.jobs}
         slot = next(k for k in range(self.num_workers) if k not in taken)
         env = {**os.environ, **env}
@@ -350,14 +334,12 @@ class CommandPool:
         self._terminated = True
 
     def kill(self) -> None:
-        """End all jobs at once."""
         for job in self.jobs:
             _kill(job.process)
         self.jobs = []
 
 
 def num_cores() -> int:
-    """CPU cores this process may use."""
     if sys.platform == "linux":  # a container may use fewer than there are
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -372,22 +354,11 @@ def list_gpus() -> list[str]:
 
 
 def default_num_workers(threads: int, gpus: Sequence[str]) -> int:
-    """One command per GPU, or per `threads` cores.
-
-    Example:
-        >>> default_num_workers(threads=1, gpus=["0", "1"])
-        2
-    """
+    """One command per GPU, or per `threads` cores."""
     return len(gpus) or max(1, num_cores() // threads)
 
 
 def describe_exit(returncode: int) -> str:
-    """How a process ended, in words.
-
-    Example:
-        >>> describe_exit(-9), describe_exit(1)
-        ('was killed by SIGKILL', 'ended with exit code 1')
-    """
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     try:
@@ -406,7 +377,6 @@ def last_line(log: Path) -> str:
 
 
 def resolve(target: str) -> Callable[..., Any]:
-    """The function named by "module:function"."""
     module, function = target.split(":")
     return getattr(import_module(module), function)
 
@@ -431,7 +401,6 @@ def _write(pipe: IO[bytes], message: bytes) -> None:
 
 
 def _read(pipe: IO[bytes]) -> bytes:
-    """One message; empty at the end of the file."""
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return b""

@@ -42,8 +42,6 @@ class Facts:
 
 
 class Reading(NamedTuple):
-    """What one completion says, before it is compared with a gold."""
-
     answer: str | None
     formatted: bool
     truncated: bool
@@ -132,16 +130,6 @@ def _number(reading: Reading, key: str | None) -> Number | None:
 
 
 def summarise(facts: Sequence[Facts]) -> dict[str, float]:
-    """Shares of the completions as metrics.
-
-    Returns:
-        `facts/<name>` for parsed, formatted, truncated and gold_unparseable as shares of all;
-        `facts/correct` and `facts/correct_unformatted` as shares of the graded ones, if any.
-
-    Example:
-        >>> summarise([])
-        {}
-    """
     if not facts:
         return {}
     names = ("parsed", "formatted", "truncated", "gold_unparseable")

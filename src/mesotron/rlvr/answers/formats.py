@@ -48,7 +48,6 @@ class AnswerFormat:
     suffix: str = ""
 
     def render(self, answer: str) -> str:
-        """An answer in this format."""
         return f"{self.prefix}{answer}{self.suffix}"
 
     def extract(self, text: str, *, complete: bool = True) -> str | None:

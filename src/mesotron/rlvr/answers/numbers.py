@@ -34,7 +34,6 @@ class Number:
 
     @property
     def key(self) -> str:
-        """The same string for every way to write the value, without percent sign and unit."""
         return str(self.value)
 
 
@@ -43,12 +42,6 @@ def clean(text: str) -> str:
 
     Superscripts and vulgar fractions are expanded first, since NFKC alone would turn 5² into 52
     and 1½ into 11/2.
-
-    Example:
-        >>> clean("７\u200b２")
-        '72'
-        >>> clean("5² + 1½")
-        '5^{2} + 1 1/2'
     """
     text = _SUPERSCRIPTS.sub(
         lambda m: "^{" + m[0].translate(_FROM_SUPERSCRIPT) + "}", text[:MAX_LENGTH]
@@ -104,12 +97,7 @@ _BEFORE = re.compile(r"(?:[A-Za-z] ?=|(?:[\d .,+*/()$%-]|\\times|\\cdot|\\div)*=
 
 
 def simplify_latex(text: str) -> str:
-    r"""Remove LaTeX and Markdown around an answer, and spell fractions one way.
-
-    Example:
-        >>> simplify_latex(r"$\dfrac{1}{2}\,\text{cm}$")
-        '\\frac{1}{2} cm'
-    """
+    r"""Remove LaTeX and Markdown around an answer, and spell fractions one way."""
     text = text.replace(r"\$", "$").replace(r"\%", "%").replace("{,}", ",").replace(r",\! ", ",")
     if text.startswith(r"\boxed{") and text.endswith("}"):
         text = text[len(r"\boxed{") : -1]
@@ -167,14 +155,6 @@ def distance(answer: Number, gold: Number) -> Fraction:
 
     If only one of them has a % sign it is read both ways, as in `same_number`: 0.51 and 51 are 1
     away from 50%, and 51% is 1/100 away from 1/2.
-
-    Args:
-        answer: with a comparable unit, see `other_unit`.
-        gold: the correct one.
-
-    Example:
-        >>> distance(read_number("0.51"), read_number("50%"))
-        Fraction(1, 1)
     """
     return min(abs(value - gold.value) for value in _on_scale_of(gold, answer))
 

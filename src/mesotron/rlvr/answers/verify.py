@@ -135,7 +135,6 @@ class Verifier:
         return self.keys([answer])[0] or clean(answer)
 
     def parseable_all(self, golds: Sequence[str]) -> list[bool]:
-        """Whether each gold can be read, so that answers can be compared with it."""
         return [key is not None for key in self.keys(golds)]
 
     def _ask(self, requests: list[Request]) -> list[Any]:
@@ -178,7 +177,6 @@ def _drop_long(answers: Sequence[str]) -> list[str]:
 
 
 def _decide(answer: str, gold: str) -> bool | None:
-    """The verdict where it needs no mathematics, None where it does."""
     left, right = read_number(answer), read_number(gold)
     if left and right:
         return same_number(left, right)
@@ -243,24 +241,14 @@ def _tidy(answer: str) -> str:
 
 
 def expression_of(answer: str) -> str:
-    r"""An answer in the one LaTeX spelling that is screened and then given to math-verify.
-
-    Example:
-        >>> expression_of(r"$25\pi \text{ square inches}$")
-        '25\\pi'
-    """
+    r"""An answer in the one LaTeX spelling that is screened and then given to math-verify."""
     text = _tidy(answer).replace("$", "").replace("**", "^")
     bare = _UNITS.sub("", text)
     return bare if "\\" in bare else text
 
 
 def screened(expression: str) -> bool:
-    r"""Whether an expression is short, complete, shallow and more than digits or prose.
-
-    Example:
-        >>> screened("x^{2} + 1"), screened("9^{9^{9}}"), screened(r"\frac{1}{"), screened("so x")
-        (True, False, False, True)
-    """
+    r"""Whether an expression is short, complete, shallow and more than digits or prose."""
     if not 0 < len(expression) <= MAX_EXPRESSION or r"\boxed" in expression:
         return False
     if re.search(rf"\d{{{MAX_DIGIT_RUN}}}", expression) or _ABSURD.search(expression):
@@ -279,33 +267,19 @@ def words(answer: str) -> str | None:
 
     They are not for math-verify, which reads a word as a product of letters: an anagram of the
     gold would be correct.
-
-    Example:
-        >>> words("Monday, Tuesday."), words("x"), words("7 apples")
-        ('monday, tuesday', None, None)
     """
     text = _tidy(answer)
     return text.removesuffix(".").casefold() if _WORDS.fullmatch(text) else None
 
 
 def unfinished(answer: str) -> bool:
-    """Whether an answer is arithmetic on plain numbers that was not carried out.
-
-    Example:
-        >>> unfinished("48 + 24"), unfinished("9**9**9"), unfinished("-7"), unfinished("x + 1")
-        (True, True, False, False)
-    """
+    """Whether an answer is arithmetic on plain numbers that was not carried out."""
     text = _THOUSANDS.sub("", _tidy(answer))
     return bool(_ARITHMETIC.fullmatch(text) and _OPERATOR.search(text))
 
 
 def letters(key: str) -> bool:
-    """Whether a key is a product of letters, as math-verify reads a word: equal to no number.
-
-    Example:
-        >>> letters("2*b"), letters("-n**2*o"), letters("2"), letters("x + 1"), letters("2*E")
-        (True, True, False, False, False)
-    """
+    """Whether a key is a product of letters, as math-verify reads a word: equal to no number."""
     return bool(_LETTERS.fullmatch(key))
 
 
@@ -358,7 +332,6 @@ def _parse(answer: str) -> list[Any]:
 
 
 def canonical_expression(answer: str) -> str | None:
-    """One text for many ways to write an expression; None if it cannot be read."""
     from sympy import Expr, nan, zoo
 
     expressions = _parse(answer)
@@ -371,7 +344,6 @@ def canonical_expression(answer: str) -> str | None:
 
 
 def compare_expressions(answer: str, gold: str) -> bool:
-    """Whether two expressions are equal according to math-verify."""
     from math_verify import verify
 
     right, left = _parse(gold), _parse(answer)

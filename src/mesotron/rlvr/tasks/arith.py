@@ -66,14 +66,10 @@ class Level:
 
     operations: str
     num_operations: int
-    first: tuple[int, int]
-    """Range of the first number."""
-    change: tuple[int, int]
-    """Range of numbers added or subtracted."""
-    largest: int
-    """Largest value of any step."""
-    factor: int = 9
-    """Largest multiplier or divisor."""
+    first: tuple[int, int]  # range of the first number
+    change: tuple[int, int]  # range of numbers added or subtracted
+    largest: int  # largest value of any step
+    factor: int = 9  # largest multiplier or divisor
 
 
 LEVELS: dict[int, Level] = {
@@ -126,19 +122,16 @@ def generate(split: Split, count: int, levels: tuple[int, ...], seed: int) -> li
 
 
 def split_of(question: str) -> Split:
-    """The split of a word problem, by its hash."""
     return "eval" if digest(question) % HELD_OUT_EVERY == 0 else "train"
 
 
 def vocabulary() -> tuple[str, ...]:
-    """Every word, sign and digit of questions and solutions, sorted."""
     templates = " ".join([*OPENINGS, *QUESTIONS, *(s for ss in SENTENCES.values() for s in ss)])
     words = re.findall(r"[A-Za-z]+|[.?]", re.sub(r"\{\w+\}", " ", templates))
     return tuple(sorted({*words, *NAMES, *OBJECTS, *"0123456789+-*/="}))
 
 
 def _word_problem(rng: random.Random, level: Level) -> tuple[str, str]:
-    """A question and its worked steps, one per line."""
     objects = rng.choice(OBJECTS)
     name, *others = rng.sample(NAMES, level.num_operations + 1)
     value, chain = _chain(rng, level)
@@ -196,16 +189,6 @@ def generate_sums(split: Split, count: int | None, seed: int) -> list[Problem]:
 
     For pretrained models that answer in a few tokens. The hash of the terms, in any order, decides
     the split: 7 + 1 - 5 and 1 - 5 + 7 are in the same one.
-
-    Args:
-        split: "train" or "eval".
-        count: number of problems; None for all.
-        seed: of their order.
-
-    Example:
-        >>> problem = generate_sums("eval", 1, seed=0)[0]
-        >>> problem.question, problem.gold
-        ('5 - 8 + 8 =', '5')
     """
     questions = sums_of(split)
     if count is not None and count > len(questions):
@@ -221,7 +204,6 @@ def generate_sums(split: Split, count: int | None, seed: int) -> list[Problem]:
 
 
 def sums_of(split: Split) -> dict[str, int]:
-    """Every sum of a split and its value."""
     found: dict[str, int] = {}
     digits = range(10)
     for a, first, b, second, c in product(digits, "+-", digits, "+-", digits):

@@ -92,15 +92,7 @@ def _location(config: TaskConfig) -> tuple[str, str | None]:
 
 
 def gsm8k_problem(row: Row, name: str) -> Problem:
-    """A row with the columns question and answer; the gold follows the last `####`.
-
-    Example:
-        >>> answer = "48/2 = <<48/2=24>>24 clips in May.\\n48+24 = <<48+24=72>>72.\\n#### 72"
-        >>> gsm8k_problem(Row("x:1", {"question": "How many?", "answer": answer}), "gsm8k-0")
-        ... # doctest: +NORMALIZE_WHITESPACE
-        Problem(question='How many?', gold='72', id='gsm8k-0', level=None,
-            solution='48/2 = 24 clips in May.\\n48+24 = 72.')
-    """
+    """A row with the columns question and answer; the gold follows the last `####`."""
     steps, mark, gold = row.text("answer").rpartition("####")
     gold = gold.strip().replace(",", "")
     if not mark or not gold:
@@ -113,11 +105,6 @@ def math_problem(row: Row, name: str) -> Problem:
     r"""A row with the columns problem, solution (or answer) and level.
 
     The gold is in the solution's last \boxed{}.
-
-    Example:
-        >>> row = {"problem": "What is 1+1?", "solution": r"It is \boxed{2}.", "level": "Level 1"}
-        >>> math_problem(Row("x:1", row), "math-0").gold
-        '2'
     """
     solution = row.text("solution") if row.values.get("solution") else None
     gold = FORMATS["boxed"].extract(solution) if solution else None

@@ -18,10 +18,8 @@ class Problem:
     """A question and its correct answer."""
 
     question: str
-    gold: str | None
-    """The correct answer; None if there is none, for majority-vote pseudo-labels."""
-    id: str
-    """Task, split and number."""
+    gold: str | None  # the correct answer; None if there is none, for majority-vote pseudo-labels
+    id: str  # task, split and number
     level: int | None = None
     solution: str | None = None
     """Worked steps without the formatted answer; empty if the answer needs no steps, None if there
@@ -33,11 +31,9 @@ class Task:
     """The problems of a run."""
 
     train: list[Problem]
-    eval: list[Problem]
-    """Held out: shares no question with `train`."""
+    eval: list[Problem]  # held out: shares no question with `train`
     format: AnswerFormat
-    examples: tuple[Problem, ...] = ()
-    """Few-shot examples; in neither list."""
+    examples: tuple[Problem, ...] = ()  # few-shot examples; in neither list
 
 
 def digest(text: str, seed: int | str = 0) -> int:
@@ -66,11 +62,7 @@ def _without(problems: Sequence[Problem], others: Sequence[Problem]) -> list[Pro
 def assemble(
     train: Sequence[Problem], held_out: Sequence[Problem], config: TaskConfig, format: AnswerFormat
 ) -> Task:
-    """Take the few-shot examples from the training problems and cut both lists to size.
-
-    Raises:
-        ValueError: nothing is left to train or evaluate on.
-    """
+    """Take the few-shot examples from the training problems and cut both lists to size."""
     train, held_out = _without(train, held_out), list(held_out)
     solved = [problem for problem in train if problem.solution is not None and problem.gold]
     examples = sorted(solved, key=lambda p: digest(p.question, config.seed))[: config.few_shot]
@@ -96,7 +88,6 @@ def assemble(
 
 
 def _cut(problems: list[Problem], count: int | None, seed: int) -> list[Problem]:
-    """`count` problems chosen by hash, in their order."""
     if count is None or count >= len(problems):
         return problems
     ranks = sorted(range(len(problems)), key=lambda i: digest(problems[i].question, seed))

@@ -28,12 +28,7 @@ class Row:
     values: dict[str, Any]
 
     def text(self, column: str) -> str:
-        """A column as stripped text; numbers as they are written.
-
-        Raises:
-            ValueError: it is missing, empty (NaN is what pandas writes for that), too long,
-                neither text nor number, or has half of a surrogate pair.
-        """
+        """A column as stripped text; numbers as they are written."""
         if column not in self.values:
             known = ", ".join(map(str, list(self.values)[:8])) or "none"
             raise ValueError(f"{self.place}: no column {column!r}; columns: {known}")
@@ -52,13 +47,7 @@ class Row:
 
 
 def read_splits(path: str, subset: str | None = None) -> tuple[list[Row], list[Row] | None]:
-    """Training rows, and held-out rows if the data have their own split.
-
-    Args:
-        path: a file; a folder with a train file and a test, eval or validation file; or the name
-            of a dataset on the hub.
-        subset: configuration of a dataset on the hub.
-    """
+    """Training rows, and held-out rows if the data have their own split."""
     local = Path(path).expanduser()
     if local.is_dir():
         return _read_folder(local)

@@ -35,10 +35,6 @@ PIECES = r" ?\\?[A-Za-z]+\{?| ?\d| ?[^\sA-Za-z\d]|\s"
 def tiny_config(vocabulary: int) -> LlamaConfig:
     """The sizes of the shipped model: wide and shallow, since a decoding step on a CPU costs
     Python's time per layer and little for the width.
-
-    Example:
-        >>> tiny_config(512).hidden_size
-        128
     """
     return LlamaConfig(
         vocab_size=vocabulary,
@@ -54,12 +50,6 @@ def tiny_config(vocabulary: int) -> LlamaConfig:
 
 
 def build_network(tokenizer: Any, seed: int = 0) -> LlamaForCausalLM:
-    """A tiny model with random weights, in float32 on the CPU.
-
-    Args:
-        tokenizer: gives the vocabulary size and the pad and end tokens.
-        seed: of the weights; torch's global generator is not touched.
-    """
     config = tiny_config(len(tokenizer))
     config.pad_token_id = tokenizer.pad_token_id
     config.eos_token_id = tokenizer.eos_token_id
@@ -70,23 +60,7 @@ def build_network(tokenizer: Any, seed: int = 0) -> LlamaForCausalLM:
 
 
 def build_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    r"""Train a byte-level BPE tokenizer in which every digit is a token.
-
-    Args:
-        texts: prompts and solutions to learn merges from.
-        vocabulary: number of tokens including bytes and special tokens; the sentences that begin
-            every prompt come on top.
-
-    Returns:
-        A Transformers tokenizer with a chat template; pads on the left, ends with <|im_end|>.
-
-    Example:
-        >>> tokenizer = build_tokenizer(["Mia has 12 apples."] * 9)
-        >>> tokenizer.tokenize("Mia has 12")
-        ['Mia', 'Ġhas', 'Ġ1', '2']
-        >>> tokenizer.decode(tokenizer.encode(r"\boxed{12}"))
-        '\\boxed{12}'
-    """
+    r"""Train a byte-level BPE tokenizer in which every digit is a token."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -22,7 +22,6 @@ from mesotron.runs import newest_whole
 
 
 def main(folder: Path) -> int:
-    """Write the model to FOLDER/weights; the run that made it stays beside it."""
     task = load_task(TaskConfig(name="arith", levels=(1, 2, 3, 4, 5), num_train=4000, num_eval=1))
     texts = [(p.question, solved_text(p, task.format), loose_text(p)) for p in task.train]
     tokenizer = build_tokenizer([text for three in texts for text in three])
