@@ -96,9 +96,6 @@ MOVED = {
 def main(args: list[str] | None = None) -> int:
     """Run one command.
 
-    Args:
-        args: the command line without the program's name; `sys.argv[1:]` if None.
-
     Returns:
         The exit code: 0; 1 if the reader closed the pipe; 2 for unusable input; 130 after Ctrl-C.
     """
@@ -164,13 +161,11 @@ def split_name(args: list[str]) -> tuple[str, list[str]]:
 
 
 def load(target: str) -> Callable[[Any], int]:
-    """Import `module:function`."""
     module, function = target.split(":")
     return getattr(import_module(module), function)
 
 
 def overview(group: str = "") -> str:
-    """The list of commands, or of one group's commands."""
     shown = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
     width = max(map(len, shown))
     lines = [f"  mesotron {name:<{width}}  {command.summary}" for name, command in shown.items()]
@@ -189,7 +184,6 @@ def raised_by_us(error: BaseException) -> bool:
 
 
 def fail(message: str, code: int = 2) -> int:
-    """Print one line on stderr and return the exit code."""
     print(f"mesotron: {' '.join(message.split())}", file=sys.stderr)
     return code
 
@@ -201,16 +195,6 @@ def parse(
 
     Flags win over a TOML file (`--config FILE`), which wins over the defaults: those of the preset
     named by the positional field, or with `--resume RUN` the settings of that run.
-
-    Args:
-        config_type: a config dataclass.
-        args: such as `["--steps", "5"]`.
-        prog: the command as typed, for help and errors.
-        presets: defaults by the value of the positional field.
-
-    Raises:
-        UsageError: one sentence that names the value and the way out.
-        SystemExit: with code 0, after printing help.
 
     Example:
         >>> from mesotron.config import SpectrumConfig
@@ -283,7 +267,6 @@ def arguments_type(config_type: Any) -> Any:
 
 
 def make(kind: type[C], values: Any) -> C:
-    """A config from another that shares its fields."""
     shared: Any = {item.name for item in fields(kind)} & {item.name for item in fields(values)}  # type: ignore
     return kind(**{name: getattr(values, name) for name in shared})
 

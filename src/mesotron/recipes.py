@@ -252,12 +252,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 
 
 def make_recipe(name: str) -> TrainConfig:
-    """The config of a recipe; ValueError names the closest one if there is none.
-
-    Example:
-        >>> make_recipe("arith").model.name
-        'tiny'
-    """
+    """The config of a recipe; ValueError names the closest one if there is none."""
     if name not in RECIPES:
         known = ", ".join(RECIPES)
         raise ValueError(f"unknown recipe {name!r}{suggest(name, RECIPES)}; recipes: {known}")
@@ -265,7 +260,6 @@ def make_recipe(name: str) -> TrainConfig:
 
 
 def make_plan(name: str) -> PlanConfig:
-    """The config of `mesotron plan NAME`."""
     recipe = make_recipe(name)
     return PlanConfig(**{field.name: getattr(recipe, field.name) for field in fields(recipe)})
 

@@ -47,14 +47,7 @@ def setting(
 ) -> Any:
     """A config field with bounds; None, which means "not given", always passes.
 
-    Args:
-        default: the field is required without one.
-        ge: smallest value.
-        gt: values must be above this.
-        le: largest value.
-        lt: values must be below this.
-        on_resume: whether `--resume` accepts another value.
-        positional: whether the flag's name may be left out.
+    `on_resume`: `--resume` accepts another value. `positional`: the flag's name may be left out.
     """
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
     metadata: dict[str, Any] = {"bounds": {k: v for k, v in bounds.items() if v is not None}}
@@ -131,19 +124,7 @@ def validate(config: C) -> C:
 def from_plain(
     config_type: type[C], values: Mapping[str, Any], source: str = "config", base: C | None = None
 ) -> C:
-    """Build a config from the plain values of a JSON or TOML file.
-
-    Args:
-        config_type: a config dataclass.
-        values: field names to plain values; old names are accepted.
-        source: the file, for errors.
-        base: gives the fields that are left out; the defaults if None.
-
-    Example:
-        >>> from mesotron.config import TaskConfig
-        >>> from_plain(TaskConfig, {"levels": [1, 2]}).levels
-        (1, 2)
-    """
+    """Build a config from plain values; `base` gives the fields left out."""
     hints = get_type_hints(config_type)
     names = {item.name for item in fields(config_type)}  # type: ignore[arg-type]
     made = {} if base is None else {name: getattr(base, name) for name in names}
@@ -160,7 +141,6 @@ def from_plain(
 
 
 def _convert(kind: Any, value: Any, source: str, base: Any = None) -> Any:
-    """A plain value as the type of its field; TypeError if it does not fit."""
     if get_origin(kind) in (Union, UnionType):
         for one in get_args(kind):
             try:
@@ -216,7 +196,6 @@ def flags_of(config_type: Any, prefix: str = "--") -> dict[str, tuple[Field[Any]
 
 
 def rename_flags(config_type: type, args: list[str]) -> list[str]:
-    """Rename the old flags of a command line."""
     old_flags = _old_flags(config_type)
     switches: dict[str, bool] = {}
     kept: list[str] = []
@@ -273,12 +252,7 @@ def _old_flags(
 
 
 def spell(name: str, value: Any) -> str:
-    """A setting as it is typed: `--rollout.prompts 8`.
-
-    Example:
-        >>> spell("optim.max_grad_norm", 0.5), spell("rollout.fast", False)
-        ('--optim.max-grad-norm 0.5', '--no-rollout.fast')
-    """
+    """A setting as it is typed: `--rollout.prompts 8`, `--no-rollout.fast`."""
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
@@ -295,7 +269,6 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def describe_type(kind: Any) -> str:
-    """A type in a user's words: `int` is "a whole number"."""
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string",
              Path: "a path"}  # fmt: skip
     if get_origin(kind) is tuple:

@@ -28,8 +28,7 @@ class OptimConfig(Config, prefix="optim."):
     promote: int | None = setting(None, ge=0, le=PION_STEPS)
     """Pion's promotion steps k_p."""
     cutoff: float | Literal["aligned", "noise"] | None = setting(None, gt=0, le=MAX_CUTOFF)
-    """Pion's continuous strength: a fraction of the largest singular value, aligned (0.414), or
-    noise (the edge that pure noise reaches)."""
+    """Pion's strength: a fraction of the largest singular value, aligned (0.414) or noise."""
     rank: int | None = setting(None, ge=1)
     """Low-rank Muon: keep this many directions of each block, by an exact SVD (slow)."""
     momentum: float = setting(0.95, ge=0, lt=1)
@@ -45,11 +44,9 @@ class OptimConfig(Config, prefix="optim."):
     max_grad_norm: float = setting(1.0, ge=0)
     """Clip the gradient of the auxiliary groups to this norm (0: off). The full norm is logged."""
     clip: Literal["auxiliary", "all"] = "auxiliary"
-    """Which gradients to clip: all also clips the matrices, by their own norm, so that one large
-    gradient does not fill the momentum for dozens of steps."""
+    """Which gradients to clip; all also clips the matrices, by their own norm."""
     fused: bool = True
-    """Use our GPU kernels for spectral steps. They compile in the first step: turn them off for
-    runs of minutes."""
+    """Use our GPU kernels for spectral steps; turn off for short runs, as they must compile."""
 
     def check_fields(self) -> None:
         for name in ("promote", "cutoff"):
@@ -76,20 +73,15 @@ class PartsOptimConfig(Config, prefix="optim."):
     action: PartRule = "muon"
     """Rule for the matrices of the action module; the Pion paper uses pion here."""
     lr: float = setting(2.5e-3, ge=0)
-    """Learning rate of matrices in AdamW's unit, whatever the rule. AdamW itself wants about a
-    tenth of it; the ci size, trained for a few hundred steps, four times it."""
+    """Learning rate of matrices in AdamW's unit (adamw: use a tenth; the ci size: four times)."""
     action_scale: float = setting(1.0, ge=0)
-    """Factor on the rate of the action module's matrices. Pion passes few directions, so its step
-    is several times smaller than Muon's; making up for it hurt the l1 head and did not help the
-    flow head."""
+    """Factor on the rate of the action module's matrices."""
     aux_lr: float | None = setting(1e-3, ge=0)
-    """Rate of embeddings, positions, norms, biases and the output layer; matrices trained by AdamW
-    keep --optim.lr. A small policy from scratch learns faster with 3e-3."""
+    """Rate of embeddings, norms, biases and the output layer; from scratch 3e-3 learns faster."""
     promote: int | None = setting(None, ge=0, le=PION_STEPS)
     """Pion's promotion steps k_p."""
     cutoff: float | Literal["aligned", "noise"] | None = setting(None, gt=0, le=MAX_CUTOFF)
-    """Pion's continuous strength: a fraction of the largest singular value, aligned or noise
-    (unset, without --optim.promote: noise)."""
+    """Pion's strength: a fraction, aligned or noise (unset, without --optim.promote: noise)."""
     rank: int = setting(8, ge=1)
     """Directions that low_rank keeps."""
     momentum: float = setting(0.95, ge=0, lt=1)

@@ -78,8 +78,7 @@ class SnakeConfig(Config):
     mlp_ratio: int = 4
     """Hidden width of an MLP over d_model."""
     readout: Literal["all", "head"] = "all"
-    """Tokens the last layer reads: all cells, or only the snake's head, which with two layers takes
-    about half the time."""
+    """Tokens the last layer reads: all cells, or only the snake's head (half the time)."""
     dropout: float = setting(0.0, ge=0, lt=1)
     """Dropout rate, the same mask when acting and when scoring."""
     use_cnn: bool = False
@@ -89,11 +88,9 @@ class SnakeConfig(Config):
     cnn_mode: Literal["replace", "append"] = "replace"
     """Feed its channels in place of the cells' own features, or beside them."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the products; weights are float32. auto: bfloat16 on a GPU, where it is about
-    twice as fast, else float32."""
+    """Precision of the products; weights are float32 (auto: bfloat16 on a GPU)."""
     attention: Literal["auto", "xla", "cudnn"] = "auto"
-    """Attention implementation. auto: cuDNN's fused kernel from 64 cells on, in bfloat16 on a
-    GPU."""
+    """Attention implementation (auto: cuDNN from 64 cells on, in bfloat16 on a GPU)."""
     pretrained_model: Path | None = None
     """Start from the weights of this run's newest checkpoint."""
     kl_coef: float = 0.0
@@ -111,8 +108,7 @@ class SnakeConfig(Config):
     run_name: str | None = None
     """Name of the run's folder (unset: snake-DATE)."""
     resume: Path | None = setting(None, on_resume=True)
-    """Continue the run in this folder, with its own settings. Only --chunk, --save-freq, --guard,
-    --gif and where metrics are sent may change."""
+    """Continue this run; only --chunk, --save-freq, --guard, --gif and logging may change."""
     chunk: int = setting(10, ge=1, on_resume=True)
     """Updates between logging: metrics are written and Ctrl-C is handled."""
     save_freq: int = setting(0, ge=0, on_resume=True)
@@ -122,8 +118,7 @@ class SnakeConfig(Config):
     eval_episodes: int = setting(128, ge=1)
     """Whole games per evaluation, greedy and sampled each."""
     guard: Literal["off", "warn", "stop"] = setting("warn", on_resume=True)
-    """What the watch does when the run fails: record it, also warn, or also save and stop (single
-    runs only)."""
+    """What the watch does when a single run fails: record it, also warn, or also save and stop."""
     gif: bool = setting(True, on_resume=True)
     """Draw a greedy game at the end."""
     wandb: bool = setting(False, on_resume=True)

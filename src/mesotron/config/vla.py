@@ -26,8 +26,7 @@ class WorldConfig(Config, prefix="world."):
     tasks: tuple[str, ...] = ()
     """Tasks by name, such as red-cube or drawer-open (unset: all of the world, or MT10)."""
     perturbation: PerturbationName = "none"
-    """What evaluation changes against training: the camera's pose, the light, noise on the image,
-    objects further out, or unseen wording of the instructions."""
+    """What evaluation changes: camera pose, light, image noise, object positions or wording."""
     renderer: Literal["rays", "gl"] = "rays"
     """Cast rays, identical on every machine, or use OpenGL if available (metaworld)."""
 
@@ -43,11 +42,9 @@ class DemosConfig(Config):
     episodes: int = 300
     """Whole demonstrations, divided evenly among the tasks."""
     starts: int | None = None
-    """Single frames with the hand at a random place and the expert's actions from there (unset: ten
-    per episode in our worlds, none in others)."""
+    """Frames with the hand at a random place (unset: ten per episode in our worlds, else none)."""
     every: int = setting(1, ge=1)
-    """Record every N-th action of an episode. Frames between look like their neighbors: where
-    rendering is slow, three times as many scenes teach more."""
+    """Record every N-th action; where rendering is slow, more scenes teach more than all frames."""
     horizon: int = setting(8, ge=1)
     """Actions recorded after each single frame; at least the policy's chunk."""
     noise: float = setting(0.15, ge=0)
@@ -57,8 +54,7 @@ class DemosConfig(Config):
     workers: int | None = None
     """Simulation processes (unset: one per core)."""
     compact: bool = False
-    """Store the simulator's state instead of images: small enough to copy to another machine, where
-    --render makes the images."""
+    """Store the simulator's state instead of images; --render makes the images elsewhere."""
     render: Path | None = None
     """Make --out from these compact demonstrations instead of simulating."""
     lerobot: Path | None = None
@@ -86,8 +82,7 @@ class PolicyConfig(Config, prefix="policy."):
     flow_steps: int = setting(5, ge=1)
     """Euler steps from noise to actions, when acting with the flow head."""
     vision_tower: str | None = None
-    """A pretrained image model of Transformers: a folder or a name on the hub (unset: trained from
-    scratch)."""
+    """Pretrained image model of Transformers: a folder or hub name (unset: from scratch)."""
     language_tower: str | None = None
     """The same for the instruction."""
     lora: int = setting(0, ge=0)
@@ -120,20 +115,17 @@ class VlaTrainConfig(Config):
     batch: int = setting(128, ge=4)
     """Frames per step."""
     where: float = setting(0.0, ge=0)
-    """Weight of an auxiliary loss that predicts the named object's position, known to the simulator
-    in training only; every result made with it says so."""
+    """Weight of an auxiliary loss on the object's true position; results made with it say so."""
     seed: int = setting(0, ge=0)
     """Seed of the weights, the order of the frames and the noise."""
     out: Path | None = None
     """Run folder (unset: runs/vla-DATE)."""
     resume: Path | None = setting(None, on_resume=True)
-    """Continue the run in this folder from its newest intact checkpoint, with its own settings.
-    Only --guard, --workers, --device and --threads may change."""
+    """Continue this run; only --guard, --workers, --device and --threads may change."""
     log_every: int = setting(10, ge=1)
     """Log metrics every N steps."""
     probe_every: int = setting(100, ge=0)
-    """Measure effective rank and signal-to-noise ratio of each part's gradient every N steps (0:
-    never)."""
+    """Measure each part's gradient (effective rank, SNR) every N steps (0: never)."""
     save_every: int = setting(500, ge=0)
     """Save a checkpoint every N steps and at the end (0: only at the end)."""
     keep: int = setting(2, ge=1)
@@ -151,8 +143,7 @@ class VlaTrainConfig(Config):
     compile: bool = False
     """Compile the policy: faster steps after about a minute."""
     graph: bool | None = None
-    """Replay a step as a CUDA graph on a GPU (unset: unless a pretrained tower, low_rank or images
-    too large for the GPU forbid it)."""
+    """Replay a step as a CUDA graph (unset: if the model and the size of the images allow it)."""
     device: Literal["auto", "cpu", "cuda"] = setting("auto", on_resume=True)
     """Where to run (auto: CUDA if available)."""
     threads: int | None = setting(None, ge=1, on_resume=True)
@@ -166,8 +157,7 @@ class VlaEvalConfig(Config):
     run: Path = setting(Path("runs/last"), positional=True)
     """A run of mesotron vla train, or one of its checkpoints."""
     world: str | None = None
-    """World to play in, as in --world.name of mesotron vla demos (unset: that of the
-    demonstrations). Required for a policy trained on recordings."""
+    """World, as in mesotron vla demos (unset: the demonstrations'; required after recordings)."""
     episodes: int = setting(50, ge=1)
     """Episodes per task."""
     execute: int | None = setting(None, ge=1)

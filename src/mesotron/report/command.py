@@ -41,13 +41,7 @@ def run(config: ReportConfig) -> int:
 
 
 def write(paths: Sequence[Path], out: Path, live: float | None = None) -> None:
-    """Write the page of some runs, or of one tournament.
-
-    Args:
-        paths: run folders, or one tournament's folder.
-        out: the file, replaced atomically.
-        live: seconds after which the page reloads itself; None never.
-    """
+    """Write the page of some runs, or of one tournament."""
     if is_tournament(paths[0]):
         page = render_tournament(paths[0], live)
     else:
@@ -73,7 +67,6 @@ def find(paths: Sequence[Path]) -> list[Path]:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The run folders in a folder, without the link to the last one."""
     inside = sorted(child for child in path.iterdir() if (child / "config.json").is_file())
     return [child for child in inside if not child.is_symlink()]
 

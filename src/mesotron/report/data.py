@@ -137,8 +137,6 @@ CATALOG: dict[str, tuple[Plot, ...]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart, reduced to points."""
-
     run: int  # whose x values and events apply
     name: str
     style: int  # color and dash; lines of one style are toggled together
@@ -150,7 +148,6 @@ class Line:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def record(self, grid: str) -> dict[str, Any]:
-        """As the page's script reads it."""
         out = {"run": self.run, "name": self.name, "grid": grid, "y": self.mean}
         out |= {"group": self.style, "color": self.style % COLORS, "dash": self.style % DASHES}
         optional = {"low": self.low, "high": self.high, "x": self.x, "dots": self.dots or None}
@@ -159,8 +156,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines, and what is drawn around them."""
-
     title: str
     lines: list[Line]
     note: str = ""
@@ -171,7 +166,6 @@ class Chart:
     rest: bool = False  # of a metric that is not in the catalog
 
     def record(self) -> dict[str, Any]:
-        """As the page's script reads it."""
         lines = [line.record("rest" if self.rest else "main") for line in self.lines]
         out = {"title": self.title, "log": self.log, "logX": self.log_x, "xName": self.x_name}
         return out | {"rules": self.rules, "lines": lines}
@@ -189,12 +183,6 @@ class Buckets:
 
     @classmethod
     def split(cls, num_rows: int, most: int) -> Buckets:
-        """At most `most` buckets of nearly equal size.
-
-        Example:
-            >>> Buckets.split(5, 2).reduce([1.0, 3.0, None, 4.0, 8.0])
-            [2.0, 6.0]
-        """
         count = min(num_rows, most)
         return cls(tuple(k * num_rows // count for k in range(count + 1)) if count else (0,))
 
@@ -213,7 +201,6 @@ class Buckets:
         return [how(part) if part else None for part in finite]
 
     def range(self, column: Column) -> tuple[Column | None, Column | None]:
-        """Least and largest value of each bucket; nothing if every row is a point."""
         if self.edges[-1] == len(self.edges) - 1:
             return None, None
         return self.reduce(column, min), self.reduce(column, max)
@@ -232,18 +219,12 @@ class Grids:
     styles: Sequence[int]
 
     def record(self, runs: Sequence[Run]) -> list[dict[str, Any]]:
-        """The x values of each run, as the page's script reads them."""
         pairs = zip(runs, self.main, self.rest, strict=True)
         return [{"main": make_axes(run, a), "rest": make_axes(run, b)} for run, a, b in pairs]
 
 
 def make_grids(runs: Sequence[Run], styles: Sequence[int] | None = None) -> Grids:
-    """As many points as fit a page: fewer the more lines there are.
-
-    Args:
-        runs: that share the page.
-        styles: color and dash of each; every run its own if not given.
-    """
+    """As many points as fit a page: fewer the more lines there are."""
     named = sum(len(_named_metrics(run)) for run in runs)
     others = sum(len(run.columns) for run in runs) - named
     bands = len(runs) <= MOST_BANDS
@@ -255,7 +236,6 @@ def make_grids(runs: Sequence[Run], styles: Sequence[int] | None = None) -> Grid
 
 
 def make_axes(run: Run, buckets: Buckets) -> dict[str, list[float]]:
-    """Every x axis that a run can be drawn over, at the points of its buckets."""
     axes = {"steps": buckets.middles(run.steps)}
     for name, sources in AXES.items():
         source = next((each for each in sources if each[0] in run.columns), None)
@@ -271,7 +251,6 @@ def make_axes(run: Run, buckets: Buckets) -> dict[str, list[float]]:
 
 
 def make_chapters(runs: Sequence[Run], grids: Grids) -> dict[str, list[Chart]]:
-    """The catalog's questions with the charts that these runs have."""
     chapters = {
         question: [chart for plot in plots for chart in _draw(plot, runs, grids)]
         for question, plots in CATALOG.items()
@@ -310,12 +289,7 @@ def make_spectra(run: Run) -> list[Chart]:
 
 
 def describe(column: Column, steps: Sequence[float]) -> dict[str, Any]:
-    """First, last, least and largest finite value with their steps; steps that are not finite.
-
-    Example:
-        >>> describe([1.0, float("nan"), 3.0, 2.0], [1, 2, 3, 4])["high"]
-        (3.0, 3)
-    """
+    """First, last, least and largest finite value with their steps; steps that are not finite."""
     pairs = [(x, s) for x, s in zip(column, steps) if x is not None]
     finite = [pair for pair in pairs if math.isfinite(pair[0])]
     broken = [int(s) for x, s in pairs if not math.isfinite(x)] if len(finite) < len(pairs) else []
@@ -326,14 +300,7 @@ def describe(column: Column, steps: Sequence[float]) -> dict[str, Any]:
 
 
 def match(pattern: str, metric: str) -> str | None:
-    """What the `*` of a pattern matches in a metric, "" for an equal name, None for no match.
-
-    Example:
-        >>> match("optim/*/update_rms", "optim/muon rows:4/update_rms")
-        'muon rows:4'
-        >>> match("loss", "loss"), match("loss", "losses")
-        ('', None)
-    """
+    """What the `*` of a pattern matches in a metric, "" for an equal name, None for no match."""
     head, star, tail = pattern.partition("*")
     if not star:
         return "" if metric == pattern else None
@@ -418,7 +385,6 @@ def _split_runs(run: Run) -> list[dict[str, Column]]:
 
 
 def _rules(plot: Plot, run: Run) -> tuple[tuple[float, str], ...]:
-    """Reference lines: a random player, or the model before training."""
     baselines = (run.result or {}).get("baselines", {})
     if "episode/fruit" in plot.lines and baselines:
         return (baselines["random_masked"], "random legal moves"), (baselines["maximum"], "maximum")
@@ -433,7 +399,6 @@ def _note_without_band(plot: Plot) -> str:
 
 
 def _lines_of(plot: Plot, run: Run) -> dict[str, str]:
-    """The metrics of a run that a plot draws, and the names of their lines."""
     if plot.unless and plot.unless in run.columns:
         return {}
     return {
@@ -445,7 +410,6 @@ def _lines_of(plot: Plot, run: Run) -> dict[str, str]:
 
 
 def _named_metrics(run: Run) -> set[str]:
-    """The metrics of a run that the catalog draws, as lines or as edges of bands."""
     plots = [plot for plots in CATALOG.values() for plot in plots]
     lines = {metric for plot in plots for metric in _lines_of(plot, run)}
     return lines | {name for plot in plots for name in plot.band if name in run.columns}

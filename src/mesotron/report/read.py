@@ -68,7 +68,6 @@ class Run:
 
     @property
     def kind(self) -> Kind:
-        """The command that made the run, by the fields of its config."""
         for kind, signature in _SIGNATURES.items():
             if all(name in self.config for name in signature):
                 return kind
@@ -128,25 +127,15 @@ class Run:
         return "dead" if dead else "drifting" if warned else "healthy"
 
     def finite(self, metric: str) -> list[float]:
-        """All finite values of a metric."""
         return [x for x in self.columns.get(metric, []) if x is not None and math.isfinite(x)]
 
     def last(self, metric: str) -> float | None:
-        """The last finite value of a metric."""
         values = self.finite(metric)
         return values[-1] if values else None
 
 
 def read_run(path: Path, name: str | None = None) -> Run:
-    """Read a run folder, or any log that `mesotron watch` reads.
-
-    Args:
-        path: of the folder, finished or not, or of the log.
-        name: as shown on the page; the path's name if not given.
-
-    Raises:
-        ValueError: there is no log, or a file is damaged.
-    """
+    """Read a run folder, or any log that `mesotron watch` reads."""
     name = name or path.resolve().name
     if not (path / "config.json").is_file() or not (path / "env.json").is_file():
         return Run(name, path, [dict(row) for row in read_log(path).rows])
@@ -187,12 +176,7 @@ def read_events(rows: Sequence[Row]) -> list[Event]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths that are all different.
-
-    Example:
-        >>> short_names([Path("/a/x/run"), Path("/a/y/run")])
-        ['x/run', 'y/run']
-    """
+    """The shortest ends of paths that are all different."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-length:]) for part in parts]
@@ -202,12 +186,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def make_columns(rows: Sequence[Row]) -> dict[str, Column]:
-    """Rows as columns of numbers.
-
-    Example:
-        >>> make_columns([{"step": 1, "a": 0.5}, {"step": 2, "b": 1, "c": "word"}])
-        {'a': [0.5, None], 'b': [None, 1.0]}
-    """
+    """Rows as columns of numbers, without `step`."""
     columns: dict[str, Column] = {}
     for index, row in enumerate(rows):
         for key, value in row.items():

@@ -52,15 +52,7 @@ SMOOTHING, MIN_SMOOTHED = 0.7, 40  # of overlaid runs, if they have this many po
 
 
 def render_runs(runs: Sequence[Run], live: float | None = None) -> str:
-    """The page of one or several runs.
-
-    Args:
-        runs: at least one.
-        live: seconds after which the page reloads itself; None never.
-
-    Returns:
-        The text of the HTML file.
-    """
+    """The HTML page of some runs; with `live`, it reloads itself after so many seconds."""
     if len(runs) == 1:
         run = runs[0]
         kind = f"mesotron report · {KINDS.get(run.kind, 'run')}"
@@ -82,15 +74,7 @@ def render_runs(runs: Sequence[Run], live: float | None = None) -> str:
 
 
 class Page:
-    """A page under construction.
-
-    Args:
-        title: of the page.
-        kind: what it is, above the title.
-        sentences: what happened.
-        names: of the runs or contenders whose lines can be toggled.
-        figures: large numbers below.
-    """
+    """A page under construction; lines of the `names` (runs or contenders) can be toggled."""
 
     def __init__(
         self,
@@ -113,7 +97,6 @@ class Page:
             self.sections.append((title, found))
 
     def add_runs(self, runs: Sequence[Run], axes: Sequence[dict[str, Any]]) -> None:
-        """Give the charts their x values and events."""
         for run, x in zip(runs, axes, strict=True):
             marks = [
                 {"step": event["step"], "severity": event_kind(event), "text": event_text(event)}
@@ -122,7 +105,6 @@ class Page:
             self.runs.append({"name": run.name, "x": x, "marks": marks})
 
     def frames(self, charts: Sequence[Chart]) -> Block | None:
-        """A grid of charts."""
         start = len(self.charts)
         self.charts += charts
         shown = [
@@ -133,7 +115,6 @@ class Page:
         return {"kind": "charts", "charts": shown} if shown else None
 
     def render(self, live: float | None = None) -> str:
-        """The HTML file; with `live`, it reloads itself after so many seconds."""
         longest = max((len(run["x"]["main"]["steps"]) for run in self.runs), default=0)
         smooth = SMOOTHING if len(self.runs) > 1 and longest >= MIN_SMOOTHED else 0.0
         charts = [chart.record() for chart in self.charts]
@@ -174,22 +155,12 @@ def plotly() -> tuple[str, str]:
 
 
 def fingerprint(text: str) -> str:
-    """The hash by which a content security policy names an inline script.
-
-    Example:
-        >>> fingerprint("")
-        "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
-    """
+    """The hash by which a content security policy names an inline script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def visible(value: Any) -> Any:
-    r"""Text with invisible characters spelled out, except line breaks and tabs.
-
-    Example:
-        >>> visible("a\x1b[2Jb\u2028c")
-        'a⟨U+001B⟩[2Jb⟨U+2028⟩c'
-    """
+    r"""Text with invisible characters spelled out, except line breaks and tabs."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else str(value)
@@ -202,12 +173,7 @@ def visible(value: Any) -> Any:
 
 
 def embed(value: Any) -> Markup:
-    r"""JSON for a script element: no tag can end in it, numbers have four digits, no NaN.
-
-    Example:
-        >>> print(embed({"text": "</script>", "x": float("nan"), "y": 0.123456}))
-        {"text":"\u003c/script\u003e","x":null,"y":0.1235}
-    """
+    r"""JSON for a script element: no tag can end in it, numbers have four digits, no NaN."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -232,7 +198,6 @@ def text(words: str, css: str = "", bold: str = "") -> Block:
 
 
 def fold(title: str, *blocks: Block | None) -> Block:
-    """Blocks that are hidden until opened."""
     return {"kind": "fold", "title": title, "blocks": [block for block in blocks if block]}
 
 
@@ -244,7 +209,6 @@ def cell(words: str, **more: Any) -> Cell:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "", css: str = ""
 ) -> Block:
-    """A table whose first column names its rows."""
     shown = [[cell(one) if isinstance(one, str) else one for one in row] for row in rows]
     return {"kind": "table", "head": head, "rows": shown, "caption": caption, "css": css}
 
@@ -276,7 +240,6 @@ def number(value: float | None) -> str:
 
 
 def trend(line: Line) -> str:
-    """First and last value of a line."""
     found = line.summary
     if not found.get("count"):
         return "no finite value" if found else ""
@@ -309,7 +272,6 @@ def numbers_table(chart: Chart) -> Block:
 
 
 def watch_blocks(run: Run) -> list[Block]:
-    """The diagnosis and all events."""
     diagnosis, blocks = run.diagnosis, []
     if diagnosis is not None:
         if len(run.rows) > 1:
@@ -366,7 +328,6 @@ def runs_table(runs: Sequence[Run]) -> Block:
 
 
 def differences(runs: Sequence[Run]) -> Block | None:
-    """The settings in which runs differ."""
     flats = [flatten(run.config) for run in runs]
     keys = dict.fromkeys(key for flat in flats for key in flat)
     unlike = [key for key in keys if len({flat.get(key) for flat in flats}) > 1 and key != "out"]
@@ -376,7 +337,6 @@ def differences(runs: Sequence[Run]) -> Block | None:
 
 
 def settings(run: Run) -> list[Block]:
-    """Routing, config and environment, folded."""
     blocks = []
     if run.routing:
         head = ["parameter", "shape", "role", "rule", "view", "reason"]
@@ -393,12 +353,7 @@ def settings(run: Run) -> list[Block]:
 
 
 def flatten(values: Row, prefix: str = "") -> dict[str, str]:
-    """Nested settings as dotted names and text.
-
-    Example:
-        >>> flatten({"optim": {"lr": 0.1, "name": "pion"}, "levels": [1, 2], "path": None})
-        {'optim.lr': '0.1', 'optim.name': 'pion', 'levels': '1, 2', 'path': 'none'}
-    """
+    """Nested settings as dotted names and text."""
 
     def spell(value: Any) -> str:
         if value is None or value == []:
@@ -420,7 +375,6 @@ def flatten(values: Row, prefix: str = "") -> dict[str, str]:
 
 
 def completion_blocks(run: Run, count: int) -> list[Block]:
-    """Held-out completions before and after training, and samples in between."""
     task = run.config.get("task")
     name = task.get("format") if isinstance(task, dict) else None
     format = FORMATS[name] if name in FORMATS else FORMATS["boxed"]
@@ -458,12 +412,7 @@ def completion_blocks(run: Run, count: int) -> list[Block]:
 
 
 def highlight(text: str, format: AnswerFormat, complete: bool = True) -> tuple[str, str, str]:
-    r"""A completion as (head, answer, tail), cut in the middle if it is long.
-
-    Example:
-        >>> highlight(r"3 + 4 = 7, so \boxed{7}.", FORMATS["boxed"])
-        ('3 + 4 = 7, so \\boxed{', '7', '}.')
-    """
+    r"""A completion as (head, answer, tail), cut in the middle if it is long."""
     skipped = max(len(text) - MAX_TAIL, 0)
     found = format.find(text[skipped:], complete)
     if found is None:

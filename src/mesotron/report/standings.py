@@ -45,19 +45,16 @@ class Table:
     note: str = ""
 
     def select(self, title: str, *columns: str) -> Table:
-        """Some of the columns under another title."""
         places = [self.columns.index(name) for name in columns]
         rows = [[row[k] for k in places] for row in self.rows]
         return replace(self, title=title, columns=columns, rows=rows)
 
     def to_markdown(self) -> list[str]:
-        """Lines of a Markdown table."""
         texts = [self.columns, *([entry.text for entry in row] for row in self.rows)]
         lines = ["| " + " | ".join(t.replace("|", "\\|") for t in row) + " |" for row in texts]
         return [lines[0], "|---" * len(self.columns) + "|", *lines[1:]]
 
     def to_rich(self) -> Any:
-        """A table for the terminal."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -73,7 +70,6 @@ class Table:
 
 
 def standings(record: Row) -> Table:
-    """The ranking with its costs, best first."""
     columns = (
         "contender", "rate", "score", "behind the best", "p (Holm)", "seeds", "halfway", "time",
         "tokens", "trials", "dead",
@@ -105,7 +101,6 @@ def standings(record: Row) -> Table:
 
 
 def rate_map(record: Row) -> Table:
-    """Scores of the search by contender and rate."""
     searched = [cell for cell in record["cells"] if cell["stage"] == "search"]
     rates = sorted({cell["rate"] for cell in searched})
     chosen = {(one["contender"], one["rate"]) for one in record["standings"]}
@@ -122,7 +117,6 @@ def rate_map(record: Row) -> Table:
 
 
 def _map_entry(cells: Sequence[Row], chosen: bool) -> Entry:
-    """All seeds of a contender at one rate."""
     if not cells:
         return Entry("")
     states = {cell["state"] for cell in cells}
@@ -163,7 +157,6 @@ def speed(record: Row) -> Table | None:
 
 
 def failures(record: Row) -> Table:
-    """Cells that crashed, diverged or died, and why."""
     rows = [
         [
             cell["id"],
@@ -188,7 +181,6 @@ def final_cells(record: Row) -> list[Row]:
 
 
 def to_markdown(record: Row) -> str:
-    """The whole tournament as a page of Markdown."""
     ranking, rates, bad = standings(record), rate_map(record), failures(record)
     lines = [
         f"# Tournament: {record['recipe']}",
@@ -220,7 +212,6 @@ def to_markdown(record: Row) -> str:
 
 
 def with_interval(value: float | None, low: float | None, high: float | None) -> str:
-    """A number with its interval, such as "0.410 [0.380, 0.440]"; empty if unknown."""
     if value is None or low is None or high is None:
         return ""
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"

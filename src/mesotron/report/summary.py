@@ -11,8 +11,6 @@ from mesotron.runs.files import Row
 
 
 class Figure(NamedTuple):
-    """A large number at the top of the page."""
-
     label: str
     value: str
     note: str = ""
@@ -27,7 +25,6 @@ class Score(NamedTuple):
 
 
 def summarize_run(run: Run) -> list[str]:
-    """What the run reached, its condition and its cost."""
     makers = {"train": _train, "sft": _sft, "snake": _snake, "vla": _vla}
     sentences = [makers[run.kind](run) if run.kind in makers else _other(run), _condition(run)]
     cost = cost_of(run)
@@ -37,7 +34,6 @@ def summarize_run(run: Run) -> list[str]:
 
 
 def summarize_runs(runs: Sequence[Run]) -> list[str]:
-    """Best and worst run, and which ones the watch found unhealthy."""
     scores = [(score, run.name) for run in runs if (score := final_score(run)) is not None]
     sentences = [f"{len(runs)} runs."]
     if len({score.label for score, _ in scores}) == 1:  # fruit and accuracy have no common best
@@ -74,7 +70,6 @@ def final_score(run: Run) -> Score | None:
 
 
 def figures_of(run: Run) -> list[Figure]:
-    """The headline figures of a run."""
     figures: list[Figure] = []
     result, score = run.result or {}, final_score(run)
     if "gain" in result:
@@ -136,12 +131,6 @@ def seconds_of(run: Run) -> float | None:
 
 
 def spell_count(count: float) -> str:
-    """A large number in words.
-
-    Example:
-        >>> spell_count(950), spell_count(237_412), spell_count(1_250_000)
-        ('950', '237 thousand', '1.25 million')
-    """
     for size, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
         if count >= size:
             return f"{count / size:.3g} {word}"

@@ -31,15 +31,7 @@ MOST_CELLS = 60
 
 
 def render_tournament(folder: Path, live: float | None = None) -> str:
-    """The page of a tournament.
-
-    Args:
-        folder: with tournament.json and the cells' run folders.
-        live: seconds after which the page reloads itself; None never.
-
-    Returns:
-        The text of the HTML file.
-    """
+    """The HTML page of a tournament; with `live`, it reloads itself after so many seconds."""
     record = read_record(folder)
     names = [contender["name"] for contender in record["contenders"]]
     title = f"{record['recipe']}: {len(names)} contenders"
@@ -101,7 +93,6 @@ def top_figures(record: Row) -> list[Figure]:
 
 
 def table_block(one: Table | None, names: Sequence[str] = (), css: str = "") -> Block | None:
-    """A table for the template; contenders get their color."""
     if one is None or not one.rows or len(one.columns) < 2:
         return None
     rows: list[list[Cell]] = []
@@ -205,5 +196,4 @@ def search_cells(record: Row, name: str) -> list[Row]:
 
 
 def show(value: float | None) -> str:
-    """Three digits; a dash if unknown."""
     return "–" if value is None else f"{value + 0.0:.3g}"

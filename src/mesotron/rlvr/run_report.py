@@ -32,7 +32,6 @@ CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatt
 def measure(
     model: Any, tokenizer: Any, task: Task, config: TrainConfig, judge: Judge, name: str
 ) -> EvalResult:
-    """Greedy accuracy on the held-out problems."""
     return evaluate(
         model,
         tokenizer,
@@ -48,15 +47,7 @@ def measure(
 
 
 def compare(before: Row, after: Row) -> Row:
-    """What changed, problem by problem.
-
-    Args:
-        before: `EvalResult.to_json()` of the start.
-        after: of the end, on the same problems.
-
-    Returns:
-        Accuracies with their intervals, and the gain with its own, over paired problems.
-    """
+    """What changed, over paired problems; takes two `EvalResult.to_json()`."""
     first = {one["id"]: one["correct"] for one in before["transcripts"]}
     pairs = [(first[one["id"]], one["correct"]) for one in after["transcripts"]]
     gain = bootstrap([float(new) - float(old) for old, new in pairs])
@@ -82,7 +73,6 @@ def show(before: Row, after: Row, result: Row, console: Console) -> None:
 
 
 def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, result: Row) -> str:
-    """The same as a page of Markdown."""
     scores = {key: Score(**result[key]) for key in ("before", "after", "gain")}
     rows = run.rows("metrics")
     lines = [
@@ -126,7 +116,6 @@ def setup_lines(run: RunFolder, config: TrainConfig, rows: list[Row]) -> list[st
 
 
 def format_rate(result: Row) -> float:
-    """The share of greedy completions with an answer in the format."""
     return result["greedy"]["rates"]["facts/formatted"]
 
 
@@ -145,7 +134,6 @@ def curve_lines(rows: list[Row]) -> list[str]:
 
 
 def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
-    """The watch's diagnosis of the whole run, and what the guard did."""
     if not rows:
         return []
     monitor = Monitor()

@@ -29,11 +29,7 @@ Limited = TypeVar("Limited", TrainConfig, SftConfig)
 
 
 def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
-    """Train, or resume a run.
-
-    Args:
-        config: as parsed; for a resumed run see `mesotron.runs.resume`.
-        then: called with the run's folder in the main process when the run has ended or stopped.
+    """Train, or resume a run, then call `then` with its folder in the main process.
 
     Returns:
         The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
@@ -71,17 +67,13 @@ def resume_plan(config: Limited) -> Plan[Limited]:
 
 
 def check_installed() -> None:
-    """Say what to install instead of failing at an import."""
     for name in ("trl", "datasets", "accelerate"):
         if find_spec(name) is None:
             raise ValueError(f"training needs {name}: pip install 'mesotron[rlvr]'")
 
 
 def check(config: TrainConfig | SftConfig) -> None:
-    """Refuse what depends on files, installed packages and processes, before torch is imported.
-
-    The values themselves are checked by the config.
-    """
+    """Refuse what depends on files, installed packages and processes, before torch is imported."""
     check_name(config.model.name)
     check_task(config.task)
     if isinstance(config, SftConfig):
@@ -104,12 +96,7 @@ def check(config: TrainConfig | SftConfig) -> None:
 
 
 def check_enough(num_problems: float, config: TrainConfig) -> None:
-    """Refuse fewer problems than one batch samples: TRL would silently train on none.
-
-    Args:
-        num_problems: infinite where they are not counted yet.
-        config: of the run.
-    """
+    """Refuse fewer problems than one batch samples: TRL would silently train on none."""
     first = first_round_prompts(config.objective, config.rollout, num_processes())
     if num_problems < max(config.rollout.prompts, first):
         more = config.objective.dynamic_oversample
@@ -131,7 +118,6 @@ def set_library_variables(config: TrainConfig | SftConfig) -> None:
 
 
 def needs_hub(config: TrainConfig | SftConfig) -> bool:
-    """Whether the model or the data can only be a name on the hub."""
     model, path = config.model.name, config.task.path
     local_model = model in ("tiny", "smollm2") or Path(model).expanduser().exists()
     # Without a path the data is generated, or the hub's GSM8K.

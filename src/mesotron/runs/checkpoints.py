@@ -26,7 +26,6 @@ class Checkpoint(NamedTuple):
 
 
 def draft_path(root: Path, step: int) -> Path:
-    """Where a checkpoint is written before it is published."""
     return root / f".checkpoint-{step}.writing"
 
 
@@ -52,7 +51,6 @@ def writing(root: Path, step: int) -> Iterator[Path]:
 
 
 def start(root: Path, step: int) -> Path:
-    """Make the empty draft folder of a checkpoint, and remove what killed runs left."""
     for left in root.glob(".checkpoint-*.writing"):
         shutil.rmtree(left)
     draft = draft_path(root, step)
@@ -118,12 +116,7 @@ def damage(path: Path) -> str | None:
 
 
 def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest intact checkpoint, and what is wrong with each newer one.
-
-    Example:
-        >>> newest_whole(Path("no/such/run"))
-        (None, [])
-    """
+    """The newest intact checkpoint, and what is wrong with each newer one."""
     problems = []
     for checkpoint in reversed(list_checkpoints(root)):
         problem = damage(checkpoint.path)

@@ -26,18 +26,7 @@ SPENT, PROJECTED = "cost/spent", "cost/projected"  # dollars
 class LiveView:
     """Progress, time left, cost, sparklines of some metrics, the latest transcript and alert.
 
-    Args:
-        steps: of the whole run.
-        watched: metric name -> label, in order.
-        console: where to print.
-
-    Example:
-        >>> import io
-        >>> console = Console(file=io.StringIO())
-        >>> with LiveView(2, {"reward": "reward"}, console) as view:
-        ...     view.update(1, {"reward": 0.25})
-        >>> console.file.getvalue().startswith("step 1/2  reward 0.250")
-        True
+    `watched` maps the metrics to show to their labels.
     """
 
     def __init__(self, steps: int, watched: dict[str, str], console: Console | None = None) -> None:
@@ -80,7 +69,6 @@ class LiveView:
             self.console.print(self._line(), soft_wrap=True, highlight=False)
 
     def show_transcript(self, text: str) -> None:
-        """Show the latest transcript; plain output skips it, samples.jsonl has it."""
         self._transcript = shorten(text)
 
     def alarm(self, sentence: str) -> None:
@@ -92,7 +80,6 @@ class LiveView:
         self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
     def seconds_left(self) -> float | None:
-        """Estimated time of the remaining steps, at the recent speed."""
         (first, began), (last, ended) = self._times[0], self._times[-1]
         if last == first:
             return None
@@ -148,12 +135,7 @@ class LiveView:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Numbers as a row of at most `width` bars, averaged if there are more.
-
-    Example:
-        >>> sparkline([0.0, 0.5, 1.0])
-        '▁▄█'
-    """
+    """Numbers as a row of at most `width` bars, averaged if there are more."""
     finite = [x for x in values if x - x == 0]
     if not finite:
         return ""
@@ -166,7 +148,6 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The range of a metric, as the scale of its sparkline."""
     finite = [x for x in values if x - x == 0]
     if len(finite) < 2:
         return ""
@@ -174,24 +155,14 @@ def spread(values: Sequence[float]) -> str:
 
 
 def spell_number(x: float) -> str:
-    """Three decimals; two significant digits if small, none if large.
-
-    Example:
-        >>> [spell_number(x) for x in (0.25, 0.00125, 635.0, 9144.0, 0.0)]
-        ['0.250', '0.0013', '635', '9,144', '0.000']
-    """
+    """Three decimals; two significant digits if small, none if large."""
     if abs(x) >= 1000 or (abs(x) >= 100 and x == round(x)):
         return f"{x:,.0f}"
     return f"{x:.3f}" if abs(x) >= 0.01 or x == 0 else f"{x:.2g}"
 
 
 def spell_time(seconds: float | None) -> str:
-    """A duration in its two largest units.
-
-    Example:
-        >>> spell_time(3700), spell_time(75), spell_time(4.2), spell_time(None)
-        ('1h 1m', '1m 15s', '4s', '?')
-    """
+    """A duration in its two largest units."""
     if seconds is None:
         return "?"
     whole = round(seconds)

@@ -16,17 +16,12 @@ ESCAPED = "backslashreplace"
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Append one row to a file, creating it if needed."""
     with path.open("a", encoding="utf-8", errors=ESCAPED) as file:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every complete row of a file; none if there is no file.
-
-    Raises:
-        ValueError: a line before the last is not a JSON object; the text names file and line.
-    """
+    """Every complete row of a file; none if there is no file."""
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")
@@ -68,7 +63,6 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write an indented JSON file atomically."""
     write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 

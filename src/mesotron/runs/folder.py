@@ -41,12 +41,7 @@ def new_run_path(name: str, root: Path = Path("runs")) -> Path:
 
 
 def check_free(path: Path, flag: str = "--out") -> None:
-    """Refuse a path for a new run that already holds something.
-
-    Args:
-        path: of the new folder.
-        flag: the flag that names it.
-    """
+    """Refuse a path for a new run that already holds something."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         is_run = (path / "config.json").is_file()
         resume = f", or continue it with --resume {path}" if is_run else ""
@@ -59,15 +54,12 @@ class RunFolder:
     Args:
         path: an existing run folder; `runs/last` is the newest one.
 
-    Raises:
-        ValueError: there is no run in that folder.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as root:
         ...     run = RunFolder.create(Path(root) / "a", config={"steps": 2}, environment={})
         ...     run.append("metrics", {"step": 1, "reward": 0.5})
-        ...     RunFolder(Path(root) / "a").rows("metrics")
+        ...     run.rows("metrics")
         [{'step': 1, 'reward': 0.5}]
     """
 
@@ -79,13 +71,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: object, environment: Row) -> Self:
-        """Make a new run folder and point `runs/last` at it.
-
-        Args:
-            path: must not hold anything yet.
-            config: a config dataclass, or the same as a dictionary.
-            environment: see `describe_environment`.
-        """
+        """Make a new run folder and point `runs/last` at it."""
         check_free(path)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         write_json(path / "env.json", environment)
@@ -114,7 +100,6 @@ class RunFolder:
         append_row(self.path / f"{stream}.jsonl", row)
 
     def rows(self, stream: Stream) -> list[Row]:
-        """All rows of a stream, without a torn last line."""
         return read_rows(self.path / f"{stream}.jsonl")
 
     def cut_after(self, step: int) -> None:
@@ -123,11 +108,10 @@ class RunFolder:
             cut_rows_after(self.path / f"{stream}.jsonl", step)
 
     def save(self, name: str, value: Row) -> None:
-        """Write NAME.json atomically."""
         write_json(self.path / f"{name}.json", value)
 
     def load(self, name: str) -> Row | None:
-        """What `save` wrote, or None."""
+        """The contents of NAME.json, or None."""
         return self._read_json(f"{name}.json") if (self.path / f"{name}.json").exists() else None
 
     def finish(self, result: Row, report: str) -> None:
@@ -165,7 +149,6 @@ class RunFolder:
 
 
 def link_last(path: Path) -> None:
-    """Point `runs/last` at a run inside a folder named runs."""
     root = path.resolve().parent
     if root.name != "runs":
         return
@@ -176,17 +159,7 @@ def link_last(path: Path) -> None:
 
 
 def describe_environment(device: str, seed: int, **more: Any) -> dict[str, Any]:
-    """What env.json holds: versions, source commit, machine, device and seed.
-
-    Args:
-        device: such as "cpu" or "NVIDIA H200"; this package imports no framework.
-        seed: of the run.
-        more: other JSON values.
-
-    Example:
-        >>> describe_environment("cpu", 0, threads=1)["threads"]
-        1
-    """
+    """What env.json holds: versions, source commit, machine, device, seed and `more`."""
     packages = {}
     for name in PACKAGES:
         try:

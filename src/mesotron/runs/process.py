@@ -18,17 +18,10 @@ HUB_TIMEOUT = 3.0  # seconds
 
 
 def num_processes() -> int:
-    """How many processes run together.
-
-    Example:
-        >>> num_processes()
-        1
-    """
     return _read_number("WORLD_SIZE", 1)
 
 
 def process_index() -> int:
-    """The rank of this process, from 0."""
     return _read_number("RANK", 0)
 
 
@@ -57,18 +50,7 @@ def _read_number(name: str, default: int) -> int:
 class StopRequest:
     """Turns Ctrl-C and SIGTERM into a request to finish the step, save and exit.
 
-    A second Ctrl-C stops at once.
-
-    Args:
-        say: called with one sentence at the first signal.
-        how_to_continue: the message of the KeyboardInterrupt that a second Ctrl-C raises.
-
-    Example:
-        >>> with StopRequest(print, "resume it") as stop:
-        ...     os.kill(os.getpid(), signal.SIGTERM)
-        ...     stop.requested
-        SIGTERM: finishing this step, then saving; Ctrl-C again stops at once
-        True
+    A second Ctrl-C stops at once, with `how_to_continue` as its message.
     """
 
     def __init__(self, say: Callable[[str], None], how_to_continue: str) -> None:
@@ -107,8 +89,7 @@ def explain_interrupt(how_to_continue: str) -> Iterator[None]:
 def go_offline_without_network() -> None:
     """Set HF_HUB_OFFLINE if the hub is unreachable; call it before Transformers is imported.
 
-    The hub's client retries for half a minute; offline it answers at once, from its cache if it
-    can. A user's setting is kept. Behind a proxy nothing is decided.
+    The hub's client would retry for half a minute. Behind a proxy nothing is decided.
     """
     proxies = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
     if "HF_HUB_OFFLINE" in os.environ or any(os.environ.get(name) for name in proxies):
@@ -118,12 +99,6 @@ def go_offline_without_network() -> None:
 
 
 def is_reachable(address: str, timeout: float = HUB_TIMEOUT) -> bool:
-    """Whether something listens at an address.
-
-    Example:
-        >>> is_reachable("http://127.0.0.1:9")
-        False
-    """
     url = urlsplit(address)
     port = url.port or (80 if url.scheme == "http" else 443)
     try:

@@ -32,7 +32,6 @@ class Plan(Generic[RunConfig]):
     """Sentences for the user, such as which checkpoint was damaged."""
 
     def open_folder(self, device: str, threads: int) -> RunFolder:
-        """The folder of the resumed run, or a new one that records this machine."""
         if self.folder is not None:
             return self.folder
         environment = describe_environment(device, self.config.seed, threads=threads)
@@ -40,20 +39,13 @@ class Plan(Generic[RunConfig]):
 
 
 def plan_new(config: RunConfig, path: Path) -> Plan[RunConfig]:
-    """The plan of a new run. Only the main process checks the folder: it may exist by now."""
     if is_main():
         check_free(path)
     return Plan(config, path)
 
 
 def plan_resume(config: RunConfig, evaluate: str, instead: str) -> Plan[RunConfig]:
-    """The plan of a stopped run: its own settings, its newest intact checkpoint.
-
-    Args:
-        config: as parsed; `resume` names the run.
-        evaluate: the command proposed if the run has finished.
-        instead: what to do for other settings.
-    """
+    """The plan of a stopped run: its own settings, its newest intact checkpoint."""
     resume = config.resume
     assert resume is not None
     path = resume.resolve()  # runs/last may come to point at another run
@@ -73,18 +65,14 @@ def plan_resume(config: RunConfig, evaluate: str, instead: str) -> Plan[RunConfi
 
 
 def saved_settings(config_type: type[C], run: RunFolder) -> C:
-    """The settings a run was started with."""
     return from_plain(config_type, run.config, f"{run.path / 'config.json'}")
 
 
 def settings_to_resume(config_type: type[C], path: Path) -> C:
     """The defaults of the flags beside `--resume PATH`.
 
-    Overridable fields that default to None, such as a budget, are left open: `resumed_settings`
-    then takes the run's.
-
-    Raises:
-        ValueError: there is no run in that folder, or it is a checkpoint of one.
+    Overridable fields that default to None, such as a budget, stay None: `resumed_settings` then
+    takes the run's.
     """
     run = path.absolute().parent.parent
     if (run / "config.json").is_file() and path.absolute().parent == RunFolder(run).checkpoints:
@@ -98,16 +86,7 @@ def settings_to_resume(config_type: type[C], path: Path) -> C:
 
 
 def resumed_settings(config: C, run: RunFolder, instead: str = "start a new run") -> C:
-    """A run's own settings with the overridable ones given now.
-
-    Args:
-        config: as parsed, see `settings_to_resume`.
-        run: its folder.
-        instead: what to do for other settings, for the error.
-
-    Raises:
-        ValueError: `config` differs from the run's settings in a field that is not overridable.
-    """
+    """A run's own settings with the overridable ones given now; other differences are refused."""
     saved: Any = saved_settings(type(config), run)
     for name, given, own in differences(config, saved):
         verb = "without" if own in (None, ()) else "with"
@@ -146,12 +125,7 @@ def run_of(name: str) -> RunFolder | None:
 
 
 def eval_defaults(name: str) -> EvalConfig:
-    """The defaults of `mesotron eval NAME`: task and completion length of a run are its own.
-
-    Example:
-        >>> eval_defaults("tiny").task.name
-        'arith'
-    """
+    """The defaults of `mesotron eval NAME`: task and completion length of a run are its own."""
     run = run_of(name)
     if run is None or not isinstance(run.config.get("task"), Mapping):
         return EvalConfig(model=name)
