@@ -24,26 +24,22 @@ def test_completions_of_an_anchor(name, completions):
 def test_a_resumed_run_needs_budget_for_a_step(tmp_path):
     config = TrainConfig(price=3.6, budget=1.0)  # 1000 seconds
     run = RunFolder.create(tmp_path / "run", config, {})
-    run.save("spent", {"seconds": 990.0, "dollars": 0.99, "step": 12.0})
-    with pytest.raises(ValueError, match="--budget"):
-        metered(config, run, None).__enter__()
+    # Without the time of a step, as older runs have it, and with it.
+    old = {"seconds": 1000.0, "dollars": 1.0}
+    for spent in (old, {"seconds": 990.0, "dollars": 0.99, "step": 12.0}):
+        run.save("spent", spent)
+        with pytest.raises(ValueError, match="--budget"):
+            metered(config, run, None).__enter__()
     with metered(replace(config, budget=1.1), run, None) as meter:
         assert meter.before == 990.0
     assert run.load("spent")["step"] == 12.0  # it made none itself
-    run.save("spent", {"seconds": 1000.0, "dollars": 1.0})  # as older runs have it
-    with pytest.raises(ValueError, match="--budget"):
-        metered(config, run, None).__enter__()
-
-
-def test_the_slowest_step_is_saved_for_the_next_session(tmp_path):
-    run = RunFolder.create(tmp_path / "run", TrainConfig(), {})
     now = iter([0.0, 10.0, 30.0, 35.0, 36.0])
     meter = Meter(Limits(), began=0.0, clock=lambda: next(now))
     meter.start()
     for _ in range(3):
         meter.step()
     write_spent(meter, run)
-    assert run.load("spent")["step"] == 20.0
+    assert run.load("spent")["step"] == 20.0  # the slowest
 
 
 def test_what_a_budget_buys():
@@ -55,6 +51,9 @@ def test_what_a_budget_buys():
     least, expected, most = found.tokens
     assert least < expected == 1600 * 200
     assert most == 1600 * config.rollout.max_tokens
+    # The last of two rollouts is complete.
+    config = PlanConfig(rollout=RolloutConfig(prompts=4, generations=4, updates=2), steps=3)
+    assert estimate(config, 5000, Pace(None, 10.0, "unknown")).tokens[:2] == (32, 320)
 
 
 def test_oversampled_prompts_cost_time_and_tokens():
@@ -79,66 +78,51 @@ def test_oversampling_adds_whole_prompts_per_process(monkeypatch, processes, ove
     assert completions_per_update(config, 5000) == prompts * 4
 
 
-def test_the_last_rollout_is_complete():
-    config = PlanConfig(rollout=RolloutConfig(prompts=4, generations=4, updates=2), steps=3)
-    assert estimate(config, 5000, Pace(None, 10.0, "unknown")).tokens[:2] == (32, 320)
-
-
-def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """The cells of the printed table."""
+def plan_table(capsys, *words: str) -> dict[str, str]:
+    assert cli.main(["plan", *" ".join(words).split()]) == 0
     rows = re.findall(r"│ (.+?) +│ (.+?) +│", capsys.readouterr().out)
     return {name.strip(): value.strip() for name, value in rows}
 
 
 def test_plan_table(capsys):
-    words = "plan --task.num-train 5000 --rollout.prompts 4 --rollout.generations 4 --steps 1250"
-    assert cli.main(words.split()) == 0
-    cells = shown(capsys)
+    words = "--task.num-train 5000 --rollout.prompts 4 --rollout.generations 4 --steps 1250"
+    more = "--seconds-per-step 20 --gpu h100 --budget 20"
+    cells = plan_table(capsys, words, more)
     assert cells["updates per epoch"] == "1,250"
     assert cells["completions per epoch"] == "20,000"
     assert cells["completions per update"] == "16"
-    assert "time of this run" not in cells
-    chosen = "--objective.dynamic-sampling resample --objective.dynamic-oversample 3"
-    assert cli.main([*words.split(), *chosen.split()]) == 0
-    assert shown(capsys)["completions per update"] == "16, chosen from 48 or more"
-    chosen += " --objective.dynamic-max-rounds 1"
-    assert cli.main([*words.split(), *chosen.split()]) == 0
-    assert shown(capsys)["completions per update"] == "16, chosen from 48"
-    more = "--seconds-per-step 20 --gpu h100 --budget 20"
-    assert cli.main([*words.split(), *more.split()]) == 0
-    cells = shown(capsys)
     assert cells["time of this run"] == "6h 56m, 27.43 dollars"
     assert cells["20 dollars buy"] == "911 steps of it; 0.729 epochs"
+    chosen = "--objective.dynamic-sampling resample --objective.dynamic-oversample 3"
+    cells = plan_table(capsys, words, chosen)
+    assert cells["completions per update"] == "16, chosen from 48 or more"
+    assert "time of this run" not in cells
+    cells = plan_table(capsys, words, chosen, "--objective.dynamic-max-rounds 1")
+    assert cells["completions per update"] == "16, chosen from 48"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "flag"),
     [
         ("--seconds-per-step 2 --tokens-per-second 9", "--calibrate"),
         ("--seconds-per-step 0", "--seconds-per-step 0"),
         ("--tokens-per-second 0", "--tokens-per-second 0"),
         ("--budget 3", "--budget"),
         ("--task.num-train 3", "--task.num-train 3"),
-        (
-            "--objective.dynamic-sampling resample --objective.dynamic-oversample 3 "
-            "--task.num-train 47",
-            "--objective.dynamic-oversample 3",
-        ),
+        ("--objective.dynamic-sampling resample --objective.dynamic-oversample 3 "
+         "--task.num-train 47", "--objective.dynamic-oversample 3"),
         ("--time-limit soon", "'soon'"),
-        ("absent_recipe", "unknown recipe 'absent_recipe'"),
+        ("absent_recipe", "'absent_recipe'"),
     ],
-)
-def test_a_bad_plan_names_the_flag(capsys, words, told):
+)  # fmt: skip
+def test_a_bad_plan_names_the_flag(capsys, words, flag):
     assert cli.main(["plan", *words.split()]) == 2
-    assert told in capsys.readouterr().err
+    assert flag in capsys.readouterr().err
 
 
 def test_calibration_measures_the_pace(capsys):
-    words = (
-        "plan --calibrate --device cpu --rollout.prompts 2 --rollout.generations 2 "
-        "--rollout.max-tokens 4 --task.num-train 40 --task.num-eval 2 --price 1000"
-    )
-    assert cli.main(words.split()) == 0
-    cells = shown(capsys)
+    words = "--calibrate --device cpu --rollout.prompts 2 --rollout.generations 2 --price 1000"
+    size = "--rollout.max-tokens 4 --task.num-train 40 --task.num-eval 2"
+    cells = plan_table(capsys, words, size)
     assert "s per step" in cells["pace"]
     assert "dollars" in cells["time of this run"]

@@ -3,8 +3,8 @@
 import io
 import json
 import math
-from collections.abc import Sequence
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,8 @@ from mesotron.config import EvalConfig, ModelConfig, TaskConfig
 from mesotron.rlvr import evaluate as command
 from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.decode import Completion, choose, fitting_batch, generate
 from mesotron.rlvr.evaluate import (
-    EvalResult,
     describe_format,
     describe_temperature,
     evaluate,
@@ -55,7 +53,6 @@ PROMPTS = ["Mia has " + "1 " * n for n in range(1, 10)]
 
 @pytest.fixture(scope="module")
 def random_model():
-    """Random weights: completions of every length, since the end token comes by chance."""
     tokenizer = build_tokenizer(TEXTS, 300)
     model = build_network(tokenizer).eval()
     with torch.no_grad():  # an end token that comes often, so that rows end at different times
@@ -83,18 +80,15 @@ def test_greedy_equals_transformers_generate(random_model):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_completions_do_not_depend_on_the_batch(random_model, temperature):
-    model, tokenizer = random_model
-    runs = [
-        generate(
-            model, tokenizer, PROMPTS * 2, max_tokens=12, temperature=temperature, seed=5, batch=n
-        )
-        for n in (18, 7, 1)
-    ]
-    assert runs[0] == runs[1] == runs[2]
+    def run(**changes):
+        settings = {"max_tokens": 12, "temperature": temperature, "seed": 5} | changes
+        return generate(*random_model, PROMPTS * 2, **settings)
+
+    whole = run(batch=18)
+    assert whole == run(batch=7) == run(batch=1)
     if temperature:  # rows ended at different times, so that dropping them was exercised
-        assert len({len(one.ids) for one in runs[0]}) > 3
-        kwargs = {"max_tokens": 12, "temperature": temperature}
-        assert generate(model, tokenizer, PROMPTS * 2, seed=6, **kwargs) != runs[0]
+        assert len({len(one.ids) for one in whole}) > 3
+        assert run(seed=6) != whole
 
 
 def test_choose_inverts_the_cumulative_distribution():
@@ -114,8 +108,8 @@ def test_end_token_is_removed_and_truncation_reported(random_model):
     model, tokenizer = random_model
     found = generate(model, tokenizer, PROMPTS * 8, max_tokens=16, temperature=2.0)
     assert {one.truncated for one in found} == {True, False}
+    assert not any(tokenizer.eos_token_id in one.ids for one in found)
     for one in found:
-        assert tokenizer.eos_token_id not in one.ids
         assert one.truncated == (len(one.ids) == 16)  # an end token is one of the sixteen
 
 
@@ -145,22 +139,18 @@ def test_longer_rows_make_smaller_batches(random_model, monkeypatch):
 # Scores
 
 
-@pytest.mark.parametrize("right", range(6))
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(right):
-    samples = [True] * right + [False] * (5 - right)
-    for k in range(1, 6):
-        subsets = list(combinations(samples, k))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one():
+    for right, k in product(range(6), range(1, 6)):
+        subsets = list(combinations([True] * right + [False] * (5 - right), k))
         assert pass_at_k(5, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
-
-
-@pytest.mark.parametrize("bad", [(4, 1, 0), (4, 1, 5), (4, 5, 1), (4, -1, 1)])
-def test_pass_at_k_out_of_range(bad):
-    with pytest.raises(ValueError, match="pass@"):
-        pass_at_k(*bad)
+    for bad in [(4, 1, 0), (4, 1, 5), (4, 5, 1), (4, -1, 1)]:
+        with pytest.raises(ValueError, match="pass@"):
+            pass_at_k(*bad)
+    assert [powers_of_two(k) for k in (1, 8, 6)] == [[1], [1, 2, 4, 8], [1, 2, 4, 6]]
 
 
 def test_wilson_against_its_defining_equation():
-    """The ends p solve (share - p)^2 = z^2 p (1 - p) / n."""
+    # The ends p solve (share - p)^2 = z^2 p (1 - p) / n.
     for right, n in [(0, 7), (3, 7), (150, 200), (7, 7)]:
         score = wilson(right, n)
         for p in (score.low, score.high):
@@ -185,14 +175,9 @@ def test_bootstrap_interval():
 def test_majority_counts_answers():
     assert majority_right(["5", "7", None, None, "7"], [False, True, False, False, True]) == 1
     assert majority_right(["5", "5", "7"], [False, False, True]) == 0
-    assert majority_right(["5", "7", "9", None], [False, True, False, False]) == pytest.approx(
-        1 / 3
-    )
+    tied = majority_right(["5", "7", "9", None], [False, True, False, False])
+    assert tied == pytest.approx(1 / 3)
     assert majority_right([None, None], [False, False]) == 0
-
-
-def test_powers_of_two():
-    assert [powers_of_two(k) for k in (1, 8, 6)] == [[1], [1, 2, 4, 8], [1, 2, 4, 6]]
 
 
 # A whole evaluation, with completions made by hand
@@ -200,45 +185,28 @@ def test_powers_of_two():
 
 def fact(answer: str | None, correct: bool, unformatted: bool = False) -> Facts:
     return Facts(
-        answer=answer,
-        parsed=answer is not None or unformatted,
-        formatted=answer is not None,
-        correct=correct,
-        correct_unformatted=unformatted,
-        truncated=False,
-        gold_unparseable=False,
+        answer=answer, parsed=answer is not None or unformatted, formatted=answer is not None,
+        correct=correct, correct_unformatted=unformatted, truncated=False, gold_unparseable=False,
         graded=True,
-    )
+    )  # fmt: skip
 
 
-def completions(count: int) -> list[Completion]:
-    return [Completion("", (1, 2, 3), False)] * count
+RIGHT, WRONG, BARE = fact("7", True), fact("8", False), fact(None, False, unformatted=True)
+COMPLETION = Completion("", (1, 2, 3), False)
 
 
 def test_greedy_scores_by_hand():
     problems = [Problem("q", "7", f"p{n}", level) for n, level in enumerate((1, 1, 2, 2))]
-    facts = [
-        fact("7", True),
-        fact("8", False),
-        fact(None, False, unformatted=True),
-        fact("7", True),
-    ]
-    found = score_greedy(completions(4), facts, problems)
-    assert found.strict.value == 0.5
-    assert found.lenient.value == 0.75
+    found = score_greedy([COMPLETION] * 4, [RIGHT, WRONG, BARE, RIGHT], problems)
+    assert (found.strict.value, found.lenient.value) == (0.5, 0.75)
     assert {level: score.value for level, score in found.by_level.items()} == {"1": 0.5, "2": 0.5}
     assert found.rates["facts/formatted"] == 0.75
     assert found.mean_tokens == 3
 
 
 def test_sampled_scores_by_hand():
-    """Three problems with two samples each: both right, one right, none right."""
-    facts = [
-        fact("7", True), fact("7", True),
-        fact("7", True), fact("8", False),
-        fact("8", False), fact(None, False, unformatted=True),
-    ]  # fmt: skip
-    found = score_sampled(completions(6), facts, samples=2, temperature=1.0, seed=0)
+    facts = [RIGHT, RIGHT, RIGHT, WRONG, WRONG, BARE]  # two samples for each of three problems
+    found = score_sampled([COMPLETION] * 6, facts, samples=2, temperature=1.0, seed=0)
     assert found.pass_at[1].value == pytest.approx((1 + 0.5 + 0) / 3)
     assert found.pass_at[2].value == pytest.approx(2 / 3)
     assert found.majority.value == pytest.approx((1 + 0.5 + 0) / 3)
@@ -255,62 +223,41 @@ def test_findings_need_significant_and_large_gaps():
     assert describe_format(0.6, 0.6, "greedy") == []
 
 
-@pytest.fixture(scope="module")
-def tiny_result() -> EvalResult:
+def test_the_tiny_model_is_measured():
     model, tokenizer = load_model(ModelConfig())
     task = TaskConfig(levels=(1, 2), num_train=1, num_eval=12)
-    problems = load_task(task).eval
     model.train()
-    found = evaluate(model, tokenizer, problems, task, max_tokens=32, samples=4)
+    result = evaluate(model, tokenizer, load_task(task).eval, task, max_tokens=32, samples=4)
     assert model.training  # as it was
-    return found
-
-
-def test_the_tiny_model_is_measured(tiny_result):
-    assert tiny_result.problems == 12
-    assert len(tiny_result.transcripts) == 12
-    assert 0 < tiny_result.greedy.rates["facts/formatted"] < 1  # it answers in both ways
-    right = sum(one.correct for one in tiny_result.transcripts)
-    assert tiny_result.greedy.strict.value == pytest.approx(right / 12)
-    assert list(tiny_result.sampled.pass_at) == [1, 2, 4]
-    values = [score.value for score in tiny_result.sampled.pass_at.values()]
+    assert result.problems == len(result.transcripts) == 12
+    assert 0 < result.greedy.rates["facts/formatted"] < 1  # it answers in both ways
+    right = sum(one.correct for one in result.transcripts)
+    assert result.greedy.strict.value == pytest.approx(right / 12)
+    assert list(result.sampled.pass_at) == [1, 2, 4]
+    values = [score.value for score in result.sampled.pass_at.values()]
     assert values == sorted(values)
-    for one in tiny_result.transcripts:
+    for one in result.transcripts:
         assert one.correct == (FORMATS["boxed"].extract(one.completion) == one.gold)
-    again = json.loads(json.dumps(tiny_result.to_json(), allow_nan=False))
-    assert again["greedy"]["strict"]["value"] == tiny_result.greedy.strict.value
-    assert Transcript(**again["transcripts"][0]) == tiny_result.transcripts[0]
+    again = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert again["greedy"]["strict"]["value"] == result.greedy.strict.value
+    assert Transcript(**again["transcripts"][0]) == result.transcripts[0]
 
 
-def test_no_problems_are_refused():
+def test_samples_of_a_problem_are_adjacent(random_model, monkeypatch):
+    judged = []
+
+    def judge(self, completions, golds, truncated, original=Judge.judge):
+        judged.append(golds)
+        return original(self, completions, golds, truncated)
+
+    monkeypatch.setattr(Judge, "judge", judge)
+    problems = [Problem("1 + 1?", "2", "a"), Problem("2 + 2?", "4", "b")]
+    for samples in (3, 0):
+        evaluate(*random_model, problems, TaskConfig(), max_tokens=4, samples=samples)
+    greedy, sampled = ["2", "4"], ["2", "2", "2", "4", "4", "4"]
+    assert [golds for golds in judged if golds] == [greedy, sampled, greedy]
     with pytest.raises(ValueError, match="num-eval"):
         evaluate(None, None, [], TaskConfig())
-
-
-class Recorder(Judge):
-    """A judge that records the golds."""
-
-    def __init__(self, *args) -> None:
-        super().__init__(*args)
-        self.golds: list[Sequence[str | None]] = []
-
-    def judge(self, completions, golds, truncated):
-        self.golds.append(golds)
-        return super().judge(completions, golds, truncated)
-
-
-def test_samples_of_a_problem_are_adjacent(random_model):
-    model, tokenizer = random_model
-    problems = [Problem("1 + 1?", "2", "a"), Problem("2 + 2?", "4", "b")]
-    with Verifier() as verifier:
-        judge = Recorder(FORMATS["boxed"], verifier)
-        evaluate(model, tokenizer, problems, TaskConfig(), max_tokens=4, samples=3, judge=judge)
-        evaluate(model, tokenizer, problems, TaskConfig(), max_tokens=4, samples=0, judge=judge)
-    assert [golds for golds in judge.golds if golds] == [
-        ["2", "4"],
-        ["2", "2", "2", "4", "4", "4"],
-        ["2", "4"],
-    ]
 
 
 # Transcripts
@@ -333,17 +280,11 @@ def test_pairs_by_problem_with_changes_first():
     assert pairs[0].change == "no answer to right"
     assert pair_up(before, after, 1) == pairs[:1]
     assert pair_up([], after, 4) == []
-
-
-def test_verdicts():
-    wrong = Transcript("a", "q", "7", "8", "8", False, False, False)
-    assert verdict(wrong) == "wrong"
-    assert (
-        verdict(Transcript("a", "q", "7", "7", None, False, True, False))
-        == "right outside the format"
-    )
-    assert verdict(Transcript("a", "q", "7", "", None, False, False, True)) == "cut off"
+    wrong = replace(transcript("a", False), answer="8")
     assert Pair(wrong, transcript("a", True)).change == "wrong to right"
+    unformatted = replace(transcript("a", False), correct_unformatted=True)
+    assert verdict(unformatted) == "right outside the format"
+    assert verdict(replace(transcript("a", False), truncated=True)) == "cut off"
 
 
 def test_side_by_side_escapes_control_characters():
@@ -364,6 +305,8 @@ def test_side_by_side_escapes_control_characters():
 
 def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="runs/last"):
+        find_subject("runs/last")
     config = {
         "model": {"name": "tiny"},
         "task": {"name": "arith", "levels": [2], "format": "hashes"},
@@ -375,23 +318,14 @@ def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
     for step in (1, 2):
         with writing(run.checkpoints, step) as draft:
             (draft / "config.json").write_text("{}")
-    found = find_subject("runs/last")
-    assert found.model.name.endswith("checkpoint-2")
-    assert found.start == ModelConfig(name="tiny")
-    first = find_subject("runs/a/checkpoints/checkpoint-1")
-    assert first.model.name.endswith("checkpoint-1")
-    for name in ("runs/last", "runs/a/checkpoints/checkpoint-1"):
-        asked = parse(EvalConfig, [name, "--task.num-eval", "9"], "eval", EVAL_PRESETS)
-        assert asked.task == TaskConfig(levels=(2,), format="hashes", num_eval=9)
-        assert asked.max_tokens == 17
-
-
-def test_no_run_yet_and_a_run_of_another_kind(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="runs/last"):
-        find_subject("runs/last")
-    run = RunFolder.create(tmp_path / "runs" / "snake", {"num_envs": 4}, {})
-    with writing(run.checkpoints, 1) as draft:
+    assert find_subject("runs/last").start == ModelConfig(name="tiny")
+    for name, step in (("runs/last", 2), ("runs/a/checkpoints/checkpoint-1", 1)):
+        assert find_subject(name).model.name.endswith(f"checkpoint-{step}")
+        parsed = parse(EvalConfig, [name, "--task.num-eval", "9"], "eval", EVAL_PRESETS)
+        assert parsed.task == TaskConfig(levels=(2,), format="hashes", num_eval=9)
+        assert parsed.max_tokens == 17
+    snake = RunFolder.create(tmp_path / "runs" / "snake", {"num_envs": 4}, {})
+    with writing(snake.checkpoints, 1) as draft:
         (draft / "x").write_text("")
     with pytest.raises(ValueError, match="snake"):
         find_subject("runs/snake")
@@ -401,6 +335,8 @@ def test_a_name_is_a_model():
     found = find_subject("tiny")
     assert (found.model, found.start) == (ModelConfig(name="tiny"), None)
     assert parse(EvalConfig, ["tiny"], "eval", EVAL_PRESETS) == EvalConfig(model="tiny")
+    with pytest.raises(ValueError, match="tinny"):
+        find_subject("tinny")
 
 
 def test_an_adapter_is_merged_into_its_model(tmp_path, random_model):
@@ -450,8 +386,3 @@ def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
 def test_invalid_settings_are_refused_before_loading(change, match):
     with pytest.raises(ValueError, match=match):
         command.run(EvalConfig(model="no such model", **change))
-
-
-def test_an_unknown_model_is_refused():
-    with pytest.raises(ValueError, match="tinny"):
-        find_subject("tinny")

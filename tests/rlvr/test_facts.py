@@ -20,10 +20,13 @@ def one(judge, completion, gold, truncated=False) -> Facts:
     return judge.judge([completion], [gold], [truncated])[0]
 
 
+GOOD = "parsed formatted correct graded"
 # completion, gold, truncated -> the facts that are true, and the answer
 CASES = [
-    (r"3+4 = \boxed{7}", "7", False, "parsed formatted correct graded", "7"),
-    (r"\boxed{7.0}", "7", False, "parsed formatted correct graded", "7"),
+    (r"3+4 = \boxed{7}", "7", False, GOOD, "7"),
+    (r"\boxed{7.0}", "7", False, GOOD, "7"),
+    ("\\boxed{7\u200b2}", "72", False, GOOD, "72"),
+    ("\\boxed{\uff17\uff12}", "72", False, GOOD, "72"),
     (r"\boxed{8}", "7", False, "parsed formatted graded", "8"),
     ("The answer is 7.", "7", False, "parsed correct_unformatted graded", None),
     ("The answer is 8.", "7", False, "parsed graded", None),
@@ -32,7 +35,7 @@ CASES = [
     ("", "7", False, "graded", None),
     (r"\boxed{?!}", "7", False, "formatted graded", None),
     (r"\boxed{7", "7", True, "truncated graded", None),
-    (r"\boxed{7} and on and on", "7", True, "parsed formatted correct truncated graded", "7"),
+    (r"\boxed{7} and on and on", "7", True, GOOD + " truncated", "7"),
     (r"\boxed{7}", r"\frac{1}{", False, "parsed formatted gold_unparseable", "7"),
     (r"\boxed{\frac{1}{}", r"\frac{1}{", False, "parsed gold_unparseable", None),
     (r"\boxed{}", "", False, "gold_unparseable", None),
@@ -52,9 +55,7 @@ def test_a_truncated_answer_is_not_formatted():
     judge = Judge(FORMATS["answer"], Verifier())
     assert one(judge, "ANSWER: 7", "7").correct
     cut = one(judge, "ANSWER: 7", "7", truncated=True)
-    assert not cut.correct
-    assert not cut.correct_unformatted
-    assert not cut.formatted
+    assert (cut.correct, cut.correct_unformatted, cut.formatted) == (False, False, False)
 
 
 def test_one_key_per_answer_for_votes(judge):
@@ -65,27 +66,15 @@ def test_one_key_per_answer_for_votes(judge):
 
 def test_hostile_completions_do_not_affect_the_batch(judge):
     hostile = [
-        "[" * 1_000_000,
-        r"\boxed{" * 100_000,
-        r"\boxed{9**9**9**9}",
-        r"\boxed{9^{9^{9^{9}}}}",
-        r"\boxed{" + r"\frac{" * 60 + "}" * 60 + "}",
-        "\x00" * 1000,
-        r"\boxed{\x00}",
-        "\u202e\u2067" * 1000,
-        "\ud800",
-        r"\boxed{__import__('os').abort()}",
-    ]
+        "[" * 1_000_000, r"\boxed{" * 100_000, r"\boxed{9**9**9**9}", r"\boxed{9^{9^{9^{9}}}}",
+        r"\boxed{" + r"\frac{" * 60 + "}" * 60 + "}", "\x00" * 1000, r"\boxed{\x00}",
+        "\u202e\u2067" * 1000, "\ud800", r"\boxed{__import__('os').abort()}",
+    ]  # fmt: skip
     good = r"\boxed{7}"
     batch = [text for bad in hostile for text in (bad, good)]
     facts = judge.judge(batch, ["7"] * len(batch), [False] * len(batch))
     assert [fact.correct for fact in facts] == [False, True] * len(hostile)
     assert not any(fact.correct_unformatted for fact in facts)
-
-
-def test_zero_width_characters_are_ignored(judge):
-    assert one(judge, "\\boxed{7\u200b2}", "72").correct
-    assert one(judge, "\\boxed{\uff17\uff12}", "72").correct
 
 
 def test_equal_cases_are_judged_once(judge, monkeypatch):
@@ -113,14 +102,11 @@ def test_summary_shares(judge):
     }
 
 
-def test_every_share_is_documented(judge):
+def test_shares_are_documented_and_need_a_gold(judge):
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     documented = re.findall(r"^\| `(facts/\w+)` \|", page, re.MULTILINE)
-    assert sorted(documented) == sorted(summarise(judge.judge([""], ["7"], [False])))
-
-
-def test_without_a_gold_there_is_no_correct_share(judge):
-    shares = summarise(judge.judge([r"\boxed{7}"], [None], [False]))
+    assert sorted(documented) == sorted(summarise([one(judge, "", "7")]))
+    shares = summarise([one(judge, r"\boxed{7}", None)])
     assert shares["facts/formatted"] == 1.0
     assert "facts/correct" not in shares
     assert summarise([]) == {}

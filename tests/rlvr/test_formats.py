@@ -11,62 +11,42 @@ ANSWERS = ["7", "-3", "1,080", r"\frac{1}{2}", r"\{1, 2\}", "x + 1", "a_{1}^{2}"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_what_is_rendered_is_extracted(name, answer):
+def test_what_is_rendered_is_extracted(name):
     form = FORMATS[name]
-    text = f"First 3 + 4 = 7.\n{form.render(answer)}"
-    assert form.extract(text) == answer
-    assert form.extract(text + "\nDone.") == answer
-    assert lenient_answer(text) == answer
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_formats_do_not_mix(name):
-    for other in FORMATS.values():
-        if other.name != name:
-            assert FORMATS[name].extract(other.render("7")) is None
+    for answer in ANSWERS:
+        text = f"First 3 + 4 = 7.\n{form.render(answer)}"
+        assert (
+            form.extract(text) == form.extract(text + "\nDone.") == lenient_answer(text) == answer
+        )
+    others = [other for other in FORMATS.values() if other is not form]
+    assert {form.extract(other.render("7")) for other in others} == {None}
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_last_nonempty_answer_counts(name):
     form = FORMATS[name]
-    text = "\n".join([form.render("1"), form.render("2"), form.render(" ")])
-    assert form.extract(text) == "2"
-    assert form.extract(form.render("")) is None
-    assert form.extract("") is None
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_long_answers_and_early_answers_are_ignored(name):
-    form = FORMATS[name]
+    assert form.extract("\n".join(map(form.render, "12 "))) == "2"
+    assert form.extract(form.render("")) is form.extract("") is None
+    # Neither answers that are too long nor answers too far from the end.
     assert form.extract(form.render("x" * MAX_ANSWER)) == "x" * MAX_ANSWER
     assert form.extract(form.render("x" * (MAX_ANSWER + 1))) is None
     assert form.extract(form.render("7") + "\n" + "." * MAX_TAIL) is None
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"\boxed{71} then \boxed{72}", "72"),
-        (r"\boxed{71} then \boxed{72", "71"),
-        (r"\boxed{72", None),
-        (r"\boxed {72}", "72"),
-        (r"\boxed{\boxed{7}}", "7"),
-        (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
-        (r"} \boxed{7}", "7"),
-        (r"{ \boxed{7}", "7"),
-        (r"\boxed{\{1\}}", r"\{1\}"),
-        (r"\\boxed{7}", None),  # a line break and the word boxed
-        ("boxed{7}", None),
-    ],
-)
-def test_boxes(text, answer):
-    assert FORMATS["boxed"].extract(text) == answer
-
-
-@pytest.mark.parametrize(
     ("name", "text", "answer"),
     [
+        ("boxed", r"\boxed{71} then \boxed{72}", "72"),
+        ("boxed", r"\boxed{71} then \boxed{72", "71"),
+        ("boxed", r"\boxed{72", None),
+        ("boxed", r"\boxed {72}", "72"),
+        ("boxed", r"\boxed{\boxed{7}}", "7"),
+        ("boxed", r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
+        ("boxed", r"} \boxed{7}", "7"),
+        ("boxed", r"{ \boxed{7}", "7"),
+        ("boxed", r"\boxed{\{1\}}", r"\{1\}"),
+        ("boxed", r"\\boxed{7}", None),  # a line break and the word boxed
+        ("boxed", "boxed{7}", None),
         ("answer", "ANSWER:7", "7"),
         ("answer", "so ANSWER: 7\nbye", "7"),
         ("answer", "answer: 7", None),
@@ -76,12 +56,12 @@ def test_boxes(text, answer):
         ("hashes", "#### 7\n####", "7"),
     ],
 )
-def test_lines(name, text, answer):
+def test_extraction(name, text, answer):
     assert FORMATS[name].extract(text) == answer
 
 
 def test_an_answer_at_the_cut_is_not_taken():
-    """`ANSWER: 7` might have become 72; a closed box cannot change."""
+    # It might have become 72; a closed box cannot change.
     assert FORMATS["answer"].extract("ANSWER: 7", complete=False) is None
     assert FORMATS["answer"].extract("ANSWER: 7\nI", complete=False) == "7"
     assert FORMATS["hashes"].extract("#### 1\n#### 7", complete=False) == "1"
@@ -93,20 +73,12 @@ def test_an_answer_at_the_cut_is_not_taken():
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("The answer is 72, for 3 days.", "72"),
-        ("Answer: $1,080 in 4 weeks", "$1,080"),
-        ("3 + 4 = 7", "7"),
-        ("10-5", "5"),
-        ("it fell to -5", "-5"),
-        ("about 3.50 each", "3.50"),
-        ("3/4 of 100%", "100%"),
-        ("version 1.2.3", "1.2"),
-        (r"\boxed{7} and 8 more", "7"),
-        ("no number", None),
-        ("", None),
-        ("٧٢", None),
+        ("The answer is 72, for 3 days.", "72"), ("Answer: $1,080 in 4 weeks", "$1,080"),
+        ("3 + 4 = 7", "7"), ("10-5", "5"), ("it fell to -5", "-5"), ("about 3.50 each", "3.50"),
+        ("3/4 of 100%", "100%"), ("version 1.2.3", "1.2"), (r"\boxed{7} and 8 more", "7"),
+        ("no number", None), ("", None), ("٧٢", None),
     ],
-)
+)  # fmt: skip
 def test_lenient_answer(text, answer):
     assert lenient_answer(text) == answer
 
@@ -134,18 +106,17 @@ def test_prompt_and_parser_share_the_format(name):
     assert form.extract(solved_text(problem, form)) == "2"
 
 
-def test_the_gold_is_not_in_the_prompt():
+def test_system_prompt_and_gold():
     problem = Problem("How many?", "12345", "mine-0", solution="worked 12345")
-    prompt = build_prompt(problem, TaskConfig(), FORMATS["boxed"])
-    assert "12345" not in plain_text(prompt)
-
-
-def test_custom_or_no_system_prompt():
-    problem = Problem("Q", "1", "mine-0")
-    own = build_prompt(problem, TaskConfig(system="Be brief."), FORMATS["boxed"])
+    default, own, none = (
+        build_prompt(problem, TaskConfig(**system), FORMATS["boxed"])
+        for system in ({}, {"system": "Be brief."}, {"system": ""})
+    )
+    assert "12345" not in plain_text(default)
     assert own[0] == {"role": "system", "content": "Be brief."}
-    none = build_prompt(problem, TaskConfig(system=""), FORMATS["boxed"])
     assert [message["role"] for message in none] == ["user"]
+    with pytest.raises(ValueError, match="mine-0"):
+        solved_text(Problem("Q", None, "mine-0"), FORMATS["boxed"])
 
 
 def test_examples_come_before_the_question():
@@ -159,8 +130,3 @@ def test_examples_come_before_the_question():
     )
     with pytest.raises(ValueError, match="few_shot=2"):
         build_prompt(problem, config, FORMATS["hashes"])
-
-
-def test_a_problem_without_gold_cannot_be_solved():
-    with pytest.raises(ValueError, match="mine-0"):
-        solved_text(Problem("Q", None, "mine-0"), FORMATS["boxed"])

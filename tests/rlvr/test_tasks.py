@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow
 import pyarrow.parquet
@@ -27,41 +28,32 @@ def problems():
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_worked_steps_lead_to_the_gold(problems, level):
+    exact = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__truediv__}
+    wanted, operations = arith.LEVELS[level], Counter()
     for problem in problems[level]:
-        value = None
-        for step in problem.solution.split("\n"):
+        value, steps = None, problem.solution.split("\n")
+        assert len(steps) == wanted.num_operations
+        for step in steps:
             left, operation, right, result = re.fullmatch(
                 r"(\d+) ([+*/-]) (\d+) = (\d+)", step
             ).groups()
             assert value in (None, int(left))
-            exact = {"+": "__add__", "-": "__sub__", "*": "__mul__", "/": "__truediv__"}
-            value = getattr(int(left), exact[operation])(int(right))
+            value = exact[operation](int(left), int(right))
             assert value == int(result)
             assert right in problem.question.split() or f"{right}." in problem.question
+            operations[operation] += 1
         assert problem.gold == str(int(value))
-        assert 1 <= int(problem.gold) <= arith.LEVELS[level].largest
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_operations_of_a_level(problems, level):
-    wanted = arith.LEVELS[level]
-    operations = Counter()
-    for problem in problems[level]:
-        steps = problem.solution.split("\n")
-        assert len(steps) == wanted.num_operations
-        operations.update(step.split()[1] for step in steps)
+        assert 1 <= int(problem.gold) <= wanted.largest
     assert set(operations) == set(wanted.operations)
     assert min(operations.values()) > 0.1 * sum(operations.values())
 
 
 def test_vocabulary_is_closed_and_used(problems):
     known = set(arith.vocabulary())
-    for problem in itertools.chain(*problems.values()):
-        text = f"{problem.question} {problem.solution}"
-        assert set(re.findall(r"[A-Za-z]+|\S", text)) <= known
+    more = arith.generate("train", 3000, (), seed=1)
+    text = " ".join(f"{p.question} {p.solution}" for p in itertools.chain(more, *problems.values()))
+    assert set(re.findall(r"[A-Za-z]+|\S", text)) == known
     assert len(known) < 200
-    text = " ".join(p.question + p.solution for p in arith.generate("train", 3000, (), seed=1))
-    assert known <= set(re.findall(r"[A-Za-z]+|\S", text))
 
 
 def test_questions_are_distinct_and_seeded():
@@ -73,7 +65,7 @@ def test_questions_are_distinct_and_seeded():
 
 
 def test_generated_problems_never_change():
-    """The shipped model was trained on these, and results are compared across versions."""
+    # The shipped model was trained on these, and results are compared across versions.
     assert arith.generate("train", 4, (4,), seed=0)[3].question == (
         "Zoe has 42 apples. Ann has 2 times as many as Zoe. Tom gives 7 more to Ann. "
         "How many apples does Ann have in the end?"
@@ -83,67 +75,52 @@ def test_generated_problems_never_change():
     )
 
 
-def test_splits_are_disjoint_across_seeds():
+def test_splits_are_disjoint_across_seeds(monkeypatch):
     train = {p.question for seed in range(3) for p in arith.generate("train", 2000, (1,), seed)}
     held_out = {p.question for seed in range(3) for p in arith.generate("eval", 300, (1,), seed)}
     assert not train & held_out
-
-
-def test_too_many_questions_are_refused(monkeypatch):
     monkeypatch.setattr(arith, "OBJECTS", ("pens",))
     monkeypatch.setattr(arith, "NAMES", ("Ann", "Ben"))
-    with pytest.raises(ValueError, match="eval"):
+    with pytest.raises(ValueError, match="eval"):  # there are not as many questions
         arith.generate("eval", 1_000, (1,), seed=0)
 
 
-def test_arith_as_a_task():
-    config = TaskConfig(num_train=50, num_eval=20, levels=(2, 3), few_shot=2, format="hashes")
+@pytest.mark.parametrize(("name", "levels"), [("arith", (2, 3)), ("sums", ())])
+def test_generated_tasks_with_examples(name, levels):
+    config = TaskConfig(
+        name=name, num_train=50, num_eval=512, levels=levels, few_shot=2, format="answer"
+    )
     task = load_task(config)
-    assert (len(task.train), len(task.eval), len(task.examples)) == (50, 20, 2)
-    assert task.format is FORMATS["hashes"]
-    asked = [p.question for p in (*task.train, *task.eval, *task.examples)]
-    assert len(set(asked)) == 72
-    assert {p.level for p in task.train} == {2, 3}
-
-
-# Sums
+    assert (len(task.train), len(task.eval), len(task.examples)) == (50, 512, 2)
+    assert len({p.question for p in (*task.train, *task.eval, *task.examples)}) == 564
+    assert {p.level for p in task.train} == set(levels or [None])
+    assert task.format is FORMATS["answer"]
+    prompt = build_prompt(task.eval[0], config, task.format, task.examples)
+    assert prompt[2]["content"].endswith(f"ANSWER: {task.examples[0].gold}")
 
 
 def test_sums_are_complete_correct_and_split():
     train, held_out = (arith.generate_sums(split, None, seed=0) for split in ("train", "eval"))
-    asked = {problem.question for problem in (*train, *held_out)}
-    assert (len(train), len(held_out), len(asked)) == (3353, 647, 4000)
+    trained = {problem.question for problem in train}
+    assert (len(train), len(held_out)) == (3353, 647)
+    assert len(trained | {p.question for p in held_out}) == 4000
     for problem in (*train[:50], *held_out[:50]):
         assert int(problem.gold) == eval(problem.question.removesuffix("="))
     other = arith.generate_sums("eval", None, seed=1)
     assert {p.question for p in other} == {p.question for p in held_out}
     assert [p.question for p in other] != [p.question for p in held_out]
-
-
-def test_reordered_sums_are_in_the_same_split():
-    trained = {problem.question for problem in arith.generate_sums("train", None, seed=0)}
-    for problem in arith.generate_sums("eval", None, seed=0):
+    # A reordered sum is in the same split.
+    for problem in held_out:
         a, first, b, second, c, _ = problem.question.split()
         for one, two, three in itertools.permutations([f"+ {a}", f"{first} {b}", f"{second} {c}"]):
             if one.startswith("+"):
                 assert f"{one[2:]} {two} {three} =" not in trained
 
 
-def test_sums_as_a_task_with_examples():
-    config = TaskConfig(name="sums", num_train=30, num_eval=512, few_shot=2, format="answer")
-    task = load_task(config)
-    assert (len(task.train), len(task.eval), len(task.examples)) == (30, 512, 2)
-    asked = [p.question for p in (*task.train, *task.eval, *task.examples)]
-    assert len(set(asked)) == 544
-    prompt = build_prompt(task.eval[0], config, task.format, task.examples)
-    assert prompt[2]["content"] == f"ANSWER: {task.examples[0].gold}"
-
-
 @pytest.mark.parametrize(("num_train", "warns"), [(3352, True), (3351, False), (None, False)])
 def test_fewer_training_problems_than_requested_warn(num_train, warns, caplog):
-    """3,353 of which two are examples."""
     task = load_task(TaskConfig(name="sums", num_train=num_train, num_eval=8, few_shot=2))
-    assert len(task.train) == 3351
+    assert len(task.train) == 3351  # of 3353, two are examples
     assert ("--task.num-train 3352" in caplog.text) == warns
 
 
@@ -160,6 +137,10 @@ def gsm8k_row(i):
     return {"question": f"Question {i}?", "answer": f"{steps}\n#### {1000 * (i + 1):,}"}
 
 
+def questions(problems):
+    return {problem.question for problem in problems}
+
+
 def test_gsm8k_from_a_file_is_split_by_the_question(tmp_path):
     rows = [gsm8k_row(i) for i in range(40)]
     path = write_jsonl(tmp_path / "train.jsonl", rows)
@@ -171,18 +152,21 @@ def test_gsm8k_from_a_file_is_split_by_the_question(tmp_path):
     assert problem.solution == "He has 4+1 = 5.\nTimes 1000: ."
     # Another order of the rows holds out the same questions.
     write_jsonl(tmp_path / "train.jsonl", rows[::-1])
-    assert {p.question for p in load_task(config).eval} == {p.question for p in task.eval}
+    assert questions(load_task(config).eval) == questions(task.eval)
+    for change, match in (({"num_eval": 40}, "num-eval"), ({"few_shot": 31}, "few_shot=31")):
+        with pytest.raises(ValueError, match=match):
+            load_task(replace(config, **change))
 
 
 def test_gsm8k_folder_keeps_its_test_split(tmp_path):
     write_jsonl(tmp_path / "train.jsonl", [gsm8k_row(i) for i in range(20)])
     write_jsonl(tmp_path / "test.jsonl", [gsm8k_row(i) for i in range(18, 30)])
-    task = load_task(TaskConfig(name="gsm8k", path=str(tmp_path), num_train=5, num_eval=100))
-    assert len(task.train) == 5
+    config = TaskConfig(name="gsm8k", path=str(tmp_path), num_eval=100)
+    task = load_task(config)
     assert len(task.eval) == 12
-    assert not {p.question for p in task.train} & {p.question for p in task.eval}
-    everything = load_task(TaskConfig(name="gsm8k", path=str(tmp_path), num_eval=100))
-    assert len(everything.train) == 18, "two questions of the test split are in the train file"
+    assert len(task.train) == 18  # two questions of the test split are in the train file
+    assert not questions(task.train) & questions(task.eval)
+    assert len(load_task(replace(config, num_train=5)).train) == 5
 
 
 def test_math_reads_level_and_the_last_box(tmp_path):
@@ -194,31 +178,26 @@ def test_math_reads_level_and_the_last_box(tmp_path):
     rows.append({"problem": "P7", "answer": "1", "level": "Level ?"})
     path = write_jsonl(tmp_path / "math.jsonl", rows)
     task = load_task(TaskConfig(name="math", path=path, levels=(5,), num_eval=1))
-    assert {(p.question, p.gold) for p in (*task.train, *task.eval)} == {
-        ("P4", "4"),
-        ("P5", "5"),
-        ("P6", r"\frac{1}{2}"),
-    }
-
-
-TABLE = [{"q": f"What is {i} + 1?", "a": i + 1} for i in range(6)]
+    golds = {p.question: p.gold for p in (*task.train, *task.eval)}
+    assert golds == {"P4": "4", "P5": "5", "P6": r"\frac{1}{2}"}
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
 def test_user_tables(tmp_path, suffix):
-    path = tmp_path / f"mine.{suffix}"
-    if suffix == "jsonl":
-        write_jsonl(path, TABLE)
-    elif suffix == "json":
-        path.write_text(json.dumps(TABLE))
-    elif suffix == "csv":
-        path.write_text("\ufeffq,a\n" + "".join(f'"{row["q"]}",{row["a"]}\n' for row in TABLE))
-    else:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(TABLE), path)
+    path, rows = tmp_path / f"mine.{suffix}", [{"q": f"What is {i}+1?", "a": i} for i in range(6)]
+    match suffix:
+        case "jsonl":
+            write_jsonl(path, rows)
+        case "json":
+            path.write_text(json.dumps(rows))
+        case "csv":
+            path.write_text("\ufeffq,a\n" + "".join(f'"{row["q"]}",{row["a"]}\n' for row in rows))
+        case "parquet":
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     columns = {"question_column": "q", "answer_column": "a"}
     task = load_task(TaskConfig(name="file", path=str(path), num_eval=2, **columns))
     found = {(p.question, p.gold) for p in (*task.train, *task.eval)}
-    assert found == {(row["q"], str(row["a"])) for row in TABLE}
+    assert found == {(row["q"], str(row["a"])) for row in rows}
 
 
 def test_a_table_without_answers(tmp_path):
@@ -227,31 +206,33 @@ def test_a_table_without_answers(tmp_path):
     assert {p.gold for p in task.train} == {None}
 
 
+def line(question='"Q"', answer="1"):
+    return f'{{"question": {question}, "answer": {answer}}}\n'
+
+
+HEADER = "question,answer\n"
 BROKEN = [
-    ("x.jsonl", '{"question": "Q", "answer": "1"}\n\n{"question": ', r"x\.jsonl:3.*JSON"),
+    ("x.jsonl", line() + '\n{"question": ', r"x\.jsonl:3.*JSON"),
     ("x.jsonl", "[1]\n", r"x\.jsonl:1.*list"),
     ("x.jsonl", "[" * 100_000 + "\n", r"x\.jsonl:1.*JSON"),
-    ("x.jsonl", '{"question": "Q"}\n', r"x\.jsonl:1.*'answer'.*question"),
-    ("x.jsonl", '{"question": "Q", "answer": null}\n', r":1.*'answer'.*empty"),
-    ("x.jsonl", '{"question": "Q", "answer": " "}\n', r":1.*'answer'.*empty"),
-    ("x.jsonl", '{"question": "Q", "answer": NaN}\n', r":1.*'answer'.*empty"),
-    ("x.jsonl", '{"question": "\\ud800", "answer": 1}\n', r":1.*surrogate"),
-    ("x.jsonl", '{"question": "Q", "answer": true}\n', r":1.*'answer'.*bool"),
-    ("x.jsonl", '{"question": "Q", "answer": [1]}\n', r":1.*'answer'.*list"),
-    ("x.jsonl", '{"question": "Q", "answer": ' + "9" * 5000 + "}\n", r":1.*JSON"),
-    ("x.jsonl", '{"answer": 1, "question": "' + "x" * (MAX_TEXT + 1) + '"}', r"'question'"),
     ("x.jsonl", b"\xff\xfe\n", r"x\.jsonl:1.*JSON"),
     ("x.jsonl", "", r"--task\.path"),
+    ("x.jsonl", '{"question": "Q"}\n', r"x\.jsonl:1.*'answer'.*question"),
+    *[("x.jsonl", line(answer=empty), r":1.*'answer'.*empty") for empty in ("null", '" "', "NaN")],
+    ("x.jsonl", line(answer="true"), r":1.*'answer'.*bool"),
+    ("x.jsonl", line(answer="[1]"), r":1.*'answer'.*list"),
+    ("x.jsonl", line(answer="9" * 5000), r":1.*JSON"),
+    ("x.jsonl", line(question='"\\ud800"'), r":1.*surrogate"),
+    ("x.jsonl", line(question='"' + "x" * (MAX_TEXT + 1) + '"'), r"'question'"),
     ("x.json", "{}", r"x\.json.*list"),
     ("x.json", "[1]", r"x\.json: row 1"),
-    ("x.csv", "question,answer\nQ,1\nQ2\n", r"x\.csv:3"),
-    ("x.csv", "question,answer\nQ,1,2\n", r"x\.csv:2"),
-    ("x.csv", 'question,answer\nQ,"1\n', r"x\.csv:\d.*CSV"),
-    ("x.csv", b"question,answer\n\xff,1\n", r"x\.csv:\d.*CSV"),
-    ("x.csv", "question,answer\nQ," + "x" * 200_000 + "\n", r"x\.csv:\d.*CSV"),
+    ("x.csv", HEADER + "Q,1\nQ2\n", r"x\.csv:3"),
+    ("x.csv", HEADER + "Q,1,2\n", r"x\.csv:2"),
+    *[("x.csv", HEADER.encode() + bad, r"x\.csv:\d.*CSV")
+      for bad in (b'Q,"1\n', b"\xff,1\n", b"Q," + b"x" * 200_000)],
     ("x.parquet", "not a table", r"x\.parquet: after row 0"),
     ("x.pkl", "x", r"x\.pkl.*\.jsonl"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "content", "match"), BROKEN)
@@ -282,22 +263,17 @@ def test_a_row_without_a_gold_is_named(tmp_path, task, row, match):
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ({"name": "math"}, "--task.path"),
-        ({"name": "file"}, "--task.path"),
-        ({"path": "x.jsonl"}, "--task.path"),
-        ({"levels": (1, 6)}, "--task.levels"),
+        ({"name": "math"}, "--task.path"), ({"name": "file"}, "--task.path"),
+        ({"path": "x.jsonl"}, "--task.path"), ({"name": "sums", "path": "x"}, "--task.path"),
+        ({"levels": (1, 6)}, "--task.levels"), ({"name": "sums", "levels": (1,)}, "--task.levels"),
+        ({"name": "gsm8k", "path": "x", "levels": (1,)}, "--task.levels"),
         ({"name": "gsm8k", "path": "gone.jsonl"}, "gone.jsonl"),
         ({"name": "gsm8k", "path": "/dev/zero"}, "/dev/zero"),
-        ({"name": "gsm8k", "path": "."}, "train"),
-        ({"name": "gsm8k"}, "openai/gsm8k"),
+        ({"name": "gsm8k", "path": "."}, "train"), ({"name": "gsm8k"}, "openai/gsm8k"),
         ({"name": "file", "path": "some/dataset"}, "HF_HUB_OFFLINE"),
-        ({"name": "gsm8k", "path": "x", "levels": (1,)}, "--task.levels"),
-        ({"name": "sums", "levels": (1,)}, "--task.levels"),
-        ({"name": "sums", "path": "x.jsonl"}, "--task.path"),
-        ({"name": "sums", "num_eval": 648}, "--task.num-eval"),
-        ({"num_eval": -1}, "--task.num-eval"),
+        ({"name": "sums", "num_eval": 648}, "num-eval"), ({"num_eval": -1}, "num-eval"),
     ],
-)
+)  # fmt: skip
 def test_invalid_tasks_are_refused(tmp_path, monkeypatch, config, match):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -308,25 +284,16 @@ def test_invalid_tasks_are_refused(tmp_path, monkeypatch, config, match):
 
 @pytest.mark.parametrize("path", [None, "openai/gsm8k"])
 def test_gsm8k_on_the_hub_is_its_main_configuration(monkeypatch, path):
-    row = {"question": "How many?", "answer": "#### 72"}
     calls = []
 
     def load_dataset(*names):
         calls.append(names)
-        return {"train": [row], "test": [row | {"question": "How many now?"}]}
+        return {"train": [gsm8k_row(1)], "test": [gsm8k_row(2)]}
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     task = load_task(TaskConfig(name="gsm8k", path=path))
     assert calls == [("openai/gsm8k", "main")]
     assert (len(task.train), len(task.eval)) == (1, 1)
-
-
-def test_too_few_problems_are_refused(tmp_path):
-    path = write_jsonl(tmp_path / "x.jsonl", [gsm8k_row(i) for i in range(5)])
-    with pytest.raises(ValueError, match="num-eval"):
-        load_task(TaskConfig(name="gsm8k", path=path, num_eval=5))
-    with pytest.raises(ValueError, match="few_shot=4"):
-        load_task(TaskConfig(name="gsm8k", path=path, num_eval=2, few_shot=4))
 
 
 def test_equal_questions_are_held_out_together():
@@ -335,4 +302,4 @@ def test_equal_questions_are_held_out_together():
     for num_eval in range(1, 12):
         train, held_out = hold_out(problems, num_eval, seed=0)
         assert len(held_out) == num_eval
-        assert not {p.question for p in train} & {p.question for p in held_out}
+        assert not questions(train) & questions(held_out)
