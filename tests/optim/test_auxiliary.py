@@ -18,41 +18,32 @@ SCHEDULES = {
 }
 
 
-def pair() -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+ADAMW = {"lr": 0.02, "betas": (0.8, 0.97), "eps": 1e-6, "weight_decay": 0.3}
+SGD = {"lr": 0.02, "momentum": 0.9, "nesterov": False, "weight_decay": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "schedule"),
+    [
+        *(("adamw", ADAMW, schedule) for schedule in SCHEDULES),
+        ("sgd", SGD, "cosine"),
+        ("sgd", SGD | {"nesterov": True}, "warmup"),
+    ],
+)
+def test_steps_equal_torch(rule, options, schedule):
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(s, generator=generator) for s in ((5,), (4, 3), (), (2, 3, 2))]
-    return [nn.Parameter(w.clone()) for w in start], [nn.Parameter(w.clone()) for w in start]
-
-
-def follow(ours: torch.optim.Optimizer, a, theirs: torch.optim.Optimizer, b, schedule) -> None:
-    """Twenty steps of both with the same gradients and the same schedule."""
-    generator = torch.Generator().manual_seed(1)
-    schedulers = [schedule(optimizer) for optimizer in (ours, theirs)]
+    a, b = ([nn.Parameter(w.clone()) for w in start] for _ in range(2))
+    cls, reference = {"adamw": (AdamW, torch.optim.AdamW), "sgd": (Muon, torch.optim.SGD)}[rule]
+    optimizers = cls([{"params": a, "rule": rule}], **options), reference(b, fused=True, **options)
+    schedulers = [SCHEDULES[schedule](optimizer) for optimizer in optimizers]
     for _ in range(20):
         for p, q in zip(a, b, strict=True):
             p.grad = torch.randn(p.shape, generator=generator)
             q.grad = p.grad.clone()
-        for optimizer, scheduler in zip((ours, theirs), schedulers, strict=True):
+        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
             optimizer.step()
             scheduler.step()
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_adamw_equals_torch(schedule):
-    a, b = pair()
-    options = {"lr": 0.02, "betas": (0.8, 0.97), "eps": 1e-6, "weight_decay": 0.3}
-    ours = AdamW([{"params": a, "rule": "adamw"}], **options)
-    follow(ours, a, torch.optim.AdamW(b, fused=True, **options), b, SCHEDULES[schedule])
-    assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
-
-
-@pytest.mark.parametrize("nesterov", [True, False])
-@pytest.mark.parametrize("schedule", ["cosine", "warmup"])
-def test_sgd_equals_torch(schedule, nesterov):
-    a, b = pair()
-    options = {"lr": 0.02, "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.0}
-    ours = Muon([{"params": a, "rule": "sgd"}], **options)
-    follow(ours, a, torch.optim.SGD(b, fused=True, **options), b, SCHEDULES[schedule])
     assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
@@ -88,8 +79,8 @@ def test_memory_layout_does_not_matter(rule):
 @pytest.mark.parametrize("kind", ["dense", "strided", "bfloat16"])
 @rules
 def test_a_flag_on_the_device_skips_the_step(rule, kind):
-    """As on a GPU: the host does not know that the gradient is bad, the kernel does. PyTorch's
-    non-fused kernels, used for strided weights, do not take the flag."""
+    # As on a GPU, where the host does not know that the gradient is bad. PyTorch's non-fused
+    # kernels, used for strided weights, do not take the flag.
     group = Muon([nn.Parameter(torch.ones(3))], lr=0.1).param_groups[0]
     for bad in (0.0, 1.0):
         p = torch.ones(3, 2)[:, 0] if kind == "strided" else torch.ones(3)
@@ -113,7 +104,6 @@ def make(rule, weight, lr=1e-4):
 
 @rules
 def test_bfloat16_steps_average_to_the_float32_step(rule):
-    """20,000 equal weights in bfloat16 against one in float32, over 20 steps."""
     start = torch.full((20_000,), 0.3, dtype=torch.bfloat16)
     narrow, wide = make(rule, start.clone()), make(rule, start[:1].float())
     for step in range(20):
@@ -173,25 +163,17 @@ def test_batching_of_narrow_weights_does_not_change_a_bit(monkeypatch):
     assert not torch.equal(ends[0][5:8], ends[0][:3])
 
 
-def test_stochastic_rounding_keeps_the_mean_and_exact_values():
-    values = torch.full((100_000,), 1 + 0.3 / 128)
-    out = torch.empty_like(values, dtype=torch.bfloat16)
-    round_stochastically(values, out, seed=0)
-    assert set(out.tolist()) == {1.0, 1 + 1 / 128}
-    assert out.double().mean().item() == pytest.approx(1 + 0.3 / 128, abs=5e-5)
+def test_rounding_is_exact_on_the_grid_even_and_independent():
     exact = torch.tensor([0.0, -2.5, float("inf"), -float("inf"), float("nan")])
     same = torch.empty(5, dtype=torch.bfloat16)
     round_stochastically(exact, same, seed=0)
     torch.testing.assert_close(same.float(), exact, equal_nan=True)
-
-
-def test_hashed_rounding_bits_are_even_and_independent():
-    """The rounding up of 0.3 of a grid cell happens 0.3 of the time, in every step and place."""
     x = torch.full((4096,), 1 + 0.3 / 128)
-    rounds = []
+    rounds = []  # 0.3 of a grid cell: up 0.3 of the time
     for step in range(64):
         out = torch.empty(4096, dtype=torch.bfloat16)
         round_stochastically(x, out, step_seed(torch.tensor(float(step)), rounding_seed(0, 3, 0)))
+        assert set(out.tolist()) == {1.0, 1 + 1 / 128}
         rounds.append(out > 1)
     up = torch.stack(rounds).double()
     assert up.mean().item() == pytest.approx(0.3, abs=0.004)

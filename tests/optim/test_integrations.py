@@ -33,8 +33,6 @@ two_builders = pytest.mark.parametrize("name", ["pion", "muon_sgd"])
 
 
 class Counting(Dataset):
-    """Rows that count upward."""
-
     def __len__(self) -> int:
         return 64
 
@@ -62,30 +60,15 @@ def assert_all_moved(model: nn.Module, before: list[Tensor]) -> None:
     assert all(not torch.equal(p, b) for p, b in trained)
 
 
-# Transformers
-
-
-def arguments(folder, steps: int, **options) -> TrainingArguments:
-    return TrainingArguments(
-        str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=4,
-        logging_steps=1,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        seed=0,
-        **options,
-    )
+COMMON = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
+COMMON |= {"dataloader_pin_memory": False, "seed": 0}
 
 
 @two_builders
 def test_trainer_resumes_exactly(name, tmp_path):
     def trainer(model: nn.Module) -> Trainer:
         optimizer = BUILDERS[name](model, lr=1e-2)
-        options = {"save_steps": 2, "save_strategy": "steps", "lr_scheduler_type": "linear"}
-        settings = arguments(tmp_path, 4, **options)
+        settings = TrainingArguments(str(tmp_path), max_steps=4, save_steps=2, **COMMON)
         return Trainer(model, settings, train_dataset=Counting(), optimizers=(optimizer, None))
 
     alone, before = qwen(), weights(qwen())
@@ -101,7 +84,7 @@ def test_trainer_takes_the_class_with_its_own_groups(tmp_path):
     model, before = qwen(), weights(qwen())
     trainer = Trainer(
         model,
-        arguments(tmp_path, 2, save_strategy="no"),
+        TrainingArguments(str(tmp_path), max_steps=2, save_strategy="no", **COMMON),
         train_dataset=Counting(),
         optimizer_cls_and_kwargs=(mesotron.Pion, {"lr": 1e-2, "cutoff": 0.3}),
     )
@@ -109,9 +92,6 @@ def test_trainer_takes_the_class_with_its_own_groups(tmp_path):
     assert_all_moved(model, before)
     rules = {group["rule"] for group in trainer.optimizer.optimizer.param_groups}
     assert rules == {"pion", "adamw"}
-
-
-# Accelerate
 
 
 @two_builders
@@ -135,9 +115,6 @@ def test_accelerate_accumulates_to_the_same_step(name):
             optimizer.zero_grad()
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
-
-
-# PEFT
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -174,15 +151,9 @@ class Regression(lightning.LightningModule):
 def fit(module: lightning.LightningModule, epochs: int, folder, checkpoint=None) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(32, 8, generator=generator), torch.randn(32, 4, generator=generator)
-    trainer = lightning.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=str(folder),
-    )
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options = {"accelerator": "cpu", "default_root_dir": str(folder), **dict.fromkeys(quiet, False)}
+    trainer = lightning.Trainer(max_epochs=epochs, **options)
     trainer.fit(module, DataLoader(TensorDataset(x, y), batch_size=8), ckpt_path=checkpoint)
     trainer.save_checkpoint(folder / f"{epochs}.ckpt")
 
@@ -199,43 +170,12 @@ def test_lightning_resumes_exactly(name, tmp_path):
     assert_equal(resumed, alone)
 
 
-# A plain loop
-
-
-@two_builders
-# torch warns once that this CPU multiplies bfloat16 slowly.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_mixed_precision_loop(name):
-    model, before = qwen(), weights(qwen())
-    optimizer = BUILDERS[name](model, lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu")
-    for seed in range(3):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(tokens(seed), labels=tokens(seed)).loss
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-    assert_all_moved(model, before)
-    assert all(p.isfinite().all() for p in model.parameters())
-    assert optimizer.stats()["skipped"] == 0
-
-
 def test_stable_baselines_trains_saves_and_loads(tmp_path):
     from stable_baselines3 import PPO
 
-    options = {"optimizer_class": mesotron.Pion, "optimizer_kwargs": {"cutoff": 0.3}}
-    model = PPO(
-        "MlpPolicy",
-        "CartPole-v1",
-        n_steps=64,
-        n_epochs=2,
-        policy_kwargs=options,
-        seed=0,
-        device="cpu",
-    )
+    policy = {"optimizer_class": mesotron.Pion, "optimizer_kwargs": {"cutoff": 0.3}}
+    settings = {"n_steps": 64, "n_epochs": 2, "seed": 0, "device": "cpu"}
+    model = PPO("MlpPolicy", "CartPole-v1", policy_kwargs=policy, **settings)
     before = weights(model.policy)
     model.learn(128)
     assert_all_moved(model.policy, before)
@@ -246,9 +186,6 @@ def test_stable_baselines_trains_saves_and_loads(tmp_path):
         ours, theirs = model.policy.optimizer.state[p], again.policy.optimizer.state[q]
         assert ours.keys() == theirs.keys() != set()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-
-
-# TRL
 
 
 def test_grpo_trainer(tmp_path):
@@ -271,15 +208,10 @@ def test_grpo_trainer(tmp_path):
             per_device_train_batch_size=8,
             num_generations=4,
             max_completion_length=6,
-            logging_steps=1,
-            save_strategy="steps",
             save_steps=2,
-            report_to="none",
-            use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
+            **COMMON,
         ),
         train_dataset=Table.from_dict({"prompt": [f"{k} + 1 =" for k in range(10)]}),
         processing_class=PreTrainedTokenizerFast(

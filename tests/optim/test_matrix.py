@@ -190,14 +190,6 @@ def test_reported_norm_concentration_and_passed_are_true(name, kind):
     )
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e30])
-@pytest.mark.parametrize("name", FILTERS)
-def test_scale_does_not_matter(name, scale):
-    plain = apply_filter(INPUTS["random"].float(), FILTERS[name]).X
-    scaled = apply_filter(INPUTS["random"].mul(scale).float(), FILTERS[name]).X
-    torch.testing.assert_close(scaled, plain, rtol=0, atol=1e-3)
-
-
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_zero_matrix_stays_zero_and_disturbs_no_neighbour(name):
     matrices = INPUTS["batched"].float()
@@ -213,19 +205,15 @@ def test_a_zero_matrix_stays_zero_and_disturbs_no_neighbour(name):
 @pytest.mark.parametrize("cutoff", [0.05, 0.3, 0.7])
 def test_cutoff_parts_random_spectra(cutoff, seed):
     sigma = np.sort(np.random.default_rng(seed).uniform(0, 1, 32))[::-1] ** 2
-    X = with_spectrum(sigma, 32, 64, seed).float()[None]
-    out = torch.linalg.svdvals(apply_filter(X, high_pass(cutoff)).X[0]).numpy()
+    matrix = with_spectrum(sigma, 32, 64, seed).float()
+    U, _, Vh = torch.linalg.svd(matrix, full_matrices=False)
+    X = apply_filter(matrix[None].clone(), high_pass(cutoff)).X[0]
+    out = (U.T @ X @ Vh.T).diag().numpy()  # what each direction became
     relative = sigma / sigma[0]
-    above, below = relative > 1.15 * cutoff, relative < 0.7 * cutoff
-    assert (out[above] > 0.9).all()
-    assert (out[below] < 0.1).all()
-    assert out.max() < 1 + 1e-3
-    # svdvals sorts: what it gives in order must be what each direction became.
-    directions = torch.linalg.svd(X[0])
-    by_direction = (
-        directions.U.T @ apply_filter(X, high_pass(cutoff)).X[0] @ directions.Vh.T
-    ).diag()
-    assert (by_direction.diff() < 1e-3).all(), "a weaker direction must not pass a stronger one"
+    assert (out[relative > 1.15 * cutoff] > 0.9).all()
+    assert (out[relative < 0.7 * cutoff] < 0.1).all()
+    assert torch.linalg.matrix_norm(X, 2) < 1 + 1e-3
+    assert (np.diff(out) < 1e-3).all(), "a weaker direction must not pass a stronger one"
 
 
 def test_the_largest_direction_is_found_beside_a_lone_heavy_row():
@@ -248,21 +236,17 @@ def test_the_largest_singular_value_is_estimated_from_below(kind):
             assert 0.95 < share < 1 + 1e-5
 
 
-def test_noise_cutoff_passes_almost_nothing_of_noise():
+def test_noise_does_not_pass_and_a_planted_signal_does():
     X = torch.stack([noise(64, 256, seed) for seed in range(8)]).float()
-    passed = apply_filter(X, high_pass("noise")).passed
-    assert passed.max() < 1.0, "of 64 directions, less than one"
-
-
-def test_noise_cutoff_passes_a_planted_signal():
+    assert apply_filter(X, high_pass("noise")).passed.max() < 1.0  # of 64 directions
+    for promote in range(3):
+        assert apply_filter(noise(128, 2048).float()[None], pion(promote)).passed.item() < 1e-10
     edge = 8 + 16  # sqrt(m) + sqrt(n), where the noise ends
     signal = with_spectrum(np.array([4.0, 3.0, 2.0]) * edge, 64, 256, seed=1)
-    X = (signal + noise(64, 256)).float()[None]
-    filtered = apply_filter(X.clone(), high_pass("noise"))
+    filtered = apply_filter((signal + noise(64, 256)).float()[None], high_pass("noise"))
     assert filtered.passed.item() == pytest.approx(3, abs=0.2)
     U, _, Vh = torch.linalg.svd(signal.float())
-    overlap = (U[:, :3].T @ filtered.X[0] @ Vh[:3].T).diag()
-    assert overlap.min() > 0.8
+    assert (U[:, :3].T @ filtered.X[0] @ Vh[:3].T).diag().min() > 0.8
 
 
 def test_low_rank_keeps_as_many_of_equal_directions_and_no_rounding():
@@ -285,9 +269,3 @@ def test_norm_of_filtered_power_laws(exponent, promote):
     X = torch.diag(torch.arange(1, 129.0, dtype=torch.float64) ** -exponent)[None]
     norm = apply_filter(X, pion(promote)).passed.sqrt().item()
     assert norm == pytest.approx(NORMS[exponent][promote], abs=0.006)
-
-
-@pytest.mark.parametrize("promote", range(3))
-def test_pure_noise_gives_no_step(promote):
-    X = noise(128, 2048).float()[None]
-    assert apply_filter(X, pion(promote)).passed.sqrt().item() < 1e-5
