@@ -39,9 +39,8 @@ class Ranks:
         self._pipes, self._processes = [], []
         for rank in range(self.num):
             pipe, remote = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(rank, self.num, uri, remote), daemon=True
-            )
+            args = (rank, self.num, uri, remote)
+            process = context.Process(target=_serve, args=args, daemon=True)
             process.start()
             self._pipes.append(pipe)
             self._processes.append(process)

@@ -55,18 +55,6 @@ PLACEMENTS = {
 }
 
 
-def mesh_for(layout: str) -> DeviceMesh:
-    world = dist.get_world_size()
-    shape = (world,) if len(PLACEMENTS[layout]) == 1 else (2, world // 2)
-    return init_device_mesh("cpu", shape)
-
-
-def placements_for(shape: tuple, layout: str) -> list:
-    """A vector can only be cut along its one dimension."""
-    known = PLACEMENTS[layout]
-    return [Shard(0) if isinstance(p, Shard) and p.dim >= len(shape) else p for p in known]
-
-
 class Twins:
     """The zoo's parameters whole and sharded, each with an optimizer of its own."""
 
@@ -74,18 +62,22 @@ class Twins:
         generator = torch.Generator().manual_seed(0)
         dtype = options.pop("weights", torch.float32)
         weights = [torch.randn(s, generator=generator).to(dtype) * 0.1 for _, s in ZOO]
-        self.mesh = mesh or mesh_for(layout)
+        world = dist.get_world_size()
+        shape = (world,) if len(PLACEMENTS[layout]) == 1 else (2, world // 2)
+        self.mesh = mesh or init_device_mesh("cpu", shape)
         self.layout = layout
         self.whole = [nn.Parameter(w.clone()) for w in weights]
         self.parts = [nn.Parameter(self.share(w)) for w in weights]
-        cls = {"muon": Muon, "pion": Pion}[name]
-        options = {"lr": 0.02, **options}
-        self.alone, self.sharded = (
-            cls(self.groups(params, name), **options) for params in (self.whole, self.parts)
-        )
+        cls, options = {"muon": Muon, "pion": Pion}[name], {"lr": 0.02, **options}
+        self.alone = cls(self.groups(self.whole, name), **options)
+        self.sharded = cls(self.groups(self.parts, name), **options)
 
     def share(self, tensor: Tensor) -> DTensor:
-        placements = placements_for(tuple(tensor.shape), self.layout)
+        # A vector can only be cut along its one dimension.
+        placements = [
+            Shard(0) if isinstance(p, Shard) and p.dim >= tensor.ndim else p
+            for p in PLACEMENTS[self.layout]
+        ]
         return distribute_tensor(tensor, self.mesh, placements)
 
     @staticmethod
@@ -118,8 +110,12 @@ class Twins:
             )
 
 
-def trains_alike(name: str, layout: str, options: dict) -> None:
-    twins = Twins(name, layout, **options)
+def trains_alike(name: str, layout: str, options: dict, teams: bool = False) -> None:
+    mesh = None
+    if teams:  # two of two ranks, each on a mesh that is not the whole world
+        world = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("team", "copy", "shard"))
+        mesh = world["copy", "shard"]
+    twins = Twins(name, layout, mesh, **options)
     for step in range(3):
         twins.give_all(step)
         gradients = [p.grad.to_local().clone() for p in twins.parts]
@@ -128,19 +124,8 @@ def trains_alike(name: str, layout: str, options: dict) -> None:
             assert torch.equal(p.grad.to_local(), gradient)
     twins.compare()
     for p in twins.parts:
-        state = twins.sharded.state[p]
-        for key, value in state.items():
+        for key, value in twins.sharded.state[p].items():
             assert key == "step" or value.placements == p.placements
-
-
-def trains_alike_on_a_part_of_the_world() -> None:
-    """Two teams of two, each on a mesh of two dimensions that is not the whole world."""
-    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("team", "copy", "shard"))
-    twins = Twins("muon", "hsdp", mesh["copy", "shard"])
-    for step in range(2):
-        twins.give_all(step)
-        twins.step()
-    twins.compare()
 
 
 def skips_what_is_not_finite_anywhere() -> dict:
@@ -149,25 +134,25 @@ def skips_what_is_not_finite_anywhere() -> dict:
     twins.give_all(0)
     twins.step()
     twins.give_all(1)
-    bad = torch.ones(12, 20)
-    bad[-1, -1] = torch.nan  # on the last rank alone
-    vector = torch.ones(20)
+    matrix, vector = torch.ones(12, 20), torch.ones(20)
+    matrix[-1, -1] = torch.nan  # on the last rank alone
     vector[0] = torch.inf  # on the first rank alone
-    twins.give(0, bad)
+    twins.give(0, matrix)
     twins.give(18, vector)
-    before = [twins.parts[k].full_tensor() for k in (0, 18)]
-    momentum = twins.sharded.state[twins.parts[0]]["momentum_buffer"].full_tensor()
+
+    def watched() -> list[Tensor]:
+        momentum = twins.sharded.state[twins.parts[0]]["momentum_buffer"]
+        return [x.full_tensor() for x in (twins.parts[0], twins.parts[18], momentum)]
+
+    before = watched()
     twins.step()
-    for k, value in zip((0, 18), before, strict=True):
-        assert torch.equal(twins.parts[k].full_tensor(), value)
-    after = twins.sharded.state[twins.parts[0]]["momentum_buffer"].full_tensor()
-    assert torch.equal(after, momentum)
+    assert all(torch.equal(a, b) for a, b in zip(before, watched(), strict=True))
     twins.compare()
     return twins.sharded.stats()
 
 
 def steps_without_some_gradients() -> None:
-    """None everywhere leaves a parameter alone; None on one rank counts as zeros there."""
+    # None everywhere leaves a parameter alone; None on one rank counts as zeros there.
     rank, world = dist.get_rank(), dist.get_world_size()
     twins = Twins("muon", "rows")
     for step in range(3):
@@ -192,7 +177,7 @@ def steps_without_some_gradients() -> None:
 
 
 def steps_without_reading_flags() -> tuple[dict, dict]:
-    """As on a device that the host does not wait for: absent and broken matrices are masked."""
+    # As on a device that the host does not wait for: absent and broken matrices are masked.
     logging.getLogger("mesotron").setLevel(logging.ERROR)
     twins = Twins("muon", "rows")
     with patch.object(Agreement, "on_host", False):
@@ -207,7 +192,6 @@ def steps_without_reading_flags() -> tuple[dict, dict]:
 
 
 def counts_filtered_blocks(layout: str) -> tuple[int, float]:
-    """How many blocks this rank filters in a step, and how many the model has."""
     twins = Twins("muon", layout)
     twins.give_all(0)
     counted = []
@@ -235,7 +219,6 @@ def reads_stats(layout: str, readers: list[int]) -> tuple[dict, dict] | None:
 
 
 def rounds_copies_alike() -> list:
-    """bfloat16 weights after some steps, from this rank's shards."""
     torch.manual_seed(dist.get_rank())  # as in training, where each rank drops out for itself
     twins = Twins("muon", "hsdp", weights=torch.bfloat16, dtype="float32", weight_decay=0.0)
     for step in range(3):
@@ -245,8 +228,6 @@ def rounds_copies_alike() -> list:
 
 
 class Net(nn.Module):
-    """Embedding, matrices, norm, biases and stacked experts, with sizes that do not divide."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -266,19 +247,11 @@ class Net(nn.Module):
 
 
 def net_optimizer(model: nn.Module) -> Muon:
-    routed = {"up.weight", "down.weight", "unused.weight"}
     named = dict(model.named_parameters())
-    return Muon(
-        [
-            {"params": [named[n] for n in sorted(routed)]},
-            {"params": [named["experts"]], "view": "stack"},
-            {
-                "params": [p for n, p in named.items() if n not in routed | {"experts"}],
-                "rule": "adamw",
-            },
-        ],
-        lr=0.02,
-    )
+    matrices = [named.pop(n) for n in ("down.weight", "unused.weight", "up.weight")]
+    experts = named.pop("experts")
+    groups = [{"params": matrices}, {"params": [experts], "view": "stack"}]
+    return Muon([*groups, {"params": list(named.values()), "rule": "adamw"}], lr=0.02)
 
 
 def train_net(model: nn.Module, optimizer: Muon, steps: range) -> None:
@@ -290,35 +263,38 @@ def train_net(model: nn.Module, optimizer: Muon, steps: range) -> None:
 
 
 def weights_of(model: nn.Module) -> dict[str, np.ndarray]:
-    full = (
-        (n, p.full_tensor() if isinstance(p, DTensor) else p) for n, p in model.named_parameters()
-    )
-    return {name: p.detach().numpy() for name, p in full}
+    return {
+        name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().numpy()
+        for name, p in model.named_parameters()
+    }
+
+
+def build_net() -> tuple[nn.Module, Muon]:
+    model = Net()
+    fully_shard(model)
+    return model, net_optimizer(model)
+
+
+def state_of(model: nn.Module, optimizer: Muon) -> dict:
+    states = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
+    return dict(zip(("model", "optimizer"), states, strict=True))
 
 
 def trains_and_saves(folder: str) -> dict[str, np.ndarray]:
-    """Two steps, a checkpoint, two more steps."""
-    model = Net()
-    fully_shard(model)
-    optimizer = net_optimizer(model)
+    model, optimizer = build_net()
     train_net(model, optimizer, range(2))
-    state = {"model": get_model_state_dict(model)}
-    state["optimizer"] = get_optimizer_state_dict(model, optimizer)
-    dcp.save(state, checkpoint_id=folder)
+    dcp.save(state_of(model, optimizer), checkpoint_id=folder)
     train_net(model, optimizer, range(2, 4))
     return weights_of(model)
 
 
 def loads_and_continues(folder: str) -> dict[str, np.ndarray]:
-    model = Net()
-    fully_shard(model)
+    model, optimizer = build_net()
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
-    optimizer = net_optimizer(model)
     optimizer.param_groups[0]["lr"] = 0.5  # the checkpoint's must win
-    state = {"model": get_model_state_dict(model)}
-    state["optimizer"] = get_optimizer_state_dict(model, optimizer)
+    state = state_of(model, optimizer)
     dcp.load(state, checkpoint_id=folder)
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
@@ -333,41 +309,46 @@ def trains_net_alone() -> dict[str, np.ndarray]:
     return weights_of(model)
 
 
+def train_both(models, optimizers, make_batch, share, num_shares: int, loss_of) -> None:
+    """Three steps alone and sharded, each rank with its share of the batch; then compare."""
+    for step in range(3):
+        batch = make_batch(torch.Generator().manual_seed(step))
+        batches = batch, batch.chunk(num_shares)[share]
+        for model, optimizer, rows in zip(models, optimizers, batches, strict=True):
+            optimizer.zero_grad()
+            loss_of(model, rows).backward()
+            optimizer.step()
+    alone, sharded = models
+    for (key, whole), part in zip(alone.named_parameters(), sharded.parameters(), strict=True):
+        torch.testing.assert_close(part.full_tensor(), whole, rtol=1e-4, atol=1e-5, msg=key)
+
+
 def trains_qwen(name: str, options: dict) -> list[str]:
-    """Three steps of a real model under FSDP2, each rank with its share of the batch."""
-    config = Qwen2Config(
-        vocab_size=32,
-        hidden_size=24,
-        intermediate_size=36,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-    )
+    sizes = {"vocab_size": 32, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 3, "num_key_value_heads": 1}
+    config = Qwen2Config(**sizes, tie_word_embeddings=True)
     torch.manual_seed(0)
     alone, sharded = Qwen2ForCausalLM(config), Qwen2ForCausalLM(config)
     sharded.load_state_dict(alone.state_dict())
     for layer in sharded.model.layers:
         fully_shard(layer)
     fully_shard(sharded)
-    build = getattr(mesotron, name)
-    optimizers = [build(model, lr=1e-3, **options) for model in (alone, sharded)]
-    rank, world = dist.get_rank(), dist.get_world_size()
-    for step in range(3):
-        tokens = torch.randint(32, (4, 8), generator=torch.Generator().manual_seed(step))
-        mine = tokens.chunk(world)[rank]
-        for model, optimizer, batch in zip((alone, sharded), optimizers, (tokens, mine)):
-            optimizer.zero_grad()
-            model(input_ids=batch, labels=batch).loss.backward()
-            optimizer.step()
-    for (key, whole), part in zip(alone.named_parameters(), sharded.parameters(), strict=True):
-        torch.testing.assert_close(part.full_tensor(), whole, rtol=1e-4, atol=1e-5, msg=key)
+    models = alone, sharded
+    optimizers = [getattr(mesotron, name)(model, lr=1e-3, **options) for model in models]
+    train_both(
+        models,
+        optimizers,
+        lambda generator: torch.randint(32, (4, 8), generator=generator),
+        dist.get_rank(),
+        dist.get_world_size(),
+        lambda model, rows: model(input_ids=rows, labels=rows).loss,
+    )
     return [group["name"] for group in optimizers[1].param_groups]
 
 
 def trains_under_tensor_parallelism() -> list[str]:
-    """FSDP over tensor parallelism: strided shards, a sequence-parallel norm whose gradient is a
-    pending sum, and a matrix on the outer mesh alone."""
+    # FSDP over tensor parallelism: strided shards, a sequence-parallel norm whose gradient is a
+    # pending sum, and a matrix on the outer mesh alone.
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
     def build() -> nn.Module:
@@ -381,20 +362,18 @@ def trains_under_tensor_parallelism() -> list[str]:
     parallelize_module(model, mesh["tp"], plan)
     fully_shard(model, mesh=mesh["dp"])
     optimizers = [Muon(m.parameters(), lr=0.01) for m in (alone, model)]
-    for step in range(3):
-        x = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(step))
-        mine = x.chunk(2)[mesh.get_coordinate()[0]]
-        for net, optimizer, batch in zip((alone, model), optimizers, (x, mine)):
-            optimizer.zero_grad()
-            net(batch).square().mean().backward()
-            optimizer.step()
-    for (key, whole), part in zip(alone.named_parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(part.full_tensor(), whole, rtol=1e-4, atol=1e-6, msg=key)
+    train_both(
+        (alone, model),
+        optimizers,
+        lambda generator: torch.randn(4, 8, 6, generator=generator),
+        mesh.get_coordinate()[0],
+        2,
+        lambda net, rows: net(rows).square().mean(),
+    )
     return sorted({str(p) for part in model.parameters() for p in part.placements})
 
 
 def builds_on_fsdp1(use_orig_params: bool) -> list[str]:
-    """The errors of optimizers built over FSDP1's flat shards."""
     model = FullyShardedDataParallel(
         nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)),
         use_orig_params=use_orig_params,

@@ -22,11 +22,8 @@ HALVES = [torch.float16, torch.bfloat16]
 # The interpreter multiplies the bit patterns of bf16 matrices, so their products need a GPU.
 PRODUCTS = HALVES if ON_GPU else [torch.float16]
 # The interpreter truncates bf16 instead of rounding it, so the error may be a whole last place.
-EPSILON = {
-    torch.float16: 2**-11,
-    torch.bfloat16: 2**-8 if ON_GPU else 2**-7,
-    torch.float32: 2**-22,
-}
+EPSILON = {torch.float16: 2**-11, torch.float32: 2**-22}
+EPSILON[torch.bfloat16] = 2**-8 if ON_GPU else 2**-7
 MUON = torch.tensor([[3.4445, -4.7750, 2.0315]] * 5)
 LAYOUTS = ("rows", "transposed", "slice of rows", "slice of columns")
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
@@ -50,13 +47,10 @@ def randn(*shape, dtype=torch.float32):
 
 
 def poisoned(*shape, dtype):
-    """An output that shows every element the kernel did not write."""
     return torch.full(shape, torch.nan, device=DEVICE, dtype=dtype)
 
 
 def window(m, n, layout, dtype=torch.float32, fill=None):
-    """An m x n view with the memory layout of a real parameter's window, filled with noise."""
-
     def new(*shape):
         return torch.empty(*shape, device=DEVICE, dtype=dtype)
 
@@ -86,7 +80,6 @@ def exact_gram(X, scale=1.0):
 
 
 def polynomial(R, a, b, c):
-    """a I + b R + c R R in float64; numbers or one per block."""
     a, b, c = (x[:, None, None] if isinstance(x, torch.Tensor) else x for x in (a, b, c))
     R = R.double()
     return a * torch.eye(R.shape[-1], device=R.device, dtype=R.dtype) + b * R + c * R @ R
@@ -105,18 +98,8 @@ def test_gram_equals_float64_and_is_symmetric(shape, dtype):
     assert relative_error(full, exact_gram(X)) < 1e-6
 
 
-@pytest.mark.parametrize("dtype", PRODUCTS)
-def test_gram_scaled_by_the_energy_has_trace_one(dtype):
-    X = randn(3, 40, 64, dtype=dtype)
-    X[1] *= 100
-    X[2] = X[2, :, :1] @ X[2, :1, :]
-    A = symmetric.gram(X, scale=1 / X.float().square().sum(dim=(1, 2)))
-    trace = A.float().diagonal(dim1=1, dim2=2).sum(dim=1)
-    assert torch.allclose(trace, torch.ones_like(trace), rtol=2 * EPSILON[dtype])
-
-
 def test_a_poisoned_block_leaves_its_neighbors_alone():
-    """Panels past the last row of a block hold the next block's rows."""
+    # Panels past the last row of a block hold the next block's rows.
     X = randn(3, 40, 64, dtype=torch.float16)
     X[1] = torch.nan
     A = symmetric.gram(X)
@@ -128,19 +111,12 @@ def test_a_poisoned_block_leaves_its_neighbors_alone():
 @pytest.mark.parametrize("m", [16, 37, 100])
 def test_one_launch_is_one_newton_schulz_polynomial(m, dtype):
     R = symmetric.gram(randn(2, m, 2 * m, dtype=dtype), scale=1 / (4 * m))
-    a, b, c = MUON[0].tolist()
-    Z = symmetric.symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)
-    assert relative_error(Z, polynomial(R, a, b, c)) < EPSILON[dtype]
-    assert torch.equal(Z, Z.mT)
-
-
-def test_coefficients_may_differ_by_block():
-    R = symmetric.gram(randn(3, 40, 64, dtype=torch.float16), scale=1 / 160)
-    a, b, c = randn(3, 3)
-    Z = symmetric.symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)
-    assert relative_error(Z, polynomial(R, a, b, c)) < EPSILON[torch.float16]
+    for a, b, c in (MUON[0].tolist(), randn(3, 2)):  # numbers, or one per block
+        Z = symmetric.symmetric_product(R, R, alpha=c, C=R, beta=b, diag=a)
+        assert relative_error(Z, polynomial(R, a, b, c)) < EPSILON[dtype]
+        assert torch.equal(Z, Z.mT)
     mixed = symmetric.symmetric_product(R, R, alpha=c, diag=2.0)
-    assert relative_error(mixed, polynomial(R, 2.0, 0.0, c)) < EPSILON[torch.float16]
+    assert relative_error(mixed, polynomial(R, 2.0, 0.0, c)) < EPSILON[dtype]
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -172,13 +148,11 @@ def test_tiles_of_any_shape_cover_the_result(m, ratio):
 def test_products_reject_bad_operands():
     X = randn(2, 16, 32, dtype=torch.float16)
     R = symmetric.gram(X)
-    for call in (
-        lambda: symmetric.gram(X.mT),
-        lambda: symmetric.gram(X.float()),
-        lambda: symmetric.symmetric_product(R, R, out=R),
-    ):
-        with pytest.raises(ValueError, match=r"X|out"):
-            call()
+    for bad in (X.mT, X.float()):
+        with pytest.raises(ValueError, match="X"):
+            symmetric.gram(bad)
+    with pytest.raises(ValueError, match="out"):
+        symmetric.symmetric_product(R, R, out=R)
 
 
 # 140 blocks of 65 rows fill an H200 with large tiles; the interpreter takes 20 s for them.
@@ -186,12 +160,14 @@ FULL = pytest.param(140, 65, 64, marks=[] if ON_GPU else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("num", "m", "n"), [(3, 70, 90), (1, 130, 160), FULL])
-def test_gram_reports_its_sum_of_squares(num, m, n):
+def test_gram_is_scaled_by_block_and_reports_its_sum_of_squares(num, m, n):
     X = randn(num, m, n, dtype=torch.float16)
+    X[0] *= 100
     squares = poisoned(num, symmetric.num_parts(num, m), dtype=torch.float32)
-    A = symmetric.gram(X, scale=1 / n, squares=squares)
-    want = A.double().square().sum((1, 2))
-    assert torch.allclose(squares.double().sum(1), want, rtol=1e-3)
+    A = symmetric.gram(X, scale=1 / X.float().square().sum(dim=(1, 2)), squares=squares)
+    trace = A.float().diagonal(dim1=1, dim2=2).sum(dim=1)
+    assert torch.allclose(trace, torch.ones_like(trace), rtol=2 * EPSILON[torch.float16])
+    assert torch.allclose(squares.double().sum(1), A.double().square().sum((1, 2)), rtol=1e-3)
 
 
 @needs_gpu  # Gluon has no interpreter
@@ -218,8 +194,7 @@ def test_pingpong_computes_the_same(num, m, n, dtype):
 @needs_gpu
 @pytest.mark.parametrize("which", ["X", "out"])
 def test_unaligned_tensors_take_the_other_kernel(which):
-    """A slice of a buffer is contiguous, but the copy engine refuses it."""
-
+    # A slice of a buffer is contiguous, but the copy engine refuses it.
     def off(x):
         return torch.empty(x.numel() + 1, dtype=x.dtype, device=DEVICE)[1:].view_as(x).copy_(x)
 
@@ -229,8 +204,6 @@ def test_unaligned_tensors_take_the_other_kernel(which):
 
 
 class Compiles:
-    """A kernel that keeps the arguments it was compiled for, and those of later launches."""
-
     def __init__(self):
         self.compiled, self.launched = [], []
 
@@ -249,7 +222,7 @@ needs_gluon = pytest.mark.skipif(
 
 @needs_gluon
 def test_a_cached_kernel_has_no_number_compiled_in(monkeypatch):
-    """Triton makes the integer 1 a constant of the kernel; the next alpha would be ignored."""
+    # Triton makes the integer 1 a constant of the kernel; the next alpha would be ignored.
     from mesotron.optim.triton import pingpong
 
     kernel = Compiles()
@@ -266,7 +239,6 @@ def test_a_cached_kernel_has_no_number_compiled_in(monkeypatch):
 
 
 def peaks_of(views):
-    """`inspect` in plain torch."""
     found = [view.float().contiguous().view(torch.int32) & 0x7FFFFFFF for view in views]
     return torch.stack([x.max() for x in found])
 
@@ -299,13 +271,10 @@ def test_inspect_finds_peaks_and_non_finite_values(layout, dtype):
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    ("g_dtype", "m_dtype", "x_dtype"),
-    [
-        (torch.float32, torch.float32, torch.float16),
-        (torch.float16, torch.bfloat16, torch.bfloat16),
-    ],
+    "dtypes", [(torch.float32, torch.float32, torch.float16), (HALVES[0], HALVES[1], HALVES[1])]
 )
-def test_update_momentum_equals_plain_torch(g_dtype, m_dtype, x_dtype, layout, nesterov):
+def test_update_momentum_equals_plain_torch(dtypes, layout, nesterov):
+    g_dtype, m_dtype, x_dtype = dtypes
     m, n, mu = 66, 70, 0.9
     # The second block is transposed: one launch serves a shape and its transpose.
     layouts = (layout, "transposed") if layout != "transposed" else ("transposed", "rows")
@@ -337,9 +306,8 @@ def run_update(gradient, momentum, dtype=torch.float16):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("exponent", [-100, -20, 20, 100])
+@pytest.mark.parametrize("exponent", [-100, 100])  # 1e-30 and 1e30, exactly
 def test_gradients_of_any_scale_pack_to_the_same_bits(exponent, dtype):
-    """2^-100 to 2^100 is 1e-30 to 1e30; powers of two, so that equality can be exact."""
     gradient, momentum = randn(32, 48), randn(32, 48)
     factor = 2.0**exponent
     scaled = run_update(gradient * factor, momentum * factor, dtype)
@@ -395,7 +363,6 @@ def test_write_back_equals_plain_torch(layout, dtype):
 
 
 def round_stochastically(value, seed, layout="rows"):
-    """A bf16 weight of 1 after the step 1 - value, 16384 times over."""
     weight = window(128, 128, layout, torch.bfloat16, fill=torch.tensor(1.0))
     F = torch.ones(1, 128, 128, device=DEVICE, dtype=torch.float16)
     lr, one = scalar(1 - value), torch.ones(1, device=DEVICE)
@@ -446,7 +413,6 @@ def test_alignment_is_the_cosine_of_update_and_gradient():
 
 
 def spectra(m, n, dtype):
-    """Random, rank 1, zero, orthogonal, and geometrically decaying blocks with peak 1."""
     X = randn(5, m, n)
     X[1] = X[1, :, :1] @ X[1, :1, :]
     X[2] = 0
@@ -457,7 +423,6 @@ def spectra(m, n, dtype):
 
 
 def svd_filter(X):
-    """Muon's filter by an SVD in float64, and the normalized singular values."""
     U, sigma, Vh = torch.linalg.svd(X.double(), full_matrices=False)
     sigma = sigma / sigma.norm(dim=1, keepdim=True).clamp(min=1e-30)
     s = sigma
@@ -466,46 +431,37 @@ def svd_filter(X):
     return U @ torch.diag_embed(s) @ Vh, sigma, s
 
 
+def plain_filter(X):
+    def rounded(x):
+        return x.to(X.dtype).float()
+
+    plain = rounded(X.float() / X.float().norm(dim=(1, 2), keepdim=True).clamp(min=1e-9))
+    for a, b, c in MUON.tolist():  # every product summed in fp32 and rounded, as tensor cores do
+        A = rounded(plain @ plain.mT)
+        plain = rounded(a * plain + rounded(b * A + c * (A @ A)) @ plain)
+    return plain
+
+
 @pytest.mark.parametrize("dtype", PRODUCTS)
 @pytest.mark.parametrize(("m", "n"), [(16, 40), (13, 37), (32, 150), (64, 64), (100, 130)])
 def test_heads_equal_the_float64_filter(m, n, dtype):
     X = spectra(m, n, dtype)
     out, statistics = heads.filter_heads(X, MUON.to(DEVICE), gain=n**0.5)
     want, sigma, passed = svd_filter(X)
+    plain = plain_filter(X)
     assert not out[2].any()
     for block in (0, 1, 3, 4):
-        # The plain fp16 iteration is 0.14 off on rank 1.
-        assert relative_error(out[block], n**0.5 * want[block]) < EPSILON[dtype] + 8e-3
+        error = relative_error(out[block], n**0.5 * want[block])
+        assert error < EPSILON[dtype] + 8e-3
+        if (m, n) == (64, 64):
+            assert error < 0.6 * relative_error(plain[block], want[block])
     energy = X.double().square().sum((1, 2))
     assert torch.allclose(statistics.energy.double(), energy, rtol=1e-5)
     assert torch.allclose(statistics.concentration.double(), sigma.pow(4).sum(1), rtol=1e-5)
     assert torch.allclose(statistics.passed.double(), passed.square().sum(1), rtol=2e-2)
-
-
-@pytest.mark.parametrize("dtype", PRODUCTS)
-def test_heads_are_closer_to_float64_than_the_plain_iteration(dtype):
-    X = spectra(48, 64, dtype)
-    out, _ = heads.filter_heads(X, MUON.to(DEVICE))
-    want, _, _ = svd_filter(X)
-
-    def rounded(x):
-        return x.to(dtype).float()
-
-    plain = rounded(X.float() / X.float().norm(dim=(1, 2), keepdim=True).clamp(min=1e-9))
-    for a, b, c in MUON.tolist():  # every product summed in fp32 and rounded, as tensor cores do
-        A = rounded(plain @ plain.mT)
-        plain = rounded(a * plain + rounded(b * A + c * (A @ A)) @ plain)
-    for block in (0, 1, 3, 4):
-        ours, theirs = (relative_error(x[block], want[block]) for x in (out, plain))
-        assert ours < 0.6 * theirs
-
-
-def test_heads_may_overwrite_their_input():
-    X = randn(2, 16, 200, dtype=torch.float16) / 4
-    want, _ = heads.filter_heads(X, MUON.to(DEVICE))
-    out, _ = heads.filter_heads(X, MUON.to(DEVICE), out=X)
-    assert out is X
-    assert torch.equal(X, want)
+    overwritten, _ = heads.filter_heads(X, MUON.to(DEVICE), gain=n**0.5, out=X)
+    assert overwritten is X
+    assert torch.equal(X, out)
 
 
 @needs_gpu  # 9 GB
