@@ -27,9 +27,9 @@ from mesotron.recipes import make_recipe
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.fast.decoder import FusedSampler
 from mesotron.rlvr.fast.graphs import Sampling
+from mesotron.rlvr.models import as_loaded
 from mesotron.rlvr.prompts import build_prompt
 from mesotron.rlvr.session import build_trainer, load, quiet_libraries
-from mesotron.rlvr.wrapping import as_loaded
 from mesotron.runs import RunFolder
 from mesotron.spectral.filters import noise_edge
 

@@ -65,7 +65,7 @@ COMMANDS = {
     "plan": Command(
         config.PlanConfig, "mesotron.rlvr.cost:run", Presets(make_plan, describe_recipes)
     ),
-    "sft": Command(config.SftConfig, "mesotron.rlvr.sft:run"),
+    "sft": Command(config.SftConfig, "mesotron.rlvr.train:run"),
     "eval": Command(
         config.EvalConfig,
         "mesotron.rlvr.evaluate:run",

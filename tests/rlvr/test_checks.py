@@ -53,8 +53,8 @@ def test_an_unused_reward_is_reported(name, caplog):
 def test_the_checks_load_no_torch():
     code = (
         "import sys\nfrom mesotron.config import SftConfig, TrainConfig\n"
-        "from mesotron.rlvr import sft, train\n"
-        "train.check(TrainConfig())\nsft.check(SftConfig())\n"
+        "from mesotron.rlvr import train\n"
+        "train.check(TrainConfig())\ntrain.check(SftConfig())\n"
         "print({'torch', 'trl', 'transformers', 'datasets', 'jax'} & set(sys.modules))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

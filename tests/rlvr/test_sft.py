@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from mesotron.config import ModelConfig, OptimConfig, SftConfig, TaskConfig
-from mesotron.rlvr import sft
+from mesotron.rlvr import train
 from mesotron.rlvr.dataset import IGNORED, make_demonstrations, reading_order
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tiny import build_network, build_tokenizer
@@ -105,7 +105,7 @@ def test_no_row_within_max_tokens_is_refused():
 
 
 def test_a_run_leaves_a_folder_and_a_model_that_learned(config):
-    assert sft.run(replace(config, steps=6, save_every=0)) == 0
+    assert train.run(replace(config, steps=6, save_every=0)) == 0
     run = RunFolder(config.out)
     rows = run.rows("metrics")
     assert [row["step"] for row in rows] == list(range(1, 7))
@@ -122,13 +122,13 @@ def test_a_run_leaves_a_folder_and_a_model_that_learned(config):
 def test_killed_and_resumed_equals_left_alone(config, tmp_path):
     """Four steps of three rows: the run reads its five problems more than twice."""
     config = replace(config, task=replace(TASK, num_train=5))
-    sft.run(config)
+    train.run(config)
     killed = tmp_path / "killed"
     shutil.copytree(config.out, killed)
     shutil.rmtree(killed / "checkpoints" / "checkpoint-4")
     for name in ("result.json", "report.md"):
         (killed / name).unlink()
-    assert sft.run(settings_to_resume(SftConfig, killed)) == 0
+    assert train.run(settings_to_resume(SftConfig, killed)) == 0
     whole, again = weights(config.out, 4), weights(killed, 4)
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     first, second = RunFolder(config.out).rows("metrics"), RunFolder(killed).rows("metrics")
@@ -137,33 +137,33 @@ def test_killed_and_resumed_equals_left_alone(config, tmp_path):
 
 
 def test_a_warm_start_is_ended_before_its_time_limit(config, capsys):
-    assert sft.run(replace(config, time_limit="0.001s", price=3.95)) == 0
+    assert train.run(replace(config, time_limit="0.001s", price=3.95)) == 0
     told = capsys.readouterr().out
     assert "stopped and saved at step 1" in told
     (row,) = RunFolder(config.out).rows("metrics")
     assert 0 < row["cost/spent"] < row["cost/projected"]
     resumed = settings_to_resume(SftConfig, config.out)
-    assert sft.run(replace(resumed, time_limit="1h")) == 0
+    assert train.run(replace(resumed, time_limit="1h")) == 0
     assert [row["step"] for row in RunFolder(config.out).rows("metrics")] == [1, 2, 3, 4]
 
 
 def test_lora_trains_the_adapter_alone(config):
     config = replace(config, model=replace(config.model, lora=2), steps=2, save_every=0)
-    assert sft.run(config) == 0
+    assert train.run(config) == 0
     saved = load_file(config.out / "checkpoints" / "checkpoint-2" / "adapter_model.safetensors")
     assert any(x.abs().sum() > 0 for name, x in saved.items() if "lora_B" in name)
 
 
 def test_a_finished_run_and_a_used_folder_are_refused(config):
-    sft.run(replace(config, steps=1))
+    train.run(replace(config, steps=1))
     with pytest.raises(ValueError, match="finished"):
-        sft.run(settings_to_resume(SftConfig, config.out))
+        train.run(settings_to_resume(SftConfig, config.out))
     with pytest.raises(ValueError, match="not empty"):
-        sft.run(config)
+        train.run(config)
 
 
 def test_several_processes_are_refused(config, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="WORLD_SIZE"):
-        sft.run(config)
+        train.run(config)
     assert not config.out.exists()

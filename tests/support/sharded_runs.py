@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 
 import mesotron
 from mesotron.rlvr.checkpoint import load_state
-from mesotron.rlvr.wrapping import reshard
+from mesotron.rlvr.models import reshard
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from support.rlvr_tiny import EOS, make_trainer, rows

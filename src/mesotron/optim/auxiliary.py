@@ -26,14 +26,12 @@ _BATCH_ELEMENTS = 2**26
 
 
 def adamw_state(p: Tensor) -> State:
-    """AdamW's state for a parameter before its first step; sharded like the parameter."""
     moments = ("exp_avg", "exp_avg_sq")
     dtype = wide_dtype(p.dtype)
     return {"step": _counter(p), **{key: torch.zeros_like(p, dtype=dtype) for key in moments}}
 
 
 def sgd_state(p: Tensor) -> State:
-    """SGD's state for a parameter before its first step; sharded like the parameter."""
     dtype = wide_dtype(p.dtype)
     momentum = {"momentum_buffer": torch.zeros_like(p, dtype=dtype)}
     return momentum if p.dtype == dtype else {"step": _counter(p), **momentum}
@@ -44,24 +42,17 @@ def _counter(p: Tensor) -> Tensor:
 
 
 class Batch(NamedTuple):
-    """Parameters of one group and one device.
-
-    Args:
-        states: one per parameter; an empty one is filled.
-        found_inf: a float tensor on the device; 1 leaves everything unchanged.
-        streams: of the random rounding, one per parameter, from `rounding_seed`.
-    """
+    """Parameters of one group and one device."""
 
     params: list[Tensor]
     grads: list[Tensor]
-    states: list[State]
+    states: list[State]  # an empty one is filled
     group: dict[str, Any]
-    found_inf: Tensor | None
-    streams: Sequence[int]
+    found_inf: Tensor | None  # a float tensor on the device; 1 leaves everything unchanged
+    streams: Sequence[int]  # of the random rounding, from `rounding_seed`
 
 
 def adamw_step(batch: Batch, stats: StepStats) -> None:
-    """One AdamW step, recorded in `stats`."""
     grads = _step_widened(_adamw, adamw_state, batch)
     beta1, beta2 = batch.group["betas"]
     step = batch.states[0]["step"].clamp_min(1)  # 0 after a skipped first step
@@ -71,7 +62,6 @@ def adamw_step(batch: Batch, stats: StepStats) -> None:
 
 
 def sgd_step(batch: Batch, stats: StepStats) -> None:
-    """One step of SGD with momentum, M <- mu M + G, and decoupled weight decay."""
     grads = _step_widened(_sgd, sgd_state, batch)
     update, G = _sample([s["momentum_buffer"] for s in batch.states]), _sample(grads)
     if batch.group["nesterov"]:
@@ -184,7 +174,6 @@ def _can_fuse(params: list[Tensor], states: list[State]) -> bool:
 
 
 def _sample(tensors: Sequence[Tensor]) -> Tensor:
-    """A few evenly spaced elements of the first few tensors, in one flat float32 tensor."""
     taken = []
     for t in tensors[:SAMPLE_TENSORS]:
         flat = t.flatten() if t.is_contiguous() else t.reshape(-1)

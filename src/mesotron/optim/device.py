@@ -19,7 +19,6 @@ _GOLDEN = 0x9E3779B1 - 2**32  # odd and without pattern: neighbors end far apart
 
 
 def choose_device(name: str, threads: int | None = None) -> torch.device:
-    """The device a config names; also sets torch's number of threads."""
     if threads is not None:
         if threads < 1:
             raise ValueError(f"--threads {threads} must be at least 1")
@@ -33,7 +32,6 @@ def choose_device(name: str, threads: int | None = None) -> torch.device:
 
 
 def name_device(device: torch.device) -> str:
-    """The device's name for env.json: a GPU's model, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
@@ -67,7 +65,6 @@ def _product_seconds(dtype: torch.dtype) -> float:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype an optimizer computes and keeps its state in: float32, or wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -90,12 +87,8 @@ def round_stochastically(values: Tensor, out: Tensor, seed: int | Tensor) -> Non
     """Round float32 `values` into bfloat16 `out`, up or down at random so that the mean is kept.
 
     A weight of 1 moves in bfloat16 by steps of 1/128: an update of 1e-5 rounded to nearest is lost
-    at every step, rounded at random it arrives on average. Non-finite values pass through.
-
-    Args:
-        values: float32, any shape.
-        out: bfloat16, same shape; written.
-        seed: a number from `rounding_seed`, or a tensor from `step_seed`.
+    at every step, rounded at random it arrives on average. Non-finite values pass through. `seed`
+    comes from `rounding_seed` or, as a tensor, from `step_seed`.
     """
     bits = values.contiguous().view(torch.int32)
     if isinstance(seed, Tensor):  # hash each element's index

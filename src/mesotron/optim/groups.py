@@ -65,7 +65,6 @@ def own_filter(group: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
 
 
 def check_group(group: dict[str, Any]) -> None:
-    """Raise ValueError for a group that would fail later or be silently wrong."""
     if group["rule"] not in RULES:
         raise ValueError(f"rule={group['rule']!r} must be one of {', '.join(RULES)}")
     for key, high in (("lr", None), ("momentum", 1), ("weight_decay", None), ("eps", None)):
@@ -136,7 +135,6 @@ def check_same_rules(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) 
 
 
 def default_view(group: dict[str, Any]) -> str:
-    """The view of a hand-made group: one matrix each, convolutions flattened."""
     if group["rule"] not in SPECTRAL_RULES:
         return "whole"
     ndims = {p.ndim for p in group["params"]}
@@ -160,28 +158,21 @@ class Place(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The parameters of one step.
-
-    Args:
-        auxiliary: AdamW's and SGD's with a gradient, by group and device.
-        spectral: matrices with a gradient, by device.
-        sharded: DTensors of every rule, with or without a gradient: ranks may differ in which
-            gradients they have, so they agree on that together.
-    """
+    """The parameters of one step; those that are not sharded have a gradient."""
 
     auxiliary: dict[tuple[str, torch.device], list[Place]]
     spectral: dict[torch.device, list[Place]]
+    # Of every rule, with or without a gradient: ranks may differ in which gradients they have, so
+    # they agree on that together.
     sharded: list[Place]
 
     @property
     def idle(self) -> bool:
-        """No parameter has a gradient."""
         local = self.auxiliary or self.spectral
         return not local and all(place.param.grad is None for place in self.sharded)
 
 
 def sort_parameters(groups: list[dict[str, Any]]) -> Work:
-    """Assign the parameters to the kinds of step; empty tensors are left out."""
     work = Work(defaultdict(list), defaultdict(list), [])
     pairs = [(p, group) for group in groups for p in group["params"]]
     for number, (p, group) in enumerate(pairs):

@@ -23,34 +23,19 @@ _POWER_STEPS = 6
 
 
 class Filtered(NamedTuple):
-    """A filtered batch and what was measured along the way.
+    """A filtered batch and what was measured along the way."""
 
-    Args:
-        X: the filtered matrices, [B, m, n].
-        norm: Frobenius norm of each input, [B].
-        concentration: sum sigma^4 / (sum sigma^2)^2 of each input, in [1/m, 1]; 1 is rank one, 0
-            the zero matrix.
-        passed: sum f(sigma)^2, the number of directions that passed, [B].
-    """
-
-    X: Tensor
-    norm: Tensor
-    concentration: Tensor
-    passed: Tensor
+    X: Tensor  # [B, m, n]
+    norm: Tensor  # [B], Frobenius norm of each input
+    concentration: Tensor  # [B], sum sigma^4 / (sum sigma^2)^2 of each input; 1 is rank one
+    passed: Tensor  # [B], sum f(sigma)^2, the number of directions that passed
 
 
 def apply_filter(X: Tensor, filter: Filter) -> Filtered:
-    """Filter each matrix of a batch.
+    """Filter each matrix of a batch; X is overwritten as work space.
 
     The result does not depend on the scale of a matrix (1e-30 to 1e30), and a zero matrix stays
     zero.
-
-    Args:
-        X: [B, m, n] with m <= n, float32, float64 or a 16-bit dtype; overwritten as work space.
-        filter: from `mesotron.spectral`.
-
-    Returns:
-        A `Filtered`; its X may share memory with the input.
 
     Example:
         >>> from mesotron.spectral import pion
@@ -163,7 +148,6 @@ def _gram_segment(X: Tensor, A: Tensor | None, triples: list[tuple]) -> Tensor:
 
 
 def _combine(A: Tensor, b: float | Tensor, c: float | Tensor) -> Tensor:
-    """b A + c A A."""
     if isinstance(c, float) and c == 0:
         return A * b
     S = _square(A)

@@ -127,7 +127,6 @@ class RoutedOptimizer(torch.optim.Optimizer):
         super().__init__(split_by_rank(params, rule=self.rule, aux=aux), defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; missing values come from the constructor, name and view are filled in."""
         for part in split_by_rank([param_group], rule=self.defaults["rule"], aux=self._aux):
             super().add_param_group(own_filter(part, self.defaults))
             group = self.param_groups[-1]
@@ -209,7 +208,6 @@ class RoutedOptimizer(torch.optim.Optimizer):
     def _fused_step(
         self, device: torch.device, members: list[Member], stats: StepStats
     ) -> list[Member]:
-        """Step with the kernels what they support; returns the rest."""
         from mesotron.optim.triton.step import FusedStep  # needs Triton
 
         plan = self._fused.get(device)

@@ -47,10 +47,7 @@ class _Blocks(NamedTuple):
 
 @dataclass
 class StepStats:
-    """Collects the records of one step; `read` turns them into named floats.
-
-    Records of several ranks are combined by adding their `totals`.
-    """
+    """Collects the records of one step; `read` turns them into named floats."""
 
     blocks: list[_Blocks] = field(default_factory=list)
     finite: list[tuple[list[str], Tensor]] = field(default_factory=list)
@@ -62,7 +59,6 @@ class StepStats:
     def add_blocks(
         self, groups: list[str], filtered: Filtered, step_size: Tensor, numel: int
     ) -> None:
-        """Record a filtered batch and its step sizes. Keeps no reference to the matrices."""
         small = filtered._replace(X=filtered.norm)
         self.blocks.append(_Blocks(groups, small, step_size, numel))
 
@@ -77,7 +73,6 @@ class StepStats:
         self.lazy.append((groups, blocks, cosines))
 
     def add_sample(self, group: str, update: Tensor, gradient: Tensor) -> None:
-        """Record the cosine of equal-shaped samples of update and gradient."""
         # In float64, where the square of 1e30 is an ordinary number.
         x, g = update.flatten().double(), gradient.flatten().double()
         length = torch.linalg.vector_norm(x) * torch.linalg.vector_norm(g)
@@ -88,7 +83,6 @@ class StepStats:
         self.cosines.append((groups, cosines))
 
     def add_update(self, group: str, update: Tensor) -> None:
-        """Record a sample of an elementwise rule's update (the change of the weights)."""
         largest = update.abs().amax().float()
         # Divided by the largest, since the square of 1e30 is not a float32; zero stays zero.
         x = update.float()
@@ -96,11 +90,9 @@ class StepStats:
         self.updates.append((group, x.square().mean().sqrt() * largest, update.numel()))
 
     def add_finite(self, groups: list[str], finite: Tensor) -> None:
-        """Record which parameters had a finite gradient and were stepped."""
         self.finite.append((groups, finite))
 
     def add_totals(self, names: list[str], totals: Tensor) -> None:
-        """Record the `totals` of these groups, of this rank or summed over ranks."""
         self.shared.append((names, totals))
 
     def totals(self, names: list[str], device: torch.device) -> Tensor:
@@ -131,7 +123,6 @@ class StepStats:
         return sums
 
     def read(self) -> dict[str, float]:
-        """Named floats, "<group>/<statistic>"; the only call that waits for the device."""
         listed = (*self.blocks, *self.cosines, *self.shared, *self.lazy)
         names = sorted({n for groups, *_ in listed for n in groups} | {u[0] for u in self.updates})
         out: dict[str, float] = {}
@@ -147,7 +138,6 @@ class StepStats:
 
 
 def _means(row: list[float]) -> dict[str, float]:
-    """The statistics of one group from its totals, without those that have no records."""
     moved, elements, blocks, live, concentration, passed, dead, square, count, cosine, pairs = row
     out: dict[str, float] = {}
     if blocks:
@@ -165,7 +155,6 @@ def _means(row: list[float]) -> dict[str, float]:
 
 
 def move(x: Tensor, device: torch.device) -> Tensor:
-    """`x` on the device; from the host to a GPU without waiting for running work."""
     if x.device.type == "cpu" and device.type == "cuda":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)

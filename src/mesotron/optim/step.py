@@ -45,30 +45,19 @@ class Job(Protocol):
     group: Group
     windows: list[Window]
 
-    def pack(self, index: int, out: Tensor) -> None:
-        """Write the direction of window `index` into `out`, in the window's wide orientation."""
-        ...
+    def pack(self, index: int, out: Tensor) -> None: ...
 
-    def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
-        """Step window `index` by `step_size` times `filtered` (shaped as in `pack`)."""
-        ...
+    def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None: ...
 
-    def sample(self, index: int, rows: slice) -> Tensor | None:
-        """Some rows of the gradient of window `index`, for the cosine; None if not available."""
-        ...
+    def sample(self, index: int, rows: slice) -> Tensor | None: ...
 
 
 @dataclass
 class LocalJob:
-    """An unsharded parameter whose momentum is already updated.
-
-    Args:
-        member: its weights are written by `apply`, its gradient is read only.
-        finite: a 0-d bool tensor that masks the step; None if the gradient is known to be finite.
-    """
+    """An unsharded parameter whose momentum is already updated."""
 
     member: Member
-    finite: Tensor | None = None
+    finite: Tensor | None = None  # 0-d bool that masks the step; None if known to be finite
     group: Group = field(init=False)
     windows: list[Window] = field(init=False)
 
@@ -136,7 +125,6 @@ def step_weights(
 
 
 def dense_grad(p: Tensor) -> Tensor:
-    """The gradient; ValueError if it is sparse."""
     assert p.grad is not None
     if p.grad.layout != torch.strided:
         raise ValueError(
@@ -147,19 +135,16 @@ def dense_grad(p: Tensor) -> Tensor:
 
 
 def gradients_finite(grads: Sequence[Tensor]) -> Tensor:
-    """One bool per gradient, on the device; reads each gradient once."""
     largest = torch._foreach_norm(list(grads), float("inf"))  # pyright: ignore
     return torch.stack(list(largest)).isfinite()  # a float64 beyond float32's range is finite
 
 
 def group_filter(group: Group) -> Filter:
-    """The filter described by a param group's plain values."""
     keys = ("steps", "promote", "cutoff", "rank")
     return make_filter(group["filter"], **{key: group[key] for key in keys})
 
 
 def momentum_dtype(group: Group, weights: torch.dtype) -> torch.dtype:
-    """Of a group's momentum buffers: float32 or wider unless the group sets it."""
     named = group["momentum_dtype"]
     return getattr(torch, named) if named else torch.promote_types(weights, torch.float32)
 
@@ -173,7 +158,6 @@ def momentum_of(state: dict[str, Any], p: Tensor, group: Group) -> Tensor:
 
 
 def work_dtype(group: Group, weights: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype of the filter's products for weights (or directions) of this dtype."""
     if group["dtype"] is not None:
         return getattr(torch, group["dtype"])
     if weights == torch.float64:
@@ -184,7 +168,6 @@ def work_dtype(group: Group, weights: torch.dtype, device: torch.device) -> torc
 
 
 def filter_and_apply(jobs: Iterable[Job], stats: StepStats) -> None:
-    """Filter all windows of all jobs, batched by shape, and let each job apply its own."""
     buckets: dict[tuple, list[tuple[Job, int]]] = defaultdict(list)
     for order, job in enumerate(jobs):
         alone = order if not job.group["batched"] else None

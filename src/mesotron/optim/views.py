@@ -30,14 +30,12 @@ class Window(NamedTuple):
 
     @property
     def wide(self) -> Tensor:
-        """With the short side first: f(X^T) = f(X)^T for every odd spectral filter."""
         if self.rows <= self.cols:
             return self.strided
         return self.strided.permute(0, 1, 4, 5, 2, 3)
 
     @property
     def block_shape(self) -> tuple[int, int]:
-        """(short side, long side) of one matrix."""
         return min(self.rows, self.cols), max(self.rows, self.cols)
 
 
@@ -134,7 +132,6 @@ class View:
         return [_window(cut.permute(0, 3, 1, 2, 4).unsqueeze(2))]
 
     def _uneven(self, base: Tensor, rows: bool) -> list[Window]:
-        """One window per entry of `sizes`, over all the groups."""
         matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
         per_group = (self.groups or 1, sum(self.sizes))
         cut = matrices.unflatten(1 if rows else 2, per_group)
@@ -152,7 +149,6 @@ class View:
         return windows
 
     def _matrices(self, tensor: Tensor) -> Tensor:
-        """[stack, 1, 1, rows, c1, c2] before any cut."""
         if self.layout == "conv":
             # (in, kernel) stay two dims, so that channels_last weights are windows too.
             out, inputs = tensor.shape[:2]

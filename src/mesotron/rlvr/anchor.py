@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mesotron.rlvr.wrapping import reshard
+from mesotron.rlvr.models import reshard
 from mesotron.runs.process import asks_for_sharding
 
 # Where Co-rewarding-II's annealing ends (arXiv 2508.00410): the anchor then hardly moves.
@@ -26,17 +26,7 @@ LAST_MOMENTUM = 1 - 1e-5
 def momentum_at(
     progress: float, momentum: float, schedule: Literal["constant", "cosine"] = "constant"
 ) -> float:
-    """The momentum at a point of the run.
-
-    Args:
-        progress: share of the run that is done, 0 to 1.
-        momentum: at the start.
-        schedule: constant, or a cosine that ends at 1 - 1e-5 (never below `momentum`).
-
-    Example:
-        >>> momentum_at(0.0, 0.99, "cosine"), round(momentum_at(1.0, 0.99, "cosine"), 6)
-        (0.99, 0.99999)
-    """
+    """Constant, or a cosine over the run (`progress` 0 to 1) that ends at 1 - 1e-5."""
     if not 0 <= momentum <= 1:
         raise ValueError(f"objective.momentum = {momentum} must be between 0 and 1; 0.99 is usual")
     if schedule == "constant":
@@ -168,20 +158,12 @@ class AnchoredSampler:
 
     The anchor takes the policy's place while it samples: no second module, and with vLLM one more
     weight transfer per rollout.
-
-    Args:
-        anchor: the average of the policy.
-        model: the policy.
-        sample: samples from the policy.
-        synced: called when the policy's weights were exchanged, for an engine that copies them.
-        rank: this process.
-        world: number of processes.
     """
 
     anchor: Anchor
     model: nn.Module
     sample: Sample
-    synced: Callable[[], None]
+    synced: Callable[[], None]  # called when weights were exchanged, for an engine that copies them
     rank: int = 0
     world: int = 1
 
@@ -193,16 +175,7 @@ class AnchoredSampler:
         return result
 
     def voters(self, prompts: TokenRows, number: int, even: bool = False) -> Voters:
-        """This process's share of `number` completions of each prompt by the anchor.
-
-        Every process samples as many, so that none waits alone in a sharded forward pass; the
-        surplus is cut off after gathering.
-
-        Args:
-            prompts: the distinct prompts of all processes.
-            number: N.
-            even: raise ValueError if the processes' shares differ, as vLLM requires.
-        """
+        """This process's share of `number` completions of each prompt by the anchor."""
         rows = [ids for ids in prompts for _ in range(number)]
         share = -(-len(rows) // self.world)
         if even and share * self.world != len(rows):
@@ -216,7 +189,6 @@ class AnchoredSampler:
         return Voters(own, completion_ids)
 
     def merged(self, prompt_ids: TokenRows, generations: int, number: int) -> tuple[Any, Any]:
-        """Sample this process's rows, the last `number` of each group from the anchor."""
         start, ours = self.rank * len(prompt_ids), generations - number
         by_anchor = [(start + k) % generations >= ours for k in range(len(prompt_ids))]
         results: dict[int, tuple[Any, Any]] = {}
@@ -233,7 +205,6 @@ class AnchoredSampler:
 
 
 def check_anchorable(trainer: Any, group_size: int) -> None:
-    """Raise ValueError for settings of a GRPO trainer under which an anchor cannot work."""
     name, args = trainer.objective.name, trainer.args
     flat = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
     if trainer.is_deepspeed_enabled or flat:
@@ -277,12 +248,10 @@ def reference_in_memory(model: Any, args: Any, peft_config: Any) -> bool:
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The trainable weights by name, each once; of a sharded model its shards."""
     reshard(model)
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
 
 
 def local(p: Tensor) -> Tensor:
-    """This process's part of a weight, detached, sharing its memory."""
     p = p.detach()
     return p.to_local() if isinstance(p, DTensor) else p

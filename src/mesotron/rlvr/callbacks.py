@@ -38,14 +38,7 @@ CHANGED_BY_LOSS = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats
 
 
 class RunLog(TrainerCallback):
-    """Writes one row per step to metrics.jsonl, a few completions to samples.jsonl, and shows both.
-
-    Args:
-        run: the run's folder.
-        view: what the terminal shows.
-        trainer: TRL keeps its latest completions in `_logs`.
-        refuse: raise at a non-finite loss; a guard may be able to roll back instead.
-    """
+    """Writes metrics.jsonl (a row per step) and samples.jsonl (completions), and shows both."""
 
     def __init__(
         self, run: RunFolder, view: LiveView, trainer: Any, *, refuse: bool = True
@@ -96,7 +89,6 @@ class RunLog(TrainerCallback):
 
 
 def last_message(text: str | list[dict[str, Any]]) -> str:
-    """A prompt or completion as text; of chat messages the last one's."""
     return text if isinstance(text, str) else str(text[-1]["content"])
 
 
@@ -151,17 +143,7 @@ class GracefulStop(TrainerCallback):
 
 
 class EvalEvery(TrainerCallback):
-    """Puts the greedy accuracy into the row of every n-th step, as eval/greedy.
-
-    The first row has the accuracy before training, so readers know what there was to lose.
-
-    Args:
-        every: steps between evaluations.
-        trainer: whose rows get the metric.
-        accuracy: evaluates the model; greedy decoding draws no random numbers.
-        start: the accuracy before training.
-        problems: number of problems it is measured on.
-    """
+    """Puts the greedy accuracy into the row of every n-th step, as eval/greedy."""
 
     def __init__(
         self, every: int, trainer: Any, accuracy: Callable[[], float], *, start: float,
@@ -257,7 +239,6 @@ def measure_snr(trainer: Any) -> dict[str, float]:
 
 
 def step_parts(trainer: Any) -> Iterator[dict[str, Any]]:
-    """The micro-batches of the current step, or equal parts of a single one."""
     number = trainer.current_gradient_accumulation_steps
     buffer = trainer._buffered_inputs
     used = [buffer[(trainer._step - k) % len(buffer)] for k in range(number, 0, -1)]
@@ -270,7 +251,6 @@ def step_parts(trainer: Any) -> Iterator[dict[str, Any]]:
 
 
 def gradient_of(trainer: Any, part: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
-    """The gradient of a part's loss; leaves `p.grad` and the entropy controller unchanged."""
     kept = {name: getattr(trainer, name) for name in CHANGED_BY_LOSS}
     with trainer.compute_loss_context_manager():
         loss = trainer._compute_loss(trainer.model, part)

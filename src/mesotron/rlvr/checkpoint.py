@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor
 
 from mesotron.rlvr.anchor import trainable
-from mesotron.rlvr.wrapping import is_sharded
+from mesotron.rlvr.models import is_sharded
 from mesotron.runs import checkpoints
 
 # The mixin calls methods of the trainer that follows it in the bases.
@@ -46,21 +46,13 @@ SHARD = "__shard__"  # a process's part of a sharded tensor
 class Stateful(Protocol):
     """A part of a trainer that must survive a kill: an anchor policy, a prompt stream."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by name."""
-        ...
+    def tensors(self) -> dict[str, Tensor]: ...
 
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `tensors` returned; they come on the CPU."""
-        ...
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None: ...
 
-    def values(self) -> Any:
-        """The rest, as JSON holds it."""
-        ...
+    def values(self) -> Any: ...
 
-    def load_values(self, values: Any) -> None:
-        """Restore what `values` returned."""
-        ...
+    def load_values(self, values: Any) -> None: ...
 
 
 class SafeCheckpoints(Mixin):
@@ -223,7 +215,6 @@ class SafeCheckpoints(Mixin):
 
 
 def load_part(part: Stateful, saved: dict[str, Any]) -> None:
-    """Restore a stateful part from a checkpoint."""
     part.load_tensors(saved["tensors"])
     part.load_values(json.loads(saved["values"]))
 
@@ -247,7 +238,6 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 def load_adapter(model: Any, folder: Path) -> None:
-    """Fill a LoRA model's adapter from the file that `save_pretrained` wrote."""
     from peft import set_peft_model_state_dict
 
     saved = load_file(folder / "adapter_model.safetensors")
@@ -346,14 +336,12 @@ def save_state(folder: Path, name: str, tree: Any) -> None:
 
 
 def load_state(folder: Path, name: str) -> Any:
-    """Read what `save_state` wrote; tensors come on the CPU."""
     path = folder / f"{name}.safetensors"
     tensors = load_file(path) if path.exists() else {}
     return put_tensors_back(json.loads((folder / f"{name}.json").read_text()), tensors)
 
 
 def take_tensors_out(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """The tree as JSON can hold it; its tensors are added to `tensors` under their paths."""
     if isinstance(tree, DTensor):
         tensors[path] = own_memory(tree.to_local())
         return {SHARD: path}
@@ -376,7 +364,6 @@ def take_tensors_out(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def put_tensors_back(plain: Any, tensors: dict[str, Tensor]) -> Any:
-    """Undo `take_tensors_out`."""
     if isinstance(plain, list):
         return [put_tensors_back(item, tensors) for item in plain]
     if not isinstance(plain, dict):
@@ -418,7 +405,6 @@ def own_memory(tensor: Tensor) -> Tensor:
 
 
 def random_state() -> dict[str, Any]:
-    """The states of all global random generators: Python's, NumPy's, torch's."""
     name, keys, *rest = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -429,7 +415,6 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore what `random_state` returned."""
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mesotron.rlvr.wrapping import largest, reshard, smallest
+from mesotron.rlvr.models import largest, reshard, smallest
 
 # Rows are dropped from the batch when this share of it is finished: copying the cache costs about
 # as much as a step.

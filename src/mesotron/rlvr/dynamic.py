@@ -40,26 +40,13 @@ class Source(NamedTuple):
 
 
 class PromptStream:
-    """Further prompts in an order of their own, which all processes share and a checkpoint keeps.
-
-    Args:
-        num_prompts: size of the dataset.
-        seed: of the order; each pass over the data has a different one.
-
-    Example:
-        >>> stream = PromptStream(3, seed=0)
-        >>> sorted(stream.take(3)), stream.values()
-        ([0, 1, 2], {'taken': 3})
-    """
+    """Further prompts in an order of their own, shared by all processes and kept in checkpoints."""
 
     def __init__(self, num_prompts: int, seed: int) -> None:
-        self.num_prompts = num_prompts
-        self.seed = seed
-        self.taken = 0
+        self.num_prompts, self.seed, self.taken = num_prompts, seed, 0
         self._order: tuple[int, list[int]] = (-1, [])
 
     def take(self, number: int) -> list[int]:
-        """The next row numbers of the dataset."""
         rows = []
         for _ in range(number):
             epoch, place = divmod(self.taken, self.num_prompts)
@@ -98,26 +85,16 @@ class Resampled:
 
 @dataclass
 class Resampler:
-    """Samples further prompts until every place has a group with a signal, or the cap.
-
-    Args:
-        dataset: the training rows.
-        stream: gives the numbers of further rows.
-        objective: the dynamic_* settings.
-        group_size: G.
-        rank: this process.
-        world: W.
-    """
+    """Samples further prompts until every place has a group with a signal, or the cap."""
 
     dataset: Any
     stream: PromptStream
     objective: ObjectiveConfig
-    group_size: int
+    group_size: int  # G
     rank: int = 0
-    world: int = 1
+    world: int = 1  # W
 
     def __call__(self, inputs: list[Row], score: ScoreRound) -> Resampled:
-        """Resample a batch; `inputs` are this process's rows, `score` handles one round."""
         G, own = self.group_size, len(inputs)
         # Blocks do not exchange groups: processes, or single groups where one spans processes.
         blocks = self.world if own % G == 0 else own * self.world // G
@@ -168,7 +145,7 @@ class Resampler:
 def fill_places(
     rounds: Sequence[Sequence[float]], blocks: int, widest: bool = False
 ) -> list[Source | None]:
-    """Give each place a group with a signal from its own block.
+    """Give each of P places a group with a signal from its own block; None where none is left.
 
     Args:
         rounds: for each round the spread of each group's rewards, 0 for no signal. The first round
@@ -176,15 +153,6 @@ def fill_places(
         blocks: number of equal parts that do not exchange groups: W where each process holds whole
             groups, P where a group spans processes and must stay in its place.
         widest: prefer the groups with the largest spread over the first ones.
-
-    Returns:
-        P entries; None where no group with a signal is left.
-
-    Example:
-        >>> fill_places([[0.5, 0.0], [0.1, 0.2]], blocks=1)
-        [Source(round=0, place=0), Source(round=1, place=0)]
-        >>> fill_places([[0.5, 0.0], [0.1, 0.2]], blocks=1, widest=True)
-        [Source(round=0, place=0), Source(round=1, place=1)]
     """
     size = len(rounds[0]) // blocks
     chosen: list[Source | None] = []
@@ -210,32 +178,14 @@ def _signals(rounds: Sequence[Sequence[float]], block: int, blocks: int) -> Iter
 
 
 def missing_places(chosen: Sequence[Source | None], blocks: int) -> int:
-    """The most empty places of any block: how many groups each block samples next.
-
-    Example:
-        >>> missing_places([None, Source(0, 1), None, None], blocks=2)
-        2
-    """
+    """The most empty places of any block: how many groups each block samples next."""
     size = len(chosen) // blocks
     starts = range(0, len(chosen), size)
     return max(sum(source is None for source in chosen[k : k + size]) for k in starts)
 
 
 def merge_rows(rounds: Sequence[Batch], rows: Sequence[tuple[int, int]]) -> Batch:
-    """One batch from the rows of several, padded to one length.
-
-    Args:
-        rounds: TRL's scored batches of one process; all have the same keys.
-        rows: (round, row of that round) for each row of the result.
-
-    Returns:
-        A batch like the others, with the scalars of the first round.
-
-    Example:
-        >>> a, b = {"advantages": torch.tensor([1.0, 2.0])}, {"advantages": torch.tensor([3.0])}
-        >>> merge_rows([a, b], [(1, 0), (0, 1)])
-        {'advantages': tensor([3., 2.])}
-    """
+    """One batch, padded to one length, of (round, row) pairs; scalars are the first round's."""
     if any(key in rounds[0] for key in IMAGES):
         raise ValueError(
             "dynamic_sampling='resample' does not support prompts with images: use 'drop' or 'off'"
@@ -256,12 +206,7 @@ def merge_rows(rounds: Sequence[Batch], rows: Sequence[tuple[int, int]]) -> Batc
 
 
 def split_rows(batch: Batch, first: int) -> list[Batch]:
-    """Two batches: the first rows and the rest; both keep the scalars.
-
-    Example:
-        >>> split_rows({"advantages": torch.tensor([1.0, 2.0, 3.0])}, 2)
-        [{'advantages': tensor([1., 2.])}, {'advantages': tensor([3.])}]
-    """
+    """Two batches: the first rows and the rest; both keep the scalars."""
     parts = (slice(first), slice(first, None))
     return [{key: x[part] if x.ndim else x for key, x in batch.items()} for part in parts]
 

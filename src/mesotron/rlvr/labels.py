@@ -30,31 +30,20 @@ MIN_GROUP_FOR_QUARTILES = 4
 class Vote:
     """The outcome for one prompt."""
 
-    label: str | None
-    """The winning answer; None where the vote abstains."""
-    share: float
-    """Votes for the leader over votes cast, 0 to 1; 0 without voters."""
-    voters: int
-    """Completions with an answer."""
+    label: str | None  # the winning answer; None where the vote abstains
+    share: float  # votes for the leader over votes cast; 0 without voters
+    voters: int  # completions with an answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ballots:
-    """The answers of a rollout batch.
+    """The answers of a rollout batch; completions marked as dropped do not count."""
 
-    Args:
-        policy: [P][G], answers of the completions that are rewarded.
-        anchor: [P][N], answers that only vote; N may be 0.
-        dropped: [P][G], rewarded completions that are dropped; empty for none.
-        anchor_dropped: [P][N], the same for the anchor's.
-        from_anchor: how many of each G, at the end, the anchor sampled (merged variant).
-    """
-
-    policy: Answers
-    anchor: Answers
-    dropped: Sequence[Sequence[bool]] = ()
-    anchor_dropped: Sequence[Sequence[bool]] = ()
-    from_anchor: int = 0
+    policy: Answers  # [P][G], of the completions that are rewarded
+    anchor: Answers  # [P][N], only vote; N may be 0
+    dropped: Sequence[Sequence[bool]] = ()  # [P][G], or empty for none
+    anchor_dropped: Sequence[Sequence[bool]] = ()  # [P][N]
+    from_anchor: int = 0  # how many of each G, at the end, the anchor sampled (merged variant)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +89,7 @@ def majority(
 def label_by_vote(ballots: Ballots, objective: ObjectiveConfig, seed: object = 0) -> Labels:
     """Label each prompt by majority vote and reward the completions that agree.
 
-    A prompt without a label gives equal rewards, hence no advantage.
-
-    Args:
-        ballots: the answers of all processes, in whole groups.
-        objective: `tie`, `min_vote_share`, and the name, which decides who votes.
-        seed: of random ties; use a different one per batch.
+    A prompt without a label gives equal rewards, hence no advantage. `seed` is of random ties.
 
     Example:
         >>> ballots = Ballots(policy=[["7", "8", None]], anchor=[["8"]])
@@ -147,13 +131,6 @@ def _mask_dropped(answers: Answers, dropped: Sequence[Sequence[bool]]) -> list[l
 
 
 def vote_metrics(votes: Sequence[Vote]) -> dict[str, float]:
-    """votes/share: mean share of the leader where anyone voted; votes/abstained: prompts without a
-    label.
-
-    Example:
-        >>> vote_metrics([Vote("7", 0.5, 4), Vote(None, 0.0, 0)])
-        {'votes/share': 0.5, 'votes/abstained': 0.5}
-    """
     shares = [vote.share for vote in votes if vote.voters]
     return {
         "votes/share": sum(shares) / max(len(shares), 1),
@@ -162,13 +139,7 @@ def vote_metrics(votes: Sequence[Vote]) -> dict[str, float]:
 
 
 def agreement(ours: Sequence[Vote], others: Sequence[Vote]) -> dict[str, float]:
-    """votes/agreement: how often two electorates choose the same label, where both have one.
-
-    Example:
-        >>> seven, eight = Vote("7", 1.0, 2), Vote("8", 1.0, 2)
-        >>> agreement([seven, seven], [seven, eight])
-        {'votes/agreement': 0.5}
-    """
+    """votes/agreement: how often two electorates choose the same label, where both have one."""
     labels = [(a.label, b.label) for a, b in zip(ours, others, strict=True)]
     same = [a == b for a, b in labels if None not in (a, b)]
     return {"votes/agreement": sum(same) / len(same)} if same else {}
@@ -180,14 +151,7 @@ def label_accuracy(
     correct: Sequence[Sequence[bool]],
     verifier: Verifier,
 ) -> dict[str, float]:
-    """votes/label_accuracy and votes/reward_accuracy, where golds are known; for the log only.
-
-    Args:
-        labels: of the batch.
-        golds: [P], None where unknown.
-        correct: [P][G], whether the answer in the format is the gold.
-        verifier: decides whether label and gold are the same.
-    """
+    """votes/label_accuracy and votes/reward_accuracy, where golds are known; for the log only."""
     known = [
         k
         for k, (gold, vote) in enumerate(zip(golds, labels.votes, strict=True))

@@ -23,29 +23,17 @@ Gather = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """What the policy term of a loss is computed from.
+    """What the policy term of a loss is computed from."""
 
-    Args:
-        logprobs: [B, T], the policy's log-probabilities of the sampled tokens, with gradient.
-        old_logprobs: [B, T], those of the policy that sampled the batch.
-        advantages: [B].
-        mask: [B, T], 1 on tokens that train; rows may be all 0.
-        epsilon: lower clip width in log space: 0.4 lets the ratio fall to exp(-0.4).
-        epsilon_high: upper clip width in log space.
-        delta: largest ratio of any token (two-sided clipping, in ratio space); None for no limit.
-        token_mask: [B, T], tokens with a gradient; the others count as ratio 1. None for all.
-        sequence_weight: [B], factor of each sequence (rollout correction, off-policy mask).
-    """
-
-    logprobs: Tensor
-    old_logprobs: Tensor
-    advantages: Tensor
-    mask: Tensor
-    epsilon: float = 0.4
-    epsilon_high: float = 0.4
-    delta: float | None = None
-    token_mask: Tensor | None = None
-    sequence_weight: Tensor | None = None
+    logprobs: Tensor  # [B, T], of the sampled tokens by the policy, with gradient
+    old_logprobs: Tensor  # [B, T], by the policy that sampled the batch
+    advantages: Tensor  # [B]
+    mask: Tensor  # [B, T], 1 on tokens that train; rows may be all 0
+    epsilon: float = 0.4  # lower clip width in log space: the ratio may fall to exp(-0.4)
+    epsilon_high: float = 0.4  # upper clip width in log space
+    delta: float | None = None  # largest ratio of any token (two-sided clipping)
+    token_mask: Tensor | None = None  # [B, T], tokens with a gradient; the others have ratio 1
+    sequence_weight: Tensor | None = None  # [B] (rollout correction, off-policy mask)
 
 
 @dataclass(frozen=True)
@@ -57,7 +45,6 @@ class LossOutputs:
 
 
 def identity(x: Tensor) -> Tensor:
-    """`gather` of a single process."""
     return x
 
 
@@ -119,22 +106,10 @@ def clip_metrics(counts: Tensor) -> dict[str, float]:
 
 
 def correction_weight(ratio: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """TRL's correction for a rollout engine as one factor per sequence.
+    """TRL's correction for a rollout engine, [B, 1] or [B, T], as one factor per sequence [B].
 
     Per-token ratios become their geometric mean, as GMPO weighs its own; tokens that TRL masked
-    (ratio 0) are left out and give no gradient.
-
-    Args:
-        ratio: [B, 1] or [B, T].
-        mask: [B, T].
-
-    Returns:
-        Factors [B], and the tokens [B, T] that remain.
-
-    Example:
-        >>> weight, kept = correction_weight(torch.tensor([[4.0, 1.0, 0.0]]), torch.ones(1, 3))
-        >>> weight, kept
-        (tensor([2.]), tensor([[ True,  True, False]]))
+    (ratio 0) are left out and give no gradient. Also returns the tokens [B, T] that remain.
     """
     if ratio.shape[1] == 1 and mask.shape[1] != 1:
         return ratio.squeeze(1), torch.ones_like(mask, dtype=torch.bool)
@@ -149,16 +124,7 @@ def policy_metrics(
 ) -> dict[str, float]:
     """entropy/trajectory_q1 to _q3, ratio/log_min and ratio/log_max; empty if no token trains.
 
-    Args:
-        entropies: [B, T] in nats.
-        log_ratio: [B, T] of the new to the old policy; None where they are the same.
-        mask: [B, T], 1 on tokens that train.
-        gather: over processes.
-
-    Example:
-        >>> entropies, ratio = torch.tensor([[1.0], [3.0]]), torch.tensor([[-0.5], [0.5]])
-        >>> policy_metrics(entropies, ratio, torch.ones(2, 1))["ratio/log_max"]
-        0.5
+    All [B, T]; `log_ratio` of the new to the old policy is None where they are the same.
     """
     trains = mask != 0
     H = trajectory_entropy(entropies, mask)

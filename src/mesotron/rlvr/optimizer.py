@@ -44,11 +44,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
 
 
 def check_settings(config: OptimConfig) -> None:
-    """Raise ValueError for settings the optimizer rejects, before a model is loaded.
-
-    Example:
-        >>> check_settings(OptimConfig(name="pion", cutoff=0.2))
-    """
+    """Raise ValueError for settings the optimizer rejects, before a model is loaded."""
     build_optimizer(nn.Linear(8, 8), replace(config, per_head=False))  # a model has the heads
 
 
@@ -71,7 +67,6 @@ def check_all_train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def resolve_optim(
     args: Any, optim: str | OptimConfig | None, optimizers: Any
 ) -> OptimConfig | None:
-    """The optimizer's config; a name alone takes the rates of the arguments."""
     if optim is not None and optimizers is not None and optimizers[0] is not None:
         raise ValueError("optim= and optimizers= both give an optimizer: leave one of them out")
     if isinstance(optim, str):
@@ -81,20 +76,12 @@ def resolve_optim(
 
 
 def unwrap_optimizer(optimizer: Any) -> RoutedOptimizer | None:
-    """Our optimizer, also where Accelerate wrapped it; None for any other."""
     inner = getattr(optimizer, "optimizer", optimizer)
     return inner if isinstance(inner, RoutedOptimizer) else None
 
 
 class OptimizerLog(TrainerCallback):
-    """Writes routing.json at the start, and rows of spectra.jsonl at five steps of the run.
-
-    The routing table says which rule trains which parameter and why; a spectrum has the singular
-    values of a few blocks before and after the filter. Other optimizers write nothing.
-
-    Args:
-        run: the run's folder.
-    """
+    """Writes routing.json at the start, and rows of spectra.jsonl at five steps of the run."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
@@ -124,10 +111,5 @@ class OptimizerLog(TrainerCallback):
 
 
 def spectrum_steps(steps: int) -> set[int]:
-    """The first step, the last, and three in between.
-
-    Example:
-        >>> sorted(spectrum_steps(60))
-        [1, 16, 31, 45, 60]
-    """
+    """The first step, the last, and three in between."""
     return {1 + round(k * (steps - 1) / (NUM_SPECTRA - 1)) for k in range(NUM_SPECTRA)}

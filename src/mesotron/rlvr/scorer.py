@@ -7,7 +7,7 @@ Legend: P prompts, G completions per prompt by the policy, N by the anchor.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -24,33 +24,18 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A scored rollout over all processes, group by group.
+    """A scored rollout over all processes, group by group."""
 
-    Args:
-        rewards: [P, G], weighted totals; NaN where a completion was dropped.
-        facts: P G of them; empty without a judge.
-        tolerance: rewards closer than this are equal.
-        dropped: P G, completions that the entropy filter dropped; empty without a filter.
-    """
-
-    rewards: Tensor
-    facts: Sequence[Facts]
-    tolerance: float
-    dropped: Sequence[bool] = ()
+    rewards: Tensor  # [P, G], weighted totals; NaN where a completion was dropped
+    facts: Sequence[Facts]  # P G; empty without a judge
+    tolerance: float  # rewards closer than this are equal
+    dropped: Sequence[bool] = ()  # P G, by the entropy filter; empty without one
 
     def spreads(self) -> list[float]:
-        """How much the rewards of each group differ; 0 is no signal."""
         return group_spreads(self.rewards, self.tolerance).tolist()
 
     def metrics(self) -> dict[str, float]:
-        """groups/*, and with facts also facts/* and answers/*.
-
-        Example:
-            >>> import torch
-            >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-            >>> Scored(rewards=rewards, facts=[], tolerance=1e-6).metrics()["groups/zero_signal"]
-            0.5
-        """
+        """groups/*, and with facts also facts/* and answers/*."""
         facts, size = self.facts, self.rewards.shape[1]
         if not facts:
             return group_signal(self.rewards, self.tolerance)
@@ -63,44 +48,27 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True)
 class Voting:
-    """The gathered completions of a self-labelled rollout.
+    """The gathered completions of a self-labelled rollout."""
 
-    Args:
-        facts: P G, of the completions that train.
-        golds: P G, None where unknown; for metrics only.
-        voters: P N, facts of the anchor's completions that only vote.
-        group_size: G.
-        dropped: P G, by the entropy filter; empty for none.
-        voters_dropped: P N.
-        from_anchor: how many of each G the anchor sampled (merged variant).
-    """
-
-    facts: Sequence[Facts]
-    golds: Sequence[str | None]
-    group_size: int
-    voters: Sequence[Facts] = ()
-    dropped: Sequence[bool] = ()
-    voters_dropped: Sequence[bool] = ()
-    from_anchor: int = 0
+    facts: Sequence[Facts]  # P G, of the completions that train
+    golds: Sequence[str | None]  # P G, None where unknown; for metrics only
+    group_size: int  # G
+    voters: Sequence[Facts] = ()  # P N, of the anchor's completions that only vote
+    dropped: Sequence[bool] = ()  # P G, by the entropy filter; empty for none
+    voters_dropped: Sequence[bool] = ()  # P N
+    from_anchor: int = 0  # how many of each G the anchor sampled (merged variant)
 
 
 @dataclass
 class Scorer:
-    """Judges completions and labels them by vote.
+    """Judges completions and labels them by vote."""
 
-    Args:
-        objective: resolved.
-        judge: turns completions into facts; None for plain TRL rewards.
-        end_ids: tokens that end a completion; any other last token means it was cut.
-    """
-
-    objective: ObjectiveConfig
-    judge: Judge | None = None
-    end_ids: Sequence[int] = field(default_factory=list)
+    objective: ObjectiveConfig  # resolved
+    judge: Judge | None = None  # None for plain TRL rewards
+    end_ids: Sequence[int] = ()  # any other last token means that a completion was cut
 
     @property
     def self_labelled(self) -> bool:
-        """Whether labels come from votes; golds are then for metrics only."""
         return self.objective.name in SELF_LABELED
 
     def truncated(self, completion_ids: Sequence[Sequence[int]]) -> list[bool]:
@@ -109,7 +77,6 @@ class Scorer:
     def annotate(
         self, rows: Sequence[Row], completions: Sequence[Any], completion_ids: Any
     ) -> tuple[list[Row], list[Facts]]:
-        """Rows with facts, truncated and row for the reward functions, and the facts themselves."""
         if self.judge is None:
             return list(rows), []
         cut = self.truncated(completion_ids)
@@ -122,7 +89,6 @@ class Scorer:
         return annotated, facts
 
     def vote(self, voting: Voting, seed: object = 0) -> tuple[list[float | None], dict[str, float]]:
-        """Rewards of all P G completions (None where dropped), and votes/* metrics."""
         judge, G = self.judge, voting.group_size
         assert judge is not None
         prompts = len(voting.facts) // G
@@ -148,10 +114,4 @@ def vote(completions: Sequence[Any], **_: Any) -> list[float | None]:
 
 
 def in_groups(items: Sequence[Item], size: int) -> list[list[Item]]:
-    """Items in rows of one size; [] for a size of 0 or no items.
-
-    Example:
-        >>> in_groups("abcd", 2)
-        [['a', 'b'], ['c', 'd']]
-    """
     return [list(items[k : k + size]) for k in range(0, len(items), size)] if size else []

@@ -25,7 +25,7 @@ from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, EvalEvery, GracefulStop, RunLog, SnrProbe
 from mesotron.rlvr.dataset import make_rows
-from mesotron.rlvr.models import load_model, lora_config
+from mesotron.rlvr.models import as_loaded, load_model, lora_config
 from mesotron.rlvr.objectives import resolve, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
 from mesotron.rlvr.rewards import Reward, as_reward_function, make_reward
@@ -35,7 +35,6 @@ from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.train import check_enough
 from mesotron.rlvr.trainer import GRPOTrainer
-from mesotron.rlvr.wrapping import as_loaded
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.process import (
@@ -71,12 +70,7 @@ class Parts:
 
 
 def train(plan: Plan[TrainConfig], began: float | None = None) -> int:
-    """Carry out a plan; see `mesotron.rlvr.train.run` for the exit codes.
-
-    Args:
-        plan: what to do.
-        began: when the command started, on `time.monotonic`; its limits count from there.
-    """
+    """Carry out a plan; see `mesotron.rlvr.train.run` for the exit codes."""
     quiet_libraries()
     console = Console(quiet=not is_main())
     for note in plan.notes:
@@ -92,13 +86,11 @@ def train(plan: Plan[TrainConfig], began: float | None = None) -> int:
 
 
 def resume_command(plan: Plan[Any]) -> str:
-    """The command that continues a run."""
     command = "sft" if isinstance(plan.config, SftConfig) else "train"
     return f"mesotron {command} --resume {plan.path}"
 
 
 def load(config: TrainConfig, verifier: Verifier) -> Parts:
-    """Load model, tokenizer, problems and judge; raises ValueError for what cannot be used."""
     device = choose_device(config.device, config.threads)
     arguments = trl_arguments(config.objective, config.rollout, config.optim, num_processes())
     check_settings(config.optim)
@@ -112,7 +104,6 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
 
 @contextmanager
 def open_folder(plan: Plan[Any], device: torch.device) -> Iterator[RunFolder]:
-    """The run's folder, created if new; the main process holds its lock and goes first."""
     if num_processes() > 1 and not is_main():
         PartialState().wait_for_everyone()
         yield RunFolder(plan.path)
@@ -127,7 +118,6 @@ def open_folder(plan: Plan[Any], device: torch.device) -> Iterator[RunFolder]:
 def train_in(
     run: RunFolder, plan: Plan[TrainConfig], parts: Parts, meter: Meter, console: Console
 ) -> int:
-    """Evaluate, train, evaluate, report."""
     config = plan.config
     before = run.load("before")
     if before is None:
@@ -165,20 +155,17 @@ def train_in(
 
 
 def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
-    """The watch of a run, with the settings that its guard may change."""
     settings, tries = live_settings(trainer, parts), parts.config.watch.tries
     return Watch(parts.config.guard, run.path, trainer=trainer, tries=tries, more=settings)
 
 
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
-    """An evaluation as JSON, in the weights' own precision, whatever trains them."""
     with as_loaded(model):
         result = measure(model, parts.tokenizer, parts.task, parts.config, parts.judge, name)
     return result.to_json()
 
 
 def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
-    """The trainer of a run, everything seeded."""
     config = parts.config
     set_seed(config.seed)  # LoRA is initialized before the trainer seeds
     trainer = GRPOTrainer(
@@ -203,7 +190,6 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
 
 
 def trainer_arguments(parts: Parts, run: RunFolder) -> dict[str, Any]:
-    """All arguments of `GRPOConfig`."""
     config = parts.config
     common = common_arguments(config, parts.device, parts.model, run)
     keep = max(config.keep, KEPT_FOR_ROLLBACK * (config.guard == "rollback"))
@@ -217,7 +203,6 @@ def trainer_arguments(parts: Parts, run: RunFolder) -> dict[str, Any]:
 def common_arguments(
     config: TrainConfig | SftConfig, device: torch.device, model: Any, run: RunFolder
 ) -> dict[str, Any]:
-    """The arguments of Transformers' trainers that do not depend on the kind of training."""
     on_cpu = device.type == "cpu"
     return {
         "output_dir": str(run.checkpoints),
@@ -245,7 +230,6 @@ def add_callbacks(
     before: dict[str, Any],
     meter: Meter,
 ) -> None:
-    """Add the run's log, its graceful stop and, where configured, probes and evaluations."""
     trainer.add_callback(RunLog(run, view, trainer, refuse=parts.config.guard != "rollback"))
     trainer.add_callback(OptimizerLog(run))
     trainer.add_callback(GracefulStop(stop))
@@ -266,7 +250,6 @@ def add_callbacks(
 
 
 def fit(trainer: Any, plan: Plan[Any]) -> None:
-    """Train from the plan's checkpoint; a run that stopped after its last step is only loaded."""
     checkpoint = plan.checkpoint
     if checkpoint is None:
         trainer.train()
@@ -314,7 +297,6 @@ def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:
 def live_view(
     run: RunFolder, plan: Plan[Any], console: Console, watched: dict[str, str] | None = None
 ) -> Iterator[tuple[LiveView, StopRequest]]:
-    """The live view of a run, with the package's log messages, and its stop request."""
     view = LiveView(plan.config.steps, watched or WATCHED, console)
 
     class ToView(logging.Handler):
@@ -336,7 +318,6 @@ def live_view(
 def say_stopped(
     console: Console, run: RunFolder, plan: Plan[Any], step: int, why: str | None
 ) -> None:
-    """Print where a run stopped and how to continue it."""
     # A guard that gives up on broken weights does not save them.
     saved = " and saved" * (run.checkpoints / f"checkpoint-{step}").exists()
     reason = f": {why}" if why else ""
@@ -344,12 +325,10 @@ def say_stopped(
 
 
 def say(console: Console, text: str) -> None:
-    """Print on one line, however narrow the terminal, so that paths can be copied."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def quiet_libraries() -> None:
-    """Keep other libraries' messages out of the live view, except errors."""
     disable_progress_bar()
     warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|accelerate|peft)\b")
     for name in ("transformers", "trl", "accelerate", "peft", "datasets"):

@@ -1,51 +1,151 @@
-"""`mesotron sft`: a warm start on solved problems, with the tasks, formats and optimizers of RL.
+"""Supervised warm start: TRL's SFTTrainer with our optimizers, run folders and exact resume.
 
-Checks the settings and plans the run; nothing heavy is imported before that. `warm_start` trains.
+The rows come tokenized and in reading order, so TRL prepares and shuffles nothing.
 """
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
-from mesotron.config import SftConfig
-from mesotron.rlvr.train import check as check_inputs
-from mesotron.rlvr.train import resume_plan, set_library_variables
-from mesotron.runs import new_run_path
-from mesotron.runs.process import go_offline_without_network, num_processes
-from mesotron.runs.resume import Plan, plan_new
-from mesotron.watch.budget import limits_of
+import torch
+from rich.console import Console
+from transformers import PrinterCallback, set_seed
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
+
+from mesotron.config import OptimConfig, SftConfig
+from mesotron.optim import RoutedOptimizer
+from mesotron.optim.device import choose_device
+from mesotron.optim.groups import clip_gradients
+from mesotron.rlvr.callbacks import GracefulStop, RunLog
+from mesotron.rlvr.checkpoint import SafeCheckpoints
+from mesotron.rlvr.dataset import make_demonstrations
+from mesotron.rlvr.models import load_model, lora_config
+from mesotron.rlvr.optimizer import (
+    OptimizerLog,
+    build_optimizer,
+    check_settings,
+    unwrap_optimizer,
+)
+from mesotron.rlvr.session import (
+    common_arguments,
+    live_view,
+    open_folder,
+    quiet_libraries,
+    say,
+    say_stopped,
+)
+from mesotron.rlvr.spending import Spending, metered
+from mesotron.rlvr.tasks.load import load_task
+from mesotron.runs import RunFolder
+from mesotron.runs.resume import Plan
+from mesotron.watch.budget import Meter
+
+WATCHED = {"loss": "loss", "mean_token_accuracy": "tokens right", "entropy": "entropy"}
+SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
-def run(config: SftConfig) -> int:
-    """Train on solved problems, or continue such a run.
+# Transformers' `train` has arguments for hyperparameter search, which the mixin passes on by name.
+class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """TRL's SFTTrainer with a routed optimizer and checkpoints that resume exactly."""
 
-    Args:
-        config: as parsed; to continue a run see `mesotron.runs.resume`.
+    def __init__(self, *, optim: OptimConfig, **kwargs: Any) -> None:
+        self.optim_config = optim
+        super().__init__(**kwargs)
 
-    Returns:
-        The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
-    """
-    began = time.monotonic()
-    plan = resume_plan(config) if config.resume else new_run(config)
-    limits_of(plan.config)  # refuses a budget without a price
-    set_library_variables(plan.config)
-    go_offline_without_network()
-    from mesotron.rlvr.warm_start import train
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        self.optimizer = build_optimizer(model or self.model, self.optim_config)
+        return self.optimizer
 
-    return train(plan, began)
+    def _clip_grad_norm(self, model: Any) -> Any:
+        matrices = self.optim_config.clip == "all"
+        return clip_gradients(self._routed(), self.args.max_grad_norm, matrices).total
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs |= {f"optim/{name}": x for name, x in self._routed().stats().items()}
+        super().log(logs, start_time)
+
+    def own_state(self) -> dict[str, Any]:
+        return {"num_tokens": self._total_train_tokens}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self._total_train_tokens = state["num_tokens"]
+
+    def _routed(self) -> RoutedOptimizer:
+        optimizer = unwrap_optimizer(self.optimizer)
+        assert optimizer is not None
+        return optimizer
 
 
-def new_run(config: SftConfig) -> Plan[SftConfig]:
-    """The plan of a run from the beginning."""
-    check(config)
-    return plan_new(config, config.out or new_run_path("sft"))
-
-
-def check(config: SftConfig) -> None:
-    """Refuse several processes, and what `mesotron train` would refuse."""
-    if num_processes() > 1:
-        raise ValueError(
-            f"mesotron sft runs in one process, not in WORLD_SIZE={num_processes()}: start it "
-            "without a launcher"
+def train(plan: Plan[SftConfig], began: float | None = None) -> int:
+    """Carry out a plan; see `mesotron.rlvr.sft.run` for the exit codes."""
+    quiet_libraries()
+    config, console = plan.config, Console()
+    for note in plan.notes:
+        say(console, note)
+    check_settings(config.optim)
+    device = choose_device(config.device, config.threads)
+    task = load_task(config.task)
+    model, tokenizer = load_model(config.model, device)
+    rows = make_demonstrations(task, config, tokenizer)
+    with open_folder(plan, device) as run, metered(config, run, began) as meter:
+        set_seed(config.seed)  # LoRA is initialized before the trainer seeds
+        trainer = WarmStart(
+            model=model,
+            args=SFTConfig(**trainer_arguments(config, device, model, run)),
+            train_dataset=rows,
+            processing_class=tokenizer,
+            peft_config=lora_config(config.model),
+            optim=config.optim,
         )
-    check_inputs(config)
+        trainer.remove_callback(PrinterCallback)
+        return train_in(run, plan, trainer, meter, console)
+
+
+def trainer_arguments(
+    config: SftConfig, device: torch.device, model: Any, run: RunFolder
+) -> dict[str, Any]:
+    return common_arguments(config, device, model, run) | {
+        "per_device_train_batch_size": config.batch,
+        "train_sampling_strategy": "sequential",  # the rows are in reading order
+        "max_length": None,  # rows that are too long were removed
+        "learning_rate": config.optim.lr,
+        "lr_scheduler_type": SCHEDULES[config.optim.schedule],
+        "warmup_steps": round(config.optim.warmup * config.steps),
+        "max_grad_norm": config.optim.max_grad_norm,
+    }
+
+
+def train_in(
+    run: RunFolder, plan: Plan[SftConfig], trainer: WarmStart, meter: Meter, console: Console
+) -> int:
+    config = plan.config
+    reached = plan.checkpoint.step if plan.checkpoint else 0
+    spending = Spending(meter, run, trainer)
+    with live_view(run, plan, console, WATCHED) as (view, stop):
+        for callback in (RunLog(run, view, trainer), OptimizerLog(run), GracefulStop(stop)):
+            trainer.add_callback(callback)
+        trainer.add_callback(spending)
+        if reached < config.steps:
+            trainer.train(str(plan.checkpoint.path) if plan.checkpoint else None)
+    step = max(reached, trainer.state.global_step)
+    if step < config.steps:
+        say_stopped(console, run, plan, step, spending.stopped_by)
+        return 0
+    last = run.rows("metrics")[-1]
+    loss, accuracy = last["loss"], last["mean_token_accuracy"]
+    report = (
+        f"# Warm start of {config.model.name} on {config.task.name}: {step} steps\n\n"
+        f"Optimizer {config.optim.name} at learning rate {config.optim.lr:g}, {config.batch} "
+        f"solved problems per step, seed {config.seed}. Last loss {loss:.4f}, token accuracy "
+        f"{accuracy:.1%}.\n"
+    )
+    run.finish({"steps": step, "loss": loss, "token_accuracy": accuracy}, report)
+    model = run.checkpoints / f"checkpoint-{step}"
+    say(
+        console,
+        f"loss {loss:.3f}, token accuracy {accuracy:.1%}; model: {model}; evaluate it with "
+        f"mesotron eval {run.path}",
+    )
+    return 0

@@ -1,4 +1,4 @@
-"""`mesotron train` up to the point where torch is needed: inputs, folder, library variables.
+"""`mesotron train` and `mesotron sft` up to where torch is needed: inputs, folder, variables.
 
 Nothing heavy is imported before the settings are known to be usable, nor before the variables are
 set that Hugging Face libraries read at import.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mesotron.config import SELF_LABELED, RewardConfig, RolloutConfig, SftConfig, TrainConfig
 from mesotron.rlvr.models import check_name
@@ -28,7 +28,7 @@ log = logging.getLogger("mesotron")
 Limited = TypeVar("Limited", TrainConfig, SftConfig)
 
 
-def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
+def run(config: TrainConfig | SftConfig, then: Callable[[Path], None] | None = None) -> int:
     """Train, or resume a run, then call `then` with its folder in the main process.
 
     Returns:
@@ -36,21 +36,24 @@ def run(config: TrainConfig, then: Callable[[Path], None] | None = None) -> int:
     """
     began = time.monotonic()
     check_installed()
-    plan = resume_plan(config) if config.resume else new_run(config)
+    plan: Plan[Any] = resume_plan(config) if config.resume else new_run(config)
     limits_of(plan.config)  # refuses a budget without a price
     set_library_variables(plan.config)
     go_offline_without_network()
-    from mesotron.rlvr.session import train
-
+    if isinstance(config, SftConfig):
+        from mesotron.rlvr.sft import train
+    else:
+        from mesotron.rlvr.session import train
     code = train(plan, began)
     if then is not None and is_main():
         then(plan.path)
     return code
 
 
-def new_run(config: TrainConfig) -> Plan[TrainConfig]:
+def new_run(config: TrainConfig | SftConfig) -> Plan[Any]:
     check(config)
-    return plan_new(config, config.out or new_run_path(config.recipe))
+    name = "sft" if isinstance(config, SftConfig) else config.recipe
+    return plan_new(config, config.out or new_run_path(name))
 
 
 def resume_plan(config: Limited) -> Plan[Limited]:
@@ -74,6 +77,11 @@ def check_installed() -> None:
 
 def check(config: TrainConfig | SftConfig) -> None:
     """Refuse what depends on files, installed packages and processes, before torch is imported."""
+    if isinstance(config, SftConfig) and num_processes() > 1:
+        raise ValueError(
+            f"mesotron sft runs in one process, not in WORLD_SIZE={num_processes()}: start it "
+            "without a launcher"
+        )
     check_name(config.model.name)
     check_task(config.task)
     if isinstance(config, SftConfig):

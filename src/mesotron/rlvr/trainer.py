@@ -13,6 +13,7 @@ import copy
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,7 +64,6 @@ from mesotron.rlvr.optimizer import (
     unwrap_optimizer,
 )
 from mesotron.rlvr.scorer import Scored, Scorer, Voting, vote
-from mesotron.rlvr.wrapping import keep_float32_outputs
 
 # Every method of TRL and Transformers that is overridden here or in `SafeCheckpoints`, with the
 # parameters it has in the versions below. tests/rlvr/test_trainer.py compares them.
@@ -218,7 +218,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     @property
     def self_labelled(self) -> bool:
-        """Whether labels come from votes; golds are then for metrics only."""
         return self.objective.name in SELF_LABELED
 
     # The rollout
@@ -332,7 +331,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return self.sampler.sample(prompt_ids, self.max_completion_length, self.usual_rows), None
 
     def _anchor_generations(self) -> int:
-        """N: completions per prompt that the anchor samples in this mode."""
         samples = self.anchor is not None and self.policy.training
         return (self.objective.momentum_generations or 0) if samples else 0
 
@@ -405,7 +403,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return gather_object(judge.judge(texts, [None] * len(texts), cut))
 
     def _entropy_outliers(self, completion_ids: Any, count: int) -> tuple[list[bool], list[bool]]:
-        """Which of the policy's and of the anchor's completions the entropy filter drops."""
         k = self.objective.entropy_filter
         if self.objective.name != "mgrpo" or k == "off" or not self.policy.training:
             return [], []
@@ -423,7 +420,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return out[:, :G].flatten().tolist(), out[:, G:].flatten().tolist()
 
     def _trajectory_entropies(self, prompt_ids: TokenRows, completion_ids: TokenRows) -> Tensor:
-        """Mean entropy of each completion in nats, by the current policy."""
         device, padding = self.accelerator.device, self._tokenizer.pad_token_id
 
         def padded(rows: TokenRows, side: str) -> tuple[Tensor, Tensor]:
@@ -529,7 +525,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         compute_entropy: Any = False,
         **rest: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """TRL's, which also takes an `Anchor` as the model; remembers the pass of the loss."""
         if isinstance(model, Anchor):
             with model.in_place_of(self.policy):
                 return self._get_per_token_logps_and_entropies(
@@ -558,14 +553,12 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return logprobs, entropies, aux_loss
 
     def _policy_pass(self) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies that TRL's loss has just computed."""
         assert self._last_pass is not None
         return self._last_pass
 
     # The anchor
 
     def _move_anchor(self) -> None:
-        """At each rollout: copy the policy the first time, then follow it."""
         if self.anchor is None:
             return
         follow = bool(self.anchor.weights) and self.objective.momentum_update == "rollout"
@@ -579,7 +572,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self._note({"anchor/distance": (away / size) ** 0.5 if size else 0.0})
 
     def update_anchor(self) -> None:
-        """Move the anchor toward the policy."""
         assert self.anchor is not None
         progress = self.state.global_step / max(self.state.max_steps, 1)
         schedule = self.objective.momentum_schedule or "constant"
@@ -589,10 +581,14 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        keep_float32_outputs(self.accelerator)
+        # Accelerate's mixed precision rounds a sharded model's outputs to bfloat16, and TRL's
+        # log-probabilities with them, by about 0.01; with one process it does not.
+        plugin = self.accelerator.state.fsdp_plugin if self.accelerator.is_fsdp2 else None
+        if plugin is not None and plugin.mixed_precision_policy is not None:
+            policy = replace(plugin.mixed_precision_policy, output_dtype=None)
+            plugin.mixed_precision_policy = policy
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Build the optimizer, now that the model is wrapped; every trainable weight must be in."""
         wrapped = self.policy if model is None else model
         if self.optimizer is None and self.optim is not None:
             self.optimizer = build_optimizer(wrapped, self.optim)
@@ -624,7 +620,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         super().log(logs, start_time)
 
     def _note(self, metrics: dict[str, float]) -> None:
-        """Add metrics to those that TRL averages at its next log."""
         for name, value in metrics.items():
             self._metrics[self._mode()][name].append(value)
 
@@ -632,13 +627,11 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return "train" if self.policy.training else "eval"
 
     def _group_size(self) -> int:
-        """G: completions per prompt, as TRL counts them."""
         size = self.num_generations if self.policy.training else self.num_generations_eval
         assert size is not None
         return size
 
     def _gather(self, x: Tensor) -> Tensor:
-        """The rows of all processes in order; each must have as many."""
         gathered = self.accelerator.gather(x)
         assert isinstance(gathered, Tensor)
         return gathered

@@ -135,15 +135,10 @@ class Segment(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """FLOPs per multiply-add of products whose result is symmetric, which need only half of it.
+    """FLOPs per multiply-add of products whose result is symmetric, which need only half of it."""
 
-    Args:
-        square: of S S^T, for which many BLAS libraries have a routine.
-        commuting: of S T with commuting symmetric S and T, which takes a kernel of one's own.
-    """
-
-    square: int = 2
-    commuting: int = 2
+    square: int = 2  # S S^T, for which many BLAS libraries have a routine
+    commuting: int = 2  # S T with commuting symmetric S and T: takes a kernel of one's own
 
 
 PLAIN = Cost()
@@ -217,5 +212,4 @@ def cheapest_plan(
 
 
 def _square_flops(m: int, triple: Triple, cost: Cost) -> int:
-    """A A, which a cubic step does not need."""
     return cost.square * m**3 if triple[2] else 0

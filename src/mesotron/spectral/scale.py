@@ -37,7 +37,6 @@ def step_scale(scale: Scale, rows: int, cols: int) -> float:
 
 
 def check_scale(scale: Scale) -> float:
-    """A named scale or a positive number passes; anything else is refused with the choices."""
     if scale in SCALES:
         return 1.0
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:

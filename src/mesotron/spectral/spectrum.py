@@ -69,11 +69,9 @@ class Curve:
         return "largest singular value" if relative else "Frobenius norm"
 
     def at(self, sigma: Any) -> np.ndarray:
-        """f(sigma), any array shape."""
         return response(self.filter, sigma, self.shape)
 
     def crossing(self, level: float) -> float | None:
-        """The smallest sigma with f(sigma) = level; None where f stays below it."""
         reached = self.at(np.linspace(0, 1, 2001)).max() >= level
         return threshold(self.filter, level, self.shape) if reached else None
 
@@ -96,7 +94,6 @@ class Curve:
 
 
 def run(config: SpectrumConfig) -> int:
-    """Print the tables and the plot, and write the files; returns the exit code."""
     curves = make_curves(config)
     # Files first: a bad file name then fails before anything is printed.
     if config.out:
@@ -113,7 +110,6 @@ def run(config: SpectrumConfig) -> int:
 
 
 def make_curves(config: SpectrumConfig) -> list[Curve]:
-    """The curves of a config, in its order."""
     if not config.filters:
         raise ValueError("no filter to show: name at least one, such as muon or pion")
     if min(config.shape) < 1:
@@ -137,7 +133,6 @@ def make_curves(config: SpectrumConfig) -> list[Curve]:
 
 
 def response_table(curves: list[Curve], grid: tuple[float, ...] = SIGMA) -> Table:
-    """f(sigma) on a grid, a row for each filter."""
     table = _new_table("response f(σ), σ a fraction of the matrix's norm", "filter \\ σ")
     for sigma in grid:
         table.add_column(f"{sigma:g}".removeprefix("0"), justify="right", no_wrap=True)
@@ -147,7 +142,6 @@ def response_table(curves: list[Curve], grid: tuple[float, ...] = SIGMA) -> Tabl
 
 
 def property_table(curves: list[Curve], headings: tuple[str, ...] = PROPERTIES) -> Table:
-    """Cutoffs, slope, the number of directions that can pass, and the cost."""
     m, n = curves[0].shape
     table = _new_table(f"where it cuts, and what one {m} × {n} matrix costs", "filter")
     for heading in headings:
@@ -175,7 +169,6 @@ def _style(k: int) -> str:
 
 
 def terminal_plot(curves: list[Curve], axis: str, width: int = PLOT_WIDTH) -> Text:
-    """Small area charts stacked vertically, so that curves never hide each other."""
     sigma = sigma_grid(axis, width)
     plot = Text()
     for k, curve in enumerate(curves):
@@ -189,12 +182,10 @@ def terminal_plot(curves: list[Curve], axis: str, width: int = PLOT_WIDTH) -> Te
 
 
 def sigma_grid(axis: str, num_points: int) -> np.ndarray:
-    """Singular values from near 0 to 1, evenly spaced on the axis."""
     return np.geomspace(1e-3, 1, num_points) if axis == "log" else np.linspace(0, 1, num_points)
 
 
 def area_rows(heights: np.ndarray) -> list[str]:
-    """Rows of block characters, the top one first, for heights in [0, PLOT_TOP]."""
     filled = np.round(heights / PLOT_TOP * PLOT_HEIGHT * 8).astype(int)
     filled = filled.clip(1, PLOT_HEIGHT * 8)  # at least a dot, which shows the axis
     floors = [8 * row for row in reversed(range(PLOT_HEIGHT))]
@@ -202,14 +193,12 @@ def area_rows(heights: np.ndarray) -> list[str]:
 
 
 def short(value: float) -> str:
-    """A response in four characters: `.845`, `1.13`, or `0`."""
     if abs(value) < 5e-4:
         return "0"
     return f"{value:.2f}" if abs(value) >= 0.9995 else f"{value:.3f}".replace("0.", ".")
 
 
 def as_record(curves: list[Curve]) -> dict[str, Any]:
-    """Everything shown as plain values, for JSON."""
     sigma = np.unique(np.concatenate([sigma_grid("log", 121), sigma_grid("linear", 101)]))
     rows = []
     for curve in curves:
@@ -233,7 +222,6 @@ def as_record(curves: list[Curve]) -> dict[str, Any]:
 
 
 def check_picture(path: Path) -> None:
-    """Raise ValueError if a picture could not be drawn into this file."""
     if path.suffix not in METADATA:
         raise ValueError(f"cannot draw into {path}: end the name in .png, .svg or .pdf")
     try:
@@ -243,7 +231,6 @@ def check_picture(path: Path) -> None:
 
 
 def draw(curves: list[Curve], path: Path, axis: str) -> None:
-    """Draw f(sigma) of every curve into a file; its suffix names the format."""
     check_picture(path)
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -280,7 +267,6 @@ def _draw_axes(axes: Axes, axis: str, shape: tuple[int, int]) -> None:
 
 
 def _draw_curves(axes: Axes, curves: list[Curve], axis: str) -> None:
-    """Each curve with its name at its rise; labels step down from left to right."""
     sigma = np.geomspace(SMALLEST, 1, 4000) if axis == "log" else np.linspace(0, 1, 4000)
     rises = sorted(curves, key=lambda curve: curve.crossing(0.5) or 1.0)
     levels = np.linspace(0.88, 0.12, len(curves)) if len(curves) > 1 else [0.5]

@@ -14,7 +14,7 @@ from mesotron.rlvr.dataset import Batch, Rows
 from mesotron.rlvr.fast import FastPaths, choose_fast_paths
 from mesotron.rlvr.fast.decoder import FusedSampler
 from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
-from mesotron.rlvr.wrapping import as_loaded
+from mesotron.rlvr.models import as_loaded
 from support.rlvr_tiny import (
     EOS,
     assert_same_steps,

@@ -20,14 +20,12 @@ log = logging.getLogger("mesotron")
 class FastPaths:
     """What a trainer uses: nothing by default."""
 
-    sampler: type[GraphSampler] | None = None
-    """None for TRL's own sampling."""
+    sampler: type[GraphSampler] | None = None  # None for TRL's own sampling
     share_prompts: bool = False
     record: bool = False
 
 
 def choose_fast_paths(trainer: Any) -> FastPaths:
-    """Everything that a built GRPO trainer supports; logs what is left out and why."""
     model, args = trainer.model, trainer.args
     sharded = {"DeepSpeed": trainer.is_deepspeed_enabled, "FSDP": trainer.is_fsdp_enabled}
     sampling = sharded | {

@@ -28,10 +28,8 @@ class Layer:
     """The weights of one layer; those that read the same input are one matrix."""
 
     first_norm: Tensor
-    qkv: Tensor
-    """((H + 2 K) D, E)."""
-    bias: Tensor | None
-    """((H + 2 K) D,), of Qwen2."""
+    qkv: Tensor  # ((H + 2 K) D, E)
+    bias: Tensor | None  # ((H + 2 K) D,), of Qwen2
     out: Tensor
     second_norm: Tensor
     gate_up: Tensor
@@ -63,7 +61,6 @@ class FusedWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the model's current weights; every tensor keeps its address."""
         fresh = [x for layer in self.model.model.layers for x in weights_of(layer)]
         torch._foreach_copy_(self._parts, fresh + self._outer())  # pyright: ignore
 
@@ -113,7 +110,6 @@ class FusedWeights:
 
 
 def weights_of(layer: Any) -> list[Tensor]:
-    """The weights of a Transformers layer in the order in which they are merged."""
     own, mlp = layer.self_attn, layer.mlp
     three = (own.q_proj, own.k_proj, own.v_proj)
     biases = [] if own.q_proj.bias is None else [one.bias for one in three]
@@ -123,7 +119,6 @@ def weights_of(layer: Any) -> list[Tensor]:
 
 
 def merge(layer: Any, dtype: torch.dtype) -> Layer:
-    """Merge the weights of a Transformers layer."""
     own, mlp = layer.self_attn, layer.mlp
     three = (own.q_proj, own.k_proj, own.v_proj)
     bias = None if own.q_proj.bias is None else torch.cat([one.bias for one in three]).to(dtype)
@@ -141,11 +136,7 @@ def merge(layer: Any, dtype: torch.dtype) -> Layer:
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     """Attention with the R query heads of a key stacked; returns (B, T, H D).
 
-    Args:
-        query: (B, T, H, D).
-        key: (B, S, K, D).
-        value: (B, S, K, D).
-        bias: (B, 1, R T, S), 0 where a query sees a key and -inf where not.
+    query (B, T, H, D), key and value (B, S, K, D), bias (B, 1, R T, S): 0 or -inf.
     """
     B, T, H, D = query.shape
     K = key.shape[2]
@@ -214,12 +205,7 @@ class FusedDecoder(Decoder):
 
 
 class FusedSampler(GraphSampler):
-    """`GraphSampler` with the fused decoder, for Llama and Qwen2 without LoRA.
-
-    Example:
-        sampler = FusedSampler(model, eos=[2], pad=0, dtype=torch.bfloat16)
-        completions = sampler.sample([[5, 6, 7], [8]], max_tokens=32)
-    """
+    """`GraphSampler` with the fused decoder, for Llama and Qwen2 without LoRA."""
 
     name = "the fused decoder"
     weights: FusedWeights

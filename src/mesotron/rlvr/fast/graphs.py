@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import StaticCache
 
-from mesotron.rlvr.wrapping import as_loaded
+from mesotron.rlvr.models import as_loaded
 
 # Prompts are padded to a multiple of this, so that few shapes serve a whole dataset.
 PROMPT_STEP = 32
@@ -40,20 +40,12 @@ WARM_UPS = 2
 class Sampling:
     """How a token is drawn from softmax(logits / temperature), without a look from the host."""
 
-    temperature: float = 1.0
-    """0 takes the most likely token."""
-    top_k: int = 0
-    """Only the k most likely tokens; 0 for all."""
-    top_p: float = 1.0
-    """Only the most likely tokens that together have this probability."""
+    temperature: float = 1.0  # 0 takes the most likely token
+    top_k: int = 0  # only the k most likely tokens; 0 for all
+    top_p: float = 1.0  # only the most likely tokens that together have this probability
 
     def draw(self, logits: Tensor) -> Tensor:
-        """Token ids (B,) from logits (B, V).
-
-        Example:
-            >>> Sampling(temperature=0.0).draw(torch.tensor([[0.1, 0.7]])).tolist()
-            [1]
-        """
+        """Token ids (B,) from logits (B, V)."""
         if self.temperature == 0:
             return logits.argmax(dim=-1)
         probs = (logits.float() / self.temperature).softmax(dim=-1)
@@ -64,7 +56,6 @@ class Sampling:
         return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
 
     def truncate(self, probs: Tensor) -> Tensor:
-        """Zero outside of top-k and top-p, as `generate` does; the most likely token stays."""
         ordered, places = probs.sort(dim=-1, descending=True)
         if self.top_k:
             ordered[:, self.top_k :] = 0.0
@@ -80,37 +71,28 @@ class Decoder(ABC):
     def __init__(
         self, shape: tuple[int, int, int], sampling: Sampling, eos: Tensor, pad: int
     ) -> None:
-        B, P, N = shape
-        device = eos.device
+        B, self.P, self.N = shape
         self.sampling, self.eos, self.pad = sampling, eos, pad
-        self.P, self.N = P, N
-        self.tokens = torch.zeros(B, 1, dtype=torch.long, device=device)
-        self.positions = torch.zeros(B, 1, dtype=torch.long, device=device)
-        self.running = torch.ones(B, dtype=torch.bool, device=device)
-        self.written = torch.zeros(B, N, dtype=torch.long, device=device)
-        self.count = torch.zeros(1, dtype=torch.long, device=device)  # tokens written
+        new = {"dtype": torch.long, "device": eos.device}
+        self.tokens, self.positions = torch.zeros(B, 1, **new), torch.zeros(B, 1, **new)
+        self.written = torch.zeros(B, self.N, **new)
+        self.count = torch.zeros(1, **new)  # tokens written
+        self.running = torch.ones(B, dtype=torch.bool, device=eos.device)
         self.graph: Any = None
 
     @abstractmethod
     def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
-        """Read the prompts and draw the first token of each row.
-
-        Args:
-            ids: (U, P) distinct prompts, padded on the left.
-            mask: (U, P) booleans, false on the padding.
-            rows: (B,) the prompt of each row.
-        """
+        """Read distinct prompts (U, P), padded on the left; `rows` (B,) is the prompt of each row.
+        Draws the first token of each row."""
 
     @abstractmethod
     def step(self) -> None:
         """One more token for every row, entirely on the device."""
 
     def replay(self) -> None:
-        """One more token, by the graph if there is one."""
         self.step() if self.graph is None else self.graph.replay()
 
     def write(self, logits: Tensor) -> None:
-        """Draw a token for each running row and store it."""
         chosen = torch.where(self.running, self.sampling.draw(logits), self.pad)
         self.written.index_copy_(1, self.count, chosen[:, None])
         self.tokens.copy_(chosen[:, None])
@@ -118,7 +100,6 @@ class Decoder(ABC):
         self.count.add_(1)
 
     def capture(self, pool: Any) -> None:
-        """Capture `step` as a graph; afterwards `begin` must be called again."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -131,7 +112,6 @@ class Decoder(ABC):
         self.graph = graph
 
     def completions(self) -> list[list[int]]:
-        """The tokens of each row up to and including its end token."""
         tokens = self.written[:, : int(self.count)]
         ends = torch.isin(tokens, self.eos)
         before = ends.long().cumsum(dim=1) - ends.long()  # end tokens before each position
@@ -228,7 +208,6 @@ class GraphSampler:
 
     @staticmethod
     def obstacle(model: Any) -> str | None:
-        """Why a model cannot be sampled this way; None if it can."""
         return attention_obstacle(model)
 
     def _prepare(self, dtype: torch.dtype) -> None:
@@ -236,29 +215,21 @@ class GraphSampler:
             self.copy = narrow_copy(self.model, dtype)
 
     def refresh(self) -> None:
-        """Copy the model's current weights, where a copy of them samples."""
         if self.copy is not None:
             new, old = ([*m.parameters(), *m.buffers()] for m in (self.model, self.copy))
             torch._foreach_copy_(old, new)  # pyright: ignore
 
     def make_decoder(self, shape: tuple[int, int, int]) -> Decoder:
-        """A new decoder of the model, or of its copy."""
         return ModelDecoder(self.copy or self.model, shape, self.sampling, self.eos, self.pad)
 
     @torch.no_grad()
     def sample(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, usual: int = 0
     ) -> list[list[int]]:
-        """Complete each prompt once.
+        """Complete each prompt once; returns the new tokens, with the end token if there is one.
 
-        Args:
-            prompts: token ids, none empty.
-            max_tokens: longest completion.
-            usual: rows of most calls; smaller calls are padded to a quarter, a half or all of it,
-                so that calls of any size need three graphs. 0 makes one per number of rows.
-
-        Returns:
-            The tokens after each prompt, with the end token if there is one.
+        `usual` are the rows of most calls; smaller calls are padded to a quarter, a half or all of
+        it, so that calls of any size need three graphs. 0 makes one per number of rows.
         """
         trains = self.model.training
         self.model.eval()
@@ -296,7 +267,6 @@ class GraphSampler:
         return ids, mask, rows
 
     def decoder(self, ids: Tensor, mask: Tensor, rows: Tensor, max_tokens: int) -> Decoder:
-        """The decoder of this shape, captured if new and kept for the next call."""
         shape = (len(rows), ids.shape[1], max_tokens)
         if shape not in self.decoders:
             while len(self.decoders) >= MAX_SHAPES:
@@ -318,12 +288,7 @@ class GraphSampler:
 
 
 def round_rows(rows: int, usual: int) -> int:
-    """The least of usual / 4, usual / 2 and usual (rounded up) that holds the rows.
-
-    Example:
-        >>> [round_rows(rows, 250) for rows in (250, 126, 125, 63, 9, 300)], round_rows(9, 0)
-        ([250, 250, 125, 63, 63, 300], 9)
-    """
+    """The least of usual / 4, usual / 2 and usual (rounded up) that holds the rows."""
     sizes = (-(-usual // part) for part in PARTS_OF_USUAL)
     return next((size for size in sizes if size >= rows), rows)
 
@@ -343,7 +308,6 @@ def attention_obstacle(model: Any) -> str | None:
 
 
 def narrow_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy that computes in another type, with the forward methods of its classes."""
     with as_loaded(model):
         made = copy.deepcopy(model)
     for p in made.parameters():  # not buffers: rotary angles are useless in bfloat16

@@ -26,31 +26,18 @@ STEP = 8
 class Frame:
     """The shape of packed rows."""
 
-    rows: int
-    """U."""
-    lead: int
-    """P - 1: tokens before the first segment."""
-    segments: int
-    """G."""
-    length: int
-    """T: tokens of a segment."""
+    rows: int  # U
+    lead: int  # P - 1: tokens before the first segment
+    segments: int  # G
+    length: int  # T: tokens of a segment
 
     @property
     def tokens(self) -> int:
-        """S."""
         return self.lead + self.segments * self.length
 
     def rounded(self, fewest: int, longest: int) -> "Frame":
-        """A frame that also fits similar batches.
-
-        Args:
-            fewest: U of a batch of whole groups; others get steps of a quarter of it more.
-            longest: T for all batches.
-
-        Example:
-            >>> Frame(4, lead=81, segments=8, length=7).rounded(fewest=4, longest=10)
-            Frame(rows=4, lead=88, segments=8, length=10)
-        """
+        """A frame that also fits similar batches: `fewest` is U of a batch of whole groups (others
+        get steps of a quarter of it more), `longest` T for all of them."""
         rows = fewest + round_up(self.rows - fewest, max(fewest // 4, 1))
         end = self.segments * longest
         return Frame(rows, round_up(self.lead + end, STEP) - end, self.segments, longest)
@@ -66,17 +53,13 @@ class PackedGroups:
     """Inputs of a forward pass over packed rows, and how to get back to the completions."""
 
     frame: Frame
-    ids: Tensor
-    """(U, S): a prompt without its last token, then G segments of that last token and the
-    completion without its own last token, so that every position predicts its label."""
-    prompt: Tensor
-    """(U, P - 1) booleans, false on the padding."""
-    labels: Tensor
-    """(U, S): the token that each position predicts, or `IGNORED`."""
-    slots: Tensor
-    """(B,): the segment of each completion, of U G."""
-    length: int
-    """Tokens of the longest completion; a segment may be longer."""
+    # A prompt without its last token, then G segments of that last token and the completion without
+    # its own last token, so that every position predicts its label.
+    ids: Tensor  # (U, S)
+    prompt: Tensor  # (U, P - 1) booleans, false on the padding
+    labels: Tensor  # (U, S): the token that each position predicts, or `IGNORED`
+    slots: Tensor  # (B,): the segment of each completion, of U G
+    length: int  # of the longest completion; a segment may be longer
 
     def visible(self) -> Tensor:
         """(U, 1, S, S) booleans: what each token attends to."""
@@ -94,20 +77,15 @@ class PackedGroups:
 def pack_groups(
     ids: Tensor, mask: Tensor, length: int, most: int | None = None, longest: int | None = None
 ) -> PackedGroups | None:
-    """Pack the completions of each prompt into one row.
+    """Pack the completions of each prompt into one row; None if that saves no tokens, or costs far
+    more attention pairs (completions much longer than the prompt).
 
     Args:
         ids: (B, P + T), prompts padded on the left and completions on the right.
         mask: (B, P + T), 0 on the padding.
         length: T.
-        most: completions per row; a prompt with more (drawn twice) gets several rows. None for no
-            limit.
-        longest: T of a fixed shape that many batches share (`Frame.rounded`); None for the
-            shortest rows.
-
-    Returns:
-        The packed rows; None if packing saves no tokens (few completions share a prompt), or costs
-        far more attention pairs (completions much longer than the prompt).
+        most: completions per row; a prompt with more (drawn twice) gets several rows.
+        longest: T of a fixed shape that many batches share (`Frame.rounded`).
 
     Example:
         >>> ids = torch.tensor([[7, 8, 1, 2], [7, 8, 3, 4]])
@@ -141,26 +119,13 @@ def pack_groups(
 class Groups:
     """Groups of equal rows, at most G each."""
 
-    first: Tensor
-    """(U,): one row of each group."""
-    largest: int
-    """G: size of the largest group."""
-    slots: Tensor
-    """(B,): group x G + the row's number in its group."""
+    first: Tensor  # (U,): one row of each group
+    largest: int  # G: size of the largest group
+    slots: Tensor  # (B,): group x G + the row's number in its group
 
 
 def find_groups(rows: Tensor, most: int | None = None) -> Groups:
-    """Group equal rows.
-
-    Args:
-        rows: (B, P) integers.
-        most: largest group; more equal rows make several groups.
-
-    Example:
-        >>> groups = find_groups(torch.tensor([[5], [4], [5]]))
-        >>> groups.first.tolist(), groups.largest, groups.slots.tolist()
-        ([1, 0], 2, [2, 0, 3])
-    """
+    """Group equal rows of (B, P) integers; more than `most` equal ones make several groups."""
     _, kind, counts = rows.unique(dim=0, return_inverse=True, return_counts=True)
     order = kind.argsort(stable=True)
     starts = counts.cumsum(0) - counts
@@ -177,13 +142,7 @@ def find_groups(rows: Tensor, most: int | None = None) -> Groups:
 
 
 def attention_mask(prompt: Tensor, G: int, T: int) -> Tensor:
-    """(U, 1, S, S): each token sees its prompt, and what precedes it in its own segment.
-
-    Args:
-        prompt: (U, P - 1), false on the padding.
-        G: segments per row.
-        T: tokens per segment.
-    """
+    """(U, 1, S, S): each token sees its prompt (U, P - 1), and what precedes it in its segment."""
     U, lead = prompt.shape
     S, device = lead + G * T, prompt.device
     place = torch.arange(S, device=device)

@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -53,32 +54,17 @@ class Scores(NamedTuple):
     entropies: Tensor
 
 
+@dataclass
 class SharedPromptPass:
-    """Log-probabilities and entropies of completions from rows that hold each prompt once.
+    """Log-probabilities and entropies of completions from rows that hold each prompt once."""
 
-    Args:
-        model: the policy; recorded passes are of this model only.
-        autocast: `Accelerator.autocast`.
-        group_size: completions per prompt.
-        max_length: longest completion.
-        record: replay passes as CUDA graphs.
-        entropy_gradient: whether entropies need a gradient, as for an entropy bonus.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        autocast: Autocast,
-        group_size: int,
-        max_length: int,
-        record: bool = False,
-        entropy_gradient: bool = False,
-    ) -> None:
-        self.model, self.autocast = model, autocast
-        self.group_size, self.max_length = group_size, max_length
-        self.entropy_gradient = entropy_gradient
-        self.record = record
-        self.recorder: Recorder | None = None
+    model: Any  # the policy; recorded passes are of this model only
+    autocast: Autocast
+    group_size: int  # completions per prompt
+    max_length: int  # of a completion
+    record: bool = False  # replay passes as CUDA graphs
+    entropy_gradient: bool = False  # as for an entropy bonus
+    recorder: "Recorder | None" = None
 
     def __call__(
         self,
@@ -91,13 +77,8 @@ class SharedPromptPass:
     ) -> tuple[Tensor, Tensor | None] | None:
         """Log-probabilities and entropies (B, T), or None where packing does not pay off.
 
-        Args:
-            model: the policy, or a reference model with TRL's head.
-            ids: (B, P + T), prompts padded on the left and completions on the right.
-            mask: (B, P + T), 0 on the padding.
-            length: T.
-            temperature: of a recorded pass; TRL's head has its own.
-            compute_entropy: return entropies; a reference model's head has none.
+        `model` is the policy, or a reference model with TRL's head, which has no entropies; ids and
+        mask are (B, P + T), `temperature` is of a recorded pass.
         """
         # Without gradient LoRA may be disabled, which a recording would not notice.
         lora_off = is_peft_model(model) and not torch.is_grad_enabled()
@@ -125,13 +106,7 @@ class SharedPromptPass:
 
 
 class FixedPass:
-    """A pass over packed rows of a fixed shape, in which the host decides nothing.
-
-    Args:
-        model: a Transformers causal language model, or PEFT's wrapper of one.
-        autocast: `Accelerator.autocast`.
-        entropy: whether entropies have a gradient.
-    """
+    """A pass over packed rows of a fixed shape, in which the host decides nothing."""
 
     def __init__(self, model: Any, autocast: Autocast, entropy: bool = False) -> None:
         self.model = model.get_base_model() if is_peft_model(model) else model
@@ -145,7 +120,6 @@ class FixedPass:
         temperature: float,
         leaves: dict[Tensor, Tensor] | None = None,
     ) -> Scores:
-        """One pass; `leaves` replaces weights by other tensors, which then get the gradients."""
         from trl.kernels import ChunkedLogProbFunction  # in TRL 1.15 it needs Triton
 
         leaves = leaves or {}
@@ -190,7 +164,6 @@ class FixedPass:
 
 
 def uncached(kind: str) -> torch.autocast:
-    """The current autocast without its cache of weights; `kind` is the device's."""
     dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
     return torch.autocast(kind, dtype, enabled, cache_enabled=False)
 
@@ -218,25 +191,18 @@ class Recording:
 
 
 class Recorder:
-    """Runs passes of a model, recorded on CUDA where a shape comes again.
-
-    Example:
-        recorder = Recorder(FixedPass(model, accelerator.autocast))
-        logprobs = packed.pick(recorder(packed, temperature=1.0).logprobs)
-    """
+    """Runs passes of a model, recorded on CUDA where a shape comes again."""
 
     def __init__(self, work: FixedPass) -> None:
         self.work = work
         self.recordings: dict[Key, Recording] = {}
-        self.turn = 0
-        """Number of the pass whose activations the graphs' memory holds."""
+        self.turn = 0  # number of the pass whose activations the graphs' memory holds
         self._passes: Counter[Key] = Counter()
         self._addresses: list[int] = []
         self._pool: Any = None
         self._warned = False
 
     def __call__(self, packed: PackedGroups, temperature: float) -> Scores:
-        """Log-probabilities and entropies of all segments."""
         tokens = Tokens(packed.ids, packed.prompt, packed.labels)
         key = (packed.frame, temperature)
         recording = self._recording(key, tokens) if tokens.ids.device.type == "cuda" else None
@@ -300,7 +266,6 @@ class Replay(torch.autograd.Function):
 
 
 def recording_obstacle(model: Any) -> str | None:
-    """Why a model's pass cannot be recorded (randomness, host decisions, an unusual head)."""
     settings = model.config.get_text_config().to_dict()
     drops = [m.p for m in model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
     drops += [x for name, x in settings.items() if name.endswith(("dropout", "pdrop")) and x]

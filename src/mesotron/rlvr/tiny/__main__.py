@@ -13,7 +13,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from mesotron.config import ModelConfig, OptimConfig, SftConfig, TaskConfig
-from mesotron.rlvr import sft
+from mesotron.rlvr import train
 from mesotron.rlvr.models import load_model
 from mesotron.rlvr.prompts import loose_text, solved_text
 from mesotron.rlvr.tasks.load import load_task
@@ -40,7 +40,7 @@ def main(folder: Path) -> int:
         device="cpu",
         threads=1,
     )
-    code = sft.run(settings)
+    code = train.run(settings)
     newest, _ = newest_whole(folder / "run" / "checkpoints")
     assert newest is not None
     write_model(newest.path, folder / "weights")
