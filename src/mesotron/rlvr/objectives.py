@@ -9,13 +9,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from math import ceil
 from typing import Any, Literal
 
-from mesotron.config import (
-    SELF_LABELED,
-    ObjectiveConfig,
-    ObjectiveName,
-    OptimConfig,
-    RolloutConfig,
-)
+from mesotron.config import SELF_LABELED, ObjectiveConfig, ObjectiveName, OptimConfig, RolloutConfig
 
 log = logging.getLogger("mesotron")
 
@@ -142,10 +136,7 @@ def loss_arguments(objective: ObjectiveConfig) -> dict[str, Any]:
 
 
 def trl_arguments(
-    objective: ObjectiveConfig,
-    rollout: RolloutConfig,
-    optim: OptimConfig,
-    num_processes: int = 1,
+    objective: ObjectiveConfig, rollout: RolloutConfig, optim: OptimConfig, num_processes: int = 1
 ) -> dict[str, Any]:
     """Keyword arguments of `trl.GRPOConfig` for these parts of a run.
 

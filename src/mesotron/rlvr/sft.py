@@ -21,12 +21,7 @@ from mesotron.rlvr.callbacks import GracefulStop, RunLog
 from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.dataset import make_demonstrations
 from mesotron.rlvr.models import load_model, lora_config
-from mesotron.rlvr.optimizer import (
-    OptimizerLog,
-    build_optimizer,
-    check_settings,
-    unwrap_optimizer,
-)
+from mesotron.rlvr.optimizer import OptimizerLog, build_optimizer, check_settings, unwrap_optimizer
 from mesotron.rlvr.session import (
     common_arguments,
     live_view,
