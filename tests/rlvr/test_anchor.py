@@ -1,4 +1,4 @@
-"""The momentum policy: its average, its place in the model, its checkpoint."""
+"""The momentum policy: its average, swapping it into the model, its checkpoint."""
 
 import pytest
 import torch
@@ -22,28 +22,23 @@ def copy_of(model: nn.Module) -> list[torch.Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-def test_the_average_by_hand():
+# For momentum 0.9: 0.9 (0.1 * 1) + 0.1 * 2 = 0.29.
+@pytest.mark.parametrize(("momentum", "moved"), [(0.9, 0.29), (0.0, 2.0), (1.0, 0.0)])
+def test_the_average_and_its_distance_by_hand(momentum, moved):
     model = make_model()
-    start = copy_of(model)
-    anchor = Anchor().start(model)
-    move(model, 1.0)
-    anchor.update(model, 0.9)
-    move(model, 1.0)
-    anchor.update(model, 0.9)
-    # 0.9 (0.1 * 1) + 0.1 * 2 = 0.29
-    for mean, old in zip(anchor.weights.values(), start, strict=True):
-        torch.testing.assert_close(mean, old + 0.29)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 1.0])
-def test_the_ends_are_exact(momentum):
-    model = make_model()
-    start = copy_of(model)
-    anchor = Anchor().start(model)
-    move(model, 0.1)
-    anchor.update(model, momentum)
-    wanted = copy_of(model) if momentum == 0 else start
-    assert all(map(torch.equal, anchor.weights.values(), wanted))
+    start, anchor = copy_of(model), Anchor().start(model)
+    for _ in range(2):
+        move(model, 1.0)
+        anchor.update(model, momentum)
+    means = list(anchor.weights.values())
+    for mean, old in zip(means, start, strict=True):
+        torch.testing.assert_close(mean, old + moved)
+    if momentum in (0, 1):  # exact at the ends
+        assert all(map(torch.equal, means, copy_of(model) if momentum == 0 else start))
+    now = torch.cat([p.flatten() for p in copy_of(model)])
+    distance = (now - torch.cat([w.flatten() for w in means])).norm() / now.norm()
+    away, size = anchor.moved.tolist()
+    assert (away / size) ** 0.5 == pytest.approx(distance.item(), rel=1e-5)
 
 
 def test_a_bfloat16_model_has_a_float32_average_that_moves():
@@ -61,20 +56,7 @@ def test_a_bfloat16_model_has_a_float32_average_that_moves():
         assert torch.equal(mean.bfloat16(), first[name].bfloat16())  # bfloat16 would stand still
 
 
-def test_the_distance_is_that_of_the_weights():
-    model = make_model()
-    anchor = Anchor().start(model)
-    move(model, 0.5)
-    anchor.update(model, 0.75)
-    now = torch.cat([p.flatten() for p in copy_of(model)])
-    mean = torch.cat([w.flatten() for w in anchor.weights.values()])
-    away, size = anchor.moved.tolist()
-    assert (away / size) ** 0.5 == pytest.approx(
-        ((now - mean).norm() / now.norm()).item(), rel=1e-5
-    )
-
-
-def test_it_takes_the_models_place_and_gives_it_back_to_the_bit():
+def test_it_replaces_the_models_weights_and_restores_them_to_the_bit():
     model = make_model()
     anchor = Anchor().start(model)
     start, addresses = copy_of(model), [p.data_ptr() for p in model.parameters()]
@@ -92,45 +74,34 @@ def test_it_takes_the_models_place_and_gives_it_back_to_the_bit():
     assert addresses == [p.data_ptr() for p in model.parameters()]
 
 
-def test_frozen_weights_are_neither_averaged_nor_touched():
+def test_frozen_weights_are_not_averaged():
     model = make_model()
     model[0].requires_grad_(False)
-    anchor = Anchor().start(model)
-    assert list(anchor.weights) == ["1.weight"]
-
-
-def test_a_model_without_trainable_weights_is_refused():
+    assert list(Anchor().start(model).weights) == ["1.weight"]
     with pytest.raises(ValueError, match="no trainable weights"):
-        Anchor().start(make_model().requires_grad_(False))
+        Anchor().start(model.requires_grad_(False))
 
 
-def test_it_goes_on_from_a_checkpoint():
+def test_it_resumes_from_a_checkpoint():
     model, other = make_model(), make_model()
-    anchor = Anchor().start(model)
+    anchor, resumed = Anchor().start(model), Anchor()
     move(model, 1.0)
     anchor.update(model, 0.9)
-    resumed = Anchor()
     resumed.load_tensors({name: mean.clone() for name, mean in anchor.tensors().items()})
     resumed.load_values(anchor.values())
-    move(other, 1.0)
     assert torch.equal(resumed.moved, anchor.moved)
-    for each, its in ((anchor, model), (resumed, other)):
-        each.start(its)
-        each.update(its, 0.9)
+    move(other, 1.0)
+    for each, policy in ((anchor, model), (resumed, other)):
+        each.start(policy)
+        each.update(policy, 0.9)
     assert resumed.updates == anchor.updates == 2
     assert all(map(torch.equal, anchor.weights.values(), resumed.weights.values()))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{}, {"0.weight": torch.zeros(9, 9)}, {"elsewhere": torch.zeros(1)}]
-)
+@pytest.mark.parametrize("wrong", [{"0.weight": torch.zeros(9, 9)}, {"other": torch.zeros(1)}])
 def test_another_models_checkpoint_is_refused(wrong):
-    model = make_model()
-    anchor = Anchor()
+    model, anchor = make_model(), Anchor()
     anchor.load_tensors({**{n: p.detach() for n, p in model.named_parameters()}, **wrong})
-    if not wrong:
-        anchor.start(model)
-        return
     with pytest.raises(ValueError, match="does not fit"):
         anchor.start(model)
     # Resumed inside a rollout, an anchor that follows every optimizer step is updated first.
@@ -147,8 +118,5 @@ def test_the_cosine_ends_where_the_anchor_hardly_moves():
     assert values == sorted(values)
     assert momentum_at(0.5, 1.0, "cosine") == 1.0
     assert momentum_at(7.0, 0.99) == 0.99
-
-
-def test_a_momentum_out_of_range_is_refused():
     with pytest.raises(ValueError, match="between 0 and 1"):
         momentum_at(0.0, 1.5)

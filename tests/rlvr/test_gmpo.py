@@ -38,27 +38,27 @@ def test_two_sequences_by_hand():
     torch.testing.assert_close(gradient(inputs), torch.tensor(expected, dtype=torch.float64))
 
 
-def test_the_clip_is_one_sided_and_in_log_space():
-    assert gmpo_loss(batch([[-3.0]], [1.0])).loss.item() == pytest.approx(-exp(-3.0))
-    assert gmpo_loss(batch([[3.0]], [-1.0])).loss.item() == pytest.approx(exp(3.0))
-    assert gmpo_loss(batch([[3.0]], [1.0], epsilon_high=0.1)).loss.item() == pytest.approx(
-        -exp(0.1)
-    )
-    assert gmpo_loss(batch([[-3.0]], [-1.0], epsilon=0.1)).loss.item() == pytest.approx(exp(-0.1))
+@pytest.mark.parametrize(
+    ("d", "A", "options", "loss"),
+    [
+        # The clip is one-sided and in log space.
+        (-3.0, 1.0, {}, -exp(-3.0)),
+        (3.0, -1.0, {}, exp(3.0)),
+        (3.0, 1.0, {"epsilon_high": 0.1}, -exp(0.1)),
+        (-3.0, -1.0, {"epsilon": 0.1}, exp(-0.1)),
+        # delta bounds the side without a clip.
+        (3.0, -1.0, {"delta": 2.0}, 2.0),
+        (0.3, 1.0, {"delta": 2.0}, -exp(0.3)),
+    ],
+)
+def test_one_token_by_hand(d, A, options, loss):
+    assert gmpo_loss(batch([[d]], [A], **options)).loss.item() == pytest.approx(loss)
 
 
-def test_delta_bounds_the_side_that_has_no_clip():
-    assert gmpo_loss(batch([[3.0]], [-1.0], delta=2.0)).loss.item() == pytest.approx(2.0)
-    assert gmpo_loss(batch([[0.3]], [1.0], delta=2.0)).loss.item() == pytest.approx(-exp(0.3))
-
-
-def test_an_advantage_of_zero_is_silent_even_where_the_weight_overflows():
-    inputs = batch([[1e4, 1e4]], [0.0])
+def test_sequences_without_advantage_or_tokens_have_no_gradient():
+    inputs = batch([[1e4, 1e4]], [0.0])  # the weight overflows
     assert gmpo_loss(inputs).loss.item() == 0
     assert gradient(inputs).abs().sum() == 0
-
-
-def test_a_sequence_without_tokens_gives_no_gradient():
     inputs = batch([[0.3, 0.1], [0.2, 0.2]], [1.0, 1.0], [[0, 0], [1, 1]])
     assert gradient(inputs)[0].tolist() == [0, 0]
     assert gradient(inputs)[1].abs().min() > 0
@@ -72,8 +72,8 @@ def test_tokens_outside_the_token_mask_count_as_ratio_one():
 
 def test_a_sequence_weight_multiplies_its_sequence_alone():
     plain = batch([[0.1], [0.2]], [1.0, -1.0])
-    weighed = replace(plain, sequence_weight=torch.tensor([0.5, 1.0]))
-    torch.testing.assert_close(gradient(weighed), gradient(plain) * torch.tensor([[0.5], [1.0]]))
+    weighted = replace(plain, sequence_weight=torch.tensor([0.5, 1.0]))
+    torch.testing.assert_close(gradient(weighted), gradient(plain) * torch.tensor([[0.5], [1.0]]))
 
 
 def grpo(d, A, mask, low=0.2, high=0.2, sequence=False):
@@ -91,8 +91,7 @@ def test_on_policy_the_gradient_is_that_of_grpo_and_gspo(sequence):
     mask = (torch.arange(7) < torch.tensor([[7], [1], [4], [5], [2]])).long()
     inputs = batch(torch.zeros(5, 7), torch.randn(5), mask)
     other = grpo(inputs.logprobs, inputs.advantages, inputs.mask, sequence=sequence)
-    theirs = torch.autograd.grad(other, inputs.logprobs)[0]
-    torch.testing.assert_close(gradient(inputs), theirs)
+    torch.testing.assert_close(gradient(inputs), torch.autograd.grad(other, inputs.logprobs)[0])
 
 
 def test_without_a_clip_it_is_gspo_and_never_larger_than_grpo():
@@ -109,21 +108,12 @@ def test_without_a_clip_it_is_gspo_and_never_larger_than_grpo():
         assert abs(gmpo_loss(one).loss) <= abs(arithmetic)
 
 
-def test_several_updates_tell_gmpo_from_grpo():
-    inputs = batch([[0.3, -0.3]], [1.0])
-    theirs = grpo(inputs.logprobs, inputs.advantages, inputs.mask, low=0.9, high=9.0)
-    assert gmpo_loss(inputs).loss.item() == pytest.approx(-1.0)
-    assert theirs.item() == pytest.approx(-(exp(0.3) + exp(-0.3)) / 2)
-
-
-def test_a_ratio_for_each_token_becomes_their_geometric_mean():
+def test_correction_ratios_become_one_weight_per_sequence():
+    """Ratios of tokens by their geometric mean; those of sequences stay as they are."""
     ratio = torch.tensor([[2.0, 8.0, 5.0], [0.0, 3.0, 1.0]])
     weight, alive = correction_weight(ratio, torch.tensor([[1, 1, 0], [1, 1, 0]]))
     torch.testing.assert_close(weight, torch.tensor([exp((log(2) + log(8)) / 2), 3.0]))
     assert alive.tolist() == [[True, True, True], [False, True, True]]
-
-
-def test_a_ratio_for_each_sequence_stays_as_it_is():
     weight, alive = correction_weight(torch.tensor([[0.0], [2.5]]), torch.ones(2, 3))
     assert weight.tolist() == [0.0, 2.5]
     assert alive.all()

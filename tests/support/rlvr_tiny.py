@@ -1,4 +1,4 @@
-"""A random Llama whose words are digits and boxed digits, and trainers around it, for the tests."""
+"""A tiny random Llama over digits and boxed digits, and trainers around it."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,13 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from trl import GRPOConfig
 
 from mesotron.rlvr.trainer import GRPOTrainer
@@ -15,6 +21,8 @@ from mesotron.rlvr.trainer import GRPOTrainer
 BOXES = [f"\\boxed{{{digit}}}" for digit in range(10)]
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "=", *BOXES]
 EOS = 1
+NETWORKS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+TIMES = {"step_time", "time/step", "time/rollout", "time/optimizer", "train_runtime"}
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -35,11 +43,46 @@ def make_model(layers: int = 1) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
+def make_network(kind: str = "llama", **changed: Any) -> Any:
+    """A network of 50 tokens with grouped-query attention."""
+    torch.manual_seed(0)
+    config, network = NETWORKS[kind]
+    settings = {
+        "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+        **changed,
+    }  # fmt: skip
+    return network(config(**settings))
+
+
+def make_groups(
+    seed: int, P: int = 9, T: int = 5, groups: tuple[int, ...] = (4, 4, 4), device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Shuffled rows of groups, prompts and completions of several lengths: ids, mask and T."""
+    draw = torch.Generator().manual_seed(seed)
+    ids, mask = [], []
+    for number, size in enumerate(groups):
+        prompt = torch.randint(1, 50, (P,), generator=draw)
+        for k in range(size):
+            ids.append(torch.cat([prompt, torch.randint(1, 50, (T,), generator=draw)]))
+            seen = torch.ones(P + T, dtype=torch.long)
+            seen[:number] = 0
+            seen[P + T - k % T :] = 0
+            mask.append(seen)
+    order = torch.randperm(len(ids), generator=draw)
+    return torch.stack(ids)[order].to(device), torch.stack(mask)[order].to(device), T
+
+
 def make_data(size: int = 24) -> Dataset:
     pairs = [(a % 5, a // 5 % 5) for a in range(size)]
     return Dataset.from_dict(
         {"prompt": [f"{a} + {b} =" for a, b in pairs], "gold": [str(a + b) for a, b in pairs]}
     )
+
+
+def long_sums() -> Dataset:
+    """Prompts longer than their completions, so that sharing them pays off."""
+    return make_data().map(lambda row: {"prompt": f"{row['gold']} + 1 + 2 + {row['prompt']}"})
 
 
 def make_arguments(folder: Path, **changed: Any) -> GRPOConfig:
@@ -54,7 +97,7 @@ def make_arguments(folder: Path, **changed: Any) -> GRPOConfig:
 
 
 def small_digits(completions: list[str], **_: Any) -> list[float]:
-    """A reward that needs no judge: the share of words that hold a digit below 5."""
+    """A reward that needs no judge: the share of words with a digit below 5."""
     words = [text.split() for text in completions]
     return [sum(any(d in w for d in "01234") for w in row) / max(len(row), 1) for row in words]
 
@@ -62,30 +105,39 @@ def small_digits(completions: list[str], **_: Any) -> list[float]:
 def make_trainer(folder: Path, cls: type = GRPOTrainer, *, parts: dict[str, Any] | None = None,
                  **changed: Any) -> Any:  # fmt: skip
     """`parts` go to the trainer (optim, objective, model, ...), the rest to its arguments."""
-    given = {
+    parts = {
         "model": make_model(), "reward_funcs": small_digits, "train_dataset": make_data(),
         "processing_class": make_tokenizer(), **(parts or {}),
     }  # fmt: skip
-    return cls(args=make_arguments(folder, **changed), **given)
+    return cls(args=make_arguments(folder, **changed), **parts)
+
+
+def train(folder: Path, cls: type = GRPOTrainer, **settings: Any) -> Any:
+    trainer = make_trainer(folder, cls, **settings)
+    trainer.train()
+    return trainer
 
 
 def weights(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
+def initial_weights() -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in make_model().named_parameters()}
+
+
 def rows(trainer: Any) -> list[dict[str, float]]:
-    """The log rows of training steps."""
     return [row for row in trainer.state.log_history if "loss" in row]
 
 
 def assert_same_steps(one: Any, other: Any) -> None:
-    """Two trainers have come the same way, up to rounding."""
+    """Equal up to rounding."""
     for a, b in zip(rows(one), rows(other), strict=True):
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
         assert a["entropy"] == pytest.approx(b["entropy"], abs=1e-5)
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
     first, second = weights(one), weights(other)
-    # AdamW divides a gradient by its size: rounding alone can turn the sign of a tiny one.
+    # AdamW divides a gradient by its size: rounding alone can flip the sign of a tiny one.
     far = [(first[name] - second[name]).abs().gt(1e-4).float().mean() for name in first]
     assert max(far) < 0.02
 
@@ -95,7 +147,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def spy(trainer: Any) -> list[dict[str, Any]]:
-    """Every rollout batch that the trainer makes from now on."""
+    """Every rollout batch the trainer makes from now on."""
     kept, make = [], trainer._generate_and_score_completions
 
     def keep(inputs):
