@@ -13,8 +13,7 @@ from support.report_worlds import make_standing
 
 
 def answers(rng, seeds, problems, seed_spread, shift=0.0, contenders=2):
-    """[K, S, P] answers whose chances differ by problem and, in logits, by seed; the second
-    contender is worse by `shift`."""
+    """[K, S, P] answers; chances differ by problem and seed, the second contender by `shift`."""
     hardness = rng.normal(0.0, 1.5, problems)
     moved = rng.normal(0.0, seed_spread, (contenders, seeds, 1))
     moved[1] -= shift
@@ -24,7 +23,6 @@ def answers(rng, seeds, problems, seed_spread, shift=0.0, contenders=2):
 
 @pytest.mark.parametrize("seed_spread", [0.0, 0.8])
 def test_level_without_a_difference(seed_spread):
-    """Whether seeds matter or not, about 5% of the p-values are below 0.05."""
     rng, times = np.random.default_rng(0), 600
     pairs = (answers(rng, 3, 200, seed_spread) for _ in range(times))
     false = sum(paired_test(a - b).p < 0.05 for a, b in pairs) / times
@@ -39,17 +37,13 @@ def test_a_real_difference_is_found_and_its_interval_covers_it():
     assert np.mean([one.low <= truth <= one.high for one in tests]) > 0.9
 
 
-def test_degenerate_differences():
-    assert paired_test(np.zeros((3, 10))).p == 1.0
-    assert paired_test(np.ones((3, 10))).p == 0.0
-
-
 def test_one_seed_is_scipys_t_test_over_problems():
     D = np.random.default_rng(0).normal(0.3, 1.0, (1, 100))
     test, expected = paired_test(D), stats.ttest_1samp(D[0], 0.0)
     assert test.p == pytest.approx(expected.pvalue)
     interval = expected.confidence_interval()
     assert (test.low, test.high) == pytest.approx((interval.low, interval.high))
+    assert (paired_test(np.zeros((3, 10))).p, paired_test(np.ones((3, 10))).p) == (1.0, 0.0)
 
 
 def test_bootstrap_covers_seeds_and_problems():
@@ -63,7 +57,6 @@ def test_bootstrap_covers_seeds_and_problems():
 
 
 def rank_scores(scores):
-    """Standings, best first, of contenders with these scores [K, S, P]."""
     cells = [
         Cell(id="", contender=str(k), objective="", rate=1.0, seed=s, stage="final", state="done",
              per_problem=one.tolist())
@@ -81,8 +74,8 @@ def rank_scores(scores):
     ("seeds", "seed_spread"), [(3, 0.4), pytest.param(5, 0.8, marks=pytest.mark.slow)]
 )
 def test_family_level_of_six_equal_contenders(seeds, seed_spread):
-    """The first is chosen by the scores that rank it, so all pairs are corrected for; and fifteen
-    pairs reach further into the tail than the few seeds of one of them can estimate."""
+    # The first is chosen by the scores that rank it, so all pairs are corrected for; fifteen pairs
+    # reach further into the tail than the few seeds of one of them can estimate.
     rng, times, false, unpooled = np.random.default_rng(0), 120, 0, 0
     for _ in range(times):
         scores = answers(rng, seeds, 200, seed_spread, contenders=6)
@@ -104,7 +97,6 @@ def test_pooled_seed_noise_is_the_residual_of_randomized_blocks():
 
 
 def test_pairs_with_one_seed_do_not_enter_the_pool():
-    """Three contenders have two seeds so far, the fourth has one."""
     rng = np.random.default_rng(0)
     full = [a - b for a, b in combinations(rng.random((3, 2, 50)), 2)]
     begun = [rng.random((1, 50)) - 0.5 for _ in range(3)]

@@ -22,12 +22,12 @@ yaml = pytest.importorskip("yaml")
 
 FILES = sorted((Path(__file__).parents[2] / "sweeps").glob("*.yaml"))
 TRIAL = Path(__file__).parents[1] / "support" / "sweep_trial.py"
-RATES = ["--space", "optim.lr=1e-5..1e-1", "--every", "0.05"]
+NARROW = ["--space", "optim.lr=1e-4..1e-3"]  # where no trial is pruned
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A sweep's folder, with trials that train nothing."""
+    """Trials here train nothing."""
     words = [sys.executable, str(TRIAL)]
     monkeypatch.setattr(sweep, "process_command", lambda rest: [*words, *rest])
     return tmp_path / "s"
@@ -38,18 +38,20 @@ def trials(folder):
 
 
 def run_sweep(folder, count, *words):
-    return main(["sweep", "arith", *RATES, "--trials", str(count), *words, "--out", str(folder)])
+    common = ["--every", "0.05", "--trials", str(count), "--out", str(folder)]
+    return main(["sweep", "arith", *common, *words])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_shipped_files_fit_their_commands(path, tmp_path):
-    """As `wandb agent` writes it (--name=value, Python's True), and as our own sweep does."""
     values = yaml.safe_load(path.read_text())
     assert values["command"][0] == values["program"] == "mesotron"
     assert values["metric"]["goal"] == "maximize"
+    assert "snake" not in path.stem or values["metric"]["name"] == "eval/greedy_fruit"
     space, rng = read_space(str(path), []), random.Random(0)
     drawn = {one.name: one.sample(rng) for one in space.dimensions}
     args = [f"--{name}={value}" for name, value in drawn.items()]
+    # As `wandb agent` writes it (--name=value, Python's True), and as our own sweep does.
     by_agent = [word for word in values["command"][1:] if word != "${args}"] + args
     for words in (by_agent, start_arguments(space.arguments(drawn), tmp_path / "t", threads=1)):
         name, rest = split_name(words)
@@ -61,41 +63,46 @@ def test_shipped_files_fit_their_commands(path, tmp_path):
                 found = getattr(found, part)
             assert found == value
     assert not any("wandb" in word for word in space.arguments(drawn))
+    (tmp_path / f"{path.stem}.json").write_text(json.dumps(values))
+    assert read_space(str(tmp_path / f"{path.stem}.json"), []) == space
 
 
 def test_a_sweep_finds_the_best_rate_and_prunes_dead_trials(folder, capsys):
-    assert run_sweep(folder, 8, "--workers", "2") == 0
+    assert run_sweep(folder, 8, "--space", "optim.lr=1e-5..1e-1", "--workers", "2") == 0
     rows = trials(folder)
-    assert len(rows) == 8
+    assert len(rows) == len({row["values"]["optim.lr"] for row in rows}) == 8
     scored = [row for row in rows if row["score"] is not None]
     pruned = [row for row in rows if row["score"] is None]
-    assert all(row["values"]["optim.lr"] <= 1e-2 for row in scored)
     assert pruned
+    assert all(row["values"]["optim.lr"] <= 1e-2 for row in scored)
     assert all(row["values"]["optim.lr"] > 1e-2 for row in pruned)
     assert all("reward collapse" in row["why"] for row in pruned)
     assert rows[0]["score"] == max(row["score"] for row in scored)
-    assert len({row["values"]["optim.lr"] for row in rows}) == 8
     assert "mesotron train arith --optim.lr=" in capsys.readouterr().out
 
 
-def test_a_finished_study_can_grow(folder, capsys):
-    space = ["--space", "optim.lr=1e-4..1e-3"]
-    assert run_sweep(folder, 2, *space) == 0
+def test_a_finished_study_can_grow_and_keeps_its_goal_and_metric(folder, capsys):
+    words = [*NARROW, "--metric", "train/reward"]
+    assert run_sweep(folder, 2, *words) == 0
     first = trials(folder)
-    capsys.readouterr()
-    assert run_sweep(folder, 2, *space) == 0
+    assert json.loads((folder / "sweep.json").read_text())["metric"] == "train/reward"
+    assert "train/reward" in capsys.readouterr().out
+    assert run_sweep(folder, 2, *words) == 0
     assert "trial 0" not in capsys.readouterr().out
-    assert run_sweep(folder, 3, *space) == 0
+    assert run_sweep(folder, 3, *words) == 0
     assert len(trials(folder)) == 3
     assert {row["number"] for row in first} < {row["number"] for row in trials(folder)}
+    capsys.readouterr()
+    assert run_sweep(folder, 4, *NARROW) == 2
+    assert "train/reward, not score" in " ".join(capsys.readouterr().err.split())
+    assert run_sweep(folder, 4, *words, "--goal", "minimize") == 2
+    assert "maximize, not minimize" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_stopped_sweep_resumes_its_trials(folder, monkeypatch, capsys):
-    space = ["--space", "optim.lr=1e-4..1e-3", "--workers", "2"]
-    looks = []
+    space = [*NARROW, "--workers", "2"]
 
     def look(seconds, sleep=sweep.time.sleep):
-        looks.append(seconds)
         if sum(path.stat().st_size > 100 for path in folder.glob("trials/*/metrics.jsonl")) == 2:
             os.kill(os.getpid(), signal.SIGINT)
             monkeypatch.setattr(sweep.time, "sleep", sleep)
@@ -107,8 +114,7 @@ def test_a_stopped_sweep_resumes_its_trials(folder, monkeypatch, capsys):
     assert str(folder) in "".join(capsys.readouterr().err.split())
     monkeypatch.setenv("SECONDS_A_STEP", "0")
     assert run_sweep(folder, 2, *space) == 0
-    rows = trials(folder)
-    assert {row["number"] for row in rows} == {0, 1}
+    assert {row["number"] for row in trials(folder)} == {0, 1}
     resumed = [RunFolder(path).result["resumed_at"] for path in folder.glob("trials/trial-000?")]
     assert len(resumed) == 2
     assert min(resumed) > 0
@@ -120,11 +126,11 @@ def test_two_processes_share_a_study_without_sharing_a_trial(folder):
         "words = [sys.executable, sys.argv[1]];"
         "sweep.process_command = lambda rest: [*words, *rest]; sys.exit(main(sys.argv[2:]))"
     )
-    words = ["sweep", "arith", "--space", "optim.lr=1e-4..1e-3", "--every", "0.05"]
+    words = ["sweep", "arith", *NARROW, "--every", "0.05"]
     words += ["--trials", "4", "--workers", "1", "--out", str(folder)]
     started = [subprocess.Popen([sys.executable, "-c", code, str(TRIAL), *words]) for _ in range(2)]
     assert [process.wait(timeout=120) for process in started] == [0, 0]
-    assert run_sweep(folder, 1, "--space", "optim.lr=1e-4..1e-3") == 0  # reads what both have left
+    assert run_sweep(folder, 1, *NARROW) == 0  # reads what both have left
     rows = trials(folder)
     assert 4 <= len(rows) <= 5
     assert len({row["values"]["optim.lr"] for row in rows}) == len(rows)
@@ -142,21 +148,13 @@ def test_a_trial_that_ended_before_the_claim_is_left_alone(tmp_path):
     claim.close()
 
 
-def test_a_study_keeps_its_goal_and_metric_and_shows_them(folder, capsys):
-    space = ["--space", "optim.lr=1e-4..1e-3", "--metric", "train/reward"]
-    assert run_sweep(folder, 1, *space) == 0
-    assert json.loads((folder / "sweep.json").read_text())["metric"] == "train/reward"
-    assert "train/reward" in capsys.readouterr().out
-    assert run_sweep(folder, 2, *space[:2]) == 2
-    assert "train/reward, not score" in " ".join(capsys.readouterr().err.split())
-    assert run_sweep(folder, 2, *space, "--goal", "minimize") == 2
-    assert "maximize, not minimize" in " ".join(capsys.readouterr().err.split())
-
-
 def test_a_sweep_stops_after_several_crashes(folder, monkeypatch, capsys):
     monkeypatch.setenv("CRASH", "1")
-    assert run_sweep(folder, 20, "--workers", "1") == 2
+    assert run_sweep(folder, 20, *NARROW, "--workers", "1") == 2
     assert "RuntimeError: out of memory" in capsys.readouterr().err
+
+
+TRAIN = "command: [mesotron, train, '${args}']\nparameters: {a: "
 
 
 @pytest.mark.parametrize(
@@ -164,33 +162,22 @@ def test_a_sweep_stops_after_several_crashes(folder, monkeypatch, capsys):
     [
         ("parameters: {}", "command"),
         ("command: [mesotron, train, arith, '${args}']", "--space"),
-        ("command: [mesotron, bench, ppo, '${args}']\nparameters: {a: {values: [1, 2]}}",
-         "bench ppo"),
-        ("command: [mesotron, train, '${args}']\nparameters: {a: {min: 1e-5, max: 1}}",
-         "1e-5"),
-        ("command: [mesotron, train, '${args}']\nparameters: {a: {min: 2, max: 1}}",
-         "range"),
-        ("command: [mesotron, train, '${args}']\nparameters: {a: {distribution: beta}}",
-         "beta"),
+        (TRAIN.replace("train", "bench, ppo") + "{values: [1, 2]}}", "bench ppo"),
+        (TRAIN + "{min: 1e-5, max: 1}}", "1e-5"),
+        (TRAIN + "{min: 2, max: 1}}", "range"),
+        (TRAIN + "{distribution: beta}}", "beta"),
         ("command: [mesotron, train, '${args}'", "bad.yaml"),
         ("parameters: [a]", "parameters"),
         ("metric: reward", "metric"),
         (b"\xff\xfe", "bad.yaml"),
     ],
-)  # fmt: skip
+)
 def test_invalid_files_are_refused(text, match, tmp_path, capsys):
     path = tmp_path / "bad.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert main(["sweep", str(path), "--out", str(tmp_path / "s")]) == 2
     assert match in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
-
-
-def test_json_equals_yaml(tmp_path):
-    path = FILES[0]
-    copy = tmp_path / path.with_suffix(".json").name
-    copy.write_text(json.dumps(yaml.safe_load(path.read_text())))
-    assert read_space(str(copy), []) == read_space(str(path), [])
 
 
 def test_score_from_rows_or_result(tmp_path):

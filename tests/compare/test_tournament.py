@@ -21,12 +21,10 @@ from mesotron.vla.demos import write_manifest
 
 CELL = Path(__file__).parents[1] / "support" / "compare_cell.py"
 SMALL = ["--rates", "3", "--factor", "2", "--seeds", "3", "--workers", "2"]
-SET = ["--set", "optim.lr=0.001", "steps=6"]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def fake_cells():
-    """Cells that train nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tournament, "cell_command", fake_command)
         patch.setattr(tournament, "POLL_SECONDS", 0.05)
@@ -56,15 +54,15 @@ def finished(tmp_path_factory):
     return folder
 
 
-def compare(folder, *words):
-    return main(["compare", "arith", *SMALL, *words, *SET, "--out", str(folder)])
+def compare(folder, *words, set_=("optim.lr=0.001", "steps=6")):
+    return main(["compare", "arith", *SMALL, *words, "--set", *set_, "--out", str(folder)])
 
 
 def by_name(record):
     return {row.contender: row for row in record.standings}
 
 
-def test_a_worse_contender_is_found_and_equal_ones_are_not_separated(finished):
+def test_standings_of_a_finished_tournament(finished):
     record = read_tournament(finished)
     rows = by_name(record)
     assert {cell.state for cell in record.cells} == {"done"}
@@ -72,38 +70,12 @@ def test_a_worse_contender_is_found_and_equal_ones_are_not_separated(finished):
     assert (rows[first].rank, rows[second].rank, rows["pion"].rank) == (1, 2, 3)
     assert rows[second].p_holm >= 0.05 > rows["pion"].p_holm
     assert rows["pion"].behind == pytest.approx(rows[first].score - rows["pion"].score)
-    words = " ".join(record.words)
-    assert f"No significant difference from {first}: {second}" in words
-    assert "pion is behind by" in words
+    assert "pion is behind by" in " ".join(record.words)
     markdown = (finished / "standings.md").read_text()
     assert markdown.count("| pion |") == 2
     assert "0.001 x4" in markdown
     assert (finished / "report.html").is_file()
-
-
-def test_updates_are_matched_and_trials_counted(finished):
-    record = read_tournament(finished)
-    probes = {cell.contender: cell for cell in record.cells if cell.stage == "probe"}
-    assert probes.keys() == {"muon", "pion"}  # AdamW's own step is the unit
-    rows = by_name(record)
-    # Its updates are a quarter as large as AdamW's: its matrices get four times the rate.
-    assert [rows[name].gain for name in ("adamw", "muon", "pion")] == [1.0, 1.0, 4.0]
-    for cell in record.cells:
-        config = json.loads((finished / cell.run / "config.json").read_text())
-        assert config["optim"]["lr"] == pytest.approx(cell.rate * cell.gain)
-        assert config["optim"]["aux_lr"] == (None if cell.contender == "adamw" else cell.rate)
-        assert config["steps"] == 6
-    tried = {
-        name: sorted({c.rate for c in record.cells if c.contender == name and c.stage == "search"})
-        for name in rows
-    }
-    assert tried == {name: [5e-4, 1e-3, 2e-3] for name in rows}
-    assert rows["pion"].rate == 1e-3
-    assert all((r.trials, r.extended, r.edge) == (3, 0, None) for r in rows.values())
-
-
-def test_ranking_uses_other_problems_and_seeds_than_the_search(finished):
-    record = read_tournament(finished)
+    # The ranking uses other problems and seeds than the search.
     assert record.problems.keys() == {"search", "final"}
     assert not set(record.problems["search"]) & set(record.problems["final"])
     assert sum(map(len, record.problems.values())) == 120
@@ -113,6 +85,24 @@ def test_ranking_uses_other_problems_and_seeds_than_the_search(finished):
         if cell.stage != "probe":
             assert len(cell.per_problem) == len(record.problems[cell.stage])
             assert cell.score == pytest.approx(sum(cell.per_problem) / len(cell.per_problem))
+
+
+def test_updates_are_matched_and_trials_counted(finished):
+    record = read_tournament(finished)
+    probed = {cell.contender for cell in record.cells if cell.stage == "probe"}
+    assert probed == {"muon", "pion"}  # AdamW's own step is the unit
+    rows = by_name(record)
+    # Pion's updates are a quarter as large as AdamW's: its matrices get four times the rate.
+    assert [rows[name].gain for name in ("adamw", "muon", "pion")] == [1.0, 1.0, 4.0]
+    for cell in record.cells:
+        config = json.loads((finished / cell.run / "config.json").read_text())
+        assert config["optim"]["lr"] == pytest.approx(cell.rate * cell.gain)
+        assert config["optim"]["aux_lr"] == (None if cell.contender == "adamw" else cell.rate)
+        assert config["steps"] == 6
+    searched = {(cell.contender, cell.rate) for cell in record.cells if cell.stage == "search"}
+    assert searched == {(name, rate) for name in rows for rate in (5e-4, 1e-3, 2e-3)}
+    assert rows["pion"].rate == 1e-3
+    assert all((r.trials, r.extended, r.edge) == (3, 0, None) for r in rows.values())
 
 
 def test_a_crash_does_not_stop_the_rest_and_is_retried(folder, monkeypatch, capsys):
@@ -138,11 +128,9 @@ def test_scores_of_zero_are_not_ranked(folder, monkeypatch):
     monkeypatch.setenv("SKILL", "0")
     assert compare(folder, "--optims", "adamw", "muon", "--seeds", "2") == 0
     record = read_tournament(folder)
-    assert {(row.score, row.rank, row.behind, row.p) for row in record.standings} == {
-        (0.0, 1, None, None)
-    }
+    found = {(row.score, row.rank, row.behind, row.p) for row in record.standings}
+    assert found == {(0.0, 1, None, None)}
     words = " ".join(record.words)
-    assert "All contenders score 0" in words
     assert not any(name in words for name in ("first", "behind", "best", "significant"))
 
 
@@ -154,29 +142,21 @@ def test_too_few_problems_in_the_data_stop_at_the_first_cell(folder, monkeypatch
     assert len(list((folder / "cells").glob("*.log"))) == 1
 
 
-def test_a_diverged_cell_has_the_lowest_score(folder):
-    set_ = ["--set", "optim.lr=0.005", "steps=6"]
-    words = ["compare", "arith", *SMALL, "--extend", "0", "--optims", "adamw", *set_]
-    assert main([*words, "--out", str(folder)]) == 0
+def test_diverged_cells_have_the_lowest_score(folder, monkeypatch):
+    monkeypatch.setenv("SPOIL_AT", "adamw 2")  # its weights are not finite; 0.01 is too high a rate
+    words = ("--optims", "adamw", "--extend", "0")
+    assert compare(folder, *words, set_=("optim.lr=0.005", "steps=6")) == 0
     record = read_tournament(folder)
     diverged = [cell for cell in record.cells if cell.verdict == "diverged"]
-    assert [(cell.rate, cell.state, cell.score) for cell in diverged] == [(0.01, "done", 0.0)]
-    assert "step 6" in diverged[0].why
-    assert by_name(record)["adamw"].edge == "low"
-    assert "smallest one of 3" in " ".join(record.words)
-    assert "0.000 ×" in (folder / "standings.md").read_text()
-
-
-def test_weights_that_are_not_finite_are_a_divergence(folder, monkeypatch):
-    monkeypatch.setenv("SPOIL_AT", "adamw 2")
-    assert compare(folder, "--optims", "adamw") == 0
-    record = read_tournament(folder)
-    diverged = [cell for cell in record.cells if cell.verdict == "diverged"]
-    assert [(cell.seed, cell.stage, cell.state) for cell in diverged] == [(2, "final", "done")]
-    assert diverged[0].per_problem == [0.0] * len(record.problems["final"])
-    assert "weights are not finite" in diverged[0].why
+    search, final = sorted(diverged, key=lambda cell: cell.seed)
+    assert (search.rate, search.stage, search.state, search.score) == (0.01, "search", "done", 0.0)
+    assert "step 6" in search.why
+    assert (final.seed, final.stage, final.state) == (2, "final", "done")
+    assert final.per_problem == [0.0] * len(record.problems["final"])
+    assert "not finite" in final.why
     row = by_name(record)["adamw"]
-    assert (row.seeds, row.dead, row.failed) == ([1, 2, 3], 1, 0)
+    assert (row.seeds, row.dead, row.failed, row.edge) == ([1, 2, 3], 1, 0, "low")
+    assert "0.000 ×" in (folder / "standings.md").read_text()
 
 
 @pytest.mark.parametrize(("variable", "value"), [("CRASH_AT", "pion 0"), ("NAN_UPDATES", "pion")])
@@ -187,7 +167,7 @@ def test_a_contender_without_measured_updates_is_left_out(folder, monkeypatch, v
     [probe] = [cell for cell in record.cells if cell.contender == "pion"]
     assert (probe.stage, probe.state) == ("probe", "failed")
     assert [row.contender for row in record.standings] == ["adamw"]
-    assert any("pion is left out" in sentence for sentence in record.words)
+    assert "pion" in " ".join(record.words)
 
 
 def test_a_stopped_tournament_ends_like_an_uninterrupted_one(folder, finished, monkeypatch, capsys):
@@ -204,8 +184,7 @@ def test_a_stopped_tournament_ends_like_an_uninterrupted_one(folder, finished, m
     assert compare(folder, "--optims", "adamw", "muon", "pion") == 130
     assert str(folder) in "".join(capsys.readouterr().err.split())
     states = {cell.state for cell in read_tournament(folder).cells}
-    assert "waiting" in states
-    assert "running" not in states
+    assert states & {"waiting", "running"} == {"waiting"}
     monkeypatch.setenv("SECONDS_A_STEP", "0")
     assert compare(folder, "--optims", "adamw", "muon", "pion") == 0
     resumed, alone = read_tournament(folder), read_tournament(finished)
@@ -216,8 +195,7 @@ def test_a_stopped_tournament_ends_like_an_uninterrupted_one(folder, finished, m
 
 def test_continuing_needs_the_same_rule(folder, capsys):
     compare(folder, "--optims", "adamw", "--objectives", "grpo")
-    words = ["compare", "arith", *SMALL, "--optims", "adamw", "--set", "optim.lr=0.001", "steps=7"]
-    assert main([*words, "--out", str(folder)]) == 2
+    assert compare(folder, "--optims", "adamw", set_=("optim.lr=0.001", "steps=7")) == 2
     assert "steps: 6, not 7" in capsys.readouterr().err
     assert compare(folder, "--optims", "adamw", "--objectives", "gmpo") == 2
     assert "grpo, not gmpo" in " ".join(capsys.readouterr().err.split())
@@ -235,12 +213,14 @@ def test_continuing_needs_the_same_rule(folder, capsys):
 
 def test_an_extended_search_may_choose_another_rate(folder, capsys):
     # AdamW's best rate is 1e-3; the recipe's is a quarter of it, so two more are needed.
-    words = ["compare", "arith", *SMALL, "--optims", "adamw"]
-    words += ["--set", "optim.lr=0.00025", "steps=6", "--out", str(folder)]
-    assert main([*words, "--extend", "0"]) == 0
+    def extend(count):
+        words = ("--optims", "adamw", "--extend", str(count))
+        return compare(folder, *words, set_=("optim.lr=0.00025", "steps=6"))
+
+    assert extend(0) == 0
     first = by_name(read_tournament(folder))["adamw"]
     assert (first.rate, first.edge) == (5e-4, "high")
-    assert main([*words, "--extend", "3"]) == 0
+    assert extend(3) == 0
     record = read_tournament(folder)
     row = by_name(record)["adamw"]
     assert (row.rate, row.seeds) == (1e-3, [1, 2, 3])
@@ -249,8 +229,16 @@ def test_an_extended_search_may_choose_another_rate(folder, capsys):
     chosen = [cell.score for cell in finals if cell.rate == 1e-3]
     assert row.score == pytest.approx(sum(chosen) / 3)
     assert {cell.rate for cell in finals if cell.threshold_steps is not None} == {1e-3}
-    assert main([*words, "--extend", "0"]) == 2
+    assert extend(0) == 2
     assert "--extend 3" in " ".join(capsys.readouterr().err.split())
+
+
+def is_locked(folder):
+    try:
+        with tournament.locked(folder):
+            return False
+    except ValueError:
+        return True
 
 
 def test_two_processes_do_not_share_a_folder(folder, capsys):
@@ -262,19 +250,19 @@ def test_two_processes_do_not_share_a_folder(folder, capsys):
 
 @pytest.mark.slow
 def test_cells_of_a_killed_tournament_keep_the_lock(folder):
-    """`kill -9` on the tournament only: a cell that still runs locks the folder."""
     code = (
         "import sys; from mesotron.compare import tournament; from mesotron.cli import main\n"
         "make = tournament.cell_command\n"
         "tournament.cell_command = lambda *x: [sys.executable, sys.argv[1], make(*x)[-1]]\n"
         "sys.exit(main(sys.argv[2:]))"
     )
-    words = ["compare", "arith", *SMALL, "--optims", "adamw", *SET, "--out", str(folder)]
+    words = ["compare", "arith", *SMALL, "--optims", "adamw", "--out", str(folder)]
+    words += ["--set", "optim.lr=0.001", "steps=6"]
     slow = {**os.environ, "SECONDS_A_STEP": "0.5"}
     process = subprocess.Popen([sys.executable, "-c", code, str(CELL), *words], env=slow)
     while not any(folder.glob("cells/*/metrics.jsonl")):
         time.sleep(0.05)
-    process.kill()
+    process.kill()  # the tournament only: a cell that still runs locks the folder
     process.wait()
     assert compare(folder, "--optims", "adamw") == 2
     while is_locked(folder):
@@ -283,47 +271,29 @@ def test_cells_of_a_killed_tournament_keep_the_lock(folder):
     assert {cell.state for cell in read_tournament(folder).cells} == {"done"}
 
 
-def is_locked(folder):
-    try:
-        with tournament.locked(folder):
-            return False
-    except ValueError:
-        return True
-
-
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (["arith", "--optims", "sgd"], "sgd"),
-        (["arith", "--objectives", "ppo"], "ppo"),
-        (["snake", "--objectives", "grpo"], "grpo"),
-        (["vla", "--set", "demos=no/such"], "no/such"),
-        (["arit"], "arith"),
-        (["arith", "--set", "rollout.prompt=8"], "prompts"),
-        (["arith", "--set", "steps=many"], "many"),
-        (["arith", "--set", "optim=muon"], "optim"),
-        (["arith", "--set", "task.num_eval=2"], "task.num_eval"),
-        (["arith", "--set", "reward.parts=two_part,neer"], "near"),
-        (["vla", "--set", "demos={demos}", "batch=1"], "batch"),
-        (["snake", "--set", "eval_episodes=16"], "eval_episodes"),
-        (["vla", "--set", "demos={demos}", "episodes=4"], "episodes"),
-        (["arith", "--set", "optim.scale=spectral"], "optim.scale"),
+        ("arit", "arith"), ("arith --optims sgd", "sgd"), ("arith --objectives ppo", "ppo"),
+        ("snake --objectives grpo", "grpo"), ("arith --set rollout.prompt=8", "prompts"),
+        ("arith --set steps=many", "many"), ("arith --set optim=muon", "optim"),
+        ("arith --set task.num_eval=2", "task.num_eval"),
+        ("arith --set reward.parts=two_part,neer", "near"),
+        ("arith --set optim.scale=spectral", "optim.scale"),
+        ("snake --set eval_episodes=16", "eval_episodes"), ("vla --set demos=no/such", "no/such"),
+        ("vla --set demos={demos} batch=1", "batch"),
+        ("vla --set demos={demos} episodes=4", "episodes"),
     ],
-)
+)  # fmt: skip
 def test_invalid_settings_are_refused_before_a_folder_is_made(
     words, match, capsys, tmp_path, monkeypatch, tmp_path_factory
 ):
     monkeypatch.chdir(tmp_path)
     demos = tmp_path_factory.mktemp("demos")
     write_manifest(demos, WorldConfig(tasks=("red-cube", "blue-cube")), False, {})
-    assert main(["compare", *(word.format(demos=demos) for word in words)]) == 2
+    assert main(["compare", *words.format(demos=demos).split()]) == 2
     assert match in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_none_is_a_choice_where_a_setting_has_one():
-    config = change(TrainConfig(), ["objective.scale_rewards=none", "objective.beta=none"])
-    assert (config.objective.scale_rewards, config.objective.beta) == ("none", None)
 
 
 def test_settings_of_language_contenders(tmp_path):
@@ -338,6 +308,8 @@ def test_settings_of_language_contenders(tmp_path):
     several = kind.contenders(["muon"], ["grpo", "gmpo"])
     assert [one.name for one in several] == ["muon+grpo", "muon+gmpo"]
     assert kind.settings(several[1], 1e-5, 7, tmp_path).objective.name == "gmpo"
+    config = change(TrainConfig(), ["objective.scale_rewards=none", "objective.beta=none"])
+    assert (config.objective.scale_rewards, config.objective.beta) == ("none", None)
 
 
 def test_settings_of_game_contenders(tmp_path):
@@ -366,17 +338,13 @@ def test_settings_of_robot_contenders(tmp_path):
     # Only Pion has a strength; mesotron vla train refuses it without Pion.
     assert (optims["pion_action"].promote, optims["muon"].promote) == (2, None)
     assert optims["pion"].lr == 2e-3
-
-
-def test_recordings_without_a_simulator_are_refused(tmp_path):
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "info.json").touch()
-    with pytest.raises(ValueError, match="LeRobot"):
+    with pytest.raises(ValueError, match="LeRobot"):  # recordings without a simulator
         make_kind("vla", [f"demos={tmp_path}"])
 
 
 def threshold_of(tmp_path, *curves):
-    """Threshold and cells for curves of losses."""
     kind = make_kind("vla", [f"demos={tmp_path}", "batch=4"])
     cells = [
         Cell(id=x, contender=x, objective="", rate=1.0, seed=0, stage="final", threshold_steps=3)
@@ -393,18 +361,14 @@ def threshold_of(tmp_path, *curves):
 
 
 def test_time_to_threshold(tmp_path):
-    """Losses from 9 to 1 and from 9 to 6: halfway to the best one's end is 5."""
+    # Losses from 9 to 1 and from 9 to 6: halfway to the best one's end is 5.
     value, (a, b) = threshold_of(tmp_path, [9.0] * 5 + [1.0] * 10, [9.0] * 5 + [6.0] * 10)
     assert value == 5.0
     # The mean of five steps passes 5 with the third of the new ones.
     assert (a.threshold_steps, a.threshold_seconds, a.threshold_tokens) == (8, 16.0, 32.0)
     assert b.threshold_steps is None
-
-
-def test_no_threshold_without_improvement(tmp_path):
-    value, cells = threshold_of(tmp_path, [1.0] * 5 + [9.0] * 5, [1.0] * 10)
-    assert value is None
-    assert [cell.threshold_steps for cell in cells] == [None, None]
+    value, cells = threshold_of(tmp_path, [1.0] * 5 + [9.0] * 5, [1.0] * 10)  # no improvement
+    assert (value, [cell.threshold_steps for cell in cells]) == (None, [None, None])
     # One lucky first step passes no threshold; losses that are not finite do not count.
     lucky, nan = [0.0] + [9.0] * 20 + [1.0] * 5, [9.0] * 5 + [float("nan")] * 5
     value, cells = threshold_of(tmp_path, lucky, nan)
@@ -423,13 +387,17 @@ def test_search_limits():
     assert (crashed.best, crashed.done) == (None, True)
 
 
-@pytest.mark.slow
-def test_a_tiny_real_tournament_of_language_models(tmp_path, monkeypatch):
+def compare_for_real(folder, monkeypatch, *words):
     monkeypatch.setattr(tournament, "cell_command", cell_command)
+    assert main(["compare", *words, "--extend", "0", "--out", str(folder)]) == 0
+    return read_tournament(folder)
+
+
+@pytest.mark.slow
+def test_a_tiny_real_tournament_of_language_models(folder, monkeypatch):
     size = ["steps=3", "rollout.prompts=2", "rollout.generations=4", "task.num_eval=60"]
-    words = ["compare", "arith", "--optims", "muon", "lowrank", "--rates", "2", "--extend", "0"]
-    assert main([*words, "--seeds", "2", "--set", *size, "--out", str(tmp_path / "t")]) == 0
-    record = read_tournament(tmp_path / "t")
+    words = ["arith", "--optims", "muon", "lowrank", "--rates", "2", "--seeds", "2"]
+    record = compare_for_real(folder, monkeypatch, *words, "--set", *size)
     assert len(record.cells) == 10
     assert {cell.state for cell in record.cells} == {"done"}
     assert all(cell.tokens > 0 and cell.seconds > 0 and cell.steps == 3 for cell in record.cells)
@@ -439,14 +407,12 @@ def test_a_tiny_real_tournament_of_language_models(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_tiny_real_tournament_of_games(tmp_path, monkeypatch):
+def test_a_tiny_real_tournament_of_games(folder, monkeypatch):
     pytest.importorskip("jumanji")
-    monkeypatch.setattr(tournament, "cell_command", cell_command)
     size = ["total_timesteps=512", "num_envs=8", "num_steps=16", "num_minibatches=2",
             "eval_episodes=48"]  # fmt: skip
-    words = ["compare", "snake", "--optims", "adam", "muon", "--rates", "1", "--extend", "0"]
-    assert main([*words, "--seeds", "1", "--set", *size, "--out", str(tmp_path / "t")]) == 0
-    record = read_tournament(tmp_path / "t")
+    words = ["snake", "--optims", "adam", "muon", "--rates", "1", "--seeds", "1"]
+    record = compare_for_real(folder, monkeypatch, *words, "--set", *size)
     assert len(record.cells) == 4
     assert all(cell.tokens == 512 and cell.score is not None for cell in record.cells)
     assert record.start["final"] > 0
