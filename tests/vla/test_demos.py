@@ -45,10 +45,9 @@ def assert_same_shards(one: Path, two: Path) -> None:
         assert a.read_bytes() == b.read_bytes()
 
 
-def test_array_shapes(demos):
+def test_arrays_and_chunks(demos):
     m, n = len(demos), len(demos.action)
-    assert demos.state.shape == (m, 4)
-    assert demos.where.shape == (m, 3)
+    assert (demos.state.shape, demos.where.shape) == ((m, 4), (m, 3))
     assert set(demos.images) == {"front", "wrist"}
     assert all(images.shape == (m, 16, 16, 3) for images in demos.images.values())
     assert demos.action.dtype == np.float32
@@ -61,6 +60,15 @@ def test_array_shapes(demos):
     assert singles.sum() == 6
     assert (demos.frame_index[demos.start][singles] == 0).all()
     assert n - m == 6 * (CONFIG.horizon - 1)
+    # Chunks end with their episode.
+    actions, real = demos.chunks(np.arange(m), 8)
+    assert actions.shape == (m, 8, 4)
+    for row, start in enumerate(demos.start):
+        length = int(real[row].sum())
+        np.testing.assert_array_equal(actions[row, :length], demos.action[start : start + length])
+        episodes = demos.episode_index[start : start + 8]
+        assert length == (episodes == episodes[0]).sum()
+        assert (actions[row, length:] == actions[row, length - 1]).all()
 
 
 def test_recorded_actions_are_the_experts(demos):
@@ -88,34 +96,16 @@ def test_noise_moves_the_hand_but_not_the_labels():
     clean, noisy = (record(world, DemoSpec(1, 0), noise, 8) for noise in (0.0, 0.3))
     np.testing.assert_array_equal(clean.actions[0], noisy.actions[0])
     assert not np.allclose(clean.actions[1], noisy.actions[1])
-    assert clean.success
-    assert noisy.success
+    assert (clean.success, noisy.success) == (True, True)
 
 
 def test_every_scene_has_two_instructions():
-    world = build_world(CONFIG.world)
-    specs = plan_demos(replace(CONFIG, episodes=40, starts=60), world)
-    by_scene: dict[int, list[DemoSpec]] = {}
-    for spec in specs:
-        by_scene.setdefault(spec.seed, []).append(spec)
-    for one, two in by_scene.values():
-        assert (one.task, one.scatter) == (two.task, two.scatter)
+    specs = plan_demos(replace(CONFIG, episodes=40, starts=60), build_world(CONFIG.world))
+    for one, two in zip(specs[::2], specs[1::2], strict=True):
+        assert (one.seed, one.task, one.scatter) == (two.seed, two.task, two.scatter)
         assert (one.swap, two.swap) == (False, True)
     tasks = np.bincount([spec.task for spec in specs if not spec.scatter])
     assert tasks.tolist() == [4] * 10
-
-
-def test_chunks_end_with_their_episode(demos):
-    rows = np.arange(len(demos))
-    actions, real = demos.chunks(rows, 8)
-    assert actions.shape == (len(demos), 8, 4)
-    assert real[:, 0].all()
-    for row in rows:
-        start, length = demos.start[row], int(real[row].sum())
-        np.testing.assert_array_equal(actions[row, :length], demos.action[start : start + length])
-        episodes = demos.episode_index[start : start + 8]
-        assert length == (episodes == episodes[0]).sum()
-        assert (actions[row, length:] == actions[row, length - 1]).all()
 
 
 def test_interrupted_run_continues(folder, tmp_path, monkeypatch):
@@ -163,49 +153,33 @@ def test_compact_demos_render_the_same_images(demos, tmp_path):
         assert (rendered.images[camera] == images).mean() > 0.995
 
 
-def test_failing_expert_is_an_error(tmp_path):
-    config = DemosConfig(
-        out=tmp_path / "bad",
-        episodes=6,
-        starts=60,  # cannot fail and must not hide the failures
-        noise=3.0,
-        workers=1,
-        world=WorldConfig(name="blocks_state"),
-    )
-    with pytest.raises(ValueError, match="--noise"):
-        write_demos(config, log=None)
-
-
-def test_failed_episodes_are_dropped_and_counted(tmp_path, monkeypatch):
+def test_failed_episodes_are_dropped_and_counted_and_too_many_are_an_error(tmp_path, monkeypatch):
     lines: list[str] = []
 
     def fail_once(world, spec, *settings):
         return record(world, spec, *settings)._replace(success=spec.seed != 3)
 
-    monkeypatch.setattr(demos_module, "record", fail_once)
-    config = DemosConfig(
-        out=tmp_path / "d", episodes=24, starts=0, workers=1, world=WorldConfig(name="blocks_state")
-    )
-    demos = make_demos(config, log=lines.append)
+    world = WorldConfig(name="blocks_state")
+    config = DemosConfig(out=tmp_path / "d", episodes=24, starts=0, workers=1, world=world)
+    with monkeypatch.context() as patch:
+        patch.setattr(demos_module, "record", fail_once)
+        demos = make_demos(config, log=lines.append)
     assert set(np.unique(demos.episode_index)) == set(range(24)) - {6, 7}
     assert "22 demonstrations; 2 failed" in lines[-1]
+    # Starts cannot fail and must not hide the failures.
+    config = replace(config, out=tmp_path / "bad", episodes=6, starts=60, noise=3.0)
+    with pytest.raises(ValueError, match="--noise"):
+        write_demos(config, log=None)
 
 
-@pytest.mark.parametrize(
-    ("changes", "keyword"),
-    [
+def test_invalid_settings_and_folders_of_other_data_are_refused(folder, tmp_path):
+    for changes, keyword in (
         ({"seed": EVAL_SEED - 1}, "--seed"),
-        ({"seed": -5}, "seed"),
         ({"episodes": 0, "starts": 0}, "--episodes"),
         ({"workers": 0}, "--workers"),
-    ],
-)
-def test_invalid_settings_are_refused(tmp_path, changes, keyword):
-    with pytest.raises(ValueError, match=keyword):
-        write_demos(replace(CONFIG, out=tmp_path / "d", **changes), log=None)
-
-
-def test_folders_of_other_data_are_refused(folder, tmp_path):
+    ):
+        with pytest.raises(ValueError, match=keyword):
+            write_demos(replace(CONFIG, out=tmp_path / "d", **changes), log=None)
     for changes in ({"world": replace(CONFIG.world, pixels=20)}, {"seed": 9}):
         with pytest.raises(ValueError, match=next(iter(changes))):
             write_demos(replace(CONFIG, out=folder, **changes), log=None)

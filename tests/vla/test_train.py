@@ -42,19 +42,10 @@ def demos(tmp_path_factory):
 
 
 def make_config(demos, out) -> VlaTrainConfig:
-    return VlaTrainConfig(
-        demos=demos,
-        policy=PolicyConfig(size="ci", chunk=6, head="flow"),
-        optim=PartsOptimConfig(action="pion"),
-        steps=STEPS,
-        batch=8,
-        out=out,
-        log_every=1,
-        probe_every=4,
-        save_every=3,
-        episodes=0,
-        device="cpu",
-    )
+    policy, optim = PolicyConfig(size="ci", chunk=6, head="flow"), PartsOptimConfig(action="pion")
+    every = {"log_every": 1, "probe_every": 4, "save_every": 3}
+    options = {"steps": STEPS, "batch": 8, "episodes": 0, "device": "cpu", **every}
+    return VlaTrainConfig(demos=demos, policy=policy, optim=optim, out=out, **options)
 
 
 @pytest.fixture
@@ -64,7 +55,6 @@ def config(demos, tmp_path):
 
 @pytest.fixture(scope="module")
 def reference(demos, tmp_path_factory):
-    """An uninterrupted run."""
     path = tmp_path_factory.mktemp("runs") / "whole"
     assert session.train(make_config(demos, path)) == 0
     return path
@@ -82,37 +72,28 @@ def assert_same_run(a, b) -> None:
         assert one | {"time/step": 0} == two | {"time/step": 0}
 
 
-def interrupt(monkeypatch, at: int, how) -> None:
+@pytest.mark.parametrize("how", ["ctrl-c", "killed"])
+def test_interrupted_run_resumes_exactly(config, reference, monkeypatch, capsys, how):
     advance = Trainer.advance
 
     def interrupted(self):
         metrics = advance(self)
-        if self.step == at:
-            how()
+        if self.step == 5 and how == "killed":
+            raise RuntimeError("killed")
+        if self.step == 4 and how == "ctrl-c":
+            os.kill(os.getpid(), signal.SIGINT)
         return metrics
 
-    monkeypatch.setattr(Trainer, "advance", interrupted)
-
-
-def test_run_stopped_by_ctrl_c_resumes_exactly(config, reference, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        interrupt(patch, at=4, how=lambda: os.kill(os.getpid(), signal.SIGINT))
-        assert session.train(config) == 0
-    assert f"--resume {config.out}" in capsys.readouterr().out
-    assert RunFolder(config.out).result is None
-    assert session.train(settings_to_resume(VlaTrainConfig, config.out)) == 0
-    assert_same_run(reference, config.out)
-
-
-def test_killed_run_resumes_exactly(config, reference, monkeypatch):
-    def die() -> None:
-        raise RuntimeError("killed")
-
-    with monkeypatch.context() as patch:
-        interrupt(patch, at=5, how=die)
-        with pytest.raises(RuntimeError, match="killed"):
-            session.train(config)
+        patch.setattr(Trainer, "advance", interrupted)
+        if how == "ctrl-c":
+            assert session.train(config) == 0
+            assert f"--resume {config.out}" in capsys.readouterr().out
+        else:
+            with pytest.raises(RuntimeError, match="killed"):
+                session.train(config)
     assert [row["step"] for row in RunFolder(config.out).rows("metrics")] == [1, 2, 3, 4]
+    assert RunFolder(config.out).result is None
     assert session.train(settings_to_resume(VlaTrainConfig, config.out)) == 0
     assert_same_run(reference, config.out)
     with pytest.raises(ValueError, match="mesotron vla eval"):
@@ -154,12 +135,6 @@ def test_guard_stops_a_run_that_is_not_finite(config, demos, monkeypatch):
     assert run.result is None
 
 
-def test_run_without_a_simulator_names_the_command(config, monkeypatch, capsys):
-    monkeypatch.setattr(session, "find_spec", lambda name: None)
-    session.train(replace(config, steps=1, episodes=2))
-    assert f"mesotron vla eval {config.out}" in capsys.readouterr().out
-
-
 def test_evaluation_of_a_run(reference, capsys, tmp_path):
     settings = VlaEvalConfig(run=reference, episodes=1, workers=1, perturb=("light", "wording"),
                              gifs=1, out=tmp_path / "eval", device="cpu")  # fmt: skip
@@ -176,8 +151,10 @@ def test_evaluation_of_a_run(reference, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("own", "given", "used"), [(2, None, 2), (2, 3, 3), (None, None, 4)])
-def test_evaluation_uses_the_runs_execute(config, monkeypatch, own, given, used):
-    session.train(replace(config, steps=1, execute=own))
+def test_evaluation_after_a_run_without_simulator(config, monkeypatch, capsys, own, given, used):
+    monkeypatch.setattr(session, "find_spec", lambda name: None)  # no simulator
+    session.train(replace(config, steps=1, execute=own, episodes=2))
+    assert f"mesotron vla eval {config.out}" in capsys.readouterr().out
     seen = []
 
     def stop(*args, execute, **kwargs):
@@ -204,13 +181,22 @@ def test_policy_of_recordings_needs_a_world(config, demos, tmp_path, capsys):
     assert result["success"]["world"]["pixels"] == 8
 
 
-@pytest.mark.parametrize(
-    ("changes", "keyword"), [({"dtype": "bfloat16"}, "--dtype"), ({"graph": True}, "--graph")]
-)
-def test_settings_for_gpus_are_refused_on_a_cpu(config, changes, keyword):
-    with pytest.raises(ValueError, match=keyword):
-        command.run_train(replace(config, **changes))
-    assert not config.out.exists()
+def test_graphs_and_bfloat16_are_for_gpus(config, demos):
+    for changes, flag in (({"dtype": "bfloat16"}, "--dtype"), ({"graph": True}, "--graph")):
+        with pytest.raises(ValueError, match=flag):
+            command.run_train(replace(config, **changes))
+        assert not config.out.exists()
+    assert not uses_bfloat16("auto", CPU)
+    frames = Trainer(config, load_demos(demos), CPU).frames
+    assert not uses_graph(config, frames)
+    frames.device = torch.device("cuda")
+    frames._images = None
+    assert uses_graph(config, frames)
+    exact = replace(config, optim=PartsOptimConfig(action="low_rank"))
+    assert not uses_graph(exact, frames)
+    assert not uses_graph(replace(config, policy=PolicyConfig(vision_tower="vit")), frames)
+    with pytest.raises(ValueError, match="low_rank"):
+        uses_graph(replace(exact, graph=True), frames)
 
 
 @pytest.mark.parametrize(("action", "head"), [("pion", "flow"), ("adamw", "l1")])
@@ -238,20 +224,6 @@ def test_step_from_tables_equals_the_eager_step(config, demos, action, head):
         assert gap <= 1e-2 * moved, name
 
 
-def test_graphs_are_for_gpus(config, demos):
-    frames = Trainer(config, load_demos(demos), CPU).frames
-    assert not uses_graph(config, frames)
-    frames.device = torch.device("cuda")
-    frames._images = None
-    assert uses_graph(config, frames)
-    exact = replace(config, optim=PartsOptimConfig(action="low_rank"))
-    assert not uses_graph(exact, frames)
-    assert not uses_graph(replace(config, policy=PolicyConfig(vision_tower="vit")), frames)
-    with pytest.raises(ValueError, match="low_rank"):
-        uses_graph(replace(exact, graph=True), frames)
-    assert not uses_bfloat16("auto", CPU)
-
-
 def test_learning_rate_schedule():
     config = PartsOptimConfig(schedule="cosine", warmup=0.2)
     factors = [lr_factor(config, k, 10) for k in range(10)]
@@ -262,33 +234,32 @@ def test_learning_rate_schedule():
 
 # Learning.
 
+CHUNKS, MUON = (
+    PolicyConfig(size="ci", chunk=8),
+    PartsOptimConfig(action="muon", lr=1e-2, aux_lr=3e-3),
+)
 LEARNING = VlaTrainConfig(
-    policy=PolicyConfig(size="ci", chunk=8),
-    optim=PartsOptimConfig(action="muon", lr=1e-2, aux_lr=3e-3),
-    steps=800,
-    batch=64,
-    probe_every=0,
-    device="cpu",
+    policy=CHUNKS, optim=MUON, steps=800, batch=64, probe_every=0, device="cpu"
 )
 # The instruction is redundant there; AdamW is faster.
-FROM_STATE = replace(LEARNING, optim=replace(LEARNING.optim, language="adamw", lr=2e-2), steps=200)
+FROM_STATE = replace(LEARNING, optim=replace(MUON, language="adamw", lr=2e-2), steps=200)
 TEN_OBJECTS = replace(LEARNING, policy=PolicyConfig(size="ci", patch=8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "episodes", "starts", "config", "success"),
     [
-        pytest.param("blocks_state", 160, 0, FROM_STATE, 0.6),
-        pytest.param("blocks", 200, 2000, LEARNING, 0.9, marks=pytest.mark.slow),
-        pytest.param("object10", 100, 8000, TEN_OBJECTS, 0.5, marks=pytest.mark.slow),
+        ("blocks_state", 160, 0, FROM_STATE, 0.6),
+        ("blocks", 200, 2000, LEARNING, 0.9),
+        ("object10", 100, 8000, TEN_OBJECTS, 0.5),
     ],
 )
 def test_learns(world, episodes, starts, config, success, tmp_path):
-    """Chance is 0.05 with ten objects; ten seeds are in benchmarks/vla/README.md."""
+    # Chance is 0.05 with ten objects; ten seeds are in benchmarks/vla/README.md.
     settings = WorldConfig(name=world, pixels=64 if world == "object10" else 24)
-    demos = make_demos(
-        DemosConfig(world=settings, out=tmp_path / "d", episodes=episodes, starts=starts), log=None
-    )
+    plan = DemosConfig(world=settings, out=tmp_path / "d", episodes=episodes, starts=starts)
+    demos = make_demos(plan, log=None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the bits of a sum depend on them
     try:
