@@ -105,17 +105,6 @@ def test_modalities_mix_filters_in_one_optimizer():
     assert stats[f"{vision['name']}/passed_rank"] > stats[f"{action['name']}/passed_rank"]
 
 
-def test_adamw_is_the_same_as_torch_with_the_same_groups():
-    ours, theirs = net(), net()
-    optimizer = mesotron.adamw(ours, lr=0.01, weight_decay=0.1)
-    groups = [
-        {"params": [p for p in theirs.parameters() if p.ndim > 1], "weight_decay": 0.1},
-        {"params": [p for p in theirs.parameters() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    reference = torch.optim.AdamW(groups, lr=0.01, fused=True)
-    assert train(ours, optimizer, 10) == train(theirs, reference, 10)
-
-
 def param(*shape: int, dtype=torch.float32) -> nn.Parameter:
     generator = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.randn(*shape, generator=generator).to(dtype))

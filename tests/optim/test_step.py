@@ -107,19 +107,6 @@ def test_views_step_as_their_matrices():
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
-# torch warns once that this CPU multiplies bfloat16 slowly.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize("nesterov", [True, False])
-@pytest.mark.parametrize("kept", ["float32", "bfloat16"])
-def test_normalization_does_not_write_into_the_momentum(kept, nesterov):
-    p = param(6, 10, dtype=torch.bfloat16)
-    p.grad *= 1e-3
-    optimizer = Muon([p], nesterov=nesterov, dtype=kept, momentum_dtype=kept)
-    optimizer.step()
-    buffer = optimizer.state[p]["momentum_buffer"]
-    torch.testing.assert_close(buffer.float(), 0.05 * p.grad.float(), rtol=0.02, atol=1e-8)
-
-
 def test_an_expert_without_tokens_gets_no_step_and_a_bad_one_skips_its_parameter():
     params = [param(4, 6, 10) for _ in range(3)]
     params[1].grad[2] = 0
@@ -145,10 +132,13 @@ def test_the_learning_rate_means_the_same_for_every_shape(shape):
     assert step.square().mean().sqrt().item() == pytest.approx(0.2 * 1e-2, rel=0.05)
 
 
+# torch warns once that this CPU multiplies bfloat16 slowly.
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("kept", ["bfloat16", "float32"])
-def test_the_momentum_dtype_is_a_choice_with_small_drift(kept):
+def test_the_momentum_drifts_little_and_is_not_written_by_the_filter(kept, nesterov):
     p = nn.Parameter(torch.zeros(8, 8))
-    optimizer = Muon([p], lr=0.0, momentum_dtype=kept)
+    optimizer = Muon([p], lr=0.0, nesterov=nesterov, dtype=kept, momentum_dtype=kept)
     exact = torch.zeros(8, 8, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
@@ -243,13 +233,3 @@ def test_batches_beyond_the_memory_limit_are_split(monkeypatch):
     )
     Muon([param(6, 10, seed=k) for k in range(5)], dtype="float32").step()
     assert sizes == [2, 2, 1]
-
-
-def test_how_long_a_large_gradient_outweighs_those_after_it():
-    # docs/optimizers.md and `clip_gradients` say 23 steps: ten times as large, mu = 0.95.
-    momentum = torch.zeros(40)
-    for step, gradient in enumerate(torch.eye(40)):  # gradients with nothing in common
-        module.update_momentum((1 if step else 10) * gradient, momentum, 0.95, None)
-        if momentum[1:].norm() > momentum[0]:
-            break
-    assert step == 24

@@ -54,33 +54,18 @@ def test_the_strip_is_empty_below_and_full_above():
     assert bottom == "▁█▁█"
 
 
-def test_the_tables_fit_eighty_columns(mesotron):
-    done = mesotron("spectrum")
-    assert done.returncode == 0
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "…" not in done.stdout
-    for word in (
-        "muon",
-        "cubic",
-        "polar_express",
-        "pion promote=2",
-        "pion cutoff=noise",
-        ".8165",
-        "1024 × 4096",
-    ):
-        assert word in done.stdout
-
-
-def test_a_narrow_terminal_gets_fewer_columns_and_whole_numbers(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "60")
+@pytest.mark.parametrize(("columns", "most"), [(100, 80), (60, 60)])
+def test_the_tables_fit_with_whole_numbers(monkeypatch, capsys, columns, most):
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert spectrum.run(SpectrumConfig()) == 0
     shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= 60
+    assert max(map(len, shown.splitlines())) <= most
     assert "…" not in shown
-    assert all(word in shown for word in ("pion cutoff=noise", ".8165", ".845", "1024 × 4096"))
+    names = ("muon", "cubic", "polar_express", "pion promote=2", "pion cutoff=noise")
+    assert all(text in shown for text in (*names, ".8165", ".845", "1024 × 4096"))
 
 
-@pytest.mark.parametrize(("suffix", "axis"), [(".svg", "log"), (".pdf", "linear"), (".png", "log")])
+@pytest.mark.parametrize(("suffix", "axis"), [(".svg", "log"), (".pdf", "linear")])
 def test_the_same_curves_give_the_same_file(tmp_path, suffix, axis):
     pictures = [tmp_path / f"{name}{suffix}" for name in "ab"]
     for picture in pictures:
