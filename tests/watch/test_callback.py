@@ -4,7 +4,7 @@ import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP
 from support.rlvr_processes import run_on
 from support.rlvr_tiny import make_trainer, rows, same, weights
 
+slow = pytest.mark.slow
 SETTINGS = WatchSettings(warmup=4, window=2, patience=2)
 FALL = 12
 
@@ -69,9 +70,15 @@ def test_stop_ends_the_run_with_a_checkpoint_and_the_diagnosis(tmp_path, caplog)
     last = folder.rows("events")[-1]
     assert (last["severity"], last["changes"][0]["field"]) == ("stop", "optim.lr")
     assert "reward collapse" in caplog.messages[-1]
+    # So does resuming a dead run.
+    caplog.clear()
+    history = [{"step": k, "loss": 0.0, "reward": 0.7 if k < 20 else 0.1} for k in range(40)]
+    state: Any = SimpleNamespace(global_step=39, log_history=history, is_world_process_zero=True)
+    Watch(guard="stop").on_train_begin(None, state, None)
+    assert "reward collapse" in caplog.text
 
 
-@pytest.mark.parametrize("guard", ["warn", "off"])
+@pytest.mark.parametrize("guard", ["warn", pytest.param("off", marks=slow)])
 def test_a_resumed_run_is_watched_as_if_it_had_never_stopped(tmp_path, caplog, guard):
     whole, resumed = (Watch(guard=guard, settings=SETTINGS) for _ in range(2))
     trainer = plain_trainer(tmp_path, whole)
@@ -83,13 +90,6 @@ def test_a_resumed_run_is_watched_as_if_it_had_never_stopped(tmp_path, caplog, g
     first, second = ([(e.step, e.detector, e.severity) for e in w.events] for w in (whole, resumed))
     assert first == second
     assert resumed.engine.state()["tracks"]["reward"] == whole.engine.state()["tracks"]["reward"]
-
-
-def test_resuming_a_dead_run_is_logged(caplog):
-    history = [{"step": k, "loss": 0.0, "reward": 0.7 if k < 20 else 0.1} for k in range(40)]
-    state: Any = SimpleNamespace(global_step=39, log_history=history, is_world_process_zero=True)
-    Watch(guard="stop").on_train_begin(None, state, None)
-    assert "reward collapse" in caplog.text
 
 
 def test_a_stop_does_not_save_broken_weights():
@@ -105,24 +105,22 @@ def test_a_stop_does_not_save_broken_weights():
 
 
 def test_arguments_that_cannot_work(tmp_path):
-    with pytest.raises(ValueError, match="guard 'shout'"):
-        Watch(guard=cast(Any, "shout"))
-    with pytest.raises(ValueError, match="trainer=trainer"):
-        Watch(guard="rollback")
     trainer: Any = plain_trainer(tmp_path)
-    with pytest.raises(ValueError, match="tries 0"):
-        Watch(guard="rollback", trainer=trainer, tries=0)
+
+    def refuse(match: str, **arguments: Any) -> None:
+        with pytest.raises(ValueError, match=match):
+            Watch(**{"guard": "rollback", "trainer": trainer} | arguments)
+
+    refuse("guard 'shout'", guard="shout")
+    refuse("trainer=trainer", trainer=None)
+    refuse("tries 0", tries=0)
     trainer.args.save_only_model = True
-    with pytest.raises(ValueError, match="save_only_model"):
-        Watch(guard="rollback", trainer=trainer)
+    refuse("save_only_model")
     trainer.is_fsdp_enabled = True
-    with pytest.raises(ValueError, match="FSDP1"):
-        Watch(guard="rollback", trainer=trainer)
-    sharded = SimpleNamespace(is_deepspeed_enabled=False, is_fsdp_enabled=True,
-                              accelerator=SimpleNamespace(is_fsdp2=True),
-                              args=SimpleNamespace(save_only_model=False))  # fmt: skip
-    with pytest.raises(ValueError, match="FSDP"):
-        Watch(guard="rollback", trainer=sharded)
+    refuse("FSDP1")
+    trainer.args.save_only_model = False
+    trainer.accelerator = SimpleNamespace(is_fsdp2=True)
+    refuse("FSDP")
 
 
 # Rollback
@@ -172,7 +170,7 @@ CASES: dict[str, tuple[type, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", ["trl with lora", "ours"])
+@pytest.mark.parametrize("case", [pytest.param("trl with lora", marks=slow), "ours"])
 def test_weights_and_optimizer_go_back_and_the_rest_goes_on(tmp_path, alarm, case):
     alarm[4] = fatal(4, 3, SMALLER_STEP)
     settings = {"lr_scheduler_type": "linear", "num_iterations": 2, "steps_per_generation": 1}
@@ -193,7 +191,7 @@ def test_weights_and_optimizer_go_back_and_the_rest_goes_on(tmp_path, alarm, cas
     assert "reward" in logged[4]  # sampled again, although the old sample had one more use
 
 
-@pytest.mark.parametrize("case", ["trl", "ours"])
+@pytest.mark.parametrize("case", [pytest.param("trl", marks=slow), "ours"])
 def test_killed_after_a_rollback_and_resumed_equals_left_alone(tmp_path, alarm, case):
     alarm[3] = fatal(3, 2, SMALLER_STEP, COOLER)
     settings = {"data_seed": 1, "max_steps": 5}
@@ -211,39 +209,39 @@ def test_killed_after_a_rollback_and_resumed_equals_left_alone(tmp_path, alarm, 
     assert first == last
 
 
-def test_it_gives_up_after_its_tries(tmp_path, alarm):
-    alarm |= {step: fatal(step, 1, SMALLER_STEP) for step in (2, 3, 4)}
-    trainer = plain_trainer(tmp_path, max_steps=6, save_steps=1)
-    watch = guarded(trainer, tries=2)
+def guarded_run(folder: Path, tries: int = 3, **settings: Any) -> tuple[Trainer, Watch]:
+    trainer = plain_trainer(folder, **{"max_steps": 6, "save_steps": 1, **settings})
+    watch = guarded(trainer, tries=tries)
     trainer.train()
-    found = [(action.action, action.checkpoint) for action in watch.actions]
-    assert found == [("rollback", 0), ("rollback", 0), ("stop", None)]
+    return trainer, watch
+
+
+def test_a_plain_trainer_rolls_back_and_gives_up_after_its_tries(tmp_path, alarm):
+    alarm |= {step: fatal(step, 1, SMALLER_STEP) for step in (2, 3, 4)}
+    trainer, watch = guarded_run(tmp_path / "tries", tries=2)
+    actions = [(action.action, action.checkpoint) for action in watch.actions]
+    assert actions == [("rollback", 0), ("rollback", 0), ("stop", None)]
     assert watch.actions[1].changes[0]["new"] == pytest.approx(0.1 * (1 / 4 / 2) / 16)
     assert trainer.state.global_step == 4
     assert watch.stopped_by is not None
+    # What a trainer cannot change is refused and its step made smaller.
+    alarm.clear()
+    alarm[3] = fatal(3, 2, KL_TO_START)
+    trainer, watch = guarded_run(tmp_path / "refused", max_steps=5)
+    (action,) = watch.actions
+    assert action.refused[0]["field"] == "objective.beta"
+    assert action.changes == ({"field": "optim.lr", "old": 0.1, "new": 0.05},)
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.05
 
 
 @pytest.mark.parametrize("settings", [{"save_strategy": "no"}, {"save_total_limit": 1}])
 def test_without_a_checkpoint_to_go_back_to_the_run_stops(tmp_path, alarm, settings):
     alarm[3] = fatal(3, 1, SMALLER_STEP)
-    trainer = plain_trainer(tmp_path, **{"max_steps": 6, "save_steps": 1, **settings})
-    watch = guarded(trainer)
-    trainer.train()
+    trainer, watch = guarded_run(tmp_path, **settings)
     (action,) = watch.actions
     assert (action.action, action.checkpoint) == ("stop", None)
     assert "checkpoint" in action.reason
     assert trainer.state.global_step == 3
-
-
-def test_a_plain_trainer_rolls_back_too(tmp_path, alarm):
-    alarm[3] = fatal(3, 2, KL_TO_START)
-    trainer = plain_trainer(tmp_path, max_steps=5, save_steps=1)
-    watch = guarded(trainer)
-    trainer.train()
-    (action,) = watch.actions
-    assert action.refused[0]["field"] == "objective.beta"
-    assert action.changes == ({"field": "optim.lr", "old": 0.1, "new": 0.05},)
-    assert trainer.optimizer.param_groups[0]["lr"] == 0.05
 
 
 def test_a_loss_that_is_not_finite_is_rolled_back_at_once(tmp_path, monkeypatch):
@@ -263,14 +261,12 @@ def test_a_loss_that_is_not_finite_is_rolled_back_at_once(tmp_path, monkeypatch)
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
 
 
-@pytest.mark.slow
+@slow
 def test_all_processes_do_what_the_first_decides():
     (rolled_back,), (stopped,) = (
         run_on(2, [(kind,)], "obey_the_first") for kind in ("rollback", "budget")
     )
     assert rolled_back[0] == rolled_back[1]
-    assert rolled_back[0]["acts"] == [1]
-    assert rolled_back[0]["rate"] == 0.005
-    assert rolled_back[0]["steps"] == 4
+    assert [rolled_back[0][name] for name in ("acts", "rate", "steps")] == [[1], 0.005, 4]
     assert stopped[0] == stopped[1]
     assert stopped[0]["steps"] == 1

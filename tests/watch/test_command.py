@@ -30,20 +30,25 @@ def test_the_diagnosis_of_a_log(tmp_path, capsys):
     for text in (record["text"], record["diagnosis"], record["remedy"]):
         assert text in printed
     assert "not checked" not in printed
-
-
-def test_a_healthy_run_exits_with_0(tmp_path, capsys):
     log = write(tmp_path / "a.jsonl", healthy(0))
     assert run(WatchConfig(path=log, check=True)) == 0
     assert "healthy" in capsys.readouterr().out
 
 
-def test_renamed_metrics_and_those_that_are_missing(tmp_path, capsys):
-    rows = [{"step": k, "my/score": 0.7 if k < 60 else 0.1} for k in range(100)]
-    run(WatchConfig(path=write(tmp_path / "a.jsonl", rows), rename=("reward=my/score",)))
+@pytest.mark.parametrize(
+    ("rows", "rename", "shown"),
+    [
+        ([{"step": k, "my/score": 0.7 if k < 60 else 0.1} for k in range(100)],
+         ("reward=my/score",), "  repetition: repetition"),  # a missing metric
+        # TRL logs every tenth step: 300 steps are 30 rows, which get a shorter baseline.
+        ([{"step": 10 * k, "reward": 0.7 if k < 18 else 0.05} for k in range(30)], (), "note:"),
+    ],
+)  # fmt: skip
+def test_renamed_metrics_and_short_logs(tmp_path, capsys, rows, rename, shown):
+    run(WatchConfig(path=write(tmp_path / "a.jsonl", rows), rename=rename))
     out = capsys.readouterr().out
     assert "cause: reward collapse" in out
-    assert "  repetition: repetition" in out
+    assert shown in out
 
 
 @pytest.mark.parametrize(
@@ -57,15 +62,6 @@ def test_input_that_cannot_be_used(tmp_path, capsys, rename, match):
     error = capsys.readouterr().err
     assert match in error
     assert error.count("\n") == 1
-
-
-def test_a_short_log_gets_a_shorter_baseline(tmp_path, capsys):
-    """TRL logs every tenth step: 300 steps are 30 rows."""
-    rows = [{"step": 10 * k, "reward": 0.7 if k < 18 else 0.05} for k in range(30)]
-    run(WatchConfig(path=write(tmp_path / "a.jsonl", rows)))
-    out = capsys.readouterr().out
-    assert "cause: reward collapse" in out
-    assert "note:" in out
 
 
 def test_following_prints_events_until_interrupted(tmp_path):

@@ -28,16 +28,13 @@ def test_a_healthy_run():
     assert diagnosis_of([{"step": 3, "reward": 0.1}]).condition == "healthy"
 
 
-def test_what_a_dead_run_does_later_is_not_its_cause():
+def test_neither_later_failures_nor_cleared_warnings_are_the_cause():
     # Accuracy goes first; repetition, which is higher in the table, comes later.
     rows = [{"step": k, "reward": 0.6 if k < 70 else 0.1, "facts/correct": 0.6 if k < 40 else 0.1,
              "repetition": 0.0 if k < 70 else 0.7} for k in range(100)]  # fmt: skip
     found = diagnosis_of(rows)
     assert "repetition" in {event.detector for event in found.events if event.severity == "stop"}
     assert found.cause == "accuracy_collapse"
-
-
-def test_a_cleared_warning_is_not_the_cause():
     lengths = [100.0] * 30 + [20.0] * 10 + [100.0] * 60
     rows = [{"step": k, "completions/mean_length": x, "entropy": 1.0 if k < 70 else 3.5}
             for k, x in enumerate(lengths)]  # fmt: skip

@@ -32,7 +32,7 @@ def test_chance_in_evaluations_stops_hardly_any_flat_run(runs):
     assert sum(stopped) <= 0.02 * len(stopped)
 
 
-def flat_run(draw, prompts, accuracy, rows=2000):
+def flat_run(draw, prompts, accuracy, rows):
     """Rows in which nothing changes but the prompts, easy and hard ones."""
     easy = draw.beta(1.2 * accuracy, 1.2 * (1 - accuracy), size=(rows, prompts))
     right = draw.binomial(8, easy) / 8
@@ -47,16 +47,14 @@ def flat_run(draw, prompts, accuracy, rows=2000):
         }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_prompts_of_unequal_difficulty_stop_hardly_any_flat_run():
+@pytest.mark.parametrize(
+    ("runs", "rows"), [(1, 150), pytest.param(40, 2000, marks=pytest.mark.slow)]
+)
+def test_prompts_of_unequal_difficulty_stop_hardly_any_flat_run(runs, rows):
     draw = np.random.default_rng(0)
     kinds = [(prompts, accuracy) for prompts in (8, 16) for accuracy in (0.15, 0.3, 0.5)]
-    stopped = [is_stopped(flat_run(draw, *kind)) for kind in kinds for _ in range(40)]
+    stopped = [is_stopped(flat_run(draw, *kind, rows)) for kind in kinds for _ in range(runs)]
     assert sum(stopped) <= 0.02 * len(stopped)
-
-
-def test_a_flat_run_of_small_batches_is_not_stopped():
-    assert not is_stopped(flat_run(np.random.default_rng(0), 8, 0.3, rows=800))
 
 
 @pytest.mark.parametrize(("end", "low", "high"), [(0.5, 0, 1), (0.05, 9, 10)])

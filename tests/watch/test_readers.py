@@ -55,8 +55,8 @@ def as_verl(rows) -> str:
 
 
 def as_wrapped_verl(rows) -> str:
-    return "".join(f"(T pid=7) step:{r['step']:.0f}\n - reward:{r['reward']}\n - entropy:"
-                   f"{r['entropy']}\n" for r in rows)  # fmt: skip
+    line = "(T pid=7) step:{step:.0f}\n - reward:{reward}\n - entropy:{entropy}\n"
+    return "".join(line.format(**row) for row in rows)
 
 
 def as_state(rows) -> str:
@@ -125,8 +125,7 @@ def test_a_log_that_grows_in_pieces_gives_the_same_rows(name, write, tmp_path):
 def test_dictionaries_that_trainer_prints(write):
     text = "{'loss': 0.1, 'reward': 0.5, 'epoch': 0.1}\nnoise\n{'loss': 'nan', 'reward': '0.6'}\n"
     log = read_log(write("out.log", text))
-    assert [row["reward"] for row in log.rows] == [0.5, 0.6]
-    assert [row["step"] for row in log.rows] == [1, 2]
+    assert [(row["step"], row["reward"]) for row in log.rows] == [(1, 0.5), (2, 0.6)]
     assert math.isnan(log.rows[1]["loss"])
     assert len(log.notes) == 1
 
@@ -168,19 +167,16 @@ def test_a_resumed_run_drops_the_rows_after_its_checkpoint(write):
     ("name", "data", "match"),
     [
         ("a.jsonl", '{"step": 1}\n{"step": \n{"step": 3}\n', "line 2"),
-        ("a.jsonl", '{"step": 1}\n[1, 2]\n', "line 2"),
         ("a.jsonl", "[" * 100_000 + "\n", "line 1"),
         ("a.jsonl", "x" * (parsers.MAX_LINE + 9), "line 1"),
         ("a.jsonl", '{"step": 1}\n\x00\xff\xfe\n', "line 2"),
         ("a.jsonl", "", "no row"),
-        ("a.jsonl", '{"text": "hello"}\n', "no row"),
         ("a.json", "{", "not JSON"),
         ("a.json", "[" * 100_000, "not JSON"),
         ("a.json", '{"log_history": 3}', "log_history"),
         ("a.csv", "step,reward\n1,2,3\n", "line 2"),
         ("a.csv", 'step,reward\n1,"2\n3,4\n5,6\n', "quote"),
         ("a.csv", "step,reward\n1," + "9" * 200_000 + "\n", "line 2"),
-        ("a.csv", "step,reward\n", "no row"),
         ("a.dat", "hello\nworld\n", "--kind"),
         ("a.tfevents", b"\x00" * 64, "no row"),
     ],
@@ -192,28 +188,22 @@ def test_a_malformed_file_is_one_sentence(name, data, match, write):
     assert len(str(error.value)) < 600
 
 
-def test_paths_that_are_no_logs(tmp_path):
+def test_paths_that_cannot_be_read(tmp_path, write, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "nothing", tmp_path, tmp_path / "pipe"):
         with pytest.raises(ValueError, match=str(path)):
             read_log(path)
-
-
-def test_a_file_over_the_limit_is_not_read(write, monkeypatch):
     monkeypatch.setattr(stream, "MAX_FILE", 20)
     with pytest.raises(ValueError, match="more than 20"):
         read_log(write("a.jsonl", TEXTS["metrics.jsonl"]))
 
 
-def test_an_incomplete_last_line_is_left_out(write):
+@pytest.mark.parametrize("end", [(-9, b""), (-3, b"bad")])
+def test_a_log_is_read_up_to_the_damage(end, write, tmp_path):
     for name in ("metrics.jsonl", "verl.jsonl"):
         assert len(read_log(write(name, TEXTS[name][:-9])).rows) == len(ROWS) - 1
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:-3] + b"bad"])
-def test_an_event_file_is_read_up_to_the_damage(damage, tmp_path):
     path = write_events(tmp_path / "events.out.tfevents.1", ROWS)
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(path.read_bytes()[: end[0]] + end[1])
     log = read_log(path)
     assert log.rows[-1] == pytest.approx({"step": 4, "train/reward": 0.9})
     assert len(log.notes) == 1
@@ -228,7 +218,7 @@ def test_numbers_of_any_size(write):
 
 
 def test_no_input_makes_a_pattern_run_for_long(write):
-    """Input made for backtracking expressions; the test would not end if one were slow."""
+    # Made for backtracking expressions: the test would not end if one were slow.
     lines = ["(" + "a" * 50_000, "{'" + "a" * 50_000, "step:" + "1" * 50_000,
              "step:1 " + "- a:" * 20_000, "{'a': " * 20_000]  # fmt: skip
     log = read_log(write("a.log", "\n".join(lines) + "\nstep:2 - reward:0.5\n"), "console")
@@ -252,13 +242,9 @@ def test_polling_a_growing_log(write):
     path.write_text(lines[0])  # begun again
     assert stream.poll() == 1
     assert stream.resumed
-
-
-def test_a_document_that_is_rewritten_is_read_again(write):
-    path = write("trainer_state.json", as_state(ROWS[:2]))
+    path = write("trainer_state.json", as_state(ROWS[:2]))  # rewritten as a whole
     stream = Stream(path)
-    stream.poll()
-    first = len(stream.log.rows)
+    first = stream.poll()
     path.write_text(as_state(ROWS)[:50])  # being written
     assert stream.poll() == 0
     path.write_text(as_state(ROWS))
