@@ -1,4 +1,4 @@
-"""What is refused before anything heavy is imported, and before a folder is made."""
+"""Settings refused before anything heavy is imported and before a folder is made."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ RESAMPLE = ("--objective.dynamic-sampling", "resample", "--objective.dynamic-ove
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("flags", "named"),
     [
         (["--optim.rank", "0"], "--optim.rank 0"),
         (["--rollout.prompts", "3", "--rollout.updates", "7"], "7 updates"),
@@ -25,11 +25,10 @@ RESAMPLE = ("--objective.dynamic-sampling", "resample", "--objective.dynamic-ove
         (["--task.name", "sums", "--task.num-eval", "700"], "--task.num-eval"),
     ],
 )
-def test_a_wrong_setting_is_refused_before_torch_is_imported(words, told, capsys, monkeypatch):
-    """In this process: the trainer's module must not be reached."""
+def test_a_wrong_setting_is_refused_before_torch_is_imported(flags, named, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "mesotron.rlvr.session", None)
-    assert cli.main(["train", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert cli.main(["train", *flags]) == 2
+    assert named in capsys.readouterr().err
 
 
 def test_prompts_cannot_be_added_where_groups_span_processes(monkeypatch, tmp_path):
@@ -62,14 +61,14 @@ def test_the_checks_load_no_torch():
 
 
 @pytest.mark.parametrize(
-    "words",
+    "flags",
     [["nope"], ["tiny", "--task.levels", "9"], ["runs/last"], ["tiny", "--temperature", "inf"]],
 )
-def test_an_evaluation_that_cannot_be_is_refused_before_torch_is_imported(words, tmp_path):
+def test_a_wrong_evaluation_is_refused_before_torch_is_imported(flags, tmp_path):
     code = (
         "import sys\nfrom mesotron import cli\ncode = cli.main(['eval', *sys.argv[1:]])\n"
         "print(code, {'torch', 'transformers', 'datasets'} & set(sys.modules))\n"
     )
-    command = [sys.executable, "-c", code, *words]
+    command = [sys.executable, "-c", code, *flags]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "2 set()\n", done.stderr

@@ -1,7 +1,4 @@
-"""Rollouts by vLLM, as far as they can be tried without it: whose weights it holds when it samples.
-
-TRL's trainer runs as it is; the engine behind it is a stand-in that takes weights and writes words.
-"""
+"""Rollouts by vLLM: which weights it holds when it samples. The engine is a stand-in."""
 
 import pytest
 import torch
@@ -13,7 +10,7 @@ from support.rlvr_tiny import EOS, make_trainer, same, weights
 
 
 class Engine:
-    """What TRL's `VLLMGeneration` is to its trainer, with the weights that it was given last."""
+    """Like TRL's `VLLMGeneration`; keeps the weights it was given last."""
 
     def __init__(self, trainer):
         self.trainer, self.held, self.calls = trainer, None, []
@@ -29,7 +26,7 @@ class Engine:
 
 
 class Starts(TrainerCallback):
-    """The weights at the beginning of each step."""
+    """The weights at the start of each step."""
 
     def __init__(self, trainer):
         self.trainer, self.seen = trainer, []
@@ -51,8 +48,7 @@ def train(folder, parts, **settings):
 def test_each_rollout_is_sampled_from_the_weights_of_the_last_step(tmp_path, optim):
     trainer, starts = train(tmp_path, {"optim": optim, "objective": "grpo"})
     held = [weights for _, _, weights in trainer.vllm_generation.calls]
-    assert len(held) == 3
-    assert all(same(a, b) for a, b in zip(held, starts, strict=True))
+    assert [same(a, b) for a, b in zip(held, starts, strict=True)] == [True] * 3
     assert not same(held[0], held[1])
     assert not same(held[1], held[2])
 
@@ -64,20 +60,20 @@ def test_the_anchors_completions_are_sampled_from_the_anchor(tmp_path, merged):
     )
     trainer, starts = train(tmp_path, {"optim": "muon", "objective": objective}, max_steps=2)
     calls = trainer.vllm_generation.calls
-    own, theirs = calls[::2], calls[1::2]
-    assert [call[1] for call in theirs] == [2, 2]
-    assert [call[:2] for call in own] == [(4, 2) if merged else (8, 4)] * 2
-    assert all(same(call[2], start) for call, start in zip(own, starts, strict=True))
+    policy, anchor = calls[::2], calls[1::2]
+    assert [call[1] for call in anchor] == [2, 2]
+    assert [call[:2] for call in policy] == [(4, 2) if merged else (8, 4)] * 2
+    assert all(same(call[2], start) for call, start in zip(policy, starts, strict=True))
     mean = {n: (starts[0][n] + starts[1][n]) / 2 for n in starts[0]}
-    assert same(theirs[0][2], starts[0])
-    for name, weight in theirs[1][2].items():
+    assert same(anchor[0][2], starts[0])
+    for name, weight in anchor[1][2].items():
         torch.testing.assert_close(weight, mean[name])
-    assert not same(theirs[1][2], own[1][2])
+    assert not same(anchor[1][2], policy[1][2])
 
 
 def test_missing_vllm_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("mesotron.rlvr.train.find_spec", lambda name: name != "vllm" or None)
-    words = ["train", "arith", "--rollout.vllm", "colocate", "--out", str(tmp_path / "run")]
-    assert cli.main(words) == 2
+    flags = ["--rollout.vllm", "colocate", "--out", str(tmp_path / "run")]
+    assert cli.main(["train", "arith", *flags]) == 2
     assert "--rollout.vllm" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -18,6 +18,7 @@ from mesotron.rlvr.models import as_loaded
 from support.rlvr_tiny import (
     EOS,
     assert_same_steps,
+    long_sums,
     make_data,
     make_model,
     make_trainer,
@@ -31,20 +32,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
 SAMPLERS = pytest.mark.parametrize("sampler", [GraphSampler, FusedSampler])
 PROMPTS = [[5, 13, 6, 14], [4, 13, 14]]
-EVERYTHING = FastPaths(FusedSampler, share_prompts=True)
 
 
 def lora():
     return LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def long_sums():
-    """Prompts longer than their completions, so that sharing them pays off."""
-    return make_data().map(lambda row: {"prompt": f"{row['gold']} + 1 + 2 + {row['prompt']}"})
-
-
 def make_fast(folder, sampler=FusedSampler, parts=None, **settings):
-    """A trainer with one sampler, and nothing else of the fast path."""
+    """A trainer with this sampler as its only fast path."""
     trainer = make_trainer(folder, parts=parts, **settings)
     trainer.fast = FastPaths(sampler)
     return trainer
@@ -56,22 +51,18 @@ def train(folder, sampler=FusedSampler, parts=None, **settings):
     return trainer
 
 
-def test_everything_a_llama_on_a_cpu_supports(tmp_path, caplog):
-    trainer = make_trainer(tmp_path, parts={"fast": True})
-    assert trainer.fast == EVERYTHING
-    (message,) = [text for text in caplog.messages if "rollout.fast" in text]
-    assert "recorded passes (no GPU)" in message
-
-
-def test_off_by_default(tmp_path):
+def test_off_by_default_and_with_vllm_only_prompts_are_shared(tmp_path):
     trainer = make_trainer(tmp_path)
     assert trainer.fast == FastPaths()
     assert trainer.shared_prompts is None
+    trainer.use_vllm = True
+    assert choose_fast_paths(trainer) == FastPaths(None, share_prompts=True)
 
 
 @pytest.mark.parametrize(
     ("settings", "parts", "paths", "reason"),
     [
+        ({}, {}, FastPaths(FusedSampler, True), "no GPU"),
         ({}, {"peft_config": lora()}, FastPaths(GraphSampler, True), "LoRA"),
         ({"min_p": 0.1}, {}, FastPaths(None, True), "min_p"),
         ({"repetition_penalty": 1.2}, {}, FastPaths(None, True), "repetition_penalty"),
@@ -79,17 +70,12 @@ def test_off_by_default(tmp_path):
     ],
 )
 def test_what_is_left_out_is_logged(tmp_path, caplog, settings, parts, paths, reason):
-    model = make_model()
+    model, settings = make_model(), dict(settings)
     model.set_attn_implementation(settings.pop("attention", "sdpa"))
     trainer = make_trainer(tmp_path, parts={"fast": True, "model": model, **parts}, **settings)
     assert trainer.fast == paths
-    assert reason in caplog.text
-
-
-def test_vllm_samples_and_prompts_are_shared(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.use_vllm = True
-    assert choose_fast_paths(trainer) == FastPaths(None, share_prompts=True)
+    (message,) = [text for text in caplog.messages if "rollout.fast" in text]
+    assert reason in message
 
 
 @SAMPLERS
@@ -98,9 +84,8 @@ def test_nearly_greedy_a_fast_sampler_trains_like_generate(tmp_path, sampler):
     a, b = (train(tmp_path, one, temperature=1e-4, beta=0.1) for one in (sampler, None))
     assert isinstance(a.sampler, sampler)
     assert b.sampler is None
-    assert [row["completions/mean_length"] for row in rows(a)] == [
-        row["completions/mean_length"] for row in rows(b)
-    ]
+    lengths = [[row["completions/mean_length"] for row in rows(x)] for x in (a, b)]
+    assert lengths[0] == lengths[1]
     for name, weight in weights(a).items():
         torch.testing.assert_close(weight, weights(b)[name], rtol=0, atol=1e-6)
 
@@ -148,14 +133,14 @@ def test_voters_are_sampled_from_the_anchor(tmp_path, sampler):
     calls, starts, down = [], [], "model.layers.0.mlp.down_proj.weight"
     sample, make = trainer._sample, trainer._generate_and_score_completions
 
-    def note(prompts, *rest):
+    def record(prompts, *rest):
         result, layer = sample(prompts, *rest), trainer.model.model.layers[0].mlp.down_proj.weight
         fused = isinstance(trainer.sampler, FusedSampler)
         held = trainer.sampler.weights.layers[0].down if fused else layer
         calls.append((len(prompts), held.detach().clone()))
         return result
 
-    trainer._sample = note
+    trainer._sample = record
     trainer._generate_and_score_completions = lambda inputs: (
         starts.append(weights(trainer)[down]) or make(inputs)
     )
@@ -184,7 +169,7 @@ def test_a_fast_run_resumes_exactly(tmp_path):
     assert same(run("again", str(half)), whole)
 
 
-def test_further_rounds_reuse_the_decoders(tmp_path):
+def test_further_rounds_reuse_the_decoders_and_a_new_temperature_is_used(tmp_path):
     """Rounds of 1 or 2 groups of 4 after one of 3 groups: half of 12 rows holds the first."""
     objective = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=0.3)
     trainer = train(tmp_path, parts={"objective": objective}, per_device_train_batch_size=12)
@@ -193,12 +178,8 @@ def test_further_rounds_reuse_the_decoders(tmp_path):
         completions, _ = trainer._generate_single_turn([PROMPTS[0]] * number, None, {}, 4)
         assert len(completions) == number
     assert {shape[0] for shape in trainer.sampler.decoders} == {12, 6}
-
-
-def test_a_new_temperature_is_used(tmp_path):
-    trainer = train(tmp_path, max_steps=1)
     trainer.temperature = 0.5
-    trainer._generate_single_turn([[5, 6]], None, {}, 1)
+    trainer._generate_single_turn([PROMPTS[0]], None, {}, 1)
     assert trainer.sampler.sampling.temperature == 0.5
 
 
@@ -232,25 +213,25 @@ def test_training_on_rows_is_training_on_a_dataset(tmp_path, sampler):
 
 
 def test_prompts_are_tokenized_once_and_before_their_rollout(tmp_path, monkeypatch):
-    happened = []
+    calls = []
     for name in ("_generate", "_tokenize_prompts", "_compute_loss"):
         own = getattr(trl.GRPOTrainer, name)
 
-        def noted(*args, own=own, name=name):
-            happened.append(name)
+        def record(*args, own=own, name=name):
+            calls.append(name)
             return own(*args)
 
-        monkeypatch.setattr(trl.GRPOTrainer, name, noted)
+        monkeypatch.setattr(trl.GRPOTrainer, name, record)
     trainer = train(tmp_path, parts={"train_dataset": Rows.from_dict(make_data().to_dict())})
     first = ["_generate", "_tokenize_prompts", "_compute_loss"]
     later = ["_tokenize_prompts", "_generate", "_compute_loss"]
-    assert happened[:9] == first + later + later
+    assert calls[:9] == first + later + later
     prompts = [*["1 + 2 ="] * 3, "4 =", *["1 + 2 ="] * 2]
     ids = trainer._tokenize_prompts(prompts)[0]
     assert ids == trainer.processing_class(text=prompts)["input_ids"]
-    happened.clear()
+    calls.clear()
     assert trainer._tokenize_prompts(prompts)[0] == ids
-    assert not happened
+    assert not calls
 
 
 @pytest.mark.parametrize("peft_config", [None, lora()], ids=["whole", "lora"])
