@@ -83,15 +83,11 @@ def test_every_command_has_help_and_a_target(name, capsys, monkeypatch):
         ("--verbose", "--verbose"),
         ("vla trian", "did you mean train"),
         ("spectrum --shap 3 4", "did you mean --shape"),
-        ("spectrum -x", "-x"),
         ("spectrum --shape 3", "--shape"),
-        ("spectrum --shape 3 x", "--shape"),
         ("spectrum --shape 0 4", "--shape 0 4"),
-        ("spectrum --cutoff nois", "--cutoff"),
         ("spectrum --cutoff 1.5", "--cutoff 1.5"),
         ("spectrum --steps", "--steps"),
         ("spectrum muno", "muno"),
-        ("spectrum --axis=lin", "--axis"),
         ("spectrum pion --promote 9", "promote=9"),
         ("spectrum --plot a.gif", ".png"),
         ("spectrum --config absent.toml", "absent.toml"),
@@ -107,27 +103,19 @@ def test_a_mistake_gets_one_line(args, names, capsys):
     assert names in refusal(capsys, *args.split())
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "line"),
-    [
-        (KeyboardInterrupt(), 130, "mesotron: interrupted\n"),
-        (KeyboardInterrupt("run it again"), 130, "mesotron: interrupted; run it again\n"),
-        (ValueError("from another package"), None, None),
-        (OSError("a library's own use of the class"), None, None),
-        (KeyError("bug"), None, None),
-    ],
-)
-def test_exits(error, code, line, monkeypatch, capsys):
-    def run(_):
-        raise error
+def test_exits(monkeypatch, capsys):
+    def run(error: BaseException) -> int:
+        def fail(_):
+            raise error
 
-    monkeypatch.setattr(cli, "load", lambda target: run)
-    if code is None:  # a bug keeps its traceback
-        with pytest.raises(type(error)):
-            cli.main(["spectrum"])
-    else:
-        assert cli.main(["spectrum"]) == code
-        assert capsys.readouterr().err == line
+        monkeypatch.setattr(cli, "load", lambda target: fail)
+        return cli.main(["spectrum"])
+
+    assert run(KeyboardInterrupt("run it again")) == 130
+    assert "run it again" in capsys.readouterr().err
+    for bug in (ValueError("from another package"), OSError("of a library"), KeyError("bug")):
+        with pytest.raises(type(bug)):  # a bug keeps its traceback
+            run(bug)
 
 
 def test_a_terminal_without_unicode_gets_question_marks():
@@ -173,9 +161,7 @@ class Inner(Config, prefix="optim."):
     """A section."""
 
     name: str = "pion"
-    """A name."""
     fused: bool = True
-    """A switch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,13 +169,9 @@ class Outer(Config):
     """All kinds of fields."""
 
     things: tuple[str, ...] = setting(("a",), positional=True)
-    """Any number."""
     rate: float = 0.1
-    """A number."""
     fast_mode: bool = False
-    """A switch."""
     size: int | None = setting(None, ge=1)
-    """Perhaps a number."""
     optim: Inner = Inner()
 
 
@@ -218,9 +200,7 @@ def test_spellings_of_flags(args, expected):
 
 def test_toml_gives_defaults_and_flags_win(tmp_path):
     file = tmp_path / "run.toml"
-    file.write_text(
-        'things = ["p", "q"]\nrate = 2\nfast-mode = true\n[optim]\nname = "muon"\n',
-    )
+    file.write_text('things = ["p", "q"]\nrate = 2\nfast-mode = true\n[optim]\nname = "muon"\n')
     assert read(f"--config {file}") == Outer(
         things=("p", "q"), rate=2.0, fast_mode=True, optim=Inner(name="muon")
     )

@@ -109,6 +109,11 @@ def test_python_runs_as_printed(page, tmp_path, monkeypatch):
                 assert all(getattr(module, alias.name) for alias in node.names)
 
 
+def readme_commands() -> list[list[str]]:
+    lines = [line for block in blocks_of(README, "console") for line in block.text.splitlines()]
+    return [shlex.split(line)[2:] for line in lines if line.startswith("$ mesotron ")]
+
+
 @pytest.mark.parametrize("block", blocks_of(README, "python"))
 def test_readme_python_runs_in_a_fresh_process(block, tmp_path):
     command = [sys.executable, "-W", "error", "-c", block.text]
@@ -117,23 +122,14 @@ def test_readme_python_runs_in_a_fresh_process(block, tmp_path):
     assert done.stdout
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        line.removeprefix("$ mesotron ")
-        for block in blocks_of(README, "console")
-        for line in block.text.splitlines()
-        if line.startswith("$ ")
-    ],
-)
-def test_readme_commands_run_as_printed(line, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("args", readme_commands(), ids=" ".join)
+def test_readme_commands_run_as_printed(args, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(shlex.split(line)) == 0
+    assert cli.main(args) == 0
     assert capsys.readouterr().out
 
 
 def command_lines(page: Path) -> list[str]:
-    """Every `mesotron ...` of a page's blocks, without the remark on its right."""
     lines = []
     for block in blocks_of(page, "", "console"):
         for line in re.sub(r" *\\\n *", " ", block.text).splitlines():
@@ -160,23 +156,21 @@ def test_commands_parse(page, tmp_path, monkeypatch):
         parse(command.config_type, rest, f"mesotron {name}", command.presets)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name not in CLONE_ONLY], ids=lambda page: page.stem
-)
-def test_flags_exist(page):
+def test_flags_exist():
     flags = {name for c in cli.COMMANDS.values() for name in flags_of(c.config_type)}
     known = {"--config", *flags, *(name.replace("--", "--no-", 1) for name in flags)}
-    named = set(re.findall(r"(?<![\w-])(--[a-z][\w.-]*\w)", page.read_text()))
-    assert {flag.replace("_", "-") for flag in named - FOREIGN} <= known
+    for page in PAGES:
+        if page.name not in CLONE_ONLY:
+            named = set(re.findall(r"(?<![\w-])(--[a-z][\w.-]*\w)", page.read_text())) - FOREIGN
+            assert {flag.replace("_", "-") for flag in named} <= known, page
 
 
-@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files(page):
-    if page.parent.name == "findings":  # parts of pages one folder up, where their links begin
-        return
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+def test_links_lead_to_files():
+    for page in LINKING:
+        if page.parent.name != "findings":  # parts of pages one folder up, where their links begin
+            targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+            local = [target for target in targets if not target.startswith("http")]
+            assert [target for target in local if not (page.parent / target).exists()] == [], page
 
 
 def test_readme_tables_match_the_package():

@@ -11,8 +11,6 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 @pytest.fixture
 def example(capsys):
-    """Run an example in this process, where its libraries may be loaded already."""
-
     def run(name: str) -> str:
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         return capsys.readouterr().out

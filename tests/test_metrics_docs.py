@@ -20,7 +20,6 @@ AUXILIARY = {"<group>/update_rms", "<group>/cosine", "<group>/skipped"}
 
 
 def table(path: Path, heading: str) -> list[list[str]]:
-    """The rows of the first table whose first heading is `heading`, without code marks."""
     lines = path.read_text().splitlines()
     start = next(k for k, line in enumerate(lines) if line.startswith(f"| {heading} |"))
     rows = []
@@ -32,7 +31,6 @@ def table(path: Path, heading: str) -> list[list[str]]:
 
 
 def stats_of(optimizer: torch.optim.Optimizer) -> set[str]:
-    """The keys after one step, with the group's name left open."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             p.grad = torch.ones_like(p)
@@ -62,13 +60,10 @@ def test_every_statistic_is_documented_and_every_documented_one_exists(make, aux
         assert all(row), row[0]
 
 
-@pytest.mark.parametrize("rule", ["adamw", "sgd"])
-def test_auxiliary_groups_have_what_the_page_says(rule):
-    optimizer = Muon([{"params": parameters(), "rule": rule}])
-    assert stats_of(optimizer) == {*AUXILIARY, "skipped"}
-
-
-def test_before_the_first_step_as_the_page_says():
+def test_statistics_of_auxiliary_groups_and_before_the_first_step():
+    for rule in ("adamw", "sgd"):
+        optimizer = Muon([{"params": parameters(), "rule": rule}])
+        assert stats_of(optimizer) == {*AUXILIARY, "skipped"}
     assert set(Muon(parameters()).stats()) == {"skipped"}
 
 

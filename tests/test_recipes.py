@@ -39,11 +39,8 @@ def read(words: str) -> TrainConfig:
     return parse(TrainConfig, words.split(), "mesotron train", PRESETS)
 
 
-def test_the_default_is_the_arith_recipe():
-    assert read("") == make_recipe("arith")
-
-
 def test_flags_win_over_a_file_and_a_file_over_the_recipe(tmp_path):
+    assert read("") == make_recipe("arith")
     file = tmp_path / "mine.toml"
     file.write_text('recipe = "qwen3_math_mgrpo"\nsteps = 7\n[optim]\nlr = 1e-3\nname = "pion"\n')
     made, base = read(f"--config {file} --optim.lr 2e-3"), make_recipe("qwen3_math_mgrpo")
@@ -64,7 +61,6 @@ def test_help_shows_the_values_of_a_recipe(capsys, monkeypatch):
 
 
 def small_model(folder: Path, kind: str) -> Path:
-    """A random model of a family, with the shipped tokenizer."""
     _, tokenizer = load_model(ModelConfig(name="tiny"))
     config = AutoConfig.for_model(
         kind, vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, head_dim=16,
@@ -79,7 +75,6 @@ def small_model(folder: Path, kind: str) -> Path:
 
 
 def small_data(name: str) -> str:
-    """Flags for a task of a few rows in a file of the kind that the recipe reads."""
     config = make_recipe(name)
     if config.task.name in ("arith", "sums"):
         return "--task.num-train 40"

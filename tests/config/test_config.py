@@ -130,37 +130,25 @@ def test_a_whole_may_be_put_together_unchecked():
     assert validate(dataclasses.replace(part, name="pion")).promote == 2
 
 
-@pytest.mark.parametrize(
-    ("args", "fast"),
-    [
-        ("--rollout.engine fused --rollout.share-prompts", True),
-        ("--rollout.engine=graph", True),
-        ("--rollout.share_prompts", True),
-        ("--rollout.record=true --rollout.engine generate", True),
-        ("--rollout.engine generate", False),
-        ("--no-rollout.record", False),
-    ],
-)
-def test_old_flags_still_work(args, fast):
-    assert parse(TrainConfig, args.split()).rollout.fast is fast
-    assert rename_flags(SnakeConfig, args.split()) == args.split()
-
-
-def test_old_settings_still_work():
+def test_old_flags_settings_and_keys_still_work():
+    for args, fast in {
+        "--rollout.engine fused --rollout.share-prompts": True,
+        "--rollout.engine=graph": True,
+        "--rollout.share_prompts": True,
+        "--rollout.record=true --rollout.engine generate": True,
+        "--rollout.engine generate": False,
+        "--no-rollout.record": False,
+    }.items():
+        assert parse(TrainConfig, args.split()).rollout.fast is fast, args
+        assert rename_flags(SnakeConfig, args.split()) == args.split()
     changed = change(TrainConfig(), ["rollout.engine=graph", "steps=3"])
     assert (changed.rollout.fast, changed.steps) == (True, 3)
-
-
-@pytest.mark.parametrize(
-    ("values", "fast"),
-    [
+    for values, fast in (
         ({"engine": "fused", "share_prompts": True, "record": False}, True),
         ({"engine": "generate", "share_prompts": False, "record": False}, False),
         ({"fast": True}, True),
-    ],
-)
-def test_old_keys_of_a_config_file_still_work(values, fast):
-    assert from_plain(TrainConfig, {"rollout": values}).rollout == RolloutConfig(fast=fast)
+    ):
+        assert from_plain(TrainConfig, {"rollout": values}).rollout == RolloutConfig(fast=fast)
 
 
 def test_plain_values_must_fit_their_types():

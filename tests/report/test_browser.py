@@ -39,7 +39,6 @@ class Browser:
         self.web = webdriver.Chrome(options=options, service=Service(DRIVER))
 
     def open(self, page: Path, width: int = 1200, dark: bool = False, height: int = 900) -> None:
-        """Open a page as if for the first time, and wait for Plotly."""
         self.web.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
             "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600,
         })  # fmt: skip
@@ -71,7 +70,6 @@ class Browser:
         return [entry["message"] for entry in self.web.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """Every URL requested since the last call."""
         messages = [json.loads(e["message"])["message"] for e in self.web.get_log("performance")]
         sent = [m for m in messages if m["method"] == "Network.requestWillBeSent"]
         return [message["params"]["request"]["url"] for message in sent]
@@ -266,8 +264,7 @@ def test_screenshots(browser, pages, name, page, width, height, dark, part):
 
 
 def looks_different(new: bytes, old: bytes) -> bool:
-    """Whether more than one pixel in 10,000 differs."""
     images = [np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in (new, old)]
-    if images[0].shape != images[1].shape:
-        return True
-    return bool((images[0] != images[1]).any(axis=2).mean() > 1e-4)
+    return images[0].shape != images[1].shape or bool(
+        (images[0] != images[1]).any(axis=2).mean() > 1e-4
+    )  # share of pixels

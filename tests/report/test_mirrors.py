@@ -1,8 +1,4 @@
-"""TensorBoard gets the names and numbers of metrics.jsonl, through TRL's `report_to`.
-
-W&B and trackio take the same dictionary from the same callbacks of Transformers; neither is
-installed where these tests run, and W&B's offline mode needs its package too.
-"""
+"""TensorBoard gets the names and numbers of metrics.jsonl, through TRL's `report_to`."""
 
 import io
 import logging
@@ -30,7 +26,6 @@ pytest.importorskip("tensorboard")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Two steps on a tiny model, written to a run folder and to TensorBoard."""
     path = tmp_path_factory.mktemp("mirrors") / "run"
     folder = RunFolder.create(path, {"steps": 2}, {"device": "cpu"})
     with pytest.MonkeyPatch.context() as patch:
@@ -45,45 +40,30 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
-def board_rows(run: RunFolder) -> dict[int, dict[str, float]]:
-    """Step -> everything that TensorBoard has of it; the summary at the end is of the last one."""
-    found: dict[int, dict[str, float]] = {}
-    for row in read_log(run.path / "board").rows:
-        found.setdefault(int(row["step"]), {}).update(row)
-    return found
-
-
 def test_tensorboard_has_every_name_and_number_of_the_run_folder(run):
-    ours = run.rows("metrics")
-    theirs = board_rows(run)
-    assert len(ours) == 2
-    for row in ours:
-        mirrored = theirs[row["step"]]
+    board: dict[int, dict[str, float]] = {}
+    for row in read_log(run.path / "board").rows:
+        board.setdefault(int(row["step"]), {}).update(row)
+    rows = run.rows("metrics")
+    assert len(rows) == 2
+    for row in rows:
         for name, value in row.items():
             if name != "step":
-                assert mirrored[f"train/{name}"] == pytest.approx(value, rel=1e-6), name
-    assert {"groups/zero_signal", "optim/muon/update_rms", "time/step"} <= set(ours[0])
+                assert board[row["step"]][f"train/{name}"] == pytest.approx(value, rel=1e-6), name
+    assert {"groups/zero_signal", "optim/muon/update_rms", "time/step"} <= set(rows[0])
 
 
-def test_a_run_keeps_its_routing_and_spectra(run):
+def test_a_run_keeps_its_routing_and_spectra(run, tmp_path):
     assert {row["rule"] for row in run.load("routing")["rows"]} == {"muon", "adamw"}  # pyright: ignore
-    rows = run.rows("spectra")
-    assert {row["step"] for row in rows} == {1, 2}
-    for row in rows:
+    copy = RunFolder.create(tmp_path / "copy", {}, {})
+    for row in run.rows("spectra"):
         assert row["before"][0] == 1.0
         assert row["before"] == sorted(row["before"], reverse=True)
         assert 0.6 < row["after"][0] < 1.3  # Muon brings the first direction to about 1
-
-
-def test_a_resumed_run_forgets_the_spectra_that_it_will_write_again(run, tmp_path):
-    copy = RunFolder.create(tmp_path / "copy", {}, {})
-    for row in run.rows("spectra"):
         copy.append("spectra", row)
-    copy.cut_after(1)
+    assert {row["step"] for row in copy.rows("spectra")} == {1, 2}
+    copy.cut_after(1)  # a resumed run writes the rest again
     assert {row["step"] for row in copy.rows("spectra")} == {1}
-
-
-def test_the_page_of_the_folder_draws_both(run):
     page = render_runs([read_run(Path(run.path))])
     assert "What does the filter do?" in page
     assert "Update rule of each parameter" in page
@@ -91,8 +71,6 @@ def test_the_page_of_the_folder_draws_both(run):
 
 @pytest.mark.parametrize(("rank", "written"), [("0", True), ("1", False)])
 def test_train_leaves_a_page_beside_its_report(tmp_path, monkeypatch, capsys, rank, written):
-    """The command's own path, with a training that is over at once."""
-
     def train(plan: Plan[TrainConfig], *_: object) -> int:
         make_run(plan.path)
         return 0
@@ -104,11 +82,12 @@ def test_train_leaves_a_page_beside_its_report(tmp_path, monkeypatch, capsys, ra
     assert ("page: " in capsys.readouterr().out) == written
 
 
-def test_the_watchs_warnings_stay_in_view_and_others_pass_by():
-    view = LiveView(2, {}, Console(file=io.StringIO()))
-    with session.remarks_to(view):
+def test_the_watchs_warnings_stay_in_view_and_others_pass_by(run):
+    console = Console(file=io.StringIO())
+    plan = Plan(TrainConfig(), run.path)
+    with session.live_view(run, plan, console) as (view, _):
         logging.getLogger("mesotron.watch").warning("step 3 warn, entropy collapse")
         logging.getLogger("mesotron").warning("another thing")
     assert view._alarm == "step 3 warn, entropy collapse"
-    assert isinstance(view.console.file, io.StringIO)
-    assert view.console.file.getvalue() == "step 3 warn, entropy collapse\nanother thing\n"
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == "step 3 warn, entropy collapse\nanother thing\n"

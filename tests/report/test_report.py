@@ -23,7 +23,7 @@ from mesotron.report.data import (
     make_grids,
     make_rest,
 )
-from mesotron.report.read import Run, short_names
+from mesotron.report.read import Run
 from mesotron.report.render import asset, embed, fingerprint, plotly, visible
 from mesotron.report.tournament import render_tournament
 from mesotron.runs import RunFolder
@@ -42,8 +42,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Page(HTMLParser):
-    """A parsed page: elements, text outside of scripts, the embedded data."""
-
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
@@ -75,26 +73,11 @@ def page_of(*paths: Path) -> Page:
     return Page(render_runs(read_runs(paths)))
 
 
-def test_a_page_starts_with_the_result(tmp_path):
-    make_run(tmp_path / "a")
-    text = page_of(tmp_path / "a").text
-    for fact in ("GRPO with muon at rate 1e-05", "28.0% to 45.0%", "+17.0", "1m 0s on cpu"):
-        assert fact in text[: text.index("Is it learning?")]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "verb"), [(0.1, 0.2, "improved"), (-0.2, -0.01, "reduced"), (-1, 1, "not")]
-)
-def test_a_gain_is_reported_by_its_interval(tmp_path, low, high, verb):
-    run = make_run(tmp_path / "a")
-    run.save("result", run.result | {"gain": {"value": (low + high) / 2, "low": low, "high": high}})
-    lead = page_of(tmp_path / "a").text.split("held-out accuracy:")[0]
-    assert verb in lead
-
-
-def test_charts_bands_and_events(tmp_path):
+def test_result_charts_bands_and_events(tmp_path):
     make_run(tmp_path / "a", events=[make_event(5), make_event(9, "clear")])
     page = page_of(tmp_path / "a")
+    for fact in ("GRPO with muon at rate 1e-05", "28.0% to 45.0%", "+17.0", "1m 0s on cpu"):
+        assert fact in page.text[: page.text.index("Is it learning?")]
     wanted = {"Reward", "Correct and formatted", "Entropy", "Groups without signal", "Length",
               "Update RMS", "Learning rate", "my own/metric"}  # fmt: skip
     assert wanted <= set(page.charts)
@@ -103,6 +86,14 @@ def test_charts_bands_and_events(tmp_path):
     assert [mark["step"] for mark in page.data["runs"][0]["marks"]] == [5, 9]
     assert "step 5, warning: entropy collapse" in page.text
     assert len(page.find("figure")) == len(page.data["charts"])
+
+
+def test_a_gain_is_reported_by_its_interval(tmp_path):
+    run = make_run(tmp_path / "a")
+    for low, high, verb in ((0.1, 0.2, "improved"), (-0.2, -0.01, "reduced"), (-1, 1, "not")):
+        gain = {"value": (low + high) / 2, "low": low, "high": high}
+        run.save("result", run.result | {"gain": gain})  # pyright: ignore
+        assert verb in page_of(run.path).text.split("held-out accuracy:")[0]
 
 
 def test_every_metric_is_drawn_once(tmp_path):
@@ -136,19 +127,16 @@ def test_page_is_accessible(tmp_path):
     assert targets <= {str(attributes.get("id")) for _, attributes in page.tags}
 
 
-def test_completions_before_and_after(tmp_path):
+def test_completions_and_unfinished_runs(tmp_path):
     make_run(tmp_path / "a")
     html = render_runs(read_runs([tmp_path / "a"]))
     assert html.count("<mark>7</mark>") >= 3
     assert "1 right before and after, 2 gained, 0 lost" in html
     first = html.index("\\boxed{<mark>8</mark>}")
     assert html.index("\\boxed{<mark>7</mark>}", first) - first < 600  # side by side
-
-
-def test_unfinished_and_empty_runs(tmp_path):
-    make_run(tmp_path / "a", finished=False)
-    assert "step 20 of 20, reward from" in page_of(tmp_path / "a").text
-    run = RunFolder.create(tmp_path / "b", {"steps": 3}, {"device": "cpu"})
+    unfinished = make_run(tmp_path / "unfinished", finished=False)
+    assert "step 20 of 20, reward from" in page_of(unfinished.path).text
+    run = RunFolder.create(tmp_path / "empty", {"steps": 3}, {"device": "cpu"})
     assert "0 steps, 0 metrics" in page_of(run.path).text
 
 
@@ -183,17 +171,14 @@ def test_non_finite_numbers_are_listed_and_not_drawn(tmp_path):
     assert "step 5, step 7" in page.text
 
 
-def test_snake_has_baselines_and_a_band_over_its_runs(tmp_path):
+def test_runs_of_snake_and_of_vla(tmp_path):
     make_snake(tmp_path / "s")
     page = page_of(tmp_path / "s")
     assert "30.2 of 35 fruit" in page.text
     chart = page.charts["Fruit per game"]
-    assert [height for height, _ in chart["rules"]] == [7.5, 35]
+    assert [height for height, _ in chart["rules"]] == [7.5, 35]  # baselines
     line = chart["lines"][0]
-    assert (line["low"][3], line["y"][3], line["high"][3]) == (4, 4.5, 5)
-
-
-def test_vla_runs_report_success_and_its_control(tmp_path):
+    assert (line["low"][3], line["y"][3], line["high"][3]) == (4, 4.5, 5)  # over its runs
     config = {"demos": "demos", "policy": {}, "optim": {"action": "pion", "lr": 0.001}}
     run = RunFolder.create(tmp_path / "v", config, {"device": "cpu"})
     for step in (10, 20):
@@ -212,7 +197,7 @@ def test_foreign_logs_are_diagnosed(tmp_path):
     history = [{"step": k, "reward": 0.7 if k < 40 else 0.02, "kl": 0.1} for k in range(1, 90)]
     log.write_text(json.dumps({"log_history": history}))
     page = page_of(log)
-    assert page.data["charts"][0]["title"] == "Reward"
+    assert "Reward" in page.charts
     assert page.data["runs"][0]["marks"]
     assert "reward collapse" in page.text
 
@@ -246,12 +231,6 @@ def test_the_untrained_start_is_drawn_if_runs_share_it(tmp_path):
     assert rules("0", "2") == []
 
 
-def test_short_names(tmp_path):
-    assert short_names([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == ["x/run", "y/run"]
-    with pytest.raises(ValueError, match="twice"):
-        short_names([tmp_path, tmp_path])
-
-
 def test_twenty_long_runs_fit_the_page(monkeypatch):
     names = [name for plots in CATALOG.values() for plot in plots for name in plot.lines]
     names = [name.replace("*", "muon") for name in names] + [f"other/{k}" for k in range(45)]
@@ -268,7 +247,7 @@ def test_twenty_long_runs_fit_the_page(monkeypatch):
     assert min(len(line["y"]) for chart in charts for line in chart["lines"]) >= FEWEST_POINTS
 
 
-def test_a_spike_of_one_step_survives_the_reduction():
+def test_a_spike_of_one_step_survives_the_reduction(tmp_path):
     column = [0.0] * 1000
     column[333] = 9.0
     buckets = Buckets.split(1000, 100)
@@ -277,13 +256,9 @@ def test_a_spike_of_one_step_survives_the_reduction():
     assert max(buckets.reduce(column)) == pytest.approx(0.9)
     middles = buckets.middles([float(k) for k in range(1000)])
     assert (middles[0], middles[-1]) == (0.0, 999.0)
-
-
-def test_a_long_run_has_bands(tmp_path):
     rows = [make_row(k, 900, random.Random(k)) for k in range(1, 901)]
     make_run(tmp_path / "a", 900, rows=rows)
-    page = page_of(tmp_path / "a")
-    line = page.charts["Gradient norm"]["lines"][0]
+    line = page_of(tmp_path / "a").charts["Gradient norm"]["lines"][0]
     assert len(line["y"]) == MOST_POINTS
     assert all(a <= y <= b for a, y, b in zip(line["low"], line["y"], line["high"], strict=True))
     assert max(line["high"]) == pytest.approx(max(row["grad_norm"] for row in rows), rel=1e-3)
@@ -371,6 +346,7 @@ def test_bad_input_is_rejected(tmp_path):
     reject([tmp_path / "a", tmp_path / "t"], "tournament")
     reject(many, "29 runs")
     reject([tmp_path / "nothing"], "nothing")
+    reject([tmp_path / "a", tmp_path / "a"], "twice")
     reject([tmp_path / "a"], "--every", live=True, every=0)
     (tmp_path / "t" / "tournament.json").write_text("{")
     reject([tmp_path / "t"], "tournament.json")
@@ -400,9 +376,8 @@ def test_live_pages_follow_until_the_run_is_over(tmp_path, monkeypatch):
 
 
 def test_reading_needs_no_torch():
-    code = "import sys, mesotron.report.command; print(sorted({'torch', 'jax'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "[]", done.stderr
+    code = "import sys, mesotron.report.command; print({'torch', 'jax'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
 
 
 def test_tournament_page(tmp_path):
@@ -445,13 +420,14 @@ def test_unfinished_and_scoreless_tournaments(tmp_path):
 
 
 def test_changes_are_seen_in_cells_but_not_in_temporary_files(tmp_path):
-    make_tournament(tmp_path / "t")
-    (tmp_path / "t" / ".tournament.json.writing").symlink_to(tmp_path / "gone")
-    (tmp_path / "t" / "vanished.json").symlink_to(tmp_path / "gone")
-    before = command.stamp(tmp_path / "t")
-    metrics = next((tmp_path / "t").glob("cells/*/metrics.jsonl"))
+    folder = tmp_path / "t"
+    make_tournament(folder)
+    for name in (".tournament.json.writing", "vanished.json"):
+        (folder / name).symlink_to(tmp_path / "gone")
+    before = command.stamp(folder)
+    metrics = next(folder.glob("cells/*/metrics.jsonl"))
     metrics.write_text(metrics.read_text() + '{"step": 11}\n')
-    after = command.stamp(tmp_path / "t")
+    after = command.stamp(folder)
     assert {name for name, *_ in set(after) - set(before)} == {str(metrics)}
     assert not any("writing" in name or "vanished" in name for name, *_ in after)
 
@@ -476,5 +452,4 @@ def test_spectra_and_routing(tmp_path):
 
 def test_the_page_is_documented():
     text = (DOCS / "report.md").read_text()
-    for name in ("--out", "--live", "--every", *CATALOG):
-        assert name in text
+    assert [name for name in CATALOG if name not in text] == []

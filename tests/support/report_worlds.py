@@ -100,7 +100,6 @@ def make_transcript(number: int, correct: bool, **changed: Any) -> dict:
 
 
 def make_snake(path: Path, updates: int = 12, runs: int = 2) -> RunFolder:
-    """A finished run of `mesotron ppo snake` with several runs side by side."""
     folder = RunFolder.create(path, to_plain(SnakeConfig()), {"device": "cpu", "seed": 0})
     for step in range(1, updates + 1):
         each = [float(step + k) for k in range(runs)]
@@ -158,7 +157,6 @@ def make_tournament(path: Path, names: tuple[str, ...] = ("adamw", "muon", "pion
 
 
 def make_standing(**values: Any) -> Standing:
-    """A line of the ranking; what the report does not draw is not known."""
     unknown: dict[str, Any] = {field.name: None for field in fields(Standing)}
     return Standing(**unknown | values)
 
