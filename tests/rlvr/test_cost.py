@@ -104,14 +104,10 @@ def test_plan_table(capsys):
 @pytest.mark.parametrize(
     ("words", "flag"),
     [
-        ("--seconds-per-step 2 --tokens-per-second 9", "--calibrate"),
-        ("--seconds-per-step 0", "--seconds-per-step 0"),
-        ("--tokens-per-second 0", "--tokens-per-second 0"),
         ("--budget 3", "--budget"),
         ("--task.num-train 3", "--task.num-train 3"),
         ("--objective.dynamic-sampling resample --objective.dynamic-oversample 3 "
          "--task.num-train 47", "--objective.dynamic-oversample 3"),
-        ("--time-limit soon", "'soon'"),
         ("absent_recipe", "'absent_recipe'"),
     ],
 )  # fmt: skip
