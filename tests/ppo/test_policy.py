@@ -26,7 +26,6 @@ apply = jax.jit(apply_policy, static_argnames="config")
 
 
 def observe(batch: int = 16, config: SnakeConfig = CONFIG) -> Observation:
-    """Random cells with one head per board."""
     rng = np.random.default_rng(0)
     cells = rng.uniform(size=(batch, config.num_cells, NUM_FEATURES)).astype(np.float32)
     cells[..., HEAD] = np.eye(config.num_cells)[rng.integers(config.num_cells, size=batch)]
@@ -112,8 +111,7 @@ ON_GPU = pytest.mark.skipif(jax.default_backend() == "cpu", reason="tests the GP
 @pytest.mark.parametrize("readout", [pytest.param("all", marks=ON_GPU), "head"])
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=ON_GPU), "bfloat16"])
 def test_values_are_the_same_with_and_without_the_gradient(dtype, readout):
-    """A GPU compiler once made the two programs differ in most boards, on 36 cells and from a few
-    hundred boards on."""
+    # A GPU compiler once made the two programs differ, on 36 cells and a few hundred boards.
     gpu = jax.default_backend() == "gpu"
     width, boards = (64, 2048) if gpu else (8, 6)
     config = SnakeConfig(
