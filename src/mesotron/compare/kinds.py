@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from types import NoneType, UnionType
@@ -41,7 +42,6 @@ from mesotron.config.base import (
 from mesotron.recipes import RECIPES, make_recipe
 from mesotron.runs import RunFolder
 from mesotron.runs.files import write_json
-from mesotron.runs.resume import settings_to_resume
 from mesotron.watch.diagnosis import diagnose
 from mesotron.watch.engine import Engine, scale_to_run_length
 
@@ -70,8 +70,7 @@ class Outcome:
     tokens: float
     steps: int
     health: Health
-    update_ratio: float | None
-    """Median RMS of an update divided by the rate; None if it is not logged."""
+    update_ratio: float | None  # median RMS of an update / rate; None if it is not logged
 
 
 class Kind(ABC):
@@ -114,14 +113,11 @@ class Kind(ABC):
     ) -> Any: ...
 
     def check(self, settings: Any) -> None:  # noqa: B027
-        ...
+        """Refuse what the command refuses beyond the config's own checks."""
 
     def probe(self, contender: Contender, seed: int, run: Path) -> Any | None:
         """A short run that measures the size of a contender's updates; None if not needed."""
         return None
-
-    def resuming(self, run: Path) -> Any:
-        return settings_to_resume(self.config_type, run)
 
     @property
     def num_problems(self) -> int:
@@ -163,15 +159,9 @@ class Kind(ABC):
         if not rows or (run.result is None and not diverged):
             return None
         seconds, tokens = self.cost(rows)
-        return Outcome(
-            scores=scores,
-            start=start,
-            seconds=seconds[-1],
-            tokens=tokens[-1],
-            steps=int(rows[-1]["step"]),
-            health=health_of(rows, error),
-            update_ratio=self.update_ratio(run, rows),
-        )
+        health, ratio = health_of(rows, error), self.update_ratio(run, rows)
+        steps = int(rows[-1]["step"])
+        return Outcome(scores, start, seconds[-1], tokens[-1], steps, health, ratio)
 
 
 class Language(Kind):
@@ -241,9 +231,8 @@ class Language(Kind):
             about = self.optim_config(optim)[0]
             for objective in objectives or (self.config.objective.name,):
                 name = f"{optim}+{objective}" if len(objectives) > 1 else optim
-                contenders.append(
-                    Contender(name=name, optim=optim, objective=objective, about=about)
-                )
+                one = Contender(name=name, optim=optim, objective=objective, about=about)
+                contenders.append(one)
         return contenders
 
     def optim_config(self, optim: str) -> tuple[str, OptimConfig]:
@@ -288,20 +277,14 @@ class Language(Kind):
         )
 
     def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
-        before, after = (
-            {
-                one["id"]: float(one["correct"])
-                for one in (run.load(name) or {"transcripts": []})["transcripts"]
-            }
-            for name in ("before", "after")
-        )
-        return before, after if run.result is not None else {}
+        def scores(name: str) -> dict[str, float]:
+            transcripts = (run.load(name) or {"transcripts": []})["transcripts"]
+            return {one["id"]: float(one["correct"]) for one in transcripts}
+
+        return scores("before"), scores("after") if run.result is not None else {}
 
     def cost(self, rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-        seconds, spent = [], 0.0
-        for row in rows:
-            spent += row.get("step_time", 0.0)
-            seconds.append(spent)
+        seconds = list(accumulate(row.get("step_time", 0.0) for row in rows))
         return seconds, [float(row.get("num_tokens", 0.0)) for row in rows]
 
     def update_ratio(self, run: RunFolder, rows: Sequence[Row]) -> float | None:
@@ -465,12 +448,10 @@ class Robots(Kind):
         return {}, {f"{one['task']} {one['seed']}": float(one["success"]) for one in episodes}
 
     def cost(self, rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-        seconds, spent, before = [], 0.0, 0
-        for row in rows:
-            spent += row.get("time/step", 0.0) * (row["step"] - before)
-            before = row["step"]
-            seconds.append(spent)
-        return seconds, [float(row["step"] * self.config.batch) for row in rows]
+        before = [0, *(row["step"] for row in rows)]
+        steps = zip(rows, before)
+        seconds = accumulate(row.get("time/step", 0.0) * (row["step"] - b) for row, b in steps)
+        return list(seconds), [float(row["step"] * self.config.batch) for row in rows]
 
 
 OTHERS: dict[str, type[Kind]] = {"snake": Games, "vla": Robots}  # not recipes of mesotron train
@@ -490,11 +471,11 @@ def _check_known(what: str, name: str, known: Iterable[str]) -> None:
 
 def diverged_at(rows: Sequence[Row]) -> int | None:
     """The first step with a loss that is not finite."""
-    losses = (
-        (int(row["step"]), [v for k, v in row.items() if k == "loss" or k.startswith("loss/")])
-        for row in rows
-    )
-    return next((step for step, each in losses if not all(map(math.isfinite, each))), None)
+    for row in rows:
+        losses = [v for k, v in row.items() if k == "loss" or k.startswith("loss/")]
+        if not all(map(math.isfinite, losses)):
+            return int(row["step"])
+    return None
 
 
 def is_not_finite(last_line: str) -> bool:
@@ -505,14 +486,12 @@ def health_of(rows: Sequence[Row], error: str = "") -> Health:
     engine = Engine(scale_to_run_length(WatchSettings(), len(rows)))
     events = [event for row in rows for event in engine.update(row)]
     diagnosis = diagnose(rows, engine, events)
-    step = diverged_at(rows)
-    if step is not None:
-        text = f"diverged at step {step}: {diagnosis.text()}"
-        return Health("diverged", diagnosis.cause, text)
-    if error:
-        text = f"diverged after step {int(rows[-1]['step'])}: {error}"
-        return Health("diverged", diagnosis.cause, text)
-    return Health(diagnosis.condition, diagnosis.cause, diagnosis.text())
+    verdict, text = diagnosis.condition, diagnosis.text()
+    if (step := diverged_at(rows)) is not None:
+        verdict, text = "diverged", f"diverged at step {step}: {text}"
+    elif error:
+        verdict, text = "diverged", f"diverged after step {int(rows[-1]['step'])}: {error}"
+    return Health(verdict, diagnosis.cause, text)
 
 
 def is_for_choosing(problem: str) -> bool:
@@ -525,20 +504,13 @@ def is_for_choosing(problem: str) -> bool:
 
 
 def change(config: Config, changes: Iterable[str]) -> Config:
-    """A config with some values replaced.
+    """A config with some values replaced by NAME=VALUE; nested names are written with dots.
 
-    Args:
-        config: a config dataclass; nested fields are written with dots.
-        changes: NAME=VALUE; values of a list are separated by commas; none is None unless the
-            setting has a choice of that name.
+    Values of a list are separated by commas; none is None unless the setting has a choice of that
+    name.
 
-    Raises:
-        ValueError: an unknown name, or an invalid value.
-
-    Example:
-        >>> changed = change(TrainConfig(), ["rollout.prompts=8", "task.levels=1,2"])
-        >>> changed.rollout.prompts, changed.task.levels
-        (8, (1, 2))
+    >>> change(TrainConfig(), ["rollout.prompts=8", "task.levels=1,2"]).task.levels
+    (1, 2)
     """
     with unchecked():  # several changes may only be valid together
         for item in changes:

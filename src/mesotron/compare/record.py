@@ -1,8 +1,4 @@
-"""The record of a tournament: FOLDER/tournament.json, replaced whenever a cell starts or ends.
-
-The report reads it and a later call continues from it; each cell's run folder is FOLDER/cells/ID.
-Values that are unknown are null.
-"""
+"""The record of a tournament, FOLDER/tournament.json; the run of cell ID is in FOLDER/cells/ID."""
 
 import json
 from collections.abc import Sequence
@@ -39,31 +35,26 @@ class Cell:
     objective: str
     rate: float  # learning rate in AdamW's unit
     seed: int
+    # A probe measures the size of a contender's updates; search cells choose its rate; final cells,
+    # with other seeds, rank it.
     stage: Stage
-    """A probe is a short run that measures the size of a contender's updates; search cells choose
-    its rate; final cells, with other seeds, rank it."""
-    gain: float = 1.0
-    """The matrices' own rate divided by `rate`, so that their updates are as large as AdamW's."""
+    gain: float = 1.0  # the matrices' own rate / `rate`, for updates as large as AdamW's
     state: State = "waiting"
     why: str = ""  # error of a failed cell; when and how a done one diverged
     run: str = ""  # run folder, relative to the tournament's
     score: float | None = None  # mean of `per_problem`; a probe has none
-    per_problem: list[float] | None = None
-    """One score per problem of the stage, in the order of `Tournament.problems[stage]`."""
+    per_problem: list[float] | None = None  # in the order of `Tournament.problems[stage]`
     seconds: float | None = None  # time of the training steps, without start-up and evaluations
     wall: float | None = None  # time of the whole process
     tokens: float | None = None  # tokens, environment steps or frames used in training
     steps: int | None = None
-    threshold_seconds: float | None = None
-    """Training time until the curve passed `Tournament.threshold`; null if it never did."""
+    threshold_seconds: float | None = None  # training time until the curve passed the threshold
     threshold_tokens: float | None = None
     threshold_steps: int | None = None
-    verdict: Verdict | None = None
-    """The watch's verdict; diverged means losses or weights that are not finite."""
+    verdict: Verdict | None = None  # diverged: losses or weights that are not finite
     cause: str | None = None  # the watch's cause, such as entropy_collapse
     story: str = ""  # the watch's diagnosis in words
-    update_ratio: float | None = None
-    """Of a probe: median over steps of the update's RMS divided by the rate; about 0.2 is usual."""
+    update_ratio: float | None = None  # of a probe: median of update RMS / rate; 0.2 is usual
 
 
 @dataclass(kw_only=True)
@@ -79,20 +70,17 @@ class Standing:
     low: float | None  # 95% bootstrap interval over seeds and problems
     high: float | None
     by_seed: list[float]
-    behind: float | None  # difference to the best, paired by seed and problem; null for the best
-    behind_low: float | None
-    behind_high: float | None
-    p: float | None  # uncorrected p-value of the paired test against the best
-    p_holm: float | None
-    """The same after Holm's correction for all pairs of contenders: any might have been best."""
+    behind: float | None = None  # difference to the best, paired by seed and problem
+    behind_low: float | None = None
+    behind_high: float | None = None
+    p: float | None = None  # uncorrected p-value of the paired test against the best
+    p_holm: float | None = None  # after Holm's correction for all pairs of contenders
     seconds: float | None  # means over the final cells
     tokens: float | None
-    threshold_seconds: float | None
-    """Median over the final cells; null if less than half of them got there."""
+    threshold_seconds: float | None  # median; null if less than half of the cells got there
     trials: int  # number of search cells
     extended: int  # search cells beyond the first grid
-    edge: Literal["low", "high"] | None
-    """The end of the searched rates at which the best one lies, if it does: it may not be best."""
+    edge: Literal["low", "high"] | None  # end of the searched rates at which the best one lies
     dead: int  # final cells that are dead or diverged
     failed: int  # final cells that crashed: they have no score
 
@@ -107,9 +95,7 @@ class Threshold:
     """The level that time-to-threshold is measured by."""
 
     metric: str  # name in metrics.jsonl; the mean of the last few steps counts
-    value: float | None = None
-    """Halfway from the curves' start to the best contender's end; null until that is known, and
-    if no curve improved."""
+    value: float | None = None  # halfway from the curves' start to the best contender's end
 
 
 @dataclass(kw_only=True)
@@ -119,13 +105,10 @@ class Tournament:
     measure: str  # what a score is, such as "greedy accuracy"
     rule: list[str]  # how the comparison is made fair, in sentences
     contenders: list[Contender]
-    plan: dict[str, Any]
-    """Settings of the command (see `CompareConfig`) and the config of the recipe."""
+    plan: dict[str, Any]  # settings of the command and the config of the recipe
     cells: list[Cell] = field(default_factory=list)
-    problems: dict[str, list[str]] = field(default_factory=dict)
-    """Stage -> ids of the problems it is scored on; no problem is in both."""
-    start: dict[str, float] = field(default_factory=dict)
-    """Stage -> score of the untrained start on the same problems."""
+    problems: dict[str, list[str]] = field(default_factory=dict)  # stage -> ids of its problems
+    start: dict[str, float] = field(default_factory=dict)  # stage -> score of the untrained start
     before: str = "before training"  # what that start is, in words
     threshold: Threshold | None = None
     standings: list[Standing] = field(default_factory=list)

@@ -1,8 +1,7 @@
 """Which rates each contender tries: one rule for all, a pure function of the scores so far.
 
-Rates are base * factor^k in AdamW's unit, the same for all; `gain` makes a contender's updates as
-large as AdamW's at the same rate. If the best rate is at an end of the tried ones, the search is
-extended beyond it.
+Rates are base * factor^k in AdamW's unit; `gain` makes a contender's updates as large as AdamW's at
+the same rate. If the best rate is at an end of the tried ones, the search goes on beyond it.
 """
 
 from collections.abc import Mapping
@@ -29,10 +28,7 @@ class Grid:
 
     def first_indices(self) -> list[int]:
         """The indices that everyone tries: 0 and those nearest to it, upward first."""
-        near = [0]
-        for distance in range(1, self.rates):
-            near += [distance, -distance]
-        return near[: self.rates]
+        return [(k + 1) // 2 * (1 if k % 2 else -1) for k in range(self.rates)]
 
 
 def gain_of(update_ratio: float | None) -> float:
@@ -56,17 +52,16 @@ class Search:
 
 def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
     """What a contender should try, given its scores."""
-    wanted = grid.first_indices()
-    while all(k in known for k in wanted):
+    wanted, best, edge, done = grid.first_indices(), None, None, False
+    while not done and all(k in known for k in wanted):
         best = best_index(wanted, known)
-        if best is None:
-            return Search(tuple(wanted), None, len(wanted) - grid.rates, None, True)
-        beside = [k for k in (best + 1, best - 1) if k not in wanted]
-        if not beside or len(wanted) - grid.rates >= grid.extend:
-            edge = "high" if best == max(wanted) else "low" if best == min(wanted) else None
-            return Search(tuple(wanted), best, len(wanted) - grid.rates, edge, True)
-        wanted.append(beside[0])
-    return Search(tuple(wanted), None, len(wanted) - grid.rates, None, False)
+        beside = [] if best is None else [k for k in (best + 1, best - 1) if k not in wanted]
+        done = not beside or len(wanted) - grid.rates >= grid.extend
+        if not done:
+            wanted.append(beside[0])
+    if done and best is not None:
+        edge = "high" if best == max(wanted) else "low" if best == min(wanted) else None
+    return Search(tuple(wanted), best if done else None, len(wanted) - grid.rates, edge, done)
 
 
 def best_index(tried: list[int], known: Mapping[int, float | None]) -> int | None:

@@ -5,8 +5,6 @@ The same file works with `wandb sweep` and `wandb agent`; W&B is not imported. U
 """
 
 import json
-import math
-import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,15 +38,6 @@ class Dimension:
     def is_integer(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
-    def sample(self, rng: random.Random) -> Value:
-        if self.choices:
-            return rng.choice(self.choices)
-        if self.is_integer:
-            return rng.randint(int(self.low), int(self.high))
-        if self.log:
-            return math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
-        return rng.uniform(self.low, self.high)
-
 
 @dataclass(frozen=True)
 class Space:
@@ -70,7 +59,7 @@ def read_space(file: str, ranges: Sequence[str]) -> Space:
     path = Path(file)
     given = [read_range(item) for item in ranges]
     if path.suffix in (".yaml", ".yml", ".json"):
-        space = _from_mapping(_load(path), path)
+        space = _read_file(path)
     else:
         space = Space(file, OTHERS.get(file, ("train", file)), ())
     named = {one.name for one in given}
@@ -82,7 +71,7 @@ def read_space(file: str, ranges: Sequence[str]) -> Space:
     return Space(space.name, space.command, tuple(dimensions), space.metric, space.goal)
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> Space:
     if not path.is_file():
         raise ValueError(
             f"there is no sweep file {path}: give an existing one, or a recipe with --space"
@@ -101,27 +90,15 @@ def _load(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be a mapping with parameters")
-    for key in ("metric", "parameters"):
-        if not isinstance(values.get(key) or {}, dict):
-            raise ValueError(f"{path}: {key} must be a mapping, not {values[key]!r}")
-    return values
-
-
-def _from_mapping(values: Mapping[str, Any], path: Path) -> Space:
-    metric = values.get("metric") or {}
-    space = Space(
-        name=str(values.get("name", path.stem)),
-        command=_command(values.get("command"), path),
-        dimensions=tuple(
-            _read_parameter(str(name), about, path)
-            for name, about in (values.get("parameters") or {}).items()
-        ),
-        metric=metric.get("name"),
-        goal=metric.get("goal", "maximize"),
-    )
-    if space.goal not in ("maximize", "minimize"):
-        raise ValueError(f"{path}: metric.goal {space.goal!r} must be maximize or minimize")
-    return space
+    metric, parameters = (values.get(key) or {} for key in ("metric", "parameters"))
+    if not isinstance(metric, dict) or not isinstance(parameters, dict):
+        raise ValueError(f"{path}: metric and parameters must be mappings")
+    goal = metric.get("goal", "maximize")
+    if goal not in ("maximize", "minimize"):
+        raise ValueError(f"{path}: metric.goal {goal!r} must be maximize or minimize")
+    dimensions = [_read_parameter(str(name), one, path) for name, one in parameters.items()]
+    name, command = str(values.get("name", path.stem)), _command(values.get("command"), path)
+    return Space(name, command, tuple(dimensions), metric.get("name"), goal)
 
 
 def _command(words: Any, path: Path) -> tuple[str, ...]:
@@ -139,8 +116,7 @@ def _command(words: Any, path: Path) -> tuple[str, ...]:
 
 
 def _read_parameter(name: str, about: Any, path: Path) -> Dimension:
-    if not isinstance(about, dict):
-        raise ValueError(f"{path}: parameter {name} must have value, values, or min and max")
+    about = about if isinstance(about, dict) else {}
     kind = about.get("distribution")
     if kind is not None and kind not in DISTRIBUTIONS:
         known = ", ".join(DISTRIBUTIONS)

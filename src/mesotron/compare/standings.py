@@ -1,7 +1,4 @@
-"""The ranking of a tournament from its final cells, and its conclusion in sentences.
-
-Search cells choose rates and are not counted here.
-"""
+"""The ranking of a tournament from its final cells, and its conclusion in sentences."""
 
 import math
 from collections import Counter
@@ -50,11 +47,6 @@ def _standing(record: Tournament, name: str, search: Search, rate: float) -> Sta
         low=interval.low if interval else None,
         high=interval.high if interval else None,
         by_seed=[fmean(cell.per_problem or ()) for cell in scored],
-        behind=None,
-        behind_low=None,
-        behind_high=None,
-        p=None,
-        p_holm=None,
         seconds=_mean([cell.seconds for cell in scored]),
         tokens=_mean([cell.tokens for cell in scored]),
         threshold_seconds=median(reached) if 2 * len(reached) > len(scored) else None,
@@ -166,13 +158,9 @@ def smoothed(rows: Sequence[Row], name: str, sign: float = 1.0) -> list[tuple[in
         for k, row in enumerate(rows)
         if name in row and math.isfinite(row[name])
     ]
-    if not points:
-        return []
     window = min(WINDOW, len(points))
-    return [
-        (points[last][0], fmean(value for _, value in points[last + 1 - window : last + 1]))
-        for last in range(window - 1, len(points))
-    ]
+    windows = [points[end - window : end] for end in range(window or 1, len(points) + 1)]
+    return [(part[-1][0], fmean(value for _, value in part)) for part in windows]
 
 
 # The conclusion in sentences.
@@ -232,24 +220,20 @@ def _conclude_order(record: Tournament, rows: Sequence[Standing], since: str) ->
         for row in rows[1:]
         if row.p_holm is not None and row.p_holm < LEVEL
     ]
-    timed = [(row.threshold_seconds, row) for row in rows if row.threshold_seconds is not None]
-    if timed:
-        fast, quickest = min(timed, key=lambda pair: pair[0])
-        slow, slowest = max(timed, key=lambda pair: pair[0])
-        if fast < slow:
-            sentences.append(
-                f"{quickest.contender} was halfway first, after {spell_time(fast)} of training; "
-                f"{slowest.contender} last, after {spell_time(slow)}."
-            )
+    times = {row.contender: row.threshold_seconds for row in rows}
+    timed = {name: seconds for name, seconds in times.items() if seconds is not None}
+    if len(set(timed.values())) > 1:
+        first, last = (choose(timed, key=lambda name: timed[name]) for choose in (min, max))
+        sentences.append(
+            f"{first} was halfway first, after {spell_time(timed[first])} of training; "
+            f"{last} last, after {spell_time(timed[last])}."
+        )
     for row in rows:
         if row.edge:
             own = (c for c in record.cells if c.contender == row.contender and c.stage == "search")
             tried = len({cell.rate for cell in own})
-            end, other = (
-                ("largest", "a larger") if row.edge == "high" else ("smallest", "a smaller")
-            )
-            if tried == 1:
-                end, other = "only", "another"
+            ends = {"high": ("largest", "a larger"), "low": ("smallest", "a smaller")}
+            end, other = ends[row.edge] if tried > 1 else ("only", "another")
             sentences.append(
                 f"{row.contender}: its rate, {row.rate:g}, is the {end} one of {tried} tried; "
                 f"{other} one may be better."

@@ -31,21 +31,10 @@ class Difference(Interval):
 
 
 def bootstrap(X: np.ndarray, seed: int = 0) -> Interval:
-    """The mean with a percentile interval; seeds and problems are resampled independently.
+    """The mean of X with a percentile interval; seeds and problems are resampled independently.
 
-    SciPy's bootstrap resamples one axis only. With three seeds the interval is rather too narrow:
-    there are only ten ways to draw them.
-
-    Args:
-        X: [S, P].
-        seed: of the resampling.
-
-    Example:
-        >>> bootstrap(np.zeros((3, 5)))
-        Interval(value=0.0, low=0.0, high=0.0)
-
-    References:
-        Owen, The pigeonhole bootstrap, Annals of Applied Statistics (2007), arXiv:0712.1111.
+    Owen, The pigeonhole bootstrap, 2007 (arXiv 0712.1111). SciPy's bootstrap resamples one axis
+    only. With three seeds the interval is rather too narrow: there are only ten ways to draw them.
     """
     S, P = X.shape
     rng = np.random.default_rng(seed)
@@ -68,16 +57,10 @@ class SeedNoise:
 def pool_seeds(differences: Sequence[np.ndarray]) -> SeedNoise:
     """The noise of seeds, pooled over all pairs of a family.
 
-    Three seeds say little of their own spread, and among fifteen pairs some have three that happen
-    to agree. The mean over pairs is the residual of a table of contenders and seeds, with
-    (K - 1)(S - 1) degrees of freedom instead of S - 1. Pairs with one seed so far say nothing of
-    it; K is that of the others.
-
-    Args:
-        differences: D of every pair, [S, P] each.
-
-    References:
-        Fisher, The Design of Experiments (1935): randomized blocks, with seeds as blocks.
+    Three seeds say little about their own spread, and among fifteen pairs some have three that
+    happen to agree. The mean over pairs is the residual of a table of contenders and seeds (Fisher,
+    The Design of Experiments, 1935), with (K - 1)(S - 1) degrees of freedom instead of S - 1. Pairs
+    with one seed so far are skipped; K counts the others.
     """
     several = [D for D in differences if len(D) > 1]
     if not several:
@@ -91,31 +74,13 @@ def pool_seeds(differences: Sequence[np.ndarray]) -> SeedNoise:
 def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
     """A two-sided t-test of a zero mean, with the variance clustered by seed and by problem.
 
-    V = V_seed + V_problem - V_both, where V_seed is the variance of the mean of the S seed means,
-    V_problem that of the P problem means, and V_both that of all S P numbers, which the first two
-    count twice; never less than either of the two. The degrees of freedom are Satterthwaite's,
-    V^2 / (V_seed^2 / (S - 1) + V_problem^2 / (P - 1) + V_both^2 / (S P - 1)): near S - 1 where
-    seeds differ much, more where they do not. For one seed V_problem stands alone. In simulations
-    of three seeds without a difference, 5% of the p-values are below 0.05 whether seeds matter or
-    not (see the tests). Further into the tail, where the best of many pairs is picked, three seeds
-    do not suffice: there V_seed is at least the pooled one.
-
-    Args:
-        D: [S, P].
-        pooled: of the family that the pair belongs to; None for a single pair.
-
-    Returns:
-        The mean, its interval by the same t, and the p-value.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> paired_test(rng.normal(0.5, 1.0, size=(3, 200))).p < 0.05
-        True
-
-    References:
-        Cameron, Gelbach and Miller, Robust inference with multiway clustering, Journal of Business
-        & Economic Statistics (2011). Satterthwaite, An approximate distribution of estimates of
-        variance components, Biometrics Bulletin (1946).
+    V = V_seed + V_problem - V_both, never less than either of the first two: the variances of the
+    mean of the S seed means, of the P problem means, and of all S P numbers, which the first two
+    count twice (Cameron, Gelbach and Miller, Robust inference with multiway clustering, 2011). The
+    degrees of freedom are Satterthwaite's, V^2 / (V_seed^2 / (S - 1) + V_problem^2 / (P - 1) +
+    V_both^2 / (S P - 1)). For one seed V_problem stands alone. With three seeds that do not differ,
+    5% of the p-values are below 0.05 (see the tests). That fails further into the tail, where the
+    best of many pairs is picked: so V_seed is at least that of `pooled`.
     """
     from scipy.stats import t as student  # slow to import
 
@@ -146,15 +111,7 @@ def _variance_of_mean(x: np.ndarray) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction for testing all p-values together.
-
-    Example:
-        >>> holm([0.01, 0.04, 0.03])
-        [0.03, 0.06, 0.06]
-
-    References:
-        Holm, A simple sequentially rejective multiple test procedure (1979).
-    """
+    """Holm's correction (1979) for testing all p-values together."""
     order = sorted(range(len(p_values)), key=lambda k: p_values[k])
     corrected, largest = [0.0] * len(p_values), 0.0
     for place, k in enumerate(order):

@@ -1,9 +1,7 @@
 """`mesotron sweep FILE`: trials side by side, each a run; the watch prunes dead ones.
 
-The study is kept in Optuna: in a journal file that processes of one machine share, or a database
-that machines share. A running trial whose process is gone is taken up by the next worker.
-
-References: Akiba et al., "Optuna", 2019, arXiv 1907.10902.
+The study is kept in Optuna (arXiv 1907.10902): in a journal file for one machine, or a database for
+several. A running trial whose process is gone is taken up by the next worker.
 """
 
 import fcntl
@@ -13,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -231,13 +229,8 @@ class Study:
         self.study.tell(trial.number, score)
         trial.claim.close()
 
-    def prune(self, trial: Trial, why: str) -> None:
-        self._end(trial, "PRUNED", why)
-
-    def fail(self, trial: Trial, why: str) -> None:
-        self._end(trial, "FAIL", why)
-
-    def _end(self, trial: Trial, state: str, why: str) -> None:
+    def end_without_score(self, trial: Trial, state: Literal["PRUNED", "FAIL"], why: str) -> None:
+        """End a trial that is dead (pruned) or crashed (failed: it does not count)."""
         from optuna.trial import TrialState
 
         append_row(self._reasons, {"trial": trial.number, "state": state, "why": why})
@@ -246,9 +239,6 @@ class Study:
 
     def reasons(self) -> dict[int, str]:
         return {row["trial"]: row["why"] for row in read_rows(self._reasons)}
-
-    def release(self, trial: Trial) -> None:
-        trial.claim.close()
 
     def ended(self) -> "list[FrozenTrial]":
         """Trials with a score, best first, then pruned ones."""
@@ -289,7 +279,7 @@ class Sweep:
             finally:
                 self.pool.kill()
                 for trial in self.trials.values():
-                    self.study.release(trial)
+                    trial.claim.close()  # leaves it to the next worker
         if stop.requested:
             raise KeyboardInterrupt(how_to_continue)
 
@@ -303,8 +293,10 @@ class Sweep:
                 continue
             if not self.pool.jobs:
                 return
-            if self.config.prune and not stop.requested:
-                self._stop_dead_trials()
+            for job in self.pool.jobs if self.config.prune and not stop.requested else ():
+                if job.key not in self.dead and (why := self.pulses[job.key].why_dead()):
+                    self.dead[job.key] = why
+                    job.process.terminate()
             time.sleep(self.config.every)
 
     def _start(self) -> bool:
@@ -324,12 +316,6 @@ class Sweep:
         self.trials[key], self.pulses[key] = trial, Pulse(trial.run)
         return True
 
-    def _stop_dead_trials(self) -> None:
-        for job in self.pool.jobs:
-            if job.key not in self.dead and (why := self.pulses[job.key].why_dead()):
-                self.dead[job.key] = why
-                job.process.terminate()
-
     def _end(self, job: Job, stopping: bool) -> None:
         trial, pulse = self.trials.pop(job.key), self.pulses.pop(job.key)
         why = self.dead.pop(job.key, None) or (pulse.why_dead() if self.config.prune else None)
@@ -341,15 +327,15 @@ class Sweep:
         label = f"trial {trial.number} {values}"
         took = spell_time(time.monotonic() - job.start)
         if why is not None:
-            self.study.prune(trial, why)
+            self.study.end_without_score(trial, "PRUNED", why)
             self.say(f"{label}: pruned, {why} ({took})")
         elif score is not None:
             self.study.complete(trial, score)
             self.say(f"{label}: {score:.4g} ({took})")
         elif stopping:
-            self.study.release(trial)
+            trial.claim.close()  # leaves it to the next worker
         else:
-            self.study.fail(trial, job.failure)
+            self.study.end_without_score(trial, "FAIL", job.failure)
             self.say(f"{label}: failed, {job.failure}")
             self.crashes += 1
             if self.crashes >= MAX_CRASHES:
@@ -370,15 +356,10 @@ def _spell(value: object) -> str:
 
 def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
     ended, reasons = study.ended(), study.reasons()
-    rows = [
-        {
-            "number": one.number,
-            "score": one.value,
-            "values": one.params,
-            "why": reasons.get(one.number, ""),
-        }
-        for one in ended
-    ]
+    rows: list[dict[str, Any]] = []
+    for one in ended:
+        row = {"number": one.number, "score": one.value, "values": one.params}
+        rows.append(row | {"why": reasons.get(one.number, "")})
     write_json(folder / "sweep.json", {"name": space.name, "metric": study.metric, "trials": rows})
     names = [one.name for one in space.dimensions if one.varies]
     title = f"{space.name}: {count(len(ended), 'trial')}, best first"

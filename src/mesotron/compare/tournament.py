@@ -7,13 +7,12 @@ continues where it was.
 import fcntl
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -41,6 +40,7 @@ from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import spell_time
 from mesotron.runs.files import write_whole
 from mesotron.runs.process import StopRequest
+from mesotron.runs.resume import settings_to_resume
 from mesotron.runs.workers import CommandPool, Job, default_num_workers, last_line, list_gpus
 
 POLL_SECONDS = 0.2
@@ -106,8 +106,7 @@ class Progress:
         # Settings that a later version added have their defaults.
         config_type, file = type(self.kind.config), str(self.folder)
         old.plan["config"] = to_plain(from_plain(config_type, old.plan["config"], file))
-        _check_same_rule(self.folder, old.plan, self.record.plan)
-        _check_same_names(self.folder, old.contenders, self.contenders)
+        _check_same_rule(self.folder, old, self.record)
         self.record.cells, self.record.problems = old.cells, old.problems
         self.record.start = old.start
         self._wall_before = old.wall
@@ -141,11 +140,8 @@ class Progress:
         return gain_of(probe.update_ratio) if probe.state == "done" else None
 
     def _cells_of(self, contender: Contender, stage: Stage) -> list[Cell]:
-        return [
-            cell
-            for cell in self.record.cells
-            if cell.contender == contender.name and cell.stage == stage
-        ]
+        wanted = (contender.name, stage)
+        return [cell for cell in self.record.cells if (cell.contender, cell.stage) == wanted]
 
     def search_of(self, contender: Contender) -> Search:
         indices = {self.grid.rate(k): k for k in range(-MAX_INDEX, MAX_INDEX + 1)}
@@ -154,15 +150,14 @@ class Progress:
             by_index.setdefault(indices[cell.rate], []).append(cell)
         known: dict[int, float | None] = {}
         for k, cells in by_index.items():
-            if len(cells) == len(self.search_seeds) and all(
-                cell.state in ("done", "failed") for cell in cells
-            ):
+            ended = sum(cell.state in ("done", "failed") for cell in cells)
+            if ended == len(cells) == len(self.search_seeds):
                 scores = [cell.score for cell in cells if cell.score is not None]
                 known[k] = fmean(scores) if len(scores) == len(cells) else None
         return search(self.grid, known)
 
     def _add(self, contender: Contender, rate: float, seed: int, stage: Stage, gain: float) -> None:
-        short = slug(contender.name)
+        short = "".join(c if c.isalnum() or c in "_+-" else "_" for c in contender.name)
         id = f"{short}.probe" if stage == "probe" else f"{short}.lr{rate:g}.s{seed}"
         if all(cell.id != id for cell in self.record.cells):
             self.record.cells.append(
@@ -202,7 +197,7 @@ class Progress:
     def settings(self, cell: Cell) -> object:
         run = (self.folder / cell.run).resolve()
         if (run / "config.json").is_file():
-            return self.kind.resuming(run)
+            return settings_to_resume(self.kind.config_type, run)
         shutil.rmtree(run, ignore_errors=True)  # stopped before it was a run
         contender = next(one for one in self.contenders if one.name == cell.contender)
         if cell.stage == "probe":
@@ -258,17 +253,12 @@ class Progress:
             if cell.verdict == "diverged" and cell.stage != "probe" and cell.per_problem is None:
                 self._fill_floor(cell)
         searches = {one.name: self.search_of(one) for one in self.contenders}
-        rates = {
-            name: self.grid.rate(state.best)
-            for name, state in searches.items()
-            if state.best is not None
-        }
+        best = {name: state.best for name, state in searches.items() if state.best is not None}
+        rates = {name: self.grid.rate(index) for name, index in best.items()}
         curves = {
             cell.id: RunFolder(self.folder / cell.run).rows("metrics")
             for cell in self.record.cells
-            if cell.stage == "final"
-            and cell.state == "done"
-            and rates.get(cell.contender) == cell.rate
+            if (cell.stage, cell.state, cell.rate) == ("final", "done", rates.get(cell.contender))
         }
         standings.time_to_threshold(self.kind, self.record, curves)
         standings.rank(self.record, searches, rates)
@@ -326,8 +316,9 @@ def _too_few_problems(kind: Kind, num_problems: int) -> str:
     )
 
 
-def _check_same_rule(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _check_same_rule(folder: Path, record: Tournament, continued: Tournament) -> None:
     """Refuse to continue a tournament with settings that make its cells incomparable."""
+    old, new = record.plan, continued.plan
     for name in FIXED:
         if old[name] != new[name]:
             raise ValueError(
@@ -340,18 +331,16 @@ def _check_same_rule(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any
             f"{new['extend']}, since rates beyond it may have been chosen: use --extend "
             f"{old['extend']} or more, or another --out"
         )
-
-
-def _check_same_names(folder: Path, old: Sequence[Contender], new: Sequence[Contender]) -> None:
-    known = {one.name: one for one in old}
-    for one in new:
-        for name in ("optim", "objective"):
-            was, now = getattr(known.get(one.name, one), name), getattr(one, name)
-            if was != now:
-                raise ValueError(
-                    f"{folder} has a contender {one.name} with another {name} ({was}, not {now}): "
-                    "use another --out"
-                )
+    known = {one.name: one for one in record.contenders}
+    for one in continued.contenders:
+        was, now = (
+            {"optim": x.optim, "objective": x.objective} for x in (known.get(one.name, one), one)
+        )
+        if was != now:
+            raise ValueError(
+                f"{folder} has another contender {one.name} ({difference(was, now)}): use another "
+                "--out"
+            )
 
 
 def difference(old: object, new: object, name: str = "") -> str:
@@ -360,10 +349,6 @@ def difference(old: object, new: object, name: str = "") -> str:
             if old.get(key) != new.get(key):
                 return difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
     return f"{name}: {old}, not {new}" if name else f"{old}, not {new}"
-
-
-def slug(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "_+-" else "_" for c in name)
 
 
 class Runner:
@@ -444,12 +429,10 @@ class Runner:
         self.progress.write()
 
     def _seconds_left(self) -> float | None:
-        if not self.walls:
-            return None
         left = self.progress.num_expected() - self.progress.num_done()
-        per_cell = sum(self.walls) / len(self.walls)
         running = sum(time.monotonic() - job.start for job in self.pool.jobs)
-        return max(left * per_cell - running, 0.0) / self.pool.num_workers
+        needed = left * fmean(self.walls) - running if self.walls else None
+        return None if needed is None else max(needed, 0.0) / self.pool.num_workers
 
     def _ended_line(self, cell: Cell) -> str:
         done, total = self.progress.num_done(), self.progress.num_expected()

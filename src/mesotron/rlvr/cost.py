@@ -1,7 +1,6 @@
 """`mesotron plan`: steps, tokens, hours and dollars of a run before it starts.
 
-Steps and epochs need only the number of problems; hours and dollars need seconds per step, which
-are measured here or given. Further rounds of dynamic sampling and evaluations are not in the hours.
+The hours do not count evaluations and further rounds of dynamic sampling.
 """
 
 import math
@@ -57,12 +56,9 @@ class Estimate:
     @property
     def affordable_steps(self) -> int | None:
         """Steps within budget and time limit; None without a pace or a limit."""
-        one_step, one_cost = self.seconds(1), self.dollars(1)
-        fits = []
-        if self.limits.dollars is not None and one_cost:
-            fits.append(self.limits.dollars / one_cost)
-        if self.limits.seconds is not None and one_step:
-            fits.append(self.limits.seconds / one_step)
+        limits = self.limits
+        pairs = ((limits.dollars, self.dollars(1)), (limits.seconds, self.seconds(1)))
+        fits = [limit / step for limit, step in pairs if limit is not None and step]
         return math.floor(min(fits) * (1 + 1e-9)) if fits else None
 
 
@@ -70,20 +66,16 @@ def run(config: PlanConfig) -> int:
     """Print the estimate of a run."""
     check(config)
     limits_of(config)
-    num_prompts = count_prompts(config)
+    task, num_prompts = config.task, config.task.num_train
+    if task.name == "arith":
+        num_prompts = GENERATED if num_prompts is None else num_prompts
+    elif task.path is not None or num_prompts is None:
+        # A file may have fewer than requested; a hub dataset is not downloaded to find out.
+        num_prompts = len(load_task(task).train)
     set_library_variables(config)
     pace = find_pace(config, num_prompts)
     show(estimate(config, num_prompts, pace), config, Console(highlight=False))
     return 0
-
-
-def count_prompts(config: PlanConfig) -> int:
-    task = config.task
-    if task.name == "arith":
-        return GENERATED if task.num_train is None else task.num_train
-    # A file may have fewer than requested; a hub dataset is not downloaded to find out.
-    local = task.path is not None or task.num_train is None
-    return len(load_task(task).train) if local else task.num_train or 0
 
 
 def find_pace(config: PlanConfig, num_prompts: int) -> Pace:
@@ -127,10 +119,7 @@ def calibrate(config: PlanConfig) -> Pace:
     short = replace(
         from_plain(TrainConfig, values), steps=steps, save_every=0, guard="off", report_to=()
     )
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Verifier(config.reward.timeout) as verifier,
-    ):
+    with tempfile.TemporaryDirectory() as folder, Verifier(config.reward.timeout) as verifier:
         run = RunFolder.create(Path(folder) / "run", short, {})
         trainer = build_trainer(load(short, verifier), run)
         trainer.add_callback(Clock())
@@ -167,24 +156,19 @@ def estimate(config: PlanConfig, num_prompts: int, pace: Pace) -> Estimate:
     if config.objective.dynamic_sampling == "resample":
         rounds = config.objective.dynamic_max_rounds - 1
         further = maths.completions_per_update * updates * rounds
-    tokens = (
-        first,
-        first * pace.completion_tokens,
-        (first + further) * config.rollout.max_tokens,
-    )
+    tokens = (first, first * pace.completion_tokens, (first + further) * config.rollout.max_tokens)
     return Estimate(num_prompts, maths, config.steps, tokens, pace, limits_of(config))
 
 
 def show(result: Estimate, config: PlanConfig, console: Console) -> None:
     maths, steps, pace = result.maths, result.steps, result.pace
-    sampled, trained = (
-        completions_per_update(config, result.num_prompts),
-        maths.completions_per_update,
-    )
+    sampled = completions_per_update(config, result.num_prompts)
+    trained = maths.completions_per_update
     completions = f"{trained:,g}"
     if sampled != trained:
         further = " or more" if config.objective.dynamic_max_rounds > 1 else ""
         completions += f", chosen from {sampled:,g}{further}"
+    tokens = " / ".join(f"{count:,.0f}" for count in result.tokens)
     speed = pace.source
     if pace.seconds_per_step is not None:
         speed = f"{pace.seconds_per_step:.3g} s per step ({pace.source})"
@@ -196,10 +180,7 @@ def show(result: Estimate, config: PlanConfig, console: Console) -> None:
         ("updates per epoch", f"{maths.updates_per_epoch:,}"),
         ("completions per epoch", f"{maths.completions_per_epoch:,}"),
         ("epochs of this run", f"{steps / maths.updates_per_epoch:.3g}"),
-        (
-            "tokens sampled, at least / expected / at most",
-            " / ".join(f"{tokens:,.0f}" for tokens in result.tokens),
-        ),
+        ("tokens sampled, at least / expected / at most", tokens),
         ("pace", speed),
         *_time_and_money(result, config),
     ]

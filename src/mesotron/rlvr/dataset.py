@@ -1,7 +1,6 @@
-"""Datasets for the trainers: rows with prompts for GRPO, tokenized demonstrations for SFT.
+"""Datasets: rows with prompt, gold and id for GRPO, and tokenized demonstrations for SFT.
 
-A GRPO row has the columns prompt (chat messages, or text for a model without a chat template), gold
-and id. The gold answer is for rewards and metrics; self-labelled objectives do not train on it.
+The gold is for rewards and metrics; self-labelled objectives do not train on it.
 """
 
 from __future__ import annotations
@@ -34,10 +33,8 @@ class Chat(list[dict[str, Any]]):
 
 
 class Rows(Dataset):
-    """A dataset that reads a row once for all its repetitions in a batch.
-
-    The rows of a group are separate dicts around the same prompt object, which makes copying and
-    comparing them cheap.
+    """A dataset that reads a row once for all its repetitions in a batch. The rows of a group are
+    separate dicts around one prompt object, so copying and comparing them is cheap.
     """
 
     latest: Sequence[Any] = ()

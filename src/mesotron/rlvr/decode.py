@@ -44,7 +44,7 @@ def generate(
     batch: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Completion]:
-    """Complete each prompt once.
+    """Complete each prompt once; completions are in the order of the prompts.
 
     Args:
         model: a causal language model of Transformers, in evaluation mode.
@@ -55,18 +55,20 @@ def generate(
         seed: of the random numbers.
         batch: rows at once; None: what fits into memory.
         progress: called with the number of completions just finished.
-
-    Returns:
-        One completion per prompt, in their order.
     """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens={max_tokens} must be at least 1")
-    if temperature < 0:
-        raise ValueError(f"temperature={temperature:g} must be 0 (greedy) or above")
-    if batch is not None and batch < 1:
-        raise ValueError(f"batch={batch} must be at least 1")
+    if max_tokens < 1 or temperature < 0 or (batch is not None and batch < 1):
+        raise ValueError(
+            f"max_tokens={max_tokens} and batch={batch} must be at least 1, and "
+            f"temperature={temperature:g} at least 0"
+        )
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in prompts]
-    _check_prompts(encoded, model, max_tokens)
+    limit = model.config.get_text_config().max_position_embeddings - max_tokens
+    for i, ids in enumerate(encoded):
+        if not 0 < len(ids) <= limit:
+            raise ValueError(
+                f"prompt {i} has {len(ids)} tokens; the model takes 1 to {max(limit, 0)} beside a "
+                f"completion of {max_tokens}: lower --max-tokens or change the prompt"
+            )
     order = sorted(range(len(prompts)), key=lambda i: -len(encoded[i]))
     draws = None
     if temperature:
@@ -80,23 +82,15 @@ def generate(
         rows = order[start : start + size]
         picked = None if draws is None else draws[rows]
         ids = _decode(model, tokenizer, [encoded[i] for i in rows], max_tokens, temperature, picked)
-        done |= dict(zip(rows, _finish(ids, tokenizer), strict=True))
+        for i, row in zip(rows, ids, strict=True):
+            ended = bool(row) and row[-1] == tokenizer.eos_token_id
+            body = row[:-1] if ended else row
+            text = tokenizer.decode(body, skip_special_tokens=True)
+            done[i] = Completion(text, tuple(body), not ended)
         if progress is not None:
             progress(len(rows))
     reshard(model)
     return [done[i] for i in range(len(prompts))]
-
-
-def _check_prompts(encoded: Sequence[Sequence[int]], model: Any, max_tokens: int) -> None:
-    limit = model.config.get_text_config().max_position_embeddings - max_tokens
-    for i, ids in enumerate(encoded):
-        if not ids:
-            raise ValueError(f"prompt {i} is empty")
-        if len(ids) > limit:
-            raise ValueError(
-                f"prompt {i} has {len(ids)} tokens; the model takes {max(limit, 0)} beside a "
-                f"completion of {max_tokens}: lower --max-tokens or shorten the prompt"
-            )
 
 
 def _decode(
@@ -153,16 +147,6 @@ def choose(logits: Tensor, temperature: float, draw: Tensor | None) -> Tensor:
     # The last sum may miss 1 by rounding; scaling the draw keeps it inside.
     target = draw[:, None] * upper[:, -1:]
     return torch.searchsorted(upper, target, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
-
-
-def _finish(ids: Sequence[list[int]], tokenizer: Any) -> list[Completion]:
-    completions = []
-    for row in ids:
-        ended = bool(row) and row[-1] == tokenizer.eos_token_id
-        body = row[:-1] if ended else row
-        text = tokenizer.decode(body, skip_special_tokens=True)
-        completions.append(Completion(text, tuple(body), not ended))
-    return completions
 
 
 def fitting_batch(model: Any, length: int) -> int:

@@ -40,7 +40,7 @@ from mesotron.rlvr.scores import (
 from mesotron.rlvr.tasks.load import check_task, load_task
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.train import needs_hub, set_library_variables
-from mesotron.runs import RunFolder, newest_whole
+from mesotron.runs import newest_whole
 from mesotron.runs.files import check_writable
 from mesotron.runs.process import go_offline_without_network
 from mesotron.runs.resume import run_of
@@ -143,30 +143,15 @@ def evaluate(
         facts = _judge(judge, greedy, problems)
         repeated = [problem for problem in problems for _ in range(samples)]
         sampled_facts = _judge(judge, sampled, repeated)
-    greedy_scores = score_greedy(greedy, facts, problems)
-    sampled_scores = (
-        score_sampled(sampled, sampled_facts, samples, temperature, seed) if samples else None
-    )
-    return EvalResult(
-        model=name,
-        problems=len(problems),
-        greedy=greedy_scores,
-        sampled=sampled_scores,
-        findings=_find(greedy_scores, sampled_scores, facts, sampled_facts, seed),
-        transcripts=[
-            Transcript(
-                id=problem.id,
-                question=problem.question,
-                gold=problem.gold,
-                completion=completion.text,
-                answer=fact.answer,
-                correct=fact.correct,
-                correct_unformatted=fact.correct_unformatted,
-                truncated=fact.truncated,
-            )
-            for problem, completion, fact in zip(problems, greedy, facts, strict=True)
-        ],
-    )
+    greedy_scores, sampled_scores = score_greedy(greedy, facts, problems), None
+    if samples:
+        sampled_scores = score_sampled(sampled, sampled_facts, samples, temperature, seed)
+    findings = _find(greedy_scores, sampled_scores, facts, sampled_facts, seed)
+    transcripts = []
+    for p, completion, f in zip(problems, greedy, facts, strict=True):
+        verdict = (f.answer, f.correct, f.correct_unformatted, f.truncated)
+        transcripts.append(Transcript(p.id, p.question, p.gold, completion.text, *verdict))
+    return EvalResult(name, len(problems), greedy_scores, sampled_scores, findings, transcripts)
 
 
 def _judge(
@@ -189,7 +174,7 @@ def score_greedy(
         lenient=wilson(sum(map(_lenient, facts)), len(facts)),
         by_level={level: wilson(sum(ok), len(ok)) for level, ok in sorted(levels.items())},
         rates=summarise(list(facts)),
-        mean_tokens=_mean_tokens(completions),
+        mean_tokens=sum(len(one.ids) for one in completions) / len(completions),
     )
 
 
@@ -217,7 +202,7 @@ def score_sampled(
         majority=bootstrap(majority, seed),
         mixed=sum(0 < c < samples for c in right) / len(groups),
         rates=summarise(list(facts)),
-        mean_tokens=_mean_tokens(completions),
+        mean_tokens=sum(len(one.ids) for one in completions) / len(completions),
     )
 
 
@@ -227,10 +212,6 @@ def _in_groups(facts: Sequence[Facts], samples: int) -> list[Sequence[Facts]]:
 
 def _lenient(fact: Facts) -> bool:
     return fact.correct or fact.correct_unformatted
-
-
-def _mean_tokens(completions: Sequence[Completion]) -> float:
-    return sum(len(completion.ids) for completion in completions) / len(completions)
 
 
 def _find(
@@ -263,15 +244,15 @@ def describe_temperature(
 ) -> list[str]:
     if abs(gap.value) < MIN_GAP or gap.low <= 0 <= gap.high:
         return []
+    pass_1 = f"pass@1 at temperature {temperature:g} is {sampled:.1%}"
     if gap.value > 0:
         return [
-            f"greedy accuracy is {greedy:.1%}, pass@1 at temperature {temperature:g} is "
-            f"{sampled:.1%}: compare models under one of the two only; training at this "
-            "temperature optimizes the lower number"
+            f"greedy accuracy is {greedy:.1%}, {pass_1}: compare models under one of the two only; "
+            "training at this temperature optimizes the lower number"
         ]
     return [
-        f"pass@1 at temperature {temperature:g} is {sampled:.1%}, greedy accuracy only "
-        f"{greedy:.1%}: greedy completions may repeat themselves; read a few transcripts"
+        f"{pass_1}, greedy accuracy only {greedy:.1%}: greedy completions may repeat themselves; "
+        "read a few transcripts"
     ]
 
 
@@ -286,15 +267,15 @@ def describe_format(strict: float, lenient: float, where: str) -> list[str]:
 
 
 def describe_rates(rates: Mapping[str, float], where: str) -> list[str]:
-    findings = []
-    if (cut := rates["facts/truncated"]) > MANY_TRUNCATED:
-        findings.append(
+    findings, cut, bad = [], rates["facts/truncated"], rates["facts/gold_unparseable"]
+    if cut > MANY_TRUNCATED:
+        findings += [
             f"{where}: {cut:.1%} of the completions hit the token limit: raise --max-tokens"
-        )
-    if (bad := rates["facts/gold_unparseable"]) > 0:
-        findings.append(
+        ]
+    if bad > 0:
+        findings += [
             f"{bad:.1%} of the gold answers cannot be read and count as wrong: fix the data"
-        )
+        ]
     return findings
 
 
@@ -334,25 +315,16 @@ def find_subject(name: str) -> Subject:
     if not path.name.startswith("checkpoint-"):
         newest, damaged = newest_whole(run.checkpoints)
         if newest is None:
-            raise ValueError(
-                f"{name} has no complete checkpoint: {'; '.join(damaged) or 'none yet'}"
-            )
+            why = "; ".join(damaged) or "none yet"
+            raise ValueError(f"{name} has no complete checkpoint: {why}")
         checkpoint = newest.path
-    return _subject_of_run(run, checkpoint, name)
-
-
-def _subject_of_run(run: RunFolder, checkpoint: Path, name: str) -> Subject:
     config, source = run.config, str(run.path / "config.json")
     if not isinstance(config.get("task"), Mapping) or not isinstance(config.get("model"), Mapping):
         raise ValueError(f"{run.path} is not a run of a language model: {source} has no task")
     start = from_plain(ModelConfig, config["model"], source)
-    with_adapter = (checkpoint / "adapter_config.json").is_file()
-    return Subject(
-        name=name,
-        model=start if with_adapter else replace(start, name=str(checkpoint)),
-        adapter=checkpoint if with_adapter else None,
-        start=start,
-    )
+    if (checkpoint / "adapter_config.json").is_file():
+        return Subject(name, start, adapter=checkpoint, start=start)
+    return Subject(name, replace(start, name=str(checkpoint)), start=start)
 
 
 def _merge_adapter(model: Any, folder: Path) -> Any:
@@ -402,27 +374,16 @@ def _evaluate_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalR
 
     device = choose_device(config.device, config.threads)
     task = load_task(config.task)
+    names = ("max_tokens", "samples", "temperature", "batch", "seed")
+    options: dict[str, Any] = {name: getattr(config, name) for name in names}
     results = []
     total = len(subjects) * len(task.eval) * (1 + config.samples)
     with Verifier() as verifier, _progress_bar(total) as advance:
+        options |= {"judge": Judge(task.format, verifier), "progress": advance}
         for subject in subjects:
             model, tokenizer = subject.load(device)
-            result = evaluate(
-                model,
-                tokenizer,
-                task.eval,
-                config.task,
-                examples=task.examples,
-                name=subject.name,
-                max_tokens=config.max_tokens,
-                samples=config.samples,
-                temperature=config.temperature,
-                batch=config.batch,
-                seed=config.seed,
-                judge=Judge(task.format, verifier),
-                progress=advance,
-            )
-            results.append(result)
+            options |= {"examples": task.examples, "name": subject.name}
+            results.append(evaluate(model, tokenizer, task.eval, config.task, **options))
     return results
 
 

@@ -1,8 +1,4 @@
-"""Prompts: a problem as chat messages, and as the text a model reads.
-
-Training, evaluation and supervised warm starts share these functions, so a model is always
-evaluated on the prompts it was trained on.
-"""
+"""A problem as chat messages and as text: the same for training, evaluation and warm starts."""
 
 from __future__ import annotations
 
@@ -19,10 +15,7 @@ SYSTEM = "Solve the problem step by step."
 
 
 def build_prompt(
-    problem: Problem,
-    config: TaskConfig,
-    format: AnswerFormat,
-    examples: Sequence[Problem] = (),
+    problem: Problem, config: TaskConfig, format: AnswerFormat, examples: Sequence[Problem] = ()
 ) -> list[Message]:
     """The chat messages that pose a problem."""
     if len(examples) < config.few_shot:
@@ -64,10 +57,7 @@ def render(messages: Sequence[Message], tokenizer: Any) -> str:
 
 
 def render_prompts(
-    problems: Sequence[Problem],
-    task: TaskConfig,
-    tokenizer: Any,
-    examples: Sequence[Problem] = (),
+    problems: Sequence[Problem], task: TaskConfig, tokenizer: Any, examples: Sequence[Problem] = ()
 ) -> list[str]:
     form = FORMATS[task.format]
     return [render(build_prompt(p, task, form, examples), tokenizer) for p in problems]

@@ -62,9 +62,8 @@ def two_part(completion: Completion) -> float | None:
 def near(completion: Completion) -> float | None:
     """1 for a correct answer, 1 / (1 + distance / near_unit) for a wrong number in the format.
 
-    Wrong answers then differ, so a group without a correct one still gives a signal. Both 51% and
-    0.51 are one away from 50%. Answers that are no plain number, or have another unit than the
-    gold, are correct or get 0.
+    So a group without a correct answer still gives a signal. 51% and 0.51 are one away from 50%.
+    Answers that are no plain number, or have another unit than the gold, are correct or get 0.
     """
     facts = completion.facts
     if facts.correct or not facts.formatted:
@@ -89,10 +88,8 @@ def format(completion: Completion) -> float | None:
 
 
 def length(completion: Completion) -> float | None:
-    """1 - tokens / max_tokens for a correct answer, 0 for a wrong one.
-
-    A linear form of the length reward of Yeo et al., Demystifying Long Chain-of-Thought Reasoning,
-    2025 (arXiv 2502.03373); wrong answers are not pushed to be short.
+    """1 - tokens / max_tokens for a correct answer, 0 for a wrong one: a linear form of the length
+    reward of Yeo et al., 2025 (arXiv 2502.03373).
     """
     share = min(1.0, len(completion.ids) / completion.max_tokens)
     return completion.graded(float(completion.facts.correct) * (1 - share))
@@ -106,10 +103,7 @@ def repetition(completion: Completion) -> float | None:
 
 
 def overlong(completion: Completion) -> float | None:
-    """DAPO's soft overlong penalty: from 0 to -1 over the last `overlong_buffer` tokens.
-
-    Yu et al., DAPO, 2025 (arXiv 2503.14476), equation 13; a truncated completion gets -1.
-    """
+    """DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13): 0 to -1 over the last tokens."""
     if completion.facts.truncated:
         return -1.0
     buffer = completion.config.overlong_buffer
@@ -231,17 +225,9 @@ def make_reward(config: RewardConfig, judge: Judge, max_tokens: int) -> Reward:
 def as_reward_function(reward: Reward) -> Callable[..., Scores]:
     """A `Reward` as TRL calls reward functions, named "reward" in the metrics."""
 
-    def scores(
-        completions: list[Any],
-        completion_ids: list[list[int]],
-        gold: list[str | None],
-        facts: list[Facts],
-        truncated: list[bool],
-        row: list[dict[str, Any]],
-        **_: Any,
-    ) -> Scores:
-        texts = completion_texts(completions)
-        return reward(texts, completion_ids, gold, truncated, rows=row, facts=facts)
+    def scores(completions: list[Any], completion_ids: list[list[int]], **columns: Any) -> Scores:
+        golds, truncated, rows, facts = (columns[x] for x in ("gold", "truncated", "row", "facts"))
+        return reward(completion_texts(completions), completion_ids, golds, truncated, rows, facts)
 
     scores.__name__ = "reward"
     return scores

@@ -1,7 +1,4 @@
-"""Scores with intervals (Wilson, bootstrap, pass@k, majority vote) and transcripts to compare.
-
-Pure functions of numbers and text: no model and no torch.
-"""
+"""Scores with intervals (Wilson, bootstrap, pass@k, majority vote) and transcripts to compare."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,15 +32,7 @@ class Score:
 
 
 def wilson(right: int, total: int) -> Score:
-    """The share `right / total` with Wilson's interval, which is valid near 0 and 1 too.
-
-    Example:
-        >>> print(wilson(0, 10))
-        0.000 [0.000, 0.278]
-
-    References:
-        Wilson, Probable inference, the law of succession, and statistical inference (1927).
-    """
+    """The share `right / total` with Wilson's interval (1927), which is valid near 0 and 1 too."""
     if not 0 <= right <= total or total == 0:
         raise ValueError(f"{right} right of {total} is not a share of at least one problem")
     share, z2 = right / total, Z95**2 / total
@@ -53,16 +43,7 @@ def wilson(right: int, total: int) -> Score:
 
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> Score:
-    """The mean over problems with a percentile bootstrap interval.
-
-    Args:
-        values: one number per problem.
-        seed: of the resampling.
-
-    Example:
-        >>> print(bootstrap([1.0, 1.0, 1.0]))
-        1.000 [1.000, 1.000]
-    """
+    """The mean of one number per problem with a percentile bootstrap interval."""
     if not values:
         raise ValueError("there is no problem to average over")
     x = np.asarray(values, dtype=np.float64)
@@ -79,14 +60,10 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Score:
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """Unbiased pass@k: 1 - C(n - c, k) / C(n, k) for n samples of which c are right.
+    """Unbiased pass@k (arXiv 2107.03374): 1 - C(n - c, k) / C(n, k), n samples, c of them right.
 
-    Example:
-        >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 1, 4)
-        (0.25, 0.5, 1.0)
-
-    References:
-        Chen et al., Evaluating Large Language Models Trained on Code (2021), arXiv:2107.03374.
+    >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2)
+    (0.25, 0.5)
     """
     if not 1 <= k <= num_samples or not 0 <= num_right <= num_samples:
         raise ValueError(f"pass@{k} of {num_samples} samples with {num_right} right is undefined")
@@ -146,20 +123,13 @@ def verdict(transcript: Transcript) -> str:
 def pair_up(before: Sequence[Transcript], after: Sequence[Transcript], count: int) -> list[Pair]:
     """Up to `count` problems that both lists have: gained, lost, still wrong and kept in turn."""
     later = {transcript.id: transcript for transcript in after}
-    kinds: dict[tuple[bool, bool], list[Pair]] = {
-        (False, True): [],
-        (True, False): [],
-        (False, False): [],
-        (True, True): [],
-    }
-    for old in before:
-        if old.id in later:
-            pair = Pair(old, later[old.id])
-            kinds[pair.before.correct, pair.after.correct].append(pair)
-    chosen: list[Pair] = []
-    for turn in range(max(map(len, kinds.values()), default=0)):
-        chosen += [kind[turn] for kind in kinds.values() if turn < len(kind)]
-    return chosen[:count]
+    pairs = [Pair(old, later[old.id]) for old in before if old.id in later]
+    kinds = [
+        [pair for pair in pairs if (pair.before.correct, pair.after.correct) == kind]
+        for kind in ((False, True), (True, False), (False, False), (True, True))
+    ]
+    turns = (pair for turn in zip_longest(*kinds) for pair in turn if pair is not None)
+    return list(islice(turns, count))
 
 
 def side_by_side(

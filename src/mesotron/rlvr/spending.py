@@ -1,7 +1,6 @@
 """Cost during a run: time and dollars in every row, and a stop before a limit is crossed.
 
-What was spent is kept in the run's spent.json, so a resumed run keeps counting, including steps
-that were lost when it was killed.
+The run's spent.json lets a resumed run keep counting, including steps lost when it was killed.
 """
 
 import time
@@ -67,16 +66,17 @@ class Spending(TrainerCallback):
         self.meter.start()
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.meter.step()
         left = state.max_steps - state.global_step
-        for name, value in spending_row(self.meter, left).items():
-            self.trainer._metrics["train"][name].append(value)
+        times = {"spent": self.meter.spent, "projected": self.meter.projected(left)}
+        times = {name: seconds for name, seconds in times.items() if seconds is not None}
+        costs = {name: self.meter.dollars(seconds) for name, seconds in times.items()}
+        for unit, values in (("time", times), ("cost", costs)):
+            for name, value in values.items():
+                if value is not None:
+                    self.trainer._metrics["train"][f"{unit}/{name}"].append(value)
         evaluates = self.eval_every > 0 and (state.global_step + 1) % self.eval_every == 0
         reason = broadcast(self.meter.refusal(evaluates)) if left else None
         if reason is not None:
@@ -88,14 +88,3 @@ class Spending(TrainerCallback):
 
     def on_save(self, *_: Any, **__: Any) -> None:
         self.meter.saved()
-
-
-def spending_row(meter: Meter, steps_left: int) -> dict[str, float]:
-    """time/* in seconds and, if the price is known, cost/* in dollars."""
-    projected = meter.projected(steps_left)
-    seconds = {"spent": meter.spent} | ({} if projected is None else {"projected": projected})
-    row = {f"time/{name}": value for name, value in seconds.items()}
-    for name, value in seconds.items():
-        if (cost := meter.dollars(value)) is not None:
-            row[f"cost/{name}"] = cost
-    return row

@@ -1,10 +1,8 @@
 """Child processes: functions called in persistent workers, and commands run side by side.
 
-`WorkerPool` calls functions, named as "module:function", in a few fresh interpreters that live
-until the pool is closed. A worker imports only what its functions need, can be started from
-threads, notebooks and forked processes, and needs no `__main__` guard. `CommandPool` runs whole
-commands, each with its own log and GPU. This file uses the standard library alone and is also the
-script that a worker runs.
+`WorkerPool` calls functions, named as "module:function", in fresh interpreters: they import only
+what they need and need no `__main__` guard. `CommandPool` runs commands, each with its own log and
+GPU. Standard library only: this file is also the script that a worker runs.
 """
 
 from __future__ import annotations
@@ -35,14 +33,9 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 LOG_TAIL = 4096  # bytes
 _LENGTH = struct.Struct("<Q")
 
-Codec = Literal["pickle", "json"]
-
 
 class WorkerDied(RuntimeError):
-    """The worker ended during a call: by itself, or because the call timed out.
-
-    `returncode` is negative for a signal.
-    """
+    """The worker ended during a call (`returncode` is negative for a signal), or it timed out."""
 
     def __init__(self, target: str, returncode: int, timed_out: bool = False) -> None:
         how = "timed out" if timed_out else describe_exit(returncode)
@@ -59,22 +52,15 @@ class Worker:
     Args:
         env: environment variables; None inherits all. The parent's `sys.path` is always passed on.
         setup: (target, *args) of a call to make first; a failure is a ValueError.
-        replies: how results come back; "json" for workers that handle untrusted data, since
-            nothing they send is then unpickled.
+        replies: "json" for workers that handle untrusted data: nothing they send is unpickled.
         stderr: a file, `subprocess.DEVNULL`, or None for the parent's.
-
-    Example:
-        >>> worker = Worker()
-        >>> worker.call("math:sqrt", 4.0, timeout=60)
-        2.0
-        >>> worker.kill()
     """
 
     def __init__(
         self,
         env: Mapping[str, str] | None = None,
         setup: tuple[Any, ...] | None = None,
-        replies: Codec = "pickle",
+        replies: Literal["pickle", "json"] = "pickle",
         stderr: int | IO[Any] | None = None,
     ) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)
@@ -154,7 +140,7 @@ class WorkerPool:
 
     Args:
         num_workers: most processes at once; 0 makes every call in this process.
-        env, setup, replies, stderr: see `Worker`.
+        options: env, setup, replies and stderr of `Worker`.
 
     Example:
         >>> with WorkerPool(2) as pool:
@@ -162,16 +148,8 @@ class WorkerPool:
         [(0, -1), (1, -2)]
     """
 
-    def __init__(
-        self,
-        num_workers: int,
-        env: Mapping[str, str] | None = None,
-        setup: tuple[Any, ...] | None = None,
-        replies: Codec = "pickle",
-        stderr: int | IO[Any] | None = None,
-    ) -> None:
-        self.num_workers = num_workers
-        self._make_worker = lambda: Worker(env, setup, replies, stderr)
+    def __init__(self, num_workers: int, **options: Any) -> None:
+        self.num_workers, self._options = num_workers, options
         self._reset()
 
     def _reset(self) -> None:
@@ -187,11 +165,7 @@ class WorkerPool:
         self._finalizer = weakref.finalize(self, _kill_all, self.processes, self._owner)
 
     def submit(
-        self,
-        target: str,
-        *args: Any,
-        timeout: float | None = None,
-        worker: int | None = None,
+        self, target: str, *args: Any, timeout: float | None = None, worker: int | None = None
     ) -> Future[Any]:
         """Call "module:function" in a free worker, or in worker number `worker`.
 
@@ -230,7 +204,7 @@ class WorkerPool:
 
     def _start(self) -> Worker:
         self.processes -= {process for process in set(self.processes) if process.poll() is not None}
-        worker = self._make_worker()
+        worker = Worker(**self._options)
         self.processes.add(worker.process)
         return worker
 
@@ -310,14 +284,12 @@ class CommandPool:
         if self.gpus:
             env["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
         with log.open("ab") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=env,
-                pass_fds=keep_open,
-            )
+            pipes: dict[str, Any] = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": output,
+                "stderr": output,
+            }
+            process = subprocess.Popen(command, env=env, pass_fds=keep_open, **pipes)
         self.jobs.append(Job(key, process, slot, log, monotonic()))
         return self.jobs[-1]
 
@@ -361,11 +333,8 @@ def default_num_workers(threads: int, gpus: Sequence[str]) -> int:
 def describe_exit(returncode: int) -> str:
     if returncode >= 0:
         return f"ended with exit code {returncode}"
-    try:
-        name = signal.Signals(-returncode).name
-    except ValueError:
-        name = f"signal {-returncode}"
-    return f"was killed by {name}"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"was killed by {names.get(-returncode, f'signal {-returncode}')}"
 
 
 def last_line(log: Path) -> str:

@@ -1,7 +1,5 @@
-"""Named facts of a completion: parsed, formatted, correct, truncated.
-
-A reward is one number and hides its reasons; the facts keep them apart. A correct answer outside
-its format (`correct_unformatted`) is the signature of structural collapse.
+"""Named facts of a completion. A correct answer outside its format (`correct_unformatted`) is the
+signature of structural collapse, which a single reward would hide.
 """
 
 from __future__ import annotations
@@ -70,10 +68,7 @@ class Judge:
         self.verifier = verifier
 
     def judge(
-        self,
-        completions: Sequence[str],
-        golds: Sequence[str | None],
-        truncated: Sequence[bool],
+        self, completions: Sequence[str], golds: Sequence[str | None], truncated: Sequence[bool]
     ) -> list[Facts]:
         """Facts of each completion.
 
@@ -130,16 +125,12 @@ def _number(reading: Reading, key: str | None) -> Number | None:
 
 
 def summarise(facts: Sequence[Facts]) -> dict[str, float]:
-    if not facts:
-        return {}
-    names = ("parsed", "formatted", "truncated", "gold_unparseable")
-    shares = {f"facts/{name}": _share(facts, name) for name in names}
+    of_all = ("parsed", "formatted", "truncated", "gold_unparseable")
     graded = [fact for fact in facts if fact.graded]
-    if graded:
-        names = ("correct", "correct_unformatted")
-        shares |= {f"facts/{name}": _share(graded, name) for name in names}
-    return shares
-
-
-def _share(facts: Sequence[Facts], name: str) -> float:
-    return sum(map(attrgetter(name), facts)) / len(facts)
+    groups = ((of_all, facts), (("correct", "correct_unformatted"), graded))
+    return {
+        f"facts/{name}": sum(map(attrgetter(name), group)) / len(group)
+        for names, group in groups
+        for name in names
+        if group
+    }

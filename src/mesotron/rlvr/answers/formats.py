@@ -51,16 +51,10 @@ class AnswerFormat:
         return f"{self.prefix}{answer}{self.suffix}"
 
     def extract(self, text: str, *, complete: bool = True) -> str | None:
-        """The last well-formed answer in this format, or None.
+        """The last well-formed answer in this format, stripped, or None.
 
-        Args:
-            text: the completion; its last `MAX_TAIL` characters are read.
-            complete: False if the completion was truncated. An answer that touches the cut is then
-                not taken: "ANSWER: 7" might have become 72.
-
-        Returns:
-            The text between prefix and suffix, stripped; None if there is none, it is empty, or
-            longer than `MAX_ANSWER` characters.
+        Only the last `MAX_TAIL` characters are read. If the text was truncated (not complete), an
+        answer that touches the cut is not taken: "ANSWER: 7" might have become 72.
         """
         found = self.find(text[-MAX_TAIL:], complete)
         return found[1] if found else None
@@ -108,22 +102,11 @@ FORMATS: dict[FormatName, AnswerFormat] = {
 
 
 def lenient_answer(text: str, *, complete: bool = True) -> str | None:
-    """The answer in any format.
+    """The last answer in any known format; else the number after the last "answer is"; else the
+    last number. A number at the cut of a truncated (not complete) text is not taken.
 
-    The last answer in any known format; else the number after the last "answer is"; else the
-    last number.
-
-    Args:
-        text: the completion; its last `MAX_TAIL` characters are read.
-        complete: False if the completion was truncated; a number at the cut is not taken.
-
-    Example:
-        >>> lenient_answer("So the answer is $1,080 for 3 days.")
-        '$1,080'
-        >>> lenient_answer("#### 5")
-        '5'
-        >>> lenient_answer("I do not know.") is None
-        True
+    >>> lenient_answer("So the answer is $1,080 for 3 days.")
+    '$1,080'
     """
     text = text[-MAX_TAIL:]
     formatted = [found for form in FORMATS.values() if (found := form.find(text, complete))]

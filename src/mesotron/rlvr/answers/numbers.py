@@ -112,18 +112,10 @@ def simplify_latex(text: str) -> str:
 
 @lru_cache(maxsize=16_384)
 def read_number(answer: str) -> Number | None:
-    r"""A plain number, exactly, or None if the text is anything else.
+    """A plain number, exactly, or None if the text is anything else.
 
-    Args:
-        answer: text as a model wrote it.
-
-    Example:
-        >>> read_number(r"\$1,080.50").value
-        Fraction(2161, 2)
-        >>> read_number("12 apples")
-        Number(value=Fraction(12, 1), percent=False, unit='apple')
-        >>> read_number("9**9**9") is None
-        True
+    >>> read_number("12 apples")
+    Number(value=Fraction(12, 1), percent=False, unit='apple')
     """
     if len(answer) > MAX_LENGTH:
         return None

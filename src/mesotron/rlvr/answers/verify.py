@@ -218,8 +218,7 @@ _OPERATOR = re.compile(r"[+*/]|\\times|\\cdot|\\div|(?<=[\d)}]) ?- ?(?=[\d({\\])
 # More digits than fit in memory, and no real answer: 9^9^9, 9^{9^{9}}, 99999!, 1e9999. And a
 # product that would be read as a sum: 72 73.
 _ABSURD = re.compile(
-    r"\^\s*[{(]?\s*\d+\s*\^\s*[{(]?\s*\d|\d{4}\s*!|\d[eE][-+]?\d|(?<![_^\d])\d+\s+\d",
-    re.ASCII,
+    r"\^\s*[{(]?\s*\d+\s*\^\s*[{(]?\s*\d|\d{4}\s*!|\d[eE][-+]?\d|(?<![_^\d])\d+\s+\d", re.ASCII
 )
 # Prose, which a grammar of mathematics takes for products of letters.
 _PROSE = re.compile(

@@ -1,7 +1,6 @@
 """Generated arithmetic: word problems in five levels (arith), and sums of digits (sums).
 
-A word problem is a chain of one to three operations over a small closed vocabulary. Everything
-follows from the seed; a question's hash decides whether it is for training or held out.
+Everything follows from the seed; a question's hash decides whether it is held out.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
+from operator import add, floordiv, mul, sub
 from typing import Literal
 
 from mesotron.rlvr.tasks.problem import Problem, digest
@@ -40,10 +40,7 @@ SENTENCES: dict[Operation, tuple[str, ...]] = {
         "{name} gives {n} of them to {other}.",
         "Then {name} sells {n} of them.",
     ),
-    "*": (
-        "{other} has {n} times as many as {name}.",
-        "{other} gets {n} times as many as {name}.",
-    ),
+    "*": ("{other} has {n} times as many as {name}.", "{other} gets {n} times as many as {name}."),
     "/": (
         "{name} puts them into {n} equal bags and keeps one bag.",
         "{name} shares them with friends in {n} equal parts and keeps one part.",
@@ -85,19 +82,7 @@ DEFAULT_LEVELS = (1, 2, 3, 4)
 
 
 def generate(split: Split, count: int, levels: tuple[int, ...], seed: int) -> list[Problem]:
-    """Distinct word problems of one split, levels in turn.
-
-    Args:
-        split: "train" or "eval"; they share no question, whatever the seeds.
-        count: number of problems.
-        levels: difficulties 1 to 5; the first four if empty.
-        seed: of the problems.
-
-    Example:
-        >>> problem = generate("train", 1, (1,), seed=0)[0]
-        >>> problem.solution.endswith(problem.gold)
-        True
-    """
+    """Distinct word problems, levels in turn (1 to 4 if empty); splits never share a question."""
     if unknown := [level for level in levels if level not in LEVELS]:
         raise ValueError(f"arith has the levels 1 to 5 and no level {unknown[0]}")
     levels = levels or DEFAULT_LEVELS
@@ -108,7 +93,8 @@ def generate(split: Split, count: int, levels: tuple[int, ...], seed: int) -> li
         level = levels[len(problems) % len(levels)]
         question, steps = _word_problem(rng, LEVELS[level])
         duplicates += 1
-        if split_of(question) == split and question not in problems:
+        is_held_out = digest(question) % HELD_OUT_EVERY == 0
+        if is_held_out == (split == "eval") and question not in problems:
             name = f"arith-{split}-{len(problems)}"
             gold = steps.rsplit(" ", 1)[-1]
             problems[question] = Problem(question, gold, name, level, steps)
@@ -119,10 +105,6 @@ def generate(split: Split, count: int, levels: tuple[int, ...], seed: int) -> li
                 f"not {count}: request fewer, or more levels"
             )
     return list(problems.values())
-
-
-def split_of(question: str) -> Split:
-    return "eval" if digest(question) % HELD_OUT_EVERY == 0 else "train"
 
 
 def vocabulary() -> tuple[str, ...]:
@@ -147,12 +129,7 @@ def _word_problem(rng: random.Random, level: Level) -> tuple[str, str]:
     return " ".join(sentences), "\n".join(steps)
 
 
-APPLY: dict[Operation, Callable[[int, int], int]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a // b,
-}
+APPLY: dict[Operation, Callable[[int, int], int]] = {"+": add, "-": sub, "*": mul, "/": floordiv}
 
 
 def _chain(rng: random.Random, level: Level) -> tuple[int, list[tuple[Operation, int]]]:

@@ -1,7 +1,5 @@
-"""Load a task by its config: generated arithmetic, GSM8K, MATH, or a user's table.
-
-The data of GSM8K (arXiv 2110.14168) and MATH (arXiv 2103.03874) are not shipped: they are read
-from a local file or from the hub.
+"""Load a task by its config: generated arithmetic, a user's table, or GSM8K (arXiv 2110.14168) and
+MATH (arXiv 2103.03874), which are not shipped but read from a file or from the hub.
 """
 
 from __future__ import annotations
@@ -102,10 +100,7 @@ def gsm8k_problem(row: Row, name: str) -> Problem:
 
 
 def math_problem(row: Row, name: str) -> Problem:
-    r"""A row with the columns problem, solution (or answer) and level.
-
-    The gold is in the solution's last \boxed{}.
-    """
+    r"""A row with the columns problem, solution (gold in its last \boxed{}) or answer, level."""
     solution = row.text("solution") if row.values.get("solution") else None
     gold = FORMATS["boxed"].extract(solution) if solution else None
     if gold is None and row.values.get("answer") is not None:

@@ -1,7 +1,4 @@
-"""Rows of a table: JSONL, JSON, CSV or Parquet on disk, or a dataset on the hub.
-
-Each row knows its file and line for error messages. Nothing in a file is executed.
-"""
+"""Rows of a table: JSONL, JSON, CSV or Parquet on disk, or a dataset on the hub."""
 
 from __future__ import annotations
 
@@ -75,16 +72,15 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def _read_folder(folder: Path) -> tuple[list[Row], list[Row] | None]:
-    train = _split_file(folder, ("train",))
+    def read(*names: str) -> list[Row] | None:
+        candidates = (folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES)
+        path = next((path for path in candidates if path.is_file()), None)
+        return None if path is None else list(read_rows(path))
+
+    train = read("train")
     if train is None:
         raise ValueError(f"the folder {folder} has no train file ({', '.join(SUFFIXES)})")
-    held_out = _split_file(folder, _EVAL_NAMES)
-    return list(read_rows(train)), None if held_out is None else list(read_rows(held_out))
-
-
-def _split_file(folder: Path, names: tuple[str, ...]) -> Path | None:
-    candidates = [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
-    return next((path for path in candidates if path.is_file()), None)
+    return train, read(*_EVAL_NAMES)
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
@@ -92,7 +88,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 place = f"{path}:{number}"
-                yield Row(place, _object(_parse_json(line, place), place))
+                yield _make_row(place, _parse_json(line, place))
 
 
 def _read_json(path: Path) -> Iterator[Row]:
@@ -100,8 +96,7 @@ def _read_json(path: Path) -> Iterator[Row]:
     if not isinstance(rows, list):
         raise ValueError(f"{path} has no list of rows: write one object per line into a .jsonl")
     for number, row in enumerate(rows, start=1):
-        place = f"{path}: row {number}"
-        yield Row(place, _object(row, place))
+        yield _make_row(f"{path}: row {number}", row)
 
 
 def _parse_json(text: bytes, place: str) -> Any:
@@ -112,10 +107,10 @@ def _parse_json(text: bytes, place: str) -> Any:
         raise ValueError(f"{place}: not JSON ({reason})") from error
 
 
-def _object(row: Any, place: str) -> dict[str, Any]:
+def _make_row(place: str, row: Any) -> Row:
     if not isinstance(row, dict):
         raise ValueError(f"{place}: a row must be an object, not {type(row).__name__}")
-    return row
+    return Row(place, row)
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
@@ -162,12 +157,11 @@ def _read_hub(name: str, subset: str | None) -> tuple[list[Row], list[Row] | Non
             f"{type(error).__name__}: {first}"
         ) from error
     assert isinstance(splits, dict)  # all splits, since none is named
-    found = {str(part): _hub_rows(name, str(part), splits[part]) for part in splits}
+    found = {
+        str(part): [Row(f"{name} {part}: row {i}", dict(row)) for i, row in enumerate(rows, 1)]
+        for part, rows in splits.items()
+    }
     if "train" not in found:
         # MATH-500, for instance, has only a test split: divide it like a single file.
         return next(iter(found.values())), None
     return found["train"], next((found[part] for part in _EVAL_NAMES if part in found), None)
-
-
-def _hub_rows(name: str, part: str, rows: Any) -> list[Row]:
-    return [Row(f"{name} {part}: row {i}", dict(row)) for i, row in enumerate(rows, start=1)]

@@ -1,7 +1,4 @@
-"""The shipped tiny model: a Llama of about a million parameters and its tokenizer.
-
-`weights/` is what `python -m mesotron.rlvr.tiny` makes of a random start (docs/tiny.md).
-"""
+"""The shipped tiny model: `weights/`, made by `python -m mesotron.rlvr.tiny` (docs/tiny.md)."""
 
 from __future__ import annotations
 
