@@ -19,14 +19,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 import tyro
 
 from mesotron import __version__, config
-from mesotron.config.base import (
-    flags_of,
-    from_plain,
-    rename_flags,
-    suggest,
-    unchecked,
-    validate,
-)
+from mesotron.config.base import flags_of, from_plain, rename_flags, suggest, unchecked, validate
 from mesotron.recipes import describe_recipes, make_plan, make_recipe
 from mesotron.runs.resume import eval_defaults, settings_to_resume
 
@@ -40,10 +33,8 @@ class UsageError(ValueError):
 class Presets(NamedTuple):
     """Defaults by the value of the positional field, such as recipes."""
 
-    make: Callable[[str], Any]
-    """The config of a name; raises ValueError if there is none."""
-    describe: Callable[[], str]
-    """A paragraph for the help."""
+    make: Callable[[str], Any]  # raises ValueError for an unknown name
+    describe: Callable[[], str]  # a paragraph for the help
 
 
 class Command(NamedTuple):
@@ -58,19 +49,14 @@ class Command(NamedTuple):
         return (self.config_type.__doc__ or "").splitlines()[0]
 
 
+RECIPE = Presets(make_recipe, describe_recipes)
+PLAN = Presets(make_plan, describe_recipes)
+RUN = Presets(eval_defaults, lambda: "The task and length of a run are its own by default.")
 COMMANDS = {
-    "train": Command(
-        config.TrainConfig, "mesotron.recipes:run", Presets(make_recipe, describe_recipes)
-    ),
-    "plan": Command(
-        config.PlanConfig, "mesotron.rlvr.cost:run", Presets(make_plan, describe_recipes)
-    ),
+    "train": Command(config.TrainConfig, "mesotron.recipes:run", RECIPE),
+    "plan": Command(config.PlanConfig, "mesotron.rlvr.cost:run", PLAN),
     "sft": Command(config.SftConfig, "mesotron.rlvr.train:run"),
-    "eval": Command(
-        config.EvalConfig,
-        "mesotron.rlvr.evaluate:run",
-        Presets(eval_defaults, lambda: "The task and length of a run are its own by default."),
-    ),
+    "eval": Command(config.EvalConfig, "mesotron.rlvr.evaluate:run", RUN),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
     "compare": Command(config.CompareConfig, "mesotron.compare.tournament:run"),
     "sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run"),
@@ -85,7 +71,6 @@ COMMANDS = {
 # Former commands that now run from a clone of the repository.
 MOVED = {
     "bench": "python -m benchmarks.optim_step",
-    "bench optim": "python -m benchmarks.optim_step",
     "bench train": "python -m benchmarks.training",
     "bench snake": "python -m benchmarks.ppo.snake",
     "bench ppo": "python -m benchmarks.ppo.speed",
@@ -117,7 +102,11 @@ def main(args: list[str] | None = None) -> int:
             raise
         return fail(f"{error.filename or 'system'}: {error.strerror}")
     except ValueError as error:
-        if not raised_by_us(error):
+        trace = error.__traceback__
+        while trace and trace.tb_next:
+            trace = trace.tb_next
+        # Only the text of this package's own errors is meant for the user.
+        if not trace or not trace.tb_frame.f_globals.get("__name__", "").startswith("mesotron."):
             raise
         return fail(str(error))
 
@@ -133,12 +122,12 @@ def dispatch(args: list[str]) -> int:
     if moved:
         raise UsageError(f"{args[0]!r} has moved: in a clone of the repository run `{moved}`")
     name, rest = split_name(args)
-    if name in COMMANDS:
-        command = COMMANDS[name]
-        settings = parse(command.config_type, rest, f"mesotron {name}", command.presets)
-        return load(command.target)(settings)
-    print(overview(group=name))
-    return 0
+    if name not in COMMANDS:
+        print(overview(group=name))
+        return 0
+    command = COMMANDS[name]
+    settings = parse(command.config_type, rest, f"mesotron {name}", command.presets)
+    return load(command.target)(settings)
 
 
 def split_name(args: list[str]) -> tuple[str, list[str]]:
@@ -173,14 +162,6 @@ def overview(group: str = "") -> str:
         lines.append(f"  mesotron {'--version':<{width}}  Print the version.")
     title = "usage: mesotron COMMAND [OPTIONS]   (mesotron COMMAND --help for details)"
     return "\n".join([title, "", *lines])
-
-
-def raised_by_us(error: BaseException) -> bool:
-    """Whether this package raised it: then its text is a sentence meant for the user."""
-    trace = error.__traceback__
-    while trace and trace.tb_next:
-        trace = trace.tb_next
-    return bool(trace) and trace.tb_frame.f_globals.get("__name__", "").startswith("mesotron.")
 
 
 def fail(message: str, code: int = 2) -> int:
@@ -297,30 +278,21 @@ def run_tyro(
     with redirect_stderr(io.StringIO()) as box:
         try:
             made, unknown = tyro.cli(
-                arguments,
-                args=args,
-                prog=prog,
-                description=about,
-                config=(tyro.conf.DisallowNone,),  # a flag left out is how None is said
-                return_unknown_args=True,
-                **options,
-            )
+                arguments, args=args, prog=prog, description=about, return_unknown_args=True,
+                config=(tyro.conf.DisallowNone,), **options,  # None is said by leaving a flag out
+            )  # fmt: skip
         except SystemExit as stop:
             if not stop.code:
                 raise  # help
-            raise UsageError(f"{first_paragraph(box.getvalue())}; see {prog} --help") from None
+            # The message is in a box, up to the first rule.
+            lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:-1]]
+            message = " ".join(lines).partition("───")[0].partition("Got errors:")[0]
+            message = " ".join(message.split()).rstrip(".")
+            raise UsageError(f"{message}; see {prog} --help") from None
     for arg in unknown:
         name = arg.partition("=")[0]
-        if not name.startswith("-"):
-            raise UsageError(f"unexpected argument {arg!r}; see {prog} --help")
-        raise UsageError(
-            f"unknown flag {name}{suggest(name, flags_of(arguments))}; see {prog} --help"
-        )
+        problem = f"unexpected argument {arg!r}"
+        if name.startswith("-"):
+            problem = f"unknown flag {name}{suggest(name, flags_of(arguments))}"
+        raise UsageError(f"{problem}; see {prog} --help")
     return made
-
-
-def first_paragraph(box: str) -> str:
-    """The message of tyro's error box: its lines up to the first rule."""
-    lines = [line.strip("│ ") for line in box.splitlines()[1:-1]]
-    message = " ".join(lines).partition("───")[0].partition("Got errors:")[0]
-    return " ".join(message.split()).rstrip(".")

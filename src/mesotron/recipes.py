@@ -23,19 +23,17 @@ from mesotron.config.base import suggest
 # Pion's release steps by lr 1e-6 times 5 sqrt(max(m, n)); in AdamW's unit, 0.2 sqrt(max(m, n)), the
 # same step is 25 times that rate, and the same decay a twenty-fifth of 0.01.
 PION = OptimConfig(name="pion", lr=2.5e-5, aux_lr=1e-6, per_head=True, promote=0, weight_decay=4e-4)
-MATH = TaskConfig(
-    name="math", path="DigitalLearningGmbH/MATH-lighteval", format="boxed", num_eval=500
-)
+GSM8K = TaskConfig(name="gsm8k", path="openai/gsm8k")
+MATH = TaskConfig(name="math", path="DigitalLearningGmbH/MATH-lighteval", num_eval=500)
+GMPO = ObjectiveConfig(name="gmpo", beta=0.0, epsilon=0.4)
 
 
 def arith() -> TrainConfig:
     """Generated word problems, the shipped tiny model, minutes on a CPU (the default)."""
     return TrainConfig(
         recipe="arith",
-        task=TaskConfig(name="arith"),
-        reward=RewardConfig(parts=("two_part",), format_share=0.1),
-        objective=ObjectiveConfig(name="grpo", beta=0.0),
-        optim=OptimConfig(name="muon", lr=6e-4, schedule="linear"),
+        objective=ObjectiveConfig(beta=0.0),
+        optim=OptimConfig(lr=6e-4, schedule="linear"),
         rollout=RolloutConfig(prompts=16, generations=8, max_tokens=32),
         steps=60,
     )
@@ -47,17 +45,13 @@ def arith_sparse_collapse() -> TrainConfig:
         arith(),
         recipe="arith_sparse_collapse",
         reward=RewardConfig(parts=("sparse",)),
-        optim=OptimConfig(name="muon", lr=5e-3),
+        optim=OptimConfig(lr=5e-3),
     )
 
 
 def arith_mgrpo() -> TrainConfig:
     """Without gold answers: M-GRPO's vote of policy and momentum anchor."""
-    return replace(
-        arith(),
-        recipe="arith_mgrpo",
-        objective=ObjectiveConfig(name="mgrpo", momentum=0.99, entropy_filter=0.75),
-    )
+    return replace(arith(), recipe="arith_mgrpo", objective=ObjectiveConfig(name="mgrpo"))
 
 
 def arith_smollm2() -> TrainConfig:
@@ -67,15 +61,10 @@ def arith_smollm2() -> TrainConfig:
         # Updates of 1e-5 are below the spacing of bfloat16 weights.
         model=ModelConfig(name="smollm2", dtype="float32"),
         task=TaskConfig(
-            name="sums",
-            format="answer",
-            few_shot=2,
-            system="Reply with ANSWER: n.",
-            num_eval=512,
+            name="sums", format="answer", few_shot=2, system="Reply with ANSWER: n.", num_eval=512
         ),
-        reward=RewardConfig(parts=("two_part",), format_share=0.1),
-        objective=ObjectiveConfig(name="grpo", beta=0.0),
-        optim=OptimConfig(name="muon", lr=1e-4),
+        objective=ObjectiveConfig(beta=0.0),
+        optim=OptimConfig(lr=1e-4),
         rollout=RolloutConfig(prompts=32, generations=8, max_tokens=10, fast=True),
         steps=120,
         save_every=0,
@@ -94,20 +83,14 @@ def arith_smollm2_fast() -> TrainConfig:
         reward=replace(base.reward, parts=("two_part", "near", "overlong"), overlong_buffer=1),
         # Of three times as many groups, those with a signal train.
         objective=replace(
-            base.objective,
-            entropy_bonus=0.02,
-            entropy_target=0.3,
-            dynamic_sampling="resample",
-            dynamic_max_rounds=1,
-            dynamic_oversample=3.0,
+            base.objective, entropy_bonus=0.02, entropy_target=0.3,
+            dynamic_sampling="resample", dynamic_max_rounds=1, dynamic_oversample=3.0,
         ),
         # Kernels that take 12 s to compile do not pay off in 280 steps.
-        optim=OptimConfig(
-            name="muon", lr=2e-4, aux_lr=1e-5, clip="all", schedule="linear", fused=False
-        ),
+        optim=OptimConfig(lr=2e-4, aux_lr=1e-5, clip="all", schedule="linear", fused=False),
         rollout=replace(base.rollout, prompts=64),
         steps=280,
-    )
+    )  # fmt: skip
 
 
 def gsm8k_smollm2() -> TrainConfig:
@@ -115,9 +98,9 @@ def gsm8k_smollm2() -> TrainConfig:
     return TrainConfig(
         recipe="gsm8k_smollm2",
         model=ModelConfig(name="smollm2"),
-        task=TaskConfig(name="gsm8k", path="openai/gsm8k", format="answer"),
-        reward=RewardConfig(parts=("two_part",), format_share=0.2),
-        optim=OptimConfig(name="muon", lr=1e-5),
+        task=replace(GSM8K, format="answer"),
+        reward=RewardConfig(format_share=0.2),
+        optim=OptimConfig(lr=1e-5),
         rollout=RolloutConfig(prompts=8, generations=8, max_tokens=160, micro_batch=16),
         steps=200,
     )
@@ -128,8 +111,7 @@ def qwen05_boxed_muon_sgd() -> TrainConfig:
     return TrainConfig(
         recipe="qwen05_boxed_muon_sgd",
         model=ModelConfig(name="Qwen/Qwen2.5-0.5B-Instruct"),
-        task=TaskConfig(name="gsm8k", path="openai/gsm8k", format="boxed"),
-        reward=RewardConfig(parts=("two_part",), format_share=0.1),
+        task=GSM8K,
         optim=OptimConfig(name="muon_sgd", lr=1e-6),
         rollout=RolloutConfig(prompts=32, generations=8, max_tokens=384, micro_batch=32),
         steps=200,
@@ -138,11 +120,8 @@ def qwen05_boxed_muon_sgd() -> TrainConfig:
 
 def qwen15_gsm8k_v1() -> TrainConfig:
     """GSM8K with Qwen2.5-1.5B-Instruct and the sparse reward, kept to show how it fails."""
-    return replace(
-        qwen15_gsm8k_v2(),
-        recipe="qwen15_gsm8k_v1",
-        reward=RewardConfig(parts=("sparse",)),
-    )
+    reward = RewardConfig(parts=("sparse",))
+    return replace(qwen15_gsm8k_v2(), recipe="qwen15_gsm8k_v1", reward=reward)
 
 
 def qwen15_gsm8k_v2() -> TrainConfig:
@@ -150,9 +129,9 @@ def qwen15_gsm8k_v2() -> TrainConfig:
     return TrainConfig(
         recipe="qwen15_gsm8k_v2",
         model=ModelConfig(name="Qwen/Qwen2.5-1.5B-Instruct", gradient_checkpointing=True),
-        task=TaskConfig(name="gsm8k", path="openai/gsm8k", format="boxed"),
-        reward=RewardConfig(parts=("two_part",), format_share=0.2),
-        optim=OptimConfig(name="muon", lr=1e-6),
+        task=GSM8K,
+        reward=RewardConfig(format_share=0.2),
+        optim=OptimConfig(lr=1e-6),
         rollout=RolloutConfig(prompts=32, generations=8, max_tokens=512, micro_batch=16),
         steps=300,
     )
@@ -163,9 +142,9 @@ def qwen3_gsm8k_pion() -> TrainConfig:
     return TrainConfig(
         recipe="qwen3_gsm8k_pion",
         model=ModelConfig(name="Qwen/Qwen3-1.7B", gradient_checkpointing=True),
-        task=TaskConfig(name="gsm8k", path="openai/gsm8k", format="hashes", num_eval=1000),
+        task=replace(GSM8K, format="hashes", num_eval=1000),
         reward=RewardConfig(parts=("correct",)),
-        objective=ObjectiveConfig(name="grpo", beta=0.001, epsilon=0.2),
+        objective=ObjectiveConfig(beta=0.001, epsilon=0.2),
         optim=PION,
         rollout=RolloutConfig(
             prompts=1024, generations=5, max_tokens=1024, updates=4, micro_batch=16
@@ -177,22 +156,15 @@ def qwen3_gsm8k_pion() -> TrainConfig:
 
 def qwen3_gsm8k_pion_gmpo() -> TrainConfig:
     """The same with GMPO."""
-    return replace(
-        qwen3_gsm8k_pion(),
-        recipe="qwen3_gsm8k_pion_gmpo",
-        objective=ObjectiveConfig(name="gmpo", beta=0.0, epsilon=0.4),
-    )
+    return replace(qwen3_gsm8k_pion(), recipe="qwen3_gsm8k_pion_gmpo", objective=GMPO)
 
 
 def qwen3_math_pion() -> TrainConfig:
     """MATH, levels 3 to 5, with Qwen3-1.7B, Pion per head, GRPO, as in its paper."""
-    return TrainConfig(
+    return replace(
+        qwen3_gsm8k_pion(),
         recipe="qwen3_math_pion",
-        model=ModelConfig(name="Qwen/Qwen3-1.7B", gradient_checkpointing=True),
         task=replace(MATH, levels=(3, 4, 5)),
-        reward=RewardConfig(parts=("correct",)),
-        objective=ObjectiveConfig(name="grpo", beta=0.001, epsilon=0.2),
-        optim=PION,
         rollout=RolloutConfig(prompts=128, generations=8, max_tokens=3000, micro_batch=4),
         steps=1320,
         save_every=20,
@@ -205,7 +177,7 @@ def qwen3_math_pion_gmpo() -> TrainConfig:
     return replace(
         base,
         recipe="qwen3_math_pion_gmpo",
-        objective=ObjectiveConfig(name="gmpo", beta=0.0, epsilon=0.4),
+        objective=GMPO,
         rollout=replace(base.rollout, updates=8),
         steps=8 * base.steps,  # the same number of rollouts
     )
@@ -233,22 +205,11 @@ def qwen3_math_mgrpo() -> TrainConfig:
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     recipe.__name__: recipe
     for recipe in (
-        arith,
-        arith_sparse_collapse,
-        arith_mgrpo,
-        arith_smollm2,
-        arith_smollm2_fast,
-        gsm8k_smollm2,
-        qwen05_boxed_muon_sgd,
-        qwen15_gsm8k_v1,
-        qwen15_gsm8k_v2,
-        qwen3_gsm8k_pion,
-        qwen3_gsm8k_pion_gmpo,
-        qwen3_math_pion,
-        qwen3_math_pion_gmpo,
-        qwen3_math_mgrpo,
+        arith, arith_sparse_collapse, arith_mgrpo, arith_smollm2, arith_smollm2_fast,
+        gsm8k_smollm2, qwen05_boxed_muon_sgd, qwen15_gsm8k_v1, qwen15_gsm8k_v2, qwen3_gsm8k_pion,
+        qwen3_gsm8k_pion_gmpo, qwen3_math_pion, qwen3_math_pion_gmpo, qwen3_math_mgrpo,
     )
-}
+}  # fmt: skip
 
 
 def make_recipe(name: str) -> TrainConfig:

@@ -8,6 +8,7 @@ resumed runs share them. The standard library only.
 
 import difflib
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,10 +18,6 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 C = TypeVar("C")
-
-# Field metadata: may be given without its flag; may change when a run is resumed.
-POSITIONAL = {"positional": True}
-OVERRIDABLE_ON_RESUME = {"overridable_on_resume": True}
 
 # Config class -> old field -> (new field, old value to new value). Where several old fields map to
 # one switch, it is on if any of them is.
@@ -32,27 +29,20 @@ ALIASES: dict[str, dict[str, tuple[str, Callable[[Any], Any]]]] = {
     },
 }
 
+_OPERATORS = {"ge": (operator.ge, "at least"), "gt": (operator.gt, "above"),
+              "le": (operator.le, "at most"), "lt": (operator.lt, "below")}  # fmt: skip
 _checking: ContextVar[bool] = ContextVar("checking", default=True)
 
 
 def setting(
-    default: Any = MISSING,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    on_resume: bool = False,
-    positional: bool = False,
+    default: Any = MISSING, *, on_resume: bool = False, positional: bool = False, **bounds: float
 ) -> Any:
     """A config field with bounds; None, which means "not given", always passes.
 
     `on_resume`: `--resume` accepts another value. `positional`: the flag's name may be left out.
+    `bounds`: any of ge, gt, le and lt.
     """
-    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
-    metadata: dict[str, Any] = {"bounds": {k: v for k, v in bounds.items() if v is not None}}
-    metadata |= OVERRIDABLE_ON_RESUME if on_resume else {}
-    metadata |= POSITIONAL if positional else {}
+    metadata = {"bounds": bounds, "overridable_on_resume": on_resume, "positional": positional}
     return field(default=default, metadata=metadata)
 
 
@@ -69,9 +59,19 @@ class Config:
             cls.prefix = prefix
 
     def __post_init__(self) -> None:
-        if _checking.get():
-            self._check_bounds()
-            self.check_fields()
+        if not _checking.get():
+            return
+        for item in fields(self):  # type: ignore[arg-type]
+            value, bounds = getattr(self, item.name), item.metadata.get("bounds", {})
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, bool) or not isinstance(one, int | float):
+                    continue
+                if not math.isfinite(one):
+                    self.refuse(item.name, "must be a finite number")
+                if not all(_OPERATORS[key][0](one, limit) for key, limit in bounds.items()):
+                    limits = [f"{_OPERATORS[key][1]} {limit:g}" for key, limit in bounds.items()]
+                    self.refuse(item.name, f"must be {' and '.join(limits)}")
+        self.check_fields()
 
     def check_fields(self) -> None:
         """Refuse values that contradict each other; overridden where there are any."""
@@ -79,27 +79,6 @@ class Config:
     def refuse(self, name: str, why: str) -> None:
         """Raise a ValueError on one field, such as "--optim.rank 4 needs --optim.name muon"."""
         raise ValueError(f"{spell(self.prefix + name, getattr(self, name))} {why}")
-
-    def _check_bounds(self) -> None:
-        for item in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, item.name)
-            for one in value if isinstance(value, tuple) else (value,):
-                if isinstance(one, bool) or not isinstance(one, int | float):
-                    continue
-                if not math.isfinite(one):
-                    self.refuse(item.name, "must be a finite number")
-                bounds = item.metadata.get("bounds", {})
-                if not all(_OPERATORS[key][0](one, limit) for key, limit in bounds.items()):
-                    limits = [f"{_OPERATORS[key][1]} {limit:g}" for key, limit in bounds.items()]
-                    self.refuse(item.name, f"must be {' and '.join(limits)}")
-
-
-_OPERATORS: dict[str, tuple[Callable[[float, float], bool], str]] = {
-    "ge": (lambda x, limit: x >= limit, "at least"),
-    "gt": (lambda x, limit: x > limit, "above"),
-    "le": (lambda x, limit: x <= limit, "at most"),
-    "lt": (lambda x, limit: x < limit, "below"),
-}
 
 
 @contextmanager
@@ -128,15 +107,20 @@ def from_plain(
     hints = get_type_hints(config_type)
     names = {item.name for item in fields(config_type)}  # type: ignore[arg-type]
     made = {} if base is None else {name: getattr(base, name) for name in names}
-    for name, value in _rename_keys(config_type, values).items():
+    aliases = ALIASES.get(config_type.__name__, {})
+    plain = {key.replace("-", "_"): value for key, value in values.items()}
+    renamed = {key: value for key, value in plain.items() if key not in aliases}
+    for old in plain.keys() & aliases:
+        new, convert = aliases[old]
+        renamed[new] = renamed.get(new, False) or convert(plain[old])
+    for name, value in renamed.items():
         if name not in names:
             raise ValueError(f"{source} has an unknown key {name!r}{suggest(name, names)}")
         try:
             made[name] = _convert(hints[name], value, source, made.get(name))
         except TypeError:
-            raise ValueError(
-                f"{source}: {name} = {value!r} is not {describe_type(hints[name])}"
-            ) from None
+            kind = describe_type(hints[name])
+            raise ValueError(f"{source}: {name} = {value!r} is not {kind}") from None
     return config_type(**made)
 
 
@@ -224,17 +208,6 @@ def rename_setting(config_type: type, name: str, text: str) -> tuple[str, str]:
         return name, text
     value: Any = {"true": True, "false": False}.get(text.lower(), text)
     return new.removeprefix("--"), str(bool(convert(value))).lower()
-
-
-def _rename_keys(config_type: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    aliases = ALIASES.get(config_type.__name__, {})
-    plain = {key.replace("-", "_"): value for key, value in values.items()}
-    renamed = {key: value for key, value in plain.items() if key not in aliases}
-    for old, value in plain.items():
-        if old in aliases:
-            new, convert = aliases[old]
-            renamed[new] = renamed.get(new, False) or convert(value)
-    return renamed
 
 
 def _old_flags(

@@ -1,8 +1,4 @@
-"""Config of `mesotron ppo snake`: the game, PPO, the optimizer, the network and the run.
-
-The flags are flat and carry the names used by Snake trainers in JAX, so that their commands and
-sweeps run unchanged.
-"""
+"""Config of `mesotron ppo snake`, with the flag names used by Snake trainers in JAX."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,10 +176,8 @@ class SnakeConfig(Config):
             self.refuse("num_steps", f"exceeds a game of {self.time_limit} steps: see --max-steps")
         groups = self.num_groups
         if self.num_envs % groups or self.batch_size // groups % self.num_minibatches:
-            raise ValueError(
-                f"--num-envs {self.num_envs} x --num-steps {self.num_steps} on {groups} shards do "
-                f"not divide into --num-minibatches {self.num_minibatches}"
-            )
+            batch = f"--num-envs x --num-steps = {self.batch_size} on {groups} shards"
+            self.refuse("num_minibatches", f"does not divide {batch}")
         if self.d_model % (4 * self.num_heads):
             self.refuse("d_model", f"must be a multiple of 4 x --num-heads {self.num_heads}")
         if self.kl_coef and self.pretrained_model is None:

@@ -32,8 +32,7 @@ class SftConfig(Config):
     out: Path | None = None
     """Run folder (unset: runs/sft-DATE)."""
     resume: Path | None = setting(None, on_resume=True)
-    """Continue the run in this folder from its newest intact checkpoint, with its own settings.
-    Only limits (--budget, --price, --gpu, --time-limit), --device and --threads may change."""
+    """Continue this run; only limits, --device and --threads may change."""
     save_every: int = setting(100, ge=0)
     """Save a checkpoint every N steps and at the end (0: only at the end)."""
     keep: int = setting(2, ge=1)
@@ -102,10 +101,7 @@ class PlanConfig(TrainConfig):
         if self.resume is not None:
             self.refuse("resume", "does not apply: plan estimates a run before it starts")
         if self.calibrate + bool(self.seconds_per_step) + bool(self.tokens_per_second) > 1:
-            raise ValueError(
-                "--calibrate, --seconds-per-step and --tokens-per-second all give the speed: "
-                "choose one"
-            )
+            raise ValueError("choose one of --calibrate, --seconds-per-step, --tokens-per-second")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +146,7 @@ class ReportConfig(Config):
     """Write a run, several runs or a tournament as one self-contained HTML page."""
 
     paths: tuple[Path, ...] = setting((Path("runs/last"),), positional=True)
-    """Run folders, drawn over one another, or the folder of one tournament. A folder of runs stands
-    for all of them. Logs that mesotron watch reads work too."""
+    """Run folders, folders of runs, logs that mesotron watch reads, or one tournament's folder."""
     out: Path | None = None
     """The HTML file (unset: report.html in the run's folder, or here for several runs)."""
     live: bool = False
@@ -211,8 +206,7 @@ class SweepConfig(Config):
     """Ranges of flags beside the file's: optim.lr=1e-5..1e-3 optim.name=muon,pion seed=0..9.
     Positive ranges of a decade or more are sampled in log space."""
     metric: str | None = None
-    """Metric to optimize (unset: the file's, or the run's own score). A name in metrics.jsonl (mean
-    of the last tenth of its values) or in result.json."""
+    """Metric of metrics.jsonl or result.json (unset: the file's, or the run's own score)."""
     goal: Literal["maximize", "minimize"] | None = None
     """Direction (unset: the file's, or maximize)."""
     trials: int = setting(20, ge=1)
@@ -244,9 +238,7 @@ class SpectrumConfig(Config):
     promote: tuple[int, ...] = setting((), ge=0)
     """Pion's promotion steps k_p, one curve each."""
     cutoff: tuple[float | Literal["aligned", "noise"], ...] = setting((), gt=0, le=MAX_CUTOFF)
-    """Pion's continuous strengths, one curve each: fractions of the largest singular value. noise
-    is the edge that pure noise of --shape reaches, aligned is 0.414. Without --promote and
-    --cutoff Pion is shown with promote 0 and 2 and with the noise cutoff."""
+    """Pion's strengths, one curve each: fractions, aligned (0.414), or noise (for --shape)."""
     shape: tuple[int, int] = setting((1024, 4096), ge=1)
     """Rows and columns of the matrix, for the noise edge and the FLOPs."""
     steps: int | None = setting(None, ge=1)

@@ -1,8 +1,4 @@
-"""Configs of a reinforcement-learning run: model, task, reward, objective, rollouts, the whole.
-
-`TrainConfig` is the whole; a recipe is a function that returns one. Supervised warm starts and
-evaluations share its sections.
-"""
+"""Configs of a reinforcement-learning run: `TrainConfig` is the whole, the others its sections."""
 
 import re
 from dataclasses import dataclass
@@ -25,24 +21,13 @@ GpuName = Literal["b200", "h200", "h100", "a100", "l40s", "a10", "l4", "t4"]
 PRICES_AS_OF = "November 2025"
 # Typical on-demand dollars per hour of one GPU (an a100 has 80 GB). Prices move: see --price.
 PRICES: dict[GpuName, float] = {
-    "b200": 6.25,
-    "h200": 4.54,
-    "h100": 3.95,
-    "a100": 2.50,
-    "l40s": 1.95,
-    "a10": 1.10,
-    "l4": 0.80,
+    "b200": 6.25, "h200": 4.54, "h100": 3.95, "a100": 2.50, "l40s": 1.95, "a10": 1.10, "l4": 0.80,
     "t4": 0.59,
-}
+}  # fmt: skip
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in a duration such as 3h, 90m, 1h30m, 45s or 90 (seconds).
-
-    Example:
-        >>> parse_duration("1h30m"), parse_duration("90")
-        (5400.0, 90.0)
-    """
+    """Seconds in a duration such as 3h, 90m, 1h30m, 45s or 90 (seconds)."""
     units = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
     whole = text.strip().lower()
     whole += "s" * whole.replace(".", "", 1).isdigit()
@@ -149,8 +134,7 @@ class ObjectiveConfig(Config, prefix="objective."):
     entropy_bonus: float = setting(0.0, ge=0)
     """Weight of the policy's mean entropy in the loss; with a target, the initial weight."""
     entropy_target: float | None = setting(None, gt=0)
-    """Nats per token below which the bonus is paid. Its weight grows by 0.005 per step below the
-    target, up to 0.1, and shrinks per step above."""
+    """Nats per token below which the bonus is paid; its weight adapts by 0.005 per step, to 0.1."""
     momentum: float = setting(0.99, ge=0, le=1)
     """Fraction of the anchor policy kept at each update (mgrpo, corewarding)."""
     momentum_generations: int | None = setting(None, ge=0)
@@ -195,11 +179,8 @@ class ObjectiveConfig(Config, prefix="objective."):
         if self.loss != "grpo" and self.name not in SELF_LABELED:
             self.refuse("loss", f"is for {', '.join(SELF_LABELED)}: use --objective.name gmpo")
         if self.name == "corewarding" and (self.momentum_generations == 0 or self.loss_on_momentum):
-            self.refuse(
-                "name",
-                "takes labels from the anchor and trains on the policy alone: give "
-                "--objective.momentum-generations 1 or more and no --objective.loss-on-momentum",
-            )
+            needed = "--objective.momentum-generations above 0 and no --objective.loss-on-momentum"
+            self.refuse("name", f"takes labels from the anchor only: give {needed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +202,7 @@ class RolloutConfig(Config, prefix="rollout."):
     micro_batch: int | None = setting(None, ge=1)
     """Completions per forward pass (unset: all of one update)."""
     fast: bool = False
-    """Sample with CUDA graphs and a fused decoder, and train on shared prompts and recorded passes,
-    as far as the model supports them; the run says what it left out."""
+    """Sample with CUDA graphs and train on shared prompts, as far as the model supports it."""
     vllm: Literal["off", "colocate", "server"] = "off"
     """Sample with vLLM, in the same process or from a server."""
 
@@ -261,9 +241,7 @@ class TrainConfig(Config):
     out: Path | None = None
     """Run folder (unset: runs/RECIPE-DATE)."""
     resume: Path | None = setting(None, on_resume=True)
-    """Continue the run in this folder from its newest intact checkpoint, with its own settings.
-    Only limits (--budget, --price, --gpu, --time-limit), --device, --threads and --report-to may
-    change."""
+    """Continue this run; only limits, --device, --threads and --report-to may change."""
     eval_every: int = setting(0, ge=0)
     """Evaluate every N steps (0: only before and after)."""
     save_every: int = setting(25, ge=0)
@@ -271,8 +249,7 @@ class TrainConfig(Config):
     keep: int = setting(2, ge=1)
     """Checkpoints to keep."""
     guard: GuardName = "warn"
-    """What the watch does when the run fails: record it, also warn, also stop, or roll back to the
-    last healthy checkpoint and apply the remedy."""
+    """What the watch does on failure: record it, warn, stop, or roll back with the remedy."""
     watch: RunWatchConfig = RunWatchConfig()
 
     budget: float | None = setting(None, gt=0, on_resume=True)

@@ -1,7 +1,5 @@
 """`mesotron report PATH...`: finds runs or a tournament, writes the page, and follows live runs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,16 +20,12 @@ def run(config: ReportConfig) -> int:
     """Write the page, once or until the runs are over; returns the exit code."""
     # A run's own metrics.jsonl stands for the run, whose folder has more.
     given = [
-        path.parent
-        if path.name == "metrics.jsonl" and (path.parent / "config.json").is_file()
-        else path
+        path.parent if path.name == "metrics.jsonl" and is_run(path.parent) else path
         for path in config.paths
     ]
     paths = find(given)
-    out = config.out
-    if out is None and len(given) > 1:
-        out = Path(NAME)
-    elif out is None:
+    out = config.out or Path(NAME)
+    if config.out is None and len(given) == 1:
         out = given[0] / NAME if given[0].is_dir() else given[0].with_name(NAME)
     if config.live:
         return follow(paths, out, config.every)
@@ -56,8 +50,11 @@ def find(paths: Sequence[Path]) -> list[Path]:
         raise ValueError("give at least one run folder, such as runs/last")
     found: list[Path] = []
     for path in paths:
-        single = (path / "config.json").is_file() or is_tournament(path) or not path.is_dir()
-        found += [path] if single else runs_in(path) or [path]
+        runs: list[Path] = []
+        if path.is_dir() and not is_run(path) and not is_tournament(path):
+            # runs/last is a link to one of the others
+            runs = sorted(one for one in path.iterdir() if is_run(one) and not one.is_symlink())
+        found += runs or [path]
     tournaments = [path for path in found if is_tournament(path)]
     if tournaments and len(found) > 1:
         raise ValueError(f"{tournaments[0]} is a tournament with its own page: give it alone")
@@ -66,9 +63,8 @@ def find(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def runs_in(path: Path) -> list[Path]:
-    inside = sorted(child for child in path.iterdir() if (child / "config.json").is_file())
-    return [child for child in inside if not child.is_symlink()]
+def is_run(path: Path) -> bool:
+    return (path / "config.json").is_file()
 
 
 def is_tournament(path: Path) -> bool:
@@ -77,8 +73,6 @@ def is_tournament(path: Path) -> bool:
 
 def follow(paths: Sequence[Path], out: Path, every: float) -> int:
     """Rewrite the page whenever something changes, until every run is over or Ctrl-C."""
-    if not every > 0:
-        raise ValueError(f"--every {every:g} must be above 0")
     print(f"{out}: updated every {every:g} s while the runs go on; Ctrl-C ends it")
     before = None
     try:
@@ -98,10 +92,7 @@ def follow(paths: Sequence[Path], out: Path, every: float) -> int:
 
 
 def stamp(path: Path) -> list[tuple[str, int, int]]:
-    """Names, sizes and times of the files that a page is made of.
-
-    Dotted names are files that are just being written; any file may vanish meanwhile.
-    """
+    """Names, sizes and times of the files that a page is made of."""
     inside = [*path.glob("*.json*"), *path.glob("cells/*/metrics.jsonl")]
     stamps = []
     for file in [path] if path.is_file() else sorted(inside):
@@ -113,5 +104,4 @@ def stamp(path: Path) -> list[tuple[str, int, int]]:
 
 
 def is_over(path: Path) -> bool:
-    """Whether nothing more will come: a run has its result, a tournament no open cell."""
     return is_finished(path) if is_tournament(path) else (path / "result.json").is_file()

@@ -4,14 +4,13 @@ A chart of a single run has several metrics, told apart by color and dash. With 
 metric gets its own chart, and color and dash belong to the run on the whole page.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, Self
 
-from mesotron.report.read import Column, Run, make_columns
+from mesotron.report.read import Column, Run, finite_values, make_columns
 from mesotron.runs.files import Row
 
 # Numbers a page may hold, about seven bytes each, for the named charts and for the others.
@@ -31,25 +30,13 @@ AXES: dict[str, tuple[tuple[str, bool, float], ...]] = {
 
 @dataclass(frozen=True)
 class Plot:
-    """An entry of the catalog.
-
-    Args:
-        title: of the chart.
-        lines: metric, or a pattern with one `*` -> name of its line ("": what the `*` matched).
-        note: what the chart shows, in a sentence; a part after a semicolon describes the band.
-        band: metrics of the band's two edges, or one metric: half its width around the first line.
-        log: logarithmic y axis.
-        standalone: the lines' names make sense without the title.
-        unless: a metric that makes the plot pointless.
-    """
-
     title: str
-    lines: dict[str, str]
-    note: str = ""
-    band: tuple[str, ...] = ()
+    lines: dict[str, str]  # metric, or a pattern with one `*` -> line name ("": what `*` matched)
+    note: str = ""  # a part after a semicolon describes the band
+    band: tuple[str, ...] = ()  # metrics of the two edges, or of half the width around line one
     log: bool = False
-    standalone: bool = False
-    unless: str = ""
+    standalone: bool = False  # the lines' names make sense without the title
+    unless: str = ""  # a metric that makes the plot pointless
 
 
 # Question -> the plots that answer it. Metrics that no plot names are drawn at the end of the page.
@@ -173,22 +160,18 @@ class Chart:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Groups of consecutive rows, one per point; `edges` are the first rows and the row count.
-
-    A point keeps mean, least and largest value, so that a spike of one step stays visible. All
-    columns of a run share their buckets and so their x values.
-    """
+    """Groups of consecutive rows, one per point, by their first rows and the row count."""
 
     edges: tuple[int, ...]
 
     @classmethod
-    def split(cls, num_rows: int, most: int) -> Buckets:
+    def split(cls, num_rows: int, most: int) -> Self:
         count = min(num_rows, most)
         return cls(tuple(k * num_rows // count for k in range(count + 1)) if count else (0,))
 
     def middles(self, column: Sequence[float]) -> list[float]:
         """The value in the middle of each bucket; the ends for the first and last one."""
-        places = [(a + b - 1) // 2 for a, b in zip(self.edges, self.edges[1:])]
+        places = [(a + b - 1) // 2 for a, b in pairwise(self.edges)]
         if len(places) > 1:
             places[0], places[-1] = 0, self.edges[-1] - 1
         return [column[place] for place in places]
@@ -196,9 +179,8 @@ class Buckets:
     def reduce(self, column: Column, how: Callable[[list[float]], float] | None = None) -> Column:
         """The mean (or `how`) of the finite values in each bucket, None where there is none."""
         how = how or (lambda part: sum(part) / len(part))
-        parts = (column[a:b] for a, b in zip(self.edges, self.edges[1:]))
-        finite = ([x for x in part if x is not None and math.isfinite(x)] for part in parts)
-        return [how(part) if part else None for part in finite]
+        parts = (finite_values(column[a:b]) for a, b in pairwise(self.edges))
+        return [how(part) if part else None for part in parts]
 
     def range(self, column: Column) -> tuple[Column | None, Column | None]:
         if self.edges[-1] == len(self.edges) - 1:
@@ -208,15 +190,13 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Grids:
-    """How runs are drawn: the points of each run in the catalog's and in the other charts,
-    whether lines have bands, whether a line is a run (not a metric of the only run), and the style
-    of each run."""
+    """How runs are drawn."""
 
-    main: list[Buckets]
-    rest: list[Buckets]
+    main: list[Buckets]  # points of each run in the catalog's charts
+    rest: list[Buckets]  # and in the others
     bands: bool
-    overlaid: bool
-    styles: Sequence[int]
+    overlaid: bool  # a line is a run, not a metric of the only run
+    styles: Sequence[int]  # of each run
 
     def record(self, runs: Sequence[Run]) -> list[dict[str, Any]]:
         pairs = zip(runs, self.main, self.rest, strict=True)
@@ -230,17 +210,16 @@ def make_grids(runs: Sequence[Run], styles: Sequence[int] | None = None) -> Grid
     bands = len(runs) <= MOST_BANDS
     budgets = (BUDGET // max(named * (3 if bands else 1), 1), BUDGET_REST // max(others, 1))
     main, rest = (max(FEWEST_POINTS, min(points, MOST_POINTS)) for points in budgets)
-    split = [[Buckets.split(len(run.rows), most) for run in runs] for most in (main, rest)]
+    points = [[Buckets.split(len(run.rows), most) for run in runs] for most in (main, rest)]
     overlaid = len(runs) > 1 or styles is not None
-    return Grids(*split, bands, overlaid, range(len(runs)) if styles is None else styles)
+    styles = range(len(runs)) if styles is None else styles
+    return Grids(points[0], points[1], bands, overlaid, styles)
 
 
 def make_axes(run: Run, buckets: Buckets) -> dict[str, list[float]]:
     axes = {"steps": buckets.middles(run.steps)}
     for name, sources in AXES.items():
-        source = next((each for each in sources if each[0] in run.columns), None)
-        if source is not None:
-            metric, adds_up, factor = source
+        for metric, adds_up, factor in [each for each in sources if each[0] in run.columns][:1]:
             values, total = [], 0.0
             for value in run.columns[metric]:  # a gap repeats the value before it
                 if value is not None and math.isfinite(value):
@@ -311,10 +290,8 @@ def match(pattern: str, metric: str) -> str | None:
 
 def _draw(plot: Plot, runs: Sequence[Run], grids: Grids) -> list[Chart]:
     metrics = {metric: name for run in runs for metric, name in _lines_of(plot, run).items()}
-    if grids.overlaid:
+    if grids.overlaid or not metrics:
         return [_overlay(plot, metric, name, runs, grids) for metric, name in metrics.items()]
-    if not metrics:
-        return []
     run, buckets = runs[0], grids.main[0]
     band = _band(plot, run, next(iter(metrics)), buckets)
     lines = []
@@ -347,7 +324,7 @@ def _overlaid_lines(
     lines = []
     for index, (run, buckets) in enumerate(zip(runs, grids, strict=True)):
         column = run.columns.get(metric)
-        if column is None or not _has_finite(column):
+        if column is None or not finite_values(column):
             continue
         edges = buckets.range(column) if bands else (None, None)
         summary, mean = describe(column, run.steps), buckets.reduce(column)
@@ -405,7 +382,7 @@ def _lines_of(plot: Plot, run: Run) -> dict[str, str]:
         metric: name or star
         for pattern, name in plot.lines.items()
         for metric, column in run.columns.items()
-        if (star := match(pattern, metric)) is not None and _has_finite(column)
+        if (star := match(pattern, metric)) is not None and finite_values(column)
     }
 
 
@@ -413,7 +390,3 @@ def _named_metrics(run: Run) -> set[str]:
     plots = [plot for plots in CATALOG.values() for plot in plots]
     lines = {metric for plot in plots for metric in _lines_of(plot, run)}
     return lines | {name for plot in plots for name in plot.band if name in run.columns}
-
-
-def _has_finite(column: Column) -> bool:
-    return any(x is not None and math.isfinite(x) for x in column)

@@ -1,9 +1,4 @@
-"""Reads a run folder, or any log that `mesotron watch` reads, for the report.
-
-Runs may be finished, going on or broken off. The diagnosis is made from the rows by the watch.
-"""
-
-from __future__ import annotations
+"""Reads a run folder, or any log that `mesotron watch` reads, for the report."""
 
 import math
 from collections.abc import Sequence
@@ -35,36 +30,21 @@ _SIGNATURES: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run as read from disk.
+    """A run as read from disk."""
 
-    Args:
-        name: as shown on the page.
-        path: its folder, or the log.
-        rows: of metrics.jsonl.
-        config: the resolved config.
-        environment: versions, device and seed.
-        logged_events: rows of events.jsonl.
-        samples: of samples.jsonl.
-        result: result.json; None while the run goes on.
-        before, after: the evaluations before and after training.
-        routing: rows of the routing table.
-        spectra: rows of spectra.jsonl.
-        by_run: rows of single runs, where one folder trained several side by side.
-    """
-
-    name: str
-    path: Path
-    rows: list[Row]
+    name: str  # as shown on the page
+    path: Path  # its folder, or the log
+    rows: list[Row]  # of metrics.jsonl
     config: Row = field(default_factory=dict)
     environment: Row = field(default_factory=dict)
     logged_events: list[Row] = field(default_factory=list)
     samples: list[Row] = field(default_factory=list)
-    result: Row | None = None
-    before: Row | None = None
+    result: Row | None = None  # None while the run goes on
+    before: Row | None = None  # the evaluations before and after training
     after: Row | None = None
     routing: list[Row] = field(default_factory=list)
     spectra: list[Row] = field(default_factory=list)
-    by_run: list[Row] = field(default_factory=list)
+    by_run: list[Row] = field(default_factory=list)  # where one folder trained several runs
 
     @property
     def kind(self) -> Kind:
@@ -88,10 +68,7 @@ class Run:
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """The watch's diagnosis; None without a metric that it knows.
-
-        Uses the logged events of a watched run, and detects them anew in a foreign log.
-        """
+        """The watch's diagnosis; None without a metric that it knows."""
         if not any("reward" in canonical(row) for row in self.rows[:50]):
             return None
         monitor = Monitor()
@@ -108,10 +85,7 @@ class Run:
 
     @property
     def condition(self) -> Condition | None:
-        """The condition at the end by the logged events; None for a run that was not watched.
-
-        Equals the diagnosis's, which takes longer: it replays all rows.
-        """
+        """The diagnosis's condition, faster: by the logged events; None for a run not watched."""
         if self.kind not in ("train", "vla"):
             return self.diagnosis.condition if self.kind == "other" and self.diagnosis else None
         harmless = {detector.name for detector in DETECTORS if detector.harmless}
@@ -127,11 +101,10 @@ class Run:
         return "dead" if dead else "drifting" if warned else "healthy"
 
     def finite(self, metric: str) -> list[float]:
-        return [x for x in self.columns.get(metric, []) if x is not None and math.isfinite(x)]
+        return finite_values(self.columns.get(metric, []))
 
     def last(self, metric: str) -> float | None:
-        values = self.finite(metric)
-        return values[-1] if values else None
+        return next(reversed(self.finite(metric)), None)
 
 
 def read_run(path: Path, name: str | None = None) -> Run:
@@ -140,26 +113,26 @@ def read_run(path: Path, name: str | None = None) -> Run:
     if not (path / "config.json").is_file() or not (path / "env.json").is_file():
         return Run(name, path, [dict(row) for row in read_log(path).rows])
     folder = RunFolder(path)
-    return Run(
-        name=name,
-        path=path,
-        rows=[row for row in folder.rows("metrics") if is_number(row.get("step"))],
-        config=folder.config,
-        environment=folder.environment,
-        logged_events=[row for row in folder.rows("events") if is_number(row.get("step"))],
-        samples=folder.rows("samples"),
-        result=folder.result,
-        before=folder.load("before"),
-        after=folder.load("after"),
-        routing=(folder.load("routing") or {}).get("rows", []),
-        spectra=folder.rows("spectra"),
-        by_run=read_rows(path / "runs.jsonl"),
+    rows, events = (
+        [row for row in folder.rows(stream) if is_number(row.get("step"))]
+        for stream in ("metrics", "events")
     )
+    return Run(
+        name, path, rows, folder.config, folder.environment, logged_events=events,
+        samples=folder.rows("samples"), spectra=folder.rows("spectra"), result=folder.result,
+        before=folder.load("before"), after=folder.load("after"),
+        routing=(folder.load("routing") or {}).get("rows", []),
+        by_run=read_rows(path / "runs.jsonl"),
+    )  # fmt: skip
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Read several runs; each is named by the shortest end of its path that is unique."""
     return [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
+
+
+def finite_values(column: Column) -> list[float]:
+    return [x for x in column if x is not None and math.isfinite(x)]
 
 
 def read_events(rows: Sequence[Row]) -> list[Event]:

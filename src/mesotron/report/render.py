@@ -5,14 +5,13 @@ handler, characters that reverse the text): Jinja escapes all of it, invisible c
 spelled out as <U+202E>, and the content security policy allows no script but our own two.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -22,16 +21,9 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from mesotron import __version__
+from mesotron.report import summary
 from mesotron.report.data import Chart, Line, make_chapters, make_grids, make_rest, make_spectra
 from mesotron.report.read import Run
-from mesotron.report.summary import (
-    Figure,
-    cost_of,
-    figures_of,
-    final_score,
-    summarize_run,
-    summarize_runs,
-)
 from mesotron.rlvr.answers.formats import FORMATS, MAX_TAIL, AnswerFormat
 from mesotron.rlvr.scores import Transcript, pair_up, verdict
 from mesotron.runs.files import Row
@@ -56,15 +48,14 @@ def render_runs(runs: Sequence[Run], live: float | None = None) -> str:
     if len(runs) == 1:
         run = runs[0]
         kind = f"mesotron report · {KINDS.get(run.kind, 'run')}"
-        page = Page(run.name, kind, summarize_run(run), [run.name], figures_of(run))
+        page = Page(run.name, kind, summary.summarize_run(run), [run.name], summary.figures_of(run))
         page.add("Watch", *watch_blocks(run))
         add_charts(page, runs)
         page.add("Completions", *completion_blocks(run, PAIRS))
         page.add("Settings", *settings(run))
         return page.render(live)
-    page = Page(
-        f"{len(runs)} runs", "mesotron report", summarize_runs(runs), [r.name for r in runs]
-    )
+    names = [run.name for run in runs]
+    page = Page(f"{len(runs)} runs", "mesotron report", summary.summarize_runs(runs), names)
     page.add("Runs", runs_table(runs), differences(runs))
     add_charts(page, runs)
     written = [(run.name, completion_blocks(run, PAIRS_OF_SEVERAL)) for run in runs]
@@ -73,35 +64,28 @@ def render_runs(runs: Sequence[Run], live: float | None = None) -> str:
     return page.render(live)
 
 
+@dataclass
 class Page:
     """A page under construction; lines of the `names` (runs or contenders) can be toggled."""
 
-    def __init__(
-        self,
-        title: str,
-        kind: str,
-        sentences: Sequence[str],
-        names: Sequence[str] = (),
-        figures: Sequence[Figure] = (),
-    ) -> None:
-        self.title, self.kind, self.lead, self.names = title, kind, " ".join(sentences), names
-        self.figures = figures
-        self.runs: list[dict[str, Any]] = []  # x values and events of each run, for the script
-        self.charts: list[Chart] = []
-        self.sections: list[tuple[str, list[Block]]] = []
+    title: str
+    kind: str
+    sentences: Sequence[str]
+    names: Sequence[str] = ()
+    figures: Sequence[summary.Figure] = ()
+    runs: list[dict[str, Any]] = field(default_factory=list)  # x values and events, for the script
+    charts: list[Chart] = field(default_factory=list)
+    sections: list[tuple[str, list[Block]]] = field(default_factory=list)
 
     def add(self, title: str, *blocks: Block | None) -> None:
         """Add a section, unless it would be empty."""
-        found = [block for block in blocks if block]
-        if found:
-            self.sections.append((title, found))
+        if shown := [block for block in blocks if block]:
+            self.sections.append((title, shown))
 
     def add_runs(self, runs: Sequence[Run], axes: Sequence[dict[str, Any]]) -> None:
         for run, x in zip(runs, axes, strict=True):
-            marks = [
-                {"step": event["step"], "severity": event_kind(event), "text": event_text(event)}
-                for event in run.events
-            ]
+            events = map(describe_event, run.events)
+            marks = [{"step": e["step"], "severity": e["kind"], "text": e["text"]} for e in events]
             self.runs.append({"name": run.name, "x": x, "marks": marks})
 
     def frames(self, charts: Sequence[Chart]) -> Block | None:
@@ -117,9 +101,8 @@ class Page:
     def render(self, live: float | None = None) -> str:
         longest = max((len(run["x"]["main"]["steps"]) for run in self.runs), default=0)
         smooth = SMOOTHING if len(self.runs) > 1 and longest >= MIN_SMOOTHED else 0.0
-        charts = [chart.record() for chart in self.charts]
-        shared = len(self.names) > 1
-        data = {"runs": self.runs, "smooth": smooth, "charts": charts, "shared": shared}
+        data = {"runs": self.runs, "smooth": smooth, "shared": len(self.names) > 1,
+                "charts": [chart.record() for chart in self.charts]}  # fmt: skip
         script, style = asset("page.js"), asset("page.css")
         source, packed = plotly()
         allowed = f"script-src {fingerprint(script)} {fingerprint(source)}"
@@ -134,10 +117,8 @@ class Page:
 
 @cache
 def template() -> Any:
-    environment = Environment(
-        autoescape=True, finalize=visible, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(asset("page.html.j2"))
+    options = {"finalize": visible, "trim_blocks": True, "lstrip_blocks": True}
+    return Environment(autoescape=True, **options).from_string(asset("page.html.j2"))
 
 
 @cache
@@ -148,10 +129,8 @@ def asset(name: str) -> str:
 @cache
 def plotly() -> tuple[str, str]:
     """Plotly's script, and the same as base64 of gzip: 2 MB instead of 5."""
-    path = files("plotly") / "package_data" / "plotly.min.js"
-    source = path.read_bytes()
-    packed = base64.b64encode(gzip.compress(source, 9, mtime=0)).decode()
-    return source.decode(), packed
+    source = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
+    return source.decode(), base64.b64encode(gzip.compress(source, 9, mtime=0)).decode()
 
 
 def fingerprint(text: str) -> str:
@@ -213,8 +192,8 @@ def table(
     return {"kind": "table", "head": head, "rows": shown, "caption": caption, "css": css}
 
 
-def pairs_table(values: dict[str, str], caption: str) -> Block:
-    return table(["name", "value"], list(values.items()), caption)
+def pairs_table(values: Row, caption: str) -> Block:
+    return table(["name", "value"], list(flatten(values).items()), caption)
 
 
 def add_charts(page: Page, runs: Sequence[Run]) -> None:
@@ -223,15 +202,10 @@ def add_charts(page: Page, runs: Sequence[Run]) -> None:
     page.add_runs(runs, grids.record(runs))
     for question, charts in make_chapters(runs, grids).items():
         page.add(question, page.frames(charts))
-    spectra = make_spectra(runs[0]) if len(runs) == 1 else []
-    if spectra:
-        note = (
-            "Singular values of the filter's input and output by block, over their rank; the "
-            "largest input value is 1."
-        )
+    if len(runs) == 1 and (spectra := make_spectra(runs[0])):
+        note = "Singular values of each block before and after the filter, relative to the largest."
         page.add("What does the filter do?", text(note), page.frames(spectra))
-    rest = make_rest(runs, grids)
-    if rest:
+    if rest := make_rest(runs, grids):
         page.add("Other metrics", fold(f"{len(rest)} more", page.frames(rest)))
 
 
@@ -275,8 +249,7 @@ def watch_blocks(run: Run) -> list[Block]:
     diagnosis, blocks = run.diagnosis, []
     if diagnosis is not None:
         if len(run.rows) > 1:
-            first = run.steps[0]
-            length = max(run.steps[-1] - first, 1)
+            first, length = run.steps[0], max(run.steps[-1] - run.steps[0], 1)
             phases = [
                 {"condition": phase.condition, "first": phase.first, "last": phase.last,
                  "start": f"{100 * (phase.first - first) / length:.2f}",
@@ -292,38 +265,29 @@ def watch_blocks(run: Run) -> list[Block]:
             names = ", ".join(name.replace("_", " ") for name in diagnosis.blind)
             blocks.append(text(f"Not checked for lack of a metric: {names}.", "note"))
     if run.events:
-        events = [
-            {"kind": event_kind(event), "step": event["step"], "text": event_text(event),
-             "detail": event_detail(event)}
-            for event in run.events
-        ]  # fmt: skip
+        events = [describe_event(event) for event in run.events]
         blocks.append({"kind": "events", "events": events})
     return blocks
 
 
-def event_kind(event: Row) -> str:
-    """warn, stop or clear by the watch; rollback or stop by the guard."""
-    return str(event.get("severity") or event.get("action") or "note")
-
-
-def event_text(event: Row) -> str:
+def describe_event(event: Row) -> dict[str, Any]:
+    # warn, stop or clear by the watch; rollback or stop by the guard
+    kind = str(event.get("severity") or event.get("action") or "note")
     name = str(event.get("detector") or event.get("kind") or "event").replace("_", " ")
-    return f"{EVENT_NAMES.get(event_kind(event), event_kind(event))}: {name}"
-
-
-def event_detail(event: Row) -> str:
+    detail = "" if kind == "clear" else str(event.get("diagnosis") or "")
     if event.get("kind") == "guard":
-        return Action.from_record(event).sentence()
-    return "" if event_kind(event) == "clear" else str(event.get("diagnosis") or "")
+        detail = Action.from_record(event).sentence()
+    text = f"{EVENT_NAMES.get(kind, kind)}: {name}"
+    return {"kind": kind, "step": event["step"], "text": text, "detail": detail}
 
 
 def runs_table(runs: Sequence[Run]) -> Block:
     rows = []
     for index, run in enumerate(runs):
-        score, condition = final_score(run), run.condition or ""
+        score, condition = summary.final_score(run), run.condition or ""
         state = condition if run.result else f"{condition} (unfinished)".strip()
-        reached = f"{score.label} {score.text}" if score else ""
-        rows.append([cell(run.name, style=index), reached, state, str(run.last_step), cost_of(run)])
+        reached, cost = f"{score.label} {score.text}" if score else "", summary.cost_of(run)
+        rows.append([cell(run.name, style=index), reached, state, str(run.last_step), cost])
     return table(["run", "result", "watch", "steps", "cost"], rows, "Runs")
 
 
@@ -346,9 +310,8 @@ def settings(run: Run) -> list[Block]:
             for row in run.routing
         ]  # fmt: skip
         blocks.append(fold("Routing", table(head, rows, "Update rule of each parameter")))
-    config, environment = flatten(run.config), flatten(run.environment)
-    blocks.append(fold("Config", pairs_table(config, f"Config of {run.name}")))
-    blocks.append(fold("Environment", pairs_table(environment, f"Environment of {run.name}")))
+    for title, values in (("Config", run.config), ("Environment", run.environment)):
+        blocks.append(fold(title, pairs_table(values, f"{title} of {run.name}")))
     return blocks
 
 
@@ -383,8 +346,7 @@ def completion_blocks(run: Run, count: int) -> list[Block]:
         for result in (run.before, run.after)
     )
     blocks: list[Block] = []
-    pairs = pair_up(before, after, count)
-    if pairs:
+    if pairs := pair_up(before, after, count):
         first = {one.id: one.correct for one in before}
         both = [(first[one.id], one.correct) for one in after if one.id in first]
         blocks.append(text(
@@ -406,7 +368,15 @@ def completion_blocks(run: Run, count: int) -> list[Block]:
         places = [round(k * (len(samples) - 1) / max(shown - 1, 1)) for k in range(shown)]
         samples = [samples[place] for place in places]
     if samples:
-        columns = [_sample(row, format) for row in samples]
+        columns = []
+        for row in samples:
+            reward, label = row.get("reward"), f"step {row.get('step', '?')}"
+            label += f", reward {reward:.3g}" if isinstance(reward, int | float) else ""
+            prompt, shown = (
+                _cut(str(row.get("prompt", "")), 600),
+                highlight(row["completion"], format),
+            )
+            columns.append({"label": label, "prompt": prompt, "text": shown})
         blocks.append({"kind": "pair", "title": "During training", "columns": columns})
     return blocks
 
@@ -426,14 +396,6 @@ def _transcript(when: str, one: Transcript, format: AnswerFormat) -> dict[str, A
     word = verdict(one)
     shown = highlight(one.completion, format, not one.truncated)
     return {"label": when, "verdict": word, "css": VERDICTS.get(word, "bad"), "text": shown}
-
-
-def _sample(row: Row, format: AnswerFormat) -> dict[str, Any]:
-    reward = row.get("reward")
-    label = f"step {row.get('step', '?')}"
-    label += f", reward {reward:.3g}" if isinstance(reward, int | float) else ""
-    prompt = _cut(str(row.get("prompt", "")), 600)
-    return {"label": label, "prompt": prompt, "text": highlight(str(row["completion"]), format)}
 
 
 def _cut(text: str, most: int = MOST_CHARACTERS) -> str:

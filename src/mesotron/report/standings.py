@@ -1,14 +1,9 @@
-"""Tables of a tournament, the same for the terminal, Markdown and the HTML page.
-
-A record is tournament.json as a dict (`mesotron.compare.record` documents its keys).
-"""
-
-from __future__ import annotations
+"""Tables of a tournament (tournament.json) for the terminal, Markdown and the HTML page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from mesotron.runs.console import spell_time
 from mesotron.runs.files import Row
@@ -17,14 +12,8 @@ ENDED_BADLY = ("dead", "diverged")
 SIGNS = {"healthy": "", "drifting": " ~", "dead": " †", "diverged": " ×"}
 LEGEND = "~ drifting, † dead, × diverged, ! crashed, * chosen rate"
 UNKNOWN = "–"
-_STYLES = {
-    "drifting": "yellow",
-    "dead": "red",
-    "diverged": "red",
-    "failed": "magenta",
-    "running": "cyan",
-    "waiting": "dim",
-}
+_STYLES = {"drifting": "yellow", "dead": "red", "diverged": "red", "failed": "magenta",
+           "running": "cyan", "waiting": "dim"}  # fmt: skip
 
 
 class Entry(NamedTuple):
@@ -44,7 +33,7 @@ class Table:
     rows: list[list[Entry]]
     note: str = ""
 
-    def select(self, title: str, *columns: str) -> Table:
+    def select(self, title: str, *columns: str) -> Self:
         places = [self.columns.index(name) for name in columns]
         rows = [[row[k] for k in places] for row in self.rows]
         return replace(self, title=title, columns=columns, rows=rows)
@@ -59,9 +48,8 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(
-            title=self.title, caption=self.note or None, box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-        )
+        options: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
+        table = RichTable(title=self.title, caption=self.note or None, **options)
         for k, name in enumerate(self.columns):
             table.add_column(name, no_wrap=k == 0)
         for row in self.rows:
@@ -79,20 +67,19 @@ def standings(record: Row) -> Table:
         gain = "" if one["gain"] in (None, 1) else f" x{one['gain']:g}"
         edge = "" if one["edge"] is None else f" ({one['edge']}est tried)"
         best = "best" if one["rank"] == 1 and one["score"] else UNKNOWN
-        tokens = one["tokens"]
+        crashed = f", {one['failed']} crashed" if one["failed"] else ""
         rows.append([
             one["contender"],
             f"{one['rate']:g}{gain}{edge}",
             with_interval(one["score"], one["low"], one["high"]) or UNKNOWN,
             with_interval(one["behind"], one["behind_low"], one["behind_high"]) or best,
-            UNKNOWN if one["p_holm"] is None else f"{one['p_holm']:.2g}",
+            _known(one["p_holm"], "{:.2g}"),
             str(len(one["seeds"])),
             spell_time(one["threshold_seconds"]) if one["threshold_seconds"] else UNKNOWN,
             UNKNOWN if one["seconds"] is None else spell_time(one["seconds"]),
-            UNKNOWN if tokens is None else f"{tokens:,.0f}",
+            _known(one["tokens"], "{:,.0f}"),
             str(one["trials"]) + (f" (+{one['extended']})" if one["extended"] else ""),
-            f"{one['dead']} of {len(one['seeds'])}"
-            + (f", {one['failed']} crashed" if one["failed"] else ""),
+            f"{one['dead']} of {len(one['seeds'])}{crashed}",
         ])  # fmt: skip
     start = record["start"].get("final")
     since = "" if start is None else f"; {record['before']}: {start:.3f}"
@@ -149,8 +136,8 @@ def speed(record: Row) -> Table | None:
             contender["name"],
             f"{len(reached)} of {len(cells)}",
             "never" if seconds is None else spell_time(seconds),
-            UNKNOWN if steps is None else f"{steps:g}",
-            UNKNOWN if tokens is None else f"{tokens:,.0f}",
+            _known(steps, "{:g}"),
+            _known(tokens, "{:,.0f}"),
         ])  # fmt: skip
     title = f"training until {threshold['metric']} reaches {threshold['value']:.3g}, median"
     return Table(title, ("contender", "reached", "time", "steps", "tokens"), _entries(rows))
@@ -158,17 +145,12 @@ def speed(record: Row) -> Table | None:
 
 def failures(record: Row) -> Table:
     rows = [
-        [
-            cell["id"],
-            cell["contender"],
-            f"{cell['rate']:g}",
-            str(cell["seed"]),
-            "failed" if cell["state"] == "failed" else cell["verdict"],
-            cell["why"] or cell["story"] or cell["cause"] or "",
-        ]
+        [cell["id"], cell["contender"], f"{cell['rate']:g}", str(cell["seed"]),
+         "failed" if cell["state"] == "failed" else cell["verdict"],
+         cell["why"] or cell["story"] or cell["cause"] or ""]
         for cell in record["cells"]
         if cell["state"] == "failed" or cell["verdict"] in ENDED_BADLY
-    ]
+    ]  # fmt: skip
     columns = ("cell", "contender", "rate", "seed", "outcome", "reason")
     return Table("cells that crashed, diverged or died", columns, _entries(rows))
 
@@ -181,40 +163,33 @@ def final_cells(record: Row) -> list[Row]:
 
 
 def to_markdown(record: Row) -> str:
-    ranking, rates, bad = standings(record), rate_map(record), failures(record)
-    lines = [
-        f"# Tournament: {record['recipe']}",
-        "",
-        *(f"- {sentence}" for sentence in record["words"]),
-        "",
-        f"## Ranking: {record['measure']}",
-        "",
-        *ranking.to_markdown(),
-        "",
-        "## Score of the search by rate",
-        "",
-        *rates.to_markdown(),
-        "",
-        LEGEND,
-        "",
-        f"{len(record['cells'])} runs, {record['workers']} at once, {spell_time(record['wall'])}.",
-        "",
-        "## How it was compared",
-        "",
-        *(f"- {sentence}" for sentence in record["rule"]),
-        "",
-        "## Contenders",
-        "",
-        *(f"- {one['name']}: {one['about']}." for one in record["contenders"]),
-        *(["", "## Failures", "", *bad.to_markdown()] if bad.rows else []),
+    bad, wall = failures(record), spell_time(record["wall"])
+    blocks = [
+        [f"# Tournament: {record['recipe']}"],
+        [f"- {sentence}" for sentence in record["words"]],
+        [f"## Ranking: {record['measure']}"],
+        standings(record).to_markdown(),
+        ["## Score of the search by rate"],
+        rate_map(record).to_markdown(),
+        [LEGEND],
+        [f"{len(record['cells'])} runs, {record['workers']} at once, {wall}."],
+        ["## How it was compared"],
+        [f"- {sentence}" for sentence in record["rule"]],
+        ["## Contenders"],
+        [f"- {one['name']}: {one['about']}." for one in record["contenders"]],
+        *([["## Failures"], bad.to_markdown()] if bad.rows else []),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
 
 
 def with_interval(value: float | None, low: float | None, high: float | None) -> str:
     if value is None or low is None or high is None:
         return ""
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _known(value: float | None, spec: str) -> str:
+    return UNKNOWN if value is None else spec.format(value)
 
 
 def _entries(rows: Sequence[Sequence[str]]) -> list[list[Entry]]:

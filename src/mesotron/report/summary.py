@@ -1,7 +1,5 @@
 """What happened in a run: one to three sentences and a few headline figures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,11 +24,10 @@ class Score(NamedTuple):
 
 def summarize_run(run: Run) -> list[str]:
     makers = {"train": _train, "sft": _sft, "snake": _snake, "vla": _vla}
-    sentences = [makers[run.kind](run) if run.kind in makers else _other(run), _condition(run)]
-    cost = cost_of(run)
-    if cost:
-        sentences.append(f"{'Cost' if run.result else 'Cost so far'}: {cost}.")
-    return [sentence for sentence in sentences if sentence]
+    what = makers[run.kind](run) if run.kind in makers else None
+    cost = f"{'Cost' if run.result else 'Cost so far'}: {text}." if (text := cost_of(run)) else ""
+    what = what or f"{run.last_step} steps, {len(run.columns)} metrics."
+    return [sentence for sentence in (what, _condition(run), cost) if sentence]
 
 
 def summarize_runs(runs: Sequence[Run]) -> list[str]:
@@ -61,10 +58,8 @@ def final_score(run: Run) -> Score | None:
     if run.kind == "vla" and "success" in result:
         return Score("success", result["success"], f"{result['success']:.1%}")
     for metric, label in (("reward", "reward"), ("mean_token_accuracy", "token accuracy")):
-        values = run.finite(metric)
-        if values:
-            tail = values[-max(len(values) // 10, 1) :]
-            value = sum(tail) / len(tail)
+        if values := run.finite(metric):
+            _, value = _ends(values)
             return Score(label, value, f"{value:.3f}")
     return None
 
@@ -96,11 +91,10 @@ def figures_of(run: Run) -> list[Figure]:
     if run.condition:
         cause = run.diagnosis.cause if run.diagnosis else None
         figures.append(Figure("watch", run.condition, (cause or "no problems").replace("_", " ")))
-    seconds = seconds_of(run)
-    if seconds is not None:
+    if (seconds := seconds_of(run)) is not None:
         figures.append(Figure("time", spell_time(seconds), str(run.environment.get("device", ""))))
-    spent, projected = run.last("cost/spent"), run.last("cost/projected")
-    if spent is not None:
+    if (spent := run.last("cost/spent")) is not None:
+        projected = run.last("cost/projected")
         note = f"{projected:,.2f} projected" if projected else ""
         figures.append(Figure("dollars", f"{spent:,.2f}", note))
     return figures
@@ -114,7 +108,10 @@ def cost_of(run: Run) -> str:
         parts.append(f"{spell_time(seconds)}{f' on {device}' if device else ''}")
     for metric, unit in (("num_tokens", "tokens"), ("time/env_steps", "environment steps")):
         if count := run.last(metric):
-            parts.append(f"{spell_count(count)} {unit}")
+            sizes = ((1e9, " billion"), (1e6, " million"), (1e3, " thousand"))
+            size, word = next((one for one in sizes if count >= one[0]), (0, ""))
+            number = f"{count / size:.3g}" if size else f"{count:.0f}"
+            parts.append(f"{number}{word} {unit}")
     spent, projected = run.last("cost/spent"), run.last("cost/projected")
     if spent is not None:
         ahead = f" of {projected:,.2f} projected" if projected and not run.result else ""
@@ -128,13 +125,6 @@ def seconds_of(run: Run) -> float | None:
         if (last := run.last(metric)) is not None:
             return last
     return sum(run.finite("time/step") or run.finite("step_time")) or None
-
-
-def spell_count(count: float) -> str:
-    for size, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
-        if count >= size:
-            return f"{count / size:.3g} {word}"
-    return f"{count:.0f}"
 
 
 def _train(run: Run) -> str:
@@ -182,10 +172,6 @@ def _vla(run: Run) -> str:
     return f"{setup}: {run.result['success']:.1%} success{control}."
 
 
-def _other(run: Run) -> str:
-    return f"{run.last_step} steps, {len(run.columns)} metrics."
-
-
 def _condition(run: Run) -> str:
     diagnosis = run.diagnosis
     if run.condition is None or diagnosis is None:
@@ -201,12 +187,16 @@ def _condition(run: Run) -> str:
 
 
 def _change(run: Run, metric: str, name: str = "") -> str:
-    values = run.finite(metric)
-    if not values:
+    if not (values := run.finite(metric)):
         return ""
-    width = max(len(values) // 10, 1)
-    first, last = sum(values[:width]) / width, sum(values[-width:]) / width
+    first, last = _ends(values)
     return f", {name or metric} from {first:.3g} to {last:.3g}"
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """Means of the first and the last tenth."""
+    width = max(len(values) // 10, 1)
+    return sum(values[:width]) / width, sum(values[-width:]) / width
 
 
 def _interval(value: Row, points: bool = False) -> str:

@@ -1,29 +1,15 @@
-"""The page of a tournament: ranking, learning curves, learning rates, speed and failures.
+"""The page of a tournament: ranking, learning curves, learning rates, speed and failures."""
 
-Reads tournament.json and the run folders of its cells.
-"""
-
-from __future__ import annotations
-
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from mesotron.report import standings as tables
 from mesotron.report.data import CATALOG, Chart, Column, Line, make_chapters, make_grids
 from mesotron.report.read import Run, read_run
-from mesotron.report.render import Block, Cell, Page, cell, flatten, fold, pairs_table, table, text
-from mesotron.report.standings import (
-    ENDED_BADLY,
-    Table,
-    failures,
-    final_cells,
-    rate_map,
-    speed,
-    standings,
-)
+from mesotron.report.render import Block, Cell, Page, cell, fold, pairs_table, table, text
 from mesotron.report.summary import Figure
 from mesotron.runs.console import spell_time
-from mesotron.runs.files import Row
+from mesotron.runs.files import Row, read_json
 
 RECORD = "tournament.json"
 CURVES = tuple(CATALOG)[:2]  # the questions to answer with the cells' curves
@@ -32,7 +18,7 @@ MOST_CELLS = 60
 
 def render_tournament(folder: Path, live: float | None = None) -> str:
     """The HTML page of a tournament; with `live`, it reloads itself after so many seconds."""
-    record = read_record(folder)
+    record: Row = read_json(folder / RECORD)
     names = [contender["name"] for contender in record["contenders"]]
     title = f"{record['recipe']}: {len(names)} contenders"
     states = [one["state"] for one in record["cells"]]
@@ -42,11 +28,20 @@ def render_tournament(folder: Path, live: float | None = None) -> str:
     page = Page(title, "mesotron report · tournament", sentences, names, top_figures(record))
     page.add("Ranking", ranking_block(record, names))
     page.add("Learning curves", *curves(page, folder, record, names))
-    landscape = rate_chart(record, names)
-    shown = page.frames([landscape]) if landscape.lines else None
-    page.add("Learning rates", text(rate_note(record)), shown, table_block(rate_map(record), names))
-    page.add("Speed", table_block(speed(record), names))
-    page.add("Failures", table_block(failures(record)))
+    edges = [
+        f" The best rate of {one['contender']} is the {one['edge']}est tried."
+        for one in record["standings"]
+        if one["edge"]
+    ]
+    note = text(
+        "Every contender starts with the same number of trials, around the rate that makes its "
+        f"step as large as AdamW's.{''.join(edges)}"
+    )
+    chart = rate_chart(record, names)
+    shown = page.frames([chart]) if chart.lines else None
+    page.add("Learning rates", note, shown, table_block(tables.rate_map(record), names))
+    page.add("Speed", table_block(tables.speed(record), names))
+    page.add("Failures", table_block(tables.failures(record)))
     page.add("Fairness", *(text(sentence) for sentence in record["rule"]))
     page.add("Summary", *(text(sentence) for sentence in record["words"]))
     who = [[one["name"], one["optim"], one["objective"], one["about"]]
@@ -55,23 +50,15 @@ def render_tournament(folder: Path, live: float | None = None) -> str:
     page.add(
         "Settings",
         fold("Contenders", table(head, who, "Contenders")),
-        fold("Plan", pairs_table(flatten(record["plan"]), "Plan")),
-        fold("Environment", pairs_table(flatten(record["environment"]), "Environment")),
+        fold("Plan", pairs_table(record["plan"], "Plan")),
+        fold("Environment", pairs_table(record["environment"], "Environment")),
     )
     return page.render(live)
 
 
-def read_record(folder: Path) -> Row:
-    path = folder / RECORD
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-
-
 def is_finished(folder: Path) -> bool:
     """Whether no cell is open and there is a conclusion, even one without a score."""
-    record = read_record(folder)
+    record: Row = read_json(folder / RECORD)
     is_open = any(one["state"] in ("waiting", "running") for one in record["cells"])
     return bool(record["standings"] or record["words"]) and not is_open
 
@@ -85,14 +72,14 @@ def top_figures(record: Row) -> list[Figure]:
         spread = f"95% interval {show(best['low'])} to {show(best['high'])}"
         figures.append(Figure("first", best["contender"], record["measure"]))
         figures.append(Figure("score", show(best["score"]), spread))
-    bad = sum(one["verdict"] in ENDED_BADLY for one in cells)
+    bad = sum(one["verdict"] in tables.ENDED_BADLY for one in cells)
     failed = sum(one["state"] == "failed" for one in cells)
     figures.append(Figure("cells", str(len(cells)), f"{bad} dead or diverged, {failed} failed"))
     seconds = sum(one["wall"] or one["seconds"] or 0.0 for one in cells)
     return [*figures, Figure("total time", spell_time(seconds), "sum over cells")]
 
 
-def table_block(one: Table | None, names: Sequence[str] = (), css: str = "") -> Block | None:
+def table_block(one: tables.Table | None, names: Sequence[str] = (), css: str = "") -> Block | None:
     if one is None or not one.rows or len(one.columns) < 2:
         return None
     rows: list[list[Cell]] = []
@@ -107,7 +94,7 @@ def table_block(one: Table | None, names: Sequence[str] = (), css: str = "") -> 
 
 def ranking_block(record: Row, names: Sequence[str]) -> Block | None:
     """The standings with their intervals drawn to one scale."""
-    block = table_block(standings(record), names, "ranking")
+    block = table_block(tables.standings(record), names, "ranking")
     if block is None:
         return None
     rows, start = record["standings"], record["start"].get("final")
@@ -132,7 +119,7 @@ def ranking_block(record: Row, names: Sequence[str]) -> Block | None:
 
 def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[Block | None]:
     """Curves of the final cells in their contender's color; of the search cells before that."""
-    cells = [one for one in final_cells(record) if one["run"]]
+    cells = [one for one in tables.final_cells(record) if one["run"]]
     cells = cells or [one for one in record["cells"] if one["run"] and one["stage"] == "search"]
     runs: list[Run] = []
     styles: list[int] = []
@@ -158,41 +145,22 @@ def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[
 def rate_chart(record: Row, names: Sequence[str]) -> Chart:
     """Score over learning rate by contender; dead cells are crossed."""
     lines: list[Line] = []
-    dead: list[tuple[float, float]] = []
+    cells = [c for c in record["cells"] if c["stage"] == "search" and c["score"] is not None]
     for style, name in enumerate(names):
         scores: dict[float, list[float]] = {}
-        for one in search_cells(record, name):
-            if one["score"] is not None:
+        for one in cells:
+            if one["contender"] == name:
                 scores.setdefault(one["rate"], []).append(one["score"])
-                if one["verdict"] in ENDED_BADLY:
-                    dead.append((one["rate"], one["score"]))
         rates = sorted(scores)
         means: Column = [sum(scores[rate]) / len(scores[rate]) for rate in rates]
         if rates:
             lines.append(Line(0, name, style, means, x=rates, dots="dots"))
+    dead = sorted((c["rate"], c["score"]) for c in cells if c["verdict"] in tables.ENDED_BADLY)
     if dead:
-        dead.sort()
-        ys: Column = [score for _, score in dead]
-        xs = [rate for rate, _ in dead]
+        xs, ys = map(list, zip(*dead, strict=True))
         lines.append(Line(0, "dead or diverged", len(names), ys, x=xs, dots="crosses"))
     title = f"{record['measure'][:1].upper()}{record['measure'][1:]} over learning rate"
     return Chart(title, lines, "Search cells, mean over seeds.", log_x=True, x_name="rate")
-
-
-def rate_note(record: Row) -> str:
-    edges = [
-        f" The best rate of {one['contender']} is the {one['edge']}est tried."
-        for one in record["standings"]
-        if one["edge"]
-    ]
-    return (
-        "Every contender starts with the same number of trials, around the rate that makes its "
-        f"step as large as AdamW's.{''.join(edges)}"
-    )
-
-
-def search_cells(record: Row, name: str) -> list[Row]:
-    return [c for c in record["cells"] if c["contender"] == name and c["stage"] == "search"]
 
 
 def show(value: float | None) -> str:

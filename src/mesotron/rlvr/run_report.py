@@ -7,17 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mesotron.config import TrainConfig
+from mesotron.rlvr import scores
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.evaluate import EvalResult, evaluate
-from mesotron.rlvr.scores import (
-    Score,
-    Transcript,
-    bootstrap,
-    pair_up,
-    printable,
-    side_by_side,
-    verdict,
-)
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.runs import RunFolder
 from mesotron.runs.console import spell_time
@@ -33,24 +25,16 @@ def measure(
     model: Any, tokenizer: Any, task: Task, config: TrainConfig, judge: Judge, name: str
 ) -> EvalResult:
     return evaluate(
-        model,
-        tokenizer,
-        task.eval,
-        config.task,
-        examples=task.examples,
-        name=name,
-        max_tokens=config.rollout.max_tokens,
-        samples=0,
-        seed=config.seed,
-        judge=judge,
-    )
+        model, tokenizer, task.eval, config.task, examples=task.examples, name=name, samples=0,
+        max_tokens=config.rollout.max_tokens, seed=config.seed, judge=judge,
+    )  # fmt: skip
 
 
 def compare(before: Row, after: Row) -> Row:
     """What changed, over paired problems; takes two `EvalResult.to_json()`."""
     first = {one["id"]: one["correct"] for one in before["transcripts"]}
     pairs = [(first[one["id"]], one["correct"]) for one in after["transcripts"]]
-    gain = bootstrap([float(new) - float(old) for old, new in pairs])
+    gain = scores.bootstrap([float(new) - float(old) for old, new in pairs])
     return {
         "problems": after["problems"],
         "before": before["greedy"]["strict"],
@@ -62,34 +46,40 @@ def compare(before: Row, after: Row) -> Row:
 
 def show(before: Row, after: Row, result: Row, console: Console) -> None:
     """The comparison and the most telling transcripts, on the terminal."""
-    console.print(side_by_side(transcripts(before), transcripts(after), PAIRS_SHOWN))
+    console.print(scores.side_by_side(transcripts(before), transcripts(after), PAIRS_SHOWN))
     table = Table(title=f"greedy accuracy, {result['problems']} held-out problems, 95 % intervals")
     for heading in ("before", "after", "gain"):
         table.add_column(heading)
-    table.add_row(*(str(Score(**result[key])) for key in ("before", "after", "gain")))
+    table.add_row(*spell_scores(result))
     console.print(table)
     for sentence in result["findings"]:
         console.print(f"note: {sentence}", soft_wrap=True, markup=False)
 
 
 def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, result: Row) -> str:
-    scores = {key: Score(**result[key]) for key in ("before", "after", "gain")}
-    rows = run.rows("metrics")
+    rows, rollout = run.rows("metrics"), config.rollout
+    updates = "one update" if rollout.updates == 1 else f"{rollout.updates} updates"
+    spent = sum(row.get("time/step", 0.0) for row in rows)
+    formatted = [one["greedy"]["rates"]["facts/formatted"] for one in (before, after)]
     lines = [
         f"# {config.recipe}: {config.steps} steps",
         "",
         f"Model {config.model.name}, task {config.task.name}, objective {config.objective.name}, "
         f"optimizer {config.optim.name} at learning rate {config.optim.lr:g}, seed {config.seed}.",
         "",
-        *setup_lines(run, config, rows),
+        f"    mesotron {shlex.join(run.environment.get('command', []))}",
+        "",
+        f"Each rollout: {rollout.prompts} prompts x {rollout.generations} completions of at most "
+        f"{rollout.max_tokens} tokens, for {updates}. The {len(rows)} steps took "
+        f"{spell_time(spent)}, on {run.environment.get('device', 'an unknown device')}.",
         "",
         f"Greedy accuracy on {result['problems']} held-out problems, with 95 % intervals:",
         "",
         "| before | after | gain |",
         "|---|---|---|",
-        "| " + " | ".join(str(score) for score in scores.values()) + " |",
+        "| " + " | ".join(spell_scores(result)) + " |",
         "",
-        "In the format: {:.0%} before, {:.0%} after.".format(*map(format_rate, (before, after))),
+        "In the format: {:.0%} before, {:.0%} after.".format(*formatted),
         "",
         *(f"- {sentence}" for sentence in result["findings"]),
         *curve_lines(rows),
@@ -102,21 +92,8 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
     return "\n".join(lines)
 
 
-def setup_lines(run: RunFolder, config: TrainConfig, rows: list[Row]) -> list[str]:
-    rollout, command = config.rollout, run.environment.get("command", [])
-    updates = "one update" if rollout.updates == 1 else f"{rollout.updates} updates"
-    spent = sum(row.get("time/step", 0.0) for row in rows)
-    return [
-        f"    mesotron {shlex.join(command)}",
-        "",
-        f"Each rollout: {rollout.prompts} prompts x {rollout.generations} completions of at most "
-        f"{rollout.max_tokens} tokens, for {updates}. The {len(rows)} steps took "
-        f"{spell_time(spent)}, on {run.environment.get('device', 'an unknown device')}.",
-    ]
-
-
-def format_rate(result: Row) -> float:
-    return result["greedy"]["rates"]["facts/formatted"]
+def spell_scores(result: Row) -> list[str]:
+    return [str(scores.Score(**result[key])) for key in ("before", "after", "gain")]
 
 
 def curve_lines(rows: list[Row]) -> list[str]:
@@ -147,16 +124,17 @@ def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
 def transcript_lines(before: Row, after: Row) -> list[str]:
     """Pairs of transcripts as indented blocks, which no completion can break out of."""
     lines = []
-    for pair in pair_up(transcripts(before), transcripts(after), PAIRS_SHOWN):
+
+    def block(text: str) -> list[str]:
+        return [f"    {line}" for line in scores.printable(text).splitlines()] or ["    (nothing)"]
+
+    for pair in scores.pair_up(transcripts(before), transcripts(after), PAIRS_SHOWN):
         lines += ["", f"### {pair.change}", "", *block(pair.before.question), ""]
         for word, one in (("before", pair.before), ("after", pair.after)):
-            lines += [f"{word} ({verdict(one)}; gold {one.gold}):", "", *block(one.completion), ""]
+            title = f"{word} ({scores.verdict(one)}; gold {one.gold}):"
+            lines += [title, "", *block(one.completion), ""]
     return lines
 
 
-def block(text: str) -> list[str]:
-    return [f"    {line}" for line in printable(text).splitlines()] or ["    (nothing)"]
-
-
-def transcripts(result: Row) -> list[Transcript]:
-    return [Transcript(**one) for one in result["transcripts"]]
+def transcripts(result: Row) -> list[scores.Transcript]:
+    return [scores.Transcript(**one) for one in result["transcripts"]]

@@ -1,8 +1,4 @@
-"""`mesotron train` and `mesotron sft` up to where torch is needed: inputs, folder, variables.
-
-Nothing heavy is imported before the settings are known to be usable, nor before the variables are
-set that Hugging Face libraries read at import.
-"""
+"""`mesotron train` and `mesotron sft` up to where torch is needed: inputs, folder, variables."""
 
 import logging
 import math
@@ -29,17 +25,14 @@ Limited = TypeVar("Limited", TrainConfig, SftConfig)
 
 
 def run(config: TrainConfig | SftConfig, then: Callable[[Path], None] | None = None) -> int:
-    """Train, or resume a run, then call `then` with its folder in the main process.
-
-    Returns:
-        The exit code: 0 when finished, and also when stopped by Ctrl-C or SIGTERM and saved.
-    """
+    """Train or resume; the main process calls `then` with the folder. Returns the exit code."""
     began = time.monotonic()
     check_installed()
     plan: Plan[Any] = resume_plan(config) if config.resume else new_run(config)
     limits_of(plan.config)  # refuses a budget without a price
     set_library_variables(plan.config)
     go_offline_without_network()
+    # Only now: Hugging Face libraries read the variables at import.
     if isinstance(config, SftConfig):
         from mesotron.rlvr.sft import train
     else:
@@ -58,11 +51,8 @@ def new_run(config: TrainConfig | SftConfig) -> Plan[Any]:
 
 def resume_plan(config: Limited) -> Plan[Limited]:
     """The plan of a stopped run, with the limits given now."""
-    plan = plan_resume(
-        config,
-        evaluate="mesotron eval",
-        instead="start a new run (from its weights: --model.name CHECKPOINT)",
-    )
+    instead = "start a new run (from its weights: --model.name CHECKPOINT)"
+    plan = plan_resume(config, "mesotron eval", instead)
     if config.gpu is not None and config.price is None:
         # The run's old price was for another machine.
         return replace(plan, config=replace(plan.config, price=None))
@@ -96,11 +86,8 @@ def check(config: TrainConfig | SftConfig) -> None:
     check_enough(math.inf if config.task.num_train is None else config.task.num_train, config)
     parts, default = config.reward.parts, RewardConfig().parts
     if config.objective.name in SELF_LABELED and (parts != default or config.reward.weights):
-        log.warning(
-            "%s trains on its votes only: the reward %s is logged as rewards/reward and not used",
-            config.objective.name,
-            " + ".join(parts),
-        )
+        message = "%s trains on its votes only: the reward %s is logged as rewards/reward, not used"
+        log.warning(message, config.objective.name, " + ".join(parts))
 
 
 def check_enough(num_problems: float, config: TrainConfig) -> None:

@@ -127,11 +127,9 @@ def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def prune(root: Path, keep: int, newest: int) -> None:
-    """Remove all but `keep` of the checkpoints up to the step just written.
-
-    Later ones are unusable for a resumed run: counted, a damaged one would displace the only intact
-    one. Step 0 is the start that a guard can roll back to, and stays.
-    """
+    """Remove all but `keep` of the checkpoints up to the step just written."""
+    # Later checkpoints are unusable for a resumed run: counted, a damaged one would displace the
+    # only intact one. Step 0 is the start that a guard can roll back to, and stays.
     written = [one for one in list_checkpoints(root) if 0 < one.step <= newest]
     for checkpoint in written[:-keep]:
         shutil.rmtree(checkpoint.path)

@@ -1,7 +1,4 @@
-"""Progress of a training run: a live view on a terminal, a plain line now and then elsewhere.
-
-The view reads the rows of metrics.jsonl and nothing else, so every kind of run can use it.
-"""
+"""Progress of a training run: a live view on a terminal, a plain line now and then elsewhere."""
 
 import time
 from collections import deque
@@ -24,10 +21,7 @@ SPENT, PROJECTED = "cost/spent", "cost/projected"  # dollars
 
 
 class LiveView:
-    """Progress, time left, cost, sparklines of some metrics, the latest transcript and alert.
-
-    `watched` maps the metrics to show to their labels.
-    """
+    """Progress, time left, cost, sparklines of `watched` metrics (name -> label), latest alert."""
 
     def __init__(self, steps: int, watched: dict[str, str], console: Console | None = None) -> None:
         self.steps = steps
@@ -37,8 +31,7 @@ class LiveView:
         self._step = 0
         self._times: deque[tuple[int, float]] = deque([(0, time.monotonic())], maxlen=WINDOW)
         self._transcript = self._alarm = ""
-        self._spent: float | None = None
-        self._projected: float | None = None
+        self._spent = self._projected = None  # dollars
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
@@ -51,7 +44,6 @@ class LiveView:
             self._live.stop()
 
     def start_at(self, step: int, rows: Sequence[dict]) -> None:
-        """Continue in the middle of a run: the step reached and the rows so far."""
         self._step = step
         self._times.clear()
         self._times.append((step, time.monotonic()))
@@ -65,14 +57,17 @@ class LiveView:
         self._remember(row)
         if self.console.is_terminal:
             self._live.update(self._view(), refresh=True)
-        elif self._is_line_due():
-            self.console.print(self._line(), soft_wrap=True, highlight=False)
+        elif step % max(1, self.steps // PLAIN_LINES) == 0 or step in (1, self.steps):
+            known = self._known().items()
+            shown = [f"{label} {spell_number(values[-1])}" for label, values in known]
+            left = [f"{spell_time(self.seconds_left())} left"] if step < self.steps else []
+            line = "  ".join([f"step {step}/{self.steps}", *shown, *left, *self._cost()])
+            self.console.print(line, soft_wrap=True, highlight=False)
 
     def show_transcript(self, text: str) -> None:
         self._transcript = shorten(text)
 
     def alarm(self, sentence: str) -> None:
-        """Print an alert of the watch and keep it in view."""
         self._alarm = shorten(sentence)
         self.say(sentence)
 
@@ -92,23 +87,15 @@ class LiveView:
         self._spent = row.get(SPENT, self._spent)
         self._projected = row.get(PROJECTED, self._projected)
 
-    def _is_line_due(self) -> bool:
-        every = max(1, self.steps // PLAIN_LINES)
-        return self._step % every == 0 or self._step in (1, self.steps)
-
-    def _line(self) -> str:
-        shown = [f"{word} {spell_number(self._history[name][-1])}" for name, word in self._known()]
-        left = [f"{spell_time(self.seconds_left())} left"] if self._step < self.steps else []
-        return "  ".join([f"step {self._step}/{self.steps}", *shown, *left, *self._cost()])
-
     def _cost(self) -> list[str]:
         if self._spent is None:
             return []
         ahead = f" of ${self._projected:,.2f}" if self._projected is not None else ""
         return [f"${self._spent:,.2f}{ahead}"]
 
-    def _known(self) -> list[tuple[str, str]]:
-        return [(name, word) for name, word in self._watched.items() if self._history[name]]
+    def _known(self) -> dict[str, list[float]]:
+        named = {label: self._history[name] for name, label in self._watched.items()}
+        return {label: values for label, values in named.items() if values}
 
     def _view(self) -> RenderableType:
         width = max(min(BAR_WIDTH, self.console.width - 40), 8)
@@ -118,9 +105,11 @@ class LiveView:
             ProgressBar(total=self.steps, completed=self._step, width=width),
             "  ".join([f"{spell_time(self.seconds_left())} left", *self._cost()]),
         )
-        for name, word in self._known():
-            values = self._history[name]
-            table.add_row(word, sparkline(values, width), spell_number(values[-1]) + spread(values))
+        for label, values in self._known().items():
+            finite = [x for x in values if x - x == 0]
+            ends = [spell_number(one(finite)) for one in (min, max)] if len(finite) > 1 else []
+            scale = f"  ({' to '.join(ends)})" if ends else ""
+            table.add_row(label, sparkline(values, width), spell_number(values[-1]) + scale)
         parts: list[RenderableType] = [table]
         if self._transcript:
             parts.append(Panel(Text(self._fit(self._transcript)), title="latest transcript"))
@@ -145,13 +134,6 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     low, high = min(means), max(means)
     span = high - low or 1.0
     return "".join(BARS[int((x - low) / span * (len(BARS) - 1))] for x in means)
-
-
-def spread(values: Sequence[float]) -> str:
-    finite = [x for x in values if x - x == 0]
-    if len(finite) < 2:
-        return ""
-    return f"  ({spell_number(min(finite))} to {spell_number(max(finite))})"
 
 
 def spell_number(x: float) -> str:

@@ -1,9 +1,4 @@
-"""JSON and JSON-lines files that survive a kill at any moment.
-
-A line is written in one call. Readers skip a torn last line; a broken line elsewhere is an error
-that names it. Non-finite numbers are written as NaN and Infinity: a NaN loss is what a reader looks
-for.
-"""
+"""JSON and JSON-lines files that survive a kill at any moment; NaN and Infinity are allowed."""
 
 import json
 import os
@@ -24,25 +19,21 @@ def read_rows(path: Path) -> list[Row]:
     """Every complete row of a file; none if there is no file."""
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
-    torn = lines.pop()  # empty after a complete last line
-    rows = [parse_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if torn.strip():
+    rows: list[Row] = []
+    lines = path.read_bytes().split(b"\n")  # the last is empty, or torn, or lacks its line break
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            rows.append(parse_row(path, len(lines) + 1, torn))  # complete but for its line break
-        except ValueError:
-            return rows
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"it is a {type(row).__name__}")
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path} line {number} is not a JSON object: {error}") from error
+        rows.append(row)
     return rows
-
-
-def parse_row(path: Path, number: int, line: bytes) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{path} line {number} is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{path} line {number} is not a JSON object but {type(row).__name__}")
-    return row
 
 
 def cut_rows_after(path: Path, step: int) -> None:
@@ -64,6 +55,13 @@ def write_whole(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def check_writable(path: Path, name: str = "result.json") -> None:

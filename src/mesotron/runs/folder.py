@@ -8,18 +8,18 @@ routing.json  the rule of each parameter checkpoints/   see `checkpoints`
 """
 
 import fcntl
-import json
 import os
 import platform
 import subprocess
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any, Literal, Self
 
 from mesotron.config.base import to_plain
-from mesotron.runs.files import Row, append_row, cut_rows_after, read_rows, write_json
+from mesotron.runs.files import Row, append_row, cut_rows_after, read_json, read_rows, write_json
 
 Stream = Literal["metrics", "events", "samples", "spectra"]
 STREAMS: tuple[Stream, ...] = ("metrics", "events", "samples", "spectra")
@@ -33,11 +33,8 @@ PACKAGES = (
 def new_run_path(name: str, root: Path = Path("runs")) -> Path:
     """An unused path for a new run, `runs/NAME-DATE-TIME`."""
     base = root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, number = base, 1
-    while path.exists():
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
-    return path
+    others = (base.with_name(f"{base.name}-{number}") for number in count(2))
+    return next(path for path in chain([base], others) if not path.exists())
 
 
 def check_free(path: Path, flag: str = "--out") -> None:
@@ -65,6 +62,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.checkpoints = path / "checkpoints"
         self._lock: IO[str] | None = None
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is not a run: it has no config.json; name a folder of runs/")
@@ -76,20 +74,21 @@ class RunFolder:
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         write_json(path / "env.json", environment)
         write_json(path / "config.json", to_plain(config))
-        link_last(path)
+        root = path.resolve().parent
+        if root.name == "runs":
+            draft = root / f".last.{os.getpid()}"
+            draft.unlink(missing_ok=True)
+            draft.symlink_to(path.name, target_is_directory=True)
+            draft.replace(root / "last")
         return cls(path)
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
     def config(self) -> Row:
-        return self._read_json("config.json")
+        return read_json(self.path / "config.json")
 
     @property
     def environment(self) -> Row:
-        return self._read_json("env.json")
+        return read_json(self.path / "env.json")
 
     @property
     def result(self) -> Row | None:
@@ -112,17 +111,13 @@ class RunFolder:
 
     def load(self, name: str) -> Row | None:
         """The contents of NAME.json, or None."""
-        return self._read_json(f"{name}.json") if (self.path / f"{name}.json").exists() else None
+        path = self.path / f"{name}.json"
+        return read_json(path) if path.exists() else None
 
     def finish(self, result: Row, report: str) -> None:
         """Write how the run ended: numbers for tools, text for people."""
         (self.path / "report.md").write_text(report, encoding="utf-8")
         self.save("result", result)
-
-    def check_unused(self) -> None:
-        """Refuse a run that another process is writing."""
-        with self:
-            pass
 
     def __enter__(self) -> Self:
         """Take the lock; the system releases it when the process ends, however it ends."""
@@ -131,31 +126,12 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise ValueError(
-                f"{self.path} is in use by another process; wait for it or stop it first"
-            ) from None
+            raise ValueError(f"{self.path} is in use by another process; stop it first") from None
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._lock is not None
         self._lock.close()
-
-    def _read_json(self, name: str) -> Row:
-        path = self.path / name
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
-
-
-def link_last(path: Path) -> None:
-    root = path.resolve().parent
-    if root.name != "runs":
-        return
-    draft = root / f".last.{os.getpid()}"
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(path.name, target_is_directory=True)
-    draft.replace(root / "last")
 
 
 def describe_environment(device: str, seed: int, **more: Any) -> dict[str, Any]:
@@ -167,15 +143,10 @@ def describe_environment(device: str, seed: int, **more: Any) -> dict[str, Any]:
         except PackageNotFoundError:
             continue  # an extra that is not installed
     return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": packages,
-        "commit": source_commit(),
-        "command": sys.argv[1:],
-        "device": device,
-        "seed": seed,
-        **more,
-    }
+        "python": platform.python_version(), "platform": platform.platform(),
+        "packages": packages, "commit": source_commit(), "command": sys.argv[1:],
+        "device": device, "seed": seed, **more,
+    }  # fmt: skip
 
 
 def source_commit() -> str | None:

@@ -1,8 +1,4 @@
-"""This process: its rank among several, its stop signals, and whether the hub can be reached.
-
-Ranks are read from the variables that launchers set (`accelerate launch`), so they are known before
-torch is imported. Without a launcher there is one process, the main one.
-"""
+"""This process: its rank (from the launcher's variables), stop signals, and access to the hub."""
 
 import os
 import signal
@@ -48,15 +44,10 @@ def _read_number(name: str, default: int) -> int:
 
 
 class StopRequest:
-    """Turns Ctrl-C and SIGTERM into a request to finish the step, save and exit.
-
-    A second Ctrl-C stops at once, with `how_to_continue` as its message.
-    """
+    """Makes Ctrl-C and SIGTERM requests to finish the step and save; a second Ctrl-C stops."""
 
     def __init__(self, say: Callable[[str], None], how_to_continue: str) -> None:
-        self.requested = False
-        self._say = say
-        self._how_to_continue = how_to_continue
+        self.requested, self._say, self._how_to_continue = False, say, how_to_continue
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -87,22 +78,15 @@ def explain_interrupt(how_to_continue: str) -> Iterator[None]:
 
 
 def go_offline_without_network() -> None:
-    """Set HF_HUB_OFFLINE if the hub is unreachable; call it before Transformers is imported.
-
-    The hub's client would retry for half a minute. Behind a proxy nothing is decided.
-    """
+    """Set HF_HUB_OFFLINE if the hub is unreachable, before Transformers is imported."""
+    # The hub's client would retry for half a minute. Behind a proxy nothing is decided.
     proxies = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
     if "HF_HUB_OFFLINE" in os.environ or any(os.environ.get(name) for name in proxies):
         return
-    if not is_reachable(os.environ.get("HF_ENDPOINT") or HUB):
-        os.environ["HF_HUB_OFFLINE"] = "1"
-
-
-def is_reachable(address: str, timeout: float = HUB_TIMEOUT) -> bool:
+    address = os.environ.get("HF_ENDPOINT") or HUB
     url = urlsplit(address)
     port = url.port or (80 if url.scheme == "http" else 443)
     try:
-        with socket.create_connection((url.hostname or address, port), timeout):
-            return True
+        socket.create_connection((url.hostname or address, port), HUB_TIMEOUT).close()
     except OSError:
-        return False
+        os.environ["HF_HUB_OFFLINE"] = "1"

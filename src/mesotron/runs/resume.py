@@ -1,8 +1,4 @@
-"""Where a run starts: in a new folder, or at the newest intact checkpoint of a stopped one.
-
-A resumed run keeps its own settings, except for fields marked `on_resume`. Any other flag beside
-`--resume` is refused: dropping it silently would be worse.
-"""
+"""Where a run starts: in a new folder, or at a stopped run's checkpoint with its own settings."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
@@ -25,11 +21,9 @@ class Plan(Generic[RunConfig]):
 
     config: RunConfig
     path: Path
-    folder: RunFolder | None = None
-    """The run to resume; None for a new one, whose folder is made once everything is loaded."""
+    folder: RunFolder | None = None  # to resume; a new one is made once everything is loaded
     checkpoint: Checkpoint | None = None
-    notes: tuple[str, ...] = ()
-    """Sentences for the user, such as which checkpoint was damaged."""
+    notes: tuple[str, ...] = ()  # for the user, such as which checkpoint was damaged
 
     def open_folder(self, device: str, threads: int) -> RunFolder:
         if self.folder is not None:
@@ -39,7 +33,7 @@ class Plan(Generic[RunConfig]):
 
 
 def plan_new(config: RunConfig, path: Path) -> Plan[RunConfig]:
-    if is_main():
+    if is_main():  # by now it may have made the folder that the others see
         check_free(path)
     return Plan(config, path)
 
@@ -51,12 +45,10 @@ def plan_resume(config: RunConfig, evaluate: str, instead: str) -> Plan[RunConfi
     path = resume.resolve()  # runs/last may come to point at another run
     folder = RunFolder(path)
     if folder.result is not None:
-        raise ValueError(
-            f"{resume} has finished its {folder.config['steps']} steps; evaluate it with "
-            f"{evaluate} {resume}, or start a new run"
-        )
-    if is_main():  # one process holds the lock
-        folder.check_unused()
+        raise ValueError(f"{resume} has finished: use {evaluate} {resume}, or start a new run")
+    if is_main():
+        with folder:  # refuses a run that another process is writing
+            pass
     settings = resumed_settings(config, RunFolder(resume), instead)
     checkpoint, damaged = newest_whole(folder.checkpoints)
     notes = [f"skipping a damaged checkpoint: {problem}" for problem in damaged]
@@ -69,18 +61,12 @@ def saved_settings(config_type: type[C], run: RunFolder) -> C:
 
 
 def settings_to_resume(config_type: type[C], path: Path) -> C:
-    """The defaults of the flags beside `--resume PATH`.
-
-    Overridable fields that default to None, such as a budget, stay None: `resumed_settings` then
-    takes the run's.
-    """
+    """The defaults of the flags beside `--resume PATH`."""
     run = path.absolute().parent.parent
     if (run / "config.json").is_file() and path.absolute().parent == RunFolder(run).checkpoints:
-        raise ValueError(
-            f"{path} is a checkpoint; its run resumes from the newest one: give "
-            f"--resume {path.parent.parent}"
-        )
+        raise ValueError(f"{path} is a checkpoint: give its run, --resume {path.parent.parent}")
     saved: Any = saved_settings(config_type, RunFolder(path))
+    # A field such as a budget stays None unless given: `resumed_settings` then takes the run's.
     left_open = {item.name: None for item in overridable(saved) if item.default is None}
     return replace(saved, **(left_open | {"resume": path}))
 
@@ -89,11 +75,8 @@ def resumed_settings(config: C, run: RunFolder, instead: str = "start a new run"
     """A run's own settings with the overridable ones given now; other differences are refused."""
     saved: Any = saved_settings(type(config), run)
     for name, given, own in differences(config, saved):
-        verb = "without" if own in (None, ()) else "with"
-        raise ValueError(
-            f"{run.path} started {verb} {spell(name, own)} and keeps its settings: leave "
-            f"{spell(name, given)} out, or {instead}"
-        )
+        had = f"{'without' if own in (None, ()) else 'with'} {spell(name, own)}"
+        raise ValueError(f"{run.path} started {had}: leave {spell(name, given)} out, or {instead}")
     values = {item.name: getattr(config, item.name) for item in overridable(saved)}
     return replace(saved, **{name: value for name, value in values.items() if value is not None})
 
