@@ -1,4 +1,4 @@
-"""Under FSDP2 two processes make the runs of one, with real sampling; killed runs come back."""
+"""Under FSDP2 two processes make the runs of one, with real sampling; killed runs resume."""
 
 import os
 import subprocess
@@ -8,17 +8,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
 from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.runs import RunFolder
 from support.fsdp_on_cpu import SHIPPED
-from support.rlvr_processes import run_everywhere
-from support.rlvr_tiny import make_model
+from support.rlvr_processes import assert_same_run, run_everywhere
+from support.rlvr_tiny import make_model, same
 
-TIMES = {"step_time", "time/step", "time/rollout", "time/optimizer"}
 OBJECTIVES = {
     "grpo": ObjectiveConfig(name="grpo", beta=0.0),
     "mgrpo": ObjectiveConfig(name="mgrpo", beta=0.0, momentum=0.5),
@@ -26,16 +24,16 @@ OBJECTIVES = {
     "kl": ObjectiveConfig(name="mgrpo", beta=0.1),
     "lora": ObjectiveConfig(name="mgrpo", beta=0.1, momentum=0.5),
 }
-QUICK = [("grpo", "muon"), ("mgrpo", "pion")]
-SLOW = [
-    ("grpo", "pion"), ("grpo", "adamw"), ("mgrpo", "muon"), ("mgrpo", "adamw"), ("merged", "muon"),
-    ("kl", "muon"), ("lora", "muon"),
+CASES = [
+    ("grpo", "muon"), ("mgrpo", "pion"), ("grpo", "pion"), ("grpo", "adamw"), ("mgrpo", "muon"),
+    ("mgrpo", "adamw"), ("merged", "muon"), ("kl", "muon"), ("lora", "muon"),
 ]  # fmt: skip
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The tiny model as a folder: a KL term under FSDP refers to where its model came from."""
+    """The tiny model as a folder: under FSDP a KL term loads its reference from there."""
     path = tmp_path_factory.mktemp("model")
     make_model().save_pretrained(path)
     return str(path)
@@ -53,86 +51,49 @@ def case(name, folder, num, steps=3):
     return settings, parts
 
 
-def run_both(names, folder):
-    """Each case on one process, and sharded on two: the main one's results."""
-    found = [
-        run_everywhere(num, [case(name, folder, num) for name in names], "run_sharded",
-                       "support.sharded_runs", sharded=num > 1)[0]
-        for num in (1, 2)
-    ]  # fmt: skip
-    return dict(zip(names, zip(*found, strict=True), strict=True))
+def run(function, num, cases):
+    """The results of every process."""
+    return run_everywhere(num, cases, function, "support.sharded_runs", sharded=num > 1)
 
 
 @pytest.fixture(scope="module")
-def quick(folder):
-    return run_both(QUICK, folder)
+def results(folder):
+    """Each case on one process and sharded on two: the first one's results."""
+    both = [run("run_sharded", num, [case(x, folder, num) for x in CASES])[0] for num in (1, 2)]
+    return dict(zip(CASES, zip(*both, strict=True), strict=True))
 
 
-@pytest.fixture(scope="module")
-def slow(folder):
-    return run_both(SLOW, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", QUICK, ids="-".join)
-def test_a_sharded_run_is_the_run_of_one_process(quick, name):
-    compare(name[0], *quick[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW, ids="-".join)
-def test_a_sharded_run_is_the_run_of_one_process_in_every_variant(slow, name):
-    compare(name[0], *slow[name])
-
-
-def compare(objective, one, two):
-    assert two["sharded"]
-    assert not one["sharded"]
-    assert bool(one["anchor"]) == (objective != "grpo")
-    for kind in ("weights", "anchor"):
-        assert one[kind].keys() == two[kind].keys()
-        for name, weight in one[kind].items():
-            torch.testing.assert_close(
-                torch.tensor(two[kind][name]), torch.tensor(weight), rtol=0, atol=2e-5
-            )
+@pytest.mark.parametrize("name", CASES, ids="-".join)
+def test_a_sharded_run_is_the_run_of_one_process(results, name):
+    one, two = results[name]
+    assert (one["sharded"], two["sharded"]) == (False, True)
+    assert bool(one["anchor"]) == (name[0] != "grpo")
     assert any(abs(row["loss"]) > 1e-4 for row in one["rows"])
-    for mine, theirs in zip(one["rows"], two["rows"], strict=True):
-        assert mine.keys() == theirs.keys()
-        assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-5)
-        # Cosines are of a sample of elements, which is another one in a shard.
-        for key in {k for k in mine if not k.endswith("/cosine")} - TIMES:
-            if mine[key] is None:
-                assert theirs[key] is None, key
-            else:
-                assert theirs[key] == pytest.approx(mine[key], rel=1e-3, abs=1e-4), key
+    # Cosines are over a sample of elements, which differs in a shard.
+    assert_same_run(one, two, cosines=False)
+    losses = [[row["loss"] for row in each["rows"]] for each in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
 
 
-@pytest.mark.slow
 def test_a_sharded_run_resumes_to_the_same_bits(folder):
     """From inside a rollout buffer, with the momentum policy, for each kind of optimizer state."""
     names = [("grpo", "adamw"), ("mgrpo", "muon"), ("kl", "pion"), ("lora", "muon")]
-    cases = [case(name, folder, 2, steps=4) for name in names]
-    for process in run_everywhere(2, cases, "resume_sharded", "support.sharded_runs", sharded=True):
+    for process in run("resume_sharded", 2, [case(name, folder, 2, steps=4) for name in names]):
         assert process == [[True], [True, True], [True, True], [True, True]]
 
 
-@pytest.mark.slow
-def test_a_sharded_run_goes_back(folder):
-    cases = [case(("mgrpo", "muon"), folder, 2, steps=4)]
-    for (process,) in run_everywhere(
-        2, cases, "go_back_sharded", "support.sharded_runs", sharded=True
-    ):
-        assert process == {"acts": [1], "restored": [True, True, True], "rate": 0.005, "steps": 4}
+def test_a_sharded_run_rolls_back(folder):
+    for (process,) in run("roll_back_sharded", 2, [case(("mgrpo", "muon"), folder, 2, steps=4)]):
+        assert process == {"acts": [1], "restored": [True, True], "rate": 0.005, "steps": 4}
 
 
-@pytest.mark.slow
 def test_the_command_is_killed_and_resumed_under_fsdp2(tmp_path):
     """`accelerate launch` with the shipped file: kill -9 after two steps, then --resume."""
-    words = ("--steps 4 --save-every 1 --keep 9 --eval-every 2 --task.num-eval 4 --device cpu "
+    flags = ("--steps 4 --save-every 1 --keep 9 --eval-every 2 --task.num-eval 4 --device cpu "
              "--rollout.prompts 4 --rollout.generations 4 --rollout.max-tokens 16 "
              "--objective.name mgrpo --optim.name muon --guard rollback")  # fmt: skip
-    assert launch(["arith", *words.split(), "--out", "whole"], tmp_path).wait() == 0
-    killed = launch(["arith", *words.split(), "--out", "killed"], tmp_path)
+    assert launch(["arith", *flags.split(), "--out", "whole"], tmp_path).wait() == 0
+    killed = launch(["arith", *flags.split(), "--out", "killed"], tmp_path)
     checkpoint = tmp_path / "killed" / "checkpoints" / "checkpoint-2"
     while not checkpoint.exists():
         assert killed.poll() is None
@@ -141,10 +102,8 @@ def test_the_command_is_killed_and_resumed_under_fsdp2(tmp_path):
         process.kill()  # SIGKILL
     assert killed.wait() != 0
     assert launch(["--resume", "killed"], tmp_path).wait() == 0
-    ends = [load_file(tmp_path / name / "checkpoints" / "checkpoint-4" / "model.safetensors")
-            for name in ("whole", "killed")]  # fmt: skip
-    assert ends[0].keys() == ends[1].keys()
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    last = "checkpoints/checkpoint-4/model.safetensors"
+    assert same(*(load_file(tmp_path / name / last) for name in ("whole", "killed")))
     rows = [RunFolder(tmp_path / name).rows("metrics") for name in ("whole", "killed")]
     kept = [[{k: row[k] for k in ("step", "loss", "reward", "grad_norm")} for row in run]
             for run in rows]  # fmt: skip
@@ -152,25 +111,24 @@ def test_the_command_is_killed_and_resumed_under_fsdp2(tmp_path):
     assert [row["step"] for row in rows[0] if "eval/greedy" in row] == [1, 2, 4]
 
 
-def launch(words, folder):
+def launch(arguments, folder):
     """The command as two sharded processes."""
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(SHIPPED),
                 "--num_processes", "2", "--main_process_port", "0"]  # fmt: skip
-    command = [*launcher, "-m", "support.fsdp_on_cpu", "train", *words]
-    variables = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1]),
-                 "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}  # fmt: skip
-    variables = os.environ | variables
+    command = [*launcher, "-m", "support.fsdp_on_cpu", "train", *arguments]
+    variables = os.environ | {
+        "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1]),
+        "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
     return subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.slow
 def test_log_probabilities_stay_float32_where_bfloat16_is_sharded(folder):
     """Rounded to bfloat16 an entropy of 3.2 would be off by up to 0.008."""
-    found = []
+    entropies = []
     for num in (1, 2):
         settings, parts = case(("grpo", "muon"), folder, num, steps=1)
-        cases = [(settings | {"bf16": True}, parts)]
-        here = run_everywhere(num, cases, "run_sharded", "support.sharded_runs", sharded=num > 1)
-        found.append(here[0][0]["rows"][0])
-    for name in ("entropy", "entropy/trajectory_q1", "entropy/trajectory_q3"):
-        assert found[1][name] == pytest.approx(found[0][name], abs=5e-4)
+        ((result,), *_) = run("run_sharded", num, [(settings | {"bf16": True}, parts)])
+        names = ("entropy", "entropy/trajectory_q1", "entropy/trajectory_q3")
+        entropies.append([result["rows"][0][name] for name in names])
+    assert entropies[1] == pytest.approx(entropies[0], abs=5e-4)

@@ -1,7 +1,7 @@
-"""Whole training steps on one process and on several gloo ones, with rollouts that are scripted.
+"""Whole training steps on one process and on several gloo ones, with scripted rollouts.
 
-What is sampled depends on the prompt and on the place in its group, never on the process: so the
-same run must come out however it is divided.
+What is sampled depends on the prompt and its place in the group, not on the process, so the run
+must be the same however it is split.
 """
 
 import multiprocessing
@@ -14,30 +14,43 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
+import trl
 from accelerate import PartialState
+from torch.distributed.fsdp import fully_shard
 
+import mesotron
+from mesotron.rlvr import checkpoint as resume
+from mesotron.rlvr.anchor import Anchor, AnchoredSampler, local
+from mesotron.rlvr.spending import Spending
+from mesotron.runs import RunFolder
+from mesotron.watch.budget import Limits, Meter
+from mesotron.watch.engine import Engine
+from mesotron.watch.events import Event
 from support.fsdp_on_cpu import shard_on_cpus, shipped_variables
+from support.rlvr_tiny import TIMES, make_model, make_trainer, rows
 
 PRELOAD = ["mesotron.rlvr.trainer", "torch._dynamo", "transformers.models.llama.modeling_llama"]
+SAVE = {"save_strategy": "steps", "save_steps": 1}
 
 
 def scripted(trainer: Any, prompt_ids: list[list[int]], *args: Any, **_: Any) -> Any:
-    """In place of TRL's sampling: short completions, drawn from what may decide about them."""
+    """In place of TRL's sampling."""
     start, number = trainer.accelerator.process_index * len(prompt_ids), args[2]
-    found = [write(ids, (start + k) % number, number) for k, ids in enumerate(prompt_ids)]
-    return found, None
+    return [write(ids, (start + k) % number, number) for k, ids in enumerate(prompt_ids)], None
 
 
 def scripted_merged(
     sampler: Any, prompt_ids: list[list[int]], generations: int, number: int
 ) -> Any:
-    """The same for the merged variant, whose rows are sampled by the policy and by the anchor."""
+    """For the merged variant, whose rows are sampled by the policy and by the anchor."""
     start, ours = sampler.rank * len(prompt_ids), generations - number
     places = [(start + k) % generations for k in range(len(prompt_ids))]
     counts = [ours if place < ours else number for place in places]
-    rows = zip(prompt_ids, places, counts, strict=True)
-    return [write(ids, place, count) for ids, place, count in rows], None
+    cases = zip(prompt_ids, places, counts, strict=True)
+    return [write(ids, place, count) for ids, place, count in cases], None
 
 
 def write(ids: list[int], place: int, number: int) -> list[int]:
@@ -45,74 +58,65 @@ def write(ids: list[int], place: int, number: int) -> list[int]:
     return [*draw.choices(range(3, 25), k=draw.randint(1, 3)), 1]
 
 
+def as_lists(tensors: dict[str, torch.Tensor]) -> dict[str, list]:
+    return {name: x.detach().tolist() for name, x in tensors.items()}
+
+
+def shared_folder() -> Path:
+    """A new folder that all processes know."""
+    PartialState()
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder, src=0)
+    return Path(folder[0])
+
+
+def fail_at_step_3(visible: bool) -> None:
+    """Let the detectors report one failure, with a remedy, if it is visible to this process."""
+    change = {"field": "optim.lr", "act": "multiply", "value": 0.5}
+    event = Event(step=3, detector="repetition", severity="stop", diagnosis="", remedy="",
+                  changes=(change,), began=2)  # fmt: skip
+    Engine.update = lambda self, row: [event] if visible and row["step"] == 3 else []
+
+
 def run_steps(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
     """Train on this process's share; returns weights, an anchor's weights, and the log."""
-    import trl
-
-    from mesotron.rlvr.anchor import AnchoredSampler
-    from support.rlvr_tiny import make_trainer, rows
-
     trl.GRPOTrainer._generate_single_turn = scripted
     AnchoredSampler.merged = scripted_merged
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(Path(folder), parts=parts, **settings)
         trainer.train()
-    weights = {n: p.detach().tolist() for n, p in trainer.model.named_parameters()}
     anchor = trainer.anchor.tensors() if trainer.anchor is not None else {}
     logs = rows(trainer) if trainer.is_world_process_zero() else []
-    return {"weights": weights, "anchor": {n: w.tolist() for n, w in anchor.items()}, "rows": logs}
+    weights = dict(trainer.model.named_parameters())
+    return {"weights": as_lists(weights), "anchor": as_lists(anchor), "rows": logs}
 
 
 def obey_the_first(kind: str) -> list[dict[str, Any]]:
-    """The first process alone sees a failure, or the end of its budget; what each one then did."""
-    import torch.distributed as dist
-    import trl
-
-    import mesotron
-    from mesotron.rlvr.spending import Spending
-    from mesotron.runs import RunFolder
-    from mesotron.watch.budget import Limits, Meter
-    from mesotron.watch.engine import Engine
-    from mesotron.watch.events import Event
-    from support.rlvr_tiny import make_trainer
-
+    """Only the first process sees a failure, or the end of its budget; what each one then did."""
     trl.GRPOTrainer._generate_single_turn = scripted
     first = os.environ["RANK"] == "0"
-    change = {"field": "optim.lr", "act": "multiply", "value": 0.5}
-    event = Event(step=3, detector="repetition", severity="stop", diagnosis="", remedy="",
-                  changes=(change,), began=2)  # fmt: skip
-
-    def see(self: Engine, row: dict[str, float]) -> list[Event]:
-        return [event] if first and kind == "rollback" and row["step"] == 3 else []
-
-    Engine.update = see
-    shared = [tempfile.mkdtemp()]
-    PartialState()
-    dist.broadcast_object_list(shared, src=0)
-    saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
-    trainer = make_trainer(Path(shared[0]), trl.GRPOTrainer, **saving)
+    fail_at_step_3(visible=first and kind == "rollback")
+    folder = shared_folder()
+    trainer = make_trainer(folder, trl.GRPOTrainer, max_steps=4, **SAVE)
     watch = mesotron.Watch(guard="rollback", trainer=trainer)
     limit = 1e-9 if first and kind == "budget" else 1e9
-    run = RunFolder.create(Path(shared[0]) / "run", {}, {}) if first else None
+    run = RunFolder.create(folder / "run", {}, {}) if first else None
     trainer.add_callback(Spending(Meter(Limits(seconds=limit)), run, trainer))
     trainer.add_callback(watch)
     trainer.train()
-    rate = trainer.optimizer.param_groups[0]["initial_lr"]
-    mine = {"acts": [act.checkpoint for act in watch.actions], "steps": trainer.state.global_step,
-            "weights": trainer.model.lm_head.weight.detach().tolist(), "rate": rate}  # fmt: skip
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return found
+    local_result = {
+        "acts": [act.checkpoint for act in watch.actions],
+        "steps": trainer.state.global_step,
+        "weights": trainer.model.lm_head.weight.detach().tolist(),
+        "rate": trainer.optimizer.param_groups[0]["initial_lr"],
+    }
+    results: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(results, local_result)
+    return results
 
 
 def move_anchor(sharded: bool) -> dict[str, Any]:
-    """An anchor's weights, in the model and after it, where the model is sharded by FSDP2."""
-    import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
-
-    from mesotron.rlvr.anchor import Anchor, local
-    from support.rlvr_tiny import make_model
-
+    """The weights while the anchor is in the model and after; under FSDP2 if `sharded`."""
     model = make_model()
     if sharded:
         dist.init_process_group("gloo")
@@ -123,24 +127,17 @@ def move_anchor(sharded: bool) -> dict[str, Any]:
             local(p).mul_(3.0)
     anchor.update(model, momentum=0.75)
 
-    def whole() -> dict[str, Any]:
-        found = {n: p.detach() for n, p in model.named_parameters()}
-        return {n: (p.full_tensor() if sharded else p).tolist() for n, p in found.items()}
+    def gathered() -> dict[str, Any]:
+        return as_lists({n: p.full_tensor() if sharded else p for n, p in model.named_parameters()})
 
     with anchor.in_place_of(model):
-        inside = whole()
-    return {
-        "inside": inside,
-        "after": whole(),
-        "shards": [w.numel() for w in anchor.weights.values()],
-    }
+        inside = gathered()
+    sizes = [w.numel() for w in anchor.weights.values()]
+    return {"inside": inside, "after": gathered(), "shards": sizes}
 
 
 def fail_to_save(failing: int, number: int) -> str:
-    """What this process says when one of them cannot write its part of a checkpoint."""
-    from mesotron.rlvr import checkpoint as resume
-    from support.rlvr_tiny import make_trainer
-
+    """The error in this process when one of them cannot write its part of a checkpoint."""
     save = resume.save_state
 
     def fail(draft: Path, name: str, tree: Any) -> None:
@@ -150,19 +147,30 @@ def fail_to_save(failing: int, number: int) -> str:
 
     resume.save_state = fail
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
-        trainer = make_trainer(Path(folder), **settings)
         try:
-            trainer.train()
+            make_trainer(Path(folder), max_steps=1, **SAVE).train()
         except (OSError, ValueError) as error:
             return str(error)
         finally:
             resume.save_state = save
-    return "it went on"
+    return "no error"
+
+
+def assert_same_run(one: dict[str, Any], two: dict[str, Any], cosines: bool = True) -> None:
+    for kind in ("weights", "anchor"):
+        assert one[kind].keys() == two[kind].keys()
+        for name, weight in one[kind].items():
+            other = torch.tensor(two[kind][name])
+            torch.testing.assert_close(other, torch.tensor(weight), rtol=0, atol=2e-5)
+    for row, other in zip(one["rows"], two["rows"], strict=True):
+        assert row.keys() == other.keys()
+        for key in row.keys() - TIMES:
+            if cosines or not key.endswith("/cosine"):
+                assert other[key] == pytest.approx(row[key], rel=1e-3, abs=1e-4), key
 
 
 def run_on(num: int, cases: list[tuple], function: str = "run_steps") -> list[dict[str, Any]]:
-    """Run a function of this file with each case on so many processes; the main one's results."""
+    """Run a function of this file with each case on `num` processes; the first one's results."""
     return run_everywhere(num, cases, function)[0]
 
 
@@ -178,8 +186,8 @@ def run_everywhere(
     pipes, processes = [], []
     for rank in range(num):
         here, there = context.Pipe()
-        given = (rank, num, port, (module, function), cases, there, sharded)
-        process = context.Process(target=_serve, args=given, daemon=True)
+        arguments = (rank, num, port, (module, function), cases, there, sharded)
+        process = context.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         pipes.append(here)
         processes.append(process)
@@ -198,14 +206,9 @@ def run_everywhere(
 
 
 def _serve(
-    rank: int,
-    num: int,
-    port: int,
-    function: tuple[str, str],
-    cases: list[tuple],
-    pipe: Any,
+    rank: int, num: int, port: int, function: tuple[str, str], cases: list[tuple], pipe: Any,
     sharded: bool,
-) -> None:
+) -> None:  # fmt: skip
     os.environ |= {
         "HF_HUB_OFFLINE": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
@@ -219,4 +222,4 @@ def _serve(
         pipe.send((True, [act(*case) for case in cases]))
     except Exception:
         pipe.send((False, f"process {rank} of {num}\n{traceback.format_exc()}"))
-    pipe.recv()  # stay for the others, until killed
+    pipe.recv()  # stay until killed: the other processes may still need this one

@@ -1,7 +1,7 @@
 """Whole training runs under FSDP2 on gloo processes, and the same ones on one process.
 
-Completions are really sampled, by weights that are sharded or not: the draws alone are given, by a
-completion's place among those of all processes, so that the same run must come out.
+Completions are sampled by the model, but with uniform numbers fixed by a completion's place among
+those of all processes, so the runs must be equal.
 """
 
 import tempfile
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import trl
-from accelerate import PartialState
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -22,19 +21,18 @@ from transformers import TrainerCallback
 import mesotron
 from mesotron.rlvr.checkpoint import load_state
 from mesotron.rlvr.models import reshard
-from mesotron.watch.engine import Engine
-from mesotron.watch.events import Event
-from support.rlvr_tiny import EOS, make_trainer, rows
+from support.rlvr_processes import SAVE, as_lists, fail_at_step_3, shared_folder
+from support.rlvr_tiny import EOS, make_trainer, rows, same
 
 SAMPLE = trl.GRPOTrainer._generate_single_turn
 ROWS = 16  # completions of a step, over all processes
 
 
 @contextmanager
-def given_draws(first: int) -> Iterator[None]:
-    """Let `torch.multinomial` take its draws from a table, of this row and the following ones.
+def fixed_draws(first: int) -> Iterator[None]:
+    """Make `torch.multinomial` draw from a table, starting at row `first`.
 
-    The second half of a step's rows ends after two tokens: of two processes one is done early.
+    The second half of a step's rows ends after two tokens: one of two processes is done early.
     """
     own, calls = torch.multinomial, 0
 
@@ -55,8 +53,7 @@ def given_draws(first: int) -> Iterator[None]:
 
 
 def sample_by_place(trainer: Any, prompt_ids: list[list[int]], *rest: Any, **named: Any) -> Any:
-    """TRL's sampling with such draws."""
-    with given_draws(trainer.accelerator.process_index * len(prompt_ids)):
+    with fixed_draws(trainer.accelerator.process_index * len(prompt_ids)):
         return SAMPLE(trainer, prompt_ids, *rest, **named)
 
 
@@ -66,7 +63,7 @@ def length(completions: list[str], **_: Any) -> list[float]:
 
 
 def run_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
-    """Train on this process's share: weights and anchor, each whole, and the log."""
+    """Train on this process's share; returns gathered weights and anchor, and the log."""
     trl.GRPOTrainer._generate_single_turn = sample_by_place
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(Path(folder), parts={"reward_funcs": length, **parts}, **settings)
@@ -78,87 +75,66 @@ def run_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, An
             anchor = whole_weights(trainer)
     return {
         "sharded": trainer.is_fsdp_enabled,
-        "weights": {name: weight.tolist() for name, weight in weights.items()},
-        "anchor": {name: weight.tolist() for name, weight in anchor.items()},
+        "weights": as_lists(weights),
+        "anchor": as_lists(anchor),
         "rows": rows(trainer),
     }
 
 
 def resume_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> list[bool]:
-    """Whether a run resumed from its second checkpoint ends as the run that went on, bit by bit.
+    """Whether a run resumed from its second checkpoint ends as the whole run, to the bit.
 
     Returns:
-        For each process: its shards of the weights, then those of the anchor if there is one.
+        For this process: whether its shards of the weights, then those of the anchor, are equal.
     """
     trl.GRPOTrainer._generate_single_turn = SAMPLE
     folder = shared_folder()
-    saving = {"save_strategy": "steps", "save_steps": 1, **settings}
     ends = []
-    for checkpoint in (None, folder / "checkpoint-2"):
-        trainer = make_trainer(folder, parts=parts, **saving)
-        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    for checkpoint in (None, str(folder / "checkpoint-2")):
+        trainer = make_trainer(folder, parts=parts, **SAVE, **settings)
+        trainer.train(resume_from_checkpoint=checkpoint)
         ends.append(own_shards(trainer))
-    first, second = ends
-    return [
-        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-        for a, b in zip(first, second, strict=True)
-    ]
+    return [same(a, b) for a, b in zip(*ends, strict=True)]
 
 
 def own_shards(trainer: Any) -> list[dict[str, Tensor]]:
     reshard(trainer.model)
-    held = trainer.model.named_parameters()
-    found = [{n: p.to_local() for n, p in held if isinstance(p, DTensor)}]
-    assert found[0], "nothing is sharded"
-    return found + ([trainer.anchor.tensors()] if trainer.anchor is not None else [])
+    parameters = trainer.model.named_parameters()
+    shards = [{n: p.to_local() for n, p in parameters if isinstance(p, DTensor)}]
+    assert shards[0], "nothing is sharded"
+    return shards + ([trainer.anchor.tensors()] if trainer.anchor is not None else [])
 
 
 def whole_weights(trainer: Any) -> dict[str, Tensor]:
-    """The weights put together; every process must ask."""
+    """The gathered weights; every process must call this."""
     reshard(trainer.model)
-    held = [(name, p.detach()) for name, p in trainer.model.named_parameters()]
-    return {n: p.full_tensor() if isinstance(p, DTensor) else p.clone() for n, p in held}
-
-
-def shared_folder() -> Path:
-    """A new folder that all processes know."""
-    PartialState()
-    held = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(held, src=0)
-    return Path(held[0])
+    parameters = [(name, p.detach()) for name, p in trainer.model.named_parameters()]
+    return {n: p.full_tensor() if isinstance(p, DTensor) else p.clone() for n, p in parameters}
 
 
 class AfterRollback(TrainerCallback):
-    """Whether, right after an act of the guard, weights and anchor are those of its checkpoint."""
+    """Whether weights and anchor are those of the checkpoint right after a rollback."""
 
     def __init__(self, trainer: Any, watch: Any) -> None:
-        self.trainer, self.watch, self.found = trainer, watch, []
+        self.trainer, self.watch, self.restored = trainer, watch, []
 
     def on_log(self, *_: Any, **__: Any) -> None:
         acts = self.watch.actions
-        if len(acts) == 1 and not self.found:
+        if len(acts) == 1 and not self.restored:
             folder = Path(self.trainer.args.output_dir) / f"checkpoint-{acts[0].checkpoint}"
-            saved, now = load_file(folder / "model.safetensors"), whole_weights(self.trainer)
-            mine = load_state(folder, f"process-{dist.get_rank()}")["stateful"]["anchor"]["tensors"]
-            anchor = self.trainer.anchor.tensors()
-            self.found = [
-                now.keys() == saved.keys(),
-                all(torch.equal(now[name], saved[name]) for name in saved),
-                all(torch.equal(anchor[name], mine[name]) for name in anchor),
+            state = load_state(folder, f"process-{dist.get_rank()}")["stateful"]
+            self.restored = [
+                same(whole_weights(self.trainer), load_file(folder / "model.safetensors")),
+                same(self.trainer.anchor.tensors(), state["anchor"]["tensors"]),
             ]
 
 
-def go_back_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
-    """What a rollback did to a sharded run, in which the first process sees a failure at step 3."""
+def roll_back_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
+    """The effect of a rollback on a sharded run; only the first process sees a failure."""
     trl.GRPOTrainer._generate_single_turn = SAMPLE
-    change = {"field": "optim.lr", "act": "multiply", "value": 0.5}
-    event = Event(step=3, detector="repetition", severity="stop", diagnosis="", remedy="",
-                  changes=(change,), began=2)  # fmt: skip
     folder = shared_folder()
-    first = dist.get_rank() == 0
-    Engine.update = lambda self, row: [event] if first and row["step"] == 3 else []
-    saving = {"save_strategy": "steps", "save_steps": 1, **settings}
-    trainer = make_trainer(folder, parts=parts, **saving)
+    fail_at_step_3(visible=dist.get_rank() == 0)
+    trainer = make_trainer(folder, parts=parts, **SAVE, **settings)
     watch = mesotron.Watch(guard="rollback", trainer=trainer)
     after = AfterRollback(trainer, watch)
     trainer.add_callback(watch)
@@ -166,7 +142,7 @@ def go_back_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str
     trainer.train()
     return {
         "acts": [act.checkpoint for act in watch.actions],
-        "restored": after.found,
+        "restored": after.restored,
         "rate": trainer.optimizer.param_groups[0]["initial_lr"],
         "steps": trainer.state.global_step,
     }
