@@ -26,9 +26,8 @@ _BATCH_ELEMENTS = 2**26
 
 
 def adamw_state(p: Tensor) -> State:
-    moments = ("exp_avg", "exp_avg_sq")
-    dtype = wide_dtype(p.dtype)
-    return {"step": _counter(p), **{key: torch.zeros_like(p, dtype=dtype) for key in moments}}
+    m, v = (torch.zeros_like(p, dtype=wide_dtype(p.dtype)) for _ in range(2))
+    return {"step": _counter(p), "exp_avg": m, "exp_avg_sq": v}
 
 
 def sgd_state(p: Tensor) -> State:
@@ -75,23 +74,12 @@ NEW_STATE = {"adamw": adamw_state, "sgd": sgd_state}
 
 def _adamw(batch: Batch, fused: bool) -> None:
     params, grads, states, group, found_inf, _ = batch
-    adamw(
-        params,
-        grads,
-        [s["exp_avg"] for s in states],
-        [s["exp_avg_sq"] for s in states],
-        [],
-        [s["step"] for s in states],
-        fused=fused,
-        found_inf=found_inf if fused else None,  # the others assert that there is none
-        amsgrad=False,
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=False,
-    )
+    m, v, steps = ([s[key] for s in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+    options = {key: group[key] for key in ("lr", "weight_decay", "eps")}
+    options |= {"beta1": group["betas"][0], "beta2": group["betas"][1]}
+    options |= {"amsgrad": False, "maximize": False, "fused": fused}
+    # Without the fused kernels PyTorch asserts that there is no found_inf.
+    adamw(params, grads, m, v, [], steps, found_inf=found_inf if fused else None, **options)
 
 
 def _sgd(batch: Batch, fused: bool) -> None:
@@ -101,19 +89,10 @@ def _sgd(batch: Batch, fused: bool) -> None:
         keep = torch.where(found_inf > 0, 1.0, torch.as_tensor(keep, device=found_inf.device))
     if isinstance(keep, Tensor) or keep != 1:
         torch._foreach_mul_(params, keep)  # pyright: ignore
-    sgd(
-        params,
-        grads,
-        [s["momentum_buffer"] for s in states],
-        fused=fused,
-        found_inf=found_inf if fused else None,  # the others assert that there is none
-        weight_decay=0.0,
-        momentum=group["momentum"],
-        lr=group["lr"],
-        dampening=0.0,
-        nesterov=group["nesterov"],
-        maximize=False,
-    )
+    momenta = [s["momentum_buffer"] for s in states]
+    options = {key: group[key] for key in ("lr", "momentum", "nesterov")}
+    options |= {"weight_decay": 0.0, "dampening": 0.0, "maximize": False, "fused": fused}
+    sgd(params, grads, momenta, found_inf=found_inf if fused else None, **options)
     counters = [s["step"] for s in states if "step" in s]
     if counters:
         torch._foreach_add_(counters, 1 if found_inf is None else 1 - found_inf)  # pyright: ignore

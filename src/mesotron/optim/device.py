@@ -4,7 +4,7 @@ rounding into bfloat16 weights."""
 from __future__ import annotations
 
 import struct
-import time
+import timeit
 import zlib
 from functools import cache
 
@@ -37,12 +37,8 @@ def name_device(device: torch.device) -> str:
 
 @cache
 def filter_dtype(device: torch.device) -> torch.dtype:
-    """The fastest dtype for matrix products on `device` that a spectral filter tolerates: bfloat16
-    where it is clearly faster than float32.
-
-    bfloat16 is twice as fast as tf32 on a recent GPU and 200 times slower than float32 on a CPU
-    without bfloat16 units, so on a CPU it is measured once.
-    """
+    """The dtype of a filter's products: bfloat16 where it is clearly faster than float32. On a CPU
+    without bfloat16 units it is 200 times slower, so there it is measured once."""
     if device.type == "cuda":
         native = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if native else torch.float32
@@ -54,14 +50,7 @@ def filter_dtype(device: torch.device) -> torch.dtype:
 
 def _product_seconds(dtype: torch.dtype) -> float:
     X = torch.full((_PROBE_SIZE, _PROBE_SIZE), 0.5, dtype=dtype)
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        torch.mm(X, X)
-        best = min(best, time.perf_counter() - start)
-        if best > 0.01:  # emulated: no need for a better reading
-            break
-    return best
+    return min(timeit.repeat(lambda: torch.mm(X, X), repeat=3, number=1))
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -69,11 +58,8 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def rounding_seed(step: int, number: int, part: int) -> int:
-    """The 32-bit seed of one part (window or shard) of parameter `number` in one step.
-
-    It depends on these alone and not on a global generator, so that replicas round alike and a
-    resumed run rounds like an uninterrupted one.
-    """
+    """The 32-bit seed of one part (window or shard) of parameter `number` in one step: without a
+    global generator replicas round alike, and a resumed run like an uninterrupted one."""
     return zlib.crc32(struct.pack("<III", step % 2**32, number, part))
 
 

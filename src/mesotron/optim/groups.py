@@ -28,9 +28,7 @@ def split_by_rank(params: Iterable[Any], *, rule: str, aux: str) -> list[dict[st
     dimensions: vectors go to `aux`, matrices to `rule`, convolutions to a group of their own."""
     items = list(params)
     if not items:
-        raise ValueError(
-            "the optimizer got an empty list of parameters: pass model.parameters() or groups"
-        )
+        raise ValueError("the optimizer got an empty list of parameters")
     groups = items if isinstance(items[0], dict) else [{"params": items}]
     out: list[dict[str, Any]] = []
     for group in groups:
@@ -72,8 +70,7 @@ def check_group(group: dict[str, Any]) -> None:
         if isinstance(value, Tensor):
             if value.ndim and key != "eps":
                 raise ValueError(
-                    f"{key} is a tensor of shape {tuple(value.shape)}: give it without dimensions, "
-                    "torch.tensor(1e-3)"
+                    f"{key} has shape {tuple(value.shape)}: give it without dimensions"
                 )
         elif not (value >= 0 and (high is None or value < high)):
             bound = "at least 0" + ("" if high is None else f" and below {high}")
@@ -83,16 +80,11 @@ def check_group(group: dict[str, Any]) -> None:
     for p in group["params"]:
         check_not_flat(p)
         if not p.is_floating_point():
-            raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} is {p.dtype}, and every rule needs real "
-                "floating-point numbers: store a complex parameter as two real ones"
-            )
+            raise ValueError(f"{p.dtype} cannot be trained: store a complex parameter as two real")
     if group["rule"] not in SPECTRAL_RULES:
         return
     if group["rule"] == "pion" and group["filter"] != "pion":
-        raise ValueError(
-            f"rule='pion' has the pion filter, not {group['filter']!r}: use rule='muon' for that"
-        )
+        raise ValueError(f"filter={group['filter']!r} belongs to rule='muon', not to rule='pion'")
     group_filter(group)
     check_scale(group["scale"])
     for key in ("dtype", "momentum_dtype"):
@@ -100,10 +92,7 @@ def check_group(group: dict[str, Any]) -> None:
             raise ValueError(f"{key}={group[key]!r} must be None or one of {', '.join(_DTYPES)}")
     for p in group["params"]:
         if p.ndim < 2:
-            raise ValueError(
-                f"rule={group['rule']!r} needs matrices but got shape {tuple(p.shape)}: "
-                "put it into a group with rule='adamw'"
-            )
+            raise ValueError(f"{tuple(p.shape)} is no matrix: give it a group with rule='adamw'")
         if group["view"] is not None:
             View.parse(group["view"]).windows(torch.empty(p.shape, device="meta"))
 
@@ -117,8 +106,7 @@ def check_not_flat(p: Tensor, name: str = "a parameter", wrapped: bool = False) 
         raise ValueError(
             f"{name} (shape {tuple(p.shape)}) is a flat or empty shard of "
             f"{'DeepSpeed ZeRO-3' if zero3 else 'FSDP1'}, and a spectral filter needs whole "
-            "matrices: use FSDP2 (torch.distributed.fsdp.fully_shard), whose parameters keep their "
-            "shape"
+            "matrices: use FSDP2 (torch.distributed.fsdp.fully_shard)"
         )
 
 
@@ -144,8 +132,7 @@ def default_view(group: dict[str, Any]) -> str:
         return "conv"
     shapes = sorted({tuple(p.shape) for p in group["params"] if p.ndim != 2})
     raise ValueError(
-        f"ambiguous matrices in tensors of shape {shapes[0]}: give them a group of their own with "
-        "view='stack' (leading dims hold separate matrices) or view='conv' (out, in, kernel)"
+        f"ambiguous shape {shapes[0]}: give it a group with view='stack' or view='conv'"
     )
 
 
@@ -202,11 +189,9 @@ def clip_gradients(optimizer: RoutedOptimizer, max_norm: float, matrices: bool =
     """Clip the gradient of the auxiliary groups together to a norm; optionally the spectral groups.
 
     A spectral step does not depend on the size of a gradient, so by default only the auxiliary
-    groups are clipped: by the norm of everything, AdamW's step would depend on matrices that it
-    does not train. Momentum does depend on it: a first gradient r times as large as those after it
-    (a format that two steps teach) outweighs all of them in a momentum mu for
-    ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps if they have nothing in common, 23 for r = 10 and
-    mu = 0.95, and a spectral rule makes each of these steps at full size.
+    groups are clipped, by their own norm. Momentum does depend on it: a first gradient r times as
+    large as those after it outweighs them in a momentum mu for up to
+    ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps, 23 for r = 10 and mu = 0.95.
     """
     # By kind of rule, then by mesh, since no norm spans two meshes.
     auxiliary, spectral = defaultdict(list), defaultdict(list)

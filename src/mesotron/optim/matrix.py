@@ -16,8 +16,7 @@ from torch import Tensor
 from mesotron.spectral import SYRK, Filter, cheapest_plan, noise_edge
 from mesotron.spectral.filters import FIXED_POINT, aim
 
-# Below this size a batched product is faster than the BLAS routine for S S^T (measured on two CPU
-# families).
+# Below this size a batched product is faster than BLAS's S S^T (measured on two CPU families).
 _SYRK_FROM = 128
 _POWER_STEPS = 6
 
@@ -36,11 +35,6 @@ def apply_filter(X: Tensor, filter: Filter) -> Filtered:
 
     The result does not depend on the scale of a matrix (1e-30 to 1e30), and a zero matrix stays
     zero.
-
-    Example:
-        >>> from mesotron.spectral import pion
-        >>> apply_filter(torch.tensor([[[3.0, 0.0], [0.0, 0.0]]]), pion()).X[0, 0, 0]
-        tensor(1.)
     """
     norm = normalize(X)
     if filter.rank is not None:

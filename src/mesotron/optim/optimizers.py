@@ -8,7 +8,7 @@ Each param group names its rule, so one object has one state_dict, one scheduler
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -164,8 +164,12 @@ class RoutedOptimizer(torch.optim.Optimizer):
             group["step"] += 1
         stats = StepStats()
         work = sort_parameters(self.param_groups)
-        if work.idle:
-            self._check_not_frozen()
+        params = [p for group in self.param_groups for p in group["params"]]
+        if work.idle and params and not any(p.requires_grad for p in params):
+            raise ValueError(
+                f"none of the optimizer's {len(params)} parameters requires a gradient: build it "
+                "after the model is wrapped (LoRA) or frozen"
+            )
         for places in work.auxiliary.values():
             self._auxiliary_step(places, stats)
         for device, places in work.spectral.items():
@@ -249,14 +253,6 @@ class RoutedOptimizer(torch.optim.Optimizer):
             batch = Batch(params, grads, states, group, found_inf, streams)
             STEPS[group["rule"]](batch, stats)
 
-    def _check_not_frozen(self) -> None:
-        params = [p for group in self.param_groups for p in group["params"]]
-        if params and not any(p.requires_grad for p in params):
-            raise ValueError(
-                f"none of the optimizer's {len(params)} parameters requires a gradient: it was "
-                "probably built before the model was wrapped (LoRA) or frozen; build it afterwards"
-            )
-
 
 class Muon(RoutedOptimizer):
     """Muon: momentum whose singular values are all brought to about 1; AdamW for the rest.
@@ -310,11 +306,9 @@ class AdamW(RoutedOptimizer):
 
 
 def _report_finite(name: str, grads: list[Tensor], stats: StepStats) -> Tensor:
-    """One bool per gradient, on the device; recorded, and logged on the CPU, where reading is
-    free."""
     finite = gradients_finite(grads)
     stats.add_finite([name] * len(grads), finite)
-    if finite.device.type == "cpu" and not finite.all():
+    if finite.device.type == "cpu" and not finite.all():  # elsewhere reading it would wait
         _log.warning(
             "%d of %d gradients in group %r are not finite: their parameters keep values and state",
             int((~finite).sum()),
@@ -393,11 +387,7 @@ _ROUTING_OPTIONS = ("per_head", "overrides", "modalities", "lora")
 
 
 def _build(
-    cls: type[RoutedOptimizer],
-    model: nn.Module,
-    lr: Lr,
-    aux_lr: Lr | None,
-    options: Mapping[str, Any],
+    cls: type[RoutedOptimizer], model: nn.Module, lr: Lr, aux_lr: Lr | None, options: dict[str, Any]
 ) -> Any:
     routing = {key: options[key] for key in _ROUTING_OPTIONS if key in options}
     rest = {key: value for key, value in options.items() if key not in _ROUTING_OPTIONS}

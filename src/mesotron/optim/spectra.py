@@ -1,7 +1,4 @@
-"""Singular values of a few blocks before and after the filter.
-
-Exact (an SVD of each chosen block), so meant for a handful of steps of a run. Blocks sharded over
-several devices (DTensors) are left out.
+"""Exact singular values of a few blocks before and after the filter, for a few steps of a run.
 
 Legend: a block is one matrix that a spectral rule filters, m x n with m <= n; sigma is [m].
 """
@@ -51,23 +48,8 @@ def choose_blocks(optimizer: RoutedOptimizer, count: int = 4) -> list[Block]:
 def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any] | None:
     """The filter's input and output spectra, right after a step while gradients are there.
 
-    A spectral filter keeps singular vectors, so its effect is computed on a diagonal matrix of the
-    singular values, at full precision.
-
-    Returns:
-        `block`, `rule`, `view`, `shape` (m, n), and over `rank` (from 1) the values `before`, over
-        the largest, and `after`; at most 96 of them, evenly spaced. None without a finite gradient.
-
-    Example:
-        >>> from torch import nn
-        >>> from mesotron.optim import muon
-        >>> optimizer = muon(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
-        >>> block = choose_blocks(optimizer)[0]
-        >>> block.param.grad = torch.diag(torch.tensor([2.0, 1.0, 0.0, 0.0]))
-        >>> optimizer.step()
-        >>> spectrum = measure_spectrum(optimizer, block)
-        >>> spectrum["before"], [round(x, 1) for x in spectrum["after"]]
-        ([1.0, 0.5, 0.0, 0.0], [0.7, 1.1, 0.0, 0.0])
+    Its effect is computed on a diagonal matrix of the singular values, at full precision. `before`
+    is over the largest; at most 96 values, evenly spaced. None without a finite gradient.
     """
     p, group = block.param, block.group
     if p.grad is None:

@@ -1,8 +1,7 @@
 """Import the state of another Muon in the middle of a run.
 
-`torch.optim.Muon`, KellerJordan's Muon, Moonlight's and dion's keep one momentum buffer per
-matrix, as a running mean (the first two) or as a sum (the others), and the usual two moments for
-AdamW parameters.
+All keep one momentum buffer per matrix: `torch.optim.Muon` and KellerJordan's as a running mean,
+Moonlight's and dion's as a sum.
 """
 
 from __future__ import annotations
@@ -53,10 +52,7 @@ def import_state(
     imported = 0
     for p, state in _states(source, params):
         if p not in groups:
-            raise ValueError(
-                f"the source holds a parameter of shape {tuple(p.shape)} that this optimizer "
-                "does not: build both from the same model"
-            )
+            raise ValueError("the source holds other parameters: build both from the same model")
         if state:
             optimizer.state[p].update(_translate(p, state, groups[p], form))
             imported += 1
@@ -71,10 +67,7 @@ def _states(
         return [(p, source.state.get(p, {})) for p in held]
     indices = [i for group in source["param_groups"] for i in group["params"]]
     if params is None or len(params) != len(indices):
-        raise ValueError(
-            f"the state_dict holds {len(indices)} parameters: pass params= with as many, in the "
-            "order the other optimizer held them"
-        )
+        raise ValueError(f"pass params= with the {len(indices)} parameters of the state_dict")
     return [(p, source["state"].get(i, {})) for p, i in zip(params, indices, strict=True)]
 
 
@@ -102,8 +95,6 @@ def _like(p: Tensor, state: Mapping[str, Any], key: str) -> Tensor:
             f"no {key!r}: the two optimizers route it to different rules"
         )
     if state[key].numel() != p.numel():
-        raise ValueError(
-            f"{key} has shape {tuple(state[key].shape)}, the parameter has {tuple(p.shape)}"
-        )
+        raise ValueError(f"{key} has shape {tuple(state[key].shape)}, not {tuple(p.shape)}")
     dtype = wide_dtype(p.dtype)
     return state[key].detach().to(device=p.device, dtype=dtype, copy=True).view(p.shape)

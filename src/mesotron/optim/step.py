@@ -23,8 +23,7 @@ from mesotron.spectral import Filter, make_filter
 from mesotron.spectral.scale import step_scale
 
 Group = dict[str, Any]
-# Larger batches are filtered in parts: the products are long enough by then, and memory is not
-# free.
+# Larger batches are filtered in parts: their products are long enough, and memory is not free.
 _BATCH_BYTES = 256 * 2**20
 
 
@@ -39,8 +38,8 @@ class Member(NamedTuple):
 
 
 class Job(Protocol):
-    """One parameter's share of a step: a source of directions and a sink of filtered ones, window
-    by window."""
+    """One parameter's share of a step, window by window: `pack` writes a direction in the window's
+    wide orientation, `apply` steps by a filtered one, `sample` has rows of the gradient."""
 
     group: Group
     windows: list[Window]
@@ -102,35 +101,27 @@ def direction(grad: Tensor, momentum: Tensor, group: Group, finite: Tensor | Non
 
 
 def step_weights(
-    W: Tensor,
-    filtered: Tensor,
-    step_size: float | Tensor,
-    group: Group,
-    finite: Tensor | None,
-    seed: int,
+    W: Tensor, X: Tensor, step_size: float | Tensor, group: Group, finite: Tensor | None, seed: int
 ) -> None:
     """W <- (1 - lr wd) W - step_size X in place, where `finite`; bfloat16 rounds at random."""
     decay = group["lr"] * group["weight_decay"]
     if finite is not None:
         step_size, decay = step_size * finite, decay * finite
     if W.dtype == torch.bfloat16:
-        values = W.float() * (1 - decay) - filtered.float() * step_size
+        values = W.float() * (1 - decay) - X.float() * step_size
         round_stochastically(values, W, seed)
         return
     W.mul_(1 - decay)
     if isinstance(step_size, float):
-        W.add_(filtered, alpha=-step_size)
+        W.add_(X, alpha=-step_size)
     else:
-        W.sub_(filtered * step_size)
+        W.sub_(X * step_size)
 
 
 def dense_grad(p: Tensor) -> Tensor:
     assert p.grad is not None
     if p.grad.layout != torch.strided:
-        raise ValueError(
-            f"a parameter of shape {tuple(p.shape)} has a sparse gradient: build its "
-            "embedding with sparse=False"
-        )
+        raise ValueError("a parameter has a sparse gradient: build its embedding with sparse=False")
     return p.grad
 
 
@@ -176,26 +167,21 @@ def filter_and_apply(jobs: Iterable[Job], stats: StepStats) -> None:
             dtype = work_dtype(job.group, window.strided.dtype, device)
             key = (group_filter(job.group), window.block_shape, dtype, device, alone)
             buckets[key].append((job, index))
-    for (filter, (m, n), dtype, device, _), members in buckets.items():
+    for key, members in buckets.items():
+        _, (m, n), dtype, _, _ = key
         part, size = [], 0
         for job, index in members:
             added = job.windows[index].num * m * n * dtype.itemsize
             if part and size + added > _BATCH_BYTES:
-                _run_batch(part, filter, (m, n), dtype, device, stats)
+                _run_batch(part, key, stats)
                 part, size = [], 0
             part.append((job, index))
             size += added
-        _run_batch(part, filter, (m, n), dtype, device, stats)
+        _run_batch(part, key, stats)
 
 
-def _run_batch(
-    members: list[tuple[Job, int]],
-    filter: Filter,
-    shape: tuple[int, int],
-    dtype: torch.dtype,
-    device: torch.device,
-    stats: StepStats,
-) -> None:
+def _run_batch(members: list[tuple[Job, int]], key: tuple, stats: StepStats) -> None:
+    filter, shape, dtype, device, _ = key
     counts = [job.windows[index].num for job, index in members]
     X = torch.empty(sum(counts), *shape, dtype=dtype, device=device)
     for (job, index), block in zip(members, X.split(counts), strict=True):

@@ -2,9 +2,8 @@
 
 A weight tensor can be one matrix, one matrix per attention head, several fused projections, a stack
 of experts or a convolution kernel, and may be stored transposed. `View.windows` returns the
-matrices as strided windows of the tensor itself, without a copy, so writes through a window land in
-the tensor. A view has a short string form ("whole", "rows:16", "stack/rows:2") for an optimizer's
-`param_groups` and checkpoints.
+matrices as strided windows, so writes through a window land in the tensor. A view has a short
+string form ("whole", "rows:16", "stack/rows:2") for `param_groups` and checkpoints.
 
 Legend: rows = outputs, cols = inputs of the logical matrix, whatever the storage order.
 """
@@ -30,6 +29,7 @@ class Window(NamedTuple):
 
     @property
     def wide(self) -> Tensor:
+        # With the short side first: f(X^T) = f(X)^T for every odd spectral filter.
         if self.rows <= self.cols:
             return self.strided
         return self.strided.permute(0, 1, 4, 5, 2, 3)
@@ -107,13 +107,7 @@ class View:
         return View(**fields)
 
     def windows(self, tensor: Tensor) -> list[Window]:
-        """The matrices of `tensor` as strided windows, grouped by shape; no copy is made.
-
-        Example:
-            >>> import torch
-            >>> [w.num for w in View.parse("rows:4+2+2").windows(torch.zeros(8, 5))]
-            [1, 1, 1]
-        """
+        """The matrices of `tensor` as strided windows, grouped by shape; no copy is made."""
         base = self._matrices(tensor)
         if self.axis is None:
             return [_window(base)]
@@ -154,10 +148,7 @@ class View:
             out, inputs = tensor.shape[:2]
             return tensor.view(out, inputs, -1)[None, None, None]
         if self.layout == "matrix" and tensor.ndim != 2:
-            raise ValueError(
-                f"a view of one matrix was given a tensor of shape {tuple(tensor.shape)}: "
-                "use 'conv' for a convolution or 'stack' for stacked matrices"
-            )
+            raise ValueError(f"{tuple(tensor.shape)} is not one matrix: use view 'conv' or 'stack'")
         stacked = tensor[None] if tensor.ndim == 2 else tensor.view(-1, *tensor.shape[-2:])
         if self.transposed:
             stacked = stacked.transpose(1, 2)

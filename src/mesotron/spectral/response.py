@@ -1,14 +1,10 @@
 """What a filter does to one singular value, where it cuts, and what it costs.
 
-An odd polynomial in X acts on the singular values alone, X (X^T X)^j = U S^(2j+1) V^T, so a filter
-is described by its scalar map. A filter with `rank` has none: it looks at the whole spectrum.
-
-Cost: the standard form X <- (a I + b A + c A A) X with A = X X^T takes three products a step, two
-of them m x m x n. The Gram form (Gram Newton-Schulz, 2026) iterates only the m x m matrices
-R = X X^T and Q and multiplies X once, at the end. Rounding in R grows with the squared slopes of
-the steps, so in low precision the steps are cut into segments that each recompute R from X.
-
-Legend: m <= n.
+An odd polynomial in X acts on the singular values alone, so a filter is described by its scalar
+map; one with `rank` has none. The standard form X <- (a I + b A + c A A) X with A = X X^T takes
+three products a step. The Gram form (Gram Newton-Schulz, 2026) iterates m x m matrices (m <= n) and
+multiplies X once. Rounding in R = X X^T grows with the squared slopes of the steps, so in low
+precision the steps are cut into segments that each recompute R from X.
 """
 
 from __future__ import annotations
@@ -39,9 +35,7 @@ def steps_at(filter: Filter, shape: tuple[int, int] | None = None) -> tuple[Trip
     """The triples of a filter; of a cutoff filter, those for a matrix whose norm bound is tight.
     `shape` (m, n) is needed by cutoff="noise" alone."""
     if filter.rank is not None:
-        raise ValueError(
-            f"the {filter.name} filter keeps directions by rank and has no scalar response"
-        )
+        raise ValueError(f"the {filter.name} filter keeps a rank and has no scalar response")
     if filter.cutoff is None:
         return filter.steps
     t = np.float64(_edge(filter, shape))
@@ -57,9 +51,7 @@ def _edge(filter: Filter, shape: tuple[int, int] | None) -> float:
         assert filter.cutoff is not None
         return filter.cutoff
     if shape is None:
-        raise ValueError(
-            "cutoff='noise' depends on the matrix: give its shape, for example (128, 2048)"
-        )
+        raise ValueError("cutoff='noise' depends on the matrix: give its shape (m, n)")
     return noise_edge(*shape)
 
 
@@ -147,13 +139,7 @@ SYMMETRIC = Cost(square=1, commuting=1)
 
 
 def standard_flops(m: int, n: int, steps: tuple[Triple, ...], cost: Cost = PLAIN) -> int:
-    """FLOPs of the standard form.
-
-    Example:
-        >>> from mesotron.spectral import muon
-        >>> standard_flops(1, 1, muon().steps)
-        30
-    """
+    """FLOPs of the standard form."""
     gram, apply = cost.square * m * m * n, 2 * m * m * n
     return sum(gram + _square_flops(m, triple, cost) + apply for triple in steps)
 
@@ -179,13 +165,6 @@ def gram_plan(
 
     Inside a segment an error e in R becomes a^2 e after each step but the last, a being the slope
     at zero; a segment ends before that passes `tolerance`.
-
-    Example:
-        >>> from mesotron.spectral import muon, polar_express
-        >>> [len(s.steps) for s in gram_plan(muon().steps, 2**-24)]
-        [5]
-        >>> [len(s.steps) for s in gram_plan(polar_express().steps, 2**-24)]
-        [4, 1]
     """
     segments: list[list[Triple]] = []
     growth = float("inf")

@@ -1,9 +1,7 @@
-"""The unit of the learning rate: by how much a filtered direction of norm ~1 per direction is
-multiplied.
+"""The unit of the learning rate: the factor of a filtered direction of norm about 1.
 
-"rms" makes a full-rank step change each weight by 0.2 lr on average, as AdamW's usual step does, so
-that AdamW's learning rate carries over (Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv
-2502.16982).
+"rms" changes each weight by 0.2 lr on average in a full-rank step, as AdamW usually does, so that
+AdamW's learning rate carries over (Liu et al. 2025, arXiv 2502.16982).
 """
 
 from __future__ import annotations

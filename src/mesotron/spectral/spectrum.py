@@ -200,22 +200,20 @@ def short(value: float) -> str:
 
 def as_record(curves: list[Curve]) -> dict[str, Any]:
     sigma = np.unique(np.concatenate([sigma_grid("log", 121), sigma_grid("linear", 101)]))
-    rows = []
-    for curve in curves:
-        standard, gram = curve.gigaflops
-        rows.append(
-            {
-                "label": curve.label,
-                "steps": steps_at(curve.filter, curve.shape),
-                "sigma_unit": curve.unit,
-                "response": curve.at(sigma).tolist(),
-                "limit_cutoff": limit_cutoff(curve.filter, curve.shape),
-                "sigma_giving": {str(level): curve.crossing(level) for level in LEVELS},
-                "slope_at_zero": slope_at_zero(curve.filter, curve.shape),
-                "max_directions": curve.max_directions,
-                "gigaflops": {"standard": standard, "gram": gram},
-            }
-        )
+    rows = [
+        {
+            "label": curve.label,
+            "steps": steps_at(curve.filter, curve.shape),
+            "sigma_unit": curve.unit,
+            "response": curve.at(sigma).tolist(),
+            "limit_cutoff": limit_cutoff(curve.filter, curve.shape),
+            "sigma_giving": {str(level): curve.crossing(level) for level in LEVELS},
+            "slope_at_zero": slope_at_zero(curve.filter, curve.shape),
+            "max_directions": curve.max_directions,
+            "gigaflops": dict(zip(("standard", "gram"), curve.gigaflops, strict=True)),
+        }
+        for curve in curves
+    ]
     shape = curves[0].shape
     edge = noise_edge(*shape)
     return {"shape": shape, "noise_edge": edge, "sigma": sigma.tolist(), "filters": rows}
@@ -239,13 +237,6 @@ def draw(curves: list[Curve], path: Path, axis: str) -> None:
     figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    _draw_axes(axes, axis, curves[0].shape)
-    _draw_curves(axes, curves, axis)
-    with rc_context({"svg.hashsalt": "mesotron"}):  # fixed ids, for equal files
-        figure.savefig(path, metadata=METADATA[path.suffix])
-
-
-def _draw_axes(axes: Axes, axis: str, shape: tuple[int, int]) -> None:
     axes.set_xscale(axis)
     axes.set_xlim(SMALLEST if axis == "log" else 0, 1)
     axes.xaxis.set_major_formatter("{x:g}")
@@ -258,12 +249,16 @@ def _draw_axes(axes: Axes, axis: str, shape: tuple[int, int]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.axhline(1, color=FAINT, linewidth=0.6, zorder=0)
+    shape = curves[0].shape
     edge = noise_edge(*shape)
     if edge < 1:
         axes.axvline(edge, color=FAINT, linewidth=0.8, linestyle=(0, (2, 3)), zorder=0)
         text = f" noise edge of {shape[0]} × {shape[1]} "
         side = "left" if edge < 0.3 else "right"
         axes.text(edge, 1.29, text, ha=side, va="top", fontsize=8, color=FAINT)
+    _draw_curves(axes, curves, axis)
+    with rc_context({"svg.hashsalt": "mesotron"}):  # fixed ids, for equal files
+        figure.savefig(path, metadata=METADATA[path.suffix])
 
 
 def _draw_curves(axes: Axes, curves: list[Curve], axis: str) -> None:
