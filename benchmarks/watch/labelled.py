@@ -99,13 +99,14 @@ def label_problems(seen: Sequence[Problem], levels: tuple[int, ...]) -> list[Pro
 
 def add_labels() -> None:
     """Add labels to every training session of this process."""
-    usual = session.add_callbacks
+    usual = session.build_trainer
 
-    def with_labels(trainer: Any, parts: Any, run: Any, *rest: Any) -> None:
-        usual(trainer, parts, run, *rest)
+    def with_labels(parts: Any, run: Any) -> Any:
+        trainer = usual(parts, run)
         trainer.add_callback(LabelEvery(trainer, parts, run.path))
+        return trainer
 
-    session.add_callbacks = with_labels
+    session.build_trainer = with_labels
 
 
 if __name__ == "__main__":

@@ -79,10 +79,7 @@ class Anchor:
             shapes, loaded = ({n: w.shape for n, w in x.items()} for x in (now, self.weights))
             wrong = [n for n in (*loaded, *shapes) if loaded.get(n) != shapes.get(n)]
             if wrong:
-                raise ValueError(
-                    f"the checkpoint's anchor does not fit this model (see {wrong[0]!r}): resume "
-                    "with the model and the LoRA settings that the run was started with"
-                )
+                raise ValueError(f"the checkpoint's anchor does not fit the model: {wrong[0]!r}")
             now = {name: now[name].copy_(mean) for name, mean in self.weights.items()}
         self.weights, self._ready = now, True
         return self
@@ -104,11 +101,7 @@ class Anchor:
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Give the model the anchor's weights inside the block.
-
-        The tensors stay the same objects at the same addresses, so optimizers, inference engines
-        and shards that hold them need not know.
-        """
+        """Give the model the anchor's weights inside the block; tensors keep their addresses."""
         self.start(model)
         own = {name: local(p).clone() for name, p in trainable(model)}
         self._write(model, self.weights)
@@ -154,11 +147,8 @@ class Voters:
 
 @dataclass
 class AnchoredSampler:
-    """Samples some completions of each prompt from the anchor instead of the policy.
-
-    The anchor takes the policy's place while it samples: no second module, and with vLLM one more
-    weight transfer per rollout.
-    """
+    """Samples some completions of each prompt from the anchor instead of the policy, whose place it
+    takes while it samples: no second module, and with vLLM one more weight transfer per rollout."""
 
     anchor: Anchor
     model: nn.Module
@@ -180,8 +170,8 @@ class AnchoredSampler:
         share = -(-len(rows) // self.world)
         if even and share * self.world != len(rows):
             raise ValueError(
-                f"{len(rows)} completions of the anchor do not divide evenly among {self.world} "
-                "processes, which vLLM needs: change objective.momentum_generations"
+                f"vLLM cannot split {len(rows)} anchor completions evenly among {self.world} "
+                "processes: change objective.momentum_generations"
             )
         rows += rows[-1:] * (share * self.world - len(rows))
         own = rows[self.rank * share :][:share]
@@ -208,14 +198,10 @@ def check_anchorable(trainer: Any, group_size: int) -> None:
     name, args = trainer.objective.name, trainer.args
     flat = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
     if trainer.is_deepspeed_enabled or flat:
-        raise ValueError(
-            f"{name} averages weights, which DeepSpeed and FSDP1 keep in flat shards: use FSDP2 "
-            "(fsdp_version: 2) or plain data parallelism"
-        )
+        raise ValueError(f"{name} cannot average the flat shards of DeepSpeed and FSDP1: use FSDP2")
     if trainer.tools or trainer.rollout_func is not None or trainer._is_vlm:
         raise ValueError(
-            f"{name} samples text from its anchor and does not support tools, images or a "
-            "rollout_func: use grpo or vote with those"
+            f"{name} does not support tools, images or a rollout_func: use grpo or vote with those"
         )
     rows = args.per_device_train_batch_size * args.steps_per_generation
     if (trainer.is_fsdp_enabled or trainer.use_vllm) and rows % group_size:
@@ -226,11 +212,8 @@ def check_anchorable(trainer: Any, group_size: int) -> None:
 
 
 def reference_in_memory(model: Any, args: Any, peft_config: Any) -> bool:
-    """Whether the KL term should refer to a copy of the model as it was given.
-
-    TRL loads the reference from where the model came from: a model made in memory has no such
-    place, and one changed since loading is the wrong reference. Sharded models keep TRL's way.
-    """
+    """Whether the KL term should refer to a copy of the model as it was given: TRL loads the
+    reference from disk, where a model made in memory is not. Sharded models keep TRL's way."""
     if isinstance(model, str) or not args.beta:
         return False
     from accelerate.utils import is_peft_model
@@ -241,8 +224,7 @@ def reference_in_memory(model: Any, args: Any, peft_config: Any) -> bool:
         return True
     if not model.config._name_or_path:
         raise ValueError(
-            f"beta = {args.beta:g} needs a reference model, which sharded runs load from disk, and "
-            "this model was made in memory: save it and pass its folder, or use beta = 0"
+            f"beta = {args.beta:g}: sharded runs load the reference from disk: pass a model folder"
         )
     return False
 

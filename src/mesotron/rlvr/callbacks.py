@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 from trl.trainer.utils import split_tensor_dict
 
 from mesotron.probes import snr_from_norms
@@ -45,14 +45,7 @@ class RunLog(TrainerCallback):
     ) -> None:
         self.run, self.view, self.trainer, self.refuse = run, view, trainer, refuse
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs is None or "loss" not in logs:  # Transformers' summary at the end
             return
         step = state.global_step
@@ -130,9 +123,7 @@ class GracefulStop(TrainerCallback):
     def __init__(self, stop: StopRequest) -> None:
         self.stop = stop
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         requested = self.stop.requested
         if dist.is_initialized():  # a signal may have reached one process only
             flag = torch.tensor([float(requested)], device=args.device)
@@ -146,15 +137,12 @@ class EvalEvery(TrainerCallback):
     """Puts the greedy accuracy into the row of every n-th step, as eval/greedy."""
 
     def __init__(
-        self, every: int, trainer: Any, accuracy: Callable[[], float], *, start: float,
-        problems: int,
-    ) -> None:  # fmt: skip
+        self, every: int, trainer: Any, accuracy: Callable[[], float], start: float, problems: int
+    ) -> None:
         self.every, self.trainer, self.accuracy = every, trainer, accuracy
         self.start, self.problems = start, problems
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         due = state.global_step % self.every == 0
         if due or state.global_step == 1:
             metrics = self.trainer._metrics["train"]
@@ -168,24 +156,15 @@ class SnrProbe(TrainerCallback):
     The step's batch is split into parts, whose gradients are taken separately at the same weights
     (`probes.snr_from_norms`). It costs about one more forward and backward pass (time/snr) and does
     not change training by a bit. Each process measures its own rows; the main one's are logged.
-
-    Args:
-        every: steps between measurements.
-        trainer: TRL's GRPO trainer or a subclass.
     """
 
     def __init__(self, every: int, trainer: Any) -> None:
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-            raise ValueError(
-                f"--watch.snr-every {every} needs whole gradients, which DeepSpeed and FSDP shard: "
-                "leave it out"
-            )
+            raise ValueError(f"--watch.snr-every {every} does not work with DeepSpeed or FSDP")
         self.every, self.trainer = every, trainer
         self._cost_logged = False
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (state.global_step + 1) % self.every == 0:
             start = time.perf_counter()
             metrics = measure_snr(self.trainer)
@@ -193,21 +172,13 @@ class SnrProbe(TrainerCallback):
             for name, value in metrics.items():
                 self.trainer._metrics["train"][name].append(value)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        row = logs or {}
-        if self._cost_logged or not {"time/snr", "time/step"} <= row.keys():
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if self._cost_logged or not {"time/snr", "time/step"} <= (logs or {}).keys():
             return
         self._cost_logged = True
         if state.is_world_process_zero:
-            probe = row["time/snr"]
-            share = probe / self.every / max(row["time/step"] - probe, 1e-9)
+            probe = logs["time/snr"]
+            share = probe / self.every / max(logs["time/step"] - probe, 1e-9)
             log.warning(
                 "measuring the gradient SNR took %.2g s; every %d steps that is %.1f%% of the "
                 "run's time", probe, self.every, 100 * share,
@@ -215,10 +186,7 @@ class SnrProbe(TrainerCallback):
 
 
 def measure_snr(trainer: Any) -> dict[str, float]:
-    """The gradient SNR of the step about to be made; empty if the step has a single row.
-
-    Call it between the backward pass and the optimizer step.
-    """
+    """The gradient SNR of a step, between backward pass and optimizer; empty for a single row."""
     parts = list(step_parts(trainer))
     if len(parts) < 2:
         return {}

@@ -80,21 +80,18 @@ class SafeCheckpoints(Mixin):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train; True resumes from the newest complete checkpoint of the output folder."""
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = str(self._newest_checkpoint())
+            root = Path(self.args.output_dir or ".")
+            newest, damaged = checkpoints.newest_whole(root)
+            for wrong in damaged:
+                log.warning("skipping a damaged checkpoint: %s", wrong)
+            if newest is None:
+                raise ValueError(f"{root} has no complete checkpoint to resume from")
+            resume_from_checkpoint = str(newest.path)
         elif resume_from_checkpoint and (wrong := checkpoints.damage(Path(resume_from_checkpoint))):
             raise ValueError(f"the checkpoint is damaged: {wrong}; resume from an earlier one")
         if resume_from_checkpoint:
             self.resumed_from = Path(resume_from_checkpoint)
         return super().train(resume_from_checkpoint or None, **kwargs)
-
-    def _newest_checkpoint(self) -> Path:
-        root = Path(self.args.output_dir or ".")
-        newest, damaged = checkpoints.newest_whole(root)
-        for wrong in damaged:
-            log.warning("skipping a damaged checkpoint: %s", wrong)
-        if newest is None:
-            raise ValueError(f"{root} has no complete checkpoint to resume from")
-        return newest.path
 
     # Writing
 
@@ -124,10 +121,7 @@ class SafeCheckpoints(Mixin):
     def _write(self, draft: Path) -> None:
         # Each process writes its own state; the main one writes the rest.
         if self.is_deepspeed_enabled or (self.is_fsdp_enabled and not self.accelerator.is_fsdp2):
-            raise ValueError(
-                "DeepSpeed and FSDP1 keep weights in flat shards, which cannot be saved exactly: "
-                "use FSDP2 (fsdp_version: 2) or plain data parallelism"
-            )
+            raise ValueError("flat shards (DeepSpeed, FSDP1) cannot be saved exactly: use FSDP2")
         weights = None
         if self.is_fsdp_enabled:  # a collective call; tied weights are held once
             tied = self.model.all_tied_weights_keys
@@ -201,11 +195,8 @@ class SafeCheckpoints(Mixin):
         return load_state(Path(checkpoint), f"process-{self.args.process_index}")
 
     def restore_policy(self, checkpoint: Path) -> None:
-        """Return to a checkpoint's weights in the middle of training, for `watch.rollback`.
-
-        Restores weights, optimizer and stateful parts with tensors (an anchor follows the weights);
-        schedule, data order, random states and counters continue.
-        """
+        """Go back to a checkpoint's weights, optimizer and anchor in the middle of training, for
+        `watch.rollback`; schedule, data order, random states and counters continue."""
         self._load_from_checkpoint(str(checkpoint))
         self._load_optimizer(checkpoint)
         own = self._load_process_state(str(checkpoint))
@@ -318,16 +309,7 @@ def explain_failed_write(error: Exception, root: Path, step: int) -> Exception:
 
 
 def save_state(folder: Path, name: str, tree: Any) -> None:
-    """Write a tree as NAME.json and, if it holds tensors, NAME.safetensors.
-
-    Args:
-        folder: where to write.
-        name: of the files, without suffix.
-        tree: dicts, lists, tuples, numbers, strings, None and tensors, at any depth.
-
-    Raises:
-        ValueError: the tree holds something else; the message has its path.
-    """
+    """Write a tree of plain values and tensors as NAME.json and, if needed, NAME.safetensors."""
     tensors: dict[str, Tensor] = {}
     plain = take_tensors_out(tree, name, tensors)
     (folder / f"{name}.json").write_text(json.dumps(plain))
@@ -342,12 +324,9 @@ def load_state(folder: Path, name: str) -> Any:
 
 
 def take_tensors_out(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(tree, DTensor):
-        tensors[path] = own_memory(tree.to_local())
-        return {SHARD: path}
     if isinstance(tree, Tensor):
-        tensors[path] = own_memory(tree)
-        return {TENSOR: path}
+        tensors[path] = own_memory(tree.to_local() if isinstance(tree, DTensor) else tree)
+        return {SHARD if isinstance(tree, DTensor) else TENSOR: path}
     if tree is None or type(tree) in (bool, int, float, str):
         return tree
     if isinstance(tree, dict):
@@ -373,10 +352,9 @@ def put_tensors_back(plain: Any, tensors: dict[str, Tensor]) -> Any:
     if plain.keys() == {SHARD}:
         return Shard(tensors[plain[SHARD]])
     if plain.keys() == {TUPLE}:
-        return tuple(put_tensors_back(item, tensors) for item in plain[TUPLE])
-    if plain.keys() == {PAIRS}:
-        return {key: put_tensors_back(item, tensors) for key, item in plain[PAIRS]}
-    return {key: put_tensors_back(item, tensors) for key, item in plain.items()}
+        return tuple(put_tensors_back(plain[TUPLE], tensors))
+    pairs = plain[PAIRS] if plain.keys() == {PAIRS} else plain.items()
+    return {key: put_tensors_back(item, tensors) for key, item in pairs}
 
 
 @dataclass(frozen=True)

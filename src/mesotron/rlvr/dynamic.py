@@ -2,14 +2,13 @@
 
 Such groups give no gradient. `resample` replaces them by groups of further prompts; with
 oversampling the groups whose rewards differ most can be kept (learnability, arXiv 2502.12272).
-Every process decides from the gathered rewards which group goes where, so no process waits for
-another and no completion moves between processes.
+Every process decides from the gathered rewards, so no completion moves between processes.
 
 Legend: P prompts of a rollout batch, G completions per prompt, W processes, B = P G / W rows of
 one process. A place is one of the P groups of the batch that trains.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -33,8 +32,6 @@ ScoreRound = Callable[[list[Row]], tuple[Batch, list[float]]]
 
 
 class Source(NamedTuple):
-    """Where a place takes its group from."""
-
     round: int
     place: int
 
@@ -147,17 +144,18 @@ def fill_places(
 ) -> list[Source | None]:
     """Give each of P places a group with a signal from its own block; None where none is left.
 
-    Args:
-        rounds: for each round the spread of each group's rewards, 0 for no signal. The first round
-            has P groups; later ones may have fewer, in the same blocks.
-        blocks: number of equal parts that do not exchange groups: W where each process holds whole
-            groups, P where a group spans processes and must stay in its place.
-        widest: prefer the groups with the largest spread over the first ones.
+    `rounds` has the spread of each group's rewards, 0 for no signal; the first has P groups, later
+    ones may have fewer. `blocks` do not exchange groups: W of them where each process holds whole
+    groups, P where a group spans processes. `widest` prefers groups with the largest spread.
     """
     size = len(rounds[0]) // blocks
     chosen: list[Source | None] = []
     for block in range(blocks):
-        candidates = list(_signals(rounds, block, blocks))
+        candidates: list[Source] = []
+        for number, groups in enumerate(rounds):
+            share = len(groups) // blocks
+            places = range(block * share, (block + 1) * share)
+            candidates += [Source(number, place) for place in places if groups[place] > 0]
         if widest:  # a stable sort: of equals the first
             candidates.sort(key=lambda source: -rounds[source.round][source.place])
         candidates = candidates[:size]
@@ -167,14 +165,6 @@ def fill_places(
         places = range(block * size, (block + 1) * size)
         chosen += [own[place] if place in own else next(rest, None) for place in places]
     return chosen
-
-
-def _signals(rounds: Sequence[Sequence[float]], block: int, blocks: int) -> Iterator[Source]:
-    for number, groups in enumerate(rounds):
-        size = len(groups) // blocks
-        for place in range(block * size, (block + 1) * size):
-            if groups[place] > 0:
-                yield Source(number, place)
 
 
 def missing_places(chosen: Sequence[Source | None], blocks: int) -> int:
@@ -187,9 +177,7 @@ def missing_places(chosen: Sequence[Source | None], blocks: int) -> int:
 def merge_rows(rounds: Sequence[Batch], rows: Sequence[tuple[int, int]]) -> Batch:
     """One batch, padded to one length, of (round, row) pairs; scalars are the first round's."""
     if any(key in rounds[0] for key in IMAGES):
-        raise ValueError(
-            "dynamic_sampling='resample' does not support prompts with images: use 'drop' or 'off'"
-        )
+        raise ValueError("dynamic_sampling='resample' does not support images: use 'drop' or 'off'")
     used = sorted({number for number, _ in rows})
     sizes = [_num_rows(rounds[number]) for number in used]
     starts = dict(zip(used, [0, *accumulate(sizes)], strict=False))

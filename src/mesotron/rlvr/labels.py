@@ -2,8 +2,7 @@
 
 Plain voting (TTRL, arXiv 2504.16084; SRT, arXiv 2505.21444), M-GRPO (arXiv 2512.13070: policy and
 anchor vote together, low-entropy outliers are dropped) and Co-rewarding-II (arXiv 2508.00410: the
-anchor votes alone) are one rule with different voters. Answers must be canonical: "1/2" and "0.5"
-would split a vote. The gold is read for metrics only.
+anchor votes alone) are one rule with different voters. Answers must be canonical.
 
 Legend: P prompts, G completions per prompt by the policy, N by the anchor.
 """
@@ -152,39 +151,27 @@ def label_accuracy(
     verifier: Verifier,
 ) -> dict[str, float]:
     """votes/label_accuracy and votes/reward_accuracy, where golds are known; for the log only."""
-    known = [
-        k
-        for k, (gold, vote) in enumerate(zip(golds, labels.votes, strict=True))
-        if gold is not None and vote.label is not None
-    ]
-    right = verifier.same(
-        [labels.votes[k].label or "" for k in known], [golds[k] or "" for k in known]
-    )
+    chosen = [vote.label for vote in labels.votes]
+    known = [k for k, gold in enumerate(golds) if gold is not None and chosen[k] is not None]
+    right = verifier.same([chosen[k] or "" for k in known], [golds[k] or "" for k in known])
     same = [
         bool(reward) == hit
         for k in known
         for reward, hit in zip(labels.rewards[k], correct[k], strict=True)
         if reward is not None
     ]
-    metrics = {}
-    if right:
-        metrics["votes/label_accuracy"] = sum(right) / len(right)
-    if same:
-        metrics["votes/reward_accuracy"] = sum(same) / len(same)
-    return metrics
+    shares = {"votes/label_accuracy": right, "votes/reward_accuracy": same}
+    return {name: sum(hits) / len(hits) for name, hits in shares.items() if hits}
 
 
 def low_entropy_outliers(H: Tensor, k: float | None) -> Tensor:
-    """M-GRPO's IQR filter: trajectories whose entropy is below Q1 - k IQR of their group.
+    """M-GRPO's IQR filter: trajectories whose entropy is below Q1 - k IQR of their group, [P, G].
 
-    High outliers stay; at least three quarters of a group survive.
+    High outliers stay; at least three quarters of a group survive, and all of fewer than 4.
 
     Args:
         H: [P, G], mean entropy over tokens in nats; NaN (no tokens) is never an outlier.
         k: width in interquartile ranges, at least 0; None drops nothing.
-
-    Returns:
-        [P, G] booleans; all False in groups of fewer than 4.
 
     Example:
         >>> low_entropy_outliers(torch.tensor([[0.1, 1.0, 1.1, 1.2, 1.3]]), k=0.75)

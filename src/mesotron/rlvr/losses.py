@@ -1,12 +1,11 @@
 """Policy losses that TRL does not have, and metrics of the policy: pure functions of tensors.
 
-GMPO (arXiv 2507.20673) takes the geometric mean of the token ratios instead of the arithmetic one.
-A single outlier moves a geometric mean little, so the clip may be wide. It differs from GRPO only
-with several updates per rollout: at ratio 1 the gradients are equal. These are policy terms only;
-TRL adds the KL term, the entropy bonus and the router loss.
+GMPO (arXiv 2507.20673) takes the geometric mean of the token ratios instead of the arithmetic one,
+which an outlier moves little, so the clip may be wide. At ratio 1 its gradient is GRPO's. TRL adds
+the KL term, the entropy bonus and the router loss.
 
-Legend: B sequences of up to T tokens; d log-ratio of the new to the old policy; A advantage. Where
-several processes train, `gather` concatenates a tensor's rows over all of them.
+Legend: B sequences of up to T tokens; d log-ratio of the new to the old policy; A advantage.
+`gather` concatenates a tensor's rows over all processes.
 """
 
 from collections.abc import Callable
@@ -52,14 +51,7 @@ def gmpo_loss(batch: LossInputs, gather: Gather = identity) -> LossOutputs:
     """The mean over sequences of -A exp(mean_t d'_t), with d' clipped on the side that A pushes to.
 
     d'_t = min(d_t, epsilon_high) where A > 0 and max(d_t, -epsilon) where A < 0. Clipped tokens
-    stay in the mean and give no gradient.
-
-    Args:
-        batch: see `LossInputs`.
-        gather: over processes, for the metrics.
-
-    Returns:
-        The loss; metrics are policy_loss and TRL's clip_ratio/*.
+    stay in the mean and give no gradient. Metrics are policy_loss and TRL's clip_ratio/*.
 
     Example:
         >>> one, zero = torch.ones(1, 2), torch.zeros(1, 2)

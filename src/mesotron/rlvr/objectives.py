@@ -52,12 +52,7 @@ PUBLISHED: dict[ObjectiveName, Published] = {
 def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConfig:
     """Fill open fields with the published values; raise ValueError for what contradicts the name.
 
-    Args:
-        objective: a name or a config.
-        generations: completions per prompt, the anchor's included.
-
-    Returns:
-        A config without None in the fields that the objective reads.
+    `generations` are the completions per prompt, the anchor's included.
 
     Example:
         >>> resolved = resolve("mgrpo", generations=8)
@@ -86,28 +81,15 @@ def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConf
         momentum_schedule=given.momentum_schedule or published.momentum_schedule,
         momentum_generations=N,
     )
-    _check_generations(resolved, generations)
+    if given.name == "mgrpo" and generations <= N:
+        raise ValueError(f"objective.momentum_generations = {N} leaves none of {generations}")
+    if given.name == "mgrpo" and not given.loss_on_momentum and generations - N < 2:
+        raise ValueError("one completion has no baseline: raise rollout.generations to 4 or more")
     return resolved
 
 
 def is_geometric(objective: ObjectiveConfig) -> bool:
     return objective.name == "gmpo" or (objective.loss == "gmpo" and objective.name in SELF_LABELED)
-
-
-def _check_generations(resolved: ObjectiveConfig, generations: int) -> None:
-    N = resolved.momentum_generations or 0
-    if resolved.name != "mgrpo":
-        return
-    if generations <= N:
-        raise ValueError(
-            f"objective.momentum_generations = {N} leaves none of the {generations} completions "
-            "to the policy: use fewer"
-        )
-    if not resolved.loss_on_momentum and generations - N < 2:
-        raise ValueError(
-            f"{generations - N} completion of the policy has no baseline: raise "
-            "rollout.generations to 4 or more"
-        )
 
 
 def trained_generations(objective: ObjectiveConfig, generations: int) -> int:
@@ -138,14 +120,7 @@ def loss_arguments(objective: ObjectiveConfig) -> dict[str, Any]:
 def trl_arguments(
     objective: ObjectiveConfig, rollout: RolloutConfig, optim: OptimConfig, num_processes: int = 1
 ) -> dict[str, Any]:
-    """Keyword arguments of `trl.GRPOConfig` for these parts of a run.
-
-    Example:
-        >>> rollout = RolloutConfig(prompts=4, generations=8, updates=2)
-        >>> arguments = trl_arguments(ObjectiveConfig(), rollout, OptimConfig())
-        >>> arguments["per_device_train_batch_size"], arguments["steps_per_generation"]
-        (16, 2)
-    """
+    """Keyword arguments of `trl.GRPOConfig` for these parts of a run."""
     resolved = resolve(objective, rollout.generations)
     generations = trained_generations(resolved, rollout.generations)
     constant = "constant_with_warmup" if optim.warmup else "constant"
@@ -173,9 +148,8 @@ def _batch_sizes(rollout: RolloutConfig, generations: int, num_processes: int) -
     share, left = divmod(rows, rollout.updates * num_processes)
     if left or not share:
         raise ValueError(
-            f"{rollout.prompts} prompts x {generations} trained completions = {rows} rows do not "
-            f"divide into {rollout.updates} updates on {num_processes} processes: change "
-            "rollout.prompts"
+            f"{rollout.prompts} prompts x {generations} completions do not divide into "
+            f"{rollout.updates} updates on {num_processes} processes: change rollout.prompts"
         )
     micro = min(rollout.micro_batch or share, share)
     if share % micro:
@@ -202,14 +176,7 @@ def warn_if_on_policy(objective: ObjectiveConfig, updates: int) -> None:
 
 
 def first_round_rows(rows: int, generations: int, oversample: float) -> int:
-    """Rows that one process samples in the first round of dynamic sampling.
-
-    With `oversample` above 1 at least one prompt is added to the process's share.
-
-    Example:
-        >>> first_round_rows(32, 8, 1.5), first_round_rows(16, 8, 1.2), first_round_rows(16, 8, 1.0)
-        (48, 24, 16)
-    """
+    """Rows that one process samples in the first round; oversampling adds at least one prompt."""
     if oversample == 1:
         return rows
     if rows % generations:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from mesotron.config import OptimConfig
 from mesotron.optim import BUILDERS, RoutedOptimizer
@@ -16,18 +16,7 @@ NUM_SPECTRA = 5  # steps of a run whose spectra are kept
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
-    """The optimizer that a config names, over the trainable weights of a model.
-
-    Args:
-        model: already wrapped (LoRA, FSDP2): weights wrapped later would not train.
-        config: see `OptimConfig`.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
-        >>> optimizer = build_optimizer(model, OptimConfig(name="pion", cutoff="noise"))
-        >>> optimizer.param_groups[0]["lr"]
-        1e-05
-    """
+    """The optimizer that a config names; weights wrapped later (LoRA, FSDP2) would not train."""
     if config.name not in BUILDERS:
         raise ValueError(f"optim.name = {config.name!r} must be one of {', '.join(BUILDERS)}")
     options: dict[str, Any] = {"weight_decay": config.weight_decay, "per_head": config.per_head}
@@ -49,10 +38,7 @@ def check_settings(config: OptimConfig) -> None:
 
 
 def check_all_train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError for an optimizer that misses a trainable weight, or holds one twice.
-
-    An optimizer built before LoRA wrapping would raise nothing, and the adapters would not train.
-    """
+    # An optimizer built before LoRA wrapping would raise nothing, and the adapters would not train.
     held = [id(p) for group in optimizer.param_groups for p in group["params"]]
     missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in set(held)]
     if missing:
@@ -87,9 +73,7 @@ class OptimizerLog(TrainerCallback):
         self.run = run
         self.blocks: list[Block] = []
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         optimizer = unwrap_optimizer(kwargs["optimizer"])
         if optimizer is None or not state.is_world_process_zero:
             return
@@ -97,9 +81,7 @@ class OptimizerLog(TrainerCallback):
         if optimizer.table is not None:
             self.run.save("routing", {"rows": [asdict(row) for row in optimizer.table.merged()]})
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step + 1  # counted after the step; its gradients are still there
         optimizer = unwrap_optimizer(kwargs["optimizer"])
         if optimizer is None or step not in spectrum_steps(state.max_steps):

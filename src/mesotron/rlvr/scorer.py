@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from mesotron.config import SELF_LABELED, ObjectiveConfig
+from mesotron.config import ObjectiveConfig
 from mesotron.probes import answer_diversity, group_signal, group_spreads
 from mesotron.rlvr.answers.facts import Facts, Judge, summarise
 from mesotron.rlvr.labels import Ballots, label_accuracy, label_by_vote
@@ -46,19 +46,6 @@ class Scored:
         return signal | summarise(facts) | answer_diversity(answers)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Voting:
-    """The gathered completions of a self-labelled rollout."""
-
-    facts: Sequence[Facts]  # P G, of the completions that train
-    golds: Sequence[str | None]  # P G, None where unknown; for metrics only
-    group_size: int  # G
-    voters: Sequence[Facts] = ()  # P N, of the anchor's completions that only vote
-    dropped: Sequence[bool] = ()  # P G, by the entropy filter; empty for none
-    voters_dropped: Sequence[bool] = ()  # P N
-    from_anchor: int = 0  # how many of each G the anchor sampled (merged variant)
-
-
 @dataclass
 class Scorer:
     """Judges completions and labels them by vote."""
@@ -66,10 +53,6 @@ class Scorer:
     objective: ObjectiveConfig  # resolved
     judge: Judge | None = None  # None for plain TRL rewards
     end_ids: Sequence[int] = ()  # any other last token means that a completion was cut
-
-    @property
-    def self_labelled(self) -> bool:
-        return self.objective.name in SELF_LABELED
 
     def truncated(self, completion_ids: Sequence[Sequence[int]]) -> list[bool]:
         return [not len(ids) or ids[-1] not in self.end_ids for ids in completion_ids]
@@ -88,23 +71,32 @@ class Scorer:
         ]
         return annotated, facts
 
-    def vote(self, voting: Voting, seed: object = 0) -> tuple[list[float | None], dict[str, float]]:
-        judge, G = self.judge, voting.group_size
-        assert judge is not None
-        prompts = len(voting.facts) // G
-        N = len(voting.voters) // prompts
+    def vote(
+        self,
+        facts: Sequence[Facts],  # P G, of the completions that train
+        golds: Sequence[str | None],  # P G, None where unknown; for metrics only
+        G: int,
+        voters: Sequence[Facts],  # P N, of the anchor's completions that only vote
+        dropped: tuple[list[bool], list[bool]],  # P G and P N, by the entropy filter, or empty
+        from_anchor: int = 0,  # how many of each G the anchor sampled (merged variant)
+        seed: object = 0,
+    ) -> tuple[list[float | None], dict[str, float]]:
+        """Rewards of all completions (None where dropped), and votes/* metrics."""
+        assert self.judge is not None
+        prompts = len(facts) // G
+        N = len(voters) // prompts
         ballots = Ballots(
-            policy=in_groups([fact.answer for fact in voting.facts], G),
-            anchor=in_groups([fact.answer for fact in voting.voters], N) or [[]] * prompts,
-            dropped=in_groups(voting.dropped, G),
-            anchor_dropped=in_groups(voting.voters_dropped, N),
-            from_anchor=voting.from_anchor,
+            policy=in_groups([fact.answer for fact in facts], G),
+            anchor=in_groups([fact.answer for fact in voters], N) or [[]] * prompts,
+            dropped=in_groups(dropped[0], G),
+            anchor_dropped=in_groups(dropped[1], N),
+            from_anchor=from_anchor,
         )
         labels = label_by_vote(ballots, self.objective, seed)
-        pairs = zip(voting.golds, voting.facts, strict=True)
-        golds = [gold if fact.graded else None for gold, fact in pairs][::G]
-        correct = in_groups([fact.correct for fact in voting.facts], G)
-        metrics = labels.metrics | label_accuracy(labels, golds, correct, judge.verifier)
+        pairs = zip(golds, facts, strict=True)
+        known = [gold if fact.graded else None for gold, fact in pairs][::G]
+        correct = in_groups([fact.correct for fact in facts], G)
+        metrics = labels.metrics | label_accuracy(labels, known, correct, self.judge.verifier)
         return [reward for row in labels.rewards for reward in row], metrics
 
 

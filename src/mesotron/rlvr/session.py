@@ -65,8 +65,7 @@ class Parts:
     task: Task
     judge: Judge
     reward: Reward
-    objective_arguments: dict[str, Any]
-    """The part of `GRPOConfig` that objective, rollout and optimizer decide."""
+    objective_arguments: dict[str, Any]  # of `GRPOConfig`
 
 
 def train(plan: Plan[TrainConfig], began: float | None = None) -> int:
@@ -128,13 +127,28 @@ def train_in(
     trainer = build_trainer(parts, run)
     watch = make_watch(trainer, parts, run)
     spending = Spending(meter, run, trainer, config.eval_every)
+
+    def accuracy() -> float:
+        with meter.evaluation():
+            result = evaluate_part(parts, trainer.model, f"step {trainer.state.global_step}")
+        return result["greedy"]["strict"]["value"]
+
     with live_view(run, plan, console) as (view, stop):
-        if config.guard != "rollback":  # it sees a non-finite loss before the run is stopped
-            trainer.add_callback(watch)
-        add_callbacks(trainer, parts, run, view, stop, before, meter)
-        trainer.add_callback(spending)
-        if config.guard == "rollback":  # the row is written before its step is undone
-            trainer.add_callback(watch)
+        undoes = config.guard == "rollback"
+        log = RunLog(run, view, trainer, refuse=not undoes)
+        # A watch sees a non-finite loss before the log, but a row is written before it is undone.
+        callbacks: list[Any] = [] if undoes else [watch]
+        callbacks += [log, OptimizerLog(run), GracefulStop(stop)]
+        if config.eval_every:
+            greedy, problems = before["greedy"]["strict"]["value"], before["problems"]
+            callbacks.append(EvalEvery(config.eval_every, trainer, accuracy, greedy, problems))
+        callbacks += [spending, watch] if undoes else [spending]
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        if config.watch.snr_every:
+            # First of all callbacks: the trainer's own times the optimizer from here.
+            probe = SnrProbe(config.watch.snr_every, trainer)
+            trainer.callback_handler.callbacks.insert(0, probe)
         fit(trainer, plan)
     step = trainer.state.global_step
     if step < config.steps:
@@ -181,23 +195,16 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         fast=config.rollout.fast,
     )
     if asks_for_sharding() and not trainer.is_fsdp_enabled:
-        raise ValueError(
-            f"the launcher requests FSDP, which Accelerate does not enable on {parts.device}: use "
-            "examples/scaling/ddp.yaml, or GPUs"
-        )
+        raise ValueError("FSDP needs GPUs here: launch with examples/scaling/ddp.yaml instead")
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
 def trainer_arguments(parts: Parts, run: RunFolder) -> dict[str, Any]:
     config = parts.config
-    common = common_arguments(config, parts.device, parts.model, run)
     keep = max(config.keep, KEPT_FOR_ROLLBACK * (config.guard == "rollback"))
-    return (
-        parts.objective_arguments
-        | common
-        | {"save_total_limit": keep, "report_to": list(config.report_to) or "none"}
-    )
+    arguments = parts.objective_arguments | common_arguments(config, parts.device, parts.model, run)
+    return arguments | {"save_total_limit": keep, "report_to": list(config.report_to) or "none"}
 
 
 def common_arguments(
@@ -221,41 +228,11 @@ def common_arguments(
     }
 
 
-def add_callbacks(
-    trainer: GRPOTrainer,
-    parts: Parts,
-    run: RunFolder,
-    view: LiveView,
-    stop: StopRequest,
-    before: dict[str, Any],
-    meter: Meter,
-) -> None:
-    trainer.add_callback(RunLog(run, view, trainer, refuse=parts.config.guard != "rollback"))
-    trainer.add_callback(OptimizerLog(run))
-    trainer.add_callback(GracefulStop(stop))
-    if parts.config.watch.snr_every:
-        # First of all callbacks: the trainer's own times the optimizer from here.
-        probe = SnrProbe(parts.config.watch.snr_every, trainer)
-        trainer.callback_handler.callbacks.insert(0, probe)
-    every = parts.config.eval_every
-    if every:
-
-        def accuracy() -> float:
-            with meter.evaluation():
-                result = evaluate_part(parts, trainer.model, f"step {trainer.state.global_step}")
-            return result["greedy"]["strict"]["value"]
-
-        start, problems = before["greedy"]["strict"]["value"], before["problems"]
-        trainer.add_callback(EvalEvery(every, trainer, accuracy, start=start, problems=problems))
-
-
 def fit(trainer: Any, plan: Plan[Any]) -> None:
     checkpoint = plan.checkpoint
-    if checkpoint is None:
-        trainer.train()
-    elif checkpoint.step < plan.config.steps:
-        trainer.train(resume_from_checkpoint=str(checkpoint.path))
-    else:
+    if checkpoint is None or checkpoint.step < plan.config.steps:
+        trainer.train(str(checkpoint.path) if checkpoint else None)
+    else:  # the run stopped after its last step
         trainer._load_from_checkpoint(str(checkpoint.path))
         trainer.state.global_step = checkpoint.step
 
@@ -325,6 +302,7 @@ def say_stopped(
 
 
 def say(console: Console, text: str) -> None:
+    # On one line, however narrow the terminal, so that paths can be copied.
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 

@@ -24,6 +24,7 @@ from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.optimizer import OptimizerLog, build_optimizer, check_settings, unwrap_optimizer
 from mesotron.rlvr.session import (
     common_arguments,
+    fit,
     live_view,
     open_folder,
     quiet_libraries,
@@ -116,15 +117,13 @@ def train_in(
     run: RunFolder, plan: Plan[SftConfig], trainer: WarmStart, meter: Meter, console: Console
 ) -> int:
     config = plan.config
-    reached = plan.checkpoint.step if plan.checkpoint else 0
     spending = Spending(meter, run, trainer)
     with live_view(run, plan, console, WATCHED) as (view, stop):
         for callback in (RunLog(run, view, trainer), OptimizerLog(run), GracefulStop(stop)):
             trainer.add_callback(callback)
         trainer.add_callback(spending)
-        if reached < config.steps:
-            trainer.train(str(plan.checkpoint.path) if plan.checkpoint else None)
-    step = max(reached, trainer.state.global_step)
+        fit(trainer, plan)
+    step = trainer.state.global_step
     if step < config.steps:
         say_stopped(console, run, plan, step, spending.stopped_by)
         return 0

@@ -1,12 +1,10 @@
 """`GRPOTrainer`: TRL's, with routed optimizers, more objectives, and exact checkpoints.
 
 With `optim`, `objective`, `judge` and `fast` left out it is TRL's trainer to the last bit, except
-that FSDP2 with bfloat16 keeps its log-probabilities in float32.
-
-One step: `_generate_and_score_completions` samples a rollout (`_generate_single_turn`), scores it
-(`_calculate_rewards`) and, with dynamic sampling, replaces groups without a signal; `_compute_loss`
-turns micro-batches of it into gradients; `_clip_grad_norm` and the optimizer update the weights.
-The work is done by plain objects: a sampler (`fast`), `scorer`, `anchor`, `dynamic` and `losses`.
+that FSDP2 with bfloat16 keeps its log-probabilities in float32. In a step
+`_generate_and_score_completions` samples and scores a rollout, `_compute_loss` turns micro-batches
+of it into gradients, `_clip_grad_norm` and the optimizer update the weights. The work is done by
+plain objects: a sampler (`fast`), `scorer`, `anchor`, `dynamic` and `losses`.
 """
 
 import copy
@@ -17,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_config import GRPOConfig
@@ -63,7 +61,7 @@ from mesotron.rlvr.optimizer import (
     resolve_optim,
     unwrap_optimizer,
 )
-from mesotron.rlvr.scorer import Scored, Scorer, Voting, vote
+from mesotron.rlvr.scorer import Scored, Scorer, vote
 
 # Every method of TRL and Transformers that is overridden here or in `SafeCheckpoints`, with the
 # parameters it has in the versions below. tests/rlvr/test_trainer.py compares them.
@@ -131,12 +129,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     sampler: GraphSampler | None = None
     shared_prompts: SharedPromptPass | None = None
     resampler: Resampler | None = None
-    scored: Scored
-    """The last round of sampling, over all processes."""
-    usual_rows: int = 0
-    """Rows of a whole rollout where other numbers are sampled too; see `GraphSampler.sample`."""
-    auxiliary_norm: Tensor | None = None
-    """Gradient norm of this step's auxiliary groups."""
+    scored: Scored  # the last round of sampling, over all processes
+    usual_rows: int = 0  # of a whole rollout; see `GraphSampler.sample`
+    auxiliary_norm: Tensor | None = None  # of this step's gradients
 
     def __init__(
         self,
@@ -158,7 +153,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self._token_ids: dict[str, list[int]] = {}
         self._prompt_ids: TokenRows = []
         self._voters = Voters()
-        self._last_pass: tuple[Tensor, Tensor] | None = None
+        self._last_pass: Any = None  # log-probabilities and entropies that TRL's loss computed
         funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         funcs = [func for func in funcs if func is not None]
         if objective is not None:
@@ -166,8 +161,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if self.self_labelled:  # the votes train, all other rewards are logged
             if args.reward_weights is not None:
                 raise ValueError(
-                    f"args.reward_weights = {args.reward_weights}, but {self.objective.name} "
-                    "trains on its votes alone and only logs other rewards: leave them out"
+                    f"leave out args.reward_weights: {self.objective.name} trains on votes alone"
                 )
             judge = judge or Judge(FORMATS["boxed"], Verifier())
             args.reward_weights = [1.0, *(0.0 for _ in funcs)]
@@ -212,7 +206,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     @property
     def policy(self) -> nn.Module:
-        """The model that trains, as TRL holds it."""
         assert self.model is not None
         return self.model
 
@@ -227,19 +220,21 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             return self._score_round(inputs)
         start = time.perf_counter()
         self._move_anchor()
+        silent: list[bool] = []  # groups without a signal
         if self.resampler is not None:
             done = self.resampler(
                 inputs, lambda rows: (self._score_round(rows), self.scored.spreads())
             )
-            filled = 1 - sum(done.silent) / len(done.silent)
-            self._note({"dynamic/rounds": float(done.rounds), "dynamic/filled": filled})
-            batch = self._drop_groups(done.batch, done.silent)
+            batch, silent = done.batch, done.silent
+            self._note({"dynamic/rounds": float(done.rounds)})
         else:
             batch = self._score_round(inputs)
-        if self.objective.dynamic_sampling == "drop":
-            silent = [spread == 0 for spread in self.scored.spreads()]
+            if self.objective.dynamic_sampling == "drop":
+                silent = [spread == 0 for spread in self.scored.spreads()]
+        if silent:
             self._note({"dynamic/filled": 1 - sum(silent) / len(silent)})
-            batch = self._drop_groups(batch, silent)
+            G = self._group_size()
+            batch = self._drop_rows(batch, [out for out in silent for _ in range(G)])
         self._note({"time/rollout": time.perf_counter() - start})
         return batch
 
@@ -256,10 +251,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             # TRL computed it from the spread of the batch, which says nothing about groups.
             self._metrics[self._mode()]["frac_reward_zero_std"][-1] = metrics["groups/zero_signal"]
         return batch
-
-    def _drop_groups(self, batch: dict[str, Any], silent: Sequence[bool]) -> dict[str, Any]:
-        G = self._group_size()
-        return self._drop_rows(batch, [out for out in silent for _ in range(G)])
 
     def _drop_rows(self, batch: dict[str, Any], dropped: Sequence[bool]) -> dict[str, Any]:
         """Take completions (numbered over all processes) out of every term of the loss.
@@ -330,7 +321,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             )
         return self.sampler.sample(prompt_ids, self.max_completion_length, self.usual_rows), None
 
-    def _anchor_generations(self) -> int:
+    def _anchor_generations(self) -> int:  # N in this mode
         samples = self.anchor is not None and self.policy.training
         return (self.objective.momentum_generations or 0) if samples else 0
 
@@ -375,32 +366,19 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     ) -> list[bool]:
         """Write the votes to the first column; dropped completions, returned, get no reward."""
         N, G = self._anchor_generations(), self._group_size()
-        count = N * len(facts) // G if self._voters.completion_ids else 0
-        voters = self._judge_voters()[:count]
-        dropped, voters_dropped = self._entropy_outliers(completion_ids, count)
-        voting = Voting(
-            facts=facts,
-            golds=golds,
-            group_size=G,
-            voters=voters,
-            dropped=dropped,
-            voters_dropped=voters_dropped,
-            from_anchor=N if self.objective.loss_on_momentum else 0,
-        )
-        votes, metrics = self.scorer.vote(voting, seed=(self.args.seed, self._step))
+        ids, voters, count = self._voters.completion_ids, [], 0
+        if ids:
+            count = N * len(facts) // G
+            texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)  # pyright: ignore
+            judged = self.scorer.judge.judge(texts, [None] * len(ids), self.scorer.truncated(ids))  # pyright: ignore
+            voters = gather_object(judged)[:count]
+        dropped = self._entropy_outliers(completion_ids, count)
+        merged, seed = N if self.objective.loss_on_momentum else 0, (self.args.seed, self._step)
+        votes, metrics = self.scorer.vote(facts, golds, G, voters, dropped, merged, seed)
         self._note(metrics)
         rewards[:, 0] = rewards.new_tensor([torch.nan if x is None else x for x in votes])
         rewards[rewards[:, 0].isnan()] = torch.nan
-        return dropped
-
-    def _judge_voters(self) -> list[Facts]:
-        ids = self._voters.completion_ids
-        if not ids:
-            return []
-        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)  # pyright: ignore
-        cut, judge = self.scorer.truncated(ids), self.scorer.judge
-        assert judge is not None
-        return gather_object(judge.judge(texts, [None] * len(texts), cut))
+        return dropped[0]
 
     def _entropy_outliers(self, completion_ids: Any, count: int) -> tuple[list[bool], list[bool]]:
         k = self.objective.entropy_filter
@@ -431,27 +409,18 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         ids, mask = (torch.cat(pair, dim=1) for pair in zip(prompts, completions, strict=True))
         off = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         with torch.no_grad(), off:
-            _, entropies, _ = self._get_per_token_logps_and_entropies(
-                self.model,
-                ids,
-                mask,
-                completions[0].shape[1],
-                batch_size=self.args.per_device_train_batch_size,
-                compute_entropy=True,
-            )
+            T, size = completions[0].shape[1], self.args.per_device_train_batch_size
+            passed = self._get_per_token_logps_and_entropies(self.model, ids, mask, T, size, True)
         self._last_pass = None
-        assert entropies is not None
-        return trajectory_entropy(entropies, completions[1])
+        return trajectory_entropy(passed[1], completions[1])  # pyright: ignore
 
     # The loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         coef, entropy = self.entropy_coef, self._last_world_entropy
-        if self.geometric:
-            loss = self._geometric_loss(model, inputs)
-        else:
-            loss = super()._compute_loss(model, inputs)
-        logprobs, entropies = self._policy_pass()
+        compute = self._geometric_loss if self.geometric else super()._compute_loss
+        loss = compute(model, inputs)
+        logprobs, entropies = self._last_pass
         old = inputs.get("old_per_token_logps")
         log_ratio = None if old is None else logprobs.detach() - old
         metrics = policy_metrics(entropies.detach(), log_ratio, loss_mask(inputs), self._gather)
@@ -484,7 +453,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return loss + policy.loss / steps
 
     def _loss_inputs(self, inputs: dict[str, Any]) -> LossInputs:
-        (logprobs, entropies), mask = self._policy_pass(), loss_mask(inputs)
+        (logprobs, entropies), mask = self._last_pass, loss_mask(inputs)
         old = inputs.get("old_per_token_logps")
         old = logprobs.detach() if old is None else old
         token_mask = weight = None
@@ -525,7 +494,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         compute_entropy: Any = False,
         **rest: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        if isinstance(model, Anchor):
+        if isinstance(model, Anchor):  # as the reference
             with model.in_place_of(self.policy):
                 return self._get_per_token_logps_and_entropies(
                     self.policy, input_ids, attention_mask, logits_to_keep, batch_size, **rest
@@ -551,10 +520,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if entropies is not None:
             self._last_pass = logprobs, entropies
         return logprobs, entropies, aux_loss
-
-    def _policy_pass(self) -> tuple[Tensor, Tensor]:
-        assert self._last_pass is not None
-        return self._last_pass
 
     # The anchor
 
@@ -601,8 +566,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         matrices = self.optim is not None and self.optim.clip == "all"
         if matrices and self.is_deepspeed_enabled:
             raise ValueError(
-                "--optim.clip all does not work with DeepSpeed, which clips all weights by one "
-                "norm itself: leave it out, or use FSDP2"
+                "--optim.clip all does not work with DeepSpeed: leave it out, or use FSDP2"
             )
         if optimizer is None or self.is_deepspeed_enabled:
             return super()._clip_grad_norm(model)
@@ -627,14 +591,10 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return "train" if self.policy.training else "eval"
 
     def _group_size(self) -> int:
-        size = self.num_generations if self.policy.training else self.num_generations_eval
-        assert size is not None
-        return size
+        return self.num_generations if self.policy.training else self.num_generations_eval  # pyright: ignore
 
     def _gather(self, x: Tensor) -> Tensor:
-        gathered = self.accelerator.gather(x)
-        assert isinstance(gathered, Tensor)
-        return gathered
+        return self.accelerator.gather(x)  # pyright: ignore
 
     def own_state(self) -> dict[str, Any]:
         every = (self.args.steps_per_generation or 1) * self.num_iterations
@@ -649,14 +609,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return state
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        self._step, buffer = state["step"], state["buffer"]
-        if buffer is not None:
-            device = self.accelerator.device
-            buffer = [
-                {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
-                for batch in buffer
-            ]
-        self._buffered_inputs = buffer
+        self._step = state["step"]
+        self._buffered_inputs = send_to_device(state["buffer"], self.accelerator.device)
         for name, values in state["metrics"].items():
             self._metrics["train"][name].extend(values)
         if self.use_adaptive_entropy:

@@ -1,9 +1,8 @@
 """A decoder of few kernels: Llama's and Qwen2's layers as four products and what lies between.
 
-Through Transformers one token of one layer is dozens of small kernels, whose number is the time at
-a few hundred rows. Here queries, keys and values are one product, gate and up another, residuals
-are added inside products, and query heads that share a key are stacked instead of copying it. Each
-distinct prompt is read once for all its rows. For sampling only: no gradient, no dropout.
+Queries, keys and values are one product, gate and up another, residuals are added inside products,
+and query heads that share a key are stacked instead of copying it. Each distinct prompt is read
+once for all its rows. For sampling only: no gradient, no dropout.
 
 Shapes: B rows, U distinct prompts, P padded prompt length, N longest completion, L >= P + N cache
 length, H query heads, K key heads, R = H / K, D head size, E width, V vocabulary.
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
-from mesotron.rlvr.fast.graphs import Decoder, GraphSampler, Sampling, attention_obstacle
+from mesotron.rlvr.fast.graphs import Decoder, GraphSampler, Sampling, Shape, attention_obstacle
 
 MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM")
 # Attention kernels copy a mask unless its rows start at a multiple of this.
@@ -60,7 +59,7 @@ class FusedWeights:
         ]
 
     @torch.no_grad()
-    def refresh(self) -> None:
+    def refresh(self) -> None:  # every tensor keeps its address
         fresh = [x for layer in self.model.model.layers for x in weights_of(layer)]
         torch._foreach_copy_(self._parts, fresh + self._outer())  # pyright: ignore
 
@@ -152,12 +151,7 @@ class FusedDecoder(Decoder):
     """Decodes with merged weights."""
 
     def __init__(
-        self,
-        weights: FusedWeights,
-        shape: tuple[int, int, int],
-        sampling: Sampling,
-        eos: Tensor,
-        pad: int,
+        self, weights: FusedWeights, shape: Shape, sampling: Sampling, eos: Tensor, pad: int
     ) -> None:
         super().__init__(shape, sampling, eos, pad)
         B, P, N = shape
@@ -232,5 +226,5 @@ class FusedSampler(GraphSampler):
     def refresh(self) -> None:
         self.weights.refresh()
 
-    def make_decoder(self, shape: tuple[int, int, int]) -> Decoder:
+    def make_decoder(self, shape: Shape) -> Decoder:
         return FusedDecoder(self.weights, shape, self.sampling, self.eos, self.pad)

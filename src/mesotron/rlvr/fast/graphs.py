@@ -1,9 +1,8 @@
 """Sampling with CUDA graphs: a static cache, and one captured graph that makes one token.
 
-`generate` of Transformers launches every kernel of every layer from Python, and for a model below a
-billion weights the GPU mostly waits. Here the work of one token is captured once per shape (rows,
-prompt length, completion length) and replayed. Without CUDA the same steps run without a graph.
-Full attention only; no sharding.
+Below a billion weights the GPU mostly waits for Python to launch kernels. Here the work of one
+token is captured once per shape (rows, prompt length, completion length) and replayed. Without CUDA
+the same steps run without a graph. Full attention only; no sharding.
 
 Shapes: B rows, U distinct prompts, P padded prompt length, N longest completion, L = P + N cache
 length, V vocabulary.
@@ -23,6 +22,7 @@ from transformers import StaticCache
 
 from mesotron.rlvr.models import as_loaded
 
+Shape = tuple[int, int, int]
 # Prompts are padded to a multiple of this, so that few shapes serve a whole dataset.
 PROMPT_STEP = 32
 # Shapes whose graphs and caches are kept: three sizes at two prompt lengths, and two more.
@@ -68,9 +68,7 @@ class Sampling:
 class Decoder(ABC):
     """The fixed tensors of one shape (B, P, N), and the work of one token on them."""
 
-    def __init__(
-        self, shape: tuple[int, int, int], sampling: Sampling, eos: Tensor, pad: int
-    ) -> None:
+    def __init__(self, shape: Shape, sampling: Sampling, eos: Tensor, pad: int) -> None:
         B, self.P, self.N = shape
         self.sampling, self.eos, self.pad = sampling, eos, pad
         new = {"dtype": torch.long, "device": eos.device}
@@ -100,6 +98,7 @@ class Decoder(ABC):
         self.count.add_(1)
 
     def capture(self, pool: Any) -> None:
+        # Afterwards `begin` must be called again.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -122,9 +121,7 @@ class Decoder(ABC):
 class ModelDecoder(Decoder):
     """Decodes with a Transformers model and a static cache."""
 
-    def __init__(
-        self, model: Any, shape: tuple[int, int, int], sampling: Sampling, eos: Tensor, pad: int
-    ) -> None:
+    def __init__(self, model: Any, shape: Shape, sampling: Sampling, eos: Tensor, pad: int) -> None:
         super().__init__(shape, sampling, eos, pad)
         B, P, N = shape
         self.model = model
@@ -170,15 +167,8 @@ class GraphSampler:
     """Samples completions of a model whose weights change in place between calls.
 
     Each kept shape, 8 at most, holds a cache: 2 x layers x rows x (prompt + completion) x key heads
-    x head size numbers, for the life of the sampler.
-
-    Args:
-        model: a Transformers causal language model with full attention in every layer.
-        eos: ids that end a completion.
-        pad: the padding id.
-        sampling: how tokens are drawn, with PyTorch's default generator of the device.
-        dtype: to sample in. If it differs from the weights', a copy of them in this type is kept
-            and refreshed at each call.
+    x head size numbers. If `dtype` differs from the weights', a copy of them in this type is kept
+    and refreshed at each call.
 
     Example:
         sampler = GraphSampler(model, eos=[2], pad=0, dtype=torch.bfloat16)
@@ -201,7 +191,7 @@ class GraphSampler:
         self.model, self.pad, self.sampling = model, pad, sampling or Sampling()
         self.eos = torch.tensor(list(eos), device=weight.device)
         self.on_gpu = weight.device.type == "cuda"
-        self.decoders: OrderedDict[tuple[int, int, int], Decoder] = OrderedDict()
+        self.decoders: OrderedDict[Shape, Decoder] = OrderedDict()
         self.copy: nn.Module | None = None
         self._pool: Any = None
         self._prepare(dtype or weight.dtype)
@@ -219,7 +209,7 @@ class GraphSampler:
             new, old = ([*m.parameters(), *m.buffers()] for m in (self.model, self.copy))
             torch._foreach_copy_(old, new)  # pyright: ignore
 
-    def make_decoder(self, shape: tuple[int, int, int]) -> Decoder:
+    def make_decoder(self, shape: Shape) -> Decoder:
         return ModelDecoder(self.copy or self.model, shape, self.sampling, self.eos, self.pad)
 
     @torch.no_grad()
@@ -294,10 +284,7 @@ def round_rows(rows: int, usual: int) -> int:
 
 
 def attention_obstacle(model: Any) -> str | None:
-    """Why a model cannot use a static cache with boolean masks; None if it can.
-
-    Eager attention would add a boolean mask to the scores.
-    """
+    """Why a model cannot use a static cache with boolean masks, which eager attention would add."""
     config = model.config.get_text_config()
     if config._attn_implementation != "sdpa":
         return f"attention is {config._attn_implementation}, load with attn_implementation='sdpa'"

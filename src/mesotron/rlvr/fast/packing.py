@@ -80,12 +80,8 @@ def pack_groups(
     """Pack the completions of each prompt into one row; None if that saves no tokens, or costs far
     more attention pairs (completions much longer than the prompt).
 
-    Args:
-        ids: (B, P + T), prompts padded on the left and completions on the right.
-        mask: (B, P + T), 0 on the padding.
-        length: T.
-        most: completions per row; a prompt with more (drawn twice) gets several rows.
-        longest: T of a fixed shape that many batches share (`Frame.rounded`).
+    ids and mask are (B, P + T), prompts padded on the left; `most` limits the completions of a row;
+    `longest` is T of a fixed shape that many batches share (`Frame.rounded`).
 
     Example:
         >>> ids = torch.tensor([[7, 8, 1, 2], [7, 8, 3, 4]])

@@ -1,10 +1,8 @@
 """Training passes over shared prompts, recorded as CUDA graphs where a shape comes again.
 
-Below a billion weights the GPU waits while Python launches thousands of kernels; a replay is one
-launch. A graph needs a pass in which the host decides nothing: every position of every segment is
-scored, by the kernel of TRL's head, and padding is set to 0 afterwards. A shape is recorded at its
-second pass, when the first has chosen and loaded the kernels. To autograd a replay is one function
-of all weights, so accumulation, hooks and `torch.autograd.grad` work as before.
+A graph needs a pass in which the host decides nothing: every position of every segment is scored,
+by the kernel of TRL's head, and padding is set to 0 afterwards. A shape is recorded at its second
+pass, when the first has loaded the kernels. To autograd a replay is one function of all weights.
 
 Shapes: U rows, S tokens of a row, G segments of T tokens, E width; see `packing`.
 """
@@ -28,6 +26,7 @@ log = logging.getLogger("mesotron.rlvr")
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 Key = tuple[Frame, float]
+Leaves = dict[Tensor, Tensor]  # other tensors in place of weights; they get the gradients
 # Columns of the logits computed at a time.
 VOCABULARY_CHUNK = 32768
 # Each recorded shape keeps its own gradients; activations share one memory pool.
@@ -67,13 +66,7 @@ class SharedPromptPass:
     recorder: "Recorder | None" = None
 
     def __call__(
-        self,
-        model: Any,
-        ids: Tensor,
-        mask: Tensor,
-        length: int,
-        temperature: float,
-        compute_entropy: bool,
+        self, model: Any, ids: Tensor, mask: Tensor, length: int, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor | None] | None:
         """Log-probabilities and entropies (B, T), or None where packing does not pay off.
 
@@ -89,7 +82,7 @@ class SharedPromptPass:
                     work = FixedPass(model, self.autocast, self.entropy_gradient)
                     self.recorder = Recorder(work)
                 scores = self.recorder(packed, temperature)
-                entropies = packed.pick(scores.entropies) if compute_entropy else None
+                entropies = packed.pick(scores.entropies) if entropy else None
                 return packed.pick(scores.logprobs), entropies
         packed = pack_groups(ids, mask, length, self.group_size)
         if packed is None:
@@ -102,7 +95,7 @@ class SharedPromptPass:
                 shift_labels=packed.labels,
                 fused_lm_head=True,
             )
-        return packed.unpack(out.log_probs), packed.unpack(out.entropy) if compute_entropy else None
+        return packed.unpack(out.log_probs), packed.unpack(out.entropy) if entropy else None
 
 
 class FixedPass:
@@ -114,11 +107,7 @@ class FixedPass:
         self.params = [p for p in model.parameters() if p.requires_grad]
 
     def __call__(
-        self,
-        tokens: Tokens,
-        frame: Frame,
-        temperature: float,
-        leaves: dict[Tensor, Tensor] | None = None,
+        self, tokens: Tokens, frame: Frame, temperature: float, leaves: Leaves | None = None
     ) -> Scores:
         from trl.kernels import ChunkedLogProbFunction  # in TRL 1.15 it needs Triton
 
@@ -145,7 +134,7 @@ class FixedPass:
         both = (x.masked_fill(padding, 0.0).view(-1, frame.length) for x in (logprobs, entropies))
         return Scores(*both)
 
-    def _hidden(self, tokens: Tokens, frame: Frame, leaves: dict[Tensor, Tensor]) -> Tensor:
+    def _hidden(self, tokens: Tokens, frame: Frame, leaves: Leaves) -> Tensor:
         device, dtype = tokens.ids.device, self.model.dtype
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
@@ -254,10 +243,7 @@ class Replay(torch.autograd.Function):
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor | None, ...]:
         if ctx.recorder.turn != ctx.turn:
-            raise ValueError(
-                "another recorded pass ran before this one's backward pass and overwrote its "
-                "activations: train without rollout.fast"
-            )
+            raise ValueError("a later pass overwrote this backward pass: turn rollout.fast off")
         for kept, new in zip(ctx.recording.output_gradients, gradients, strict=False):
             kept.copy_(new)
         ctx.recording.backward.replay()
