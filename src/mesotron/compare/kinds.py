@@ -139,7 +139,6 @@ class Kind(ABC):
         return {"OMP_NUM_THREADS": str(threads)}
 
     def update_ratio(self, run: RunFolder, rows: Sequence[Row]) -> float | None:
-        """Median over steps of an update's RMS divided by its rate; None if not logged."""
         return None
 
     def outcome(self, path: Path, last_line: str = "") -> Outcome | None:
@@ -562,7 +561,6 @@ def _read_one(kind: Any, text: str, item: str) -> Any:
 
 
 def cell_command(path: Path, kind: str, config: Any) -> list[str]:
-    """Write a cell's config, and return the command that runs it."""
     write_json(path, {"kind": kind, "config": to_plain(config)})
     return [sys.executable, "-m", "mesotron.compare.kinds", str(path)]
 

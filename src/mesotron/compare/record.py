@@ -18,8 +18,6 @@ Verdict = Literal["healthy", "drifting", "dead", "diverged"]
 
 @dataclass(kw_only=True)
 class Contender:
-    """An optimizer with its settings, and an objective."""
-
     name: str  # the optimizer's name, with "+objective" if several objectives are compared
     optim: str
     objective: str  # empty if the kind of run has none
@@ -59,8 +57,6 @@ class Cell:
 
 @dataclass(kw_only=True)
 class Standing:
-    """One contender's row of the ranking, best first."""
-
     rank: int
     contender: str
     rate: float  # the rate its search chose
@@ -92,8 +88,6 @@ def has_scores(rows: Sequence[Standing]) -> bool:
 
 @dataclass(kw_only=True)
 class Threshold:
-    """The level that time-to-threshold is measured by."""
-
     metric: str  # name in metrics.jsonl; the mean of the last few steps counts
     value: float | None = None  # halfway from the curves' start to the best contender's end
 

@@ -16,8 +16,6 @@ MAX_GAIN = 32.0
 
 @dataclass(frozen=True)
 class Grid:
-    """The rule."""
-
     base: float  # the recipe's rate, in AdamW's unit
     factor: float  # between neighboring rates, above 1
     rates: int  # number that every contender tries
@@ -41,8 +39,6 @@ def gain_of(update_ratio: float | None) -> float:
 
 @dataclass(frozen=True)
 class Search:
-    """State of a contender's search."""
-
     wanted: tuple[int, ...]  # indices to try, in order, including the known ones
     best: int | None  # the best index once the search is done; None before, or if every cell failed
     extended: int  # how many of `wanted` are beyond the first grid
@@ -67,9 +63,8 @@ def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
 def best_index(tried: list[int], known: Mapping[int, float | None]) -> int | None:
     """The index with the highest smoothed score; among equal ones the nearest to the recipe's rate.
 
-    One seed's lone peak is mostly luck, and the last rate before a cliff falls off it with the next
-    seed: half of the weight is an index's own score, a quarter each neighbor's. A neighbor that was
-    not tried, or crashed, counts as the index itself.
+    Smoothed (1/4, 1/2, 1/4), since one seed's lone peak is mostly luck, and the last rate before a
+    cliff falls off it with the next seed. A missing neighbor counts as the index itself.
     """
     scored = {k: value for k in tried if (value := known[k]) is not None}
 

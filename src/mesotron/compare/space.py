@@ -22,8 +22,6 @@ TO_WANDB = (["--wandb"], ["--report-to", "wandb"], ["--report-to=wandb"])
 
 @dataclass(frozen=True)
 class Dimension:
-    """One flag and its values."""
-
     name: str  # of the flag, without dashes
     choices: tuple[Value, ...] = ()
     low: float | int = 0  # without choices: any value from low to high, integers if both are
@@ -41,8 +39,6 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Space:
-    """A sweep."""
-
     name: str  # of the study
     command: tuple[str, ...]  # shared arguments after `mesotron`: ("ppo", "snake", "--use-muon")
     dimensions: tuple[Dimension, ...]  # what varies
@@ -50,12 +46,10 @@ class Space:
     goal: Literal["maximize", "minimize"] = "maximize"  # direction
 
     def arguments(self, values: Mapping[str, Value]) -> list[str]:
-        """The arguments of one trial, as W&B's agent writes them: --name=value."""
         return [*self.command, *(f"--{name}={value}" for name, value in values.items())]
 
 
 def read_space(file: str, ranges: Sequence[str]) -> Space:
-    """The space of a sweep file or a recipe, and ranges of the command line."""
     path = Path(file)
     given = [read_range(item) for item in ranges]
     if path.suffix in (".yaml", ".yml", ".json"):

@@ -18,10 +18,7 @@ WINDOW = 5  # steps averaged for a point of the smoothed training curve
 
 
 def rank(record: Tournament, searches: Mapping[str, Search], rates: Mapping[str, float]) -> None:
-    """Fill in `record.standings`, best first; contenders without a score come last.
-
-    If every score is 0, all share rank 1 and none are compared.
-    """
+    """Fill in `record.standings`, best first; if every score is 0, all share rank 1."""
     rows = [_standing(record, name, searches[name], rates[name]) for name in rates]
     rows.sort(key=lambda row: (row.score is None, -(row.score or 0.0)))
     scored = has_scores(rows)
@@ -59,10 +56,8 @@ def _standing(record: Tournament, name: str, search: Search, rate: float) -> Sta
 
 
 def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
-    """The paired test of every contender against the first, corrected for all pairs.
-
-    The noise of seeds is pooled over all pairs too: the first was chosen by the same scores, and
-    any pair might have been the one with the largest lead.
+    """The paired test of every contender against the first, corrected and pooled over all pairs,
+    since any of them might have been the one with the largest lead.
     """
     pairs = [
         (first, second, D)
@@ -81,7 +76,6 @@ def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
 
 
 def _difference(record: Tournament, first: Standing, second: Standing) -> np.ndarray | None:
-    """The first's lead over the second, [S, P], over the seeds that both have a score of."""
     by_seed = [
         {
             cell.seed: cell

@@ -241,7 +241,6 @@ class Study:
         return {row["trial"]: row["why"] for row in read_rows(self._reasons)}
 
     def ended(self) -> "list[FrozenTrial]":
-        """Trials with a score, best first, then pruned ones."""
         trials = self.study.get_trials(deepcopy=False)
         sign = 1 if self.study.direction.name == "MINIMIZE" else -1
         return sorted(

@@ -86,8 +86,6 @@ def locked(folder: Path) -> Iterator[int]:
 
 
 class Progress:
-    """The state of a tournament; starts no process."""
-
     def __init__(
         self, kind: Kind, config: CompareConfig, folder: Path, record: Tournament | None = None
     ) -> None:
@@ -174,7 +172,6 @@ class Progress:
             )
 
     def waiting(self) -> list[Cell]:
-        """Cells to run, earlier stages first."""
         cells = [cell for cell in self.record.cells if cell.state == "waiting"]
         return sorted(cells, key=lambda cell: STAGES.index(cell.stage))
 
@@ -182,7 +179,6 @@ class Progress:
         return sum(cell.state in ("done", "failed") for cell in self.record.cells)
 
     def num_expected(self) -> int:
-        """Cells in all if no further search is extended."""
         total = 0
         for contender in self.contenders:
             state = self.search_of(contender)
@@ -244,7 +240,6 @@ class Progress:
             self.record.start[cell.stage] = fmean(outcome.start[id] for id in known)
 
     def _fill_floor(self, cell: Cell) -> None:
-        """A run that diverged before its evaluation has the floor's score on every problem."""
         if cell.stage in self.record.problems:
             cell.per_problem = [self.kind.floor] * len(self.record.problems[cell.stage])
 
@@ -317,7 +312,6 @@ def _too_few_problems(kind: Kind, num_problems: int) -> str:
 
 
 def _check_same_rule(folder: Path, record: Tournament, continued: Tournament) -> None:
-    """Refuse to continue a tournament with settings that make its cells incomparable."""
     old, new = record.plan, continued.plan
     for name in FIXED:
         if old[name] != new[name]:
@@ -397,7 +391,6 @@ class Runner:
         self.progress.write()
 
     def _fill(self) -> None:
-        """Start cells while slots are free; a cell that an earlier call finished is only read."""
         progress = self.progress
         for cell in progress.waiting():
             if not self.pool.has_free_slot:
@@ -414,7 +407,6 @@ class Runner:
             progress.write()
 
     def _end(self, job: Job, stopping: bool) -> None:
-        """Read the result of a process; a cell that was stopped waits for the next call."""
         cell = next(one for one in self.progress.record.cells if one.id == job.key)
         cell.wall = time.monotonic() - job.start
         if not self.progress.take_outcome(cell):

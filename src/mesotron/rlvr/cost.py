@@ -44,12 +44,10 @@ class Estimate:
     limits: Limits  # price and budget
 
     def seconds(self, steps: float) -> float | None:
-        """Time of `steps`; None if the pace is unknown."""
         pace = self.pace.seconds_per_step
         return None if pace is None else steps * pace
 
     def dollars(self, steps: float) -> float | None:
-        """Cost of `steps`; None if pace or price are unknown."""
         seconds, price = self.seconds(steps), self.limits.price
         return None if seconds is None or price is None else seconds / 3600 * price
 

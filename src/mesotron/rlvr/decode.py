@@ -101,7 +101,6 @@ def _decode(
     temperature: float,
     draws: Tensor | None,
 ) -> list[list[int]]:
-    """The tokens after each prompt of one batch, including the end token if there is one."""
     device = model.get_input_embeddings().weight.device
     padded = tokenizer.pad({"input_ids": list(encoded)}, padding_side="left", return_tensors="pt")
     tokens, mask = padded["input_ids"].to(device), padded["attention_mask"].to(device)
@@ -140,7 +139,6 @@ def _decode(
 
 
 def choose(logits: Tensor, temperature: float, draw: Tensor | None) -> Tensor:
-    """The next token of each row: greedy, or by inverting the cumulative distribution."""
     if draw is None:
         return logits.argmax(dim=-1)
     upper = (logits / temperature).softmax(dim=-1).cumsum(dim=-1)  # (B, V)

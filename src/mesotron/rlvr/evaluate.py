@@ -185,7 +185,6 @@ def score_sampled(
     temperature: float,
     seed: int,
 ) -> Sampled:
-    """pass@k, majority vote and the share of mixed groups; a problem's samples are adjacent."""
     groups = _in_groups(facts, samples)
     right = [sum(fact.correct for fact in group) for group in groups]
     majority = [
@@ -260,9 +259,9 @@ def describe_format(strict: float, lenient: float, where: str) -> list[str]:
     if lenient - strict < MIN_GAP:
         return []
     return [
-        f"{where}: {lenient - strict:.1%} of the answers are right but not in the asked format "
-        f"({strict:.1%} strict, {lenient:.1%} lenient): the model lost, or never had, the form; "
-        "reward the format, or give it a cold start with mesotron sft"
+        f"{where}: {lenient - strict:.1%} of the answers are correct but not in the format "
+        f"({strict:.1%} strict, {lenient:.1%} lenient): reward the format, or teach it first with "
+        "mesotron sft"
     ]
 
 
@@ -411,7 +410,6 @@ def show(results: Sequence[EvalResult], console: Console) -> None:
 
 
 def score_table(results: Sequence[EvalResult]) -> Table:
-    """Scores as rows, models as columns; for two models also the paired difference."""
     title = f"{results[0].problems} held-out problems, 95% intervals over problems"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")

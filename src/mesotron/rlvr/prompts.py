@@ -37,20 +37,17 @@ def solved_text(problem: Problem, format: AnswerFormat) -> str:
 
 
 def loose_text(problem: Problem) -> str:
-    r"""The same completion with the answer outside of any format."""
     answer = f"The answer is {problem.gold}."
     return f"{problem.solution}\n{answer}" if problem.solution else answer
 
 
 def plain_text(messages: Sequence[Message]) -> str:
-    """Messages for a model without a chat template, up to where the answer starts."""
     names = {"user": "Question: ", "assistant": "Answer: ", "system": ""}
     parts = [names[message["role"]] + message["content"] for message in messages]
     return "\n\n".join(parts).replace("\n\nAnswer: ", "\nAnswer: ") + "\nAnswer:"
 
 
 def render(messages: Sequence[Message], tokenizer: Any) -> str:
-    """Messages as text up to where the answer starts, special tokens included."""
     if tokenizer.chat_template is None:
         return plain_text(messages)
     return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)

@@ -42,7 +42,6 @@ class Completion:
     max_tokens: int
 
     def graded(self, score: float) -> float | None:
-        """The score, or None where there is no gold answer to compare with."""
         return score if self.facts.graded else None
 
 

@@ -46,7 +46,6 @@ def metered(
 
 
 def write_spent(meter: Meter, run: RunFolder, earlier_step: float | None = None) -> None:
-    """Write spent.json from the main process."""
     if is_main():
         meter.now = meter.clock()
         spent = {"seconds": meter.spent, "dollars": meter.dollars(meter.spent)}

@@ -88,12 +88,8 @@ class Worker:
             raise ValueError(f"worker process does not start: {error}") from error
 
     def call(self, target: str, *args: Any, timeout: float | None = None) -> Any:
-        """Call "module:function" in the worker.
-
-        Raises:
-            ValueError: the function raised one; the message is kept.
-            RuntimeError: the function raised something else; has the traceback.
-            WorkerDied: the process ended, or was killed after `timeout` seconds.
+        """Call "module:function" in the worker. Its ValueErrors are raised here, other errors as
+        RuntimeError with the traceback; WorkerDied if it ends or takes `timeout` seconds.
         """
         if not self.send(target, args):
             raise WorkerDied(target, self.process.returncode)
@@ -111,7 +107,6 @@ class Worker:
         return True
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Wait for the result of the call that was sent."""
         try:
             message = self._replies.get(timeout=timeout)
         except queue.Empty:
@@ -167,10 +162,9 @@ class WorkerPool:
     def submit(
         self, target: str, *args: Any, timeout: float | None = None, worker: int | None = None
     ) -> Future[Any]:
-        """Call "module:function" in a free worker, or in worker number `worker`.
+        """Call "module:function" in a free worker, or in worker number `worker`; see `Worker.call`.
 
         A worker that died is replaced at the next call; its modules and state start afresh.
-        The future raises what `Worker.call` raises.
         """
         if os.getpid() != self._owner:
             self._reset()  # forked: the processes belong to the parent
@@ -258,8 +252,6 @@ class Job:
 
 
 class CommandPool:
-    """Commands side by side, at most `num_workers` at once."""
-
     def __init__(self, num_workers: int, gpus: Sequence[str] = ()) -> None:
         self.num_workers, self.gpus = num_workers, tuple(gpus)
         self.jobs: list[Job] = []
@@ -277,24 +269,24 @@ class CommandPool:
         env: Mapping[str, str],
         keep_open: Sequence[int] = (),
     ) -> Job:
-        """Start a command; its output is appended to the log."""
         taken = {job.slot for job in self.jobs}
         slot = next(k for k in range(self.num_workers) if k not in taken)
         env = {**os.environ, **env}
         if self.gpus:
             env["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
         with log.open("ab") as output:
-            pipes: dict[str, Any] = {
-                "stdin": subprocess.DEVNULL,
-                "stdout": output,
-                "stderr": output,
-            }
-            process = subprocess.Popen(command, env=env, pass_fds=keep_open, **pipes)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=env,
+                pass_fds=keep_open,
+            )
         self.jobs.append(Job(key, process, slot, log, monotonic()))
         return self.jobs[-1]
 
     def take_ended(self) -> list[Job]:
-        """Remove and return the jobs that have ended."""
         ended = [job for job in self.jobs if job.process.poll() is not None]
         self.jobs = [job for job in self.jobs if job not in ended]
         return ended
@@ -326,7 +318,6 @@ def list_gpus() -> list[str]:
 
 
 def default_num_workers(threads: int, gpus: Sequence[str]) -> int:
-    """One command per GPU, or per `threads` cores."""
     return len(gpus) or max(1, num_cores() // threads)
 
 

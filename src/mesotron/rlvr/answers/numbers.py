@@ -38,10 +38,8 @@ class Number:
 
 
 def clean(text: str) -> str:
-    r"""Normalize text: NFKC, no control or invisible characters, single spaces.
-
-    Superscripts and vulgar fractions are expanded first, since NFKC alone would turn 5² into 52
-    and 1½ into 11/2.
+    """Normalize text: NFKC, no control or invisible characters, single spaces. Superscripts and
+    vulgar fractions are expanded first: NFKC alone would turn 5² into 52 and 1½ into 11/2.
     """
     text = _SUPERSCRIPTS.sub(
         lambda m: "^{" + m[0].translate(_FROM_SUPERSCRIPT) + "}", text[:MAX_LENGTH]
@@ -134,19 +132,15 @@ def read_number(answer: str) -> Number | None:
 
 
 def same_number(answer: Number, gold: Number) -> bool:
-    """Whether two plain numbers are equal, exactly.
-
-    A unit that only one of them has is ignored; two different units are unequal. 50% equals 50
-    and 1/2 if the other one has no % sign.
+    """Whether two plain numbers are equal, exactly. A unit that only one of them has is ignored.
+    50% equals 50 and 1/2 if the other one has no % sign.
     """
     return not other_unit(answer, gold) and gold.value in _on_scale_of(gold, answer)
 
 
 def distance(answer: Number, gold: Number) -> Fraction:
-    """Distance of two plain numbers on the gold's scale; 0 if and only if they are equal.
-
-    If only one of them has a % sign it is read both ways, as in `same_number`: 0.51 and 51 are 1
-    away from 50%, and 51% is 1/100 away from 1/2.
+    """Distance of two plain numbers with comparable units, on the gold's scale. If only one has a %
+    sign it is read both ways: 0.51 and 51 are 1 away from 50%, and 51% is 1/100 away from 1/2.
     """
     return min(abs(value - gold.value) for value in _on_scale_of(gold, answer))
 
@@ -159,7 +153,6 @@ def _on_scale_of(gold: Number, answer: Number) -> tuple[Fraction, ...]:
 
 
 def other_unit(answer: Number, gold: Number) -> bool:
-    """Whether both have units and they differ, such as 5 cm and 5 km."""
     return bool(answer.unit and gold.unit) and answer.unit != gold.unit
 
 

@@ -84,7 +84,6 @@ class Verifier:
         self.close()
 
     def close(self) -> None:
-        """End the worker processes; they start again when needed."""
         self._pool.close()
 
     def same(self, answers: Sequence[str], golds: Sequence[str]) -> list[bool]:
@@ -189,7 +188,6 @@ def _decide(answer: str, gold: str) -> bool | None:
 
 
 def _as_expression(answer: str) -> str | None:
-    """What math-verify gets for one side of a pair; None if that side is not for it."""
     if number := read_number(answer):
         return number.key
     return expression if screened(expression := expression_of(answer)) else None
@@ -262,10 +260,8 @@ def screened(expression: str) -> bool:
 
 
 def words(answer: str) -> str | None:
-    """Words in lower case without a final period; None if the answer is something else.
-
-    They are not for math-verify, which reads a word as a product of letters: an anagram of the
-    gold would be correct.
+    """Words in lower case without a final period; None if the answer is something else. Math-verify
+    would read a word as a product of letters, and take an anagram of the gold for correct.
     """
     text = _tidy(answer)
     return text.removesuffix(".").casefold() if _WORDS.fullmatch(text) else None
@@ -322,7 +318,6 @@ def _set_cpu_timer(seconds: float) -> None:
 
 
 def _parse(answer: str) -> list[Any]:
-    """The expression as math-verify reads it, in a list; empty if it cannot."""
     from math_verify import LatexExtractionConfig, parse
 
     boxed = rf"\boxed{{{answer}}}"

@@ -59,8 +59,6 @@ SUMS_HELD_OUT_EVERY = 6
 
 @dataclass(frozen=True)
 class Level:
-    """Operations of a level, how many, and the size of its numbers."""
-
     operations: str
     num_operations: int
     first: tuple[int, int]  # range of the first number
@@ -133,7 +131,6 @@ APPLY: dict[Operation, Callable[[int, int], int]] = {"+": add, "-": sub, "*": mu
 
 
 def _chain(rng: random.Random, level: Level) -> tuple[int, list[tuple[Operation, int]]]:
-    """A first value and operations on it, redrawn until every step fits the level."""
     while True:
         first = value = rng.randint(*level.first)
         chain: list[tuple[Operation, int]] = []
@@ -149,7 +146,6 @@ def _chain(rng: random.Random, level: Level) -> tuple[int, list[tuple[Operation,
 
 
 def _operand(rng: random.Random, operation: Operation, value: int, level: Level) -> int | None:
-    """A second operand that keeps the result whole, at least 1 and within the level, if any."""
     low, high = level.change if operation in "+-" else (2, level.factor)
     fits = {
         "+": lambda n: value + n <= level.largest,

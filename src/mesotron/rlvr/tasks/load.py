@@ -81,7 +81,6 @@ def _read(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
 
 
 def _location(config: TaskConfig) -> tuple[str, str | None]:
-    """A path or hub name, and the configuration of a hub dataset that has several."""
     if config.name == "gsm8k" and config.path in (None, GSM8K_HUB[0]):
         return GSM8K_HUB
     if config.path is None:
@@ -90,7 +89,6 @@ def _location(config: TaskConfig) -> tuple[str, str | None]:
 
 
 def gsm8k_problem(row: Row, name: str) -> Problem:
-    """A row with the columns question and answer; the gold follows the last `####`."""
     steps, mark, gold = row.text("answer").rpartition("####")
     gold = gold.strip().replace(",", "")
     if not mark or not gold:

@@ -44,10 +44,8 @@ def digest(text: str, seed: int | str = 0) -> int:
 def hold_out(
     problems: Sequence[Problem], num_eval: int, seed: int
 ) -> tuple[list[Problem], list[Problem]]:
-    """Split one list into training problems, in their order, and `num_eval` held-out ones.
-
-    By the hash of the question: adding or reordering rows moves few others to the other side, and
-    equal questions are never on both.
+    """Split into training problems and `num_eval` held-out ones by the hash of the question: adding
+    rows moves few others, and equal questions are never on both sides.
     """
     ranked = sorted(problems, key=lambda problem: digest(problem.question, seed))
     held_out = ranked[:num_eval]

@@ -64,7 +64,6 @@ def check_path(path: str) -> None:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of one file, by its suffix; errors name file and line."""
     readers = dict(zip(SUFFIXES, (_read_jsonl, _read_json, _read_csv, _read_parquet)))
     if path.suffix not in readers:
         raise ValueError(f"{path} must be one of {', '.join(SUFFIXES)}")

@@ -48,7 +48,6 @@ def main(folder: Path) -> int:
 
 
 def write_model(checkpoint: Path, folder: Path) -> None:
-    """Save a checkpoint as a model folder without the trainer's state."""
     model, _ = load_model(ModelConfig(name=str(checkpoint)))
     model.config.use_cache = True  # training switched it off
     model.save_pretrained(folder)
