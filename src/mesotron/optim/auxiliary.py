@@ -119,7 +119,7 @@ def _step_widened(
 
     wide = [k for k, p in enumerate(params) if p.dtype == wide_dtype(p.dtype)]
     if wide:
-        step(*([part[k] for k in wide] for part in (params, grads, states)))
+        step(*([x[k] for k in wide] for x in (params, grads, states)))  # pyright: ignore
     # A few at a time, so that the copies of a large model do not double its memory.
     chunks: list[list[int]] = []
     size = 0

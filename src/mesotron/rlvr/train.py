@@ -24,7 +24,7 @@ log = logging.getLogger("mesotron")
 Limited = TypeVar("Limited", TrainConfig, SftConfig)
 
 
-def run(config: TrainConfig | SftConfig, then: Callable[[Path], None] | None = None) -> int:
+def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
     """Train or resume; the main process calls `then` with the folder. Returns the exit code."""
     began = time.monotonic()
     check_installed()
@@ -43,7 +43,7 @@ def run(config: TrainConfig | SftConfig, then: Callable[[Path], None] | None = N
     return code
 
 
-def new_run(config: TrainConfig | SftConfig) -> Plan[Any]:
+def new_run(config: Limited) -> Plan[Limited]:
     check(config)
     name = "sft" if isinstance(config, SftConfig) else config.recipe
     return plan_new(config, config.out or new_run_path(name))
