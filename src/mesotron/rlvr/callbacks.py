@@ -160,7 +160,7 @@ class SnrProbe(TrainerCallback):
 
     def __init__(self, every: int, trainer: Any) -> None:
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-            raise ValueError(f"--watch.snr-every {every} does not work with DeepSpeed or FSDP")
+            raise ValueError(f"--watch.snr-every {every} needs whole gradients, not sharded ones")
         self.every, self.trainer = every, trainer
         self._cost_logged = False
 
