@@ -223,5 +223,5 @@ def bootstrap_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if len(values) == 1:
         return values[0], values[0]
     rng = np.random.default_rng(0)
-    result = bootstrap((values,), np.mean, n_resamples=2000, method="percentile", random_state=rng)
+    result = bootstrap((values,), np.mean, n_resamples=2000, method="percentile", rng=rng)
     return result.confidence_interval.low, result.confidence_interval.high

@@ -172,8 +172,9 @@ def roll_back(trainer: Any, checkpoint: Path) -> None:
     files stay as they are, and a Trainer's loop cannot go back from inside."""
     rates = [{key: group[key] for key in ("lr", "initial_lr") if key in group}
              for group in trainer.optimizer.param_groups]  # fmt: skip
-    if isinstance(trainer, RestoresPolicy):
-        trainer.restore_policy(checkpoint)
+    restorer: Any = trainer
+    if isinstance(restorer, RestoresPolicy):
+        restorer.restore_policy(checkpoint)
     else:
         trainer._load_from_checkpoint(str(checkpoint))
         state = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
