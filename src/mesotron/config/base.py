@@ -19,11 +19,12 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 
 C = TypeVar("C")
 
+ENGINES = {"generate": False, "graph": True, "fused": True}  # old values of rollout.engine
 # Config class -> old field -> (new field, old value to new value). Where several old fields map to
 # one switch, it is on if any of them is.
 ALIASES: dict[str, dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "RolloutConfig": {
-        "engine": ("fast", lambda engine: engine != "generate"),
+        "engine": ("fast", lambda engine: _choose("rollout.engine", engine, ENGINES)),
         "share_prompts": ("fast", bool),
         "record": ("fast", bool),
     },
@@ -177,6 +178,12 @@ def flags_of(config_type: Any, prefix: str = "--") -> dict[str, tuple[Field[Any]
         else:
             flags[name] = item, hints[item.name]
     return flags
+
+
+def _choose(name: str, value: Any, choices: Mapping[Any, Any]) -> Any:
+    if value not in choices:
+        raise ValueError(f"--{name} {value} must be one of {', '.join(map(str, choices))}")
+    return choices[value]
 
 
 def rename_flags(config_type: type, args: list[str]) -> list[str]:

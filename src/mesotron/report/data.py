@@ -1,6 +1,6 @@
 """Charts as data: which metrics are drawn together, reduced to as many points as a page can hold.
 
-A chart of a single run has several metrics, told apart by color and dash. With several runs each
+A chart of a single run has several metrics, distinguished by color and dash. With several runs each
 metric gets its own chart, and color and dash belong to the run on the whole page.
 """
 

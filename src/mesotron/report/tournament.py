@@ -133,7 +133,7 @@ def curves(page: Page, folder: Path, record: Row, names: Sequence[str]) -> list[
         return []
     grids = make_grids(runs, styles)
     page.add_runs(runs, grids.record(runs))
-    for each in page.runs:  # with so many cells only stops can be told apart
+    for each in page.runs:  # with so many cells only stops are distinguishable
         each["marks"] = [mark for mark in each["marks"] if mark["severity"] == "stop"]
     chapters = make_chapters(runs, grids)
     charts = [chart for question in CURVES for chart in chapters.get(question, [])]
