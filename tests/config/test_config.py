@@ -141,6 +141,8 @@ def test_old_flags_settings_and_keys_still_work():
     }.items():
         assert parse(TrainConfig, args.split()).rollout.fast is fast, args
         assert rename_flags(SnakeConfig, args.split()) == args.split()
+    with pytest.raises(ValueError, match="engine graf"):
+        parse(TrainConfig, ["--rollout.engine", "graf"])
     changed = change(TrainConfig(), ["rollout.engine=graph", "steps=3"])
     assert (changed.rollout.fast, changed.steps) == (True, 3)
     for values, fast in (
