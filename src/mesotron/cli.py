@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field, fields
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
@@ -24,6 +25,8 @@ from mesotron.recipes import describe_recipes, make_plan, make_recipe
 from mesotron.runs.resume import eval_defaults, settings_to_resume
 
 C = TypeVar("C")
+# None is said by leaving a flag out. Help is in docstrings: comments need not be searched for it.
+CONFIG = (tyro.conf.DisallowNone, tyro.conf.HelptextFromCommentsOff)
 
 
 class UsageError(ValueError):
@@ -230,6 +233,7 @@ def normalize(config_type: type, args: list[str]) -> list[str]:
     return positional + options
 
 
+@cache
 def arguments_type(config_type: Any) -> Any:
     """The config as tyro gets it: the positional field marked, and `--config` added."""
     hints = get_type_hints(config_type)
@@ -279,7 +283,7 @@ def run_tyro(
         try:
             made, unknown = tyro.cli(
                 arguments, args=args, prog=prog, description=about, return_unknown_args=True,
-                config=(tyro.conf.DisallowNone,), **options,  # None is said by leaving a flag out
+                config=CONFIG, **options,
             )  # fmt: skip
         except SystemExit as stop:
             if not stop.code:
