@@ -8,11 +8,11 @@ GPU. Standard library only: this file is also the script that a worker runs.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
 import queue
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any, Literal, Self
@@ -31,7 +32,6 @@ START_SECONDS = 120.0  # for imports from a slow disk
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 GPUS = Path("/proc/driver/nvidia/gpus")
 LOG_TAIL = 4096  # bytes
-_LENGTH = struct.Struct("<Q")
 
 
 class WorkerDied(RuntimeError):
@@ -64,22 +64,20 @@ class Worker:
         stderr: int | IO[Any] | None = None,
     ) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)
+        self._connection, its_end = multiprocessing.Pipe()
         self.process = subprocess.Popen(
             # -P: this folder has modules named like those of the standard library.
-            [sys.executable, "-P", __file__, replies],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-P", __file__, str(its_end.fileno()), replies],
+            stdin=subprocess.DEVNULL,
+            stdout=2 if stderr is None else stderr,
             stderr=stderr,
             env={**(os.environ if env is None else env), "PYTHONPATH": paths},
             start_new_session=True,
+            pass_fds=(its_end.fileno(),),
         )
+        its_end.close()
         self._loads = json.loads if replies == "json" else pickle.loads
-        self._replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._target = ""
-        # A thread, since pipes cannot be read with a timeout on every system. It holds no
-        # reference to the worker, so that an unused one can be collected.
-        reader = (self.process.stdout, self._replies)
-        threading.Thread(target=_read_replies, args=reader, daemon=True).start()
         try:
             if setup:
                 self.call(setup[0], *setup[1:], timeout=START_SECONDS)
@@ -97,37 +95,33 @@ class Worker:
 
     def send(self, target: str, args: Sequence[Any]) -> bool:
         """Start a call; False if the worker had died before."""
-        assert self.process.stdin is not None
         self._target = target
         try:
-            _write(self.process.stdin, pickle.dumps((target, tuple(args))))
-        except (OSError, ValueError):  # ValueError: killed and closed before
+            self._connection.send_bytes(pickle.dumps((target, tuple(args))))
+        except OSError:
             self.kill()
             return False
         return True
 
     def receive(self, timeout: float | None = None) -> Any:
+        timed_out = False
         try:
-            message = self._replies.get(timeout=timeout)
-        except queue.Empty:
+            timed_out = not self._connection.poll(timeout)
+            if timed_out:
+                raise EOFError
+            kind, value = self._loads(self._connection.recv_bytes())
+        except (OSError, EOFError):
             self.kill()
-            raise WorkerDied(self._target, self.process.returncode, timed_out=True) from None
-        if not message:  # end of file
-            self.kill()
-            raise WorkerDied(self._target, self.process.returncode)
-        kind, value = self._loads(message)
+            raise WorkerDied(self._target, self.process.returncode, timed_out) from None
         if kind == "ValueError":
             raise ValueError(value)
         if kind == "error":
             raise RuntimeError(f"in a worker process:\n{value}")
         return value
 
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
     def kill(self) -> None:
         _kill(self.process)
+        self._connection.close()
 
 
 class WorkerPool:
@@ -344,9 +338,6 @@ def resolve(target: str) -> Callable[..., Any]:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
-    if process.stdin is not None:
-        with suppress(OSError):  # an unsent call
-            process.stdin.close()
 
 
 def _kill_all(processes: set[subprocess.Popen[bytes]], owner: int) -> None:
@@ -355,45 +346,25 @@ def _kill_all(processes: set[subprocess.Popen[bytes]], owner: int) -> None:
             _kill(process)
 
 
-def _write(pipe: IO[bytes], message: bytes) -> None:
-    pipe.write(_LENGTH.pack(len(message)) + message)
-    pipe.flush()
-
-
-def _read(pipe: IO[bytes]) -> bytes:
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return b""
-    (length,) = _LENGTH.unpack(head)
-    message = pipe.read(length)
-    return message if len(message) == length else b""
-
-
-def _read_replies(pipe: IO[bytes], replies: queue.SimpleQueue[bytes]) -> None:
-    with pipe:
-        while message := _read(pipe):
-            replies.put(message)
-    replies.put(b"")
-
-
-def _serve(codec: str) -> None:
-    """The loop of a worker: read a call from stdin, write the result to stdout."""
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not mix with results
+def _serve(descriptor: int, codec: str) -> None:
+    """The loop of a worker: receive a call, send its result."""
+    connection = Connection(descriptor)
 
     def encode(message: tuple[str, Any]) -> bytes:
         return json.dumps(message).encode() if codec == "json" else pickle.dumps(message)
 
-    while message := _read(sys.stdin.buffer):
-        try:
-            target, args = pickle.loads(message)
-            reply = encode(("result", resolve(target)(*args)))
-        except ValueError as error:  # meant for the user
-            reply = encode(("ValueError", str(error)))
-        except Exception:
-            reply = encode(("error", traceback.format_exc()))
-        _write(replies, reply)
+    with suppress(EOFError, OSError):  # the parent is gone
+        while True:
+            message = connection.recv_bytes()
+            try:
+                target, args = pickle.loads(message)
+                reply = encode(("result", resolve(target)(*args)))
+            except ValueError as error:  # meant for the user
+                reply = encode(("ValueError", str(error)))
+            except Exception:
+                reply = encode(("error", traceback.format_exc()))
+            connection.send_bytes(reply)
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(int(sys.argv[1]), sys.argv[2])
