@@ -1,5 +1,6 @@
 """The command line: help without heavy imports, one line for a mistake, quiet exits."""
 
+import io
 import os
 import signal
 import subprocess
@@ -16,10 +17,6 @@ from mesotron.cli import UsageError, parse
 from mesotron.config.base import Config, flags_of, setting
 
 
-def run_python(code: str, **options) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **options)
-
-
 def refusal(capsys, *args: str) -> str:
     assert cli.main(list(args)) == 2
     out, err = capsys.readouterr()
@@ -28,16 +25,33 @@ def refusal(capsys, *args: str) -> str:
     return err
 
 
-def test_parsing_imports_nothing_heavy():
-    code = (
-        "import sys, mesotron; dir(mesotron)\n"
-        "from mesotron.cli import main\n"
-        "for args in ('--help', 'spectrum --help', 'train --x', 'train --steps=0'):\n"
-        "    try: main(args.split())\n"
-        "    except SystemExit: pass\n"
-        "print({'torch', 'jax', 'numpy', 'matplotlib', 'transformers'} & set(sys.modules))"
-    )
-    assert run_python(code).stdout.endswith("set()\n")
+IMPORTS = """
+import sys, mesotron, mesotron.runs
+from mesotron.cli import main
+heavy = {"torch", "jax", "transformers", "trl", "datasets", "matplotlib"}
+dir(mesotron)
+codes = []
+for args in sys.argv[1:]:
+    try:
+        codes.append(main(args.split()))
+    except SystemExit:  # help
+        codes.append("numpy" in sys.modules)
+from mesotron.config import SftConfig, TrainConfig
+from mesotron.rlvr.train import check
+check(TrainConfig()), check(SftConfig())
+import mesotron.report.command
+print(codes, heavy & set(sys.modules))
+"""
+
+
+def test_parsing_checking_and_reading_import_nothing_heavy(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    lines = ["--version", "train --x", "train --steps=0", "watch log.jsonl", "spectrum --help"]
+    lines += ["eval nope", "eval tiny --task.levels 9", "eval runs/last", "eval --temperature inf"]
+    command = [sys.executable, "-c", IMPORTS, *lines]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    last = done.stdout.splitlines()[-1]
+    assert last == "[0, 2, 2, 0, False, 2, 2, 2, 2] set()", done.stderr
 
 
 def test_every_public_name_loads():
@@ -118,11 +132,11 @@ def test_exits(monkeypatch, capsys):
             run(bug)
 
 
-def test_a_terminal_without_unicode_gets_question_marks():
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "NO_COLOR": "1"}
-    done = run_python("from mesotron.cli import main; main(['spectrum', 'muon'])", env=environment)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "?" in done.stdout
+def test_a_terminal_without_unicode_gets_question_marks(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert cli.main(["spectrum", "muon"]) == 0
+    assert b"?" in terminal.buffer.getvalue()
 
 
 def test_a_real_interrupt_leaves_no_traceback_and_lines_reach_a_log_at_once(tmp_path):

@@ -1,6 +1,5 @@
 """Settings refused before anything heavy is imported and before a folder is made."""
 
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -47,28 +46,3 @@ def test_an_unused_reward_is_reported(name, caplog):
     assert not caplog.records
     check(replace(config, reward=RewardConfig(parts=("two_part", "near"))))
     assert ("two_part + near" in caplog.text) == (name != "grpo")
-
-
-def test_the_checks_load_no_torch():
-    code = (
-        "import sys\nfrom mesotron.config import SftConfig, TrainConfig\n"
-        "from mesotron.rlvr import train\n"
-        "train.check(TrainConfig())\ntrain.check(SftConfig())\n"
-        "print({'torch', 'trl', 'transformers', 'datasets', 'jax'} & set(sys.modules))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["nope"], ["tiny", "--task.levels", "9"], ["runs/last"], ["tiny", "--temperature", "inf"]],
-)
-def test_a_wrong_evaluation_is_refused_before_torch_is_imported(flags, tmp_path):
-    code = (
-        "import sys\nfrom mesotron import cli\ncode = cli.main(['eval', *sys.argv[1:]])\n"
-        "print(code, {'torch', 'transformers', 'datasets'} & set(sys.modules))\n"
-    )
-    command = [sys.executable, "-c", code, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout == "2 set()\n", done.stderr

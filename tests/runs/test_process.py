@@ -12,6 +12,7 @@ from mesotron.optim.device import choose_device
 from mesotron.runs.process import (
     StopRequest,
     asks_for_sharding,
+    go_offline_without_network,
     is_main,
     num_processes,
     process_index,
@@ -47,6 +48,17 @@ def test_sharding_that_cannot_work_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("FSDP_VERSION")
     with pytest.raises(ValueError, match="beta"):
         make_trainer(tmp_path, parts={"objective": ObjectiveConfig(name="grpo", beta=0.1)})
+
+
+def test_an_unreachable_hub_is_not_tried_again(monkeypatch):
+    for name in ("HF_HUB_OFFLINE", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    go_offline_without_network()
+    assert os.environ.pop("HF_HUB_OFFLINE") == "1"
+    monkeypatch.setenv("https_proxy", "http://proxy")  # it may know the way
+    go_offline_without_network()
+    assert "HF_HUB_OFFLINE" not in os.environ
 
 
 def test_the_first_signal_asks_and_the_second_ctrl_c_stops():

@@ -97,15 +97,3 @@ def test_following_ends_when_nothing_comes(tmp_path, capsys, monkeypatch):
     assert run(WatchConfig(path=log, follow=True, every=1.0, idle=5.0)) == 0
     assert now[0] == 5.0
     assert "steps 0-29 healthy" in capsys.readouterr().out
-
-
-def test_the_watch_imports_no_framework(tmp_path):
-    log = write(tmp_path / "a.jsonl", healthy(0, steps=30))
-    code = (
-        "import sys; from mesotron.cli import main; main(['watch', sys.argv[1]]); "
-        "print(sorted({'torch', 'jax', 'numpy', 'transformers'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"

@@ -109,6 +109,7 @@ def test_wrong_arguments_are_refused(folder):
         run(RouteConfig(model=str(folder)))
 
 
+@pytest.mark.slow
 def test_hub_name_without_a_network_fails_at_once():
     """The hub's client would retry again and again, and print that to stderr."""
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
