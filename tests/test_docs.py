@@ -108,18 +108,6 @@ def test_python_runs_as_printed(page, tmp_path, monkeypatch):
                 assert all(getattr(module, alias.name) for alias in node.names)
 
 
-def readme_commands() -> list[list[str]]:
-    lines = [line for block in blocks_of(README, "console") for line in block.text.splitlines()]
-    return [shlex.split(line)[2:] for line in lines if line.startswith("$ mesotron ")]
-
-
-@pytest.mark.parametrize("args", readme_commands(), ids=" ".join)
-def test_readme_commands_run_as_printed(args, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(args) == 0
-    assert capsys.readouterr().out
-
-
 def command_lines(page: Path) -> list[str]:
     lines = []
     for block in blocks_of(page, "", "console"):

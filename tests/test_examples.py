@@ -60,6 +60,7 @@ def test_lightning_module(example):
     assert "state per weight: 1.00" in text
 
 
+@pytest.mark.slow  # the README has a shorter one
 def test_trl_grpo(example):
     first, last = numbers(r"reward from ([\d.]+) to ([\d.]+)", example("trl_grpo"))
     assert last > first

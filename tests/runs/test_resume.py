@@ -17,7 +17,7 @@ from mesotron.runs.resume import plan_new, resumed_settings, settings_to_resume
 STARTED = {
     "train": replace(make_recipe("arith_mgrpo"), steps=7, out=Path("made"), price=2.0, gpu="a10"),
     "sft": SftConfig(steps=7, loose=0.5, threads=3),
-    "vla train": VlaTrainConfig(steps=7, guard="stop", where=0.5),  # its path becomes absolute
+    "vla train": VlaTrainConfig(steps=7, guard="stop", where=0.5, demos=Path("/demos")),
     "ppo snake": SnakeConfig(num_envs=16, gif=False, sweep=("lr=1,2",), save_freq=2),
 }
 
@@ -27,15 +27,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def settings(name: str):
-    config = STARTED[name]
-    if isinstance(config, VlaTrainConfig):
-        config = replace(config, demos=Path("demos").resolve())
-    return config
-
-
 def start(name: str) -> RunFolder:
-    return RunFolder.create(Path("made"), settings(name), {})
+    return RunFolder.create(Path("made"), STARTED[name], {})
 
 
 def read(name: str, args: str):
@@ -56,13 +49,13 @@ def refusal(name: str, args: str, capsys) -> str:
     [
         ("train", "arith_mgrpo --steps 7 --out ./made"),
         ("sft", "--loose 0.5 --task.name arith"),
-        ("vla train", "demos --steps 7 --where 0.5"),
+        ("vla train", "/demos --steps 7 --where 0.5"),
         ("ppo snake", "--num-envs 16 --sweep lr=1,2 --no-gif"),
     ],
 )
 def test_a_run_keeps_its_own_settings_and_flags_may_repeat_them(name, args):
     run = start(name)
-    kept = replace(settings(name), resume=Path("made"))
+    kept = replace(STARTED[name], resume=Path("made"))
     assert read(name, "") == read(name, args) == kept
     assert resumed_settings(settings_to_resume(type(kept), Path("made")), run) == kept
 
@@ -121,20 +114,18 @@ def test_limits_and_places_may_change(name, args, changed):
     assert read(name, args) == replace(read(name, ""), **changed)
 
 
-@pytest.mark.parametrize(
-    ("args", "price", "gpu"),
-    [
+def test_a_new_machine_has_no_old_price():
+    start("train")
+    for flags, price, gpu in (
         ("", 2.0, "a10"),
         ("--gpu h100", None, "h100"),  # the old price was for another machine
         ("--gpu h100 --price 2", 2.0, "h100"),
         ("--price 3", 3.0, "a10"),
-    ],
-)
-def test_a_new_machine_has_no_old_price(args, price, gpu):
-    start("train")
-    args = ["--resume", "made", *args.split()]
-    config = resume_plan(parse(TrainConfig, args, "train", cli.COMMANDS["train"].presets)).config
-    assert (config.price, config.gpu) == (price, gpu)
+    ):
+        args = ["--resume", "made", *flags.split()]
+        given = parse(TrainConfig, args, "train", cli.COMMANDS["train"].presets)
+        config = resume_plan(given).config
+        assert (config.price, config.gpu) == (price, gpu)
 
 
 def test_only_the_main_process_minds_an_existing_folder(monkeypatch, tmp_path):

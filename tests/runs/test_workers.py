@@ -99,11 +99,8 @@ def test_workers_end_with_their_parent():
         "from mesotron.runs.workers import Worker; import sys\n"
         "print(Worker().call('os:getpid'), flush=True); sys.stdin.read()"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", code]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
-    ) as parent:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()

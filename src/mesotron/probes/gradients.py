@@ -13,8 +13,7 @@ from torch import Tensor
 def effective_rank(X: Tensor) -> dict[str, float]:
     """How many directions share a matrix: exp of the entropy of its singular values.
 
-    p_i = sigma_i / sum sigma, erank = exp(-sum p_i log p_i) (Roy and Vetterli, EUSIPCO 2007): the
-    singular values themselves, not their squares.
+    erank = exp(-sum p_i log p_i), p_i = sigma_i / sum sigma (Roy and Vetterli, EUSIPCO 2007).
 
     Args:
         X: [..., m, n], a gradient, an update or a weight; leading dimensions are averaged.
@@ -26,17 +25,13 @@ def effective_rank(X: Tensor) -> dict[str, float]:
     if X.dim() < 2:
         raise ValueError(f"shape {tuple(X.shape)} is not a matrix: give at least two dimensions")
     sigma = torch.linalg.svdvals(X.detach().double().reshape(-1, *X.shape[-2:]))
-    live = sigma.sum(dim=1) > 0
-    sigma = sigma[live]
-    if not len(sigma):
-        return {"gradient/effective_rank": 0.0, "gradient/stable_rank": 0.0}
+    num_matrices, sigma = len(sigma), sigma[sigma.sum(dim=1) > 0]
     p = sigma / sigma.sum(dim=1, keepdim=True)
     effective = torch.exp(-torch.xlogy(p, p).sum(dim=1))  # 0 log 0 is 0
     stable = (sigma / sigma.amax(dim=1, keepdim=True)).square().sum(dim=1)
-    share = len(sigma) / len(live)
     return {
-        "gradient/effective_rank": float(effective.mean()) * share,
-        "gradient/stable_rank": float(stable.mean()) * share,
+        "gradient/effective_rank": float(effective.sum()) / num_matrices,
+        "gradient/stable_rank": float(stable.sum()) / num_matrices,
     }
 
 
