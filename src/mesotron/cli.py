@@ -29,10 +29,6 @@ C = TypeVar("C")
 CONFIG = (tyro.conf.DisallowNone, tyro.conf.HelptextFromCommentsOff)
 
 
-class UsageError(ValueError):
-    """A command line that cannot be used; the text is one sentence for the user."""
-
-
 class Presets(NamedTuple):
     """Defaults by the value of the positional field, such as recipes."""
 
@@ -70,14 +66,6 @@ COMMANDS = {
     "vla eval": Command(config.VlaEvalConfig, "mesotron.vla.command:run_eval"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.spectrum:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
-}
-# Former commands that now run from a clone of the repository.
-MOVED = {
-    "bench": "python -m benchmarks.optim_step",
-    "bench train": "python -m benchmarks.training",
-    "bench snake": "python -m benchmarks.ppo.snake",
-    "bench ppo": "python -m benchmarks.ppo.speed",
-    "bundle": "python -m benchmarks.offline",
 }
 
 
@@ -121,9 +109,8 @@ def dispatch(args: list[str]) -> int:
     if args[0] == "--version":
         print(f"mesotron {__version__}")
         return 0
-    moved = MOVED.get(" ".join(args[:2])) or MOVED.get(args[0])
-    if moved:
-        raise UsageError(f"{args[0]!r} has moved: in a clone of the repository run `{moved}`")
+    if args[0] in ("bench", "bundle"):  # former commands
+        raise ValueError(f"{args[0]!r} now runs from a clone: see benchmarks/README.md there")
     name, rest = split_name(args)
     if name not in COMMANDS:
         print(overview(group=name))
@@ -138,18 +125,15 @@ def split_name(args: list[str]) -> tuple[str, list[str]]:
     first, rest = args[0], args[1:]
     if first in COMMANDS:
         return first, rest
-    members = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
-    if not members:
-        heads = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
-        kind = "flag" if first.startswith("-") else "command"
-        known = ", ".join(heads)
-        raise UsageError(f"unknown {kind} {first!r}{suggest(first, heads)}; commands: {known}")
-    if not rest or rest[0] in ("-h", "--help"):
+    known = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
+    if known and (not rest or rest[0] in ("-h", "--help")):
         return first, []
-    if rest[0] not in members:
-        close, known = suggest(rest[0], members), ", ".join(members)
-        raise UsageError(f"unknown command '{first} {rest[0]}'{close}; {first} has: {known}")
-    return f"{first} {rest[0]}", rest[1:]
+    if known and rest[0] in known:
+        return f"{first} {rest[0]}", rest[1:]
+    word = rest[0] if known else first
+    known = known or list(dict.fromkeys(name.split()[0] for name in COMMANDS))
+    kind = "flag" if word.startswith("-") else "command"
+    raise ValueError(f"unknown {kind} {word!r}{suggest(word, known)}; known: {', '.join(known)}")
 
 
 def load(target: str) -> Callable[[Any], int]:
@@ -220,7 +204,7 @@ def normalize(config_type: type, args: list[str]) -> list[str]:
             if on and not equals and rest and rest[0].lower() in ("true", "false"):
                 equals, text = "=", rest.pop(0)
             if equals and text.lower() not in ("true", "false"):
-                raise UsageError(f"{flag} {text!r} is not valid: expected true or false")
+                raise ValueError(f"{flag} {text!r} is not valid: expected true or false")
             on = text.lower() == "true" if equals else on
             section, dot, leaf = positive.removeprefix("--").rpartition(".")
             options.append(positive if on else f"--{section}{dot}no-{leaf}")
@@ -263,7 +247,7 @@ def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | 
         try:
             table = tomllib.loads(given.config.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{given.config} is not valid TOML: {error}") from error
+            raise ValueError(f"{given.config} is not valid TOML: {error}") from error
     base = None
     if getattr(given, "resume", None) is not None:
         base = settings_to_resume(config_type, given.resume)
@@ -292,11 +276,11 @@ def run_tyro(
             lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:-1]]
             message = " ".join(lines).partition("───")[0].partition("Got errors:")[0]
             message = " ".join(message.split()).rstrip(".")
-            raise UsageError(f"{message}; see {prog} --help") from None
+            raise ValueError(f"{message}; see {prog} --help") from None
     for arg in unknown:
         name = arg.partition("=")[0]
         problem = f"unexpected argument {arg!r}"
         if name.startswith("-"):
             problem = f"unknown flag {name}{suggest(name, flags_of(arguments))}"
-        raise UsageError(f"{problem}; see {prog} --help")
+        raise ValueError(f"{problem}; see {prog} --help")
     return made

