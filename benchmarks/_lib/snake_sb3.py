@@ -176,7 +176,7 @@ def make_sb3(
         make_games(config, games),
         learning_rate=lambda left: config.lr * (left if config.anneal_lr else 1.0),
         n_steps=config.num_steps,
-        batch_size=config.minibatch_size,
+        batch_size=config.batch_size // config.num_minibatches,
         n_epochs=config.update_epochs,
         gamma=config.gamma,
         gae_lambda=config.gae_lambda,

@@ -20,9 +20,9 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 C = TypeVar("C")
 
 ENGINES = {"generate": False, "graph": True, "fused": True}  # old values of rollout.engine
-# Config class -> old field -> (new field, old value to new value). Where several old fields map to
-# one switch, it is on if any of them is.
-ALIASES: dict[str, dict[str, tuple[str, Callable[[Any], Any]]]] = {
+Alias = tuple[str, Callable[[Any], Any]]  # new field, old value to new value
+# Config class -> old field -> alias. A switch is on if any of its old fields is.
+ALIASES: dict[str, dict[str, Alias]] = {
     "RolloutConfig": {
         "engine": ("fast", lambda engine: _choose("rollout.engine", engine, ENGINES)),
         "share_prompts": ("fast", bool),
@@ -80,6 +80,13 @@ class Config:
     def refuse(self, name: str, why: str) -> None:
         """Raise a ValueError on one field, such as "--optim.rank 4 needs --optim.name muon"."""
         raise ValueError(f"{spell(self.prefix + name, getattr(self, name))} {why}")
+
+    def refuse_unless(self, condition: bool, why: str, *names: str) -> None:
+        """Refuse fields that have another value than their default where it has no effect."""
+        for item in fields(self):  # type: ignore[arg-type]
+            changed = item.name in names and getattr(self, item.name) != item.default
+            if changed and not condition:
+                self.refuse(item.name, why)
 
 
 @contextmanager
@@ -187,6 +194,7 @@ def _choose(name: str, value: Any, choices: Mapping[Any, Any]) -> Any:
 
 
 def rename_flags(config_type: type, args: list[str]) -> list[str]:
+    """Replace old flags; a switch that several of them became comes last."""
     old_flags = _old_flags(config_type)
     switches: dict[str, bool] = {}
     kept: list[str] = []
@@ -210,21 +218,16 @@ def rename_flags(config_type: type, args: list[str]) -> list[str]:
 
 def rename_setting(config_type: type, name: str, text: str) -> tuple[str, str]:
     """Rename an old NAME=VALUE setting, such as rollout.engine=graph."""
-    new, convert = _old_flags(config_type).get(f"--{name.replace('_', '-')}", (None, None))
-    if new is None or convert is None:
+    (flag,) = rename_flags(config_type, [f"--{name}={text}"])
+    if "=" in flag:
         return name, text
-    value: Any = {"true": True, "false": False}.get(text.lower(), text)
-    return new.removeprefix("--"), str(bool(convert(value))).lower()
+    return flag.removeprefix("--").removeprefix("no-"), str(not flag.startswith("--no-")).lower()
 
 
-def _old_flags(
-    config_type: type, prefix: str = "--"
-) -> dict[str, tuple[str, Callable[[Any], Any]]]:
-    aliases = ALIASES.get(config_type.__name__, {})
-    flags = {
-        prefix + old.replace("_", "-"): (prefix + new, convert)
-        for old, (new, convert) in aliases.items()
-    }
+def _old_flags(config_type: type, prefix: str = "--") -> dict[str, Alias]:
+    flags: dict[str, Alias] = {}
+    for old, (new, convert) in ALIASES.get(config_type.__name__, {}).items():
+        flags[prefix + old.replace("_", "-")] = prefix + new, convert
     for name, kind in get_type_hints(config_type).items():
         if is_dataclass(kind) and isinstance(kind, type):
             flags |= _old_flags(kind, f"{prefix}{name}.")

@@ -49,13 +49,11 @@ class OptimConfig(Config, prefix="optim."):
     """Use our GPU kernels for spectral steps; turn off for short runs, as they must compile."""
 
     def check_fields(self) -> None:
-        for name in ("promote", "cutoff"):
-            if getattr(self, name) is not None and self.name != "pion":
-                self.refuse(name, "needs --optim.name pion: set it or leave this out")
+        is_muon = self.name.startswith("muon")
+        self.refuse_unless(self.name == "pion", "needs --optim.name pion", "promote", "cutoff")
+        self.refuse_unless(is_muon, "needs --optim.name muon", "rank")
         if self.promote and self.cutoff is not None:
             self.refuse("promote", "and --optim.cutoff are two strengths of Pion: give one")
-        if self.rank is not None and not self.name.startswith("muon"):
-            self.refuse("rank", "needs --optim.name muon: set it or leave this out")
         if self.clip == "all" and not self.max_grad_norm:
             self.refuse("clip", "needs a norm: give --optim.max-grad-norm above 0")
 
@@ -98,7 +96,6 @@ class PartsOptimConfig(Config, prefix="optim."):
     """Clip the gradient of the auxiliary groups to this norm (0: off). The full norm is logged."""
 
     def check_fields(self) -> None:
-        for name in ("promote", "cutoff"):
-            rules = (self.vision, self.language, self.fusion, self.action)
-            if getattr(self, name) is not None and "pion" not in rules:
-                self.refuse(name, "needs a part trained by Pion, such as --optim.action pion")
+        has_pion = "pion" in (self.vision, self.language, self.fusion, self.action)
+        why = "needs a part trained by Pion, such as --optim.action pion"
+        self.refuse_unless(has_pion, why, "promote", "cutoff")

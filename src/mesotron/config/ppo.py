@@ -147,10 +147,6 @@ class SnakeConfig(Config):
         return self.num_envs * self.num_steps
 
     @property
-    def minibatch_size(self) -> int:
-        return self.batch_size // self.num_minibatches
-
-    @property
     def is_single(self) -> bool:
         return self.num_seeds == 1 and not self.sweep
 

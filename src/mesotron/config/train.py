@@ -164,20 +164,19 @@ class ObjectiveConfig(Config, prefix="objective."):
     """Which groups train if more have a signal than fit: the first, or the widest in rewards."""
 
     def check_fields(self) -> None:
-        if self.dynamic_sampling != "resample":
-            for name, default in (("dynamic_max_rounds", 3), ("dynamic_oversample", 1)):
-                if getattr(self, name) != default:
-                    self.refuse(name, "needs --objective.dynamic-sampling resample")
-        if self.dynamic_choice == "widest" and self.dynamic_oversample == 1:
-            self.refuse("dynamic_choice", "needs --objective.dynamic-oversample above 1")
+        resamples = self.dynamic_sampling == "resample"
+        why = "needs --objective.dynamic-sampling resample"
+        self.refuse_unless(resamples, why, "dynamic_max_rounds", "dynamic_oversample")
+        why = "needs --objective.dynamic-oversample above 1"
+        self.refuse_unless(self.dynamic_oversample > 1, why, "dynamic_choice")
         if self.name == "dr_grpo" and self.scale_rewards not in (None, "none"):
             self.refuse("scale_rewards", "is not dr_grpo: leave it out or use grpo")
-        if self.name in ("cispo", "sapo") and self.epsilon is not None:
-            self.refuse("epsilon", f"does not apply: {self.name} has no lower clip")
+        has_clip = self.name not in ("cispo", "sapo")
+        self.refuse_unless(has_clip, f"does not apply: {self.name} has no lower clip", "epsilon")
         if self.name == "cispo" and self.epsilon_high is not None and self.epsilon_high <= 1:
             self.refuse("epsilon_high", "is the largest ratio itself in cispo: give one above 1")
-        if self.loss != "grpo" and self.name not in SELF_LABELED:
-            self.refuse("loss", f"is for {', '.join(SELF_LABELED)}: use --objective.name gmpo")
+        why = f"is for {', '.join(SELF_LABELED)}: use --objective.name gmpo"
+        self.refuse_unless(self.name in SELF_LABELED, why, "loss")
         if self.name == "corewarding" and (self.momentum_generations == 0 or self.loss_on_momentum):
             needed = "--objective.momentum-generations above 0 and no --objective.loss-on-momentum"
             self.refuse("name", f"takes labels from the anchor only: give {needed}")
@@ -270,10 +269,9 @@ class TrainConfig(Config):
     def check_fields(self) -> None:
         if self.time_limit is not None:
             parse_duration(self.time_limit)
-        reward, default = self.reward, RewardConfig()
+        reward = self.reward
         for name, part in (("near_unit", "near"), ("overlong_buffer", "overlong")):
-            if part not in reward.parts and getattr(reward, name) != getattr(default, name):
-                reward.refuse(name, f"needs {part} among --reward.parts")
+            reward.refuse_unless(part in reward.parts, f"needs {part} among --reward.parts", name)
         if "overlong" in reward.parts and reward.overlong_buffer > self.rollout.max_tokens:
             reward.refuse("overlong_buffer", "must be at most --rollout.max-tokens")
         if self.task.num_train is not None and self.task.num_train < self.rollout.prompts:

@@ -93,10 +93,9 @@ class PolicyConfig(Config, prefix="policy."):
     """Freeze pretrained towers."""
 
     def check_fields(self) -> None:
-        if self.vision_tower is None and self.language_tower is None:
-            for name in ("lora", "freeze_towers"):
-                if getattr(self, name):
-                    self.refuse(name, "needs --policy.vision-tower or --policy.language-tower")
+        has_tower = self.vision_tower is not None or self.language_tower is not None
+        why = "needs --policy.vision-tower or --policy.language-tower"
+        self.refuse_unless(has_tower, why, "lora", "freeze_towers")
 
 
 @dataclass(frozen=True, kw_only=True)
