@@ -1,7 +1,6 @@
 """The shape of a gradient: effective rank, signal-to-noise ratio, differences between heads.
 
-The three measures of the Pion paper (arXiv 2605.19282). They cost an SVD or several backward
-passes, so a trainer runs them only every few steps.
+The three measures of the Pion paper (arXiv 2605.19282); they cost an SVD or backward passes.
 """
 
 from collections.abc import Sequence
@@ -38,9 +37,8 @@ def effective_rank(X: Tensor) -> dict[str, float]:
 def gradient_snr(parts: Sequence[Tensor] | Sequence[Sequence[Tensor]]) -> dict[str, float]:
     """Signal-to-noise ratio of a gradient, from the gradients of the parts of one batch.
 
-    SNR = ||E g||^2 / E||g - E g||^2 for the gradient g of one part. ||mean g||^2 overstates the
-    numerator by the variance over K; that bias is removed, so the estimate may be below zero where
-    there is no signal. The noise scale of arXiv 1812.06162 is 1 / SNR in units of a part.
+    SNR = ||E g||^2 / E||g - E g||^2 for the gradient g of one part. The bias of ||mean g||^2 is
+    removed, so the estimate may be negative. The noise scale of arXiv 1812.06162 is 1 / SNR parts.
 
     Args:
         parts: K gradients at the same weights, of parts of equal size: tensors or lists of them.
@@ -81,8 +79,7 @@ def snr_from_norms(squared_norms: Sequence[float], squared_norm_of_sum: float) -
 def head_heterogeneity(weight: Tensor, num_heads: int) -> dict[str, float]:
     """How much the norms of the attention heads of one projection differ.
 
-    The norm of a head of W_Q is an inverse temperature: a filter over the whole matrix moves all
-    heads alike, one per head does not.
+    The norm of a head of W_Q is an inverse temperature.
 
     Args:
         weight: [heads * head_size, n], a weight, gradient or update of W_Q, W_K or W_V.

@@ -29,8 +29,7 @@ def trajectory_entropy(entropies: Tensor, mask: Tensor) -> Tensor:
 def entropy_quartiles(entropies: Tensor, mask: Tensor) -> dict[str, float]:
     """Quartiles of the entropy over tokens and over completions.
 
-    The mean hides the shape: a policy that is certain of nearly every token and lost at a few has
-    the same mean as an even one.
+    A policy that is certain of nearly every token and lost at a few has the mean of an even one.
 
     Returns:
         entropy/trajectory_q1, _q2, _q3 over completions with tokens and entropy/token_q1, _q2, _q3
@@ -44,8 +43,8 @@ def entropy_quartiles(entropies: Tensor, mask: Tensor) -> dict[str, float]:
     trajectories = trajectory_entropy(entropies, mask)[inside.any(dim=1)]
     levels = torch.tensor((0.25, 0.5, 0.75), device=tokens.device)
     stride = -(-tokens.numel() // QUANTILE_LIMIT)
-    found = [torch.quantile(trajectories, levels), torch.quantile(tokens[::stride], levels)]
-    return dict(zip(names, torch.cat(found).tolist(), strict=True))
+    quartiles = [torch.quantile(trajectories, levels), torch.quantile(tokens[::stride], levels)]
+    return dict(zip(names, torch.cat(quartiles).tolist(), strict=True))
 
 
 def log_ratio_extremes(log_ratio: Tensor, mask: Tensor) -> dict[str, float]:
@@ -56,20 +55,18 @@ def log_ratio_extremes(log_ratio: Tensor, mask: Tensor) -> dict[str, float]:
         {'ratio/log_min': -0.5, 'ratio/log_max': 0.25}
     """
     inside = _inside(log_ratio, mask)
-    values = log_ratio.float()
-    low = torch.where(inside, values, torch.inf).amin()
-    high = torch.where(inside, values, -torch.inf).amax()
-    found = torch.where(inside.any(), torch.stack([low, high]), 0.0)
-    return dict(zip(("ratio/log_min", "ratio/log_max"), found.tolist(), strict=True))
+    low = torch.where(inside, log_ratio.float(), torch.inf).amin()
+    high = torch.where(inside, log_ratio.float(), -torch.inf).amax()
+    ends = torch.where(inside.any(), torch.stack([low, high]), 0.0)
+    return dict(zip(("ratio/log_min", "ratio/log_max"), ends.tolist(), strict=True))
 
 
 def clip_fractions(
     log_ratio: Tensor, mask: Tensor, advantages: Tensor, low: float, high: float
 ) -> dict[str, float]:
-    """Shares of tokens without gradient because of the clip, below and above.
+    """Shares of tokens without gradient because of the clip.
 
-    A token is clipped where its ratio has left the window on the side that its advantage pushes
-    to: above with a positive advantage, below with a negative one.
+    Their ratio is above the window and the advantage positive, or below it and negative.
 
     Args:
         log_ratio: [B, T], log pi_new - log pi_old of the sampled tokens.
@@ -86,8 +83,8 @@ def clip_fractions(
     sign = advantages if advantages.dim() == 2 else advantages[:, None]
     below = inside & (log_ratio < low) & (sign < 0)
     above = inside & (log_ratio > high) & (sign > 0)
-    found = torch.stack([below.sum(), above.sum()]) / inside.sum().clamp_min(1)
-    return dict(zip(("ratio/clipped_low", "ratio/clipped_high"), found.tolist(), strict=True))
+    shares = torch.stack([below.sum(), above.sum()]) / inside.sum().clamp_min(1)
+    return dict(zip(("ratio/clipped_low", "ratio/clipped_high"), shares.tolist(), strict=True))
 
 
 def kl_to_start(logprobs: Tensor, start_logprobs: Tensor, mask: Tensor) -> dict[str, float]:

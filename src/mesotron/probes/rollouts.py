@@ -17,9 +17,8 @@ def group_signal(
 ) -> dict[str, float]:
     """Shares of groups with and without a signal, and the mean spread within a group.
 
-    Where all rewards of a group are equal its advantages are zero (advantage collapse, arXiv
-    2605.21125). Rewards alone cannot tell correct groups from wrong ones: a group of correct
-    answers may differ in a format reward, so `right` splits the groups by their answers.
+    Where all rewards of a group are equal its advantages are zero (arXiv 2605.21125). A group of
+    correct answers may differ in a format reward, so `right` splits the groups by their answers.
 
     Args:
         rewards: [P, G], NaN where a completion was not scored.
@@ -86,8 +85,8 @@ def _spread(table: np.ndarray, scored: np.ndarray) -> np.ndarray:
 
 
 def _table(values: Any, name: str) -> np.ndarray:
-    array = values.detach().cpu().float().numpy() if isinstance(values, Tensor) else values
-    table = np.asarray(array)
+    tensor = isinstance(values, Tensor)
+    table = np.asarray(values.detach().cpu().float() if tensor else values)
     if table.ndim != 2 or table.size == 0:
         raise ValueError(f"{name} has shape {table.shape}: give [prompts, completions]")
     return table
@@ -96,8 +95,7 @@ def _table(values: Any, name: str) -> np.ndarray:
 def answer_diversity(groups: Sequence[Sequence[str | None]]) -> dict[str, float]:
     """Distinct answers within a group, and the share of the most common answer over all prompts.
 
-    One answer for every prompt is how self-rewarded training ends (SRT, arXiv 2505.21444): the
-    vote is unanimous and the reward perfect.
+    One answer for every prompt is how self-rewarded training ends (SRT, arXiv 2505.21444).
 
     Args:
         groups: the canonical answers to each prompt, None where none was found. Each prompt has

@@ -28,7 +28,6 @@ class LiveView:
         self.console = console or Console()
         self._watched = watched
         self._history: dict[str, list[float]] = {name: [] for name in watched}
-        self._step = 0
         self._times: deque[tuple[int, float]] = deque([(0, time.monotonic())], maxlen=WINDOW)
         self._transcript = self._alarm = ""
         self._spent = self._projected = None  # dollars
@@ -40,11 +39,9 @@ class LiveView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self._live.stop()
+        self._live.stop()
 
     def start_at(self, step: int, rows: Sequence[dict]) -> None:
-        self._step = step
         self._times.clear()
         self._times.append((step, time.monotonic()))
         for row in rows:
@@ -52,7 +49,6 @@ class LiveView:
 
     def update(self, step: int, row: dict) -> None:
         """Show one more row of metrics; a missing metric keeps its last value."""
-        self._step = step
         self._times.append((step, time.monotonic()))
         self._remember(row)
         if self.console.is_terminal:
@@ -78,7 +74,7 @@ class LiveView:
         (first, began), (last, ended) = self._times[0], self._times[-1]
         if last == first:
             return None
-        return (ended - began) / (last - first) * (self.steps - self._step)
+        return (ended - began) / (last - first) * (self.steps - last)
 
     def _remember(self, row: dict) -> None:
         for name, values in self._history.items():
@@ -99,10 +95,11 @@ class LiveView:
 
     def _view(self) -> RenderableType:
         width = max(min(BAR_WIDTH, self.console.width - 40), 8)
+        step, _ = self._times[-1]
         table = Table.grid(padding=(0, 2))
         table.add_row(
-            f"step {self._step}/{self.steps}",
-            ProgressBar(total=self.steps, completed=self._step, width=width),
+            f"step {step}/{self.steps}",
+            ProgressBar(total=self.steps, completed=step, width=width),
             "  ".join([f"{spell_time(self.seconds_left())} left", *self._cost()]),
         )
         for label, values in self._known().items():
@@ -112,15 +109,12 @@ class LiveView:
             table.add_row(label, sparkline(values, width), spell_number(values[-1]) + scale)
         parts: list[RenderableType] = [table]
         if self._transcript:
-            parts.append(Panel(Text(self._fit(self._transcript)), title="latest transcript"))
+            height = max(self.console.height - len(self._watched) - 8, 3)  # of a low terminal
+            lines = self._transcript.splitlines()[-height:]
+            parts.append(Panel(Text("\n".join(lines)), title="latest transcript"))
         if self._alarm:
             parts.append(Text(f"last alarm: {self._alarm}", style="yellow"))
         return Group(*parts)
-
-    def _fit(self, text: str) -> str:
-        # The last lines that fit a low terminal.
-        height = max(self.console.height - len(self._watched) - 8, 3)
-        return "\n".join(text.splitlines()[-height:])
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

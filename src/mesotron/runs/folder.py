@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal, Self
 
@@ -32,9 +32,9 @@ PACKAGES = (
 
 def new_run_path(name: str, root: Path = Path("runs")) -> Path:
     """An unused path for a new run, `runs/NAME-DATE-TIME`."""
-    base = root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    others = (base.with_name(f"{base.name}-{number}") for number in count(2))
-    return next(path for path in chain([base], others) if not path.exists())
+    base = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    paths = (root / (base if number == 1 else f"{base}-{number}") for number in count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def check_free(path: Path, flag: str = "--out") -> None:

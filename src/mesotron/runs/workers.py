@@ -151,7 +151,7 @@ class WorkerPool:
             self._idle.put(index)
         self._threads: ThreadPoolExecutor | None = None
         self.processes: set[subprocess.Popen[bytes]] = set()
-        self._finalizer = weakref.finalize(self, _kill_all, self.processes, self._owner)
+        weakref.finalize(self, _kill_all, self.processes, self._owner)
 
     def submit(
         self, target: str, *args: Any, timeout: float | None = None, worker: int | None = None
@@ -176,25 +176,19 @@ class WorkerPool:
     def _call(
         self, target: str, args: Sequence[Any], timeout: float | None, only: int | None
     ) -> Any:
-        idle = self._idle
-        index = idle.get() if only is None else only
+        index = self._idle.get() if only is None else only
         try:
             with self._locks[index]:
                 worker = self._workers[index]
-                if worker is None or not worker.send(target, args):
-                    worker = self._workers[index] = self._start()
-                    if not worker.send(target, args):
-                        raise WorkerDied(target, worker.process.returncode)
-                return worker.receive(timeout)
+                if worker is not None and worker.send(target, args):
+                    return worker.receive(timeout)
+                self.processes -= {one for one in set(self.processes) if one.poll() is not None}
+                worker = self._workers[index] = Worker(**self._options)
+                self.processes.add(worker.process)
+                return worker.call(target, *args, timeout=timeout)
         finally:
             if only is None:
-                idle.put(index)
-
-    def _start(self) -> Worker:
-        self.processes -= {process for process in set(self.processes) if process.poll() is not None}
-        worker = Worker(**self._options)
-        self.processes.add(worker.process)
-        return worker
+                self._idle.put(index)
 
     def map(self, target: str, jobs: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Any]]:
         """Call `target` with each tuple of arguments; yields (index, result) as they finish."""
