@@ -29,6 +29,10 @@ C = TypeVar("C")
 CONFIG = (tyro.conf.DisallowNone, tyro.conf.HelptextFromCommentsOff)
 
 
+class UsageError(ValueError):
+    """A command line that cannot be used; the text is one sentence for the user."""
+
+
 class Presets(NamedTuple):
     """Defaults by the value of the positional field, such as recipes."""
 
@@ -110,7 +114,7 @@ def dispatch(args: list[str]) -> int:
         print(f"mesotron {__version__}")
         return 0
     if args[0] in ("bench", "bundle"):  # former commands
-        raise ValueError(f"{args[0]!r} now runs from a clone: see benchmarks/README.md there")
+        raise UsageError(f"{args[0]!r} now runs from a clone: see benchmarks/README.md there")
     name, rest = split_name(args)
     if name not in COMMANDS:
         print(overview(group=name))
@@ -133,7 +137,7 @@ def split_name(args: list[str]) -> tuple[str, list[str]]:
     word = rest[0] if known else first
     known = known or list(dict.fromkeys(name.split()[0] for name in COMMANDS))
     kind = "flag" if word.startswith("-") else "command"
-    raise ValueError(f"unknown {kind} {word!r}{suggest(word, known)}; known: {', '.join(known)}")
+    raise UsageError(f"unknown {kind} {word!r}{suggest(word, known)}; known: {', '.join(known)}")
 
 
 def load(target: str) -> Callable[[Any], int]:
@@ -204,7 +208,7 @@ def normalize(config_type: type, args: list[str]) -> list[str]:
             if on and not equals and rest and rest[0].lower() in ("true", "false"):
                 equals, text = "=", rest.pop(0)
             if equals and text.lower() not in ("true", "false"):
-                raise ValueError(f"{flag} {text!r} is not valid: expected true or false")
+                raise UsageError(f"{flag} {text!r} is not valid: expected true or false")
             on = text.lower() == "true" if equals else on
             section, dot, leaf = positive.removeprefix("--").rpartition(".")
             options.append(positive if on else f"--{section}{dot}no-{leaf}")
@@ -247,7 +251,7 @@ def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | 
         try:
             table = tomllib.loads(given.config.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{given.config} is not valid TOML: {error}") from error
+            raise UsageError(f"{given.config} is not valid TOML: {error}") from error
     base = None
     if getattr(given, "resume", None) is not None:
         base = settings_to_resume(config_type, given.resume)
@@ -276,11 +280,11 @@ def run_tyro(
             lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:-1]]
             message = " ".join(lines).partition("───")[0].partition("Got errors:")[0]
             message = " ".join(message.split()).rstrip(".")
-            raise ValueError(f"{message}; see {prog} --help") from None
+            raise UsageError(f"{message}; see {prog} --help") from None
     for arg in unknown:
         name = arg.partition("=")[0]
         problem = f"unexpected argument {arg!r}"
         if name.startswith("-"):
             problem = f"unknown flag {name}{suggest(name, flags_of(arguments))}"
-        raise ValueError(f"{problem}; see {prog} --help")
+        raise UsageError(f"{problem}; see {prog} --help")
     return made
