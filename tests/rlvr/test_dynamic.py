@@ -37,12 +37,6 @@ def test_oversampling_adds_whole_groups(rows, oversample, expected):
     assert first_round_rows(rows, 4, oversample) == expected
 
 
-@pytest.mark.parametrize("rows", [2, 6])
-def test_prompts_cannot_be_added_where_groups_span_processes(rows):
-    with pytest.raises(ValueError, match=f"{rows} completions"):
-        first_round_rows(rows, 4, 2.0)
-
-
 def sources(*places):
     """`(round, place)` or None for each place."""
     return [place and Source(*place) for place in places]
@@ -92,18 +86,6 @@ def test_as_many_are_sampled_as_the_neediest_process_lacks():
     assert missing_places(sources((0, 0), (0, 1)), blocks=2) == 0
 
 
-def test_a_batch_split_and_merged_is_the_batch():
-    batch = {
-        "completion_ids": torch.arange(12).view(4, 3),
-        "advantages": torch.arange(4.0),
-        "num_items_in_batch": torch.tensor(9),
-    }
-    parts = split_rows(batch, 3)
-    assert [len(part["advantages"]) for part in parts] == [3, 1]
-    merged = merge_rows(parts, [(0, 0), (0, 1), (0, 2), (1, 0)])
-    assert all(torch.equal(merged[name], batch[name]) for name in batch)
-
-
 def scored(rows: int, prompt: int, completion: int, fill: int) -> dict:
     return {
         "prompt_ids": torch.full((rows, prompt), fill),
@@ -114,6 +96,14 @@ def scored(rows: int, prompt: int, completion: int, fill: int) -> dict:
         "importance_sampling_ratio": torch.full((rows, 1), 0.5),
         "num_items_in_batch": torch.tensor(rows * completion),
     }
+
+
+def test_a_batch_split_and_merged_is_the_batch():
+    batch = scored(4, 2, 3, 7) | {"advantages": torch.arange(4.0)}
+    parts = split_rows(batch, 3)
+    assert [len(part["advantages"]) for part in parts] == [3, 1]
+    merged = merge_rows(parts, [(0, 0), (0, 1), (0, 2), (1, 0)])
+    assert all(torch.equal(merged[name], batch[name]) for name in batch)
 
 
 def test_rows_of_two_rounds_are_padded_to_one_length():
@@ -141,6 +131,5 @@ def test_each_pass_over_the_data_has_all_of_it_in_another_order():
     assert PromptStream(20, seed=4).take(20) != first
     resumed = PromptStream(20, seed=3)
     stream.take(10)
-    resumed.load_values(stream.values())
-    resumed.load_tensors(stream.tensors())
+    resumed.load_state_dict(stream.state_dict())
     assert resumed.take(19) == stream.take(19)

@@ -88,7 +88,7 @@ FLOODS = ["(", "{", "}", r"\boxed{", "####", "ANSWER:", "answer is ", "1", "1,11
 
 @pytest.mark.parametrize("text", [*FLOODS, "\u200b", "\x00"])
 def test_extraction_is_linear(text):
-    flood = text * (1_000_000 // len(text))
+    flood = text * (100_000 // len(text))
     for form in FORMATS.values():
         form.extract(flood)
         assert form.extract(flood + "\n" + form.render("7")) == "7"

@@ -32,8 +32,9 @@ def train(folder, name="mgrpo", cls=GRPOTrainer, **options):
 
 
 def test_without_anchor_and_filter_it_is_a_plain_vote_to_the_bit(tmp_path):
-    vote = train(tmp_path, "vote")
-    mgrpo = train(tmp_path, momentum_generations=0, entropy_filter="off")
+    two = {"max_steps": 2}
+    vote = train(tmp_path, "vote", settings=two)
+    mgrpo = train(tmp_path, momentum_generations=0, entropy_filter="off", settings=two)
     assert same(weights(vote), weights(mgrpo))
     assert not same(weights(vote), initial_weights())
 
@@ -46,7 +47,7 @@ def test_gold_answers_and_rewards_do_not_train(tmp_path):
         return [1.0] * len(completions)
 
     plain, misled, unlabeled, rewarded, bare = (
-        train(tmp_path, parts=parts, settings={"max_steps": 2})
+        train(tmp_path, parts=parts, settings={"max_steps": 1})
         for parts in (
             {}, {"train_dataset": wrong}, {"train_dataset": without}, {"reward_funcs": one},
             {"reward_funcs": None},
@@ -60,7 +61,7 @@ def test_gold_answers_and_rewards_do_not_train(tmp_path):
     assert rows(bare)[0]["reward"] == rows(bare)[0]["rewards/vote/mean"]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_anchor_follows_the_policy_rollout_by_rollout(tmp_path, momentum):
     at_rollout = []
 
@@ -69,7 +70,7 @@ def test_the_anchor_follows_the_policy_rollout_by_rollout(tmp_path, momentum):
             at_rollout.append(weights(self))
             return super()._generate_single_turn(*args, **kwargs)
 
-    settings = {"max_steps": 4, "steps_per_generation": 2}
+    settings = {"max_steps": 3, "steps_per_generation": 2}
     trainer = train(tmp_path, cls=Watched, momentum=momentum, settings=settings)
     start, (first, second) = initial_weights(), at_rollout
     assert same(first, start)
@@ -81,9 +82,9 @@ def test_the_anchor_follows_the_policy_rollout_by_rollout(tmp_path, momentum):
 
 
 def test_the_anchor_can_follow_every_optimizer_step(tmp_path):
-    settings = {"max_steps": 4, "steps_per_generation": 2}
+    settings = {"max_steps": 2, "steps_per_generation": 2}
     trainer = train(tmp_path, momentum=0.0, momentum_update="optimizer_step", settings=settings)
-    assert trainer.anchor.updates == 4
+    assert trainer.anchor.updates == 2
     assert same(trainer.anchor.weights, weights(trainer))
 
 
@@ -202,7 +203,7 @@ def test_the_merged_variant_trains_on_the_anchors_completions_too(tmp_path):
 
 
 def test_the_reference_of_corewarding_is_the_anchor(tmp_path):
-    trainer = train(tmp_path, "corewarding", beta=0.1, momentum=0.0)
+    trainer = train(tmp_path, "corewarding", beta=0.1, momentum=0.0, settings={"max_steps": 1})
     assert trainer.ref_model is trainer.anchor
     # m = 0 and a cosine: at the start the anchor is the policy itself.
     assert rows(trainer)[0]["kl"] == 0
@@ -210,24 +211,24 @@ def test_the_reference_of_corewarding_is_the_anchor(tmp_path):
 
 def test_with_lora_the_anchor_averages_the_adapters_alone(tmp_path):
     lora = LoraConfig(r=2, target_modules=["q_proj", "down_proj"])
-    trainer = train(tmp_path, parts={"peft_config": lora, "optim": "muon"})
+    parts = {"peft_config": lora, "optim": "muon"}
+    trainer = train(tmp_path, parts=parts, settings={"max_steps": 2})
     assert trainer.anchor.weights
     assert all("lora" in name for name in trainer.anchor.weights)
     assert rows(trainer)[-1]["anchor/distance"] > 0
 
 
 def test_a_killed_run_resumes_to_the_bit(tmp_path):
-    """Killed after its first rollout, and inside its second one."""
+    """Killed inside its second rollout."""
     settings = {
         "max_steps": 4, "steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1,
         "learning_rate": 0.05,
     }  # fmt: skip
     whole = train(tmp_path, beta=0.005, settings=settings)
-    for step in (2, 3):
-        resumed = make(tmp_path, beta=0.005, settings=settings)
-        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-        assert same(weights(whole), weights(resumed))
-        assert same(whole.anchor.weights, resumed.anchor.weights)
+    resumed = make(tmp_path, beta=0.005, settings=settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert same(weights(whole), weights(resumed))
+    assert same(whole.anchor.weights, resumed.anchor.weights)
 
 
 def test_evaluation_votes_without_the_anchor(tmp_path):

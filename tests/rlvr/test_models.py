@@ -24,10 +24,14 @@ TEXTS = ["Mia has 12 apples. 3 + 4 = 7"] * 9
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def tokenizer():
+    return build_tokenizer(TEXTS, 300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tokenizer) -> Path:
     """A small model folder as save_pretrained writes it."""
     place = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(TEXTS, 300)
     build_network(tokenizer).save_pretrained(place)
     tokenizer.save_pretrained(place)
     return place
@@ -61,17 +65,11 @@ def test_a_folder_is_loaded_as_written_with_consistent_tokens(folder):
         assert config.pad_token_id == tokenizer.pad_token_id == tokenizer.vocab["<|pad|>"]
 
 
-def test_a_missing_pad_token_becomes_the_end_token(copied):
-    edit(copied / "tokenizer_config.json", "pad_token")
-    _, tokenizer = load_model(ModelConfig(name=str(copied)))
-    assert tokenizer.pad_token == "<|im_end|>"
-
-
-def test_a_chat_turn_ends_with_its_own_token(copied):
+def test_a_chat_turn_ends_with_its_own_token_which_may_also_pad(copied):
     """A base model's tokenizer may name another end token than its chat template writes."""
-    edit(copied / "tokenizer_config.json", eos_token="<|pad|>")
+    edit(copied / "tokenizer_config.json", "pad_token", eos_token="<|pad|>")
     model, tokenizer = load_model(ModelConfig(name=str(copied)))
-    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
     assert model.generation_config.eos_token_id == tokenizer.vocab["<|im_end|>"]
 
 
@@ -105,7 +103,7 @@ def test_pickles_and_missing_weights_are_refused(copied):
     assert "is a run" in refusal(copied)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"model_type": "no_such_family"}'])
+@pytest.mark.parametrize("content", ["{", "[1]", '{"model_type": "no_such_family"}'])
 def test_a_broken_config(copied, content):
     (copied / "config.json").write_text(content)
     assert str(copied) in refusal(copied)
@@ -139,12 +137,10 @@ def test_bfloat16_is_for_gpus():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to choose")
-def test_devices():
+def test_without_a_gpu_auto_is_the_cpu():
     assert choose_device("auto") == torch.device("cpu")
     with pytest.raises(ValueError, match="no CUDA device"):
         choose_device("cuda")
-    with pytest.raises(ValueError, match="at least 1"):
-        choose_device("cpu", threads=0)
 
 
 # GGUF
@@ -198,11 +194,6 @@ def test_smollm2_is_the_same_after_conversion(tmp_path, monkeypatch):
 # The tiny model
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer(TEXTS, 300)
-
-
 def test_the_tokenizer_reads_any_text_and_splits_digits(tokenizer):
     for text in ["a\tb  c\n\nd", "\\boxed{-1,080.5}", "Привет ∑ 🙂", "<|x|> 0"]:
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -216,24 +207,6 @@ def test_the_instructions_of_a_prompt_are_few_tokens(tokenizer):
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert ids.index(tokenizer.vocab["<|user|>"]) == 4  # role, two sentences, end
         assert tokenizer.decode(ids) == text
-
-
-def test_a_chat_template_renders_the_prompt_as_a_prefix(tokenizer):
-    question = [{"role": "user", "content": "3 + 4"}]
-    turns = [*question, {"role": "assistant", "content": "7"}]
-    prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
-    assert prompt == "<|user|>3 + 4<|im_end|><|assistant|>"
-    assert tokenizer.apply_chat_template(turns, tokenize=False) == f"{prompt}7<|im_end|>"
-
-
-def test_the_network_depends_on_its_seed_alone(tokenizer):
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    first, second, other = (build_network(tokenizer, seed) for seed in (0, 0, 1))
-    assert torch.equal(torch.rand(1), expected)
-    assert all(map(torch.equal, first.parameters(), second.parameters()))
-    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
 
 
 def test_the_shipped_model_is_small_and_knows_its_words():

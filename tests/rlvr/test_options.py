@@ -121,8 +121,3 @@ def test_the_schedule_and_the_clip_come_from_the_optimizer():
     assert args["lr_scheduler_type"] == "constant_with_warmup"
     assert (args["learning_rate"], args["warmup_steps"]) == (3e-4, 0.1)
     assert arguments(optim=OptimConfig(schedule="cosine"))["lr_scheduler_type"] == "cosine"
-
-
-def test_vllm_is_passed_on():
-    assert arguments(rollout=RolloutConfig(vllm="server"))["vllm_mode"] == "server"
-    assert "use_vllm" not in arguments()

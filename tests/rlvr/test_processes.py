@@ -3,10 +3,9 @@
 import errno
 
 import pytest
-import torch
 
 from mesotron.config import ObjectiveConfig, OptimConfig
-from support.rlvr_processes import assert_same_run, move_anchor, run_everywhere, run_on
+from support.rlvr_processes import assert_same_run, run_everywhere, run_on
 
 # Eight completions of each process; a group of 16 spans both.
 SHAPES = {"whole": {"num_generations": 4}, "spanning": {"num_generations": 16}}
@@ -19,11 +18,11 @@ CASES = {
     "oversample": ObjectiveConfig(**RESAMPLE, dynamic_max_rounds=1, dynamic_oversample=3),
     "drop": ObjectiveConfig(name="dapo", dynamic_sampling="drop"),
 }
-QUICK = [("grpo", "whole"), ("mgrpo", "whole"), ("mgrpo", "spanning")]
+QUICK = ("mgrpo", "spanning")
 # Processes do not exchange groups, so they draw other prompts than one process would.
 OWN_PROMPTS = [("resample", "whole"), ("oversample", "whole")]
 REFUSED = ("oversample", "spanning")
-SLOW = [(n, s) for n in CASES for s in SHAPES if (n, s) not in (*QUICK, REFUSED)]
+SLOW = [(n, s) for n in CASES for s in SHAPES if (n, s) not in (QUICK, REFUSED)]
 
 
 def length(completions, prompts, **_):
@@ -45,11 +44,6 @@ def run_both(names):
 
 
 @pytest.fixture(scope="module")
-def quick():
-    return run_both(QUICK)
-
-
-@pytest.fixture(scope="module")
 def slow():
     return run_both(SLOW)
 
@@ -60,9 +54,8 @@ def check(objective, one, two):
     assert any(row["grad_norm"] > 1e-3 for row in one["rows"])
 
 
-@pytest.mark.parametrize("name", QUICK, ids="-".join)
-def test_two_processes_make_the_steps_of_one(quick, name):
-    check(name[0], *quick[name])
+def test_two_processes_make_the_steps_of_one():
+    check(QUICK[0], *run_both([QUICK])[QUICK])
 
 
 @pytest.mark.slow
@@ -80,19 +73,8 @@ def test_two_processes_fill_their_own_batches(slow, name):
         assert several == (name[0] == "resample")
 
 
-@pytest.mark.slow
-def test_a_sharded_anchor_equals_the_whole_one():
-    sharded, plain = run_on(2, [(True,)], "move_anchor")[0], move_anchor(False)
-    assert sum(sharded["shards"]) < sum(plain["shards"])
-    for place in ("inside", "after"):
-        for name, weight in plain[place].items():
-            torch.testing.assert_close(torch.tensor(sharded[place][name]), torch.tensor(weight))
-
-
 def test_a_checkpoint_that_fails_in_one_process_fails_in_all():
     """Otherwise the main process would wait for the other one forever."""
-    cases = [(1, errno.ENOSPC), (1, errno.EIO)]
-    first, (full, broken) = run_everywhere(2, cases, "fail_to_save")
-    assert all("process 1" in message for message in first)
-    assert "disk is full" in full
-    assert "Input/output error" in broken
+    (first,), (second,) = run_everywhere(2, [(1, errno.EIO)], "fail_to_save")
+    assert "process 1" in first
+    assert "Input/output error" in second

@@ -21,9 +21,13 @@ TEXTS = ["Solve the problem step by step. 3 + 4 = 7"] * 9
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def tokenizer():
+    return build_tokenizer(TEXTS, 320)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tokenizer) -> Path:
     place = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(TEXTS, 320)
     build_network(tokenizer).save_pretrained(place)
     tokenizer.save_pretrained(place)
     return place
@@ -46,11 +50,6 @@ def config(folder, tmp_path) -> SftConfig:
 # The rows
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer(TEXTS, 320)
-
-
 def test_labels_are_on_the_completion_alone(tokenizer):
     task = load_task(TASK)
     rows = make_demonstrations(task, SftConfig(task=TASK, steps=20, batch=2), tokenizer)
@@ -65,17 +64,15 @@ def test_labels_are_on_the_completion_alone(tokenizer):
         assert row["labels"][-len(trained) :] == row["input_ids"][-len(trained) :]
 
 
-def test_without_a_chat_template_the_text_is_plain():
-    tokenizer = build_tokenizer(TEXTS, 320)
-    tokenizer.chat_template = None
+def test_without_a_chat_template_the_text_is_plain(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", None)
     rows = make_demonstrations(load_task(TASK), SftConfig(task=TASK, steps=1, batch=1), tokenizer)
     text = tokenizer.decode(rows[0]["input_ids"])
     assert "Question: " in text
     assert "\nAnswer: " in text
 
 
-def test_a_share_is_answered_outside_the_format():
-    tokenizer = build_tokenizer(TEXTS, 320)
+def test_a_share_is_answered_outside_the_format(tokenizer):
     config = SftConfig(task=TASK, steps=40, batch=1)
 
     def num_loose(loose: float) -> int:
@@ -103,7 +100,7 @@ def test_no_row_within_max_tokens_is_refused(tokenizer):
 # Runs
 
 
-def test_a_run_leaves_a_folder_and_a_model_that_learned(config):
+def test_a_run_leaves_a_folder_and_a_model_that_learned(config, monkeypatch):
     assert train.run(replace(config, steps=6, save_every=0)) == 0
     run = RunFolder(config.out)
     rows = run.rows("metrics")
@@ -114,6 +111,13 @@ def test_a_run_leaves_a_folder_and_a_model_that_learned(config):
     assert (run.result["steps"], run.result["loss"]) == (6, rows[-1]["loss"])
     assert [path.name for path in run.checkpoints.iterdir()] == ["checkpoint-6"]
     assert not list(config.out.rglob("*.pt")) + list(config.out.rglob("*.bin"))
+    with pytest.raises(ValueError, match="finished"):
+        train.run(settings_to_resume(SftConfig, config.out))
+    with pytest.raises(ValueError, match="not empty"):
+        train.run(config)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="WORLD_SIZE"):
+        train.run(config)
 
 
 def test_killed_and_resumed_equals_uninterrupted(config, tmp_path):
@@ -150,16 +154,3 @@ def test_lora_trains_the_adapter_alone(config):
     assert train.run(config) == 0
     saved = load_file(config.out / "checkpoints" / "checkpoint-2" / "adapter_model.safetensors")
     assert any(x.abs().sum() > 0 for name, x in saved.items() if "lora_B" in name)
-
-
-def test_several_processes_a_finished_run_and_a_used_folder_are_refused(config, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="WORLD_SIZE"):
-        train.run(config)
-    assert not config.out.exists()
-    monkeypatch.delenv("WORLD_SIZE")
-    train.run(replace(config, steps=1))
-    with pytest.raises(ValueError, match="finished"):
-        train.run(settings_to_resume(SftConfig, config.out))
-    with pytest.raises(ValueError, match="not empty"):
-        train.run(config)

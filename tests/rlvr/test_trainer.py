@@ -9,13 +9,12 @@ import trl
 from peft import LoraConfig
 
 import mesotron
-from mesotron.config import ObjectiveConfig, OptimConfig, PlanConfig, RolloutConfig
+from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.optim.groups import clip_gradients
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.cost import completions_per_update
-from mesotron.rlvr.optimizer import build_optimizer, check_all_train
+from mesotron.rlvr.optimizer import build_optimizer
 from mesotron.rlvr.trainer import OVERRIDDEN, TESTED_TRL, GRPOTrainer, loss_mask
 from support.rlvr_tiny import (
     TIMES,
@@ -31,7 +30,7 @@ from support.rlvr_tiny import (
     weights,
 )
 
-OFF_POLICY = {"steps_per_generation": 2, "max_steps": 4}
+OFF_POLICY = {"steps_per_generation": 2, "max_steps": 3}
 
 
 # Against TRL
@@ -50,11 +49,10 @@ def test_overrides_are_in_the_table_with_the_signatures_of_the_tested_versions()
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ({}, {}),
         (OFF_POLICY, {}),
         ({"loss_type": "grpo"}, {"objective": ObjectiveConfig(name="grpo", beta=0.0)}),
     ],
-    ids=["on_policy", "off_policy", "grpo_by_name"],
+    ids=["off_policy", "grpo_by_name"],
 )
 def test_by_default_it_is_trls_trainer_to_the_bit(tmp_path, settings, parts):
     plain = train(tmp_path, trl.GRPOTrainer, **settings)
@@ -87,12 +85,9 @@ def test_on_policy_gmpo_and_gspo_make_the_steps_of_grpo(tmp_path):
             torch.testing.assert_close(other[name], weight, rtol=0, atol=2e-5)
 
 
-def test_off_policy_gmpo_sees_ratios_and_differs(tmp_path):
-    settings = {**OFF_POLICY, "learning_rate": 0.1}
-    grpo = train(tmp_path, parts={"objective": ObjectiveConfig(beta=0.0)}, **settings)
-    gmpo = train(tmp_path, parts={"objective": "gmpo"}, **settings)
-    assert not same(weights(grpo), weights(gmpo))
-    first, second = rows(gmpo)[:2]
+def test_off_policy_gmpo_sees_ratios(tmp_path):
+    trainer = train(tmp_path, parts={"objective": "gmpo"}, **OFF_POLICY, learning_rate=0.1)
+    first, second = rows(trainer)[:2]
     assert first["ratio/log_min"] == pytest.approx(0, abs=1e-5)
     assert second["ratio/log_min"] < -1e-3 < 1e-3 < second["ratio/log_max"]
 
@@ -231,7 +226,7 @@ def test_a_name_alone_takes_the_rate_of_the_arguments(tmp_path):
 def test_lora_is_wrapped_first_and_its_adapters_train(tmp_path):
     lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"])
     config = OptimConfig(name="muon", lr=0.01)
-    trainer = make_trainer(tmp_path, parts={"optim": config, "peft_config": lora})
+    trainer = make_trainer(tmp_path, parts={"optim": config, "peft_config": lora}, max_steps=2)
     before = weights(trainer)
     trainer.train()
     changed = {n for n, w in weights(trainer).items() if not torch.equal(w, before[n])}
@@ -248,34 +243,11 @@ def test_an_optimizer_built_before_wrapping_is_refused(tmp_path):
         trainer.train()
 
 
-def test_small_steps_reach_bfloat16_weights(tmp_path):
-    """Rounded to nearest, AdamW at 1e-6 would move none of them."""
-    parts = {"model": make_model().to(torch.bfloat16), "optim": "adamw"}
-    trainer = make_trainer(tmp_path, parts=parts, learning_rate=1e-6)
-    optimizer, before = trainer.create_optimizer(), weights(trainer)
-    for _ in range(30):
-        for p in trainer.model.parameters():
-            p.grad = torch.ones_like(p)
-        optimizer.step()
-    moved = [(before[n] - p).detach().double() for n, p in trainer.model.named_parameters()]
-    assert torch.cat([x.flatten() for x in moved]).mean().item() == pytest.approx(30e-6, rel=0.2)
-
-
 def test_gmpo_with_one_update_per_rollout_warns(tmp_path, caplog):
     make_trainer(tmp_path, parts={"objective": "gmpo"}, num_iterations=2)
     assert "equals grpo" not in caplog.text
     make_trainer(tmp_path, parts={"objective": "gmpo"}, gradient_accumulation_steps=2)
     assert "equals grpo" in caplog.text
-
-
-def test_bad_optimizers_are_refused():
-    with pytest.raises(ValueError, match=r"optim\.cutoff"):
-        build_optimizer(make_model(), OptimConfig(name="muon", cutoff="noise"))
-    model = torch.nn.Linear(2, 2, bias=False)
-    optimizer = torch.optim.SGD(model.parameters())
-    optimizer.param_groups.append(optimizer.param_groups[0])
-    with pytest.raises(ValueError, match="two groups"):
-        check_all_train(model, optimizer)
 
 
 def test_clipping_scales_only_the_auxiliary_groups():
@@ -336,10 +308,9 @@ def test_clip_is_passed_on(tmp_path, monkeypatch):
         "mesotron.rlvr.trainer.clip_gradients",
         lambda optimizer, norm, matrices: calls.append(matrices) or clip_gradients(optimizer, norm),
     )
-    for clip in ("auxiliary", "all"):
-        optim = OptimConfig(name="muon", lr=1e-3, clip=clip)
-        make_trainer(tmp_path / clip, parts={"optim": optim}, max_steps=1).train()
-    assert calls == [False, True]
+    optim = OptimConfig(name="muon", lr=1e-3, clip="all")
+    train(tmp_path, parts={"optim": optim}, max_steps=1)
+    assert calls == [True]
 
 
 # Facts, metrics and dynamic sampling
@@ -382,7 +353,7 @@ def resample(**options):
 def train_and_spy(folder, objective, reward=constant_for_even):
     """The trainer, and (batch, log row) of each step; a batch has 6 groups of 4."""
     parts = {"objective": objective, "reward_funcs": reward}
-    trainer = make_trainer(folder, parts=parts, per_device_train_batch_size=24)
+    trainer = make_trainer(folder, parts=parts, per_device_train_batch_size=24, max_steps=2)
     batches = spy(trainer)
     trainer.train()
     return trainer, list(zip(batches, rows(trainer), strict=True))
@@ -460,14 +431,6 @@ def test_the_groups_with_the_largest_spread_are_chosen(tmp_path):
         assert len(digits) == 24
 
 
-def test_a_little_oversampling_of_few_prompts_adds_one(tmp_path):
-    objective = resample(dynamic_max_rounds=1, dynamic_oversample=1.2)
-    trainer = train(tmp_path, parts={"objective": objective}, max_steps=2)
-    assert (trainer.usual_rows, trainer.stream.taken) == (12, 2)
-    plan = PlanConfig(objective=objective, rollout=RolloutConfig(prompts=2, generations=4))
-    assert completions_per_update(plan, 24) == 12, "a plan counts what the trainer samples"
-
-
 @pytest.mark.parametrize("name", ["grpo", "gmpo"])
 def test_a_step_without_tokens_logs_no_entropy(tmp_path, name):
     """When every group is silent, entropy is not logged as 0 and does not raise the bonus."""
@@ -494,9 +457,8 @@ def test_resampling_stops_at_its_cap_and_drops_the_rest(tmp_path):
     assert same(weights(trainer), initial_weights())
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_further_prompts_have_an_order_of_their_own(tmp_path, seed):
-    trainer = make_trainer(tmp_path, parts={"objective": resample()}, seed=seed)
+def test_further_prompts_have_an_order_of_their_own(tmp_path):
+    trainer = make_trainer(tmp_path, parts={"objective": resample()})
     order = list(dict.fromkeys(trainer._get_train_sampler()))
     further = trainer.stream.take(len(trainer.train_dataset))
     assert sorted(order) == sorted(further)

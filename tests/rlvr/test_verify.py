@@ -180,8 +180,6 @@ def test_keys_of_expressions(verifier):
     assert keys[0] == keys[1] == "x + 1"
     assert keys[2] is not None
     assert keys[3:] == [None, None, None]
-    assert verifier.canonical("has 7 more?") == "has 7 more?"
-    assert verifier.parseable_all(["x+1", r"\frac{1}{"]) == [True, False]
 
 
 HOSTILE = [
@@ -317,8 +315,6 @@ def test_settings():
     for timeout in (0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"timeout={timeout}"):
             Verifier(timeout=timeout)
-    with pytest.raises(ValueError, match="2 answers"):
-        Verifier().same(["1", "2"], ["1"])
 
 
 def test_without_math_verify_only_mathematics_fails(monkeypatch):

@@ -1,8 +1,7 @@
 """`python -m fsdp_on_cpu train ...`: the `mesotron` command where FSDP2 also shards on CPUs.
 
-Accelerate takes up FSDP on accelerators alone; on a CPU it quietly makes plain data parallelism of
-it. Told that its gloo processes are of the kind that it shards, everything else (its wrapping with
-torch's `fully_shard`, Transformers, TRL, the optimizers) runs as on GPUs.
+On CPUs Accelerate replaces FSDP by plain data parallelism. Here it takes its gloo processes for
+GPUs' ones; everything else runs as on GPUs.
 """
 
 import argparse

@@ -33,10 +33,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(layers: int = 1) -> LlamaForCausalLM:
+def make_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=layers,
+        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
         pad_token_id=0, eos_token_id=EOS, bos_token_id=EOS,
     )  # fmt: skip

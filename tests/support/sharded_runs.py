@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 import mesotron
 from mesotron.rlvr.checkpoint import load_state
 from mesotron.rlvr.models import reshard
-from support.rlvr_processes import SAVE, as_lists, fail_at_step_3, shared_folder
+from support.rlvr_processes import SAVE, as_lists, fail_at_step_3, shared_folder, what_was_done
 from support.rlvr_tiny import EOS, make_trainer, rows, same
 
 SAMPLE = trl.GRPOTrainer._generate_single_turn
@@ -82,11 +82,8 @@ def run_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, An
 
 
 def resume_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> list[bool]:
-    """Whether a run resumed from its second checkpoint ends as the whole run, to the bit.
-
-    Returns:
-        For this process: whether its shards of the weights, then those of the anchor, are equal.
-    """
+    """Whether this process's shards of the weights, then those of the anchor, are the same bits
+    in a run resumed from its second checkpoint."""
     trl.GRPOTrainer._generate_single_turn = SAMPLE
     folder = shared_folder()
     ends = []
@@ -102,7 +99,7 @@ def own_shards(trainer: Any) -> list[dict[str, Tensor]]:
     parameters = trainer.model.named_parameters()
     shards = [{n: p.to_local() for n, p in parameters if isinstance(p, DTensor)}]
     assert shards[0], "nothing is sharded"
-    return shards + ([trainer.anchor.tensors()] if trainer.anchor is not None else [])
+    return shards + ([trainer.anchor.weights] if trainer.anchor is not None else [])
 
 
 def whole_weights(trainer: Any) -> dict[str, Tensor]:
@@ -125,7 +122,7 @@ class AfterRollback(TrainerCallback):
             state = load_state(folder, f"process-{dist.get_rank()}")["stateful"]
             self.restored = [
                 same(whole_weights(self.trainer), load_file(folder / "model.safetensors")),
-                same(self.trainer.anchor.tensors(), state["anchor"]["tensors"]),
+                same(self.trainer.anchor.weights, state["anchor"]["tensors"]),
             ]
 
 
@@ -140,9 +137,4 @@ def roll_back_sharded(settings: dict[str, Any], parts: dict[str, Any]) -> dict[s
     trainer.add_callback(watch)
     trainer.add_callback(after)
     trainer.train()
-    return {
-        "acts": [act.checkpoint for act in watch.actions],
-        "restored": after.restored,
-        "rate": trainer.optimizer.param_groups[0]["initial_lr"],
-        "steps": trainer.state.global_step,
-    }
+    return what_was_done(trainer, watch) | {"restored": after.restored}

@@ -6,6 +6,7 @@ LoRA these are the adapters, an approximation: the mean of A and of B is not the
 weights are averaged shard by shard.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,8 +28,6 @@ def momentum_at(
     progress: float, momentum: float, schedule: Literal["constant", "cosine"] = "constant"
 ) -> float:
     """Constant, or a cosine over the run (`progress` 0 to 1) that ends at 1 - 1e-5."""
-    if not 0 <= momentum <= 1:
-        raise ValueError(f"objective.momentum = {momentum} must be between 0 and 1; 0.99 is usual")
     if schedule == "constant":
         return momentum
     last = max(LAST_MOMENTUM, momentum)
@@ -39,8 +38,7 @@ class Anchor:
     """An average of a model's trainable weights that can temporarily replace them.
 
     It starts as a copy at its first use, when the model is wrapped, sharded and on its device, or
-    from a checkpoint. Flat shards (FSDP1, ZeRO-3) look like ordinary vectors here, so the caller
-    must refuse them.
+    from a checkpoint. The caller must refuse flat shards (FSDP1, ZeRO-3).
 
     Args:
         dtype: of the copy; float32 for an average that moves, None to keep each weight's own.
@@ -61,20 +59,15 @@ class Anchor:
         self.dtype = dtype
         self.weights: dict[str, Tensor] = {}
         self.updates = 0
+        # Squared distance to the model after the last update, and the model's squared norm.
         self.moved = torch.zeros(2)
-        """Squared distance to the model after the last update, and the model's squared norm."""
         self._ready = False
 
     def start(self, model: nn.Module) -> "Anchor":
         """Copy the model, unless that was done before or a checkpoint was loaded."""
         if self._ready:
             return self
-        now = {
-            name: local(p).to(dtype=self.dtype or p.dtype, copy=True)
-            for name, p in trainable(model)
-        }
-        if not now:
-            raise ValueError("the model has no trainable weights to anchor")
+        now = {n: local(p).to(self.dtype or p.dtype, copy=True) for n, p in trainable(model)}
         if self.weights:  # from a checkpoint
             shapes, loaded = ({n: w.shape for n, w in x.items()} for x in (now, self.weights))
             wrong = [n for n in (*loaded, *shapes) if loaded.get(n) != shapes.get(n)]
@@ -116,20 +109,14 @@ class Anchor:
         for name, p in trainable(model):
             local(p).copy_(weights[name])
 
-    # For checkpoints (`checkpoint.Stateful`); of a sharded model each process has its shards.
+    def state_dict(self) -> dict[str, Any]:  # of a sharded model each process has its shards
+        values = {"updates": self.updates, "moved": self.moved.tolist()}
+        return {"tensors": self.weights, "values": json.dumps(values)}
 
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self.weights)
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        self.weights, self._ready = dict(tensors), False
-
-    def values(self) -> dict[str, Any]:
-        return {"updates": self.updates, "moved": self.moved.tolist()}
-
-    def load_values(self, values: dict[str, Any]) -> None:
-        self.updates = int(values["updates"])
-        self.moved = torch.tensor(values["moved"])
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.weights, self._ready = dict(state_dict["tensors"]), False
+        values = json.loads(state_dict["values"])
+        self.updates, self.moved = values["updates"], torch.tensor(values["moved"])
 
 
 TokenRows = list[list[int]]
@@ -147,8 +134,8 @@ class Voters:
 
 @dataclass
 class AnchoredSampler:
-    """Samples some completions of each prompt from the anchor instead of the policy, whose place it
-    takes while it samples: no second module, and with vLLM one more weight transfer per rollout."""
+    """Samples some completions of each prompt from the anchor, which takes the policy's place
+    meanwhile: no second module, and with vLLM one more weight transfer per rollout."""
 
     anchor: Anchor
     model: nn.Module
@@ -214,11 +201,9 @@ def check_anchorable(trainer: Any, group_size: int) -> None:
 def reference_in_memory(model: Any, args: Any, peft_config: Any) -> bool:
     """Whether the KL term should refer to a copy of the model as it was given: TRL loads the
     reference from disk, where a model made in memory is not. Sharded models keep TRL's way."""
-    if isinstance(model, str) or not args.beta:
-        return False
-    from accelerate.utils import is_peft_model
+    from accelerate.utils import is_peft_model  # not installed for vla, which imports this file
 
-    if peft_config is not None or is_peft_model(model):
+    if isinstance(model, str) or not args.beta or peft_config is not None or is_peft_model(model):
         return False
     if not (args.fsdp or args.deepspeed or asks_for_sharding()):
         return True

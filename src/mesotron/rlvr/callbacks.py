@@ -40,9 +40,7 @@ CHANGED_BY_LOSS = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats
 class RunLog(TrainerCallback):
     """Writes metrics.jsonl (a row per step) and samples.jsonl (completions), and shows both."""
 
-    def __init__(
-        self, run: RunFolder, view: LiveView, trainer: Any, *, refuse: bool = True
-    ) -> None:
+    def __init__(self, run: RunFolder, view: LiveView, trainer: Any, refuse: bool = True) -> None:
         self.run, self.view, self.trainer, self.refuse = run, view, trainer, refuse
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -161,16 +159,14 @@ class SnrProbe(TrainerCallback):
     def __init__(self, every: int, trainer: Any) -> None:
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             raise ValueError(f"--watch.snr-every {every} needs whole gradients, not sharded ones")
-        self.every, self.trainer = every, trainer
-        self._cost_logged = False
+        self.every, self.trainer, self._cost_logged = every, trainer, False
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (state.global_step + 1) % self.every == 0:
             start = time.perf_counter()
             metrics = measure_snr(self.trainer)
             metrics["time/snr"] = time.perf_counter() - start
-            for name, value in metrics.items():
-                self.trainer._metrics["train"][name].append(value)
+            self.trainer._note(metrics)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if self._cost_logged or not {"time/snr", "time/step"} <= (logs or {}).keys():
@@ -179,10 +175,8 @@ class SnrProbe(TrainerCallback):
         if state.is_world_process_zero:
             probe = logs["time/snr"]
             share = probe / self.every / max(logs["time/step"] - probe, 1e-9)
-            log.warning(
-                "measuring the gradient SNR took %.2g s; every %d steps that is %.1f%% of the "
-                "run's time", probe, self.every, 100 * share,
-            )  # fmt: skip
+            message = "measuring the gradient SNR took %.2g s, %.1f%% of the run's time"
+            log.warning(message, probe, 100 * share)
 
 
 def measure_snr(trainer: Any) -> dict[str, float]:
@@ -222,8 +216,7 @@ def gradient_of(trainer: Any, part: dict[str, Any], params: list[Tensor]) -> lis
     kept = {name: getattr(trainer, name) for name in CHANGED_BY_LOSS}
     with trainer.compute_loss_context_manager():
         loss = trainer._compute_loss(trainer.model, part)
-    for name, value in kept.items():
-        setattr(trainer, name, value)
+    vars(trainer).update(kept)
     gradients = torch.autograd.grad(loss, params, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(params, gradients, strict=True)]
 

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from mesotron.rlvr.anchor import trainable
@@ -43,24 +44,11 @@ TENSOR, TUPLE, PAIRS = "__tensor__", "__tuple__", "__pairs__"
 SHARD = "__shard__"  # a process's part of a sharded tensor
 
 
-class Stateful(Protocol):
-    """A part of a trainer that must survive a kill: an anchor policy, a prompt stream."""
-
-    def tensors(self) -> dict[str, Tensor]: ...
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None: ...
-
-    def values(self) -> Any: ...
-
-    def load_values(self, values: Any) -> None: ...
-
-
 class SafeCheckpoints(Mixin):
     """Mixin for any Transformers trainer: atomic checkpoints without pickle.
 
-    `class MyTrainer(SafeCheckpoints, trl.SFTTrainer)`. Add whatever else must survive to `stateful`
-    before calling `train`. Overrides train, _save_checkpoint, _save, _load_from_checkpoint,
-    _load_optimizer_and_scheduler and _load_rng_state of Transformers 5.22.
+    `class MyTrainer(SafeCheckpoints, trl.SFTTrainer)`. Add whatever else must survive a kill, such
+    as a prompt stream, to `stateful` before calling `train`.
     """
 
     stateful: dict[str, Stateful]
@@ -138,10 +126,7 @@ class SafeCheckpoints(Mixin):
             self.state.save_to_json(str(draft / "trainer_state.json"))
         if self.args.should_save or self.is_fsdp_enabled:
             save_state(draft, self._optimizer_file(), steps)
-        parts = {
-            name: {"tensors": part.tensors(), "values": json.dumps(part.values())}
-            for name, part in self.stateful.items()
-        }
+        parts = {name: part.state_dict() for name, part in self.stateful.items()}
         own = {"random": random_state(), "stateful": parts, **self.own_state()}
         save_state(draft, f"process-{self.args.process_index}", own)
 
@@ -172,7 +157,7 @@ class SafeCheckpoints(Mixin):
         for name, part in self.stateful.items():
             if name not in own["stateful"]:
                 raise ValueError(f"{checkpoint} has no state of {name}: another objective wrote it")
-            load_part(part, own["stateful"][name])
+            part.load_state_dict(own["stateful"][name])
         self.load_own_state(own)
 
     def _load_optimizer(self, checkpoint: Path) -> dict[str, Any]:
@@ -199,15 +184,9 @@ class SafeCheckpoints(Mixin):
         `watch.rollback`; schedule, data order, random states and counters continue."""
         self._load_from_checkpoint(str(checkpoint))
         self._load_optimizer(checkpoint)
-        own = self._load_process_state(str(checkpoint))
-        for name, part in self.stateful.items():
-            if part.tensors() or own["stateful"][name]["tensors"]:
-                load_part(part, own["stateful"][name])
-
-
-def load_part(part: Stateful, saved: dict[str, Any]) -> None:
-    part.load_tensors(saved["tensors"])
-    part.load_values(json.loads(saved["values"]))
+        if "anchor" in self.stateful:
+            own = self._load_process_state(str(checkpoint))
+            self.stateful["anchor"].load_state_dict(own["stateful"]["anchor"])
 
 
 def load_weights(model: Any, folder: Path) -> None:
@@ -293,7 +272,7 @@ def refuse_non_finite_weights(model: nn.Module, step: int) -> None:
 
 
 def explain_failed_write(error: Exception, root: Path, step: int) -> Exception:
-    """A ValueError that names the system's reason (a full disk, a quota); other errors as is."""
+    """A ValueError that names the system's reason, such as a full disk; other errors as is."""
     match = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has it in its text only
     code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
     if code is None:
@@ -309,7 +288,7 @@ def explain_failed_write(error: Exception, root: Path, step: int) -> Exception:
 
 
 def save_state(folder: Path, name: str, tree: Any) -> None:
-    """Write a tree of plain values and tensors as NAME.json and, if needed, NAME.safetensors."""
+    """Write a tree of plain values and tensors as NAME.json and NAME.safetensors."""
     tensors: dict[str, Tensor] = {}
     plain = take_tensors_out(tree, name, tensors)
     (folder / f"{name}.json").write_text(json.dumps(plain))
@@ -338,8 +317,7 @@ def take_tensors_out(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if type(tree) in (list, tuple):
         items = [take_tensors_out(item, f"{path}.{k}", tensors) for k, item in enumerate(tree)]
         return items if type(tree) is list else {TUPLE: items}
-    kind = type(tree).__name__
-    raise ValueError(f"{path} is of type {kind}; a checkpoint holds plain values and tensors")
+    raise ValueError(f"{path} is a {type(tree).__name__}; checkpoints hold plain values, tensors")
 
 
 def put_tensors_back(plain: Any, tensors: dict[str, Tensor]) -> Any:
@@ -366,13 +344,9 @@ class Shard:
     def like(self, other: DTensor) -> DTensor:
         """The sharded tensor of which this is a part, placed like another one."""
         return DTensor.from_local(
-            self.local.to(other.device),
-            other.device_mesh,
-            other.placements,
-            run_check=False,
-            shape=other.shape,
-            stride=other.stride(),
-        )
+            self.local.to(other.device), other.device_mesh, other.placements,
+            run_check=False, shape=other.shape, stride=other.stride(),
+        )  # fmt: skip
 
 
 def own_memory(tensor: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Estimate:
     maths: StepMath  # of a step and of an epoch
     steps: int  # of the run
     tokens: tuple[float, float, float]  # sampled in the run: at least, expected, at most
-    pace: Pace  # speed
+    pace: Pace
     limits: Limits  # price and budget
 
     def seconds(self, steps: float) -> float | None:
@@ -70,7 +70,7 @@ def run(config: PlanConfig) -> int:
     elif task.path is not None or num_prompts is None:
         # A file may have fewer than requested; a hub dataset is not downloaded to find out.
         num_prompts = len(load_task(task).train)
-    set_library_variables(config)
+    set_library_variables(task, config.model.name)
     pace = find_pace(config, num_prompts)
     show(estimate(config, num_prompts, pace), config, Console(highlight=False))
     return 0
@@ -90,10 +90,7 @@ def find_pace(config: PlanConfig, num_prompts: int) -> Pace:
 
 
 def calibrate(config: PlanConfig) -> Pace:
-    """Time a few steps on this machine; the first, a warm-up, is not counted.
-
-    Rollouts that serve several updates are counted whole.
-    """
+    """Time a few whole rollouts on this machine; the first, a warm-up, is not counted."""
     from transformers import TrainerCallback
 
     from mesotron.rlvr.answers.verify import Verifier
@@ -137,11 +134,10 @@ def completions_per_update(config: PlanConfig, num_prompts: int) -> float:
 
 
 def maths_of(config: PlanConfig, num_prompts: int) -> StepMath:
-    """The step math of a config; a corewarding anchor samples beside the policy."""
-    rollout = config.rollout
-    objective = resolve(config.objective, rollout.generations)
-    beside = (objective.momentum_generations or 0) if objective.name == "corewarding" else 0
     check_enough(num_prompts, config)
+    rollout, objective = config.rollout, resolve(config.objective, config.rollout.generations)
+    # A corewarding anchor samples beside the policy.
+    beside = (objective.momentum_generations or 0) if objective.name == "corewarding" else 0
     return step_math(num_prompts, rollout.prompts, rollout.generations + beside, rollout.updates)
 
 
@@ -150,10 +146,9 @@ def estimate(config: PlanConfig, num_prompts: int, pace: Pace) -> Estimate:
     # The last rollout is sampled whole, though the run may end within its updates.
     updates = config.rollout.updates * math.ceil(config.steps / config.rollout.updates)
     first = completions_per_update(config, num_prompts) * updates
-    further = 0.0
-    if config.objective.dynamic_sampling == "resample":
-        rounds = config.objective.dynamic_max_rounds - 1
-        further = maths.completions_per_update * updates * rounds
+    resamples = config.objective.dynamic_sampling == "resample"
+    rounds = config.objective.dynamic_max_rounds - 1 if resamples else 0
+    further = maths.completions_per_update * updates * rounds
     tokens = (first, first * pace.completion_tokens, (first + further) * config.rollout.max_tokens)
     return Estimate(num_prompts, maths, config.steps, tokens, pace, limits_of(config))
 
@@ -169,7 +164,7 @@ def show(result: Estimate, config: PlanConfig, console: Console) -> None:
     tokens = " / ".join(f"{count:,.0f}" for count in result.tokens)
     speed = pace.source
     if pace.seconds_per_step is not None:
-        speed = f"{pace.seconds_per_step:.3g} s per step ({pace.source})"
+        speed = f"{pace.seconds_per_step:.3g} s per step ({speed})"
     table = Table(title=f"{config.recipe}: {steps:,} steps", show_header=False)
     rows = [
         ("training problems", f"{result.num_prompts:,}"),
@@ -199,8 +194,8 @@ def _time_and_money(result: Estimate, config: PlanConfig) -> list[tuple[str, str
             rows.append((f"time of {what}", f"{spell_time(seconds)}{cost}"))
     affordable = result.affordable_steps
     if affordable is not None:
-        limits = [f"{config.budget:g} dollars"] * (config.budget is not None)
-        limits += [str(config.time_limit)] * (config.time_limit is not None)
+        limits = [] if config.budget is None else [f"{config.budget:g} dollars"]
+        limits += [] if config.time_limit is None else [config.time_limit]
         share = affordable / result.maths.updates_per_epoch
         enough = "all of this run" if affordable >= result.steps else f"{affordable:,} steps of it"
         rows.append((f"{' and '.join(limits)} buy", f"{enough}; {share:.3g} epochs"))

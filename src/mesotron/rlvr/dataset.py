@@ -34,11 +34,10 @@ class Chat(list[dict[str, Any]]):
 
 class Rows(Dataset):
     """A dataset that reads a row once for all its repetitions in a batch. The rows of a group are
-    separate dicts around one prompt object, so copying and comparing them is cheap.
-    """
+    separate dicts around one prompt object, so copying and comparing them is cheap."""
 
+    # Distinct prompts of the batch read last; a data loader reads one batch ahead.
     latest: Sequence[Any] = ()
-    """Distinct prompts of the batch read last; a data loader reads one batch ahead."""
 
     def __getitems__(self, keys: list[int]) -> list[dict[str, Any]]:
         distinct = list(dict.fromkeys(keys))
@@ -51,10 +50,8 @@ class Rows(Dataset):
 
 
 class Batch:
-    """A batch of rows that Accelerate passes on untouched.
-
-    It would search a plain list for tensors down to each chat message, and rebuild it twice.
-    """
+    """A batch of rows that Accelerate passes on untouched; it would search a plain list for tensors
+    down to each chat message, and rebuild it twice."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows = rows
@@ -77,16 +74,11 @@ def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
         "gold": [problem.gold for problem in task.train],
         "id": [problem.id for problem in task.train],
     }
-    rows = Rows.from_dict(columns)
-    assert isinstance(rows, Rows)
-    return rows
+    return Rows.from_dict(columns)  # pyright: ignore
 
 
 def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Dataset:
-    """Solved problems as tokens with labels on the completion, in the order the whole run reads.
-
-    The order is fixed here, so a resumed run skips what it has read and knows nothing of epochs.
-    """
+    """Solved problems as tokens with labels on the completion, in the order the whole run reads."""
     problems = [problem for problem in task.train if problem.gold is not None]
     prompts = render_prompts(problems, config.task, tokenizer, task.examples)
     pairs = []

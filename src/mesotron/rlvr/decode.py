@@ -56,11 +56,6 @@ def generate(
         batch: rows at once; None: what fits into memory.
         progress: called with the number of completions just finished.
     """
-    if max_tokens < 1 or temperature < 0 or (batch is not None and batch < 1):
-        raise ValueError(
-            f"max_tokens={max_tokens} and batch={batch} must be at least 1, and "
-            f"temperature={temperature:g} at least 0"
-        )
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in prompts]
     limit = model.config.get_text_config().max_position_embeddings - max_tokens
     for i, ids in enumerate(encoded):
@@ -148,11 +143,8 @@ def choose(logits: Tensor, temperature: float, draw: Tensor | None) -> Tensor:
 
 
 def fitting_batch(model: Any, length: int) -> int:
-    """How many rows of `length` tokens fit into a share of the free memory.
-
-    A row keeps keys and values of every layer, and needs the logits of its last token in float32
-    a few times over.
-    """
+    """How many rows of `length` tokens fit into a share of the free memory: keys and values of
+    every layer, and a few times the float32 logits of the last token."""
     config = model.config.get_text_config()
     weight = model.get_input_embeddings().weight
     heads = config.num_key_value_heads or config.num_attention_heads

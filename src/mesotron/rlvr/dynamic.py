@@ -8,6 +8,7 @@ Legend: P prompts of a rollout batch, G completions per prompt, W processes, B =
 one process. A place is one of the P groups of the batch that trains.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -56,27 +57,16 @@ class PromptStream:
             self.taken += 1
         return rows
 
-    # For checkpoints (`checkpoint.Stateful`)
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensors": {}, "values": json.dumps({"taken": self.taken})}
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        pass
-
-    def values(self) -> dict[str, int]:
-        return {"taken": self.taken}
-
-    def load_values(self, values: dict[str, int]) -> None:
-        self.taken = int(values["taken"])
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.taken = json.loads(state_dict["values"])["taken"]
 
 
-@dataclass(frozen=True)
-class Resampled:
-    """A batch put together from several rounds, and which of its P groups have no signal."""
-
-    batch: Batch
-    silent: list[bool]
+class Resampled(NamedTuple):
+    batch: Batch  # put together from several rounds
+    silent: list[bool]  # which of its P groups have no signal
     rounds: int
 
 
@@ -116,8 +106,8 @@ class Resampler:
         self, inputs: list[Row], blocks: int, score: ScoreRound
     ) -> tuple[list[Batch], list[list[float]]]:
         # With oversampling the extra prompts are sampled with the batch's own, then split off.
-        G, oversample = self.group_size, self.objective.dynamic_oversample
-        first = first_round_rows(len(inputs), G, oversample)
+        G = self.group_size
+        first = first_round_rows(len(inputs), G, self.objective.dynamic_oversample)
         if first == len(inputs):
             batch, spread = score(inputs)
             return [batch], [spread]
@@ -135,7 +125,7 @@ class Resampler:
         rows = [r for r in self.stream.take(number * blocks) for _ in range(self.group_size)]
         share = len(rows) // self.world
         own = rows[self.rank * share :][:share]
-        read = {row: self.dataset[row] for row in dict.fromkeys(own)}
+        read = {row: self.dataset[row] for row in set(own)}
         return [dict(read[row]) for row in own]
 
 

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mesotron.config import EvalConfig, ModelConfig, TaskConfig, TrainConfig
-from mesotron.config.base import from_plain, unchecked
+from mesotron.config import EvalConfig, ModelConfig, TaskConfig
+from mesotron.config.base import from_plain
 from mesotron.rlvr.answers.facts import Facts, Judge, summarise
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
@@ -39,7 +39,7 @@ from mesotron.rlvr.scores import (
 )
 from mesotron.rlvr.tasks.load import check_task, load_task
 from mesotron.rlvr.tasks.problem import Problem
-from mesotron.rlvr.train import needs_hub, set_library_variables
+from mesotron.rlvr.train import set_library_variables
 from mesotron.runs import newest_whole
 from mesotron.runs.files import check_writable
 from mesotron.runs.process import go_offline_without_network
@@ -144,9 +144,19 @@ def evaluate(
         repeated = [problem for problem in problems for _ in range(samples)]
         sampled_facts = _judge(judge, sampled, repeated)
     greedy_scores, sampled_scores = score_greedy(greedy, facts, problems), None
+    strict = greedy_scores.strict.value
+    findings = describe_format(strict, greedy_scores.lenient.value, "greedy")
+    findings += describe_rates(greedy_scores.rates, "greedy")
     if samples:
         sampled_scores = score_sampled(sampled, sampled_facts, samples, temperature, seed)
-    findings = _find(greedy_scores, sampled_scores, facts, sampled_facts, seed)
+        # Paired by problem, so that the noise of problems cancels.
+        pairs = zip(facts, _in_groups(sampled_facts, samples), strict=True)
+        gaps = [
+            float(one.correct) - sum(f.correct for f in group) / samples for one, group in pairs
+        ]
+        mean = sampled_scores.pass_at[1].value
+        findings += describe_temperature(bootstrap(gaps, seed), strict, mean, temperature)
+        findings += describe_format(mean, sampled_scores.lenient.value, "sampled")
     transcripts = []
     for p, completion, f in zip(problems, greedy, facts, strict=True):
         verdict = (f.answer, f.correct, f.correct_unformatted, f.truncated)
@@ -187,16 +197,12 @@ def score_sampled(
 ) -> Sampled:
     groups = _in_groups(facts, samples)
     right = [sum(fact.correct for fact in group) for group in groups]
-    majority = [
-        majority_right([f.answer for f in group], [f.correct for f in group]) for group in groups
-    ]
+    majority = [majority_right([(f.answer, f.correct) for f in group]) for group in groups]
+    passed = {k: [pass_at_k(samples, c, k) for c in right] for k in powers_of_two(samples)}
     return Sampled(
         samples=samples,
         temperature=temperature,
-        pass_at={
-            k: bootstrap([pass_at_k(samples, c, k) for c in right], seed)
-            for k in powers_of_two(samples)
-        },
+        pass_at={k: bootstrap(shares, seed) for k, shares in passed.items()},
         lenient=bootstrap([sum(map(_lenient, group)) / samples for group in groups], seed),
         majority=bootstrap(majority, seed),
         mixed=sum(0 < c < samples for c in right) / len(groups),
@@ -211,31 +217,6 @@ def _in_groups(facts: Sequence[Facts], samples: int) -> list[Sequence[Facts]]:
 
 def _lenient(fact: Facts) -> bool:
     return fact.correct or fact.correct_unformatted
-
-
-def _find(
-    greedy: Greedy,
-    sampled: Sampled | None,
-    facts: Sequence[Facts],
-    sampled_facts: Sequence[Facts],
-    seed: int,
-) -> list[str]:
-    findings = describe_format(greedy.strict.value, greedy.lenient.value, "greedy")
-    findings += describe_rates(greedy.rates, "greedy")
-    if sampled is None:
-        return findings
-    # Paired by problem, so that the noise of problems cancels.
-    gap = bootstrap(
-        [
-            float(fact.correct) - sum(f.correct for f in group) / sampled.samples
-            for fact, group in zip(facts, _in_groups(sampled_facts, sampled.samples), strict=True)
-        ],
-        seed,
-    )
-    mean = sampled.pass_at[1].value
-    findings += describe_temperature(gap, greedy.strict.value, mean, sampled.temperature)
-    findings += describe_format(mean, sampled.lenient.value, "sampled")
-    return findings
 
 
 def describe_temperature(
@@ -268,13 +249,9 @@ def describe_format(strict: float, lenient: float, where: str) -> list[str]:
 def describe_rates(rates: Mapping[str, float], where: str) -> list[str]:
     findings, cut, bad = [], rates["facts/truncated"], rates["facts/gold_unparseable"]
     if cut > MANY_TRUNCATED:
-        findings += [
-            f"{where}: {cut:.1%} of the completions hit the token limit: raise --max-tokens"
-        ]
+        findings.append(f"{where}: {cut:.1%} of the completions hit the limit: raise --max-tokens")
     if bad > 0:
-        findings += [
-            f"{bad:.1%} of the gold answers cannot be read and count as wrong: fix the data"
-        ]
+        findings.append(f"{bad:.1%} of the gold answers cannot be read and count as wrong")
     return findings
 
 
@@ -288,24 +265,28 @@ class Subject:
     name: str
     model: ModelConfig
     adapter: Path | None = None  # folder with LoRA weights to merge into the model
-    start: ModelConfig | None = None
-    """The model that the run started from; None if this is not a run."""
+    start: ModelConfig | None = None  # the model that the run started from; None if not a run
 
     def load(self, device: torch.device) -> tuple[Any, Any]:
         from mesotron.rlvr.models import load_model
 
         model, tokenizer = load_model(self.model, device)
-        return (_merge_adapter(model, self.adapter) if self.adapter else model), tokenizer
+        if self.adapter is None:
+            return model, tokenizer
+        from peft import LoraConfig, get_peft_model
+
+        from mesotron.rlvr.checkpoint import load_adapter
+
+        wrapped = get_peft_model(model, LoraConfig.from_pretrained(str(self.adapter)))
+        load_adapter(wrapped, self.adapter)
+        return wrapped.merge_and_unload().eval(), tokenizer
 
 
 def find_subject(name: str) -> Subject:
     """Resolve a run folder, a checkpoint in one, a model folder, or a model's name."""
     path = Path(name).expanduser()
     if name.rstrip("/") == "runs/last" and not path.exists():
-        raise ValueError(
-            "there is no run in runs/last yet: train one with mesotron train, or name a model, "
-            "such as mesotron eval tiny"
-        )
+        raise ValueError("there is no run in runs/last: make one with mesotron train, or name it")
     run = run_of(name)
     if run is None:
         check_name(name)
@@ -326,23 +307,6 @@ def find_subject(name: str) -> Subject:
     return Subject(name, replace(start, name=str(checkpoint)), start=start)
 
 
-def _merge_adapter(model: Any, folder: Path) -> Any:
-    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
-    from safetensors.torch import load_file
-
-    weights = folder / "adapter_model.safetensors"
-    if not weights.is_file():
-        raise ValueError(f"{folder} has an adapter_config.json but no {weights.name}")
-    wrapped = get_peft_model(model, LoraConfig.from_pretrained(str(folder)))
-    loaded = set_peft_model_state_dict(wrapped, load_file(weights))
-    if loaded.unexpected_keys:
-        raise ValueError(
-            f"{folder} has LoRA weights of another model: {loaded.unexpected_keys[0]} is not in "
-            "this one"
-        )
-    return wrapped.merge_and_unload().eval()
-
-
 # mesotron eval
 
 
@@ -352,9 +316,7 @@ def run(config: EvalConfig) -> int:
     if config.out is not None:
         check_writable(config.out, "eval.json")
     names = [config.model, *([config.against] if config.against else [])]
-    with unchecked():  # nothing is trained, so the task may have few training problems
-        settings = [TrainConfig(model=ModelConfig(name=name), task=config.task) for name in names]
-    set_library_variables(max(settings, key=needs_hub))  # one that needs the hub, if any does
+    set_library_variables(config.task, *names)
     go_offline_without_network()
     subject = find_subject(config.model)
     other = find_subject(config.against) if config.against else None
@@ -379,9 +341,10 @@ def _evaluate_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalR
     total = len(subjects) * len(task.eval) * (1 + config.samples)
     with Verifier() as verifier, _progress_bar(total) as advance:
         options |= {"judge": Judge(task.format, verifier), "progress": advance}
+        options["examples"] = task.examples
         for subject in subjects:
             model, tokenizer = subject.load(device)
-            options |= {"examples": task.examples, "name": subject.name}
+            options["name"] = subject.name
             results.append(evaluate(model, tokenizer, task.eval, config.task, **options))
     return results
 

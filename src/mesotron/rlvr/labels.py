@@ -10,7 +10,7 @@ Legend: P prompts, G completions per prompt by the policy, N by the anchor.
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -21,14 +21,10 @@ from mesotron.rlvr.answers.verify import Verifier
 
 Tie = Literal["first", "abstain", "random"]
 Answers = Sequence[Sequence[str | None]]
-# Quartiles of fewer trajectories are meaningless.
-MIN_GROUP_FOR_QUARTILES = 4
 
 
 @dataclass(frozen=True)
 class Vote:
-    """The outcome for one prompt."""
-
     label: str | None  # the winning answer; None where the vote abstains
     share: float  # votes for the leader over votes cast; 0 without voters
     voters: int  # completions with an answer
@@ -51,7 +47,7 @@ class Labels:
 
     rewards: list[list[float | None]]
     votes: list[Vote]
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float]
 
 
 def majority(
@@ -138,7 +134,7 @@ def vote_metrics(votes: Sequence[Vote]) -> dict[str, float]:
 
 
 def agreement(ours: Sequence[Vote], others: Sequence[Vote]) -> dict[str, float]:
-    """votes/agreement: how often two electorates choose the same label, where both have one."""
+    # How often two electorates choose the same label, where both have one.
     labels = [(a.label, b.label) for a, b in zip(ours, others, strict=True)]
     same = [a == b for a, b in labels if None not in (a, b)]
     return {"votes/agreement": sum(same) / len(same)} if same else {}
@@ -181,10 +177,8 @@ def low_entropy_outliers(H: Tensor, k: float | None) -> Tensor:
         Bai et al., M-GRPO: Stabilizing Self-Supervised Reinforcement Learning with
         Momentum-Anchored Policy Optimization, 2025, arXiv 2512.13070.
     """
-    if k is None or H.shape[1] < MIN_GROUP_FOR_QUARTILES:
+    if k is None or H.shape[1] < 4:  # quartiles of fewer are meaningless
         return torch.zeros_like(H, dtype=torch.bool)
-    if k < 0:
-        raise ValueError(f"entropy_filter = {k} is negative: use 0.75 as published, or off")
     levels = torch.tensor([0.25, 0.75], dtype=torch.float64, device=H.device)
     q1, q3 = torch.nanquantile(H.double(), levels, dim=1, keepdim=True)
     return H.double() < q1 - k * (q3 - q1)

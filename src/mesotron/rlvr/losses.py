@@ -66,7 +66,7 @@ def gmpo_loss(batch: LossInputs, gather: Gather = identity) -> LossOutputs:
     A, mask = batch.advantages, batch.mask
     d = torch.where(mask != 0, batch.logprobs - batch.old_logprobs, 0.0)
     upward = (A > 0)[:, None]
-    low_clipped = ~upward & (d < -batch.epsilon) & (A < 0)[:, None]
+    low_clipped = (A < 0)[:, None] & (d < -batch.epsilon)
     high_clipped = upward & (d > batch.epsilon_high)
     if batch.delta is not None:
         d = d.clamp(max=log(batch.delta))

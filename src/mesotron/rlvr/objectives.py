@@ -94,8 +94,9 @@ def is_geometric(objective: ObjectiveConfig) -> bool:
 
 def trained_generations(objective: ObjectiveConfig, generations: int) -> int:
     """How many completions per prompt enter the loss: TRL's `num_generations`."""
-    voters_only = objective.name == "mgrpo" and not objective.loss_on_momentum
-    return generations - (objective.momentum_generations or 0) if voters_only else generations
+    if objective.name == "mgrpo" and not objective.loss_on_momentum:
+        return generations - (objective.momentum_generations or 0)
+    return generations
 
 
 def loss_arguments(objective: ObjectiveConfig) -> dict[str, Any]:
@@ -166,13 +167,10 @@ def _batch_sizes(rollout: RolloutConfig, generations: int, num_processes: int) -
 
 
 def warn_if_on_policy(objective: ObjectiveConfig, updates: int) -> None:
-    geometric = is_geometric(objective)
-    if updates <= 1 and (geometric or objective.name == "gspo"):
-        log.warning(
-            "%s equals grpo with one update per rollout, since every ratio is 1: raise "
-            "rollout.updates (4 and 8 are published)",
-            "gmpo" if geometric else "gspo",
-        )
+    name = "gmpo" if is_geometric(objective) else objective.name
+    if updates <= 1 and name in ("gmpo", "gspo"):
+        message = "%s equals grpo with one update per rollout: raise rollout.updates to 4 or 8"
+        log.warning(message, name)
 
 
 def first_round_rows(rows: int, generations: int, oversample: float) -> int:

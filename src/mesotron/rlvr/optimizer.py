@@ -24,10 +24,10 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
         options |= {"momentum": config.momentum, "scale": config.scale, "aux_lr": config.aux_lr}
         options["fused"] = None if config.fused else False
     strength = {"promote": config.promote, "cutoff": config.cutoff}
-    strength = {key: value for key, value in strength.items() if value is not None}
+    options |= {key: value for key, value in strength.items() if value is not None}
     if config.rank is not None:
         options |= {"filter": "low_rank", "rank": config.rank}
-    optimizer = BUILDERS[config.name](model, config.lr, **options, **strength)
+    optimizer = BUILDERS[config.name](model, config.lr, **options)
     check_all_train(model, optimizer)
     return optimizer
 
@@ -39,15 +39,13 @@ def check_settings(config: OptimConfig) -> None:
 
 def check_all_train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     # An optimizer built before LoRA wrapping would raise nothing, and the adapters would not train.
-    held = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in set(held)]
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if missing:
         raise ValueError(
             f"{missing[0]!r} trains but is in no group of the optimizer ({len(missing)} such): "
             "build the optimizer after the model is wrapped, or pass the trainer optim= instead"
         )
-    if len(set(held)) < len(held):
-        raise ValueError("a weight is in two groups of the optimizer")
 
 
 def resolve_optim(

@@ -52,10 +52,8 @@ def sparse(completion: Completion) -> float | None:
 
 def two_part(completion: Completion) -> float | None:
     """`format_share` for the format, correct or not, plus 1 for a correct answer in it."""
-    facts = completion.facts
-    return completion.graded(
-        completion.config.format_share * facts.formatted + float(facts.correct)
-    )
+    facts, share = completion.facts, completion.config.format_share
+    return completion.graded(share * facts.formatted + float(facts.correct))
 
 
 def near(completion: Completion) -> float | None:
@@ -150,7 +148,26 @@ class Reward:
             ValueError: your function raised, or did not return one finite number or None per
                 completion.
         """
-        parts = self.score_parts(completions, completion_ids, golds, truncated, rows, facts)
+        if facts is None:
+            facts = self.judge.judge(completions, golds, truncated)
+        scored = [
+            Completion(fact, ids, gold, self.config, self.max_tokens)
+            for fact, ids, gold in zip(facts, completion_ids, golds, strict=True)
+        ]
+        batch = {
+            "completions": list(completions),
+            "completion_ids": list(completion_ids),
+            "golds": list(golds),
+            "truncated": list(truncated),
+            "facts": list(facts),
+            "rows": list(rows) if rows is not None else [{} for _ in completions],
+        }
+        parts: dict[str, Scores] = {}
+        for name in self.weights:
+            if name in PARTS:
+                parts[name] = [PARTS[name](completion) for completion in scored]
+            else:
+                parts[name] = call_reward(name, self._own[name], batch, self.max_tokens)
         totals: Scores = []
         for i in range(len(completions)):
             scores = [(weight, parts[name][i]) for name, weight in self.weights.items()]
@@ -163,40 +180,6 @@ class Reward:
                 "from them: check that the gold answers can be parsed", len(totals), without,
             )  # fmt: skip
         return totals
-
-    def score_parts(
-        self,
-        completions: Sequence[str],
-        completion_ids: Sequence[Sequence[int]],
-        golds: Sequence[str | None],
-        truncated: Sequence[bool],
-        rows: Sequence[Mapping[str, Any]] | None = None,
-        facts: Sequence[Facts] | None = None,
-    ) -> dict[str, Scores]:
-        """The unweighted scores of each part, by name; arguments as in the call."""
-        if facts is None:
-            facts = self.judge.judge(completions, golds, truncated)
-        batch = {
-            "completions": list(completions),
-            "completion_ids": list(completion_ids),
-            "golds": list(golds),
-            "truncated": list(truncated),
-            "facts": list(facts),
-            "rows": list(rows) if rows is not None else [{} for _ in completions],
-        }
-        sizes = {name: len(values) for name, values in batch.items()}
-        if len(set(sizes.values())) > 1:
-            raise ValueError(f"a reward needs one of each per completion, got {sizes}")
-        scored = [
-            Completion(fact, ids, gold, self.config, self.max_tokens)
-            for fact, ids, gold in zip(facts, completion_ids, golds)
-        ]
-        return {
-            name: [PARTS[name](completion) for completion in scored]
-            if name in PARTS
-            else call_reward(name, self._own[name], batch, self.max_tokens)
-            for name in self.weights
-        }
 
 
 def make_reward(config: RewardConfig, judge: Judge, max_tokens: int) -> Reward:
@@ -275,7 +258,7 @@ def call_reward(
         scores = function(**known)
     except (Exception, SystemExit) as error:
         raise ValueError(
-            f"the reward {name} raised {type(error).__name__} ({error}){_where(error, function)}"
+            f"the reward {name} raised {type(error).__name__} ({error}){_where(error)}"
         ) from error
     count = len(batch["completions"])
     if not isinstance(scores, list | tuple) or len(scores) != count:
@@ -302,8 +285,8 @@ def _check_score(name: str, index: int, score: Any) -> float | None:
     return value
 
 
-def _where(error: BaseException, function: OwnReward | None = None) -> str:
-    # The last line of user code in the traceback; else the line where the function starts.
+def _where(error: BaseException) -> str:
+    # The last line of user code in the traceback.
     paths = ("stdlib", "platstdlib", "purelib", "platlib")
     installed = ("<", *(f"{sysconfig.get_path(path)}{os.sep}" for path in paths))
     lines = [
@@ -312,6 +295,4 @@ def _where(error: BaseException, function: OwnReward | None = None) -> str:
         if not frame.f_code.co_filename.startswith(installed)
         and frame.f_globals.get("__name__", "").partition(".")[0] != "mesotron"
     ]
-    code = getattr(inspect.unwrap(function), "__code__", None) if function else None
-    start = f" at {code.co_filename}:{code.co_firstlineno}" if code else ""
-    return lines[-1] if lines else start
+    return lines[-1] if lines else ""

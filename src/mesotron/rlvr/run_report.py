@@ -47,9 +47,8 @@ def compare(before: Row, after: Row) -> Row:
 def show(before: Row, after: Row, result: Row, console: Console) -> None:
     """The comparison and the most telling transcripts, on the terminal."""
     console.print(scores.side_by_side(transcripts(before), transcripts(after), PAIRS_SHOWN))
-    table = Table(title=f"greedy accuracy, {result['problems']} held-out problems, 95 % intervals")
-    for heading in ("before", "after", "gain"):
-        table.add_column(heading)
+    title = f"greedy accuracy, {result['problems']} held-out problems, 95 % intervals"
+    table = Table("before", "after", "gain", title=title)
     table.add_row(*spell_scores(result))
     console.print(table)
     for sentence in result["findings"]:
@@ -102,12 +101,11 @@ def curve_lines(rows: list[Row]) -> list[str]:
         return []
     places = sorted({round(k * (len(known) - 1) / 9) for k in range(10)})
     names = [name for name in CURVES if name in known[0]]
-    body = [
-        "| " + " | ".join([str(known[k]["step"]), *(f"{known[k][n]:.3f}" for n in names)]) + " |"
-        for k in places
-    ]
-    head = ["", "## Training", "", "| step | " + " | ".join(names) + " |"]
-    return [*head, "|---" * (len(names) + 1) + "|", *body]
+    lines = ["", "## Training", "", "| step | " + " | ".join(names) + " |"]
+    lines.append("|---" * (len(names) + 1) + "|")
+    for row in (known[k] for k in places):
+        lines.append(f"| {row['step']} | " + " | ".join(f"{row[n]:.3f}" for n in names) + " |")
+    return lines
 
 
 def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:

@@ -62,13 +62,10 @@ class Scorer:
     ) -> tuple[list[Row], list[Facts]]:
         if self.judge is None:
             return list(rows), []
-        cut = self.truncated(completion_ids)
-        golds = [row.get("gold") for row in rows]
+        cut, golds = self.truncated(completion_ids), [row.get("gold") for row in rows]
         facts = self.judge.judge(completion_texts(completions), golds, cut)
-        annotated = [
-            {**row, "facts": fact, "truncated": end, "row": row}
-            for row, fact, end in zip(rows, facts, cut, strict=True)
-        ]
+        pairs = zip(rows, facts, strict=True)
+        annotated = [{**r, "facts": f, "truncated": f.truncated, "row": r} for r, f in pairs]
         return annotated, facts
 
     def vote(

@@ -44,8 +44,6 @@ def wilson(right: int, total: int) -> Score:
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> Score:
     """The mean of one number per problem with a percentile bootstrap interval."""
-    if not values:
-        raise ValueError("there is no problem to average over")
     x = np.asarray(values, dtype=np.float64)
     mean = float(x.mean())
     if len(x) == 1:
@@ -65,20 +63,15 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
     >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2)
     (0.25, 0.5)
     """
-    if not 1 <= k <= num_samples or not 0 <= num_right <= num_samples:
-        raise ValueError(f"pass@{k} of {num_samples} samples with {num_right} right is undefined")
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
-def majority_right(answers: Sequence[str | None], right: Sequence[bool]) -> float:
-    """Whether the most frequent answer is right; for a tie, the share of winners that are."""
-    votes = Counter(answer for answer in answers if answer is not None)
-    if not votes:
-        return 0.0
-    most = max(votes.values())
-    verdict = {a: ok for a, ok in zip(answers, right, strict=True) if a is not None}
-    winners = [verdict[answer] for answer, count in votes.items() if count == most]
-    return sum(winners) / len(winners)
+def majority_right(answers: Sequence[tuple[str | None, bool]]) -> float:
+    """Whether the most frequent of (answer, is right) pairs is right; for a tie, the share of
+    winners that are."""
+    votes, verdicts = Counter(answer for answer, _ in answers if answer is not None), dict(answers)
+    winners = [verdicts[one] for one, count in votes.items() if count == max(votes.values())]
+    return sum(winners) / len(winners) if winners else 0.0
 
 
 def powers_of_two(limit: int) -> list[int]:

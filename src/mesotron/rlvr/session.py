@@ -69,7 +69,6 @@ class Parts:
 
 
 def train(plan: Plan[TrainConfig], began: float | None = None) -> int:
-    """Carry out a plan; see `mesotron.rlvr.train.run` for the exit codes."""
     quiet_libraries()
     console = Console(quiet=not is_main())
     for note in plan.notes:
@@ -136,13 +135,13 @@ def train_in(
     with live_view(run, plan, console) as (view, stop):
         undoes = config.guard == "rollback"
         log = RunLog(run, view, trainer, refuse=not undoes)
-        # A watch sees a non-finite loss before the log, but a row is written before it is undone.
-        callbacks: list[Any] = [] if undoes else [watch]
-        callbacks += [log, OptimizerLog(run), GracefulStop(stop)]
+        callbacks: list[Any] = [log, OptimizerLog(run), GracefulStop(stop)]
         if config.eval_every:
             greedy, problems = before["greedy"]["strict"]["value"], before["problems"]
             callbacks.append(EvalEvery(config.eval_every, trainer, accuracy, greedy, problems))
-        callbacks += [spending, watch] if undoes else [spending]
+        callbacks.append(spending)
+        # A watch sees a non-finite loss before the log, but a row is written before it is undone.
+        callbacks.insert(len(callbacks) if undoes else 0, watch)
         for callback in callbacks:
             trainer.add_callback(callback)
         if config.watch.snr_every:
@@ -238,24 +237,21 @@ def fit(trainer: Any, plan: Plan[Any]) -> None:
 
 
 def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:
-    """Settings that a guard may change mid-run, beyond those of any TRL trainer.
-
-    A guard changes them after a rollback; a resumed run changes them again.
-    """
+    """Settings that a guard may change after a rollback, beyond those of any TRL trainer."""
     config = parts.config
-    now: dict[str, Any] = {"parts": config.reward.parts}
+    now = config.reward
 
     def set_reward(names: Any) -> None:
-        now["parts"] = tuple(names)
-        changed = replace(config.reward, parts=now["parts"], weights=())
-        reward = make_reward(changed, parts.judge, config.rollout.max_tokens)
+        nonlocal now
+        now = replace(now, parts=tuple(names), weights=())
+        reward = make_reward(now, parts.judge, config.rollout.max_tokens)
         trainer.reward_funcs[-1] = as_reward_function(reward)  # only votes can precede it
 
     def reward_obstacle() -> str | None:
         if trainer.self_labelled:
             return f"{trainer.objective.name} trains on its votes, not on rewards"
         # A new reward is prescribed to reward the format.
-        paying = [name for name in now["parts"] if name in REWARDS_FORMAT]
+        paying = [name for name in now.parts if name in REWARDS_FORMAT]
         return f"its part {paying[0]} already rewards the format" if paying else None
 
     def set_beta(beta: float) -> None:
@@ -265,7 +261,7 @@ def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:
         trainer.beta = trainer.args.beta = beta
 
     return {
-        "reward.parts": Setting(lambda: now["parts"], set_reward, reward_obstacle),
+        "reward.parts": Setting(lambda: now.parts, set_reward, reward_obstacle),
         "objective.beta": Setting(lambda: trainer.beta, set_beta),
     }
 

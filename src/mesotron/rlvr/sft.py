@@ -75,7 +75,6 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
 
 
 def train(plan: Plan[SftConfig], began: float | None = None) -> int:
-    """Carry out a plan; see `mesotron.rlvr.sft.run` for the exit codes."""
     quiet_libraries()
     config, console = plan.config, Console()
     for note in plan.notes:
@@ -86,10 +85,19 @@ def train(plan: Plan[SftConfig], began: float | None = None) -> int:
     model, tokenizer = load_model(config.model, device)
     rows = make_demonstrations(task, config, tokenizer)
     with open_folder(plan, device) as run, metered(config, run, began) as meter:
+        arguments = common_arguments(config, device, model, run) | {
+            "per_device_train_batch_size": config.batch,
+            "train_sampling_strategy": "sequential",  # the rows are in reading order
+            "max_length": None,  # rows that are too long were removed
+            "learning_rate": config.optim.lr,
+            "lr_scheduler_type": SCHEDULES[config.optim.schedule],
+            "warmup_steps": round(config.optim.warmup * config.steps),
+            "max_grad_norm": config.optim.max_grad_norm,
+        }
         set_seed(config.seed)  # LoRA is initialized before the trainer seeds
         trainer = WarmStart(
             model=model,
-            args=SFTConfig(**trainer_arguments(config, device, model, run)),
+            args=SFTConfig(**arguments),
             train_dataset=rows,
             processing_class=tokenizer,
             peft_config=lora_config(config.model),
@@ -99,29 +107,15 @@ def train(plan: Plan[SftConfig], began: float | None = None) -> int:
         return train_in(run, plan, trainer, meter, console)
 
 
-def trainer_arguments(
-    config: SftConfig, device: torch.device, model: Any, run: RunFolder
-) -> dict[str, Any]:
-    return common_arguments(config, device, model, run) | {
-        "per_device_train_batch_size": config.batch,
-        "train_sampling_strategy": "sequential",  # the rows are in reading order
-        "max_length": None,  # rows that are too long were removed
-        "learning_rate": config.optim.lr,
-        "lr_scheduler_type": SCHEDULES[config.optim.schedule],
-        "warmup_steps": round(config.optim.warmup * config.steps),
-        "max_grad_norm": config.optim.max_grad_norm,
-    }
-
-
 def train_in(
     run: RunFolder, plan: Plan[SftConfig], trainer: WarmStart, meter: Meter, console: Console
 ) -> int:
     config = plan.config
     spending = Spending(meter, run, trainer)
     with live_view(run, plan, console, WATCHED) as (view, stop):
-        for callback in (RunLog(run, view, trainer), OptimizerLog(run), GracefulStop(stop)):
+        log = RunLog(run, view, trainer)
+        for callback in (log, OptimizerLog(run), GracefulStop(stop), spending):
             trainer.add_callback(callback)
-        trainer.add_callback(spending)
         fit(trainer, plan)
     step = trainer.state.global_step
     if step < config.steps:
@@ -137,9 +131,6 @@ def train_in(
     )
     run.finish({"steps": step, "loss": loss, "token_accuracy": accuracy}, report)
     model = run.checkpoints / f"checkpoint-{step}"
-    say(
-        console,
-        f"loss {loss:.3f}, token accuracy {accuracy:.1%}; model: {model}; evaluate it with "
-        f"mesotron eval {run.path}",
-    )
+    numbers = f"loss {loss:.3f}, token accuracy {accuracy:.1%}"
+    say(console, f"{numbers}; model: {model}; evaluate it with mesotron eval {run.path}")
     return 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.runs import RunFolder
@@ -64,18 +64,15 @@ class Spending(TrainerCallback):
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.meter.start()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.meter.step()
         left = state.max_steps - state.global_step
         times = {"spent": self.meter.spent, "projected": self.meter.projected(left)}
-        times = {name: seconds for name, seconds in times.items() if seconds is not None}
-        costs = {name: self.meter.dollars(seconds) for name, seconds in times.items()}
-        for unit, values in (("time", times), ("cost", costs)):
-            for name, value in values.items():
+        for name, seconds in times.items():
+            dollars = None if seconds is None else self.meter.dollars(seconds)
+            for key, value in ((f"time/{name}", seconds), (f"cost/{name}", dollars)):
                 if value is not None:
-                    self.trainer._metrics["train"][f"{unit}/{name}"].append(value)
+                    self.trainer._metrics["train"][key].append(value)
         evaluates = self.eval_every > 0 and (state.global_step + 1) % self.eval_every == 0
         reason = broadcast(self.meter.refusal(evaluates)) if left else None
         if reason is not None:

@@ -10,8 +10,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mesotron.config import SELF_LABELED, RewardConfig, RolloutConfig, SftConfig, TrainConfig
-from mesotron.rlvr.models import check_name
+from mesotron.config import (
+    SELF_LABELED,
+    RewardConfig,
+    RolloutConfig,
+    SftConfig,
+    TaskConfig,
+    TrainConfig,
+)
+from mesotron.rlvr.models import SHIPPED, check_name
 from mesotron.rlvr.objectives import first_round_prompts, trl_arguments
 from mesotron.rlvr.rewards import check_reward
 from mesotron.rlvr.tasks.load import check_task
@@ -30,7 +37,7 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
     check_installed()
     plan: Plan[Any] = resume_plan(config) if config.resume else new_run(config)
     limits_of(plan.config)  # refuses a budget without a price
-    set_library_variables(plan.config)
+    set_library_variables(plan.config.task, plan.config.model.name)
     go_offline_without_network()
     # Only now: Hugging Face libraries read the variables at import.
     if isinstance(config, SftConfig):
@@ -67,14 +74,11 @@ def check_installed() -> None:
 
 def check(config: TrainConfig | SftConfig) -> None:
     """Refuse what depends on files, installed packages and processes, before torch is imported."""
-    if isinstance(config, SftConfig) and num_processes() > 1:
-        raise ValueError(
-            f"mesotron sft runs in one process, not in WORLD_SIZE={num_processes()}: start it "
-            "without a launcher"
-        )
     check_name(config.model.name)
     check_task(config.task)
     if isinstance(config, SftConfig):
+        if num_processes() > 1:
+            raise ValueError(f"mesotron sft runs in one process, not WORLD_SIZE={num_processes()}")
         trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
         return
     if config.rollout.vllm != "off" and find_spec("vllm") is None:
@@ -102,19 +106,14 @@ def check_enough(num_problems: float, config: TrainConfig) -> None:
         )
 
 
-def set_library_variables(config: TrainConfig | SftConfig) -> None:
-    """No telemetry, and no network unless the model or the data is a name on the hub."""
+def set_library_variables(task: TaskConfig, *models: str) -> None:
+    """No telemetry, and no network unless a model or the data is a name on the hub."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    if not needs_hub(config):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-
-def needs_hub(config: TrainConfig | SftConfig) -> bool:
-    model, path = config.model.name, config.task.path
-    local_model = model in ("tiny", "smollm2") or Path(model).expanduser().exists()
     # Without a path the data is generated, or the hub's GSM8K.
-    local_data = Path(path).expanduser().exists() if path else config.task.name != "gsm8k"
-    return not (local_model and local_data)
+    local = [Path(task.path).expanduser().exists() if task.path else task.name != "gsm8k"]
+    local += [name in SHIPPED or Path(name).expanduser().exists() for name in models]
+    if all(local):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")

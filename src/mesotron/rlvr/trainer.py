@@ -150,6 +150,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.objective = resolve_objective(args, objective)
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
         self.geometric = is_geometric(self.objective)
+        self.self_labelled = self.objective.name in SELF_LABELED
         self._token_ids: dict[str, list[int]] = {}
         self._prompt_ids: TokenRows = []
         self._voters = Voters()
@@ -161,7 +162,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if self.self_labelled:  # the votes train, all other rewards are logged
             if args.reward_weights is not None:
                 raise ValueError(
-                    f"leave out args.reward_weights: {self.objective.name} trains on votes alone"
+                    f"args.reward_weights: {self.objective.name} trains on votes alone"
                 )
             judge = judge or Judge(FORMATS["boxed"], Verifier())
             args.reward_weights = [1.0, *(0.0 for _ in funcs)]
@@ -209,10 +210,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         assert self.model is not None
         return self.model
 
-    @property
-    def self_labelled(self) -> bool:
-        return self.objective.name in SELF_LABELED
-
     # The rollout
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -244,25 +241,21 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             batch = self._drop_rows(batch, self.scored.dropped)
         metrics = self.scored.metrics()
         self._note(metrics)
-        if (
-            self.scale_rewards == "batch"
-            or self.multi_objective_aggregation != "sum_then_normalize"
-        ):
+        by_group = self.multi_objective_aggregation == "sum_then_normalize"
+        if self.scale_rewards == "batch" or not by_group:
             # TRL computed it from the spread of the batch, which says nothing about groups.
             self._metrics[self._mode()]["frac_reward_zero_std"][-1] = metrics["groups/zero_signal"]
         return batch
 
     def _drop_rows(self, batch: dict[str, Any], dropped: Sequence[bool]) -> dict[str, Any]:
-        """Take completions (numbered over all processes) out of every term of the loss.
-
-        TRL's `tool_mask` marks the tokens that train. Unlike `completion_mask` it is not part of
-        the attention mask, so the model still reads what it read when the batch was scored.
-        """
+        """Take completions (numbered over all processes) out of every term of the loss."""
+        # TRL's `tool_mask` marks the tokens that train. Unlike `completion_mask` it is not part of
+        # the attention mask, so the model still reads what it read when the batch was scored.
         mask = loss_mask(batch)
         start = self.accelerator.process_index * len(mask)
         kept = [not out for out in dropped[start : start + len(mask)]]
-        batch = {**batch, "tool_mask": mask * mask.new_tensor(kept)[:, None]}
-        return {**batch, "num_items_in_batch": self._gather(batch["tool_mask"].sum()).sum()}
+        mask = mask * mask.new_tensor(kept)[:, None]
+        return {**batch, "tool_mask": mask, "num_items_in_batch": self._gather(mask.sum()).sum()}
 
     # Sampling
 
@@ -388,11 +381,11 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         H = self._trajectory_entropies(
             self._prompt_ids + voters.prompt_ids, own + voters.completion_ids
         )
-        policy, anchor = self._gather(H[: len(own)]), H[:0]
+        G, policy, anchor = self._group_size(), self._gather(H[: len(own)]), H[:0]
         if voters.completion_ids:
             anchor = self._gather(H[len(own) :])[:count]
-        groups, G = len(policy) // self._group_size(), self._group_size()
-        table = torch.cat([policy.view(groups, -1), anchor.view(groups, -1)], dim=1)
+        groups = len(policy) // G
+        table = torch.cat([policy.view(groups, G), anchor.view(groups, -1)], dim=1)
         out = low_entropy_outliers(table, k)
         self._note({"anchor/dropped": out.float().mean().item()})
         return out[:, :G].flatten().tolist(), out[:, G:].flatten().tolist()
@@ -565,9 +558,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         optimizer = unwrap_optimizer(self.optimizer)
         matrices = self.optim is not None and self.optim.clip == "all"
         if matrices and self.is_deepspeed_enabled:
-            raise ValueError(
-                "--optim.clip all does not work with DeepSpeed: leave it out, or use FSDP2"
-            )
+            raise ValueError("--optim.clip all does not work with DeepSpeed: use FSDP2")
         if optimizer is None or self.is_deepspeed_enabled:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()

@@ -5,7 +5,7 @@ import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from mesotron.rlvr.fast.decoder import FusedSampler
-from mesotron.rlvr.fast.graphs import GraphSampler, Sampling, round_rows
+from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
 from support.rlvr_tiny import NETWORKS, make_network
 
 EOS, PAD, VOCABULARY = 1, 0, 50
@@ -155,14 +155,6 @@ def test_any_number_of_rows_needs_few_shapes(make):
     for number in range(1, 10):
         assert sampler.sample(prompts[:number], 8, usual=9) == expected[:number]
     assert {shape[0] for shape in sampler.decoders} == {9, 5, 3}
-
-
-@pytest.mark.parametrize("usual", [1, 9, 12, 250, 256])
-def test_three_sizes_cover_all_row_counts(usual):
-    sizes = [round_rows(rows, usual) for rows in range(1, usual + 1)]
-    assert all(size >= rows for rows, size in enumerate(sizes, start=1))
-    assert set(sizes) == {-(-usual // part) for part in (1, 2, 4)}
-    assert round_rows(usual + 1, usual) == usual + 1
 
 
 def test_at_most_eight_shapes_are_kept():

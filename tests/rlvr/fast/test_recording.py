@@ -1,14 +1,12 @@
 """Passes of fixed shapes, recorded and not, against passes over packed rows as they come."""
 
 import copy
-import logging
 from contextlib import nullcontext
 
 import pytest
 import torch
 from trl.trainer.utils import add_fused_lm_head
 
-from mesotron.rlvr.fast import recording
 from mesotron.rlvr.fast.packing import Frame, find_groups, pack_groups
 from mesotron.rlvr.fast.recording import FixedPass, Recorder, Tokens, recording_obstacle
 from support.rlvr_tiny import NETWORKS, long_sums, make_groups, make_network, make_trainer, rows
@@ -208,20 +206,6 @@ def test_weights_that_were_moved_are_recorded_again():
                 p.data = p.data * 1.5
     result, expected = fixed(recorder, batch)[0], plain(model, batch)[0]
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
-
-
-@CUDA
-def test_further_shapes_run_eagerly(caplog, monkeypatch):
-    monkeypatch.setattr(recording, "MAX_SHAPES", 1)
-    model, recorder = make_pair(device="cuda")
-    with caplog.at_level(logging.WARNING):
-        for P in (9, 9, 20, 20, 20):
-            batch = make_groups(P, P=P, device="cuda")
-            result, expected = fixed(recorder, batch), plain(model, batch)
-            torch.testing.assert_close(result[0], expected[0], atol=1e-4, rtol=1e-4)
-            backward(result, 0)
-    assert len(recorder.recordings) == 1
-    assert sum("eagerly" in message for message in caplog.messages) == 1
 
 
 @CUDA

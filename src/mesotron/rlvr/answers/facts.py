@@ -77,15 +77,10 @@ class Judge:
             golds: correct answers, None where there is none.
             truncated: whether each was cut at the length limit.
         """
-        if not len(completions) == len(golds) == len(truncated):
-            raise ValueError(
-                f"{len(completions)} completions, {len(golds)} golds, {len(truncated)} truncated: "
-                "give one of each per completion"
-            )
         # Completions of a good policy are often alike: each distinct one is judged once.
-        texts = list(zip(completions, map(bool, truncated)))
+        texts = list(zip(completions, map(bool, truncated), strict=True))
         read = {case: self._read(*case) for case in dict.fromkeys(texts)}
-        cases = [(read[case], gold) for case, gold in zip(texts, golds)]
+        cases = [(read[case], gold) for case, gold in zip(texts, golds, strict=True)]
         known = self._judge(list(dict.fromkeys(cases)))
         return [known[case] for case in cases]
 
@@ -99,7 +94,7 @@ class Judge:
         answers = [reading.answer or "" for reading, _ in cases]
         golds = [gold or "" for _, gold in cases]
         keys = self.verifier.keys(answers)
-        readable = self.verifier.parseable_all(golds)
+        readable = [key is not None for key in self.verifier.keys(golds)]
         right = self.verifier.same(answers, golds)
         return {
             (reading, gold): Facts(
@@ -118,7 +113,7 @@ class Judge:
 
 
 def _number(reading: Reading, key: str | None) -> Number | None:
-    """The strict answer as a number: as written, or what math-verify made of it (sqrt(64) is 8)."""
+    # As written, or what math-verify made of it: sqrt(64) is 8.
     if not reading.formatted:
         return None
     return read_number(reading.answer or "") or read_number(key or "")

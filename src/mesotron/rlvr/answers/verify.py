@@ -97,10 +97,8 @@ class Verifier:
             answers: as a model wrote them, without their format.
             golds: one per answer.
         """
-        if len(answers) != len(golds):
-            raise ValueError(f"{len(answers)} answers and {len(golds)} golds: give one gold each")
         answers, golds = _drop_long(answers), _drop_long(golds)
-        verdicts = [_decide(answer, gold) for answer, gold in zip(answers, golds)]
+        verdicts = [_decide(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
         hard = [i for i, verdict in enumerate(verdicts) if verdict is None]
         # Read each alone first: an unreadable text then costs one timeout, not one per pair.
         keys = self.keys([answers[i] for i in hard] + [golds[i] for i in hard])
@@ -129,13 +127,6 @@ class Verifier:
             keys[i] = key
         return keys
 
-    def canonical(self, answer: str) -> str:
-        """The key of one answer for votes; its cleaned text if it is unreadable."""
-        return self.keys([answer])[0] or clean(answer)
-
-    def parseable_all(self, golds: Sequence[str]) -> list[bool]:
-        return [key is not None for key in self.keys(golds)]
-
     def _ask(self, requests: list[Request]) -> list[Any]:
         """Values of the replies, None for no verdict. Each distinct request is sent once."""
         with self._lock:
@@ -153,10 +144,7 @@ class Verifier:
     def _send(self, requests: Sequence[Request]) -> list[dict[str, Any] | None]:
         """Replies of the workers; None where the worker died for another reason than CPU time."""
         if requests and importlib.util.find_spec("math_verify") is None:
-            raise ValueError(
-                "comparing answers that are not plain numbers needs math-verify: "
-                'pip install "mesotron[rlvr]"'
-            )
+            raise ValueError("comparing answers needs math-verify: pip install 'mesotron[rlvr]'")
         target, wall = f"{__name__}:answer_request", WALL_TIMEOUTS * self.timeout
         futures = [
             self._pool.submit(target, request, self.timeout, timeout=wall) for request in requests
@@ -194,8 +182,7 @@ def _as_expression(answer: str) -> str | None:
 
 
 def _plain_key(answer: str) -> str | None:
-    number = read_number(answer)
-    if number:
+    if number := read_number(answer):
         return number.key
     if unfinished(answer):
         return clean(answer).replace(" ", "")
@@ -296,11 +283,9 @@ def prepare_worker() -> None:
 
 
 def answer_request(request: Request, timeout: float) -> dict[str, Any]:
-    """The key of an expression, or whether two are equal; ends the process after `timeout`.
-
-    CPU time, so that a verdict does not depend on how busy the machine is; the signal's default
-    action, so that no loop in C can delay it.
-    """
+    """The key of an expression, or whether two are equal; ends the process after `timeout`."""
+    # In CPU time, so that a verdict does not depend on how busy the machine is; by the signal's
+    # default action, which no loop in C can delay.
     try:
         _set_cpu_timer(timeout)
         read = canonical_expression if len(request) == 1 else compare_expressions

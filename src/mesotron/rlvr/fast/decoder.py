@@ -51,12 +51,9 @@ class FusedWeights:
             self._parts += self.ends
 
     def _outer(self) -> list[Tensor]:
-        # Embedding, last norm and head.
-        return [
-            self.model.get_input_embeddings().weight,
-            self.model.model.norm.weight,
-            self.model.get_output_embeddings().weight,
-        ]
+        model = self.model
+        parts = (model.get_input_embeddings(), model.model.norm, model.get_output_embeddings())
+        return [part.weight for part in parts]
 
     @torch.no_grad()
     def refresh(self) -> None:  # every tensor keeps its address
@@ -118,17 +115,18 @@ def weights_of(layer: Any) -> list[Tensor]:
 
 
 def merge(layer: Any, dtype: torch.dtype) -> Layer:
-    own, mlp = layer.self_attn, layer.mlp
-    three = (own.q_proj, own.k_proj, own.v_proj)
-    bias = None if own.q_proj.bias is None else torch.cat([one.bias for one in three]).to(dtype)
+    def joined(*parts: Tensor) -> Tensor:
+        return torch.cat(parts).to(dtype)
+
+    first, q, k, v, *biases, out, second, gate, up, down = weights_of(layer)
     return Layer(
-        first_norm=layer.input_layernorm.weight.to(dtype, copy=True),
-        qkv=torch.cat([one.weight for one in three]).to(dtype),
-        bias=bias,
-        out=own.o_proj.weight.to(dtype, copy=True),
-        second_norm=layer.post_attention_layernorm.weight.to(dtype, copy=True),
-        gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).to(dtype),
-        down=mlp.down_proj.weight.to(dtype, copy=True),
+        first_norm=joined(first),
+        qkv=joined(q, k, v),
+        bias=joined(*biases) if biases else None,
+        out=joined(out),
+        second_norm=joined(second),
+        gate_up=joined(gate, up),
+        down=joined(down),
     )
 
 

@@ -87,9 +87,6 @@ class Decoder(ABC):
     def step(self) -> None:
         """One more token for every row, entirely on the device."""
 
-    def replay(self) -> None:
-        self.step() if self.graph is None else self.graph.replay()
-
     def write(self, logits: Tensor) -> None:
         chosen = torch.where(self.running, self.sampling.draw(logits), self.pad)
         self.written.index_copy_(1, self.count, chosen[:, None])
@@ -166,9 +163,8 @@ class ModelDecoder(Decoder):
 class GraphSampler:
     """Samples completions of a model whose weights change in place between calls.
 
-    Each kept shape, 8 at most, holds a cache: 2 x layers x rows x (prompt + completion) x key heads
-    x head size numbers. If `dtype` differs from the weights', a copy of them in this type is kept
-    and refreshed at each call.
+    Each kept shape, 8 at most, holds a cache of its own. If `dtype` differs from the weights', a
+    copy of them in this type is kept and refreshed at each call.
 
     Example:
         sampler = GraphSampler(model, eos=[2], pad=0, dtype=torch.bfloat16)
@@ -201,8 +197,12 @@ class GraphSampler:
         return attention_obstacle(model)
 
     def _prepare(self, dtype: torch.dtype) -> None:
-        if dtype != next(self.model.parameters()).dtype:
-            self.copy = narrow_copy(self.model, dtype)
+        if dtype == next(self.model.parameters()).dtype:
+            return
+        with as_loaded(self.model):
+            self.copy = copy.deepcopy(self.model).eval().requires_grad_(False)
+        for p in self.copy.parameters():  # not buffers: rotary angles are useless in bfloat16
+            p.data = p.data.to(dtype)
 
     def refresh(self) -> None:
         if self.copy is not None:
@@ -232,7 +232,7 @@ class GraphSampler:
             for n in range(1, max_tokens):
                 if n % CHECK_EVERY == 0 and not bool(decoder.running.any()):
                     break
-                decoder.replay()
+                decoder.step() if decoder.graph is None else decoder.graph.replay()
             return decoder.completions()[: len(prompts)]
         finally:
             self.model.train(trains)
@@ -292,11 +292,3 @@ def attention_obstacle(model: Any) -> str | None:
     if kinds or getattr(config, "sliding_window", None):
         return f"it has {', '.join(sorted(kinds)) or 'a sliding window'}, not full attention"
     return None
-
-
-def narrow_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    with as_loaded(model):
-        made = copy.deepcopy(model)
-    for p in made.parameters():  # not buffers: rotary angles are useless in bfloat16
-        p.data = p.data.to(dtype)
-    return made.eval().requires_grad_(False)

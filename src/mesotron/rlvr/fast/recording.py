@@ -68,10 +68,8 @@ class SharedPromptPass:
     def __call__(
         self, model: Any, ids: Tensor, mask: Tensor, length: int, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor | None] | None:
-        """Log-probabilities and entropies (B, T), or None where packing does not pay off.
-
-        `model` is the policy, or a reference model with TRL's head, which has no entropies; ids and
-        mask are (B, P + T), `temperature` is of a recorded pass.
+        """Log-probabilities and entropies (B, T) of ids and mask (B, P + T), or None where packing
+        does not pay off. A reference model has no entropies; `temperature` is of recorded passes.
         """
         # Without gradient LoRA may be disabled, which a recording would not notice.
         lora_off = is_peft_model(model) and not torch.is_grad_enabled()
@@ -111,9 +109,7 @@ class FixedPass:
     ) -> Scores:
         from trl.kernels import ChunkedLogProbFunction  # in TRL 1.15 it needs Triton
 
-        leaves = leaves or {}
-        kind = tokens.ids.device.type
-        # Weights must be cast inside the graph, so autocast may not use its cache.
+        leaves, kind = leaves or {}, tokens.ids.device.type
         with self.autocast(), uncached(kind):
             hidden = self._hidden(tokens, frame, leaves)[:, frame.lead :]
             head = self.model.get_output_embeddings()
@@ -153,6 +149,7 @@ class FixedPass:
 
 
 def uncached(kind: str) -> torch.autocast:
+    # Weights must be cast inside the graph, so autocast may not use its cache.
     dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
     return torch.autocast(kind, dtype, enabled, cache_enabled=False)
 

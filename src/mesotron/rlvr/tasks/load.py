@@ -12,8 +12,6 @@ from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tasks.problem import Problem, Task, assemble, hold_out
 from mesotron.rlvr.tasks.table import Row, check_path, read_splits
 
-__all__ = ["Problem", "Task", "check_task", "load_task"]
-
 GENERATED = 20_000  # default number of training problems of arith
 GENERATORS = ("arith", "sums")
 GSM8K_HUB = ("openai/gsm8k", "main")
@@ -29,8 +27,8 @@ def load_task(config: TaskConfig) -> Task:
     the question and `config.seed`; no question is in both lists.
 
     Raises:
-        ValueError: for a missing file or hub dataset, a broken row (with its file and line),
-            levels that the task does not have, or nothing left to train or evaluate on.
+        ValueError: for a missing file or hub dataset, a broken row (with its file and line), or
+            nothing left to train or evaluate on.
 
     Example:
         >>> task = load_task(TaskConfig(num_train=3, num_eval=2, levels=(1,)))

@@ -71,9 +71,8 @@ def assemble(
         )
     train = _without(train, examples)
     if len(train) < (config.num_train or 0):
-        log.warning(
-            "--task.num-train %d: %s has only %d", config.num_train, config.name, len(train)
-        )
+        message = "--task.num-train %d: %s has only %d"
+        log.warning(message, config.num_train, config.name, len(train))
     train = _cut(train, config.num_train, config.seed)
     held_out = _cut(held_out, config.num_eval, config.seed)
     if not train or (not held_out and config.num_eval):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _EVAL_NAMES = ("test", "eval", "validation")
 MAX_TEXT = 100_000  # characters of one question or answer
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,6 @@ class Row:
         if not 0 < len(text) <= MAX_TEXT:
             size = "empty" if not text else f"longer than {MAX_TEXT:,} characters"
             raise ValueError(f"{self.place}: column {column!r} is {size}")
-        if _HALF_PAIR.search(text):
-            raise ValueError(f"{self.place}: column {column!r} has half of a surrogate pair")
         return text
 
 

@@ -29,12 +29,10 @@ SENTENCES = (SYSTEM, *(f" {form.instruction}" for form in FORMATS.values()))
 PIECES = r" ?\\?[A-Za-z]+\{?| ?\d| ?[^\sA-Za-z\d]|\s"
 
 
-def tiny_config(vocabulary: int) -> LlamaConfig:
-    """The sizes of the shipped model: wide and shallow, since a decoding step on a CPU costs
-    Python's time per layer and little for the width.
-    """
-    return LlamaConfig(
-        vocab_size=vocabulary,
+def build_network(tokenizer: Any, seed: int = 0) -> LlamaForCausalLM:
+    # Wide and shallow: a decoding step on a CPU costs Python's time per layer, not for the width.
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=3,
@@ -43,14 +41,10 @@ def tiny_config(vocabulary: int) -> LlamaConfig:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         attention_dropout=0.0,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
     )
-
-
-def build_network(tokenizer: Any, seed: int = 0) -> LlamaForCausalLM:
-    config = tiny_config(len(tokenizer))
-    config.pad_token_id = tokenizer.pad_token_id
-    config.eos_token_id = tokenizer.eos_token_id
-    config.bos_token_id = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)

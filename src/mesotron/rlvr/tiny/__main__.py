@@ -43,18 +43,14 @@ def main(folder: Path) -> int:
     code = train.run(settings)
     newest, _ = newest_whole(folder / "run" / "checkpoints")
     assert newest is not None
-    write_model(newest.path, folder / "weights")
-    return code
-
-
-def write_model(checkpoint: Path, folder: Path) -> None:
-    model, _ = load_model(ModelConfig(name=str(checkpoint)))
+    model, _ = load_model(ModelConfig(name=str(newest.path)))
     model.config.use_cache = True  # training switched it off
-    model.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model.save_pretrained(folder / "weights")
+    tokenizer = AutoTokenizer.from_pretrained(newest.path)
     tokenizer.init_kwargs.pop("local_files_only", None)  # how it was loaded
-    tokenizer.save_pretrained(folder)
-    print(f"the tiny model is in {folder}")
+    tokenizer.save_pretrained(folder / "weights")
+    print(f"the tiny model is in {folder / 'weights'}")
+    return code
 
 
 if __name__ == "__main__":
