@@ -249,9 +249,11 @@ def describe_format(strict: float, lenient: float, where: str) -> list[str]:
 def describe_rates(rates: Mapping[str, float], where: str) -> list[str]:
     findings, cut, bad = [], rates["facts/truncated"], rates["facts/gold_unparseable"]
     if cut > MANY_TRUNCATED:
-        findings.append(f"{where}: {cut:.1%} of the completions hit the limit: raise --max-tokens")
+        text = f"{cut:.1%} of the completions hit the token limit: raise --max-tokens"
+        findings.append(f"{where}: {text}")
     if bad > 0:
-        findings.append(f"{bad:.1%} of the gold answers cannot be read and count as wrong")
+        text = f"{bad:.1%} of the gold answers cannot be read and count as wrong: fix the data"
+        findings.append(text)
     return findings
 
 
