@@ -4,22 +4,20 @@ A kind sets up the config of a run and reads its folder. Nothing here loads a mo
 runs one cell in its own process: python -m mesotron.compare.kinds cells/ID.json
 """
 
-import dataclasses
 import hashlib
 import json
 import math
+import re
 import statistics
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
-from typing import get_type_hints as type_hints
 
 from mesotron.compare.record import Contender, Verdict
 from mesotron.config import (
@@ -32,6 +30,7 @@ from mesotron.config import (
 )
 from mesotron.config.base import (
     describe_type,
+    flags_of,
     from_plain,
     rename_setting,
     suggest,
@@ -42,10 +41,12 @@ from mesotron.config.base import (
 from mesotron.recipes import RECIPES, make_recipe
 from mesotron.runs import RunFolder
 from mesotron.runs.files import write_json
+from mesotron.runs.workers import resolve
 from mesotron.watch.diagnosis import diagnose
 from mesotron.watch.engine import Engine, scale_to_run_length
 
 Row = dict[str, Any]
+Scores = dict[str, float]  # by problem
 Config = TypeVar("Config")
 
 # Errors of a run whose weights are not finite though every logged loss was: from the check before
@@ -64,8 +65,8 @@ class Health(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    scores: dict[str, float]  # problem id -> score after training
-    start: dict[str, float]  # the same before training; empty if it was not measured
+    scores: Scores  # after training
+    start: Scores  # before training; empty if it was not measured
     seconds: float  # time of the training steps
     tokens: float
     steps: int
@@ -125,8 +126,8 @@ class Kind(ABC):
         return attrgetter(self.problems_setting)(self.config)
 
     @abstractmethod
-    def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
-        """Scores by problem before and after training; the second is empty for unfinished runs."""
+    def evaluations(self, run: RunFolder) -> tuple[Scores, Scores]:
+        """Scores before and after training; the second is empty for unfinished runs."""
 
     @abstractmethod
     def cost(self, rows: Sequence[Row]) -> tuple[list[float], list[float]]:
@@ -142,10 +143,8 @@ class Kind(ABC):
         return None
 
     def outcome(self, path: Path, last_line: str = "") -> Outcome | None:
-        """Results of a run; None if it has neither finished nor diverged.
-
-        A run whose loss or weights are not finite has finished with the floor's score.
-        """
+        """Results of a run; None if it has neither finished nor diverged. A run whose loss or
+        weights are not finite has finished with the floor's score."""
         if not (path / "config.json").is_file():
             return None
         run = RunFolder(path)
@@ -158,9 +157,8 @@ class Kind(ABC):
         if not rows or (run.result is None and not diverged):
             return None
         seconds, tokens = self.cost(rows)
-        health, ratio = health_of(rows, error), self.update_ratio(run, rows)
-        steps = int(rows[-1]["step"])
-        return Outcome(scores, start, seconds[-1], tokens[-1], steps, health, ratio)
+        costs = (seconds[-1], tokens[-1], int(rows[-1]["step"]))
+        return Outcome(scores, start, *costs, health_of(rows, error), self.update_ratio(run, rows))
 
 
 class Language(Kind):
@@ -208,11 +206,9 @@ class Language(Kind):
         self.config: TrainConfig = change(
             make_recipe(recipe), (*self.shorter.get(recipe, ()), *self.always, *changes)
         )
-        if self.config.optim.scale not in ("rms", "moonlight"):
-            raise ValueError(
-                f"the recipe's optim.scale={self.config.optim.scale} is not AdamW's unit, in which "
-                "rates are searched: change it with --set optim.scale=rms optim.lr=..."
-            )
+        scale = self.config.optim.scale
+        if scale not in ("rms", "moonlight"):
+            raise ValueError(f"optim.scale={scale} is not AdamW's unit: --set optim.scale=rms")
 
     @property
     def base_rate(self) -> float:
@@ -225,23 +221,27 @@ class Language(Kind):
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         for name in objectives:
             _check_known("objective", name, get_args(ObjectiveName))
-        contenders = []
-        for optim in optims:
-            about = self.optim_config(optim)[0]
-            for objective in objectives or (self.config.objective.name,):
-                name = f"{optim}+{objective}" if len(objectives) > 1 else optim
-                one = Contender(name=name, optim=optim, objective=objective, about=about)
-                contenders.append(one)
-        return contenders
+        return [
+            Contender(
+                name=f"{optim}+{objective}" if len(objectives) > 1 else optim,
+                optim=optim,
+                objective=objective,
+                about=self.optim_config(optim)[0],
+            )
+            for optim in optims
+            for objective in objectives or (self.config.objective.name,)
+        ]
 
     def optim_config(self, optim: str) -> tuple[str, OptimConfig]:
         """Description and config of an optimizer; `pion:promote=2` is a variant."""
         name, _, variant = optim.partition(":")
         _check_known("optimizer", name, self.optims)
         about, base = self.optims[name]
-        own = {field: getattr(base, field) for field in self.own}
-        config = change(replace(self.config.optim, **own), variant.split(",") if variant else ())
-        return f"{about}, with {variant.replace(',', ', ')}" if variant else about, config
+        config = replace(self.config.optim, **{field: getattr(base, field) for field in self.own})
+        if variant:
+            about = f"{about}, with {variant.replace(',', ', ')}"
+            config = change(config, variant.split(","))
+        return about, config
 
     def settings(
         self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
@@ -275,8 +275,8 @@ class Language(Kind):
             optim=replace(config.optim, schedule="constant", warmup=0.0),
         )
 
-    def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
-        def scores(name: str) -> dict[str, float]:
+    def evaluations(self, run: RunFolder) -> tuple[Scores, Scores]:
+        def scores(name: str) -> Scores:
             transcripts = (run.load(name) or {"transcripts": []})["transcripts"]
             return {one["id"]: float(one["correct"]) for one in transcripts}
 
@@ -296,9 +296,7 @@ class Language(Kind):
             value
             for row in rows[len(rows) // 2 :]
             for name, value in row.items()
-            if name.endswith("/update_rms")
-            and name.startswith(("optim/muon", "optim/pion"))
-            and math.isfinite(value)
+            if re.fullmatch("optim/(muon|pion).*/update_rms", name) and math.isfinite(value)
         ]
         return statistics.median(updates) / optim["lr"] if updates else None
 
@@ -337,22 +335,16 @@ class Games(Kind):
     def settings(
         self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
     ) -> SnakeConfig:
-        """Muon's and Pion's own rate is the spectral norm of a step of a wide matrix. The RMS
-        change of a weight by a step of full rank is that over sqrt(inputs), AdamW's usual one 0.2
-        of its rate. PPO logs no update RMS, so what Pion's filter removes is not compensated."""
-        return replace(
-            self.config,
-            optim=contender.optim,
-            use_muon=False,
-            lr=rate,
-            muon_lr=0.2 * rate * gain * math.sqrt(self.config.d_model),
-            aux_adam_lr=rate,
-            seed=seed,
-            save_dir=run.parent,
-            run_name=run.name,
-        )
+        # Muon's and Pion's own rate is the spectral norm of a step of a wide matrix. The RMS change
+        # of a weight by a step of full rank is that over sqrt(inputs), AdamW's usual one 0.2 of its
+        # rate. PPO logs no update RMS, so what Pion's filter removes is not compensated.
+        muon_lr = 0.2 * rate * gain * math.sqrt(self.config.d_model)
+        rates = {"lr": rate, "muon_lr": muon_lr, "aux_adam_lr": rate}
+        place = {"save_dir": run.parent, "run_name": run.name}
+        optim = {"optim": contender.optim, "use_muon": False}
+        return replace(self.config, **optim, **rates, **place, seed=seed)
 
-    def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
+    def evaluations(self, run: RunFolder) -> tuple[Scores, Scores]:
         result = run.result
         if result is None:
             return {}, {}
@@ -402,18 +394,8 @@ class Robots(Kind):
         strength = any(one.startswith(("optim.promote", "optim.cutoff")) for one in changes)
         pion = ("optim.action=pion",) if strength else ()
         self.config: VlaTrainConfig = change(VlaTrainConfig(), (*self.always, *pion, *changes))
-        if not self.config.demos.exists():
-            raise ValueError(
-                f"there are no demonstrations in {self.config.demos}: make some with mesotron vla "
-                "demos and give them by --set demos=FOLDER"
-            )
         if is_lerobot(self.config.demos):
-            raise ValueError(
-                f"{self.config.demos} is a LeRobotDataset, which has no simulator to evaluate in: "
-                "use demonstrations of mesotron vla demos"
-            )
-        if self.config.episodes < 1:
-            raise ValueError("episodes=0 leaves nothing to rank by: remove it from --set")
+            raise ValueError(f"{self.config.demos} is a LeRobotDataset, which has no simulator")
 
     @property
     def base_rate(self) -> float:
@@ -439,7 +421,7 @@ class Robots(Kind):
         world = world_of(read_manifest(self.config.demos))
         return self.config.episodes * len(build_world(world).tasks)
 
-    def evaluations(self, run: RunFolder) -> tuple[dict[str, float], dict[str, float]]:
+    def evaluations(self, run: RunFolder) -> tuple[Scores, Scores]:
         evaluation = run.load("evaluation")
         if evaluation is None or run.result is None:
             return {}, {}
@@ -447,10 +429,10 @@ class Robots(Kind):
         return {}, {f"{one['task']} {one['seed']}": float(one["success"]) for one in episodes}
 
     def cost(self, rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-        before = [0, *(row["step"] for row in rows)]
-        steps = zip(rows, before)
-        seconds = accumulate(row.get("time/step", 0.0) * (row["step"] - b) for row, b in steps)
-        return list(seconds), [float(row["step"] * self.config.batch) for row in rows]
+        steps = [0, *(row["step"] for row in rows)]
+        since = zip(rows, steps)
+        seconds = accumulate(row.get("time/step", 0.0) * (row["step"] - k) for row, k in since)
+        return list(seconds), [float(step * self.config.batch) for step in steps[1:]]
 
 
 OTHERS: dict[str, type[Kind]] = {"snake": Games, "vla": Robots}  # not recipes of mesotron train
@@ -461,15 +443,13 @@ def make_kind(recipe: str, changes: Sequence[str] = ()) -> Kind:
     return OTHERS.get(recipe, Language)(recipe, changes)
 
 
-def _check_known(what: str, name: str, known: Iterable[str]) -> None:
-    known = list(known)
+def _check_known(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         hint = suggest(name, known)
         raise ValueError(f"unknown {what} {name!r}{hint}: choose from {', '.join(known)}")
 
 
 def diverged_at(rows: Sequence[Row]) -> int | None:
-    """The first step with a loss that is not finite."""
     for row in rows:
         losses = [v for k, v in row.items() if k == "loss" or k.startswith("loss/")]
         if not all(map(math.isfinite, losses)):
@@ -494,8 +474,7 @@ def health_of(rows: Sequence[Row], error: str = "") -> Health:
 
 
 def is_for_choosing(problem: str) -> bool:
-    """Whether a problem is used to choose rates; the others rank. By a hash of its id, so that it
-    is the same for every contender, seed and machine."""
+    """Whether a problem chooses rates, not ranks: by a hash of its id, the same on any machine."""
     return hashlib.sha256(problem.encode()).digest()[0] % 2 == 0
 
 
@@ -503,33 +482,30 @@ def is_for_choosing(problem: str) -> bool:
 
 
 def change(config: Config, changes: Iterable[str]) -> Config:
-    """A config with some values replaced by NAME=VALUE; nested names are written with dots.
-
-    Values of a list are separated by commas; none is None unless the setting has a choice of that
-    name.
+    """A config with some values replaced by NAME=VALUE. Nested names have dots, lists commas; none
+    is None unless the setting has a choice of that name.
 
     >>> change(TrainConfig(), ["rollout.prompts=8", "task.levels=1,2"]).task.levels
     (1, 2)
     """
+    known = {flag[2:].replace("-", "_"): kind for flag, (_, kind) in flags_of(type(config)).items()}
     with unchecked():  # several changes may only be valid together
         for item in changes:
             name, equals, text = item.partition("=")
             if not equals:
                 raise ValueError(f"{item!r} must look like NAME=VALUE, such as steps=20")
             name, text = rename_setting(type(config), name.strip(), text)
-            config = _replace_at(config, name.replace("-", "_").split("."), text, item)
+            name = name.replace("-", "_")
+            if name not in known:
+                raise ValueError(f"{item!r}: there is no setting {name!r}{suggest(name, known)}")
+            config = _replace_at(config, name.split("."), _read(known[name], text, item))
     return validate(config)
 
 
-def _replace_at(config: Any, path: list[str], text: str, item: str) -> Any:
-    known = [field.name for field in dataclasses.fields(config)]
-    if path[0] not in known:
-        raise ValueError(f"{item!r}: there is no setting {path[0]!r}{suggest(path[0], known)}")
-    kind, old = type_hints(type(config))[path[0]], getattr(config, path[0])
-    if dataclasses.is_dataclass(old) != (len(path) > 1):
-        raise ValueError(f"{item!r}: {path[0]} {'has' if len(path) == 1 else 'has no'} parts")
-    new = _replace_at(old, path[1:], text, item) if len(path) > 1 else _read(kind, text, item)
-    return replace(config, **{path[0]: new})
+def _replace_at(config: Any, path: list[str], value: Any) -> Any:
+    if len(path) > 1:
+        value = _replace_at(getattr(config, path[0]), path[1:], value)
+    return replace(config, **{path[0]: value})
 
 
 def _read(kind: Any, text: str, item: str) -> Any:
@@ -568,9 +544,7 @@ def cell_command(path: Path, kind: str, config: Any) -> list[str]:
 def run_cell(path: Path) -> int:
     values = json.loads(path.read_text(encoding="utf-8"))
     kind = next(kind for kind in (Language, Games, Robots) if kind.name == values["kind"])
-    module, function = kind.command.split(":")
-    config = from_plain(kind.config_type, values["config"], str(path))
-    return getattr(import_module(module), function)(config)
+    return resolve(kind.command)(from_plain(kind.config_type, values["config"], str(path)))
 
 
 if __name__ == "__main__":

@@ -24,10 +24,6 @@ class Grid:
     def rate(self, k: int) -> float:
         return float(f"{self.base * self.factor**k:.3g}")
 
-    def first_indices(self) -> list[int]:
-        """The indices that everyone tries: 0 and those nearest to it, upward first."""
-        return [(k + 1) // 2 * (1 if k % 2 else -1) for k in range(self.rates)]
-
 
 def gain_of(update_ratio: float | None) -> float:
     """A contender's own rate divided by AdamW's for updates of AdamW's size, to two digits."""
@@ -48,7 +44,9 @@ class Search:
 
 def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
     """What a contender should try, given its scores."""
-    wanted, best, edge, done = grid.first_indices(), None, None, False
+    # First 0 and the indices nearest to it, upward first.
+    wanted = [(k + 1) // 2 * (1 if k % 2 else -1) for k in range(grid.rates)]
+    best, edge, done = None, None, False
     while not done and all(k in known for k in wanted):
         best = best_index(wanted, known)
         beside = [] if best is None else [k for k in (best + 1, best - 1) if k not in wanted]
@@ -62,10 +60,8 @@ def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
 
 def best_index(tried: list[int], known: Mapping[int, float | None]) -> int | None:
     """The index with the highest smoothed score; among equal ones the nearest to the recipe's rate.
-
     Smoothed (1/4, 1/2, 1/4), since one seed's lone peak is mostly luck, and the last rate before a
-    cliff falls off it with the next seed. A missing neighbor counts as the index itself.
-    """
+    cliff falls off it with the next seed. A missing neighbor counts as the index itself."""
     scored = {k: value for k in tried if (value := known[k]) is not None}
 
     def smooth(k: int) -> float:

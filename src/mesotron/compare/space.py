@@ -59,17 +59,13 @@ def read_space(file: str, ranges: Sequence[str]) -> Space:
     named = {one.name for one in given}
     dimensions = [one for one in space.dimensions if one.name not in named] + given
     if not any(one.varies for one in dimensions):
-        raise ValueError(
-            f"{file} has nothing to search: give ranges, such as --space optim.lr=1e-5..1e-3"
-        )
+        raise ValueError(f"{file} has nothing to search: give --space optim.lr=1e-5..1e-3")
     return Space(space.name, space.command, tuple(dimensions), space.metric, space.goal)
 
 
 def _read_file(path: Path) -> Space:
     if not path.is_file():
-        raise ValueError(
-            f"there is no sweep file {path}: give an existing one, or a recipe with --space"
-        )
+        raise ValueError(f"there is no sweep file {path}: give one, or a recipe with --space")
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
@@ -98,9 +94,7 @@ def _read_file(path: Path) -> Space:
 def _command(words: Any, path: Path) -> tuple[str, ...]:
     """Arguments between `mesotron` and `${args}`, without those that send metrics to W&B."""
     if not isinstance(words, list) or "mesotron" not in words or "${args}" not in words:
-        raise ValueError(
-            f"{path}: command must be a list such as [mesotron, train, arith, ${{args}}]"
-        )
+        raise ValueError(f"{path}: command must be like [mesotron, train, arith, ${{args}}]")
     rest = [str(word) for word in words[words.index("mesotron") + 1 :] if word != "${args}"]
     for unwanted in TO_WANDB:
         for place in range(len(rest) - len(unwanted), -1, -1):
@@ -121,10 +115,7 @@ def _read_parameter(name: str, about: Any, path: Path) -> Dimension:
         return Dimension(name, choices=tuple(about["values"]))
     low, high = about.get("min"), about.get("max")
     if isinstance(low, str) or isinstance(high, str):
-        raise ValueError(
-            f"{path}: parameter {name}: YAML reads {low!r} or {high!r} as text; write 0.00001 or "
-            "1.0e-5"
-        )
+        raise ValueError(f"{path}: YAML reads {low!r} or {high!r} as text: write {name} as 1.0e-5")
     if low is None or high is None:
         raise ValueError(f"{path}: parameter {name} must have value, values, or min and max")
     if kind in ("uniform", "log_uniform_values"):
@@ -133,10 +124,8 @@ def _read_parameter(name: str, about: Any, path: Path) -> Dimension:
 
 
 def read_range(item: str) -> Dimension:
-    """A range on the command line: NAME=LOW..HIGH or NAME=ONE,TWO.
-
-    Positive floats a decade or more apart are sampled in the logarithm.
-    """
+    """A range on the command line: NAME=LOW..HIGH or NAME=ONE,TWO. Positive floats a decade or more
+    apart are sampled in the logarithm."""
     name, equals, words = item.partition("=")
     if not equals or not words:
         raise ValueError(f"--space {item!r} must look like optim.lr=1e-5..1e-3 or name=one,two")
@@ -158,9 +147,6 @@ def _read_number(word: str, item: str) -> float | int:
 
 def _checked(one: Dimension) -> Dimension:
     if not one.low <= one.high or (one.log and not one.low > 0):
-        above = " and above 0" if one.log else ""
-        raise ValueError(
-            f"{one.name} from {one.low:g} to {one.high:g} is not a range: the first must be the "
-            f"smaller one{above}"
-        )
+        kind = "a positive range" if one.log else "a range"
+        raise ValueError(f"{one.name} from {one.low:g} to {one.high:g} is not {kind}")
     return one

@@ -113,11 +113,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[Row]]) -> None:
-    """Set the threshold from the final cells' curves, and when each cell passed it.
-
-    Halfway from the mean of all curves' first steps to the mean of the best contender's last ones
-    (downward for a curve that falls). There is none if no curve improved.
-    """
+    """Set the threshold from the final cells' curves, and when each cell passed it. Halfway from
+    the mean of all curves' first steps to the mean of the best contender's last ones (downward for
+    a curve that falls). There is none if no curve improved."""
     assert record.threshold is not None
     name = record.threshold.metric
     sign = -1.0 if kind.falls else 1.0

@@ -32,10 +32,9 @@ class Difference(Interval):
 
 def bootstrap(X: np.ndarray, seed: int = 0) -> Interval:
     """The mean of X with a percentile interval; seeds and problems are resampled independently.
-
     Owen, The pigeonhole bootstrap, 2007 (arXiv 0712.1111). SciPy's bootstrap resamples one axis
-    only. With three seeds the interval is rather too narrow: there are only ten ways to draw them.
-    """
+    only. With three seeds the interval is rather too narrow: there are only ten ways to draw
+    them."""
     S, P = X.shape
     rng = np.random.default_rng(seed)
     seeds = rng.multinomial(S, np.full(S, 1 / S), size=RESAMPLES) / S
@@ -55,13 +54,11 @@ class SeedNoise:
 
 
 def pool_seeds(differences: Sequence[np.ndarray]) -> SeedNoise:
-    """The noise of seeds, pooled over all pairs of a family.
-
-    Three seeds say little about their own spread, and among fifteen pairs some have three that
-    happen to agree. The mean over pairs is the residual of a table of contenders and seeds (Fisher,
-    The Design of Experiments, 1935), with (K - 1)(S - 1) degrees of freedom instead of S - 1. Pairs
-    with one seed so far are skipped; K counts the others.
-    """
+    """The noise of seeds, pooled over all pairs of a family. Three seeds say little about their own
+    spread, and among fifteen pairs some have three that happen to agree. The mean over pairs is the
+    residual of a table of contenders and seeds (Fisher, The Design of Experiments, 1935), with (K -
+    1)(S - 1) degrees of freedom instead of S - 1. Pairs with one seed so far are skipped; K counts
+    the others."""
     several = [D for D in differences if len(D) > 1]
     if not several:
         return SeedNoise(0.0, 0.0)

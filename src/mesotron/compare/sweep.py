@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -17,15 +18,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from mesotron.compare.jobs import make_pool, run_jobs
 from mesotron.compare.kinds import XLA_ONE_THREAD, diverged_at, is_not_finite
 from mesotron.compare.space import Dimension, Space, Value, read_space
 from mesotron.compare.standings import count
 from mesotron.config import SweepConfig, WatchSettings
 from mesotron.runs import RunFolder
-from mesotron.runs.console import spell_time
+from mesotron.runs.console import print_line, spell_time
 from mesotron.runs.files import append_row, read_rows, write_json
-from mesotron.runs.process import StopRequest
-from mesotron.runs.workers import CommandPool, Job, default_num_workers, list_gpus
+from mesotron.runs.workers import Job
 from mesotron.watch.engine import Engine
 
 if TYPE_CHECKING:
@@ -38,15 +39,12 @@ LAST_SHARE = 0.1  # of a run's rows, over which a metric is averaged
 
 
 def run(config: SweepConfig) -> int:
-    """Start or continue a sweep."""
     space = read_space(config.file, config.space)
     command_name(space.command)
     try:
         import optuna  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"mesotron sweep needs {error.name}: pip install 'mesotron[sweep]'"
-        ) from error
+        raise ValueError(f"sweep needs {error.name}: pip install 'mesotron[sweep]'") from error
     folder = (config.out or Path("runs") / f"sweep-{space.name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     console = Console()
@@ -88,10 +86,10 @@ def command_name(arguments: Sequence[str]) -> str:
 
 
 def start_arguments(arguments: Sequence[str], run: Path, threads: int) -> list[str]:
-    name = command_name(arguments).split()
-    command = COMMANDS[" ".join(name)]
+    name = command_name(arguments)
+    command, words = COMMANDS[name], name.split()
     place = [flag.format(parent=run.parent, name=run.name) for flag in command.place]
-    given = [*name, *command.defaults, *arguments[len(name) :]]
+    given = [*words, *command.defaults, *arguments[len(words) :]]
     return [*given, *place, *([f"{command.threads}={threads}"] if command.threads else [])]
 
 
@@ -120,27 +118,24 @@ def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float
     return float(value) if isinstance(value, int | float) else None
 
 
-class Pulse:
-    def __init__(self, run: Path) -> None:
-        self.run = run
-        self._engine = Engine(WatchSettings())
-        self._seen = 0
-
-    def why_dead(self) -> str | None:
-        rows = read_rows(self.run / "metrics.jsonl")
-        new, self._seen = rows[self._seen :], len(rows)
-        if (step := diverged_at(new)) is not None:
-            return f"the loss is not finite at step {step}"
-        events = [event for row in new for event in self._engine.update(row)]
-        return next((e.sentence(False) for e in events if e.severity == "stop"), None)
-
-
 @dataclass
 class Trial:
     number: int  # in the study
     values: dict[str, Value]  # of the dimensions
     run: Path  # run folder
     claim: IO[str]  # a locked file; while this process or the trial's holds it, the trial is taken
+    engine: Engine = field(default_factory=lambda: Engine(WatchSettings()))
+    num_seen: int = 0  # rows of metrics that the engine has seen
+    dead: str | None = None  # why it is dead, if it is
+
+    def look(self) -> None:
+        rows = read_rows(self.run / "metrics.jsonl")
+        new, self.num_seen = rows[self.num_seen :], len(rows)
+        events = [event for row in new for event in self.engine.update(row)]
+        stops = [event.sentence(False) for event in events if event.severity == "stop"]
+        if (step := diverged_at(new)) is not None:
+            stops = [f"the loss is not finite at step {step}"]
+        self.dead = next(iter(stops), None)
 
 
 class Study:
@@ -169,10 +164,7 @@ class Study:
         direction = self.study.direction.name.lower()
         for name, old, new in (("goal", direction, goal), ("metric", known, metric)):
             if old != new:
-                raise ValueError(
-                    f"the study {self.study.study_name} has the {name} {old}, not {new}: use "
-                    "another --study or --out"
-                )
+                raise ValueError(f"the study has the {name} {old}, not {new}: use another --study")
         if "metric" not in self.study.user_attrs:
             self.study.set_user_attr("metric", metric)
 
@@ -261,47 +253,34 @@ def _suggest(trial: "optuna.Trial", one: Dimension) -> Value:
 
 class Sweep:
     def __init__(self, study: Study, space: Space, config: SweepConfig, console: Console) -> None:
-        self.study, self.space, self.config, self.console = study, space, config, console
+        self.study, self.space, self.config = study, space, config
+        self.say = partial(print_line, console)
         on_cpu = any("device=cpu" in argument for argument in space.command)
-        gpus = [] if on_cpu else list_gpus()
-        self.pool = CommandPool(config.workers or default_num_workers(config.threads, gpus), gpus)
+        self.pool = make_pool(config.workers, config.threads, not on_cpu)
         self.trials: dict[str, Trial] = {}
-        self.pulses: dict[str, Pulse] = {}
-        self.dead: dict[str, str] = {}
         self.crashes = 0
 
     def run(self) -> None:
-        how_to_continue = f"the same command continues {self.study.folder}"
-        with StopRequest(self.say, how_to_continue) as stop:
-            try:
-                self._loop(stop)
-            finally:
-                self.pool.kill()
-                for trial in self.trials.values():
-                    trial.claim.close()  # leaves it to the next worker
-        if stop.requested:
-            raise KeyboardInterrupt(how_to_continue)
+        try:
+            run_jobs(self.pool, self.study.folder, self.say, self._start, self._end, self._wait)
+        finally:
+            for trial in self.trials.values():
+                trial.claim.close()  # leaves it to the next worker
 
-    def _loop(self, stop: StopRequest) -> None:
-        while True:
-            for job in self.pool.take_ended():
-                self._end(job, stop.requested)
-            if stop.requested:
-                self.pool.terminate()
-            while not stop.requested and self.pool.has_free_slot and self._start():
-                continue
-            if not self.pool.jobs:
-                return
-            for job in self.pool.jobs if self.config.prune and not stop.requested else ():
-                if job.key not in self.dead and (why := self.pulses[job.key].why_dead()):
-                    self.dead[job.key] = why
+    def _start(self) -> None:
+        while self.pool.has_free_slot and (trial := self.study.next()) is not None:
+            self._start_trial(trial)
+        for job in self.pool.jobs if self.config.prune else ():
+            trial = self.trials[job.key]
+            if trial.dead is None:
+                trial.look()
+                if trial.dead is not None:
                     job.process.terminate()
-            time.sleep(self.config.every)
 
-    def _start(self) -> bool:
-        trial = self.study.next()
-        if trial is None:
-            return False
+    def _wait(self) -> None:
+        time.sleep(self.config.every)
+
+    def _start_trial(self, trial: Trial) -> None:
         name = command_name(self.space.command)
         if (trial.run / "config.json").is_file():
             arguments = [*name.split(), f"--resume={trial.run}"]
@@ -312,12 +291,13 @@ class Sweep:
         env |= COMMANDS[name].env if self.config.threads == 1 else {}
         key, log = str(trial.number), trial.run.with_suffix(".log")
         self.pool.start(key, process_command(arguments), log, env, (trial.claim.fileno(),))
-        self.trials[key], self.pulses[key] = trial, Pulse(trial.run)
-        return True
+        self.trials[key] = trial
 
     def _end(self, job: Job, stopping: bool) -> None:
-        trial, pulse = self.trials.pop(job.key), self.pulses.pop(job.key)
-        why = self.dead.pop(job.key, None) or (pulse.why_dead() if self.config.prune else None)
+        trial = self.trials.pop(job.key)
+        if self.config.prune and trial.dead is None:
+            trial.look()
+        why = trial.dead
         score = read_score(trial.run, self.study.metric, self.space.command)
         if score is None and why is None and is_not_finite(job.failure):
             why = job.failure
@@ -338,15 +318,10 @@ class Sweep:
             self.say(f"{label}: failed, {job.failure}")
             self.crashes += 1
             if self.crashes >= MAX_CRASHES:
-                raise ValueError(
-                    f"{self.crashes} trials in a row have failed, the last with: {job.failure}; "
-                    f"see {job.log}"
-                )
+                last = f"the last with: {job.failure}; see {job.log}"
+                raise ValueError(f"{self.crashes} trials in a row have failed, {last}")
             return
         self.crashes = 0
-
-    def say(self, sentence: str) -> None:
-        self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
 
 def _spell(value: object) -> str:
@@ -355,10 +330,10 @@ def _spell(value: object) -> str:
 
 def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
     ended, reasons = study.ended(), study.reasons()
-    rows: list[dict[str, Any]] = []
-    for one in ended:
-        row = {"number": one.number, "score": one.value, "values": one.params}
-        rows.append(row | {"why": reasons.get(one.number, "")})
+    rows: list[dict[str, Any]] = [
+        {"number": x.number, "score": x.value, "values": x.params, "why": reasons.get(x.number, "")}
+        for x in ended
+    ]
     write_json(folder / "sweep.json", {"name": space.name, "metric": study.metric, "trials": rows})
     names = [one.name for one in space.dimensions if one.varies]
     title = f"{space.name}: {count(len(ended), 'trial')}, best first"
@@ -372,5 +347,5 @@ def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
     console.print(table)
     if rows and rows[0]["score"] is not None:
         best = " ".join(space.arguments(rows[0]["values"]))
-        console.print(f"best: mesotron {best}", soft_wrap=True, highlight=False)
-    console.print(f"{folder / 'sweep.json'}", soft_wrap=True, highlight=False)
+        print_line(console, f"best: mesotron {best}")
+    print_line(console, str(folder / "sweep.json"))

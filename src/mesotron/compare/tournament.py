@@ -8,8 +8,9 @@ import fcntl
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from mesotron.compare import standings
+from mesotron.compare.jobs import make_pool, run_jobs
 from mesotron.compare.kinds import Kind, Outcome, cell_command, is_for_choosing, make_kind
 from mesotron.compare.record import (
     NAME,
@@ -37,11 +39,10 @@ from mesotron.config.base import from_plain, to_plain
 from mesotron.report import standings as tables
 from mesotron.report.command import write as write_report
 from mesotron.runs import RunFolder, describe_environment
-from mesotron.runs.console import spell_time
+from mesotron.runs.console import print_line, spell_time
 from mesotron.runs.files import write_whole
-from mesotron.runs.process import StopRequest
 from mesotron.runs.resume import settings_to_resume
-from mesotron.runs.workers import CommandPool, Job, default_num_workers, last_line, list_gpus
+from mesotron.runs.workers import Job, last_line
 
 POLL_SECONDS = 0.2
 STAGES = ("probe", "search", "final")
@@ -53,7 +54,6 @@ MIN_PROBLEMS = 4 * MIN_HALF  # a hash halves them, never quite evenly
 
 
 def run(config: CompareConfig) -> int:
-    """Run a tournament, or the rest of one."""
     kind = make_kind(config.recipe, config.set)
     if kind.num_problems < MIN_PROBLEMS:
         raise ValueError(_too_few_problems(kind, kind.num_problems))
@@ -72,16 +72,13 @@ def run(config: CompareConfig) -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """Lock a folder. Yields the lock's file descriptor: cells keep it open, so that the folder is
-    locked until the last of them has ended, however this process ends."""
+    """Lock a folder. Cells keep the yielded file descriptor open, so that the folder is locked
+    until the last of them has ended, however this process ends."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
-                f"{folder} is in use by another process, or by a cell that is still running: wait "
-                "for it or stop it"
-            ) from None
+            raise ValueError(f"{folder} is in use by another process or running cell") from None
         yield lock.fileno()
 
 
@@ -138,8 +135,8 @@ class Progress:
         return gain_of(probe.update_ratio) if probe.state == "done" else None
 
     def _cells_of(self, contender: Contender, stage: Stage) -> list[Cell]:
-        wanted = (contender.name, stage)
-        return [cell for cell in self.record.cells if (cell.contender, cell.stage) == wanted]
+        own = (contender.name, stage)
+        return [cell for cell in self.record.cells if (cell.contender, cell.stage) == own]
 
     def search_of(self, contender: Contender) -> Search:
         indices = {self.grid.rate(k): k for k in range(-MAX_INDEX, MAX_INDEX + 1)}
@@ -158,18 +155,10 @@ class Progress:
         short = "".join(c if c.isalnum() or c in "_+-" else "_" for c in contender.name)
         id = f"{short}.probe" if stage == "probe" else f"{short}.lr{rate:g}.s{seed}"
         if all(cell.id != id for cell in self.record.cells):
-            self.record.cells.append(
-                Cell(
-                    id=id,
-                    contender=contender.name,
-                    objective=contender.objective,
-                    rate=rate,
-                    seed=seed,
-                    stage=stage,
-                    gain=gain,
-                    run=f"cells/{id}",
-                )
-            )
+            who = {"contender": contender.name, "objective": contender.objective}
+            where = {"id": id, "run": f"cells/{id}"}
+            cell = Cell(**who, **where, rate=rate, seed=seed, stage=stage, gain=gain)
+            self.record.cells.append(cell)
 
     def waiting(self) -> list[Cell]:
         cells = [cell for cell in self.record.cells if cell.state == "waiting"]
@@ -224,8 +213,7 @@ class Progress:
 
     def _take_scores(self, cell: Cell, outcome: Outcome) -> None:
         if cell.verdict == "diverged" and not outcome.scores:
-            cell.score = self.kind.floor
-            self._fill_floor(cell)
+            cell.score = self.kind.floor  # `judge` adds `per_problem`
             return
         chosen = [id for id in outcome.scores if is_for_choosing(id) == (cell.stage == "search")]
         known = self.record.problems.setdefault(cell.stage, chosen)
@@ -239,14 +227,11 @@ class Progress:
         if outcome.start:
             self.record.start[cell.stage] = fmean(outcome.start[id] for id in known)
 
-    def _fill_floor(self, cell: Cell) -> None:
-        if cell.stage in self.record.problems:
-            cell.per_problem = [self.kind.floor] * len(self.record.problems[cell.stage])
-
     def judge(self) -> None:
         for cell in self.record.cells:
-            if cell.verdict == "diverged" and cell.stage != "probe" and cell.per_problem is None:
-                self._fill_floor(cell)
+            problems = self.record.problems.get(cell.stage)
+            if cell.verdict == "diverged" and cell.per_problem is None and problems:
+                cell.per_problem = [self.kind.floor] * len(problems)
         searches = {one.name: self.search_of(one) for one in self.contenders}
         best = {name: state.best for name, state in searches.items() if state.best is not None}
         rates = {name: self.grid.rate(index) for name, index in best.items()}
@@ -315,26 +300,16 @@ def _check_same_rule(folder: Path, record: Tournament, continued: Tournament) ->
     old, new = record.plan, continued.plan
     for name in FIXED:
         if old[name] != new[name]:
-            raise ValueError(
-                f"{folder} has a tournament with another {name} "
-                f"({difference(old[name], new[name])}): use another --out, or the same flags"
-            )
-    if old["extend"] > new["extend"]:
-        raise ValueError(
-            f"{folder} has a tournament with --extend {old['extend']}, which cannot shrink to "
-            f"{new['extend']}, since rates beyond it may have been chosen: use --extend "
-            f"{old['extend']} or more, or another --out"
-        )
-    known = {one.name: one for one in record.contenders}
+            found = difference(old[name], new[name])
+            raise ValueError(f"{folder} has another {name} ({found}): use another --out")
+    if old["extend"] > new["extend"]:  # rates beyond it may have been chosen
+        raise ValueError(f"{folder} has --extend {old['extend']}: use that or more")
+    objectives = {one.name: one.objective for one in record.contenders}
     for one in continued.contenders:
-        was, now = (
-            {"optim": x.optim, "objective": x.objective} for x in (known.get(one.name, one), one)
-        )
-        if was != now:
-            raise ValueError(
-                f"{folder} has another contender {one.name} ({difference(was, now)}): use another "
-                "--out"
-            )
+        objective = objectives.get(one.name, one.objective)
+        if objective != one.objective:
+            found = f"{one.name} with {objective}, not {one.objective}"
+            raise ValueError(f"{folder} has {found}: use another --out")
 
 
 def difference(old: object, new: object, name: str = "") -> str:
@@ -347,51 +322,27 @@ def difference(old: object, new: object, name: str = "") -> str:
 
 class Runner:
     def __init__(self, progress: Progress, console: Console, lock: int) -> None:
-        self.progress, self.console, self.lock = progress, console, lock
+        self.progress, self.lock, self.say = progress, lock, partial(print_line, console)
         config = progress.config
-        gpus = list_gpus() if progress.kind.uses_gpu() else []
-        self.pool = CommandPool(config.workers or default_num_workers(config.threads, gpus), gpus)
+        self.pool = make_pool(config.workers, config.threads, progress.kind.uses_gpu())
         progress.record.workers = self.pool.num_workers
-        self.live = Live(console=console, auto_refresh=False, transient=True)
+        live = Live(console=console, auto_refresh=False, transient=True)
+        self.live = live if console.is_terminal else None
         self.walls: list[float] = []
 
     def run(self) -> None:
         progress = self.progress
-        how_to_continue = f"the same command continues {progress.folder}"
         self.say(
             f"{count(len(progress.contenders), 'contender')}, at least "
             f"{count(progress.num_expected(), 'run')} ({progress.num_done()} done), "
             f"{self.pool.num_workers} at once, in {progress.folder}"
         )
-        if self.console.is_terminal:
-            self.live.start()
-        try:
-            with StopRequest(self.say, how_to_continue) as stop:
-                self._loop(stop)
-        finally:
-            self.pool.kill()
-            self.live.stop()
-        if stop.requested:
-            raise KeyboardInterrupt(how_to_continue)
+        with self.live or nullcontext():
+            run_jobs(self.pool, progress.folder, self.say, self._start, self._end, self._wait)
 
-    def _loop(self, stop: StopRequest) -> None:
-        while True:
-            for job in self.pool.take_ended():
-                self._end(job, stop.requested)
-            if stop.requested:
-                self.pool.terminate()
-            else:
-                self.progress.plan()
-                self._fill()
-            if not self.pool.jobs:
-                break
-            if self.console.is_terminal:
-                self.live.update(self._view(), refresh=True)
-            time.sleep(POLL_SECONDS)
-        self.progress.write()
-
-    def _fill(self) -> None:
+    def _start(self) -> None:
         progress = self.progress
+        progress.plan()
         for cell in progress.waiting():
             if not self.pool.has_free_slot:
                 return
@@ -420,11 +371,17 @@ class Runner:
             self.say(self._ended_line(cell))
         self.progress.write()
 
+    def _wait(self) -> None:
+        if self.live:
+            self.live.update(self._view(), refresh=True)
+        time.sleep(POLL_SECONDS)
+
     def _seconds_left(self) -> float | None:
+        if not self.walls:
+            return None
         left = self.progress.num_expected() - self.progress.num_done()
         running = sum(time.monotonic() - job.start for job in self.pool.jobs)
-        needed = left * fmean(self.walls) - running if self.walls else None
-        return None if needed is None else max(needed, 0.0) / self.pool.num_workers
+        return max(left * fmean(self.walls) - running, 0.0) / self.pool.num_workers
 
     def _ended_line(self, cell: Cell) -> str:
         done, total = self.progress.num_done(), self.progress.num_expected()
@@ -452,9 +409,6 @@ class Runner:
         )
         return Group(tables.rate_map(asdict(record)).to_rich(), Text(line))
 
-    def say(self, sentence: str) -> None:
-        self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
-
 
 def finish(progress: Progress, console: Console) -> None:
     progress.judge()
@@ -471,4 +425,4 @@ def finish(progress: Progress, console: Console) -> None:
     console.print(table.select("cost per final run, and trials of the search", *costs).to_rich())
     console.print(tables.rate_map(record).to_rich())
     for line in (*progress.record.words, str(text), str(page)):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        print_line(console, line)

@@ -36,7 +36,5 @@ def run(config: SnakeConfig) -> int:
     try:
         from mesotron.ppo.training import train_snake
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"mesotron ppo needs the package {error.name}: pip install 'mesotron[ppo]'"
-        ) from error
+        raise ValueError(f"ppo needs {error.name}: pip install 'mesotron[ppo]'") from error
     return train_snake(config)

@@ -41,8 +41,6 @@ class EnvState(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The outcome of one move."""
-
     observation: Observation  # the next state to act in: after the reset if the game ended
     final_observation: Observation  # the state the move led to, before any reset
     reward: Array  # shaped as configured

@@ -189,11 +189,9 @@ class Curve(NamedTuple):
 def draw_curves(
     curves: Mapping[str, Curve], baselines: Mapping[str, float], path: Path, title: str
 ) -> None:
-    """Mean fruit over seeds with a 95% bootstrap band, against steps and against seconds.
-
-    Baselines from `measure_baselines` are always drawn: the mask alone is worth forty times random
-    play, so a curve without them says nothing.
-    """
+    """Mean fruit over seeds with a 95% bootstrap band, against steps and against seconds. Baselines
+    from `measure_baselines` are always drawn: the mask alone is worth forty times random play, so a
+    curve without them says nothing."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

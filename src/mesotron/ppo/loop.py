@@ -64,7 +64,6 @@ class Rollout(NamedTuple):
 
 
 def init_state(key: Array, config: SnakeConfig, hyper: Hyper | None = None) -> TrainState:
-    """The state before the first update."""
     key, policy_key, env_key = jax.random.split(key, 3)
     params = init_policy(policy_key, config)
     tx = make_optimizer(config, make_hyper(config) if hyper is None else hyper)
@@ -149,11 +148,8 @@ def update_once(
 def play(
     state: TrainState, key: Array, config: SnakeConfig
 ) -> tuple[EnvState, Observation, Rollout]:
-    """Act for S steps in N games.
-
-    A truncated game keeps its last observation in a separate slot; no rollout is longer than a
-    game, so one slot per game is enough.
-    """
+    """Act for S steps in N games. A truncated game keeps its last observation in a separate slot;
+    no rollout is longer than a game, so one slot per game is enough."""
     env_step = jax.vmap(SnakeEnv(config).step)
     # One key per game and rollout, kept with every step, so that the loss drops the same units.
     split = jax.random.split(jax.random.fold_in(key, 0), config.num_envs)

@@ -37,7 +37,6 @@ class Hyper(NamedTuple):
 
 
 def make_hyper(config: SnakeConfig) -> Hyper:
-    """The config's own values."""
     return Hyper(*(jnp.float32(getattr(config, name)) for name in Hyper._fields))
 
 

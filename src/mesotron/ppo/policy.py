@@ -103,11 +103,9 @@ def apply_policy(
 
 
 def choose_attention(Q: Array, config: SnakeConfig) -> Literal["xla", "cudnn"]:
-    """The attention implementation for queries [B, T, H, d / H].
-
-    Measured on an H200: cuDNN's fused kernel takes 0.74x the time of XLA's for a gradient on 10x10
-    and 1.4x on 6x6, where the scores are small. It does not help a single query.
-    """
+    """The attention implementation for queries [B, T, H, d / H]. Measured on an H200: cuDNN's fused
+    kernel takes 0.74x the time of XLA's for a gradient on 10x10 and 1.4x on 6x6, where the scores
+    are small. It does not help a single query."""
     if config.attention != "auto":
         return config.attention if Q.shape[1] > 1 else "xla"
     fused = jax.default_backend() == "gpu" and Q.dtype == jnp.bfloat16
@@ -211,10 +209,8 @@ def _attend(layer: Params, X: Array, config: SnakeConfig, tokens: Array | None =
 
 
 def _attention(Q: Array, K: Array, V: Array, config: SnakeConfig) -> Array:
-    """softmax(Q K^T / sqrt(d / H)) V of [B, T, H, d / H] each; there may be fewer queries.
-
-    On a CPU, an axis order that keeps a head's rows together takes 0.6x the time.
-    """
+    """softmax(Q K^T / sqrt(d / H)) V of [B, T, H, d / H] each; there may be fewer queries. On a
+    CPU, an axis order that keeps a head's rows together takes 0.6x the time."""
     if jax.default_backend() != "cpu":
         return jax.nn.dot_product_attention(Q, K, V, implementation=choose_attention(Q, config))
     Q, K, V = (jnp.swapaxes(Y, 1, 2) for Y in (Q, K, V))

@@ -38,8 +38,6 @@ KEEP_CHECKPOINTS = 2
 
 
 class Runs(NamedTuple):
-    """R runs of one program."""
-
     values: list[dict[str, float]]  # per run, what differs from the config, and its seed
     keys: Array  # [R, 2]
     hyper: Hyper  # [R] each
@@ -72,18 +70,14 @@ def _read_axis(item: str) -> tuple[str, list[float]]:
         numbers = []
     known = [field for field in Hyper._fields if field != "num_gradient_steps"]
     if not equals or not numbers or name not in known:
-        raise ValueError(
-            f"--sweep {item!r} must look like lr=0.001,0.003; sweepable: {', '.join(known)}"
-        )
+        raise ValueError(f"--sweep {item!r} must look like lr=0.1,0.2; known: {', '.join(known)}")
     return name, numbers
 
 
 class Program(NamedTuple):
-    """The compiled parts of a training.
-
-    `start(runs)` makes the states before the first update; `advance(states, runs, num_updates)`
-    returns the new states and metrics [R, K]. It donates the states, which cannot be used again.
-    """
+    """The compiled parts of a training. `start(runs)` makes the states before the first update;
+    `advance(states, runs, num_updates)` returns the new states and metrics [R, K]. It donates the
+    states, which cannot be used again."""
 
     start: Callable[[Runs], TrainState]
     advance: Callable[[TrainState, Runs, int], tuple[TrainState, Metrics]]
@@ -149,19 +143,14 @@ def make_mesh(config: SnakeConfig) -> Mesh:
 
 
 def shardings_of(states: TrainState, config: SnakeConfig, mesh: Mesh) -> Any:
-    """A tree of shardings for the leaves [R, ...] of all states (or of their shapes).
-
-    Several runs are split over the devices; of a single run, its games are.
-    """
+    """A tree of shardings for the leaves [R, ...] of all states (or of their shapes). Several runs
+    are split over the devices; of a single run, its games are."""
     whole: Any = NamedSharding(mesh, PartitionSpec())
     games = NamedSharding(mesh, PartitionSpec(None, "shard"))
     if config.num_groups == 1:
         num_runs = states.update.shape[0]
         if num_runs % config.num_shards:
-            raise ValueError(
-                f"{num_runs} runs do not divide over {config.num_shards} devices: change "
-                "--num-seeds or --num-shards"
-            )
+            raise ValueError(f"{num_runs} runs do not divide over --num-shards {config.num_shards}")
         runs = NamedSharding(mesh, PartitionSpec("shard"))
         return jax.tree.map(lambda _: runs, states)
 
@@ -183,9 +172,8 @@ def save_states(root: Path, step: int, states: TrainState) -> None:
 
 def restore_states(root: Path, like: TrainState) -> tuple[TrainState, int, list[str]]:
     """The newest complete checkpoint: its states, their updates, and problems of newer checkpoints.
-
-    `like` has the same shapes and shardings; without a complete checkpoint it is returned, with 0.
-    """
+    `like` has the same shapes and shardings; without a complete checkpoint it is returned, with
+    0."""
     newest, damaged = newest_whole(root)
     if newest is None:
         return like, 0, damaged
@@ -207,10 +195,7 @@ def load_params(root: Path, like: Params) -> Params:
         leaves = checkpointer.restore((newest.path / "state").absolute())
     params = [np.asarray(leaves[name])[0] for name in sorted(leaves) if name.startswith("0000.")]
     if [leaf.shape for leaf in params] != [leaf.shape for leaf in jax.tree.leaves(like)]:
-        raise ValueError(
-            f"the network in {newest.path} has other shapes than this one: use the same board, "
-            "--d-model, --num-layers and --num-heads"
-        )
+        raise ValueError(f"{newest.path} has other shapes: use its board, --d-model, --num-layers")
     return jax.tree.unflatten(jax.tree.structure(like), params)
 
 

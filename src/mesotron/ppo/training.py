@@ -45,10 +45,8 @@ _LIVE_METRICS = {
 
 class Guard:
     """Runs the watch on every row, writes its events, and decides whether the run must stop.
-
     `stopped_by` is the event that stops it, or None. Runs side by side are judged by their means
-    and never stopped: one bad rate of a sweep says nothing about the others.
-    """
+    and never stopped: one bad rate of a sweep says nothing about the others."""
 
     def __init__(
         self, config: SnakeConfig, folder: RunFolder, notify: Callable[[str], None]
@@ -66,7 +64,6 @@ class Guard:
             self._process(row)
 
     def update(self, row: Row) -> None:
-        """Process a new row and report new events."""
         self._check_mismatch(row)
         for event in self._process(row):
             self.folder.append("events", event.record())
@@ -77,7 +74,6 @@ class Guard:
                 self.stopped_by = event
 
     def diagnosis(self) -> Diagnosis:
-        """The diagnosis of the run so far; needs at least one row."""
         return diagnose(self.rows, self.engine, self.events)
 
     def _check_mismatch(self, row: Row) -> None:
@@ -100,9 +96,7 @@ class Guard:
 
 class Mirrors:
     """Copies each row of metrics to Weights & Biases and TensorBoard, if the config enables them.
-
-    The run folder stays the source of truth; nothing is read back from these services.
-    """
+    The run folder stays the source of truth; nothing is read back from these services."""
 
     def __init__(self, config: SnakeConfig, path: Path) -> None:
         self._wandb: Any = None
@@ -163,7 +157,6 @@ class Session(NamedTuple):
 
 
 def train_snake(config: SnakeConfig) -> int:
-    """Train or resume, and print the result."""
     folder, config = open_run(config)
     with folder:
         runs = program.read_runs(config)
@@ -365,7 +358,6 @@ def read_curve(session: Session) -> Curve:
 
 
 def describe(result: dict[str, Any], config: SnakeConfig) -> str:
-    """The result as text."""
     base = result["baselines"]
     lines = [
         f"Snake {config.width}x{config.height}, {config.rule}, {len(result['runs'])} run(s) of "

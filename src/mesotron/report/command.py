@@ -35,7 +35,6 @@ def run(config: ReportConfig) -> int:
 
 
 def write(paths: Sequence[Path], out: Path, live: float | None = None) -> None:
-    """Write the page of some runs, or of one tournament."""
     if is_tournament(paths[0]):
         page = render_tournament(paths[0], live)
     else:

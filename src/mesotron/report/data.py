@@ -190,8 +190,6 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Grids:
-    """How runs are drawn."""
-
     main: list[Buckets]  # points of each run in the catalog's charts
     rest: list[Buckets]  # and in the others
     bands: bool
@@ -238,7 +236,6 @@ def make_chapters(runs: Sequence[Run], grids: Grids) -> dict[str, list[Chart]]:
 
 
 def make_rest(runs: Sequence[Run], grids: Grids) -> list[Chart]:
-    """A chart for each metric that is not in the catalog."""
     named = {metric for run in runs for metric in _named_metrics(run)}
     names = {metric for run in runs for metric in run.columns if metric not in named}
     return [

@@ -30,8 +30,6 @@ _SIGNATURES: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run as read from disk."""
-
     name: str  # as shown on the page
     path: Path  # its folder, or the log
     rows: list[Row]  # of metrics.jsonl
@@ -149,7 +147,6 @@ def read_events(rows: Sequence[Row]) -> list[Event]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths that are all different."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-length:]) for part in parts]

@@ -68,7 +68,7 @@ class LiveView:
         self.say(sentence)
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+        print_line(self.console, sentence)
 
     def seconds_left(self) -> float | None:
         (first, began), (last, ended) = self._times[0], self._times[-1]
@@ -115,6 +115,11 @@ class LiveView:
         if self._alarm:
             parts.append(Text(f"last alarm: {self._alarm}", style="yellow"))
         return Group(*parts)
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print one unwrapped line, so that paths in it can be copied."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

@@ -27,18 +27,14 @@ DESCRIPTION, WEIGHTS, OPTIMIZER = "policy.json", "policy.safetensors", "optimize
 
 
 class Saved(NamedTuple):
-    """A loaded policy with its step, world (None for other recordings), folder and the run's
-    `--execute` if given."""
-
     policy: Policy
     step: int
-    world: WorldConfig | None
-    path: Path
-    execute: int | None
+    world: WorldConfig | None  # None for recordings from elsewhere
+    path: Path  # of the checkpoint
+    execute: int | None  # the run's `--execute`
 
 
 def save(root: Path, trainer: Trainer, world: WorldConfig | None, keep: int) -> None:
-    """Write a checkpoint of the current step and delete all but the newest `keep`."""
     with writing(root, trainer.step) as draft:
         save_policy(draft, trainer.policy, trainer.step, world, trainer.config.execute)
         save_state(draft, OPTIMIZER, trainer.optimizer.state_dict())
@@ -91,7 +87,6 @@ def load_policy(path: Path, device: torch.device | str = "cpu") -> Saved:
 
 
 def restore(trainer: Trainer, folder: Path, step: int) -> None:
-    """Restore weights, optimizer state and step of a trainer."""
     _load_weights(trainer.policy, folder)
     trainer.optimizer.load_state_dict(load_state(folder, OPTIMIZER))
     trainer.step = step
@@ -101,8 +96,5 @@ def _load_weights(policy: Policy, folder: Path) -> None:
     weights = load_file(folder / WEIGHTS)
     differing = sorted(set(weights) ^ set(policy.state_dict()))
     if differing:
-        raise ValueError(
-            f"{folder} has another architecture ({differing[0]} is only on one side): it was "
-            "written by another version of mesotron"
-        )
+        raise ValueError(f"{folder} is from another version of mesotron: {differing[0]} differs")
     policy.load_state_dict(weights)

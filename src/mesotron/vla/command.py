@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from mesotron.config import DemosConfig, VlaEvalConfig, VlaTrainConfig, WorldConfig
@@ -80,10 +79,7 @@ def choose_world(saved: Saved, name: str | None) -> WorldConfig:
     if saved.world is not None and name in (None, saved.world.name):
         return saved.world  # with its own tasks
     if name is None:
-        raise ValueError(
-            f"{saved.path} was trained on recordings without a world: give --world NAME, or "
-            "--world MODULE:CLASS for your own"
-        )
+        raise ValueError(f"{saved.path} is from recordings without a world: give --world NAME")
     from mesotron.vla.worlds import build_world
 
     body = saved.policy.body
@@ -98,6 +94,7 @@ def choose_world(saved: Saved, name: str | None) -> WorldConfig:
 
 
 def _check_installed() -> None:
+    from mesotron.vla.worlds import require
+
     for name in ("safetensors", "transformers"):
-        if find_spec(name) is None:
-            raise ValueError(f"mesotron vla needs {name}: pip install 'mesotron[vla]'")
+        require(name, "vla")

@@ -21,10 +21,8 @@ MAX_BYTES_ON_DEVICE = 16 * 2**30
 
 
 class Frames:
-    """All observations of some demonstrations, ready for batches on `device`.
-
-    `encode` is the policy's: instructions to token ids.
-    """
+    """All observations of some demonstrations, ready for batches on `device`. `encode` is the
+    policy's: instructions to token ids."""
 
     def __init__(
         self, demos: Demos, chunk: int, encode: Callable[[list[str]], Tensor], device: torch.device
@@ -53,11 +51,6 @@ class Frames:
     def is_on_device(self) -> bool:
         return self._images is None or self._images.device.type == self.device.type
 
-    @property
-    def has_where(self) -> bool:
-        """Whether the position of the named object is known."""
-        return self._where is not None
-
     def batch(self, rows: Tensor) -> tuple[Inputs, Targets]:
         """Observations and targets of `rows`, int64 [B]."""
         local = rows.to(self.device)
@@ -74,7 +67,6 @@ class Frames:
 
 
 def body_of(demos: Demos) -> Body:
-    """What a policy for these demonstrations observes and controls."""
     shapes = {name: images.shape[1:3] for name, images in demos.images.items()}
     sizes = {side for shape in shapes.values() for side in shape}
     if len(sizes) > 1:

@@ -43,16 +43,10 @@ Log = Callable[[str], None] | None
 
 
 def load_demos(path: Path, pixels: int | None = None) -> Demos:
-    """Load a folder of `mesotron vla demos`, or a LeRobotDataset (v3.0), into memory.
-
-    Larger images of a LeRobotDataset are shrunk to `pixels` in width and height.
-    """
-    if not path.is_dir():
-        raise ValueError(f"{path} does not exist: create it with mesotron vla demos --out {path}")
-    if (path / MANIFEST).is_file():
-        return load_shards(path)
+    """Load a folder of `mesotron vla demos`, or a LeRobotDataset (v3.0), into memory. Larger images
+    of a LeRobotDataset are shrunk to `pixels` in width and height."""
     if not is_lerobot(path):
-        raise ValueError(f"{path} has no demonstrations: neither {MANIFEST} nor meta/info.json")
+        return load_shards(path)
     require("pyarrow", "lerobot")
     from mesotron.vla.lerobot import load_lerobot
 
@@ -60,7 +54,6 @@ def load_demos(path: Path, pixels: int | None = None) -> Demos:
 
 
 def is_lerobot(folder: Path) -> bool:
-    """Whether a folder looks like a LeRobotDataset."""
     return (folder / "meta/info.json").is_file()
 
 
@@ -107,10 +100,7 @@ def render_demos(config: DemosConfig, log: Log = print) -> None:
         raise ValueError(f"--render {config.render} already has images")
     if (source.name, source.tasks) != (world.name, world.tasks):
         names = [f"{w.name} ({', '.join(w.tasks) or 'all tasks'})" for w in (source, world)]
-        raise ValueError(
-            f"--render {config.render} is from {names[0]}, not {names[1]}: "
-            f"use --world.name {source.name}"
-        )
+        raise ValueError(f"--render {config.render} is from {names[0]}, not {names[1]}")
     kept = ("num_shards", "noise", "horizon", "episodes", "starts", "seed", "every")
     facts = {key: manifest[key] for key in kept} | {"cameras": list(build_world(world).cameras)}
     _open_folder(config.out, world, False, facts)
@@ -133,7 +123,6 @@ def _split(
 
 
 def _open_folder(folder: Path, world: WorldConfig, compact: bool, facts: dict[str, Any]) -> None:
-    """Create a folder, or check that the existing one has the same settings."""
     if (folder / MANIFEST).exists():
         manifest = read_manifest(folder)
         wanted = facts | {"compact": compact}
@@ -141,10 +130,7 @@ def _open_folder(folder: Path, world: WorldConfig, compact: bool, facts: dict[st
         if world_of(manifest) != world:
             differs.insert(0, "world")
         if differs:
-            raise ValueError(
-                f"{folder} has other demonstrations ({', '.join(differs)} differ): "
-                "choose another --out"
-            )
+            raise ValueError(f"{folder} has another {', '.join(differs)}: choose another --out")
         return
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: choose another --out")
@@ -181,8 +167,7 @@ def _write_shards(
     success = 1 - failed / max(1, read_manifest(config.out)["episodes"])
     if success < MIN_SUCCESS:
         raise ValueError(
-            f"the expert succeeded in {success:.0%} of the episodes, less than {MIN_SUCCESS:.0%}: "
-            "lower --noise, or drop the tasks it fails"
+            f"the expert succeeded in only {success:.0%} of the episodes: lower --noise"
         )
 
 
@@ -233,19 +218,14 @@ def plan_demos(config: DemosConfig, world: World) -> list[DemoSpec]:
         specs.sort(key=lambda spec: spec.task)
     seeds = [spec.seed for spec in specs]
     if min(seeds) < 0 or max(seeds) >= EVAL_SEED:
-        raise ValueError(
-            f"scene {max(seeds)} is not a training scene (0 to {EVAL_SEED - 1:,}): "
-            "change --seed, or make fewer"
-        )
+        raise ValueError(f"scene {max(seeds)} is beyond training's {EVAL_SEED:,}: lower --seed")
     return specs
 
 
 def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int = 1) -> Recording:
-    """Let the expert act and record what it observes and does.
-
-    Noise of this standard deviation is added to each action after it is recorded, so that the
-    expert shows corrections (Laskey et al. 2017, arXiv 1703.09327).
-    """
+    """Let the expert act and record what it observes and does. Noise of this standard deviation is
+    added to each action after it is recorded, so that the expert shows corrections (Laskey et al.
+    2017, arXiv 1703.09327)."""
     rng = np.random.default_rng([spec.seed, spec.task, spec.swap, 17])
     first = world.reset(spec.seed, spec.task, spec.swap, spec.scatter)
     recording = Recording(spec, [], [], [], [], success=False, answers=[])
@@ -342,7 +322,6 @@ def _pack(
 
 
 def write_shard(path: Path, arrays: Arrays) -> None:
-    """Write a shard atomically."""
     draft = path.with_name(f".{path.stem}.writing.npz")
     np.savez_compressed(draft, **arrays)  # pyright: ignore[reportArgumentType]
     draft.replace(path)
@@ -356,7 +335,7 @@ def read_shard(path: Path) -> Arrays:
 def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
-        raise ValueError(f"{folder} has no demonstrations: {MANIFEST} is missing")
+        raise ValueError(f"{folder} has no {MANIFEST}: make it with mesotron vla demos")
     try:
         manifest = json.loads(path.read_text())
     except ValueError as error:
@@ -367,7 +346,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, world: WorldConfig, compact: bool, facts: dict[str, Any]) -> None:
-    """Write demos.json: the world, the number of shards and how they were made."""
     fields = asdict(world) | {"tasks": list(world.tasks)}
     write_json(folder / MANIFEST, {"format": FORMAT, "world": fields, "compact": compact, **facts})
 
@@ -377,20 +355,14 @@ def world_of(manifest: dict[str, Any]) -> WorldConfig:
 
 
 def load_shards(folder: Path) -> Demos:
-    """Read a whole folder of shards into memory."""
     manifest = read_manifest(folder)
     if manifest["compact"] and manifest["cameras"]:
-        raise ValueError(
-            f"{folder} is compact and has no images: run mesotron vla demos --render {folder} "
-            "--out FOLDER"
-        )
+        raise ValueError(f"{folder} has no images: run mesotron vla demos --render {folder}")
     paths = [shard_path(folder, number) for number in range(manifest["num_shards"])]
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        raise ValueError(
-            f"{folder} is unfinished ({len(missing)} of {len(paths)} shards missing): run the "
-            "command that made it again"
-        )
+        count = f"{len(missing)} of {len(paths)} shards"
+        raise ValueError(f"{folder} lacks {count}: run the command that made it again")
     shards = [arrays for arrays in map(read_shard, paths) if len(arrays["action"])]
     texts = sorted({str(text) for arrays in shards for text in arrays["tasks"]})
     index = {text: k for k, text in enumerate(texts)}

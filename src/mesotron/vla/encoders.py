@@ -21,8 +21,6 @@ from torch.nn.functional import avg_pool2d, scaled_dot_product_attention
 
 
 class Size(NamedTuple):
-    """Shape of a policy."""
-
     width: int
     num_heads: int
     mlp: int  # hidden width of an MLP over `width`
@@ -43,8 +41,6 @@ SIZES = {
 
 
 class Attention(nn.Module):
-    """Multi-head self- or cross-attention."""
-
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -104,8 +100,6 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers and a final norm."""
-
     def __init__(self, size: Size, num_layers: int, cross: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleList([Layer(size, cross) for _ in range(num_layers)])
@@ -182,11 +176,9 @@ class Vision(nn.Module):
             self.spread[camera] = max(float(np.square(some - usual).mean()) ** 0.5, 1.0)
 
     def brightness(self, images: Tensor) -> Tensor:
-        """Brightness of each image relative to the usual one, [B, C, 1, 1, 1].
-
-        The median ratio over pixels, so that a hand before the camera does not count, and over lit
-        pixels only, since dark ones are noise. 1 if there are too few.
-        """
+        """Brightness of each image relative to the usual one, [B, C, 1, 1, 1]. The median ratio
+        over pixels, so that a hand before the camera does not count, and over lit pixels only,
+        since dark ones are noise. 1 if there are too few."""
         step = max(1, images.shape[-1] // 32)  # a thousand pixels are enough
         gray = images[..., ::step, ::step].float().mean(dim=2).flatten(2)
         usual = self.usual[..., ::step, ::step].mean(dim=1).flatten(1)
@@ -213,11 +205,9 @@ class Vision(nn.Module):
 
 
 def patch_positions(side: int, width: int) -> Tensor:
-    """Initial positions of patches, [side * side, D]: linear in row and column.
-
-    Each of D numbers grows along its own direction in the image, so that one matrix can read a
-    place (CoordConv, arXiv 1807.03247). From sines it was learned too late, or never.
-    """
+    """Initial positions of patches, [side * side, D]: linear in row and column. Each of D numbers
+    grows along its own direction in the image, so that one matrix can read a place (CoordConv,
+    arXiv 1807.03247). From sines it was learned too late, or never."""
     places = (torch.arange(side) + 0.5) / side - 0.5
     rows, columns = (place.flatten() for place in torch.meshgrid(places, places, indexing="ij"))
     angles = 2 * torch.pi * torch.arange(width) / width
@@ -244,10 +234,8 @@ _WORD_IDS = {word: number for number, word in enumerate(VOCABULARY, 1)}
 
 
 def encode_words(texts: Sequence[str]) -> Tensor:
-    """Word ids of B instructions, int64 [B, L], padded with `PADDING`.
-
-    Case and punctuation are dropped, and words past the first 24. L is at least 1.
-    """
+    """Word ids of B instructions, int64 [B, L], padded with `PADDING`. Case and punctuation are
+    dropped, and words past the first 24. L is at least 1."""
 
     def word_id(word: str) -> int:
         bucket = 1 + len(VOCABULARY) + zlib.crc32(word.encode()) % NUM_BUCKETS
@@ -259,8 +247,6 @@ def encode_words(texts: Sequence[str]) -> Tensor:
 
 
 class Language(nn.Module):
-    """A small transformer over the words of an instruction."""
-
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.embedding = nn.Embedding(NUM_WORDS, size.width)

@@ -68,7 +68,6 @@ def _table_rows(results: dict[str, EvalResult]) -> list[list[str]]:
 
 
 def as_table(results: dict[str, EvalResult]) -> Table:
-    """The results for a terminal."""
     header, *rows = _table_rows(results)
     count = len(results[SUCCESS].episodes)
     table = Table(*header, title=f"success over {count} episodes, 95 % intervals")
@@ -78,14 +77,12 @@ def as_table(results: dict[str, EvalResult]) -> Table:
 
 
 def as_markdown(results: dict[str, EvalResult]) -> str:
-    """The results as a Markdown table."""
     header, *rows = _table_rows(results)
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def as_json(results: dict[str, EvalResult]) -> dict[str, Any]:
-    """Column to `EvalResult.to_json`."""
     return {name: result.to_json() for name, result in results.items()}
 
 

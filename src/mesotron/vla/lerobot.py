@@ -72,9 +72,7 @@ def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
 def _check(folder: Path, info: dict[str, Any]) -> None:
     version = info.get("codebase_version")
     if version != VERSION:
-        raise ValueError(
-            f"{folder} is a LeRobotDataset {version}: convert it to {VERSION} with LeRobot's script"
-        )
+        raise ValueError(f"{folder} is a LeRobotDataset {version}: convert it to {VERSION}")
     for key in (STATE, "action"):
         if key not in info["features"]:
             raise ValueError(f"{folder} has no {key}")
@@ -125,10 +123,8 @@ def read_videos(
     pixels: int | None,
     decode: Decoder = _decode_video,
 ) -> np.ndarray:
-    """The frames of a camera stored as video, in the order of the rows, uint8 (N, H, W, 3).
-
-    An episode is a stretch of a file: it starts at `from_timestamp`, one frame per row.
-    """
+    """The frames of a camera stored as video, in the order of the rows, uint8 (N, H, W, 3). An
+    episode is a stretch of a file: it starts at `from_timestamp`, one frame per row."""
     rows_by_file: dict[Path, dict[int, int]] = {}  # file to frame number to row
     fps = info["fps"]
     names = ["chunk_index", "file_index", "from_timestamp"]

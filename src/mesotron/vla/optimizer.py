@@ -36,18 +36,36 @@ def route_parts(policy: nn.Module, config: PartsOptimConfig) -> RoutingTable:
 
 
 def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimizer:
-    """The optimizer of a policy (with its LoRA adapters in place), in groups named PART/RULE."""
+    """The optimizer of a policy (with its LoRA adapters in place), in groups named PART/RULE. What
+    has another rate or no weight decay is a group of its own."""
     table = route_parts(policy, config)
     cutoff = "noise" if config.promote is None and config.cutoff is None else config.cutoff
-    groups = []
-    for group in table.groups(policy):
-        by_part: dict[str, list[int]] = defaultdict(list)
-        for index, name in enumerate(group["param_names"]):
-            by_part[name.split(".")[0]].append(index)
-        for part, indices in by_part.items():
-            groups += _split_group(group, part, indices, config, table)
+    aux_lr = config.lr if config.aux_lr is None else config.aux_lr
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for number, routed in enumerate(table.groups(policy)):
+        rule = routed["rule"]
+        for name, p in zip(routed["param_names"], routed["params"], strict=True):
+            part, is_vector = name.split(".")[0], p.ndim < 2
+            is_matrix = rule in SPECTRAL_RULES or _is_hidden(table, name)
+            key = number, part, is_matrix, is_vector
+            if key not in groups:
+                suffix = "_vectors" if is_vector else " matrices" if is_matrix else ""
+                suffix = "" if rule in SPECTRAL_RULES else suffix
+                lr = config.lr * (config.action_scale if part == "action" else 1.0)
+                new = {"params": [], "param_names": [], "rule": rule, "view": routed["view"]}
+                new |= {
+                    "lr": lr if is_matrix else aux_lr,
+                    "name": f"{part}/{routed['name']}{suffix}",
+                }
+                if is_vector:
+                    new["weight_decay"] = 0.0
+                if getattr(config, part, "") == "low_rank" and rule == "muon":
+                    new |= _LOW_RANK | {"rank": config.rank}
+                groups[key] = new
+            groups[key]["params"].append(p)
+            groups[key]["param_names"].append(name)
     return Pion(
-        groups,
+        list(groups.values()),
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
@@ -57,38 +75,7 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
     )
 
 
-def _split_group(
-    group: Mapping[str, Any],
-    part: str,
-    indices: list[int],
-    config: PartsOptimConfig,
-    table: RoutingTable,
-) -> list[dict[str, Any]]:
-    """Groups of one part: its matrices, and those with another rate or no weight decay."""
-    rule = group["rule"]
-    lr = config.lr * (config.action_scale if part == "action" else 1.0)
-    aux_lr = config.lr if config.aux_lr is None else config.aux_lr
-    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
-    for index in indices:
-        name, p = group["param_names"][index], group["params"][index]
-        is_matrix, is_vector = rule in SPECTRAL_RULES or _is_hidden(table, name), p.ndim < 2
-        if (is_matrix, is_vector) not in groups:
-            suffix = "_vectors" if is_vector else " matrices" if is_matrix else ""
-            new: dict[str, Any] = {"params": [], "param_names": [], "rule": rule}
-            new |= {"view": group["view"], "lr": lr if is_matrix else aux_lr}
-            new["name"] = f"{part}/{group['name']}{'' if rule in SPECTRAL_RULES else suffix}"
-            if is_vector:
-                new["weight_decay"] = 0.0
-            if getattr(config, part, "") == "low_rank" and rule == "muon":
-                new |= _LOW_RANK | {"rank": config.rank}
-            groups[is_matrix, is_vector] = new
-        groups[is_matrix, is_vector]["params"].append(p)
-        groups[is_matrix, is_vector]["param_names"].append(name)
-    return list(groups.values())
-
-
 def _is_hidden(table: RoutingTable, name: str) -> bool:
-    """Whether a parameter is a hidden matrix, whatever its rule."""
     row = table.row(name)
     return len(row.shape) >= 2 and row.role.startswith(("attention", "linear", "lora_B"))
 
@@ -108,11 +95,9 @@ def part_updates(optimizer: RoutedOptimizer, stats: Mapping[str, float]) -> dict
 
 
 class GradientProbe:
-    """Effective rank and signal-to-noise ratio of each part's gradient, as in the Pion paper.
-
-    Costs another pass over the batch in four micro-batches, and singular values. It covers hidden
-    matrices whatever their rule, so that all optimizers can be compared.
-    """
+    """Effective rank and signal-to-noise ratio of each part's gradient, as in the Pion paper. Costs
+    another pass over the batch in four micro-batches, and singular values. It covers hidden
+    matrices whatever their rule, so that all optimizers can be compared."""
 
     def __init__(self, policy: nn.Module) -> None:
         params = dict(policy.named_parameters())

@@ -88,12 +88,10 @@ NOISE_SEED = 20_260
 
 
 class KeyedRandom:
-    """Random numbers as a function of a key, equal in an eager step and a replayed CUDA graph.
-
-    A `torch.Generator` keeps its state on the host, which a graph does not see. Here it is a
-    tensor: SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators") in
-    wrapping signed 64-bit arithmetic. The key is an int64 [1] on the device that draws.
-    """
+    """Random numbers as a function of a key, equal in an eager step and a replayed CUDA graph. A
+    `torch.Generator` keeps its state on the host, which a graph does not see. Here it is a tensor:
+    SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators") in wrapping
+    signed 64-bit arithmetic. The key is an int64 [1] on the device that draws."""
 
     _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
     _FIRST = 0xBF58476D1CE4E5B9 - 2**64
@@ -202,11 +200,9 @@ class Normalizer(nn.Module):
 
 
 class Fusion(nn.Module):
-    """A transformer over image tokens, words and the state.
-
-    The pooled instruction is added to every token: attention starts uniform, and one token among
-    fifty would at first have little weight.
-    """
+    """A transformer over image tokens, words and the state. The pooled instruction is added to
+    every token: attention starts uniform, and one token among fifty would at first have little
+    weight."""
 
     def __init__(self, size: Size, state_dim: int) -> None:
         super().__init__()
@@ -322,7 +318,6 @@ class Policy(nn.Module):
             self.vision.fit(demos.images)
 
     def context(self, inputs: Inputs) -> Context:
-        """Encode and fuse an observation."""
         image = None
         if self.vision is not None:
             assert inputs.images is not None
@@ -352,7 +347,6 @@ class Policy(nn.Module):
         return self.units["action"].inverse(sample)
 
     def describe(self) -> str:
-        """One line for logs and reports."""
         count = sum(p.numel() for p in self.parameters())
         views = [f"{camera} {self.body.pixels} px" for camera in self.body.cameras]
         return (

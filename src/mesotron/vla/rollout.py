@@ -139,9 +139,7 @@ def _ask_policy(act: Act, observations: list[Observation | None], execute: int) 
     actions = np.asarray(act([one for one in observations if one is not None]))
     num = len(observations)
     if actions.ndim != 3 or len(actions) != num:
-        raise ValueError(
-            f"the policy must return actions ({num}, chunk, action), not shape {actions.shape}"
-        )
+        raise ValueError(f"actions must be ({num}, chunk, action), not shape {actions.shape}")
     if actions.shape[1] < execute:
         raise ValueError(f"execute={execute} exceeds the policy's chunk of {actions.shape[1]}")
     return actions[:, :execute]
@@ -201,7 +199,6 @@ _live: dict[int, _LiveEpisode] = {}
 
 
 def begin(config: WorldConfig, jobs: list[EpisodeJob]) -> list[EpisodeState]:
-    """Start episodes, each in the world of its slot."""
     return [_begin_one(config, job) for job in jobs]
 
 
@@ -211,7 +208,6 @@ def advance(config: WorldConfig, chunks: list[tuple[int, np.ndarray]]) -> list[E
 
 
 def play_expert(config: WorldConfig, job: EpisodeJob) -> EpisodeState:
-    """Play a whole episode with the scripted expert."""
     state = _begin_one(config, job)
     while not state.done:
         live = _live[job.slot]

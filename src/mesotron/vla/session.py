@@ -18,7 +18,7 @@ from mesotron.config import VlaTrainConfig, WorldConfig
 from mesotron.optim import RoutingTable
 from mesotron.optim.device import choose_device, name_device
 from mesotron.runs import RunFolder, new_run_path
-from mesotron.runs.console import LiveView
+from mesotron.runs.console import LiveView, print_line
 from mesotron.runs.process import StopRequest
 from mesotron.runs.resume import Plan, plan_new, plan_resume
 from mesotron.vla import checkpoint
@@ -42,7 +42,6 @@ REPORTED_METRICS += ("update_rms/action", "gradient/action/effective_rank", "gra
 
 
 def train(config: VlaTrainConfig) -> int:
-    """Train, or resume a run."""
     plan = make_plan(config)
     config = plan.config
     device = choose_device(config.device, config.threads)
@@ -71,7 +70,6 @@ def train(config: VlaTrainConfig) -> int:
 
 
 def make_plan(config: VlaTrainConfig) -> Plan[VlaTrainConfig]:
-    """A new run, or the one to resume with its own settings."""
     if config.resume is not None:
         return plan_resume(config, evaluate="mesotron vla eval", instead="start a new run")
     # Absolute, so that it can be resumed from anywhere.
@@ -156,7 +154,6 @@ class MetricsLog:
 
 
 def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> None:
-    """Evaluate if possible, write result and report."""
     config, rows = trainer.config, run.rows("metrics")
     optim = config.optim
     result: dict[str, Any] = {"steps": config.steps, "loss": rows[-1]["loss"]}
@@ -217,8 +214,3 @@ def _training_table(rows: list[dict[str, Any]]) -> list[str]:
         cells = [f"{row[name]:.3g}" if name in row else "" for name in names]
         lines.append("| " + " | ".join([str(row["step"]), *cells]) + " |")
     return ["## Training", "", *lines]
-
-
-def print_line(console: Console, text: str) -> None:
-    """Print one unwrapped line, so that paths in it can be copied."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)

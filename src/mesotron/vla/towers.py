@@ -26,11 +26,9 @@ IMAGE_SIZE = 224
 
 
 class VisionTower(nn.Module):
-    """A pretrained image model and a projection to the policy's width.
-
-    The model's output has `last_hidden_state`, tokens or a feature map; `preprocessor` is its
-    preprocessor_config.json. Cameras are distinguished by a learned vector.
-    """
+    """A pretrained image model and a projection to the policy's width. The model's output has
+    `last_hidden_state`, tokens or a feature map; `preprocessor` is its preprocessor_config.json.
+    Cameras are distinguished by a learned vector."""
 
     def __init__(
         self, tower: Any, width: int, num_cameras: int, preprocessor: Mapping[str, Any]
@@ -108,7 +106,6 @@ def load_vision_tower(
 
 
 def load_language_tower(config: PolicyConfig, width: int, checkpoint: Path | None) -> LanguageTower:
-    """The same for the instruction."""
     from transformers import AutoTokenizer
 
     assert config.language_tower is not None
@@ -164,5 +161,4 @@ def _width(config: Any) -> int:
 
 
 def _base_model(tower: Any) -> Any:
-    """The model inside LoRA's wrapper, if any."""
     return tower.get_base_model() if type(tower).__name__ == "PeftModel" else tower

@@ -23,10 +23,8 @@ from mesotron.vla.policy import PARTS, KeyedRandom, Policy
 
 
 class Trainer:
-    """A policy in training; trainers on the same demonstrations can share their `frames`.
-
-    See `mesotron.vla.session.train`, and benchmarks/vla for a bare loop.
-    """
+    """A policy in training; trainers on the same demonstrations can share their `frames`. See
+    `mesotron.vla.session.train`, and benchmarks/vla for a bare loop."""
 
     def __init__(
         self,
@@ -49,11 +47,8 @@ class Trainer:
         self._losses: Any = self.policy.losses
         if config.compile:
             self._losses = torch.compile(self.policy.losses, dynamic=False)
-        if config.where and not self.frames.has_where:
-            raise ValueError(
-                f"--where {config.where:g} needs demonstrations of a simulator, which know the "
-                "position of the named object"
-            )
+        if config.where and demos.where is None:
+            raise ValueError(f"--where {config.where:g} needs demonstrations of a simulator")
         self._device_step = torch.zeros(1, dtype=torch.long, device=device)
         self._noise_seed = mix_seed(config.seed, -1 % 2**32) << 31
         self._step = 0
@@ -74,16 +69,16 @@ class Trainer:
 
     def advance(self) -> dict[str, Tensor]:
         """Take one step."""
-        metrics = self._step_eagerly() if self._replay is None else self._replay()
-        self._set_learning_rates()  # as numbers, for checkpoints
+        if self._replay is None:
+            self._set_learning_rates()
+            metrics = self._step_on(self.order.rows(self._step, self.config.batch))
+        else:
+            metrics = self._replay()
+            self._set_learning_rates()  # as numbers, for checkpoints
         self._step += 1
         for group in self.optimizer.param_groups:
             group["step"] = self._step  # a replay counts only on the device
         return metrics
-
-    def _step_eagerly(self) -> dict[str, Tensor]:
-        self._set_learning_rates()
-        return self._step_on(self.order.rows(self._step, self.config.batch))
 
     def _make_tables(self) -> None:
         """Rows [steps, batch] and learning rates [steps, groups] of all steps, on the device."""
@@ -141,7 +136,7 @@ class Trainer:
         }
 
     def probe(self) -> dict[str, float]:
-        """Gradient metrics at the current weights, on the rows of the next step."""
+        """Gradient metrics at the current weights, on the next step's rows."""
         if self._probe is None:
             return {}
         rows = self.order.rows(self._step, self.config.batch)
@@ -155,11 +150,9 @@ class Trainer:
 
 
 class GraphReplay:
-    """Runs the same work repeatedly, from the fourth call on as a CUDA graph.
-
-    The step of a small policy takes the GPU a few milliseconds and Python ten times that. The work
-    reads and writes tensors that stay in place; its host code runs only when it is captured.
-    """
+    """Runs the same work repeatedly, from the fourth call on as a CUDA graph. The step of a small
+    policy takes the GPU a few milliseconds and Python ten times that. The work reads and writes
+    tensors that stay in place; its host code runs only when it is captured."""
 
     WARMUP_CALLS = 3  # allocate state, choose kernels and compile them
 
@@ -200,7 +193,6 @@ def uses_graph(config: VlaTrainConfig, frames: Frames) -> bool:
 
 
 def lr_factor(config: PartsOptimConfig, step: int, steps: int) -> float:
-    """The schedule's factor at a step, counted from 0."""
     warmup = round(config.warmup * steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -210,7 +202,6 @@ def lr_factor(config: PartsOptimConfig, step: int, steps: int) -> float:
 
 
 def uses_bfloat16(dtype: str, device: torch.device) -> bool:
-    """Whether matrix products are computed in bfloat16."""
     is_able = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if dtype == "bfloat16" and not is_able:
         raise ValueError(f"--dtype bfloat16 is not supported on {device}: use auto")

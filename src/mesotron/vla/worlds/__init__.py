@@ -30,10 +30,7 @@ def build_world(config: WorldConfig) -> World:
             raise ValueError(f"cannot import the world {config.name}: {error}") from error
         return world(config)
     if config.name not in NAMES:
-        raise ValueError(
-            f"unknown world {config.name!r}: use one of {', '.join(NAMES)}, or MODULE:CLASS for "
-            "your own"
-        )
+        raise ValueError(f"unknown world {config.name!r}: use {', '.join(NAMES)} or MODULE:CLASS")
     require("mujoco", "vla")
     if config.name == "metaworld":
         require("metaworld", "metaworld")

@@ -114,8 +114,6 @@ def compile_model(shapes: tuple[Shape, ...]) -> Model:
 
 
 class Table:
-    """The physics of one episode."""
-
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.model = compile_model(tuple(item.shape for item in scene.objects))
@@ -164,11 +162,9 @@ class Table:
 
 
 def pick_and_place(table: Table, index: int) -> np.ndarray:
-    """The scripted expert's action, float32 (4,) in [-1, 1].
-
-    A smooth function of hand, gap and object position. It keeps no phase: a policy that imitates a
-    hidden phase stalls between two of them (5 % success instead of 100 % in our prototype).
-    """
+    """The scripted expert's action, float32 (4,) in [-1, 1]. A smooth function of hand, gap and
+    object position. It keeps no phase: a policy that imitates a hidden phase stalls between two of
+    them (5 % success instead of 100 % in our prototype)."""
     hand, goal = table.hand, table.position(index)
     half = HALF_WIDTH[table.scene.objects[index].shape]
     distance = float(np.hypot(*(goal - hand)[:2]))
@@ -200,8 +196,6 @@ def _move_to(hand: np.ndarray, goal: np.ndarray, height: float, grip: float) -> 
 
 
 class BlocksWorld(World):
-    """A table with objects and a bin."""
-
     action_dim = 4
     max_steps = MAX_STEPS
     is_paired = True

@@ -18,11 +18,9 @@ import numpy as np
 
 from mesotron.config import PerturbationName
 
+Array = np.ndarray
 mj: Any = mujoco  # compiled bindings without type information
-Model = Any
-"""A `mujoco.MjModel`."""
-Data = Any
-"""A `mujoco.MjData`."""
+Model = Data = Any  # mujoco.MjModel and MjData
 
 # MuJoCo 4.0 added an argument to `mj_multiRay`.
 if int(mj.__version__.split(".")[0]) > 3:
@@ -96,11 +94,9 @@ class View:
 
 
 def perturb_view(view: View, name: PerturbationName, seed: int) -> View:
-    """The view of an evaluation episode, in the spirit of LIBERO-Plus (arXiv 2510.13626).
-
-    Drawn from the scene's seed, so perturbed episodes repeat too. The perturbations "position" and
-    "wording" change the scene, not the view.
-    """
+    """The view of an evaluation episode, in the spirit of LIBERO-Plus (arXiv 2510.13626). Drawn
+    from the scene's seed, so perturbed episodes repeat too. The perturbations "position" and
+    "wording" change the scene, not the view."""
     rng = np.random.default_rng([seed, 7])
     if name == "camera":
         x, y, z = np.add(view.camera.position, rng.uniform(-CAMERA_SHIFT, CAMERA_SHIFT, 3))
@@ -130,22 +126,14 @@ def cast_rays(
 
 
 def render_primitives(
-    model: Model,
-    data: Data,
-    origin: np.ndarray,
-    rays: np.ndarray,
-    colors: np.ndarray,
-    light: Light,
-    table: int = 0,
-) -> np.ndarray:
-    """Render boxes and cylinders with exact normals, uint8 (H, W, 3).
-
-    Geom `table` is a plane whose normal points up; `colors` (G, 3) in 0..1.
-    """
+    model: Model, data: Data, origin: Array, rays: Array, colors: Array, light: Light
+) -> Array:
+    """Render boxes and cylinders with exact normals, uint8 (H, W, 3). Geom 0 is a plane that faces
+    up; `colors` (G, 3) in 0..1."""
     direction = light.unit()
     geoms, distances = cast_rays(model, data, origin, rays)
     shade = np.full(len(rays), light.shade(direction[2]), np.float32)
-    solid = np.flatnonzero((geoms >= 0) & (geoms != table))
+    solid = np.flatnonzero(geoms > 0)
     points = origin + distances[solid, None] * rays[solid]
     shade[solid] = light.shade(surface_normals(model, data, geoms[solid], points) @ direction)
     # Geom -1, the last row, is the sky.
@@ -190,14 +178,8 @@ class Ball(NamedTuple):
 
 
 def render_meshes(
-    model: Model,
-    data: Data,
-    origin: np.ndarray,
-    rays: np.ndarray,
-    colors: np.ndarray,
-    light: Light,
-    ball: Ball,
-) -> np.ndarray:
+    model: Model, data: Data, origin: Array, rays: Array, colors: Array, light: Light, ball: Ball
+) -> Array:
     """Render any model with normals from depth, uint8 (H, W, 3); `colors` as in `geom_colors`."""
     geoms, depth = cast_rays(model, data, origin, rays, VISIBLE_GROUPS)
     depth = np.where(geoms < 0, FAR, depth)

@@ -88,8 +88,6 @@ SUITES = {
 
 @dataclass(frozen=True)
 class Scene:
-    """The start of an episode."""
-
     objects: tuple[Object, ...]  # in random order
     target: int  # index of the object that the instruction names
     other: int  # index of the object that the wrong instruction names
@@ -109,7 +107,6 @@ class Scene:
 def draw_scene(
     suite: Suite, seed: int, task: int, outside: bool = False, reworded: bool = False
 ) -> Scene:
-    """Draw the scene of (seed, task)."""
     rng = np.random.default_rng([seed, task])
     count = int(rng.integers(suite.min_visible, suite.max_visible + 1))
     others = [k for k in rng.permutation(len(suite.objects)) if k != task][: count - 1]
