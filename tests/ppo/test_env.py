@@ -1,14 +1,12 @@
 """The Snake adapter against Jumanji: rules, resets, the time limit, observations, rewards."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("jumanji")
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
-from mesotron.config import SnakeConfig  # noqa: E402
-from mesotron.ppo.env import HEAD, SnakeEnv  # noqa: E402
-from support.quick_jax import quick_compilation  # noqa: E402, F401
+from mesotron.config import SnakeConfig
+from mesotron.ppo.env import HEAD, SnakeEnv
 
 CONFIG = SnakeConfig(
     width=4, height=3, max_steps=20, num_steps=8, death_penalty=-2.0, step_penalty=-0.25

@@ -1,19 +1,15 @@
 """Advantages, loss, minibatches and learning rates against hand-worked cases and plain loops."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from ppo.test_policy import CONFIG, KEY, apply, init, observe
 
-pytest.importorskip("jumanji")
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
-from ppo.test_policy import CONFIG, KEY, observe  # noqa: E402
-
-from mesotron.config import SnakeConfig  # noqa: E402
-from mesotron.ppo.loop import by_group, shuffled, take  # noqa: E402
-from mesotron.ppo.loss import Batch, estimate_advantages, kl_divergence, ppo_loss  # noqa: E402
-from mesotron.ppo.optimizer import anneal, make_hyper, make_optimizer  # noqa: E402
-from mesotron.ppo.policy import apply_policy, entropy, init_policy, log_probs  # noqa: E402
-from support.quick_jax import quick_compilation  # noqa: E402, F401
+from mesotron.config import SnakeConfig
+from mesotron.ppo.loop import by_group, shuffled, take
+from mesotron.ppo.loss import Batch, estimate_advantages, kl_divergence, ppo_loss
+from mesotron.ppo.optimizer import anneal, make_hyper, make_optimizer
 
 BATCH = 16
 
@@ -46,64 +42,52 @@ def test_advantages_equal_their_definition():
     assert truncated.any()
     assert terminated.any()
     rest = (terminated, truncated, last, cut, 0.9, 0.8)
-    result = estimate_advantages(*map(jnp.asarray, (rewards, values, *rest)))
+    result = jax.jit(estimate_advantages)(rewards, values, *rest)
     expected = advantages_by_definition(rewards, values, *rest)
     np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def acted():
-    """A policy, a minibatch it has acted, its entropy, the loss with gradient."""
-
-    @jax.jit
-    def act():
-        params, observation = init_policy(KEY, CONFIG), observe(BATCH)
-        logits, values = apply_policy(params, observation, CONFIG)
-        moves = jax.random.categorical(KEY, logits)
-        advantages = jnp.linspace(-1.0, 2.0, BATCH)
-        old = log_probs(logits, moves)
-        batch = Batch(observation, moves, old, advantages, values + 1.0, None)
-        return params, batch, entropy(logits).mean()
-
-    loss = jax.jit(jax.value_and_grad(ppo_loss, has_aux=True), static_argnames="config")
-    return *act(), loss
-
-
-def test_loss_of_the_policy_that_acted(acted):
-    params, batch, mean_entropy, loss_of = acted
-    hyper = make_hyper(CONFIG)._replace(vf_coef=0.25, ent_coef=0.5)
+def test_loss_and_gradient_of_the_policy_that_acted():
+    params, seen = init(KEY, CONFIG), observe(BATCH)
+    logits, values = map(np.asarray, apply(params, seen, CONFIG))
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    moves, advantages = seen.mask.argmax(1), np.linspace(-1, 2, BATCH, dtype=np.float32)
+    entropies = -(probabilities * np.log(probabilities + 1e-30)).sum(1)
+    old = np.log(probabilities[np.arange(BATCH), moves])
+    batch = Batch(seen, moves, old, advantages, values + 1, None)
+    loss_of = jax.jit(jax.value_and_grad(ppo_loss, has_aux=True), static_argnames="config")
+    hyper = make_hyper(CONFIG)._replace(vf_coef=np.float32(0.25), ent_coef=np.float32(0.5))
     (loss, metrics), _ = loss_of(params, batch, config=CONFIG, hyper=hyper)
     assert float(metrics["loss/policy"]) == pytest.approx(0.0, abs=1e-5)  # standardized advantages
     assert float(metrics["loss/value"]) == pytest.approx(0.5, abs=1e-5)  # targets are one too high
-    assert float(loss) == pytest.approx(0.25 * 0.5 - 0.5 * float(mean_entropy), abs=1e-5)
+    assert float(loss) == pytest.approx(0.25 * 0.5 - 0.5 * entropies.mean(), abs=1e-5)
     assert float(metrics["policy/kl"]) == pytest.approx(0.0, abs=1e-6)
     assert float(metrics["policy/clip_fraction"]) == 0.0
-
-
-def test_gradient_step_makes_good_moves_likelier(acted):
-    params, batch, _, loss_of = acted
-    hyper = make_hyper(CONFIG)._replace(vf_coef=0.0, ent_coef=0.0)
+    # A step along the gradient of the policy's loss makes good moves likelier.
+    hyper = hyper._replace(vf_coef=np.float32(0), ent_coef=np.float32(0))
     _, grads = loss_of(params, batch, config=CONFIG, hyper=hyper)
-    stepped = jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
-    logits, _ = jax.jit(lambda p: apply_policy(p, batch.observation, CONFIG))(stepped)
-    gain = log_probs(logits, batch.actions) - batch.rollout_log_probs
-    assert float((gain * batch.advantages).mean()) > 0
+    stepped = jax.tree.map(lambda p, g: np.asarray(p) - 0.05 * np.asarray(g), params, grads)
+    (loss, _), _ = loss_of(stepped, batch, config=CONFIG, hyper=hyper)
+    assert loss < -1e-4
 
 
 def test_kl_divergence_by_hand():
-    logits = jnp.log(jnp.array([[0.5, 0.5, 1e-9, 1e-9]]))
-    other = jnp.log(jnp.array([[0.25, 0.75, 1e-9, 1e-9]]))
+    logits, other = np.log([[[0.5, 0.5, 1e-9, 1e-9]], [[0.25, 0.75, 1e-9, 1e-9]]])
     by_hand = 0.5 * np.log(0.5 / 0.25) + 0.5 * np.log(0.5 / 0.75)
-    assert float(kl_divergence(logits, other)) == pytest.approx(by_hand, abs=1e-5)
-    assert float(kl_divergence(logits, logits)) == pytest.approx(0.0, abs=1e-6)
+    kl = jax.jit(kl_divergence)
+    assert float(kl(logits, other)) == pytest.approx(by_hand, abs=1e-5)
+    assert float(kl(logits, logits)) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_minibatches_hold_every_step_once_and_keep_groups_apart():
     config = SnakeConfig(num_envs=8, num_steps=6, num_minibatches=3, num_shards=4)
-    index = jax.jit(shuffled, static_argnames="config")(KEY, config)
-    assert index.shape == (3, 4, 4)
-    data = by_group(jnp.arange(48).reshape(6, 8), 4)
-    drawn = np.stack([take(data, one) for one in index])
+
+    @jax.jit
+    def draw():
+        data = by_group(jnp.arange(48).reshape(6, 8), 4)
+        return jnp.stack([take(data, one) for one in shuffled(KEY, config)])
+
+    drawn = np.asarray(draw())
     assert sorted(drawn.ravel().tolist()) == list(range(48))
     # The k-th quarter of each minibatch comes from the games of the k-th group.
     groups = drawn.reshape(3, 4, 4) % 8 // 2
@@ -114,24 +98,19 @@ def test_rates_are_annealed_over_gradient_steps_and_never_negative():
     config = SnakeConfig(
         num_envs=2048, num_steps=128, num_minibatches=32, max_steps=1000, total_timesteps=5_000_000
     )
-    assert config.num_updates == 20
-    assert config.num_gradient_steps == 20 * 4 * 32
+    assert (config.num_updates, config.num_gradient_steps) == (20, 20 * 4 * 32)
     rates = np.asarray(anneal(0.02, config.num_gradient_steps)(np.arange(3000)))
-    assert rates[20] > 0.98 * 0.02
-    assert 0 <= rates[config.num_gradient_steps - 1] < 1e-3 * 0.02
-    assert (rates >= 0).all()
-    assert (np.diff(rates) <= 0).all()
+    np.testing.assert_allclose(rates, 0.02 * np.maximum(1 - np.arange(3000) / 2560, 0), atol=1e-8)
 
 
-@pytest.mark.parametrize("rule", ["adam", "muon"])
-def test_optimizer_stands_still_after_the_last_step(rule):
-    config = SnakeConfig(optim=rule)
+def test_optimizer_stands_still_after_the_last_step():
+    config = SnakeConfig(optim="muon")  # the trunk has Muon, the others Adam
     tx = make_optimizer(config, make_hyper(config)._replace(num_gradient_steps=2.0))
     sizes = {"input": (3, 4), "trunk": (4, 4), "actor": (4, 2)}
-    params = {name: {"kernel": jnp.ones(size)} for name, size in sizes.items()}
-    state, update, sizes = tx.init(params), jax.jit(tx.update), []
+    params = {name: {"kernel": np.ones(size, np.float32)} for name, size in sizes.items()}
+    state, update, sizes = jax.jit(tx.init)(params), jax.jit(tx.update), []
     for _ in range(4):
         updates, state = update(params, state, params)
-        sizes.append(max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(updates)))
+        sizes.append(max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(updates)))
     assert sizes[0] > sizes[1] > 0
     assert sizes[2:] == [0.0, 0.0]

@@ -2,19 +2,17 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("jumanji")
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
-from mesotron import jax as mesotron_jax  # noqa: E402
-from mesotron.config import SnakeConfig  # noqa: E402
-from mesotron.ppo import policy  # noqa: E402
-from mesotron.ppo.env import HEAD, NUM_FEATURES, Observation  # noqa: E402
-from mesotron.ppo.evaluate import bootstrap_band, draw_board, draw_game, play_games  # noqa: E402
-from mesotron.ppo.policy import HIDDEN, apply_policy, entropy, init_policy, mask_logits  # noqa: E402
-from support.quick_jax import quick_compilation  # noqa: E402, F401
+from mesotron import jax as mesotron_jax
+from mesotron.config import SnakeConfig
+from mesotron.ppo import policy
+from mesotron.ppo.env import HEAD, NUM_FEATURES, Observation
+from mesotron.ppo.evaluate import bootstrap_band, draw_board, draw_game, play_games
+from mesotron.ppo.policy import HIDDEN, apply_policy, entropy, init_policy, mask_logits
 
 CONFIG = SnakeConfig(
     width=3, height=2, num_steps=8, d_model=8, num_heads=2, num_layers=1, mlp_ratio=1
@@ -30,7 +28,7 @@ def observe(batch: int = 16, config: SnakeConfig = CONFIG) -> Observation:
     cells = rng.uniform(size=(batch, config.num_cells, NUM_FEATURES)).astype(np.float32)
     cells[..., HEAD] = np.eye(config.num_cells)[rng.integers(config.num_cells, size=batch)]
     mask = rng.uniform(size=(batch, 4)) < 0.6
-    return Observation(jnp.asarray(cells), jnp.asarray(mask | ~mask.any(1, keepdims=True)))
+    return Observation(cells, mask | ~mask.any(1, keepdims=True))  # pyright: ignore
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +37,15 @@ def params():
 
 
 def test_illegal_moves_are_never_sampled_and_add_no_entropy():
-    mask = jnp.array([[True, False, True, False], [False] * 4])
-    logits = mask_logits(jnp.zeros((2, 4)), mask)
-    np.testing.assert_allclose(entropy(logits), [np.log(2), np.log(4)], atol=1e-6)
-    sampled = jax.random.categorical(KEY, logits[0], shape=(200,))
+    mask = np.array([[True, False, True, False], [False] * 4])
+
+    @jax.jit
+    def play():
+        logits = mask_logits(jnp.zeros((2, 4)), mask)
+        return entropy(logits), jax.random.categorical(KEY, logits[0], shape=(200,))
+
+    entropies, sampled = play()
+    np.testing.assert_allclose(entropies, [np.log(2), np.log(4)], atol=1e-6)
     assert set(np.asarray(sampled).tolist()) == {0, 2}
 
 
@@ -50,14 +53,13 @@ def test_policy_starts_nearly_uniform_and_depends_on_the_head(params):
     seen = observe()
     logits, _ = apply(params, seen, CONFIG)
     legal = np.asarray(seen.mask)
-    even = -np.log(legal.sum(1, keepdims=True))
-    assert np.abs(np.asarray(jax.nn.log_softmax(logits)) - even)[legal].max() < 0.1
-    louder = {**params, "actor": jax.tree.map(lambda x: 100 * x, params["actor"])}
+    assert np.ptp(np.asarray(logits)[legal]) < 0.1
+    louder = {**params, "actor": {name: 100 * np.asarray(x) for name, x in params["actor"].items()}}
     moved = np.array(seen.cells)
     moved[..., HEAD] = np.roll(moved[..., HEAD], 1, axis=1)
     here, _ = apply(louder, seen, CONFIG)
-    there, _ = apply(louder, Observation(jnp.asarray(moved), seen.mask), CONFIG)
-    assert np.abs(np.asarray(here - there))[legal].max() > 0.01
+    there, _ = apply(louder, seen._replace(cells=moved), CONFIG)
+    assert np.abs(np.asarray(here) - there)[legal].max() > 0.01
 
 
 def test_convolution_in_front():
@@ -65,21 +67,23 @@ def test_convolution_in_front():
         config = replace(CONFIG, use_cnn=True, cnn_features=8, cnn_mode=mode)
         shapes = jax.eval_shape(lambda config=config: init_policy(KEY, config))
         assert shapes["input"]["kernel"].shape == (inputs, 8)
-    params = init(KEY, config)
+    config = replace(config, readout="head", dtype="bfloat16")
+    draw = np.random.default_rng(0).normal
+    params = jax.tree.map(lambda x: draw(size=x.shape).astype(np.float32), shapes)
     _, values = apply(params, observe(), config)
     params["conv"]["kernel"] *= -1
-    assert float(jnp.abs(apply(params, observe(), config)[1] - values).max()) > 1e-3
+    assert np.abs(np.asarray(apply(params, observe(), config)[1]) - values).max() > 1e-3
 
 
-def test_dropout_is_reproduced_from_the_keys():
+def test_dropout_is_reproduced_from_the_keys(params):
     config = replace(CONFIG, dropout=0.4)
-    params, seen, keys = init(KEY, config), observe(6, config), jax.random.split(KEY, 6)
-    acted = apply(params, seen, config, keys)[1]
-    order = jnp.array([3, 0, 5, 1, 4, 2])  # like a shuffled minibatch
-    shuffled = jax.tree.map(lambda x: x[order], seen)
+    seen, keys = observe(6), np.arange(12, dtype=np.uint32).reshape(6, 2)
+    acted = np.asarray(apply(params, seen, config, keys)[1])
+    order = np.array([3, 0, 5, 1, 4, 2])  # like a shuffled minibatch
+    shuffled = Observation(*(x[order] for x in seen))
     scored = apply(params, shuffled, config, keys[order])[1]
     np.testing.assert_allclose(scored, acted[order], atol=1e-6)
-    assert float(jnp.abs(apply(params, seen, config, keys[order])[1] - acted).max()) > 1e-3
+    assert np.abs(apply(params, seen, config, keys[order])[1] - acted).max() > 1e-3
 
 
 def test_only_hidden_matrices_go_to_the_spectral_rule():
@@ -90,11 +94,10 @@ def test_only_hidden_matrices_go_to_the_spectral_rule():
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the special attention is for CPUs")
-@pytest.mark.parametrize("queries", [5, 1])
-def test_cpu_attention_equals_jax(queries):
+def test_cpu_attention_equals_jax():
     rng = np.random.default_rng(0)
-    Q = jnp.asarray(rng.normal(size=(3, queries, 2, 8)), jnp.float32)
-    K, V = jnp.asarray(rng.normal(size=(2, 3, 5, 2, 8)), jnp.float32)
+    Q = rng.normal(size=(3, 4, 2, 8)).astype(np.float32)  # fewer queries than keys
+    K, V = rng.normal(size=(2, 3, 5, 2, 8)).astype(np.float32)
 
     def with_gradients(attend):
         return jax.jit(jax.value_and_grad(lambda *x: (attend(*x) ** 2).sum(), (0, 1, 2)))(Q, K, V)
@@ -105,20 +108,16 @@ def test_cpu_attention_equals_jax(queries):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
 
 
-ON_GPU = pytest.mark.skipif(jax.default_backend() == "cpu", reason="tests the GPU compiler")
-
-
-@pytest.mark.parametrize("readout", [pytest.param("all", marks=ON_GPU), "head"])
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=ON_GPU), "bfloat16"])
+@pytest.mark.skipif(jax.default_backend() == "cpu", reason="tests the GPU compiler")
+@pytest.mark.parametrize("readout", ["all", "head"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_values_are_the_same_with_and_without_the_gradient(dtype, readout):
-    # A GPU compiler once made the two programs differ, on 36 cells and a few hundred boards.
-    gpu = jax.default_backend() == "gpu"
-    width, boards = (64, 2048) if gpu else (8, 6)
+    # The two programs once differed, on 36 cells and a few hundred boards.
     config = SnakeConfig(
-        width=6, height=6, d_model=width, num_heads=width // 8, num_layers=2, mlp_ratio=1,
-        dtype=dtype, readout=readout,
+        width=6, height=6, d_model=64, num_heads=8, num_layers=2, mlp_ratio=1, dtype=dtype,
+        readout=readout,
     )  # fmt: skip
-    params, seen = init(KEY, config), observe(boards, config)
+    params, seen = init(KEY, config), observe(2048, config)
 
     def value(params):
         return apply_policy(params, seen, config)[1]

@@ -10,9 +10,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("jumanji")
-pytest.importorskip("jax")
-
 SCRIPT = """
 import dataclasses
 import jax, numpy as np

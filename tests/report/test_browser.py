@@ -5,7 +5,8 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -83,33 +84,34 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One page of each kind; `arith` and `vote` are real runs."""
+def page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A page by name; `arith` and `vote` are real runs."""
     root = tmp_path_factory.mktemp("pages")
-    make_tournament(root / "tournament")
-    attacked = make_run(
-        root / "attacked",
-        samples=[make_sample(1, ATTACK)],
-        events=[make_event(5, "warn", ATTACK)],
-        rows=[{"step": k, "reward": 0.1 * k, ATTACK: 1.0} for k in range(1, 9)],
-    )
-    made = {
-        "arith": render_runs(read_runs([GOLDEN / "arith"])),
-        "vote": render_runs(read_runs([GOLDEN / "vote"])),
-        "both": render_runs(read_runs([GOLDEN / "arith", GOLDEN / "vote"])),
-        "live": render_runs(read_runs([GOLDEN / "arith"]), live=2),
-        "tournament": render_tournament(root / "tournament"),
-        "attacked": render_runs(read_runs([attacked.path, GOLDEN / "arith"])),
-    }
-    for name, text in made.items():
+    runs = {"both": ("arith", "vote"), "live": ("arith",), "attacked": ("attacked", "arith")}
+
+    @cache
+    def write(name: str) -> Path:
+        if name == "tournament":
+            make_tournament(root / "tournament")
+            text = render_tournament(root / "tournament")
+        else:
+            paths = [GOLDEN / run for run in runs.get(name, (name,))]
+            if name == "attacked":
+                rows = [{"step": k, "reward": 0.1 * k, ATTACK: 1.0} for k in range(1, 9)]
+                samples, events = [make_sample(1, ATTACK)], [make_event(5, "warn", ATTACK)]
+                changed = {"rows": rows, "samples": samples, "events": events}
+                paths[0] = make_run(root / name, **changed).path
+            text = render_runs(read_runs(paths), live=2 if name == "live" else None)
         (root / f"{name}.html").write_text(text, encoding="utf-8")
-    return {name: root / f"{name}.html" for name in made}
+        return root / f"{name}.html"
+
+    return write
 
 
-@pytest.mark.parametrize("name", ["arith", "tournament"])
-def test_every_chart_is_drawn_without_errors_or_requests(browser, pages, name):
+@pytest.mark.parametrize("name", ["arith", pytest.param("tournament", marks=pytest.mark.slow)])
+def test_every_chart_is_drawn_without_errors_or_requests(browser, page, name):
     browser.requests()
-    browser.open(pages[name], height=12_000)
+    browser.open(page(name), height=12_000)
     browser.run(OPEN_ALL)
     lines = (
         "[...document.querySelectorAll('.plot')].map((p) => p.querySelectorAll('.trace').length)"
@@ -117,21 +119,22 @@ def test_every_chart_is_drawn_without_errors_or_requests(browser, pages, name):
     browser.wait(f"{lines}.every(Boolean)")
     assert browser.run(f"return {lines}.length") > 2
     assert browser.errors() == []
-    assert browser.requests() == [pages[name].as_uri()]
+    assert browser.requests() == [page(name).as_uri()]
 
 
-@pytest.mark.parametrize("width", [390, pytest.param(1440, marks=pytest.mark.slow)])
-def test_nothing_is_wider_than_the_screen(browser, pages, width):
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1440])
+def test_nothing_is_wider_than_the_screen(browser, page, width):
     for name in ("both", "tournament"):
-        browser.open(pages[name], width, height=3000)
+        browser.open(page(name), width, height=3000)
         browser.wait("document.querySelector('.plot .main-svg')?.clientWidth > 250")
         browser.run(OPEN_ALL)
         assert browser.run("return document.documentElement.scrollWidth") <= width
 
 
-def test_model_output_is_shown_and_never_run(browser, pages):
+def test_model_output_is_shown_and_never_run(browser, page):
     browser.requests()
-    browser.open(pages["attacked"], height=12_000)
+    browser.open(page("attacked"), height=12_000)
     browser.run(OPEN_ALL)
     browser.run("document.querySelectorAll('main *').forEach((each) => {"
                 "each.dispatchEvent(new Event('mouseover')); each.dispatchEvent(new Event('load'));"
@@ -145,15 +148,15 @@ def test_model_output_is_shown_and_never_run(browser, pages):
     assert "</script><script>window.hacked=1</script>" in shown
     assert "⟨U+202E⟩esrever" in shown
     assert browser.errors() == []
-    assert browser.requests() == [pages["attacked"].as_uri()]
+    assert browser.requests() == [page("attacked").as_uri()]
 
 
-def test_markup_that_slipped_through_could_not_run(browser, pages, tmp_path):
+def test_markup_that_slipped_through_could_not_run(browser, page, tmp_path):
     slipped = (
         "<script>window.hacked=1</script><img src='http://127.0.0.1:9/x' onerror='window.hacked=2'>"
     )
     broken = tmp_path / "broken.html"
-    broken.write_text(pages["arith"].read_text().replace("<footer>", f"{slipped}<footer>"))
+    broken.write_text(page("arith").read_text().replace("<footer>", f"{slipped}<footer>"))
     browser.open(broken)
     assert browser.run("return window.hacked") is None
     errors = browser.errors()
@@ -161,10 +164,10 @@ def test_markup_that_slipped_through_could_not_run(browser, pages, tmp_path):
     assert any("img-src" in message or "default-src" in message for message in errors)
 
 
-def test_the_keyboard_reads_a_chart(browser, pages):
+def test_the_keyboard_reads_a_chart(browser, page):
     from selenium.webdriver.common.keys import Keys
 
-    browser.open(pages["arith"])
+    browser.open(page("arith"))
     browser.wait("document.querySelector('.plot .main-svg')")
     browser.run("document.querySelector('.plot').focus()")
     said = "document.getElementById('said').textContent"
@@ -175,8 +178,8 @@ def test_the_keyboard_reads_a_chart(browser, pages):
     browser.wait("document.querySelector('.plot .hoverlayer text')")
 
 
-def test_runs_axis_zoom_and_theme(browser, pages):
-    browser.open(pages["both"], height=2000)
+def test_runs_axis_zoom_and_theme(browser, page):
+    browser.open(page("both"), height=2000)
     traces = "document.querySelector('.plot').data?.length"
     browser.wait(f"{traces} === 4")  # two runs, each raw and smoothed
     browser.run("document.querySelector('[data-run=\"1\"]').click()")
@@ -198,13 +201,10 @@ def test_runs_axis_zoom_and_theme(browser, pages):
     assert browser.run(switch + color) == light
     dark = browser.run(switch + color)
     assert dark != light
-    browser.open(pages["both"], dark=True)
-    assert browser.run(color) == dark
-
-
-def test_contrast(browser, pages):
-    """WCAG: 4.5 to 1 for text, 3 to 1 for lines."""
-    browser.open(pages["arith"])
+    system = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.web.execute_cdp_cmd("Emulation.setEmulatedMedia", system)
+    assert browser.run(switch + color) == dark  # automatic again
+    # WCAG: 4.5 to 1 for text, 3 to 1 for lines.
     for theme in ("light", "dark"):
         words, lines = browser.run(
             f"document.documentElement.dataset.theme = '{theme}';"
@@ -231,8 +231,9 @@ def test_contrast(browser, pages):
         assert min(lines) >= 2.9, lines
 
 
-def test_a_live_page_keeps_its_place(browser, pages):
-    browser.open(pages["live"])
+@pytest.mark.slow
+def test_a_live_page_keeps_its_place(browser, page):
+    browser.open(page("live"))
     browser.run("window.scrollTo(0, 900); window.before = true;"
                 "document.querySelectorAll('details')[0].open = true")  # fmt: skip
     look = ("window.before === undefined && document.querySelector('.plot .main-svg') && "
@@ -243,7 +244,7 @@ def test_a_live_page_keeps_its_place(browser, pages):
 
 @pytest.mark.skipif("MESOTRON_SCREENSHOTS" not in os.environ, reason="run by make screenshots")
 @pytest.mark.parametrize(
-    ("name", "page", "width", "height", "dark", "part"),
+    ("name", "shown", "width", "height", "dark", "part"),
     [
         ("report_wide", "arith", 1280, 1180, False, None),
         ("report_phone", "arith", 390, 1100, True, None),
@@ -253,8 +254,8 @@ def test_a_live_page_keeps_its_place(browser, pages):
         ("report_spectra", "arith", 1280, 560, False, "what-does-the-filter-do"),
     ],
 )
-def test_screenshots(browser, pages, name, page, width, height, dark, part):
-    browser.open(pages[page], width, dark, height)
+def test_screenshots(browser, page, name, shown, width, height, dark, part):
+    browser.open(page(shown), width, dark, height)
     if part:
         browser.run(f"document.getElementById('{part}').scrollIntoView()")
     browser.web.execute_async_script("setTimeout(arguments[0], 1500)")
@@ -265,6 +266,6 @@ def test_screenshots(browser, pages, name, page, width, height, dark, part):
 
 def looks_different(new: bytes, old: bytes) -> bool:
     images = [np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in (new, old)]
-    return images[0].shape != images[1].shape or bool(
-        (images[0] != images[1]).any(axis=2).mean() > 1e-4
-    )  # share of pixels
+    if images[0].shape != images[1].shape:
+        return True
+    return bool((images[0] != images[1]).any(axis=2).mean() > 1e-4)  # share of pixels

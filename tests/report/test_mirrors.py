@@ -2,7 +2,6 @@
 
 import io
 import logging
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,6 +10,7 @@ from transformers.integrations import TensorBoardCallback
 from mesotron import recipes
 from mesotron.config import TrainConfig
 from mesotron.report import read_run, render_runs
+from mesotron.report.data import make_spectra
 from mesotron.rlvr import session
 from mesotron.rlvr.callbacks import RunLog
 from mesotron.rlvr.optimizer import OptimizerLog
@@ -64,9 +64,12 @@ def test_a_run_keeps_its_routing_and_spectra(run, tmp_path):
     assert {row["step"] for row in copy.rows("spectra")} == {1, 2}
     copy.cut_after(1)  # a resumed run writes the rest again
     assert {row["step"] for row in copy.rows("spectra")} == {1}
-    page = render_runs([read_run(Path(run.path))])
-    assert "What does the filter do?" in page
-    assert "Update rule of each parameter" in page
+    read = read_run(run.path)
+    assert "Update rule of each parameter" in render_runs([read])
+    for chart in make_spectra(read):
+        assert chart.x_name == "rank"
+        shown = [(line.name.split()[0], line.name.split()[-1]) for line in chart.lines]
+        assert shown == [("before", "2"), ("after", "2"), ("before", "1"), ("after", "1")]
 
 
 @pytest.mark.parametrize(("rank", "written"), [("0", True), ("1", False)])

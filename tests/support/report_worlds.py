@@ -6,17 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from mesotron.compare.record import (
-    Cell,
-    Contender,
-    Standing,
-    Threshold,
-    Tournament,
-    write_tournament,
-)
+from mesotron.compare import record
+from mesotron.compare.record import Cell, Contender, Standing, Threshold, Tournament
 from mesotron.config import SnakeConfig, TrainConfig
 from mesotron.config.base import to_plain
 from mesotron.runs import RunFolder
+from mesotron.runs.files import append_row
 
 # Everything that a page must show and not obey.
 ATTACK = (
@@ -33,51 +28,40 @@ def make_row(step: int, steps: int, noise: random.Random) -> dict[str, float]:
     correct = min(max(0.2 + 0.5 * done + noise.gauss(0, 0.06), 0), 1)
     formatted = min(0.5 + done, 0.98)
     return {
-        "step": step,
-        "loss": noise.gauss(0, 0.01),
-        "reward": 0.9 * correct + 0.1 * formatted,
-        "reward_std": 0.4,
-        "facts/correct": correct,
-        "facts/formatted": formatted,
+        "step": step, "loss": noise.gauss(0, 0.01),
+        "reward": 0.9 * correct + 0.1 * formatted, "reward_std": 0.4,
+        "facts/correct": correct, "facts/formatted": formatted,
         "facts/correct_unformatted": 0.1 * (1 - done),
         "entropy": 1.2 - 0.7 * done + noise.gauss(0, 0.03),
-        "entropy/trajectory_q1": 1.0 - 0.7 * done,
-        "entropy/trajectory_q3": 1.4 - 0.7 * done,
-        "groups/zero_signal": 0.2 + 0.2 * done,
-        "groups/all_right": 0.1 + 0.2 * done,
-        "groups/all_wrong": 0.1,
-        "completions/mean_length": 20 + noise.gauss(0, 1),
-        "completions/min_length": 12.0,
-        "completions/max_length": 32.0,
-        "optim/muon/update_rms": 1e-4 * (1 - 0.9 * done),
+        "entropy/trajectory_q1": 1.0 - 0.7 * done, "entropy/trajectory_q3": 1.4 - 0.7 * done,
+        "groups/zero_signal": 0.2 + 0.2 * done, "groups/all_right": 0.1 + 0.2 * done,
+        "groups/all_wrong": 0.1, "completions/mean_length": 20 + noise.gauss(0, 1),
+        "completions/min_length": 12.0, "completions/max_length": 32.0,
+        "optim/muon/update_rms": 1e-4 * (1 - 0.9 * done), "learning_rate": 6e-4 * (1 - done),
         "optim/adamw/update_rms": 2e-4 * (1 - 0.9 * done),
-        "learning_rate": 6e-4 * (1 - done),
-        "grad_norm": math.exp(noise.gauss(0, 0.3)),
-        "time/step": 3.0,
-        "num_tokens": 4000.0 * step,
-        "my own/metric": noise.gauss(0, 1),
-    }
+        "grad_norm": math.exp(noise.gauss(0, 0.3)), "time/step": 3.0,
+        "num_tokens": 4000.0 * step, "my own/metric": noise.gauss(0, 1),
+    }  # fmt: skip
 
 
 def make_run(path: Path, steps: int = 20, seed: int = 0, **changed: Any) -> RunFolder:
     """A finished run of `mesotron train`; `changed` replaces whole files by name."""
-    noise = random.Random(seed)
-    config = TrainConfig(steps=steps, seed=seed)
-    run = RunFolder.create(path, config, {"device": "cpu", "seed": seed, "python": "3"})
-    for row in changed.get("rows") or [make_row(k + 1, steps, noise) for k in range(steps)]:
-        run.append("metrics", row)
-    for event in changed.get("events", []):
-        run.append("events", event)
-    for sample in changed.get("samples", [make_sample(1), make_sample(steps)]):
-        run.append("samples", sample)
+    noise, environment = random.Random(seed), {"device": "cpu", "seed": seed, "python": "3"}
+    run = RunFolder.create(path, TrainConfig(steps=steps, seed=seed), environment)
+    rows = changed.get("rows") or [make_row(k + 1, steps, noise) for k in range(steps)]
+    samples = changed.get("samples", [make_sample(1), make_sample(steps)])
+    streams = {"metrics": rows, "events": changed.get("events", []), "samples": samples}
+    for stream, items in streams.items():
+        for item in items:
+            run.append(stream, item)  # pyright: ignore[reportArgumentType]
     run.save("before", {"transcripts": [make_transcript(k, k == 0) for k in range(4)]})
     run.save("after", {"transcripts": [make_transcript(k, k != 2) for k in range(4)]})
-    interval = {"value": 0.45, "low": 0.38, "high": 0.52}
     if changed.get("finished", True):
-        gain = {"value": 0.17, "low": 0.1, "high": 0.24}
-        before = {"value": 0.28, "low": 0.22, "high": 0.35}
-        found = {"steps": steps, "problems": 4, "findings": []}
-        run.finish(found | {"before": before, "after": interval, "gain": gain}, "words")
+        scores = {"before": (0.28, 0.22, 0.35), "after": (0.45, 0.38, 0.52)}
+        scores["gain"] = (0.17, 0.1, 0.24)
+        ends = ("value", "low", "high")
+        result = {name: dict(zip(ends, score)) for name, score in scores.items()}
+        run.finish({"steps": steps, "problems": 4, "findings": [], **result}, "words")
     return run
 
 
@@ -106,9 +90,8 @@ def make_snake(path: Path, updates: int = 12, runs: int = 2) -> RunFolder:
         times = {"time/seconds": 4.0 * step, "time/env_steps": 4096.0 * step}
         row = {"step": step, "episode/fruit": sum(each) / runs, "policy/entropy": 1.0, **times}
         folder.append("metrics", row)
-        with (path / "runs.jsonl").open("a") as file:
-            for number, fruit in enumerate(each):
-                file.write(f'{{"step": {step}, "run": {number}, "episode/fruit": {fruit}}}\n')
+        for number, fruit in enumerate(each):
+            append_row(path / "runs.jsonl", {"step": step, "run": number, "episode/fruit": fruit})
     folder.finish({
         "baselines": {"maximum": 35.0, "random_masked": 7.5, "random_unmasked": 0.2},
         "runs": [{"seed": k} for k in range(runs)], "greedy_fruit": 30.25, "greedy_won": 0.5,
@@ -125,35 +108,30 @@ def make_tournament(path: Path, names: tuple[str, ...] = ("adamw", "muon", "pion
             score, rate = 0.4 + 0.05 * place - 0.08 * abs(power - 1), 1e-4 * 4**power
             dead = name == "muon" and power == 2
             cells.append(make_cell(path, name, rate, 100, "search", score, dead))
-        for seed in range(2):
-            cells.append(make_cell(path, name, 4e-4, seed, "final", 0.45 + 0.05 * place))
-        score = 0.45 + 0.05 * place
-        best = place == len(names) - 1
+        score, behind = 0.45 + 0.05 * place, {}
+        cells += [make_cell(path, name, 4e-4, seed, "final", score) for seed in range(2)]
+        if place < len(names) - 1:
+            behind = {"behind": -0.05 * (2 - place), "behind_low": -0.1, "behind_high": 0.01}
+            behind |= {"p": 0.2, "p_holm": 0.4}
         standings.insert(0, make_standing(
-            rank=0, contender=name, rate=4e-4, seeds=[0, 1], score=score, low=score - 0.04,
-            high=score + 0.04, by_seed=[score, score], behind=None if best else -0.05 * (2 - place),
-            behind_low=None if best else -0.1, behind_high=None if best else 0.01,
-            p=None if best else 0.2, p_holm=None if best else 0.4, seconds=60.0, tokens=8e4,
+            rank=len(names) - place, contender=name, rate=4e-4, seeds=[0, 1], score=score,
+            low=score - 0.04, high=score + 0.04, by_seed=[score, score], seconds=60.0, tokens=8e4,
             threshold_seconds=30.0, trials=3, extended=0, edge="high" if place == 0 else None,
-            dead=0, failed=0,
+            dead=0, failed=0, **behind,
         ))  # fmt: skip
-    for rank, one in enumerate(standings, 1):
-        one.rank = rank
     crashed = Cell(id="crashed", contender=names[0], objective="grpo", rate=6.4e-3, seed=100,
                    stage="search", state="failed", why=f"out of memory {ATTACK[:40]}")  # fmt: skip
-    record = Tournament(
-        recipe="arith", kind="rlvr", measure="greedy accuracy",
-        rule=["Everybody had the same rollouts."],
-        contenders=[Contender(name=name, optim=name, objective="grpo", about="a contender")
-                    for name in names],
-        plan={"seeds": 2, "rates": 3}, cells=[*cells, crashed],
+    about = {"objective": "grpo", "about": "a contender"}
+    made = Tournament(
+        recipe="arith", kind="rlvr", measure="greedy accuracy", rule=["All had the same rollouts."],
+        contenders=[Contender(name=name, optim=name, **about) for name in names],
+        plan={"seeds": 2, "rates": 3}, cells=[*cells, crashed], environment={"device": "cpu"},
         problems={"search": ["a"], "final": ["b"]}, start={"search": 0.28, "final": 0.27},
         threshold=Threshold(metric="reward", value=0.4), standings=standings,
-        words=["pion and muon are not told apart (p = 0.4).", "adamw is behind by 0.1."],
-        environment={"device": "cpu"},
+        words=["pion is first.", "adamw is behind by 0.1."],
     )  # fmt: skip
-    write_tournament(path, record)
-    return record
+    record.write_tournament(path, made)
+    return made
 
 
 def make_standing(**values: Any) -> Standing:

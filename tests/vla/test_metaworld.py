@@ -46,7 +46,7 @@ def test_episode_repeats_from_its_seed(world):
 
 
 def test_experts_succeed():
-    result = evaluate_expert(CONFIG, range(EVAL_SEED, EVAL_SEED + 2), workers=1)
+    result = evaluate_expert(replace(CONFIG, pixels=8), [EVAL_SEED], workers=1)
     assert result.success == 1
     assert max(episode.steps for episode in result.episodes) <= 125
 
@@ -72,24 +72,24 @@ def test_goals_are_drawn(world):
     assert abs(columns.mean() - nearest % 96) < 4
 
 
-def test_perturbations_change_the_image_or_the_instruction(world):
+def test_perturbations_change_the_image_or_the_instruction(world, monkeypatch):
     plain = world.reset(2, 0)
     for name in ("camera", "light", "noise", "wording"):
-        changed = build_world(replace(CONFIG, perturbation=name)).reset(2, 0)
+        monkeypatch.setattr(world, "config", replace(CONFIG, perturbation=name))
+        changed = world.reset(2, 0)
         assert np.array_equal(changed[FRONT], plain[FRONT]) is (name == "wording")
         assert (changed["task"] == plain["task"]) is (name != "wording")
 
 
 def test_compact_demos_render_the_same_images(tmp_path):
     world = replace(CONFIG, tasks=("reach",), pixels=16)
-    config = DemosConfig(world=world, episodes=1, workers=1, noise=0.1)
+    config = DemosConfig(world=world, episodes=1, workers=1, noise=0.1, every=3)
     direct = make_demos(replace(config, out=tmp_path / "direct"), log=None)
     write_demos(replace(config, out=tmp_path / "compact", compact=True), log=None)
     render_demos(replace(config, render=tmp_path / "compact", out=tmp_path / "drawn"), log=None)
     drawn = load_shards(tmp_path / "drawn")
     np.testing.assert_array_equal(direct.action, drawn.action)
     assert (direct.images["front"] == drawn.images["front"]).mean() > 0.97
-    assert len(direct) == len(direct.action)
 
 
 def test_demos_are_planned_task_by_task(world):

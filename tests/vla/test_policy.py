@@ -195,16 +195,6 @@ def test_words_are_known_hashed_and_truncated():
 # Heads.
 
 
-def test_padded_actions_do_not_count():
-    policy = make_policy()
-    targets, losses = make_targets(policy), []
-    targets.real[:, 3:] = False
-    for padding in (0.0, 1e6):
-        targets.actions[:, 3:] = padding
-        losses.append(policy.losses(make_inputs(policy), targets, make_random())["loss/action"])
-    assert torch.equal(*losses)
-
-
 def test_heads_with_known_predictions():
     one = torch.tensor([[[1.0], [5.0]]])
     padded = torch.tensor([[True, False]])

@@ -150,10 +150,9 @@ def test_evaluation_of_a_run(reference, capsys, tmp_path):
     assert command.choose_world(saved, "blocks") == command.choose_world(saved, None) == saved.world
 
 
-@pytest.mark.parametrize(("own", "given", "used"), [(2, None, 2), (2, 3, 3), (None, None, 4)])
-def test_evaluation_after_a_run_without_simulator(config, monkeypatch, capsys, own, given, used):
+def test_evaluation_after_a_run_without_simulator(config, reference, monkeypatch, capsys):
     monkeypatch.setattr(session, "find_spec", lambda name: None)  # no simulator
-    session.train(replace(config, steps=1, execute=own, episodes=2))
+    session.train(replace(config, steps=1, execute=2, episodes=2))
     assert f"mesotron vla eval {config.out}" in capsys.readouterr().out
     seen = []
 
@@ -162,9 +161,10 @@ def test_evaluation_after_a_run_without_simulator(config, monkeypatch, capsys, o
         raise KeyboardInterrupt
 
     monkeypatch.setattr(evaluation, "measure", stop)
-    with pytest.raises(KeyboardInterrupt):
-        command.run_eval(VlaEvalConfig(run=config.out, execute=given, device="cpu"))
-    assert seen == [used]
+    for run, given in ((config.out, None), (config.out, 3), (reference, None)):
+        with pytest.raises(KeyboardInterrupt):
+            command.run_eval(VlaEvalConfig(run=run, execute=given, device="cpu"))
+    assert seen == [2, 3, 4]
 
 
 def test_policy_of_recordings_needs_a_world(config, demos, tmp_path, capsys):
@@ -234,13 +234,9 @@ def test_learning_rate_schedule():
 
 # Learning.
 
-CHUNKS, MUON = (
-    PolicyConfig(size="ci", chunk=8),
-    PartsOptimConfig(action="muon", lr=1e-2, aux_lr=3e-3),
-)
-LEARNING = VlaTrainConfig(
-    policy=CHUNKS, optim=MUON, steps=800, batch=64, probe_every=0, device="cpu"
-)
+MUON = PartsOptimConfig(action="muon", lr=1e-2, aux_lr=3e-3)
+LEARNING = VlaTrainConfig(policy=PolicyConfig(size="ci", chunk=8), optim=MUON, steps=800, batch=64,
+                          probe_every=0, device="cpu")  # fmt: skip
 # The instruction is redundant there; AdamW is faster.
 FROM_STATE = replace(LEARNING, optim=replace(MUON, language="adamw", lr=2e-2), steps=200)
 TEN_OBJECTS = replace(LEARNING, policy=PolicyConfig(size="ci", patch=8))

@@ -155,9 +155,8 @@ class Progress:
         short = "".join(c if c.isalnum() or c in "_+-" else "_" for c in contender.name)
         id = f"{short}.probe" if stage == "probe" else f"{short}.lr{rate:g}.s{seed}"
         if all(cell.id != id for cell in self.record.cells):
-            who = {"contender": contender.name, "objective": contender.objective}
-            where = {"id": id, "run": f"cells/{id}"}
-            cell = Cell(**who, **where, rate=rate, seed=seed, stage=stage, gain=gain)
+            cell = Cell(id=id, contender=contender.name, objective=contender.objective, rate=rate,
+                        seed=seed, stage=stage, gain=gain, run=f"cells/{id}")  # fmt: skip
             self.record.cells.append(cell)
 
     def waiting(self) -> list[Cell]:

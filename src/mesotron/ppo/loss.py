@@ -40,12 +40,6 @@ def estimate_advantages(
     A game that died has no next value; one stopped by the time limit has the value of its state
     before the reset (`cut_values` [N]; at most one such game per rollout). Neither passes an
     advantage on to the previous game. `last_values` [N] are those after the rollout.
-
-    Example:
-        >>> one, no = jnp.ones((1, 1)), jnp.zeros((1, 1), bool)
-        >>> A = estimate_advantages(one, 2 * one, no, no, 3 * one[0], 9 * one[0], 0.5, 1.0)
-        >>> float(A[0, 0])  # 1 + 0.5 * 3 - 2
-        0.5
     """
     following = jnp.concatenate([values[1:], last_values[None]])
     following = jnp.where(truncated, cut_values, jnp.where(terminated, 0, following))

@@ -41,14 +41,7 @@ def make_hyper(config: SnakeConfig) -> Hyper:
 
 
 def anneal(rate: float | Array, num_gradient_steps: float | Array | None) -> Callable[[Any], Array]:
-    """A learning-rate schedule: linear to zero after the last of `num_gradient_steps` (None:
-    constant).
-
-    Example:
-        >>> at = anneal(1.0, 64)
-        >>> [round(float(at(step)), 3) for step in (0, 32, 63, 64, 1000)]
-        [1.0, 0.5, 0.016, 0.0, 0.0]
-    """
+    """A schedule: linear to zero after the last of `num_gradient_steps` (None: constant)."""
 
     def at(count: Any) -> Array:
         if num_gradient_steps is None:

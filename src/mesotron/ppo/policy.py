@@ -61,14 +61,8 @@ def init_policy(key: Array, config: SnakeConfig) -> Params:
 def apply_policy(
     params: Params, observation: Observation, config: SnakeConfig, dropout_keys: Array | None = None
 ) -> tuple[Array, Array]:
-    """Logits [B, 4] in float32, very small for illegal moves, and values [B].
-
-    Args:
-        params: from `init_policy`.
-        observation: cells [B, T, F], mask [B, 4].
-        config: board and network.
-        dropout_keys: [B, 2] raw keys, one per observation; None disables dropout.
-    """
+    """Logits [B, 4] in float32, very small for illegal moves, and values [B]; `dropout_keys` [B, 2]
+    are raw keys, one per observation, None disables dropout."""
     X = _embed(params, observation.cells, config)
 
     def block(X: Array, scanned: tuple[Params, Array], tokens: Array | None = None) -> Array:

@@ -145,21 +145,18 @@ def make_mesh(config: SnakeConfig) -> Mesh:
 def shardings_of(states: TrainState, config: SnakeConfig, mesh: Mesh) -> Any:
     """A tree of shardings for the leaves [R, ...] of all states (or of their shapes). Several runs
     are split over the devices; of a single run, its games are."""
-    whole: Any = NamedSharding(mesh, PartitionSpec())
-    games = NamedSharding(mesh, PartitionSpec(None, "shard"))
+
+    def place(tree: Any, *axes: str | None) -> Any:
+        sharding = NamedSharding(mesh, PartitionSpec(*axes))
+        return jax.tree.map(lambda _: sharding, tree)
+
     if config.num_groups == 1:
         num_runs = states.update.shape[0]
         if num_runs % config.num_shards:
             raise ValueError(f"{num_runs} runs do not divide over --num-shards {config.num_shards}")
-        runs = NamedSharding(mesh, PartitionSpec("shard"))
-        return jax.tree.map(lambda _: runs, states)
-
-    by_game = ("env", "observation")
-    places = {name: games if name in by_game else whole for name in TrainState._fields}
-    return TrainState(*(
-        jax.tree.map(lambda _, place=place: place, tree)
-        for place, tree in zip(places.values(), states)
-    ))  # fmt: skip
+        return place(states, "shard")
+    games = {name: place(getattr(states, name), None, "shard") for name in ("env", "observation")}
+    return place(states)._replace(**games)
 
 
 def save_states(root: Path, step: int, states: TrainState) -> None:

@@ -6,7 +6,6 @@ checkpoints are saved, so memory does not grow with the run.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import jax
 import numpy as np
 
 from mesotron.config import SnakeConfig
+from mesotron.config.base import to_plain
 from mesotron.ppo import evaluate, program
 from mesotron.ppo.evaluate import Curve, Games
 from mesotron.ppo.loop import TrainState
@@ -26,8 +26,9 @@ from mesotron.runs.console import LiveView
 from mesotron.runs.files import Row, append_row, cut_rows_after, read_rows
 from mesotron.runs.process import StopRequest
 from mesotron.runs.resume import resumed_settings
-from mesotron.watch import Engine, Event
+from mesotron.watch import Event
 from mesotron.watch.diagnosis import Diagnosis, diagnose
+from mesotron.watch.guard import Monitor
 
 # Evaluation games come from a seed far away from those users give to training.
 EVALUATION_SEED = 1_000_003
@@ -52,20 +53,18 @@ class Guard:
         self, config: SnakeConfig, folder: RunFolder, notify: Callable[[str], None]
     ) -> None:
         self.config, self.folder, self.notify = config, folder, notify
-        self.engine = Engine()
-        self.rows: list[Row] = []
-        self.events: list[Event] = []
+        self.monitor = Monitor()
         self.stopped_by: Event | None = None
         self._reported_mismatch = False
 
     def replay(self) -> None:
         """Process the rows written before a resume, without reporting their events again."""
         for row in self.folder.rows("metrics"):
-            self._process(row)
+            self.monitor.update(row)
 
     def update(self, row: Row) -> None:
         self._check_mismatch(row)
-        for event in self._process(row):
+        for event in self.monitor.update(row):
             self.folder.append("events", event.record())
             if self.config.guard != "off":
                 self.notify(event.sentence())
@@ -74,7 +73,7 @@ class Guard:
                 self.stopped_by = event
 
     def diagnosis(self) -> Diagnosis:
-        return diagnose(self.rows, self.engine, self.events)
+        return diagnose(self.monitor.rows, self.monitor.engine, self.monitor.events)
 
     def _check_mismatch(self, row: Row) -> None:
         """Warn once about a broken device or compiler, whatever the guard setting."""
@@ -82,16 +81,9 @@ class Guard:
         if mismatch > MAX_MISMATCH and not self._reported_mismatch:
             self._reported_mismatch = True
             self.notify(
-                f"policy/mismatch is {mismatch:.2g} at update {row['step']}: the loss and the "
-                "rollout compute different probabilities for the same moves. This is a bug in the "
-                "device or its compiler: try another --dtype, --attention xla or another jax"
+                f"policy/mismatch is {mismatch:.2g} at update {row['step']}, a bug of the device "
+                "or its compiler: try another --dtype, --attention xla or another jax"
             )
-
-    def _process(self, row: Row) -> list[Event]:
-        self.rows.append(row)
-        events = self.engine.update(row)
-        self.events += events
-        return events
 
 
 class Mirrors:
@@ -106,12 +98,9 @@ class Mirrors:
                 import wandb
             except ModuleNotFoundError as error:
                 raise ValueError("--wandb needs its package: pip install wandb") from error
-            values = {
-                name: str(value) if isinstance(value, Path) else value
-                for name, value in dataclasses.asdict(config).items()
-            }
             where = {"project": config.wandb_project, "entity": config.wandb_entity}
-            self._wandb = wandb.init(**where, name=path.name, config=values, dir=str(path))
+            where |= {"name": path.name, "dir": str(path)}
+            self._wandb = wandb.init(**where, config=to_plain(config))
         if config.tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -183,7 +172,7 @@ def train_snake(config: SnakeConfig) -> int:
 
 
 def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
-    """A new run folder, or the one to resume together with its own config."""
+    """A new run folder, or the one to resume with its own config."""
     if config.resume is not None:
         folder = RunFolder(config.resume)
         instead = f"start a new run (from its weights: --pretrained-model {folder.path})"

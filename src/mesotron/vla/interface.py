@@ -10,7 +10,7 @@ S state size, H x W pixels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,22 +44,15 @@ class Step(NamedTuple):
 class World(ABC):
     """A simulator with language: one episode at a time, reproducible from (seed, task)."""
 
-    tasks: tuple[str, ...]
-    """Names of the tasks; `reset` takes the index."""
-    cameras: tuple[str, ...]
-    """Names of the images in an observation: "front" is "observation.images.front"."""
+    tasks: tuple[str, ...]  # names; `reset` takes the index
+    cameras: tuple[str, ...]  # of the images: "front" is "observation.images.front"
     state_dim: int
     action_dim: int
-    max_steps: int
-    """Actions after which an episode has failed: twice the expert's longest episode."""
-    is_paired: bool
-    """Whether `reset` supports `swap` and `scatter`."""
-    num_steps: int
-    """Actions taken in this episode."""
-    instruction: str
-    """The instruction of this episode."""
-    wrong_instruction: str
-    """Another instruction that the same image would allow."""
+    max_steps: int  # actions after which an episode has failed: twice the expert's longest episode
+    is_paired: bool  # whether `reset` supports `swap` and `scatter`
+    num_steps: int  # actions taken in this episode
+    instruction: str  # of this episode
+    wrong_instruction: str  # another one that the same image would allow
 
     @property
     @abstractmethod
@@ -107,6 +100,12 @@ class World(ABC):
             if done:
                 break
         return Step(self.observe(), success, done)
+
+
+def check_tasks(config: WorldConfig, known: Collection[str]) -> None:
+    unknown = sorted({*config.tasks}.difference(known))
+    if unknown:
+        raise ValueError(f"{config.name} has no task {unknown[0]!r}: use {', '.join(known)}")
 
 
 @dataclass
@@ -161,7 +160,7 @@ class EvalResult:
 
     @property
     def success(self) -> float:
-        """Fraction of all episodes that succeeded."""
+        """Share of the episodes that succeeded."""
         return sum(episode.success for episode in self.episodes) / len(self.episodes)
 
     @property
@@ -175,7 +174,7 @@ class EvalResult:
 
     @property
     def score(self) -> Score:
-        """Success over all episodes with its 95 % Wilson interval."""
+        """Success with its 95 % Wilson interval."""
         return wilson(sum(episode.success for episode in self.episodes), len(self.episodes))
 
     def to_json(self) -> dict[str, Any]:

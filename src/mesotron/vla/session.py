@@ -37,8 +37,8 @@ SHOWN_METRICS = {
     "gradient/action/effective_rank": "action rank",
     "learning_rate": "lr",
 }
-REPORTED_METRICS = ("loss", "update_rms/vision", "update_rms/language", "update_rms/fusion")
-REPORTED_METRICS += ("update_rms/action", "gradient/action/effective_rank", "gradient/action/snr")
+REPORTED_METRICS = ("loss", *(f"update_rms/{part}" for part in PARTS))
+REPORTED_METRICS += ("gradient/action/effective_rank", "gradient/action/snr")
 
 
 def train(config: VlaTrainConfig) -> int:

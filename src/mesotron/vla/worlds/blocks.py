@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from mesotron.config import WorldConfig
-from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, World
+from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, World, check_tasks
 from mesotron.vla.worlds.rendering import (
     Camera,
     Light,
@@ -77,13 +77,11 @@ def compile_model(shapes: tuple[Shape, ...]) -> Model:
         "bin_front": (x, y - b, h, a + WALL, WALL, h),
         "bin_back": (x, y + b, h, a + WALL, WALL, h),
     }
-    bin_xml = "".join(
-        f'<geom name="{name}" type="box" pos="{p} {q} {r}" size="{u} {v} {w}"/>'
-        for name, (p, q, r, u, v, w) in boxes.items()
-    )
     # Palm and fingers on slides; the body's origin is the point between the fingertips. Servos are
     # stiff and critically damped with limited force: jerks would tear an object from the hand.
-    slides = servos = fingers = objects = ""
+    bin_xml = slides = servos = fingers = objects = ""
+    for name, (p, q, r, u, v, w) in boxes.items():
+        bin_xml += f'<geom name="{name}" type="box" pos="{p} {q} {r}" size="{u} {v} {w}"/>'
     for axis, vector in (("x", "1 0 0"), ("y", "0 1 0"), ("z", "0 0 1")):
         slides += f'<joint name="hand_{axis}" type="slide" axis="{vector}"/>'
         servos += f'<position joint="hand_{axis}" kp="8000" kv="190" forcerange="-80 80"/>'
@@ -207,9 +205,7 @@ class BlocksWorld(World):
         self.cameras = () if self.gives_position else ("front", "wrist")[: 1 + config.wrist]
         self.state_dim = 7 if self.gives_position else 4
         names = tuple(item.name for item in self.suite.objects)
-        unknown = [task for task in config.tasks if task not in names]
-        if unknown:
-            raise ValueError(f"{config.name} has no task {unknown[0]!r}: use {', '.join(names)}")
+        check_tasks(config, names)
         if self.cameras and config.pixels < 8:
             raise ValueError(f"--world.pixels {config.pixels} must be at least 8")
         self.tasks = config.tasks or names

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mesotron.config import WorldConfig
-from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, World
+from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, World, check_tasks
 from mesotron.vla.worlds.rendering import (
     Ball,
     Camera,
@@ -97,11 +97,7 @@ SENTENCES = {
 
 
 class MetaWorld(World):
-    """Tasks of Meta-World.
-
-    Args:
-        config: its tasks are names without the version, such as drawer-open; MT10 if none.
-    """
+    """Tasks of Meta-World, by their names without the version (drawer-open); MT10 if none."""
 
     action_dim = 4
     state_dim = 4
@@ -110,13 +106,9 @@ class MetaWorld(World):
     cameras = ("front",)
 
     def __init__(self, config: WorldConfig) -> None:
-        unknown = [task for task in config.tasks if task not in SENTENCES]
-        if unknown:
-            raise ValueError(f"metaworld has no task {unknown[0]!r}: use {', '.join(SENTENCES)}")
-        if config.wrist:
-            raise ValueError("metaworld has no wrist camera: leave --world.wrist out")
-        if config.perturbation == "position":
-            raise ValueError("metaworld does not support the perturbation 'position'")
+        check_tasks(config, SENTENCES)
+        if config.wrist or config.perturbation == "position":
+            raise ValueError("metaworld has neither a wrist camera nor the perturbation position")
         if config.renderer == "gl" and os.environ.get("MUJOCO_GL") in (None, "disable"):
             raise ValueError("--world.renderer gl needs MUJOCO_GL=egl or MUJOCO_GL=osmesa")
         self.config = config
