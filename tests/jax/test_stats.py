@@ -133,7 +133,7 @@ def test_duplicate_groups_are_refused():
 
 
 def test_names_are_documented():
-    page = (DOCS / "metrics.md").read_text()
+    page = (DOCS / "api" / "metrics.md").read_text()
     documented = set(re.findall(r"^\| `<group>/(\w+)` ", page, re.MULTILINE))
     assert set(SPECTRAL) <= documented
 
@@ -142,6 +142,8 @@ def test_code_in_the_docs_runs(capsys):
     names: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "jax.md").read_text(), re.DOTALL)
     for block in blocks:
+        if "mesotron.ppo" in block:  # compiles for long; tests/test_docs.py runs it
+            continue
         exec(compile(block, "jax.md", "exec"), names)
     assert names["updates"][0]["w"].shape == (3, 8)
     assert "muon/update_rms" in capsys.readouterr().out

@@ -71,7 +71,7 @@ def multi_transform_with_pion(
     Arguments as in `multi_transform_with_muon`, and `promote=` or `cutoff=` as in `pion`.
 
     Example:
-        >>> tx = multi_transform_with_pion(0.02, 2.5e-4, cutoff="noise", per_head=True)
+        >>> tx = multi_transform_with_pion(0.02, 2.5e-4, cutoff="aligned", per_head=True)
     """
     options |= {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     return _multi_transform(pion, pion_lr, aux_lr, betas, eps, options)

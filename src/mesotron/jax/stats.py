@@ -1,7 +1,7 @@
 """Step statistics as arrays in the optimizer's state; the twin of `mesotron.optim.stats`.
 
 A transformation made with `stats=True` keeps them, and `read_stats` collects them from a state.
-Names and formulas are those of docs/metrics.md; cosines are over whole leaves here.
+Names and formulas are those of docs/api/metrics.md; cosines are over whole leaves here.
 
 Legend: a leaf holds B matrices; numbers of each of them are [B].
 """

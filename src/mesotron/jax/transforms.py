@@ -95,7 +95,7 @@ def scale_by_pion(
     Arguments are those of `pion`, and `stats_rate` as in `scale_by_muon`.
 
     Example:
-        >>> tx = scale_by_pion(cutoff="noise")
+        >>> tx = scale_by_pion(cutoff="aligned")
     """
     _refuse_traced(steps=steps, cutoff=cutoff)
     # An injected default of 0 is an array too; next to a cutoff it is ignored.
@@ -211,7 +211,7 @@ def pion(
             batched, shardings, stats: as in `muon`.
 
     Example:
-        >>> tx = pion(optax.linear_schedule(0.02, 0.0, 1000), cutoff="noise")
+        >>> tx = pion(optax.linear_schedule(0.02, 0.0, 1000), cutoff="aligned")
 
     References: Fan et al., "Pion", 2026, arXiv 2605.19282.
     """

@@ -1,4 +1,4 @@
-"""The shipped tiny model: `weights/`, made by `python -m mesotron.rlvr.tiny` (docs/tiny.md)."""
+"""The shipped tiny model: `weights/`, made by `python -m mesotron.rlvr.tiny` (docs/recipes.md)."""
 
 from __future__ import annotations
 
