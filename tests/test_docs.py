@@ -87,7 +87,7 @@ GIVEN = {"model": language_model, "policy": policy, "trainer": trainer, "runs/la
 PYTHON_PAGES = [
     pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.name in SLOW))
     for page in PAGES
-    if page.name != "jax.md" and blocks_of(page, "python")  # that one runs in tests/jax
+    if blocks_of(page, "python")
 ]
 
 

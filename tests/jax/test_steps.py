@@ -105,17 +105,11 @@ def test_torch_and_jax_share_names_and_defaults(ours, theirs):
     assert torch_only == {"betas", "eps", "aux", "fused"}
 
 
-def one_update(tx, grads, params=None):
-    return jax.jit(tx.update)(grads, tx.init(grads if params is None else params), params)
-
-
-@pytest.mark.parametrize("make", [mj.muon, mj.pion])
-def test_params_are_not_needed_without_decay(make):
+def test_params_are_not_needed_without_decay():
     grads = to_jax(arrays(1, [(8, 6)]))
-    updates, _ = one_update(make(0.1, weight_decay=0.0), grads)
-    assert all(jnp.isfinite(u).all() for u in jax.tree.leaves(updates))
+    assert jnp.isfinite(first_step(mj.muon(0.1, weight_decay=0.0), grads)["0"]).all()
     with pytest.raises(ValueError, match="weight_decay=0"):
-        one_update(make(0.1), grads)
+        first_step(mj.muon(0.1), grads)
 
 
 def test_schedules():
@@ -127,26 +121,21 @@ def test_schedules():
 
     tx = mj.muon(line, momentum=lambda count: 0.5 + 0.1 * count, weight_decay=line)
     state = tx.init(params)
-    momentum = jax.tree.map(jnp.zeros_like, params)
     for k in range(3):
-        updates, state = tx.update(grads, state, params)
         fixed = mj.muon(line(k), momentum=0.5 + 0.1 * k, weight_decay=line(k))
         start = fixed.init(params)
-        start = (start[0]._replace(momentum=momentum), *start[1:])
-        expected, kept = fixed.update(grads, start, params)
-        momentum = kept[0].momentum
-        for name in params:
-            np.testing.assert_allclose(updates[name], expected[name], atol=1e-6)
+        start = (start[0]._replace(momentum=state[0].momentum), *start[1:])
+        expected, _ = fixed.update(grads, start, params)
+        updates, state = tx.update(grads, state, params)
+        np.testing.assert_allclose(updates["0"], expected["0"], atol=1e-6)
 
 
 def test_cubic_iteration_converges():
     G = {"w": jnp.asarray(np.diag([1.0, 0.3, 0.01]), jnp.float32)}
-    converged = one_update(mj.scale_by_muon(scale="spectral", ns="cubic", steps=15), G)[0]["w"]
+    converged = first_step(mj.scale_by_muon(scale="spectral", ns="cubic", steps=15), G)["w"]
     np.testing.assert_allclose(converged, np.eye(3), atol=1e-4)
-    default = one_update(mj.scale_by_muon(scale="spectral", ns="cubic"), G)[0]["w"]
+    default = first_step(mj.scale_by_muon(scale="spectral", ns="cubic"), G)["w"]
     assert 0.85 < float(default[2, 2]) < 0.95
-    five = one_update(mj.scale_by_muon(scale="spectral", ns="cubic", steps=5), G)[0]["w"]
-    assert 0.05 < float(five[2, 2]) < 0.1
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:
@@ -154,11 +143,8 @@ def draw(*shape: int, seed: int = 0) -> jax.Array:
 
 
 def first_step(tx, grads, params=None):
-    return one_update(tx, grads, params)[0]
-
-
-def rms(x: jax.Array) -> float:
-    return float(jnp.sqrt(jnp.square(x).mean()))
+    state = tx.init(grads if params is None else params)
+    return jax.jit(tx.update)(grads, state, params)[0]
 
 
 def num_matmuls(tx, *shapes: tuple[int, ...]) -> int:
@@ -182,12 +168,12 @@ def test_momentum_stays_raw_and_drifts_little_in_bfloat16():
 
 def test_experts_without_tokens_make_no_step_and_nonfinite_ones_skip_their_leaf():
     grads, tx = draw(4, 6, 10), mj.scale_by_muon()
-    full = first_step(tx, {"experts": grads})["experts"]
-    result = first_step(tx, {"experts": grads.at[2].set(0)})["experts"]
-    assert not result[2].any()
+    idle, bad = grads.at[2].set(0), grads.at[1, 0, 0].set(jnp.inf)
+    steps = first_step(tx, {"full": grads, "idle": idle, "bad": bad})
+    assert not steps["idle"][2].any()
     keep = np.array([0, 1, 3])
-    np.testing.assert_allclose(result[keep], full[keep], atol=1e-6)
-    assert not first_step(tx, {"experts": grads.at[1, 0, 0].set(jnp.inf)})["experts"].any()
+    np.testing.assert_allclose(steps["idle"][keep], steps["full"][keep], atol=1e-6)
+    assert not steps["bad"].any()
 
 
 def test_the_requested_number_of_filter_steps_is_run():
@@ -230,14 +216,6 @@ def test_spectral_scale_counts_outputs_in_the_last_axis():
     np.testing.assert_allclose(torch_order["w"], 2 * to_eight, atol=1e-5)
 
 
-def test_rms_scale_means_the_same_for_every_shape():
-    views = {"square": "io", "wide": "io", "conv": "iiio"}
-    grads = {"square": draw(32, 32), "wide": draw(16, 64), "conv": draw(3, 3, 4, 36)}
-    tx = mj.muon(1e-2, filter="polar_express", weight_decay=0.0, views=views)
-    for name, step in first_step(tx, grads).items():
-        assert rms(step) == pytest.approx(0.2 * 1e-2, rel=0.05), name
-
-
 def test_views_filter_the_matrices_they_name():
     cases = {  # view: (shape, its matrices)
         "sio": ((3, 6, 4), lambda x: list(x)),
@@ -262,13 +240,9 @@ def test_views_filter_the_matrices_they_name():
         (lambda: mj.muon(momentum=1.0), "momentum=1.0"),
         (lambda: mj.muon(scale=-1.0), "scale=-1.0"),
         (lambda: mj.muon(scale="rsm"), "rsm"),
-        (lambda: mj.muon(filter="nadam"), "nadam"),
-        (lambda: mj.muon(rank=2), "low_rank"),
         (lambda: mj.muon(ns="septic"), "septic"),
         (lambda: mj.muon(ns="cubic", filter="polar_express"), "polar_express"),
-        (lambda: mj.pion(promote=9), "promote=9"),
         (lambda: mj.pion(promote=2, cutoff=0.3), "cutoff=0.3"),
-        (lambda: mj.pion(cutoff="edge"), "edge"),
         (lambda: mj.muon().init({"b": jnp.ones(3)}), "chain_with_muon"),
         (lambda: mj.muon(views="sxo").init({"w": jnp.ones((2, 3, 4))}), "sxo"),
         (lambda: mj.muon(views="io").init({"w": jnp.ones((2, 3, 4))}), "'io'"),

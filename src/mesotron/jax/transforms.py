@@ -22,7 +22,7 @@ from mesotron.jax.views import named_leaves
 from mesotron.spectral import make_filter
 from mesotron.spectral.filters import Cutoff
 
-# Names of the iteration in other JAX code, and the filters they are.
+# Names of the iteration in other JAX code.
 NEWTON_SCHULZ = {"quintic": "muon", "cubic": "cubic"}
 
 
@@ -224,7 +224,6 @@ def pion(
 
 
 def _refuse_traced(**values: Any) -> None:
-    """Options that shape the computation must be known when it is traced."""
     traced = [name for name, value in values.items() if isinstance(value, jax.Array)]
     if traced:
         raise ValueError(

@@ -37,8 +37,8 @@ def name_device(device: torch.device) -> str:
 
 @cache
 def filter_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of a filter's products: bfloat16 where it is clearly faster than float32. On a CPU
-    without bfloat16 units it is 200 times slower, so there it is measured once."""
+    """The dtype of a filter's products: bfloat16 where it is clearly faster than float32, measured
+    once on a CPU, where it can be 200 times slower."""
     if device.type == "cuda":
         native = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if native else torch.float32

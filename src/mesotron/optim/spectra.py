@@ -22,7 +22,7 @@ MAX_VALUES = 96  # more singular values than a plot can show
 
 
 class Block(NamedTuple):
-    """The first matrix of a parameter: its name, the parameter and the parameter's group."""
+    """The first matrix of a parameter."""
 
     name: str
     param: Tensor
@@ -65,12 +65,6 @@ def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any]
     X[0].diagonal().copy_(sigma)
     filtered = apply_filter(X, group_filter(group)).X[0].diagonal()
     kept = torch.linspace(0, m - 1, min(m, MAX_VALUES)).round().long()
-    return {
-        "block": block.name,
-        "rule": group["rule"],
-        "view": group["view"],
-        "shape": [m, n],
-        "rank": (kept + 1).tolist(),
-        "before": (sigma / sigma[0]).cpu()[kept].tolist(),
-        "after": filtered.cpu()[kept].tolist(),
-    }
+    before, after = (x.cpu()[kept].tolist() for x in (sigma / sigma[0], filtered))
+    named = {"block": block.name, "rule": group["rule"], "view": group["view"], "shape": [m, n]}
+    return {**named, "rank": (kept + 1).tolist(), "before": before, "after": after}

@@ -100,9 +100,8 @@ class View:
                 fields |= _cut_fields(*match.groups())
             elif word != "whole":
                 raise ValueError(
-                    f"unknown view {text!r}: use 'whole', 'rows:16', 'cols:16', "
-                    "'rows:896+128+128', 'rows:32%3', 'rows:8%256+64+64', with 'conv/', 'stack/' "
-                    "or 'T/' in front where they apply"
+                    f"unknown view {text!r}: use 'whole', 'rows:16', 'cols:8', 'rows:896+128+128', "
+                    "'rows:32%3' or 'rows:8%256+64+64', after 'conv/', 'stack/' or 'T/' if needed"
                 )
         return View(**fields)
 
@@ -121,7 +120,7 @@ class View:
         matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
         if rows:
             cut = matrices.unflatten(1, fields)  # [stack, groups, parts, inner, cols]
-            return [_window(cut.permute(0, 2, 1, 3, 4).unsqueeze(4))]
+            return [_window(cut.transpose(1, 2).unsqueeze(4))]
         cut = matrices.unflatten(2, fields)  # [stack, rows, groups, parts, inner]
         return [_window(cut.permute(0, 3, 1, 2, 4).unsqueeze(2))]
 

@@ -56,12 +56,7 @@ def _edge(filter: Filter, shape: tuple[int, int] | None) -> float:
 
 
 def response(filter: Filter, sigma: ArrayLike, shape: tuple[int, int] | None = None) -> np.ndarray:
-    """f(sigma) for singular values of a normalized matrix.
-
-    Args:
-        filter: the filter.
-        sigma: values in [0, 1], any array shape.
-        shape: (m, n), needed by cutoff="noise" alone.
+    """f(sigma) for singular values in [0, 1]; `shape` (m, n) is needed by cutoff="noise" alone.
 
     Example:
         >>> from mesotron.spectral import pion
@@ -139,7 +134,6 @@ SYMMETRIC = Cost(square=1, commuting=1)
 
 
 def standard_flops(m: int, n: int, steps: tuple[Triple, ...], cost: Cost = PLAIN) -> int:
-    """FLOPs of the standard form."""
     gram, apply = cost.square * m * m * n, 2 * m * m * n
     return sum(gram + _square_flops(m, triple, cost) + apply for triple in steps)
 
@@ -153,7 +147,6 @@ def gram_flops(m: int, n: int, steps: tuple[Triple, ...], cost: Cost = PLAIN) ->
 
 
 def plan_flops(m: int, n: int, plan: tuple[Segment, ...], cost: Cost = PLAIN) -> int:
-    """FLOPs of a whole plan."""
     count = {"standard": standard_flops, "gram": gram_flops}
     return sum(count[segment.form](m, n, segment.steps, cost) for segment in plan)
 

@@ -145,16 +145,6 @@ def test_tiles_of_any_shape_cover_the_result(m, ratio):
     assert config.num_tiles(m) == sum(row + 15 >= column for row in rows for column in columns)
 
 
-def test_products_reject_bad_operands():
-    X = randn(2, 16, 32, dtype=torch.float16)
-    R = symmetric.gram(X)
-    for bad in (X.mT, X.float()):
-        with pytest.raises(ValueError, match="X"):
-            symmetric.gram(bad)
-    with pytest.raises(ValueError, match="out"):
-        symmetric.symmetric_product(R, R, out=R)
-
-
 # 140 blocks of 65 rows fill an H200 with large tiles; the interpreter takes 20 s for them.
 FULL = pytest.param(140, 65, 64, marks=[] if ON_GPU else pytest.mark.slow)
 
@@ -265,7 +255,7 @@ def test_inspect_finds_peaks_and_non_finite_values(layout, dtype):
     peak = ew.inspect(ew.tabulate(views))
     assert torch.equal(peak[:3], peaks_of(views)[:3])  # a NaN has many patterns
     assert peak[1] == 0
-    assert ew.is_finite(peak).tolist() == [True, True, False, False]
+    assert (peak < ew.INFINITY_BITS).tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

@@ -53,16 +53,12 @@ def _parse_overrides(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         pattern, equals, rule = pair.rpartition("=")
         if not equals or not pattern:
-            raise ValueError(
-                f"--override {pair!r} is not PATTERN=RULE; for example '*.action_head.*=pion'"
-            )
+            raise ValueError(f"--override {pair!r} is not PATTERN=RULE, as '*.action_head.*=pion'")
         overrides[pattern] = rule
     return overrides
 
 
 def _state_line(table: RoutingTable) -> str:
-    """The optimizer's memory, per rule and in total."""
-
     def show(size: int) -> str:
         return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.2f} GB"
 
@@ -72,11 +68,7 @@ def _state_line(table: RoutingTable) -> str:
 
 
 def load_on_meta(source: str) -> nn.Module:
-    """Build a Transformers model on the meta device from a folder, a config.json or a hub name.
-
-    Raises:
-        ValueError: no such source, a broken config, or an unknown architecture.
-    """
+    """Build a Transformers model on the meta device from a folder, a config.json or a hub name."""
     if not Path(source).exists():
         go_offline_without_network()
     try:
@@ -93,26 +85,19 @@ def load_on_meta(source: str) -> nn.Module:
         with torch.device("meta"):
             return model_class(config)
     except Exception as error:  # the config is the only input, so it is the config's fault
-        raise ValueError(
-            f"{source}: {model_class.__name__} cannot be built from this config: {error}"
-        ) from error
+        name = model_class.__name__
+        raise ValueError(f"{source}: {name} cannot be built from this config: {error}") from error
 
 
 def _load_config(source: str) -> Any:
-    """A Transformers config, read locally if the path exists and from the hub otherwise."""
     from transformers import AutoConfig
 
     path = Path(source)
-    if path.is_dir():
-        path = path / "config.json"
-        if not path.is_file():
-            raise ValueError(f"{source} has no config.json: pass a Transformers model folder")
+    path = path / "config.json" if path.is_dir() else path
     if path.is_file():
         _check_json(path)
     elif path.suffix == ".json" or source.startswith((".", "/", "~")):
-        raise ValueError(
-            f"{source} does not exist: pass a model folder, a config.json or a hub name"
-        )
+        raise ValueError(f"{path} does not exist: pass a model folder, a config.json or a hub name")
     try:
         place = str(path) if path.is_file() else source
         return AutoConfig.from_pretrained(place, trust_remote_code=False)
@@ -140,7 +125,6 @@ def _check_json(path: Path) -> None:
 
 
 def _model_class(config: Any) -> type[nn.Module]:
-    """The class named in `architectures`, else the causal language model, else the bare model."""
     import transformers
 
     for name in config.architectures or ():
@@ -159,9 +143,6 @@ def _model_class(config: Any) -> type[nn.Module]:
 
 
 def _add_lora(model: nn.Module, rank: int) -> nn.Module:
-    """Add PEFT LoRA to all linear layers and freeze the rest."""
-    if rank < 1:
-        raise ValueError(f"--lora {rank} must be a rank of at least 1")
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:

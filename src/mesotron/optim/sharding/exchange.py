@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -36,13 +36,12 @@ _SVD_FLOPS = 20  # per m m n, of the exact low-rank reference
 
 
 class Team(NamedTuple):
-    """The ranks of a mesh as one process group, with their mesh coordinates in group order; `me` is
-    this rank's index in it."""
+    """The ranks of a mesh as one process group."""
 
     group: dist.ProcessGroup
-    coordinates: tuple[Coordinate, ...]
+    coordinates: tuple[Coordinate, ...]  # in the mesh, in group order
     mesh_shape: tuple[int, ...]
-    me: int
+    me: int  # this rank's index in the group
 
 
 def team_of(mesh: DeviceMesh) -> Team:
@@ -110,7 +109,6 @@ def _shard_dim(d: int, placements: Sequence[Placement], mesh_shape: Sequence[int
 
 
 def extent(box: Box) -> tuple[int, ...]:
-    """The shape of a box."""
     return tuple(stop - start for start, stop in box)
 
 
@@ -141,28 +139,17 @@ class Parcel(NamedTuple):
     numel: int
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The exchanges from one rank's side; each list has one entry per rank of the group.
-
-    Args:
-        pieces: all pieces, in an order common to all ranks.
-        owners: the rank that filters each piece.
-        out: parcels of my local tensors for each owner.
-        gathered: parcels of the pieces I own, from each holder.
-        returned: parcels of the pieces I own, for every rank that holds a copy of them.
-        back: parcels of my local tensors, from each owner.
-        copies: for each member, the first of the ranks that hold my box.
-    """
+class Plan(NamedTuple):
+    """The exchanges from one rank's side; each list of parcels has one entry per rank."""
 
     me: int
-    pieces: tuple[Piece, ...]
-    owners: tuple[int, ...]
-    out: list[list[Parcel]]
-    gathered: list[list[Parcel]]
-    returned: list[list[Parcel]]
-    back: list[list[Parcel]]
-    copies: tuple[int, ...]
+    pieces: tuple[Piece, ...]  # in an order common to all ranks
+    owners: tuple[int, ...]  # the rank that filters each piece
+    out: list[list[Parcel]]  # parcels of my local tensors, for each owner
+    gathered: list[list[Parcel]]  # of the pieces I own, from each holder
+    returned: list[list[Parcel]]  # of the pieces I own, for every rank that holds a copy of them
+    back: list[list[Parcel]]  # of my local tensors, from each owner
+    copies: tuple[int, ...]  # for each member, the first of the ranks that hold my box
 
     @property
     def owned(self) -> list[int]:
@@ -177,13 +164,8 @@ def make_plan(
     coordinates: tuple[Coordinate, ...],
     me: int,
 ) -> Plan:
-    """Plan the exchanges of one step for the rank `me` of a group.
-
-    Args:
-        members: the matrices that step, in an order common to all ranks.
-        mesh_shape, coordinates: of the device mesh, and of each rank of the group in it.
-        me: the rank whose parcels are listed.
-    """
+    """Plan the exchanges of one step for the rank `me` of a group; `members` are the matrices that
+    step, in an order common to all ranks."""
     num_ranks = len(coordinates)
     boxes = [
         [local_box(m.shape, m.placements, mesh_shape, place) for place in coordinates]
@@ -194,7 +176,8 @@ def make_plan(
     out, gathered, returned, back = ([[] for _ in range(num_ranks)] for _ in range(4))
     for number, (piece, owner) in enumerate(zip(pieces, owners, strict=True)):
         for region, holders in _holders(piece, boxes[piece.member]).items():
-            sender = max(holders, key=lambda r: _nearness(coordinates[r], coordinates[owner]))
+            # The holder with most mesh coordinates in common with the owner.
+            sender = max(holders, key=lambda r: _num_equal(coordinates[r], coordinates[owner]))
             at_owner = _parcel(number, region, piece.box)
             at_holder = _parcel(piece.member, region, boxes[piece.member][me])
             if me == sender:
@@ -209,7 +192,7 @@ def make_plan(
     return Plan(me, pieces, owners, out, gathered, returned, back, copies)
 
 
-def _nearness(a: Coordinate, b: Coordinate) -> int:
+def _num_equal(a: Coordinate, b: Coordinate) -> int:
     return sum(x == y for x, y in zip(a, b, strict=True))
 
 

@@ -128,8 +128,8 @@ def _heads_kernel(
     tl.store(statistics + block * 3 + 2, passed / (gain * gain))
 
 
-# Warps, panels in flight and columns per tile for each padded height, measured on an H200. Never 32
-# columns: under Triton 3.6 these gave wrong results wherever the loads could not be pipelined.
+# For each padded height, measured on an H200. Never 32 columns: under Triton 3.6 these gave
+# wrong results wherever the loads could not be pipelined.
 _CONFIGS = {
     16: dict(TILE_N=128, num_warps=1, num_stages=3),
     32: dict(TILE_N=128, num_warps=2, num_stages=3),
@@ -143,12 +143,8 @@ def filter_heads(
 ) -> tuple[Tensor, HeadStatistics]:
     """gain * f(X) for every block, in one launch; f is the odd polynomial of the coefficients.
 
-    Args:
-        X: [B, m, n] contiguous, bf16 or fp16, m <= 128, |X| <= 1 as `update_momentum` leaves it.
-        coefficients: float32 [K, 3] on the device: sigma, divided by the Frobenius norm, goes
-            through sigma <- sigma (a + b sigma^2 + c sigma^4) for every row (a, b, c).
-        out: like X, may be X itself; a new tensor by default.
-        gain: factor of the result; sqrt(n) brings an orthogonal one to entries near 1.
+    X is [B, m, n] contiguous, bf16 or fp16, m <= 128, |X| <= 1 as `update_momentum` leaves it, and
+    may be `out` itself. Coefficients are float32 [K, 3] on the device, one row (a, b, c) per step.
     """
     num_blocks, m, n = X.shape
     out = torch.empty_like(X) if out is None else out
