@@ -29,8 +29,7 @@ wanted = {k: NamedSharding(mesh, spec) for k, spec in specs.items()}
 alike = {k: x for k, x in params.items() if k != "whole"}
 cases = [
     (mj.pion(0.1, cutoff="noise"), alike),
-    (mj.muon(0.1, shardings=wanted), params),
-    (mj.muon(0.1, batched=False), params),
+    (mj.muon(0.1, steps=2, shardings=wanted), params),
 ]
 
 for tx, params in cases:

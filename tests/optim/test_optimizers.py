@@ -201,11 +201,3 @@ def test_checkpoints_of_other_rules_are_rejected_and_of_other_classes_loaded():
     older.step()
     adamw.load_state_dict(older.state_dict())
     MuonSGD([p]).load_state_dict(muon.state_dict())
-
-
-def test_one_cycle_moves_adams_first_beta_and_not_the_momentum_of_matrices():
-    # torch cycles `betas` where an optimizer has them; Muon's momentum must be cycled by hand.
-    optimizer = Muon([param(6, 10), param(6)], momentum=0.95)
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=5)
-    assert {group["betas"][0] for group in optimizer.param_groups} == {0.95}  # of 0.9
-    assert {group["momentum"] for group in optimizer.param_groups} == {0.95}

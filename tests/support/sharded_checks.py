@@ -2,31 +2,17 @@
 
 import copy
 import logging
-import os
 from unittest.mock import patch
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, parallel
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import mesotron
@@ -255,8 +241,8 @@ def train_net(model: nn.Module, optimizer: Muon, steps: range) -> dict[str, np.n
 
 
 def state_of(model: nn.Module, optimizer: Muon) -> dict:
-    optimizer_state = get_optimizer_state_dict(model, optimizer)
-    return {"model": get_model_state_dict(model), "optimizer": optimizer_state}
+    model_state, optimizer_state = state_dict.get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
 
 
 def trains_and_saves(folder: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -275,8 +261,10 @@ def loads_and_continues(folder: str) -> dict[str, np.ndarray]:
     optimizer.param_groups[0]["lr"] = 0.5  # the checkpoint's must win
     state = state_of(model, optimizer)
     dcp.load(state, checkpoint_id=folder)
-    set_model_state_dict(model, state["model"])
-    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    model_state, optim_state = state["model"], state["optimizer"]
+    state_dict.set_state_dict(
+        model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state
+    )
     assert optimizer.param_groups[0]["lr"] == 0.02
     return train_net(model, optimizer, range(2, 4))
 
@@ -326,8 +314,9 @@ def trains_under_tensor_parallelism() -> list[str]:
     layers = nn.LayerNorm(6), nn.Linear(6, 10), nn.Linear(10, 6), nn.Linear(6, 5, bias=False)
     alone = nn.Sequential(*layers)
     model = copy.deepcopy(alone)
-    plan = {"0": SequenceParallel(), "1": ColwiseParallel(), "2": RowwiseParallel()}
-    parallelize_module(model, mesh["tp"], plan)
+    styles = parallel.SequenceParallel, parallel.ColwiseParallel, parallel.RowwiseParallel
+    plan = {str(k): style() for k, style in enumerate(styles)}
+    parallel.parallelize_module(model, mesh["tp"], plan)
     fully_shard(model, mesh=mesh["dp"])
     models, share = (alone, model), mesh.get_coordinate()[0]
     optimizers = [Muon(m.parameters(), lr=0.01) for m in models]

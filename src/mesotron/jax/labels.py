@@ -1,11 +1,11 @@
 """`label(params)`: which rule updates each leaf of a parameter tree, with its view and the reason.
 
-Hidden matrices go to the spectral rule; embeddings, input layers, positions, norms, biases and
-heads to Adam. A tree has no module types, so roles come from the names that flax, Equinox and
-common code use (the small tables below), from shapes and from neighbors: a layer's bias
-distinguishes a stack of layers from a kernel with three dimensions. Names often do not show where a
-network begins and ends (a flax MLP is Dense_0, Dense_1, Dense_2), so numbered layers are chained by
-their widths, and the ends of a chain go to Adam. What cannot be determined raises.
+Hidden matrices go to the spectral rule, everything else to Adam. A tree has no module types, so
+roles come from the names that flax, Equinox and common code use (the small tables below), from
+shapes and from neighbors: a layer's bias distinguishes a stack of layers from a kernel with three
+dimensions. Names often do not show where a network begins and ends (a flax MLP is Dense_0, Dense_1,
+Dense_2), so numbered layers are chained by their widths, and the ends of a chain go to Adam. What
+cannot be determined raises.
 """
 
 from __future__ import annotations

@@ -31,11 +31,8 @@ class Filtered(NamedTuple):
 
 
 def apply_filter(X: Tensor, filter: Filter) -> Filtered:
-    """Filter each matrix of a batch; X is overwritten as work space.
-
-    The result does not depend on the scale of a matrix (1e-30 to 1e30), and a zero matrix stays
-    zero.
-    """
+    """Filter each matrix of a batch; X is overwritten as work space. The result does not depend on
+    the scale of a matrix (1e-30 to 1e30), and a zero matrix stays zero."""
     norm = normalize(X)
     if filter.rank is not None:
         return _keep_rank(X, filter.rank, norm)

@@ -201,9 +201,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in PyTorch, but state keeps the dtype it was saved in (PyTorch would round fp32
-        momentum to bf16), all of it goes to the parameter's device (PyTorch leaves counters where
-        they were saved from, and fused kernels then refuse them), and the state of another rule is
-        refused."""
+        momentum to bf16), counters go to the parameter's device too, where fused kernels need them,
+        and the state of another rule is refused."""
         check_same_rules(self.param_groups, state_dict["param_groups"])
         super().load_state_dict(state_dict)
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]

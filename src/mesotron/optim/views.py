@@ -1,9 +1,8 @@
 """Views: which matrices a parameter holds.
 
 A weight tensor can be one matrix, one matrix per attention head, several fused projections, a stack
-of experts or a convolution kernel, and may be stored transposed. `View.windows` returns the
-matrices as strided windows, so writes through a window land in the tensor. A view has a short
-string form ("whole", "rows:16", "stack/rows:2") for `param_groups` and checkpoints.
+of experts or a convolution kernel, and may be stored transposed. Writes through a window land in
+the tensor. A view has a short string form ("whole", "rows:16", "stack/rows:2") for checkpoints.
 
 Legend: rows = outputs, cols = inputs of the logical matrix, whatever the storage order.
 """

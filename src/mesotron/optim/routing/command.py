@@ -1,7 +1,6 @@
 """`mesotron route MODEL`: the routing table of a model from its config alone, without weights.
 
-Configs are untrusted: no remote code runs, nothing is unpickled, and a broken file gives one
-message.
+Configs are untrusted: no remote code runs, and a broken file gives one message.
 """
 
 from __future__ import annotations
@@ -95,7 +94,12 @@ def _load_config(source: str) -> Any:
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     if path.is_file():
-        _check_json(path)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{path} is not valid JSON: {error}") from error
+        if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+            raise ValueError(f"{path} has no model_type: not a Transformers config.json")
     elif path.suffix == ".json" or source.startswith((".", "/", "~")):
         raise ValueError(f"{path} does not exist: pass a model folder, a config.json or a hub name")
     try:
@@ -113,15 +117,6 @@ def _load_config(source: str) -> Any:
             f"{source}: Transformers cannot read this config: {first}; fix it, or build the model "
             "yourself and call mesotron.route(model)"
         ) from error
-
-
-def _check_json(path: Path) -> None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
-        raise ValueError(f"{path} has no model_type: not the config.json of a Transformers model")
 
 
 def _model_class(config: Any) -> type[nn.Module]:

@@ -1,9 +1,7 @@
 """Roles: what each parameter of a PyTorch model is, by module type, identity and config.
 
-`role_of` covers embeddings, heads, norms, biases, routers, convolutions, expert stacks, state-space
-mixers, LoRA factors and plain matrices; `attention` covers attention. Names decide only where a
-type cannot, from the small tables below. What cannot be determined is reported as unclear, never
-guessed: routing then asks for an override.
+Attention is in `attention`. Names decide only where a type cannot, from the small tables below.
+What cannot be determined is reported as unclear, never guessed: routing then needs an override.
 """
 
 from __future__ import annotations

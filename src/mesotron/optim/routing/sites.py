@@ -2,8 +2,7 @@
 
 Routing needs more than `named_parameters()`: the type of the owning module, the enclosing attention
 block, the config of that block. Wrappers that change names but not meaning (PEFT, torch.compile,
-checkpointing, parametrizations) are looked through. Optional libraries are only recognized if they
-are already imported.
+checkpointing, parametrizations) are looked through.
 """
 
 from __future__ import annotations

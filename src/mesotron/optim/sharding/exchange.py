@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -176,8 +177,9 @@ def make_plan(
     out, gathered, returned, back = ([[] for _ in range(num_ranks)] for _ in range(4))
     for number, (piece, owner) in enumerate(zip(pieces, owners, strict=True)):
         for region, holders in _holders(piece, boxes[piece.member]).items():
+            place = coordinates[owner]
             # The holder with most mesh coordinates in common with the owner.
-            sender = max(holders, key=lambda r: _num_equal(coordinates[r], coordinates[owner]))
+            sender = max(holders, key=lambda r: sum(map(operator.eq, coordinates[r], place)))
             at_owner = _parcel(number, region, piece.box)
             at_holder = _parcel(piece.member, region, boxes[piece.member][me])
             if me == sender:
@@ -190,10 +192,6 @@ def make_plan(
                     returned[holder].append(at_owner)
     copies = tuple(held.index(held[me]) for held in boxes)
     return Plan(me, pieces, owners, out, gathered, returned, back, copies)
-
-
-def _num_equal(a: Coordinate, b: Coordinate) -> int:
-    return sum(x == y for x, y in zip(a, b, strict=True))
 
 
 def _assign_owners(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +43,7 @@ from mesotron.optim.step import (
     update_momentum,
     work_dtype,
 )
-from mesotron.optim.views import View, Window
+from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
 Group = dict[str, Any]
@@ -96,22 +95,14 @@ class Agreement(NamedTuple):
         return self.largest.device.type == "cpu"
 
 
-@dataclass
 class OwnerJob:
-    """A whole piece on its owner: `pack` reads the direction in `whole`, `apply` overwrites it.
+    """A whole piece on its owner: `pack` reads the direction in it, `apply` overwrites it. The
+    ratio of a window's scale to `reference` is applied here, the rest of the step size by the
+    holders, in the precision of their weights."""
 
-    Windows of different shape have different scales; their ratio to `reference` is applied here,
-    and the rest of the step size by the holders, in the precision of their weights.
-    """
-
-    whole: Tensor
-    group: Group
-    view: str
-    reference: float
-    windows: list[Window] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.windows = View.parse(self.view).windows(self.whole)
+    def __init__(self, whole: Tensor, group: Group, view: str, reference: float) -> None:
+        self.group, self.reference = group, reference
+        self.windows = View.parse(view).windows(whole)
 
     def pack(self, index: int, out: Tensor) -> None:
         out.copy_(self.windows[index].wide)

@@ -2,11 +2,9 @@
 
 A window is a strided 2-D view of a parameter (a whole matrix, one head's rows, a transpose). A
 kernel cannot take a list of tensors, so a `WindowTable` holds the address and strides of each.
-`inspect` finds the largest magnitude of every window, NaN and infinity included; `update_momentum`
-then knows, before it writes anything, which windows to skip and by which power of two to scale the
-others, so that gradients from 1e-30 to 1e30 lose nothing. `write_back` applies decay, step and
-rounding in one launch; bf16 weights are rounded stochastically, since a step below 1/256 of a
-weight would otherwise be lost. `sample_alignment` reads a small part of the gradient.
+`inspect` finds the largest magnitude of every window, so that `update_momentum` knows, before it
+writes anything, which windows to skip and by which power of two to scale the others: gradients from
+1e-30 to 1e30 lose nothing. `write_back` applies decay, step and rounding in one launch.
 
 Legend: B windows, all m x n with m <= n and of one dtype. Strides count elements; at least one of
 the two is 1; a window whose column stride is 1 is row-major. G gradient, M momentum, U update,
@@ -154,10 +152,8 @@ def magnitude_bits(x):
 
 @triton.jit
 def power_of_two_below(bits):
-    """2^-e as float32 for a peak in [2^(e-1), 2^e), so that the scaled peak lies in [1/2, 1).
-
-    Made from the exponent field, hence exact. Zero and subnormal peaks get 2^125.
-    """
+    """2^-e as float32 for a peak in [2^(e-1), 2^e), so that the scaled peak lies in [1/2, 1). Made
+    from the exponent field, hence exact. Zero and subnormal peaks get 2^125."""
     exponent = tl.maximum(bits >> 23, 1)
     return (tl.maximum(253 - exponent, 1) << 23).to(tl.float32, bitcast=True)
 

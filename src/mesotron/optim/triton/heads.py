@@ -2,8 +2,7 @@
 
 One program per block reads X for its Gram matrix A = X X^T, divides by the trace, runs every step
 of the filter on m x m matrices in Gram form, and reads X again to write Q X: 6 bytes of traffic an
-element however many steps. For heads, LoRA factors and k/v projections, of which a model has
-hundreds. Larger m x m matrices do not fit into one multiprocessor.
+element however many steps. Larger m x m matrices do not fit into one multiprocessor.
 
 Legend: B blocks of m x n, m <= 128. P is m padded to a power of two, R the Gram matrix of the
 current iterate, Z = a I + b R + c R^2 one step's polynomial, Q the product of all Z so far. All are

@@ -1,9 +1,7 @@
-"""Which blocks share a launch: buckets of equal blocks, as tables of addresses.
+"""Which blocks share a launch: buckets of equal blocks, m x n with m <= n, as tables of addresses.
 
 A plan depends only on addresses, shapes and settings, so it is made once and kept until one of them
 changes. It is the host's whole share of a fused step.
-
-Legend: a bucket holds B blocks, each m x n with m <= n.
 """
 
 from __future__ import annotations

@@ -40,11 +40,8 @@ def _lower_tile(index, tile_rows, RATIO: tl.constexpr):
 def _load_panel(
     source, block, row, k, m, n, ROWS: tl.constexpr, DEPTH: tl.constexpr, TMA: tl.constexpr
 ):
-    """Rows [row, row + ROWS) and columns [k, k + DEPTH) of one block of a [B m, n] operand.
-
-    Rows past m hold the next block's values or a repeated row: they only reach results that are
-    never stored. Columns past n are zero.
-    """
+    """Rows [row, row + ROWS) and columns [k, k + DEPTH) of one block of a [B m, n] operand. Columns
+    past n are zero; rows past m are arbitrary and only reach results that are never stored."""
     if TMA:
         panel = source.load([block * m + row, k])
     else:
