@@ -294,9 +294,8 @@ def _unclear(site: LeafSite, why: str) -> Role:
     return Role("unknown", why, unclear=f"{site.name} {site.shape}: {why}")
 
 
-# The first and last layers of each network. Numbered layers of one module are a run; where the
-# outputs of one fit the inputs of the next they are one network. Layers inside numbered blocks are
-# hidden.
+# The first and last layers of each network. Numbered layers of one module are a run, cut where the
+# outputs of one do not fit the inputs of the next. Layers inside numbered blocks are hidden.
 
 
 class _Layer(NamedTuple):
@@ -376,7 +375,6 @@ def _runs(
 def _mark_ends(
     run: list[_Layer], roles: Roles, fed: set[int], read: set[int], after_conv: bool
 ) -> None:
-    """Mark the ends of each connected piece of a run, in `roles`."""
     for piece in _connected(run, roles):
         first, last = piece[0], piece[-1]
         is_input = first.inputs not in fed and not (after_conv and first is run[0])
@@ -391,7 +389,6 @@ def _mark_ends(
 
 
 def _connected(run: list[_Layer], roles: Roles) -> list[list[_Layer]]:
-    """A run, split where the outputs of a layer do not fit the inputs of the next."""
     pieces = [[run[0]]]
     for before, after in pairwise(run):
         if before.outputs != after.inputs:

@@ -84,7 +84,6 @@ def read_stats(state: Any) -> dict[str, Array]:
 
 
 def spectral_stats(group: str, rate: Any, leaves: Sequence[LeafRecord]) -> Stats:
-    """The statistics of a spectral step over at least one leaf."""
     square = elements = blocks = 0.0
     live = concentration = passed = dead = cosine = stepped = 0.0
     for leaf in leaves:
@@ -161,7 +160,6 @@ def cosine(X: Array, G: Array) -> Array:
 
 
 def value_at(rate: Rate, step: Array) -> Any:
-    """A number, or a schedule's value at this step."""
     return rate(step) if callable(rate) else rate
 
 

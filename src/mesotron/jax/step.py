@@ -66,7 +66,6 @@ class SpectralRule:
             raise ValueError(f"momentum={self.momentum} must lie in [0, 1)")
 
     def init(self, params: Any) -> SpectralState:
-        """Zero momentum; every leaf must hold matrices."""
         for name, leaf in named_leaves(params):
             self.view_of(name, leaf)  # refuses a wrong view now, not at the first step
 
@@ -114,7 +113,6 @@ class SpectralRule:
         return check_view(view or default_view(leaf.ndim), leaf.shape, name)
 
     def _direction(self, G: Array, M: Array, mu: float | Array) -> Array:
-        """The filter's input, after `_update_momentum`."""
         if not self.nesterov:
             return M
         return _mix(jnp.where(_finite(G), G.astype(_wide(M)), M), M, mu)

@@ -1,10 +1,9 @@
 """The filters: each is a list of odd quintics p(s) = a s + b s^3 + c s^5, applied one after the
 other.
 
-Muon (Jordan et al. 2024) and Pion (Fan et al. 2026, arXiv 2605.19282) differ by this list and by
-nothing else. The values assume singular values in [0, 1], so a matrix is first divided by a norm
-that bounds its largest one. What a list does to a matrix is the business of `mesotron.optim` and
-`mesotron.jax`.
+Muon (Jordan et al. 2024) and Pion (Fan et al. 2026, arXiv 2605.19282) differ by this list alone.
+The values assume singular values in [0, 1], so a matrix is first divided by a norm that bounds its
+largest one, in `mesotron.optim` and `mesotron.jax`.
 """
 
 from __future__ import annotations
@@ -87,8 +86,8 @@ def muon(steps: int = 5) -> Filter:
 def cubic(steps: int = 12) -> Filter:
     """The cubic Newton-Schulz step s <- 1.5 s - 0.5 s^3: two products a step instead of three.
 
-    Each step multiplies a small singular value by 1.5, then converges quadratically to exactly 1;
-    sigma = 0.01 needs about 12 steps, which is why that is the default.
+    Small singular values grow by 1.5 a step, then converge quadratically to exactly 1: sigma = 0.01
+    in about 12 steps.
 
     References: Bjorck and Bowie, "An iterative algorithm for computing the best estimate of an
         orthogonal matrix", 1971.
@@ -141,8 +140,7 @@ def high_pass(cutoff: Cutoff, suppress: int = 3) -> Filter:
 
     Promotion and suppression are the two ends of one family of monotone quintics with p(1) = 1 and
     p'(1) = 0, c in [-1.5, 0.375] (`aim`). Each step takes the member that moves the threshold to
-    the fixed point of suppression, so any threshold is met exactly; nothing is ever amplified above
-    1.
+    the fixed point of suppression, so it is met exactly; nothing is ever amplified above 1.
 
     Args:
         cutoff: a fraction of the largest singular value; "aligned": the fraction sqrt(2) - 1, above

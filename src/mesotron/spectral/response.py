@@ -1,10 +1,9 @@
 """What a filter does to one singular value, where it cuts, and what it costs.
 
-An odd polynomial in X acts on the singular values alone, so a filter is described by its scalar
-map; one with `rank` has none. The standard form X <- (a I + b A + c A A) X with A = X X^T takes
-three products a step. The Gram form (Gram Newton-Schulz, 2026) iterates m x m matrices (m <= n) and
-multiplies X once. Rounding in R = X X^T grows with the squared slopes of the steps, so in low
-precision the steps are cut into segments that each recompute R from X.
+An odd polynomial in X acts on its singular values alone, so a filter is a scalar map. The standard
+form X <- (a I + b A + c A A) X with A = X X^T takes three products a step. The Gram form (Gram
+Newton-Schulz, 2026) iterates m x m matrices (m <= n) and multiplies X once. Rounding in R = X X^T
+grows with the squared slopes of the steps, so they are cut into segments that each recompute R.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ _INDEX = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
 def words(text: str) -> frozenset[str]:
-    """A set of names, written as one line."""
     return frozenset(text.split())
 
 
@@ -52,7 +51,6 @@ class Role:
 
 
 def matrix(name: str, reason: str, view: str = "whole") -> Role:
-    """The role of one or more hidden matrices."""
     return Role(name, reason, view, is_matrix=True)
 
 

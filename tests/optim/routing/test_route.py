@@ -314,12 +314,6 @@ def test_groups_refuse_a_model_that_changed():
         table.groups(model)
 
 
-def test_meta_and_real_models_route_alike():
-    with torch.device("meta"):
-        meta = Tokens()
-    assert route(meta, per_head=True).to_text() == route(Tokens(), per_head=True).to_text()
-
-
 def test_table_as_text_and_json():
     table = route(Tokens(), overrides={"embed.weight": {"lr_scale": 0.1}})
     text = table.to_text()

@@ -29,7 +29,6 @@ _STATE_BYTES = {"muon": 4, "pion": 4, "sgd": 4, "adamw": 8}
 
 
 def run(config: RouteConfig) -> int:
-    """Print the routing table of a model, and write it as JSON if requested."""
     model = load_on_meta(config.model)
     if config.lora is not None:
         model = _add_lora(model, config.lora)

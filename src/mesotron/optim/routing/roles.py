@@ -51,7 +51,6 @@ class ModelFacts:
 
 
 def survey(model: nn.Module) -> ModelFacts:
-    """Collect the embeddings and heads a model declares, and its first and last layers."""
     embeddings, heads, inputs = set(), set(), set()
     pretrained = ("transformers.modeling_utils", "PreTrainedModel")
     submodels = [m for m in model.modules() if is_a(m, *pretrained)]
@@ -119,7 +118,7 @@ def role_of(site: ModuleSite, facts: ModelFacts, *, per_head: bool, num_heads: i
 
 
 def _declared_role(site: ModuleSite, facts: ModelFacts) -> Role | None:
-    """Embeddings, heads and norms: declared by the model, by type, then by name."""
+    """Embeddings and heads: declared by the model, by type, then by name."""
     owner, kind = site.owner, type(site.owner).__name__
     if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
         return Role("embedding", f"{kind}: a lookup table")
@@ -149,7 +148,6 @@ def _is_vocabulary(site: ModuleSite) -> bool:
 
 
 def _small_role(site: ModuleSite) -> Role | None:
-    """Scalars, vectors, biases, and tensors with a single dimension above one."""
     kind, leaf = type(site.owner).__name__, site.leaf.lower()
     if isinstance(site.owner, _NORMS) or "Norm" in kind:
         return Role("norm", f"{kind} {site.leaf}")
@@ -214,7 +212,6 @@ def _recurrent_role(site: ModuleSite) -> Role:
 
 
 def _linear_role(site: ModuleSite, transposed: bool, per_head: bool, num: int | None) -> Role:
-    """A linear layer: an attention projection, a mixer input, fused sections or a plain matrix."""
     rows, cols = reversed(site.shape) if transposed else site.shape
     role = attention_role(site, rows, cols, per_head=per_head, num=num) or _mixer_role(site, rows)
     if role is None:
@@ -229,7 +226,6 @@ def _linear_role(site: ModuleSite, transposed: bool, per_head: bool, num: int | 
 
 
 def _raw_role(site: ModuleSite) -> Role:
-    """A bare nn.Parameter with two or more real dims in an unknown module."""
     if site.leaf in _RAW_MATRICES:
         return matrix("linear", "hidden matrix, a bare parameter", _RAW_MATRICES[site.leaf])
     if site.leaf in _STATE_NAMES:

@@ -75,7 +75,6 @@ def local_box(
     mesh_shape: Sequence[int],
     coordinate: Coordinate,
 ) -> Box:
-    """The box of a DTensor held by the rank at `coordinate` of the mesh."""
     box = [(0, n) for n in shape]
     # FSDP over tensor parallelism cuts what the inner parallelism has cut: strided goes last.
     order = sorted(range(len(placements)), key=lambda d: isinstance(placements[d], _StridedShard))
@@ -154,7 +153,6 @@ class Plan(NamedTuple):
 
     @property
     def owned(self) -> list[int]:
-        """Numbers of the pieces that this rank filters."""
         return [k for k, owner in enumerate(self.owners) if owner == self.me]
 
 

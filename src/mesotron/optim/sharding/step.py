@@ -69,7 +69,6 @@ class Part(NamedTuple):
         return torch.zeros_like(self.weight) if self.grad is None else self.grad
 
     def reference_scale(self) -> float:
-        """The largest step scale among the windows."""
         shapes = block_shapes(self.group["view"], tuple(self.param.shape))
         return max(step_scale(self.group["scale"], rows, cols) for _, rows, cols in shapes)
 

@@ -71,7 +71,6 @@ class FusedStep:
         self._seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
 
     def fits(self, candidates: list[Member]) -> bool:
-        """Whether this plan is still valid."""
         return self._signature == signature(candidates)
 
     def run(self, candidates: list[Member], stats: StepStats) -> list[Member]:
@@ -157,7 +156,6 @@ class _GroupValues:
         return table.view(-1, 3)
 
     def per_bucket(self, table: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """lr and weight decay of every block, bucket by bucket."""
         lr, decay = table.T[:2, self._index]
         return list(zip(lr.split(self._sizes), decay.split(self._sizes), strict=True))
 
