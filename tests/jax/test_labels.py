@@ -64,13 +64,10 @@ def test_transformer():
         "params/value/kernel": ("head", "-"),
         "params/pos_embedding": ("position or token", "-"),
     }
-
-
-def test_per_head_views():
-    roles = table(transformer(), per_head=True)
-    assert roles["params/Block_0/attention/query/kernel"] == ("attention", "iso")
-    assert roles["params/Block_0/attention/out/kernel"] == ("attention", "sio")
-    assert roles["params/Block_0/Dense_0/kernel"] == ("matrix", "io")
+    heads = table(transformer(), per_head=True)
+    assert heads["params/Block_0/attention/query/kernel"] == ("attention", "iso")
+    assert heads["params/Block_0/attention/out/kernel"] == ("attention", "sio")
+    assert heads["params/Block_0/Dense_0/kernel"] == ("matrix", "io")
 
 
 def test_stacked_layers_and_their_biases():
@@ -175,21 +172,13 @@ def test_layers_are_ordered_by_number():
     assert [role for role, _ in roles.values()].count("matrix") == 9
 
 
-def test_two_networks_in_one_run():
+def test_two_networks_have_their_own_ends_in_one_run_and_apart():
+    def net(sizes) -> dict:
+        return {f"Dense_{k}": dense(*size) for k, size in enumerate(sizes)}
+
     actor, critic = ((5, 8), (8, 8), (8, 4)), ((5, 8), (8, 8), (8, 1))
-    roles = table({f"Dense_{k}": dense(*size) for k, size in enumerate(actor + critic)})
-    ends = [roles[f"Dense_{k}/kernel"][0] for k in range(6)]
-    assert ends == ["input", "matrix", "head"] * 2
-
-
-def test_separate_networks_have_their_own_ends():
-    def net(outputs: int) -> dict:
-        return {"Dense_0": dense(5, 8), "Dense_1": dense(8, 8), "Dense_2": dense(8, outputs)}
-
-    roles = table({"params": {"actor": net(4), "critic": net(1)}})
-    for name in ("actor", "critic"):
-        ends = [roles[f"params/{name}/Dense_{k}/kernel"][0] for k in range(3)]
-        assert ends == ["input", "matrix", "head"]
+    for tree in (net(actor + critic), {"params": {"actor": net(actor), "critic": net(critic)}}):
+        assert [role for role, _ in table(tree).values()] == ["input", "matrix", "head"] * 2
 
 
 def test_layer_between_named_ends_is_hidden():
@@ -198,19 +187,13 @@ def test_layer_between_named_ends_is_hidden():
 
 
 def test_convolutions_and_experts():
-    conv = {"kernel": leaf(3, 3, 5, 16), "bias": leaf(16)}
-    deep = {"kernel": leaf(3, 3, 16, 32), "bias": leaf(32)}
-    depthwise = {"kernel": leaf(3, 3, 1, 32), "bias": leaf(32)}
-    roles = table(
-        {
-            "Conv_0": conv,
-            "Conv_1": deep,
-            "Conv_2": depthwise,
-            "experts": {"up": {"kernel": leaf(4, 8, 16)}, "down": {"kernel": leaf(4, 16, 8)}},
-            "router": {"kernel": leaf(8, 4)},
-            "head": dense(8, 2),
-        }
-    )
+    sizes = ((5, 16), (16, 32), (1, 32))  # the last is depthwise
+    tree = {f"Conv_{k}": dense(i, o) for k, (i, o) in enumerate(sizes)}
+    for k, size in enumerate(sizes):
+        tree[f"Conv_{k}"]["kernel"] = leaf(3, 3, *size)
+    experts = {"up": {"kernel": leaf(4, 8, 16)}, "down": {"kernel": leaf(4, 16, 8)}}
+    tree |= {"experts": experts, "router": {"kernel": leaf(8, 4)}, "head": dense(8, 2)}
+    roles = table(tree)
     assert roles["Conv_0/kernel"] == ("input", "-")
     assert roles["Conv_1/kernel"] == ("convolution", "iiio")
     assert roles["Conv_2/kernel"] == ("depthwise", "-")
@@ -220,10 +203,7 @@ def test_convolutions_and_experts():
 
 UNCLEAR = {
     "unknown name": {"mixing": leaf(8, 8), "head": dense(8, 2)},
-    "three dimensions without a bias": {
-        "a": {"mlp": {"kernel": leaf(3, 8, 8)}},
-        "head": dense(8, 2),
-    },
+    "no bias": {"a": {"mlp": {"kernel": leaf(3, 8, 8)}}, "head": dense(8, 2)},
     "bottleneck": {f"Dense_{k}": dense(*s) for k, s in enumerate(((4, 8), (8, 4), (4, 8), (8, 1)))},
     "single layer without a number": {"trunk": dense(8, 8)},
     "no output layer": {"Block_0": {"up": dense(8, 8)}, "Block_1": {"up": dense(8, 8)}},
@@ -244,7 +224,7 @@ def test_per_head_needs_an_axis_of_heads():
 
 
 def test_overrides():
-    tree = UNCLEAR["three dimensions without a bias"]
+    tree = UNCLEAR["no bias"]
     assert table(tree, overrides={"*mlp/kernel": "ioo"})["a/mlp/kernel"] == ("matrix", "ioo")
     assert table(tree, stacked=["a/*"])["a/mlp/kernel"] == ("matrix", "sio")
     assert table(tree, overrides={"*mlp*": "adamw"})["a/mlp/kernel"] == ("override", "-")

@@ -1,7 +1,4 @@
-"""Step statistics: hand-worked cases, equality with torch, and the documented names."""
-
-import re
-from pathlib import Path
+"""Step statistics: hand-worked cases and equality with torch."""
 
 import numpy as np
 import pytest
@@ -15,8 +12,6 @@ jnp = jax.numpy
 from mesotron import jax as mj  # noqa: E402
 from mesotron.jax.stats import ELEMENTWISE, SPECTRAL  # noqa: E402
 from support.quick_jax import quick_compilation  # noqa: E402, F401
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:
@@ -40,9 +35,7 @@ def test_statistics_equal_those_of_torch(rule):
     shapes = {"a": (6, 10), "b": (8, 8)}
     tx = getattr(mj, rule)(0.1, stats=True, **options)
     params = {k: draw(*s, seed=5) for k, s in shapes.items()}
-    weights = {
-        k: torch.nn.Parameter(torch.tensor(np.asarray(p).T.copy())) for k, p in params.items()
-    }
+    weights = {k: torch.nn.Parameter(transposed(p)) for k, p in params.items()}
     optimizer = getattr(mesotron, rule.capitalize())(list(weights.values()), lr=0.1, **options)
     state, update = tx.init(params), jax.jit(tx.update)
     assert set(mj.read_stats(state)) == {*(f"{rule}/{key}" for key in SPECTRAL), "skipped"}
@@ -115,14 +108,10 @@ def test_skipped_leaves_are_counted_and_count_nowhere_else():
 
 def test_each_run_of_a_vmap_has_its_own_statistics():
     tx = mj.muon(0.1, weight_decay=0.0, stats=True)
-    grads = {"w": draw(3, 6, 10)}
+    grads = {"w": jnp.stack([jnp.eye(4), jnp.ones((4, 4))])}
     _, state = jax.jit(jax.vmap(tx.update))(grads, jax.vmap(tx.init)(grads))
-    stats = mj.read_stats(state)["muon/concentration"]
-    update = jax.jit(tx.update)
-    one, two = (update({"w": g}, tx.init({"w": g}))[1] for g in grads["w"][:2])
-    expected = [float(mj.read_stats(s)["muon/concentration"]) for s in (one, two)]
-    np.testing.assert_allclose(stats[:2], expected, rtol=1e-5)
-    assert stats.shape == (3,)
+    found = mj.read_stats(state)["muon/concentration"]
+    np.testing.assert_allclose(found, [0.25, 1.0], rtol=1e-5)
 
 
 def test_duplicate_groups_are_refused():
@@ -130,20 +119,3 @@ def test_duplicate_groups_are_refused():
     tx = optax.partition(parts, {"x": "a", "y": "b"})
     with pytest.raises(ValueError, match="muon/"):
         mj.read_stats(tx.init({"x": draw(6, 10), "y": draw(6, 10)}))
-
-
-def test_names_are_documented():
-    page = (DOCS / "api" / "metrics.md").read_text()
-    documented = set(re.findall(r"^\| `<group>/(\w+)` ", page, re.MULTILINE))
-    assert set(SPECTRAL) <= documented
-
-
-def test_code_in_the_docs_runs(capsys):
-    names: dict = {}
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "jax.md").read_text(), re.DOTALL)
-    for block in blocks:
-        if "mesotron.ppo" in block:  # compiles for long; tests/test_docs.py runs it
-            continue
-        exec(compile(block, "jax.md", "exec"), names)
-    assert names["updates"][0]["w"].shape == (3, 8)
-    assert "muon/update_rms" in capsys.readouterr().out

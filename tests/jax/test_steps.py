@@ -105,17 +105,11 @@ def test_torch_and_jax_share_names_and_defaults(ours, theirs):
     assert torch_only == {"betas", "eps", "aux", "fused"}
 
 
-def one_update(tx, grads, params=None):
-    return jax.jit(tx.update)(grads, tx.init(grads if params is None else params), params)
-
-
-@pytest.mark.parametrize("make", [mj.muon, mj.pion])
-def test_params_are_not_needed_without_decay(make):
+def test_params_are_not_needed_without_decay():
     grads = to_jax(arrays(1, [(8, 6)]))
-    updates, _ = one_update(make(0.1, weight_decay=0.0), grads)
-    assert all(jnp.isfinite(u).all() for u in jax.tree.leaves(updates))
+    assert jnp.isfinite(first_step(mj.muon(0.1, weight_decay=0.0), grads)["0"]).all()
     with pytest.raises(ValueError, match="weight_decay=0"):
-        one_update(make(0.1), grads)
+        first_step(mj.muon(0.1), grads)
 
 
 def test_schedules():
@@ -127,26 +121,21 @@ def test_schedules():
 
     tx = mj.muon(line, momentum=lambda count: 0.5 + 0.1 * count, weight_decay=line)
     state = tx.init(params)
-    momentum = jax.tree.map(jnp.zeros_like, params)
     for k in range(3):
-        updates, state = tx.update(grads, state, params)
         fixed = mj.muon(line(k), momentum=0.5 + 0.1 * k, weight_decay=line(k))
         start = fixed.init(params)
-        start = (start[0]._replace(momentum=momentum), *start[1:])
-        expected, kept = fixed.update(grads, start, params)
-        momentum = kept[0].momentum
-        for name in params:
-            np.testing.assert_allclose(updates[name], expected[name], atol=1e-6)
+        start = (start[0]._replace(momentum=state[0].momentum), *start[1:])
+        expected, _ = fixed.update(grads, start, params)
+        updates, state = tx.update(grads, state, params)
+        np.testing.assert_allclose(updates["0"], expected["0"], atol=1e-6)
 
 
 def test_cubic_iteration_converges():
     G = {"w": jnp.asarray(np.diag([1.0, 0.3, 0.01]), jnp.float32)}
-    converged = one_update(mj.scale_by_muon(scale="spectral", ns="cubic", steps=15), G)[0]["w"]
+    converged = first_step(mj.scale_by_muon(scale="spectral", ns="cubic", steps=15), G)["w"]
     np.testing.assert_allclose(converged, np.eye(3), atol=1e-4)
-    default = one_update(mj.scale_by_muon(scale="spectral", ns="cubic"), G)[0]["w"]
+    default = first_step(mj.scale_by_muon(scale="spectral", ns="cubic"), G)["w"]
     assert 0.85 < float(default[2, 2]) < 0.95
-    five = one_update(mj.scale_by_muon(scale="spectral", ns="cubic", steps=5), G)[0]["w"]
-    assert 0.05 < float(five[2, 2]) < 0.1
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:
@@ -154,11 +143,8 @@ def draw(*shape: int, seed: int = 0) -> jax.Array:
 
 
 def first_step(tx, grads, params=None):
-    return one_update(tx, grads, params)[0]
-
-
-def rms(x: jax.Array) -> float:
-    return float(jnp.sqrt(jnp.square(x).mean()))
+    state = tx.init(grads if params is None else params)
+    return jax.jit(tx.update)(grads, state, params)[0]
 
 
 def num_matmuls(tx, *shapes: tuple[int, ...]) -> int:
@@ -182,12 +168,12 @@ def test_momentum_stays_raw_and_drifts_little_in_bfloat16():
 
 def test_experts_without_tokens_make_no_step_and_nonfinite_ones_skip_their_leaf():
     grads, tx = draw(4, 6, 10), mj.scale_by_muon()
-    full = first_step(tx, {"experts": grads})["experts"]
-    result = first_step(tx, {"experts": grads.at[2].set(0)})["experts"]
-    assert not result[2].any()
+    idle, bad = grads.at[2].set(0), grads.at[1, 0, 0].set(jnp.inf)
+    steps = first_step(tx, {"full": grads, "idle": idle, "bad": bad})
+    assert not steps["idle"][2].any()
     keep = np.array([0, 1, 3])
-    np.testing.assert_allclose(result[keep], full[keep], atol=1e-6)
-    assert not first_step(tx, {"experts": grads.at[1, 0, 0].set(jnp.inf)})["experts"].any()
+    np.testing.assert_allclose(steps["idle"][keep], steps["full"][keep], atol=1e-6)
+    assert not steps["bad"].any()
 
 
 def test_the_requested_number_of_filter_steps_is_run():
@@ -208,13 +194,12 @@ def test_equal_shapes_share_a_batch_that_can_be_turned_off():
 
 def test_masked_and_missing_leaves_are_passed_over():
     grads = {"w": draw(6, 10), "b": draw(10, seed=1)}
-    plain = mj.muon(0.1, weight_decay=0.0)
-    tx = optax.masked(plain, {"w": True, "b": False})
-    updates, _ = tx.update(grads, tx.init(grads))
+    plain = mj.muon(0.1, weight_decay=0.0, steps=2)
+    updates = first_step(optax.masked(plain, {"w": True, "b": False}), grads)
     np.testing.assert_allclose(updates["w"], first_step(plain, {"w": grads["w"]})["w"], atol=1e-6)
     np.testing.assert_array_equal(updates["b"], grads["b"])
     params = {"w": grads["w"], "frozen": None}  # as `equinox.filter` leaves it
-    updates = first_step(mj.muon(0.1), params, params)
+    updates = first_step(mj.muon(0.1, steps=2), params, params)
     assert updates["frozen"] is None
     assert updates["w"].any()
 
@@ -222,20 +207,11 @@ def test_masked_and_missing_leaves_are_passed_over():
 def test_spectral_scale_counts_outputs_in_the_last_axis():
     """sqrt(max(1, out / in)): torch stores (out, in) and JAX (in, out)."""
     G = jnp.asarray(np.linalg.qr(np.random.default_rng(0).normal(size=(32, 8)))[0], jnp.float32)
-    tx = mj.scale_by_muon(scale="spectral", ns="cubic")
-    to_eight, to_many = first_step(tx, {"w": G})["w"], first_step(tx, {"w": G.T})["w"]
-    assert float(jnp.linalg.norm(to_eight, 2)) == pytest.approx(1, abs=1e-3)
-    assert float(jnp.linalg.norm(to_many, 2)) == pytest.approx(2, abs=1e-3)
-    torch_order = first_step(mj.scale_by_muon(scale="spectral", ns="cubic", views="oi"), {"w": G})
-    np.testing.assert_allclose(torch_order["w"], 2 * to_eight, atol=1e-5)
-
-
-def test_rms_scale_means_the_same_for_every_shape():
-    views = {"square": "io", "wide": "io", "conv": "iiio"}
-    grads = {"square": draw(32, 32), "wide": draw(16, 64), "conv": draw(3, 3, 4, 36)}
-    tx = mj.muon(1e-2, filter="polar_express", weight_decay=0.0, views=views)
-    for name, step in first_step(tx, grads).items():
-        assert rms(step) == pytest.approx(0.2 * 1e-2, rel=0.05), name
+    tx = mj.scale_by_muon(scale="spectral", ns="cubic", steps=8, views={"torch": "oi"})
+    steps = first_step(tx, {"to_eight": G, "to_many": G.T, "torch": G})
+    assert float(jnp.linalg.norm(steps["to_eight"], 2)) == pytest.approx(1, abs=1e-3)
+    assert float(jnp.linalg.norm(steps["to_many"], 2)) == pytest.approx(2, abs=1e-3)
+    np.testing.assert_allclose(steps["torch"], 2 * steps["to_eight"], atol=1e-5)
 
 
 def test_views_filter_the_matrices_they_name():
@@ -248,10 +224,10 @@ def test_views_filter_the_matrices_they_name():
         "oi": ((6, 4), lambda x: [x.T]),
     }
     grads = {view: draw(*shape) for view, (shape, _) in cases.items()}
-    tx = mj.scale_by_muon(scale="spectral", views={view: view for view in cases})
-    whole = first_step(tx, grads)
+    few = {"scale": "spectral", "steps": 2}
+    whole = first_step(mj.scale_by_muon(views={view: view for view in cases}, **few), grads)
     blocks = {view: jnp.stack(cases[view][1](G)) for view, G in grads.items()}
-    alone = first_step(mj.scale_by_muon(scale="spectral"), blocks)
+    alone = first_step(mj.scale_by_muon(**few), blocks)
     for view, (_, matrices) in cases.items():
         np.testing.assert_allclose(jnp.stack(matrices(whole[view])), alone[view], atol=1e-4)
 
@@ -262,13 +238,9 @@ def test_views_filter_the_matrices_they_name():
         (lambda: mj.muon(momentum=1.0), "momentum=1.0"),
         (lambda: mj.muon(scale=-1.0), "scale=-1.0"),
         (lambda: mj.muon(scale="rsm"), "rsm"),
-        (lambda: mj.muon(filter="nadam"), "nadam"),
-        (lambda: mj.muon(rank=2), "low_rank"),
         (lambda: mj.muon(ns="septic"), "septic"),
         (lambda: mj.muon(ns="cubic", filter="polar_express"), "polar_express"),
-        (lambda: mj.pion(promote=9), "promote=9"),
         (lambda: mj.pion(promote=2, cutoff=0.3), "cutoff=0.3"),
-        (lambda: mj.pion(cutoff="edge"), "edge"),
         (lambda: mj.muon().init({"b": jnp.ones(3)}), "chain_with_muon"),
         (lambda: mj.muon(views="sxo").init({"w": jnp.ones((2, 3, 4))}), "sxo"),
         (lambda: mj.muon(views="io").init({"w": jnp.ones((2, 3, 4))}), "'io'"),

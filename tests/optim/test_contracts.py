@@ -99,9 +99,9 @@ def set_gradients(model: nn.Module, scale: float = 1.0, seed: int = 7) -> None:
 
 @every
 def test_it_learns(name):
-    model, optimizer = build(name, lr=0.02)
+    model, optimizer = build(name, lr=0.05)
     before = loss_of(model, 0).item()
-    for _ in range(25):
+    for _ in range(10):
         train(model, optimizer, range(1))
     assert loss_of(model, 0).item() < 0.9 * before
 
@@ -183,23 +183,27 @@ def test_precision_accumulation_and_batching_change_only_rounding(name):
         return [w.float() for w in weights(model)]
 
     plain = run()
+    assert_close(run(batched=False), plain, atol=1e-4)
     # Adam divides a gradient near zero by itself, and a direction at a cutoff may tip either way.
-    for other in (run(torch.float64), run(parts=8), run(batched=False)):
+    for other in (run(torch.float64), run(parts=8)):
         assert_close(other, plain, atol=2e-4)
 
 
 @every
-def test_a_schedule_equals_setting_a_tensor_rate_by_hand(name):
-    scheduled, by_hand = build(name), build(name, lr=torch.tensor(0.01))
+def test_a_schedule_and_a_tensor_rate_equal_setting_the_rate_by_hand(name):
+    rate = torch.tensor(0.01)
+    scheduled, by_hand, tensor = build(name), build(name), build(name, lr=rate)
     scheduler = torch.optim.lr_scheduler.LambdaLR(scheduled[1], lambda k: 1 / (1 + k))
     for k in range(4):
+        rate.fill_(0.01 / (1 + k))
         for group in by_hand[1].param_groups:
-            group["lr"].fill_(0.01 / (1 + k))
-        train(*by_hand, range(k, k + 1))
-        train(*scheduled, range(k, k + 1))
+            group["lr"] = 0.01 / (1 + k)
+        for pair in (scheduled, by_hand, tensor):
+            train(*pair, range(k, k + 1))
         scheduler.step()
-    assert_close(weights(scheduled[0]), weights(by_hand[0]))
-    assert scheduled[1].stats().keys() == by_hand[1].stats().keys()
+    assert_close(weights(scheduled[0]), weights(by_hand[0]), atol=1e-7)
+    assert_close(weights(tensor[0]), weights(by_hand[0]), atol=1e-5)
+    assert tensor[1].stats().keys() == by_hand[1].stats().keys()
 
 
 @every
@@ -284,8 +288,10 @@ def test_a_non_finite_gradient_skips_only_its_parameter(name, bad, caplog):
     assert_equal(list(optimizer.state[model.square.weight].values()), list(state.values()))
     stats = optimizer.stats()
     assert stats["skipped"] == 2
-    skipped_groups = [k for k, count in stats.items() if k.endswith("/skipped") and count]
-    assert caplog.text.count("not finite") == len(skipped_groups)
+    assert all(value == value for value in stats.values()), "no NaN in stats"
+    skipped = [count for key, count in stats.items() if key.endswith("/skipped") and count]
+    assert sum(skipped) == 2
+    assert caplog.text.count("not finite") == len(skipped)
 
     set_gradients(model)  # and a clean gradient recovers
     optimizer.step()
@@ -346,11 +352,10 @@ def test_a_group_may_be_added_later(name):
 
 
 @every
-@pytest.mark.parametrize("enabled", [False, True])
-def test_grad_scaler_scales_and_skips(name, enabled):
+def test_grad_scaler_scales_and_skips(name):
     model, optimizer = build(name)
     plain, reference = build(name)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for seed in range(2):
         optimizer.zero_grad()
         scaler.scale(loss_of(model, seed)).backward()
@@ -359,13 +364,12 @@ def test_grad_scaler_scales_and_skips(name, enabled):
         scaler.update()
     train(plain, reference, range(2))
     assert_close(weights(model), weights(plain), atol=1e-5)
-    if enabled:
-        before = weights(model)
-        set_gradients(model, float("inf"))
-        scaler.step(optimizer)
-        scaler.update()
-        assert scaler.get_scale() == 512.0
-        assert_equal(weights(model), before)
+    before = weights(model)
+    set_gradients(model, float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 512.0
+    assert_equal(weights(model), before)
 
 
 @every

@@ -71,7 +71,7 @@ def test_convolution_in_front():
     draw = np.random.default_rng(0).normal
     params = jax.tree.map(lambda x: draw(size=x.shape).astype(np.float32), shapes)
     _, values = apply(params, observe(), config)
-    params["conv"]["kernel"] *= -1
+    params["conv"] = {**params["conv"], "kernel": -params["conv"]["kernel"]}  # a new array
     assert np.abs(np.asarray(apply(params, observe(), config)[1]) - values).max() > 1e-3
 
 

@@ -214,7 +214,7 @@ def test_result_is_the_final_policy_and_not_a_mean_over_training(folder, monkeyp
 # Whole runs
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def compilation_cache(tmp_path_factory):
     """Runs of one config compile once."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
@@ -226,6 +226,13 @@ def compilation_cache(tmp_path_factory):
         jax.config.update(name, value)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    train_snake(replace(TINY, save_dir=folder, run_name="run"))
+    return RunFolder(folder / "run")
+
+
 def assert_same_metrics(a: RunFolder, b: RunFolder) -> None:
     for one, other in zip(a.rows("metrics"), b.rows("metrics"), strict=True):
         for name in one:
@@ -233,12 +240,8 @@ def assert_same_metrics(a: RunFolder, b: RunFolder) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compilation_cache")
-def test_signals_save_and_the_resumed_run_ends_the_same(tmp_path, monkeypatch, capsys):
-    config = replace(TINY, save_dir=tmp_path)
-    train_snake(replace(config, run_name="whole"))
-    capsys.readouterr()
-    config = replace(config, run_name="stopped")
+def test_signals_save_and_the_resumed_run_ends_the_same(whole, tmp_path, monkeypatch, capsys):
+    config = replace(TINY, save_dir=tmp_path, run_name="stopped")
     for number, done in ((signal.SIGTERM, 2), (signal.SIGINT, 4)):
 
         def write_and_signal(*arguments, number=number):
@@ -252,13 +255,12 @@ def test_signals_save_and_the_resumed_run_ends_the_same(tmp_path, monkeypatch, c
         config = settings_to_resume(SnakeConfig, tmp_path / "stopped")
     monkeypatch.undo()
     assert train_snake(config) == 0
-    a, b = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "stopped")
-    assert_same_metrics(a, b)
-    assert a.result["greedy_games"] == b.result["greedy_games"]
+    resumed = RunFolder(tmp_path / "stopped")
+    assert_same_metrics(whole, resumed)
+    assert whole.result["greedy_games"] == resumed.result["greedy_games"]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compilation_cache")
 def test_guard_stops_a_broken_run(tmp_path, capsys):
     wild = replace(TINY, save_dir=tmp_path, run_name="wild", chunk=1, guard="stop")
     wild = replace(wild, muon_lr=1e38, aux_adam_lr=1e38)
@@ -274,7 +276,6 @@ def test_guard_stops_a_broken_run(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compilation_cache")
 def test_resume_after_a_damaged_checkpoint_ends_the_same(tmp_path):
     config = replace(TINY, save_dir=tmp_path, run_name="whole", eval_freq=6, num_seeds=2)
     train_snake(config)
@@ -297,14 +298,12 @@ def test_resume_after_a_damaged_checkpoint_ends_the_same(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compilation_cache")
-def test_new_run_from_pretrained_weights(tmp_path):
-    first = replace(TINY, save_dir=tmp_path, run_name="first")
-    train_snake(first)
-    train_snake(replace(first, run_name="second", pretrained_model=tmp_path / "first", kl_coef=1.0))
+def test_new_run_from_pretrained_weights(whole, tmp_path):
+    second = replace(TINY, save_dir=tmp_path, run_name="second")
+    train_snake(replace(second, pretrained_model=whole.path, kl_coef=1.0))
     rows = RunFolder(tmp_path / "second").rows("metrics")
     assert rows[0]["policy/kl_pretrained"] < 0.01
-    assert "policy/kl_pretrained" not in RunFolder(tmp_path / "first").rows("metrics")[0]
+    assert "policy/kl_pretrained" not in whole.rows("metrics")[0]
 
 
 @pytest.mark.slow

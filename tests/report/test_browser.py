@@ -108,7 +108,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return write
 
 
-@pytest.mark.parametrize("name", ["arith", pytest.param("tournament", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["arith", "tournament"])
 def test_every_chart_is_drawn_without_errors_or_requests(browser, page, name):
     browser.requests()
     browser.open(page(name), height=12_000)
@@ -151,6 +152,7 @@ def test_model_output_is_shown_and_never_run(browser, page):
     assert browser.requests() == [page("attacked").as_uri()]
 
 
+@pytest.mark.slow
 def test_markup_that_slipped_through_could_not_run(browser, page, tmp_path):
     slipped = (
         "<script>window.hacked=1</script><img src='http://127.0.0.1:9/x' onerror='window.hacked=2'>"

@@ -76,12 +76,6 @@ def test_it_replaces_the_models_weights_and_restores_them_to_the_bit():
     assert addresses == [p.data_ptr() for p in model.parameters()]
 
 
-def test_frozen_weights_are_not_averaged():
-    model = make_model()
-    model[0].requires_grad_(False)
-    assert list(Anchor().start(model).weights) == ["1.weight"]
-
-
 def test_it_resumes_from_a_checkpoint():
     model, other = make_model(), make_model()
     anchor, resumed = Anchor().start(model), Anchor()

@@ -51,13 +51,6 @@ def test_each_fact_by_its_name(judge, completion, gold, truncated, true, answer)
     assert facts.answer == answer
 
 
-def test_a_truncated_answer_is_not_formatted():
-    judge = Judge(FORMATS["answer"], Verifier())
-    assert one(judge, "ANSWER: 7", "7").correct
-    cut = one(judge, "ANSWER: 7", "7", truncated=True)
-    assert (cut.correct, cut.correct_unformatted, cut.formatted) == (False, False, False)
-
-
 def test_hostile_completions_do_not_affect_the_batch(judge):
     hostile = [
         "[" * 1_000_000, r"\boxed{" * 100_000, r"\boxed{9**9**9**9}", r"\boxed{9^{9^{9^{9}}}}",

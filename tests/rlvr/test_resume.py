@@ -10,16 +10,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard as ShardPlacement
-from torch.distributed.tensor import distribute_module, distribute_tensor
+from torch.distributed.tensor import distribute_tensor
 from transformers import LlamaForCausalLM, TrainerCallback
 
 import mesotron
 from mesotron.rlvr import checkpoint as resume
-from mesotron.rlvr.checkpoint import (
-    Shard,
-    load_state,
-    save_state,
-)
+from mesotron.rlvr.checkpoint import Shard, load_state, save_state
 from mesotron.rlvr.trainer import GRPOTrainer
 from support import rlvr_tiny
 from support.rlvr_tiny import make_data, rows, same, weights
@@ -217,33 +213,29 @@ def mesh():
 
 
 def test_the_state_of_a_sharded_optimizer_is_restored_sharded(tmp_path, mesh):
-    def shard(_: str, part: torch.nn.Module, on: Any) -> None:
-        for name, p in list(part.named_parameters(recurse=False)):
-            sharded = distribute_tensor(p.detach(), on, [ShardPlacement(0)])
-            part.register_parameter(name, torch.nn.Parameter(sharded))
-
-    def make() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+    def make() -> tuple[list[torch.nn.Parameter], torch.optim.Optimizer]:
         torch.manual_seed(0)
-        layer = torch.nn.Linear(6, 4)
-        distribute_module(layer, mesh, shard)
-        return layer, mesotron.Muon(layer.parameters(), lr=0.1)
+        whole = torch.nn.Linear(6, 4).parameters()
+        sharded = [distribute_tensor(p.detach(), mesh, [ShardPlacement(0)]) for p in whole]
+        params = [torch.nn.Parameter(p) for p in sharded]
+        return params, mesotron.Muon(params, lr=0.1)
 
-    def step(layer: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
-        layer.weight.grad = torch.ones_like(layer.weight) * layer.weight
-        layer.bias.grad = torch.ones_like(layer.bias)
+    def step(params: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        for p in params:
+            p.grad = p.detach().clone()
         optimizer.step()
 
-    layer, optimizer = make()
-    step(layer, optimizer)
+    params, optimizer = make()
+    step(params, optimizer)
     save_state(tmp_path, "optimizer", optimizer.state_dict())
-    other, resumed = make()
-    step(other, mesotron.Muon(other.parameters(), lr=0.1))  # the weights, not the momentum
+    others, resumed = make()
+    step(others, mesotron.Muon(others, lr=0.1))  # the weights, not the momentum
     loaded = load_state(tmp_path, "optimizer")
     assert any(isinstance(x, Shard) for state in loaded["state"].values() for x in state.values())
     resume.shard_like_parameters(loaded, resumed)
     resumed.load_state_dict(loaded)
     for _ in range(2):
-        step(layer, optimizer)
-        step(other, resumed)
-    assert torch.equal(layer.weight.to_local(), other.weight.to_local())
-    assert torch.equal(layer.bias.to_local(), other.bias.to_local())
+        step(params, optimizer)
+        step(others, resumed)
+    for p, other in zip(params, others, strict=True):
+        assert torch.equal(p.to_local(), other.to_local())

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.tiny_model import build_tokenizer
 from mesotron import cli
 from mesotron.config import RewardConfig, RolloutConfig, TaskConfig, TrainConfig
 from mesotron.rlvr import session, spending, train
@@ -28,13 +29,13 @@ from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.prompts import solved_text
 from mesotron.rlvr.session import live_settings
 from mesotron.rlvr.tasks import arith
-from mesotron.rlvr.tiny import build_tokenizer
 from mesotron.runs import RunFolder
 from mesotron.watch.budget import Limits, Meter
 from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from mesotron.watch.settings import obstacle
+from support.rlvr_tiny import same
 
 slow = pytest.mark.slow
 TIMES = ("time", "step_time", "cost")
@@ -108,10 +109,7 @@ def stream(path: str | Path, name: Any = "metrics", without: tuple[str, ...] = T
 def assert_same_end(one: str | Path, other: str, step: int = 4, new: tuple = ()) -> None:
     """Same weights to the last bit, same metrics (but `new` ones), same samples and events."""
     pattern = f"checkpoints/checkpoint-{step}/*model.safetensors"  # the model's or the adapter's
-    first, second = (load_file(*Path(path).glob(pattern)) for path in (one, other))
-    assert first.keys() == second.keys()
-    for name, weight in first.items():
-        assert torch.equal(weight, second[name]), name
+    assert same(*(load_file(*Path(path).glob(pattern)) for path in (one, other)))
     for name in ("metrics", "samples", "events"):
         assert stream(one, name) == stream(other, name, (*TIMES, *new))
 
@@ -175,13 +173,14 @@ def test_a_run_leaves_a_complete_folder(run, whole, capsys):
     assert "config.json" in error_line(capsys)
 
 
+@slow
 @pytest.mark.parametrize(
     "words",
     [
         "--objective.name mgrpo --rollout.updates 3 --rollout.prompts 3",
-        pytest.param("--rollout.updates 2", marks=slow),
-        pytest.param("--objective.dynamic-sampling resample", marks=slow),
-        pytest.param("--model.lora 2 --optim.name pion --optim.cutoff noise", marks=slow),
+        "--rollout.updates 2",
+        "--objective.dynamic-sampling resample",
+        "--model.lora 2 --optim.name pion --optim.cutoff noise",
     ],
 )
 def test_killed_and_resumed_equals_left_alone(run, words):

@@ -463,17 +463,3 @@ def test_further_prompts_have_an_order_of_their_own(tmp_path):
     further = trainer.stream.take(len(trainer.train_dataset))
     assert sorted(order) == sorted(further)
     assert order != further
-
-
-def test_a_resampling_run_resumes_exactly(tmp_path):
-    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-
-    def make():
-        parts = {"objective": resample(), "reward_funcs": constant_for_even}
-        return make_trainer(tmp_path, parts=parts, **settings)
-
-    whole, resumed = make(), make()
-    whole.train()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert same(weights(whole), weights(resumed))
-    assert whole.stream.taken == resumed.stream.taken

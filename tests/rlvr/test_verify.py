@@ -292,7 +292,7 @@ def _in_child(verifier, connection):
 # Python 3.12 and JAX warn about a fork beside threads, which is what is tested here.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_daemonic_process_has_its_own_workers(verifier, method):
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"this system has no {method}")

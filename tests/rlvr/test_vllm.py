@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from mesotron import cli
-from mesotron.config import ObjectiveConfig
+from mesotron.config import ObjectiveConfig, RolloutConfig, TrainConfig
+from mesotron.rlvr.train import check
 from support.rlvr_tiny import EOS, make_trainer, same, weights
 
 
@@ -70,9 +70,7 @@ def test_the_anchors_completions_are_sampled_from_the_anchor(tmp_path, merged):
     assert not same(anchor[1][2], policy[1][2])
 
 
-def test_missing_vllm_is_refused(tmp_path, monkeypatch, capsys):
+def test_missing_vllm_is_refused(monkeypatch):
     monkeypatch.setattr("mesotron.rlvr.train.find_spec", lambda name: name != "vllm" or None)
-    flags = ["--rollout.vllm", "colocate", "--out", str(tmp_path / "run")]
-    assert cli.main(["train", "arith", *flags]) == 2
-    assert "--rollout.vllm" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match=r"rollout\.vllm colocate"):
+        check(TrainConfig(rollout=RolloutConfig(vllm="colocate")))

@@ -80,7 +80,8 @@ def fail_at_step_3(visible: bool) -> None:
 def run_steps(settings: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
     """Train on this process's share; returns weights, an anchor's weights, and the log."""
     trl.GRPOTrainer._generate_single_turn = scripted
-    AnchoredSampler.merged = scripted_merged
+    if parts["objective"].loss_on_momentum:
+        AnchoredSampler.merged = scripted_merged
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(Path(folder), parts=parts, **settings)
         trainer.train()

@@ -1,31 +1,18 @@
 """What each rank runs in test_sharded.py: the same training sharded and unsharded."""
 
+import copy
 import logging
-import os
 from unittest.mock import patch
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, parallel
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import mesotron
@@ -102,12 +89,10 @@ class Twins:
         self.alone.step()
         self.sharded.step()
 
-    def compare(self, tolerance: float = 1e-5) -> None:
+    def compare(self) -> None:
         for (kind, shape), whole, part in zip(ZOO, self.whole, self.parts, strict=True):
-            message = f"{kind} {shape} {self.layout}"
-            torch.testing.assert_close(
-                part.full_tensor(), whole, rtol=tolerance, atol=tolerance * 0.1, msg=message
-            )
+            found, message = part.full_tensor(), f"{kind} {shape} {self.layout}"
+            torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6, msg=message)
 
 
 def trains_alike(name: str, layout: str, options: dict, teams: bool = False) -> None:
@@ -120,8 +105,8 @@ def trains_alike(name: str, layout: str, options: dict, teams: bool = False) -> 
         twins.give_all(step)
         gradients = [p.grad.to_local().clone() for p in twins.parts]
         twins.step()
-        for p, gradient in zip(twins.parts, gradients, strict=True):
-            assert torch.equal(p.grad.to_local(), gradient)
+        kept = [p.grad.to_local() for p in twins.parts]
+        assert all(torch.equal(a, b) for a, b in zip(kept, gradients, strict=True))
     twins.compare()
     for p in twins.parts:
         for key, value in twins.sharded.state[p].items():
@@ -172,8 +157,7 @@ def steps_without_some_gradients() -> None:
         p.grad = None
     before = [p.to_local().clone() for p in twins.parts]
     twins.sharded.step()
-    for p, old in zip(twins.parts, before, strict=True):
-        assert torch.equal(p.to_local(), old)
+    assert all(torch.equal(p.to_local(), old) for p, old in zip(twins.parts, before, strict=True))
 
 
 def steps_without_reading_flags() -> tuple[dict, dict]:
@@ -194,17 +178,11 @@ def steps_without_reading_flags() -> tuple[dict, dict]:
 def counts_filtered_blocks(layout: str) -> tuple[int, float]:
     twins = Twins("muon", layout)
     twins.give_all(0)
-    counted = []
-
-    def count(X: Tensor, filter):
-        counted.append(X.shape[0])
-        return apply_filter(X, filter)
-
-    with patch.object(module, "apply_filter", count):
+    with patch.object(module, "apply_filter", side_effect=apply_filter) as counted:
         twins.sharded.step()
     twins.alone.step()
     blocks = sum(v for key, v in twins.alone.stats().items() if key.endswith("/blocks"))
-    return sum(counted), blocks
+    return sum(len(call.args[0]) for call in counted.call_args_list), blocks
 
 
 def reads_stats(layout: str, readers: list[int]) -> tuple[dict, dict] | None:
@@ -231,61 +209,48 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed = nn.Embedding(11, 10)
         self.up = nn.Linear(10, 14)
         self.down = nn.Linear(14, 10, bias=False)
-        self.norm = nn.LayerNorm(10)
         self.experts = nn.Parameter(torch.randn(3, 10, 10) * 0.3)
         self.unused = nn.Linear(5, 3)
-        self.head = nn.Linear(10, 11)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        x = x + self.down(torch.relu(self.up(self.norm(x))))
-        x = x + torch.einsum("btd,edf->btf", x, self.experts)
-        return self.head(x)
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.down(torch.relu(self.up(x)))
+        return x + torch.einsum("btd,edf->btf", x, self.experts)
 
 
-def net_optimizer(model: nn.Module) -> Muon:
+def build_net(sharded: bool = True) -> tuple[nn.Module, Muon]:
+    model = Net()
+    if sharded:
+        fully_shard(model)
     named = dict(model.named_parameters())
-    matrices = [named.pop(n) for n in ("down.weight", "unused.weight", "up.weight")]
-    experts = named.pop("experts")
-    groups = [{"params": matrices}, {"params": [experts], "view": "stack"}]
-    return Muon([*groups, {"params": list(named.values()), "rule": "adamw"}], lr=0.02)
+    experts = {"params": [named.pop("experts")], "view": "stack"}
+    return model, Muon([{"params": list(named.values())}, experts], lr=0.02)
 
 
-def train_net(model: nn.Module, optimizer: Muon, steps: range) -> None:
+def train_net(model: nn.Module, optimizer: Muon, steps: range) -> dict[str, np.ndarray]:
     for step in steps:
-        tokens = torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(step))
+        x = torch.randn(4, 6, 10, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
-        model(tokens).logsumexp(-1).square().mean().backward()
+        model(x).square().mean().backward()
         optimizer.step()
-
-
-def weights_of(model: nn.Module) -> dict[str, np.ndarray]:
     return {
         name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().numpy()
         for name, p in model.named_parameters()
     }
 
 
-def build_net() -> tuple[nn.Module, Muon]:
-    model = Net()
-    fully_shard(model)
-    return model, net_optimizer(model)
-
-
 def state_of(model: nn.Module, optimizer: Muon) -> dict:
-    states = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
-    return dict(zip(("model", "optimizer"), states, strict=True))
+    model_state, optimizer_state = state_dict.get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
 
 
-def trains_and_saves(folder: str) -> dict[str, np.ndarray]:
+def trains_and_saves(folder: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     model, optimizer = build_net()
     train_net(model, optimizer, range(2))
     dcp.save(state_of(model, optimizer), checkpoint_id=folder)
-    train_net(model, optimizer, range(2, 4))
-    return weights_of(model)
+    alone = train_net(*build_net(sharded=False), range(4))
+    return train_net(model, optimizer, range(2, 4)), alone
 
 
 def loads_and_continues(folder: str) -> dict[str, np.ndarray]:
@@ -296,23 +261,18 @@ def loads_and_continues(folder: str) -> dict[str, np.ndarray]:
     optimizer.param_groups[0]["lr"] = 0.5  # the checkpoint's must win
     state = state_of(model, optimizer)
     dcp.load(state, checkpoint_id=folder)
-    set_model_state_dict(model, state["model"])
-    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    model_state, optim_state = state["model"], state["optimizer"]
+    state_dict.set_state_dict(
+        model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state
+    )
     assert optimizer.param_groups[0]["lr"] == 0.02
-    train_net(model, optimizer, range(2, 4))
-    return weights_of(model)
+    return train_net(model, optimizer, range(2, 4))
 
 
-def trains_net_alone() -> dict[str, np.ndarray]:
-    model = Net()
-    train_net(model, net_optimizer(model), range(4))
-    return weights_of(model)
-
-
-def train_both(models, optimizers, make_batch, share, num_shares: int, loss_of) -> None:
+def train_both(models, optimizers, draw, share: int, num_shares: int, loss_of) -> None:
     """Three steps alone and sharded, each rank with its share of the batch; then compare."""
     for step in range(3):
-        batch = make_batch(torch.Generator().manual_seed(step))
+        batch = draw(torch.Generator().manual_seed(step))
         batches = batch, batch.chunk(num_shares)[share]
         for model, optimizer, rows in zip(models, optimizers, batches, strict=True):
             optimizer.zero_grad()
@@ -324,52 +284,43 @@ def train_both(models, optimizers, make_batch, share, num_shares: int, loss_of) 
 
 
 def trains_qwen(name: str, options: dict) -> list[str]:
+    def draw(generator: torch.Generator) -> Tensor:
+        return torch.randint(32, (4, 8), generator=generator)
+
+    def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
+        return model(input_ids=rows, labels=rows).loss
+
     sizes = {"vocab_size": 32, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 3, "num_key_value_heads": 1}
-    config = Qwen2Config(**sizes, tie_word_embeddings=True)
     torch.manual_seed(0)
-    alone, sharded = Qwen2ForCausalLM(config), Qwen2ForCausalLM(config)
-    sharded.load_state_dict(alone.state_dict())
-    for layer in sharded.model.layers:
-        fully_shard(layer)
-    fully_shard(sharded)
+    alone = Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True))
+    sharded = copy.deepcopy(alone)
+    for part in (*sharded.model.layers, sharded):
+        fully_shard(part)
     models = alone, sharded
     optimizers = [getattr(mesotron, name)(model, lr=1e-3, **options) for model in models]
-    train_both(
-        models,
-        optimizers,
-        lambda generator: torch.randint(32, (4, 8), generator=generator),
-        dist.get_rank(),
-        dist.get_world_size(),
-        lambda model, rows: model(input_ids=rows, labels=rows).loss,
-    )
+    train_both(models, optimizers, draw, dist.get_rank(), dist.get_world_size(), loss_of)
     return [group["name"] for group in optimizers[1].param_groups]
 
 
 def trains_under_tensor_parallelism() -> list[str]:
     # FSDP over tensor parallelism: strided shards, a sequence-parallel norm whose gradient is a
     # pending sum, and a matrix on the outer mesh alone.
+    def draw(generator: torch.Generator) -> Tensor:
+        return torch.randn(4, 8, 6, generator=generator)
+
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.LayerNorm(6), nn.Linear(6, 10), nn.Linear(10, 6), nn.Linear(6, 5, bias=False)
-        )
-
-    alone, model = build(), build()
-    plan = {"0": SequenceParallel(), "1": ColwiseParallel(), "2": RowwiseParallel()}
-    parallelize_module(model, mesh["tp"], plan)
+    torch.manual_seed(0)
+    layers = nn.LayerNorm(6), nn.Linear(6, 10), nn.Linear(10, 6), nn.Linear(6, 5, bias=False)
+    alone = nn.Sequential(*layers)
+    model = copy.deepcopy(alone)
+    styles = parallel.SequenceParallel, parallel.ColwiseParallel, parallel.RowwiseParallel
+    plan = {str(k): style() for k, style in enumerate(styles)}
+    parallel.parallelize_module(model, mesh["tp"], plan)
     fully_shard(model, mesh=mesh["dp"])
-    optimizers = [Muon(m.parameters(), lr=0.01) for m in (alone, model)]
-    train_both(
-        (alone, model),
-        optimizers,
-        lambda generator: torch.randn(4, 8, 6, generator=generator),
-        mesh.get_coordinate()[0],
-        2,
-        lambda net, rows: net(rows).square().mean(),
-    )
+    models, share = (alone, model), mesh.get_coordinate()[0]
+    optimizers = [Muon(m.parameters(), lr=0.01) for m in models]
+    train_both(models, optimizers, draw, share, 2, lambda net, rows: net(rows).square().mean())
     return sorted({str(p) for part in model.parameters() for p in part.placements})
 
 

@@ -8,14 +8,13 @@ Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-mat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mesotron.spectral import Filter, Segment, cheapest_plan, noise_edge
+from mesotron.spectral import Filter, cheapest_plan, noise_edge
 from mesotron.spectral.filters import FIXED_POINT, PROMOTE, SUPPRESS, aim
 
 _POWER_STEPS = 6
@@ -27,18 +26,6 @@ class Filtered(NamedTuple):
     X: Array  # [B, m, n]
     concentration: Array  # [B] sum sigma^4 / (sum sigma^2)^2 of the input; 0 for a zero matrix
     passed: Array  # [B] sum f(sigma)^2
-
-
-class _Steps(NamedTuple):
-    """A segment's coefficients: floats, or arrays [B, 1, 1] if each matrix has its own."""
-
-    form: str
-    triples: tuple[tuple[Any, Any, Any], ...]
-
-
-def default_dtype() -> str:
-    """The dtype of matmuls: float32 on a CPU, which emulates bfloat16; bfloat16 elsewhere."""
-    return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
 def apply_filter(X: Array, filter: Filter, dtype: str | None = None) -> Array:
@@ -75,10 +62,28 @@ def filter_batch(
     if filter.rank is not None:
         X = _keep_rank(X, filter.rank)
         return Filtered(X, concentration, _sum_of_squares(X))
-    X, A, plan = _plan(X, A, filter, promote)
+    m, n = X.shape[1:]
+    steps = filter.steepest_steps(m, n)
+    if promote is not None:
+        steps = (PROMOTE,) * len(steps)  # the steepest case
+    plan = cheapest_plan(m, n, steps, float(jnp.finfo(X.dtype).eps) / 2)
+    t, done = None, 0
+    if filter.cutoff is not None and promote is None:
+        X, A, t = _rescale_to_bound(X, A, filter.cutoff)
     for segment in plan:
+        triples: list[tuple] = list(segment.steps)
+        for k in range(len(triples)):
+            if promote is not None:  # the first `promote` steps promote, the others suppress
+                pairs = zip(PROMOTE, SUPPRESS)
+                triples[k] = tuple(
+                    jnp.where(done < promote, *pair).astype(X.dtype) for pair in pairs
+                )
+            elif t is not None:  # each matrix has its own coefficients, [B, 1, 1]
+                triple, t = aim(t)
+                triples[k] = tuple(x[:, None, None].astype(X.dtype) for x in triple)
+            done += 1
         run = _gram_segment if segment.form == "gram" else _standard_segment
-        X, A = run(X, A, segment.triples), None
+        X, A = run(X, A, triples), None
     return Filtered(X, concentration, _sum_of_squares(X))
 
 
@@ -101,49 +106,11 @@ def _sum_of_squares(X: Array) -> Array:
     return jnp.square(X.astype(jnp.promote_types(X.dtype, jnp.float32))).sum((1, 2))
 
 
-def _plan(
-    X: Array, A: Array, filter: Filter, promote: Array | None
-) -> tuple[Array, Array, list[_Steps]]:
-    """Choose the form by shape and fill in the coefficients; a cutoff filter rescales X and A."""
-    m, n = X.shape[1:]
-    steps = filter.steepest_steps(m, n)
-    if promote is not None:
-        steps = (PROMOTE,) * len(steps)  # the steepest case
-    plan = cheapest_plan(m, n, steps, float(jnp.finfo(X.dtype).eps) / 2)
-    if promote is not None:
-        return X, A, _traced_steps(plan, promote, X.dtype)
-    if filter.cutoff is None:
-        return X, A, [_Steps(s.form, s.steps) for s in plan]
-    X, A, t = _rescale_to_bound(X, A, filter.cutoff)
-    aimed = []
-    for segment in plan:
-        triples = []
-        for _ in segment.steps:
-            triple, t = aim(t)
-            triples.append(tuple(x[:, None, None].astype(X.dtype) for x in triple))
-        aimed.append(_Steps(segment.form, tuple(triples)))
-    return X, A, aimed
-
-
-def _traced_steps(plan: Sequence[Segment], promote: Array, dtype: Any) -> list[_Steps]:
-    """The first `promote` steps promote, the others suppress."""
-    chosen, k = [], 0
-    for segment in plan:
-        triples = []
-        for _ in segment.steps:
-            pairs = zip(PROMOTE, SUPPRESS)
-            triples.append(tuple(jnp.where(k < promote, p, s).astype(dtype) for p, s in pairs))
-            k += 1
-        chosen.append(_Steps(segment.form, tuple(triples)))
-    return chosen
-
-
 def _rescale_to_bound(X: Array, A: Array, cutoff: float | str) -> tuple[Array, Array, Array]:
     """Divide X (of Frobenius norm 1) by its Schatten-8 norm; also the cutoff on that scale, [B].
 
-    (sum sigma^8)^(1/8) = ||A A||_F^(1/4) is an upper bound of the largest singular value, so all
-    stay in [0, 1]. A power iteration then estimates the largest one; it can only err low, which
-    shifts the cutoff slightly and never makes the iteration diverge.
+    As in `mesotron.optim.matrix`: (sum sigma^8)^(1/8) = ||A A||_F^(1/4) bounds the largest singular
+    value, and the power iteration can only err low.
     """
     S = _product(A, A).astype(jnp.promote_types(A.dtype, jnp.float32))
     bound = jnp.square(S).sum((1, 2)) ** 0.125
@@ -158,11 +125,7 @@ def _rescale_to_bound(X: Array, A: Array, cutoff: float | str) -> tuple[Array, A
 
 
 def largest_eigenvalue(S: Array) -> Array:
-    """Power-iteration estimate, from below, for positive semi-definite S: [B].
-
-    From two starts: the heaviest column alone may be in a separate block, next to a larger
-    direction that is spread over many rows.
-    """
+    """Power iteration from two starts, for positive semi-definite S: [B], never too large."""
     m = S.shape[1]
     heaviest = jnp.diagonal(S, axis1=1, axis2=2).argmax(1)
     column = jnp.take_along_axis(S, heaviest[:, None, None], axis=2)
@@ -176,14 +139,14 @@ def largest_eigenvalue(S: Array) -> Array:
     return jnp.linalg.norm(v, axis=1).max(1)
 
 
-def _standard_segment(X: Array, A: Array | None, triples: tuple[tuple, ...]) -> Array:
+def _standard_segment(X: Array, A: Array | None, triples: list[tuple]) -> Array:
     for a, b, c in triples:
         A = _product(X, X.mT) if A is None else A
         X, A = a * X + _product(_combine(A, b, c), X), None
     return X
 
 
-def _gram_segment(X: Array, A: Array | None, triples: tuple[tuple, ...]) -> Array:
+def _gram_segment(X: Array, A: Array | None, triples: list[tuple]) -> Array:
     """Iterate R = X X^T: with Z = a I + b R + c R R, a polynomial of R that commutes with it,
     X <- Z X becomes Q <- Q Z and R <- R Z Z."""
     R, Q = _product(X, X.mT) if A is None else A, None

@@ -1,11 +1,11 @@
 """`label(params)`: which rule updates each leaf of a parameter tree, with its view and the reason.
 
-Hidden matrices go to the spectral rule; embeddings, input layers, positions, norms, biases and
-heads to Adam. A tree has no module types, so roles come from the names that flax, Equinox and
-common code use (the small tables below), from shapes and from neighbors: a layer's bias
-distinguishes a stack of layers from a kernel with three dimensions. Names often do not show where a
-network begins and ends (a flax MLP is Dense_0, Dense_1, Dense_2), so numbered layers are chained by
-their widths, and the ends of a chain go to Adam. What cannot be determined raises.
+Hidden matrices go to the spectral rule, everything else to Adam. A tree has no module types, so
+roles come from the names that flax, Equinox and common code use (the small tables below), from
+shapes and from neighbors: a layer's bias distinguishes a stack of layers from a kernel with three
+dimensions. Names often do not show where a network begins and ends (a flax MLP is Dense_0, Dense_1,
+Dense_2), so numbered layers are chained by their widths, and the ends of a chain go to Adam. What
+cannot be determined raises.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -122,7 +122,6 @@ def _first_match(path: str, patterns: Iterable[str]) -> str | None:
 
 
 def _choose_role(site: LeafSite, overrides: Mapping[str, str], per_head: bool) -> Role:
-    """The role of a leaf after overrides and `per_head`."""
     role = _role_of(site)
     pattern = _first_match(site.name, overrides)
     if pattern is not None:
@@ -142,9 +141,6 @@ def _choose_role(site: LeafSite, overrides: Mapping[str, str], per_head: bool) -
             view = role.view.removesuffix(whole) + split
             return replace(role, view=view, reason="projection, per head")
     return replace(role, unclear=f"{site.name} {site.shape}, which has no axis of heads")
-
-
-# What a leaf is, by its own name and place.
 
 
 @dataclass(frozen=True)
@@ -168,12 +164,10 @@ class LeafSite(Site):
 
     @property
     def layer_name(self) -> str:
-        """The layer's own name without its number, in lower case."""
         return base_name(self.layer[-1]) if self.layer else ""
 
     @property
-    def outputs_first(self) -> bool:
-        """Stored (outputs, inputs), as in Equinox."""
+    def outputs_first(self) -> bool:  # as in Equinox
         return self.attribute and self.leaf == "weight"
 
     @property
@@ -226,10 +220,9 @@ def _role_of(site: LeafSite) -> Role:
         return Role("norm", "a gain")
     if parts & _TABLE_WORDS or "pos" in name.split("_"):
         return Role("position or token", "a lookup table")
-    if any(
-        n in _EMBEDDINGS or n.startswith("embed") or "embed" in n.split("_") for n in (name, leaf)
-    ):
-        return Role("embedding", "a lookup table, or a layer in its place")
+    for n in (name, leaf):
+        if n in _EMBEDDINGS or n.startswith("embed") or "embed" in n.split("_"):
+            return Role("embedding", "a lookup table, or a layer in its place")
     if leaf not in _MATRIX_LEAVES:
         return _unclear(site, f"unknown leaf name {site.leaf!r}")
     if name in _INPUTS:
@@ -243,12 +236,9 @@ def _role_of(site: LeafSite) -> Role:
 
 
 def _matrix_role(site: LeafSite) -> Role:
-    """A layer's matrix: its storage order, stacks and heads."""
     stacks = _num_stacks(site)
     if stacks is None:
-        return _unclear(
-            site, f"{len(site.shape)} dimensions may be heads or stacked layers, and no bias shows"
-        )
+        return _unclear(site, "dimensions may be heads or stacked layers, and no bias shows which")
     kernel, stack = site.shape[stacks:], "s" * stacks
     if "conv" in site.layer_name and len(kernel) > 2:
         return _conv_role(site, stack, kernel)
@@ -266,11 +256,10 @@ def _matrix_role(site: LeafSite) -> Role:
 
 
 def _conv_role(site: LeafSite, stack: str, kernel: tuple[int, ...]) -> Role:
-    num_inputs, num_outputs = kernel[-2:]
-    view = "i" * (len(kernel) - 1) + "o"
+    inputs = "i" * (len(kernel) - 1)
+    view, (num_inputs, num_outputs) = inputs + "o", kernel[-2:]
     if site.outputs_first:
-        num_outputs, num_inputs = kernel[:2]
-        view = "o" + "i" * (len(kernel) - 1)
+        view, (num_outputs, num_inputs) = "o" + inputs, kernel[:2]
     if num_inputs == 1 and num_outputs > 1:
         return Role("depthwise", "one input channel each: not a matrix")
     if num_inputs <= MAX_RAW_CHANNELS:
@@ -305,20 +294,18 @@ def _unclear(site: LeafSite, why: str) -> Role:
     return Role("unknown", why, unclear=f"{site.name} {site.shape}: {why}")
 
 
-# The first and last layers of each network. Numbered layers of one module are a run; where the
-# outputs of one fit the inputs of the next they are one network. Layers inside numbered blocks are
-# hidden.
+# The first and last layers of each network. Numbered layers of one module are a run, cut where the
+# outputs of one do not fit the inputs of the next. Layers inside numbered blocks are hidden.
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """A plain layer of a run, with the widths it connects; `fixed` if an override decided it."""
+class _Layer(NamedTuple):
+    """A plain layer of a run, with the widths it connects."""
 
     path: str
     number: int
     inputs: int
     outputs: int
-    fixed: bool
+    fixed: bool  # an override decided it
 
 
 def _find_ends(sites: dict[str, LeafSite], roles: Roles, fixed: set[str]) -> Roles:
@@ -350,17 +337,12 @@ def _known_widths(sites: dict[str, LeafSite], roles: Roles) -> tuple[set[int], s
 
 
 def _networks(sites: dict[str, LeafSite], roles: Roles) -> list[tuple[str, ...]]:
-    """The modules that hold the first and last layers of a network.
-
-    From the top down: a module with layers of its own is a network. One without is a container of
-    networks, except for its numbered parts, which are blocks.
+    """The modules that hold the first and last layers of a network. From the top down: one with
+    layers of its own is a network; one without contains networks, and blocks if they are numbered.
     """
-    known_ends = ("input", "head", "embedding")
-    layers = {
-        site.layer
-        for path, site in sites.items()
-        if roles[path].is_matrix or roles[path].name in known_ends
-    }
+    ends = ("input", "head", "embedding")
+    known = [path for path, role in roles.items() if role.is_matrix or role.name in ends]
+    layers = {sites[path].layer for path in known}
     networks, open_ = [], [()]
     while open_:
         place = open_.pop()
@@ -393,7 +375,6 @@ def _runs(
 def _mark_ends(
     run: list[_Layer], roles: Roles, fed: set[int], read: set[int], after_conv: bool
 ) -> None:
-    """Mark the ends of each connected piece of a run, in `roles`."""
     for piece in _connected(run, roles):
         first, last = piece[0], piece[-1]
         is_input = first.inputs not in fed and not (after_conv and first is run[0])
@@ -408,7 +389,6 @@ def _mark_ends(
 
 
 def _connected(run: list[_Layer], roles: Roles) -> list[list[_Layer]]:
-    """A run, split where the outputs of a layer do not fit the inputs of the next."""
     pieces = [[run[0]]]
     for before, after in pairwise(run):
         if before.outputs != after.inputs:
@@ -416,9 +396,7 @@ def _connected(run: list[_Layer], roles: Roles) -> list[list[_Layer]]:
             continue
         narrow = before.outputs < before.inputs and after.inputs < after.outputs
         if narrow and not (before.fixed or after.fixed):
-            _set_unclear(
-                roles, before, f"and {after.path} are a bottleneck or two separate networks"
-            )
+            _set_unclear(roles, before, f"and {after.path} are a bottleneck or two networks")
         pieces[-1].append(after)
     return pieces
 

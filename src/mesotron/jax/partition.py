@@ -138,8 +138,7 @@ def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         leaves = [jnp.where(jnp.isfinite(g).all(), g, 0) for g in jax.tree.leaves(updates)]
         leaves = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) for g in leaves if g.size]
-        sizes = [jnp.abs(g).max() for g in leaves]
-        largest = jnp.max(jnp.array(sizes)) if leaves else jnp.zeros(())
+        largest = jnp.array([0.0, *(jnp.abs(g).max() for g in leaves)]).max()
         unit = jnp.where(largest == 0, 1, largest)
         norm = jnp.sqrt(sum(jnp.square(g / unit).sum() for g in leaves))  # of the gradients / unit
         # In this order, since unit * norm may overflow float32.

@@ -31,11 +31,11 @@ class Stats(NamedTuple):
 
 
 class MeasuredState(NamedTuple):
-    """The state of `measured`: steps made, the inner state, and the last step's statistics."""
+    """The state of `measured`."""
 
-    step: Array
+    step: Array  # steps made
     inner: Any
-    stats: Stats
+    stats: Stats  # of the last step
 
 
 class LeafRecord(NamedTuple):
@@ -83,12 +83,7 @@ def read_stats(state: Any) -> dict[str, Array]:
     return {**stats, "skipped": jnp.asarray(sum(skipped))}
 
 
-def no_stats(group: str, keys: Sequence[str]) -> Stats:
-    return Stats({f"{group}/{key}": jnp.zeros((), jnp.float32) for key in keys})
-
-
 def spectral_stats(group: str, rate: Any, leaves: Sequence[LeafRecord]) -> Stats:
-    """The statistics of a spectral step over at least one leaf."""
     square = elements = blocks = 0.0
     live = concentration = passed = dead = cosine = stepped = 0.0
     for leaf in leaves:
@@ -113,19 +108,18 @@ def spectral_stats(group: str, rate: Any, leaves: Sequence[LeafRecord]) -> Stats
         "dead_blocks": dead / jnp.maximum(live, 1),
         "blocks": blocks,
     }
-    return _named(group, numbers)
+    return name_stats(group, numbers)
 
 
 def measured(
     inner: optax.GradientTransformation, group: str, rate: Rate, weight_decay: Rate
 ) -> optax.GradientTransformation:
-    """Add statistics to an elementwise rule that steps all of its leaves or none.
-
-    `rate` and `weight_decay` are those of `inner`; `update_rms` excludes the decay.
-    """
+    """Add statistics to an elementwise rule that steps all of its leaves or none; `rate` and
+    `weight_decay` are its own, and `update_rms` excludes the decay."""
 
     def init(params: Any) -> MeasuredState:
-        stats = no_stats(group, ELEMENTWISE) if jax.tree.leaves(params) else Stats({})
+        keys = ELEMENTWISE if jax.tree.leaves(params) else ()
+        stats = name_stats(group, dict.fromkeys(keys, 0))
         return MeasuredState(jnp.zeros([], jnp.int32), inner.init(params), stats)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MeasuredState]:
@@ -153,27 +147,21 @@ def _elementwise_stats(group: str, grads: Sequence[Array], steps: Sequence[Array
         "cosine": jnp.where(stepped, sum(cosines) / len(cosines), 0),
         "skipped": (~finite).sum(),
     }
-    return _named(group, numbers)
+    return name_stats(group, numbers)
 
 
 def cosine(X: Array, G: Array) -> Array:
     """Of two arrays of any magnitude from 1e-30 to 1e30; 0 if one is zero."""
-    X, G = _largest_one(X), _largest_one(G)
+    X, G = (x.astype(jnp.float32).ravel() for x in (X, G))
+    largest = [jnp.abs(x).max(initial=0) for x in (X, G)]  # divided out: 1e30 squared overflows
+    X, G = (x / jnp.where(peak == 0, 1, peak) for x, peak in zip((X, G), largest))
     length = jnp.linalg.norm(X) * jnp.linalg.norm(G)
     return jnp.where(length == 0, 0, X @ G / jnp.where(length == 0, 1, length))
 
 
 def value_at(rate: Rate, step: Array) -> Any:
-    """A number, or a schedule's value at this step."""
     return rate(step) if callable(rate) else rate
 
 
-def _largest_one(X: Array) -> Array:
-    """Flat in float32, divided by its largest magnitude: 1e30 squared overflows."""
-    X = X.astype(jnp.float32).ravel()
-    largest = jnp.abs(X).max(initial=0)
-    return X / jnp.where(largest == 0, 1, largest)
-
-
-def _named(group: str, numbers: dict[str, Any]) -> Stats:
+def name_stats(group: str, numbers: dict[str, Any]) -> Stats:
     return Stats({f"{group}/{key}": jnp.asarray(x, jnp.float32) for key, x in numbers.items()})

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from mesotron.jax.filter import Filtered, default_dtype, filter_batch
+from mesotron.jax.filter import Filtered, filter_batch
 from mesotron.jax.stats import (
     SPECTRAL,
     LeafRecord,
     Rate,
     Stats,
     cosine,
-    no_stats,
+    name_stats,
     spectral_stats,
     value_at,
 )
@@ -66,7 +66,6 @@ class SpectralRule:
             raise ValueError(f"momentum={self.momentum} must lie in [0, 1)")
 
     def init(self, params: Any) -> SpectralState:
-        """Zero momentum; every leaf must hold matrices."""
         for name, leaf in named_leaves(params):
             self.view_of(name, leaf)  # refuses a wrong view now, not at the first step
 
@@ -74,8 +73,8 @@ class SpectralRule:
             dtype = self.momentum_dtype or jnp.promote_types(p.dtype, jnp.float32)
             return jnp.zeros_like(p, dtype=dtype)
 
-        keeps = self.group is not None and jax.tree.leaves(params)
-        stats = no_stats(str(self.group), SPECTRAL) if keeps else Stats({})
+        keys = SPECTRAL if self.group is not None and jax.tree.leaves(params) else ()
+        stats = name_stats(str(self.group), dict.fromkeys(keys, 0))
         return SpectralState(jnp.zeros([], jnp.int32), jax.tree.map(zeros, params), stats)
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, SpectralState]:
@@ -92,9 +91,13 @@ class SpectralRule:
             _update_momentum(g, m, mu) for g, m in zip(grads, jax.tree.leaves(state.momentum))
         ]
         directions = [self._direction(g, m, mu) for g, m in zip(grads, momenta)]
-        filtered = self._filter_all(names, directions)
-        steps = [self._scaled(name, x.X, d) for name, x, d in zip(names, filtered, directions)]
-        stats = self._stats(names, filtered, steps, grads, state.step)
+        views = [self.view_of(name, g) for name, g in zip(names, grads)]
+        filtered = self._filter_all(views, directions)
+        steps = [self._scaled(view, x.X, d) for view, x, d in zip(views, filtered, directions)]
+        stats = Stats({})
+        if self.group is not None and grads:
+            records = [self._record(*leaf) for leaf in zip(views, filtered, steps, grads)]
+            stats = spectral_stats(self.group, value_at(self.rate, state.step), records)
         if decays:
             steps = [s + decay * p for s, p in zip(steps, jax.tree.leaves(params))]
         # A nonfinite gradient makes no step: weight and momentum stay as they were.
@@ -110,14 +113,12 @@ class SpectralRule:
         return check_view(view or default_view(leaf.ndim), leaf.shape, name)
 
     def _direction(self, G: Array, M: Array, mu: float | Array) -> Array:
-        """The filter's input, after `_update_momentum`."""
         if not self.nesterov:
             return M
         return _mix(jnp.where(_finite(G), G.astype(_wide(M)), M), M, mu)
 
-    def _filter_all(self, names: Sequence[str], directions: Sequence[Array]) -> list[Filtered]:
+    def _filter_all(self, views: Sequence[str], directions: Sequence[Array]) -> list[Filtered]:
         """The filtered directions, wide; equal shapes, transposes included, in one batch."""
-        views = [self.view_of(name, leaf) for name, leaf in zip(names, directions)]
         buckets: dict[tuple, list[int]] = defaultdict(list)
         for k, (leaf, view) in enumerate(zip(directions, views)):
             _, rows, cols = read_view(view, leaf.shape)
@@ -137,11 +138,11 @@ class SpectralRule:
     def _dtype(self, X: Array) -> str | None:
         if self.dtype is not None:
             return self.dtype
-        exact = self.filter.rank is not None or X.dtype == jnp.float64
-        return None if exact else default_dtype()
+        if self.filter.rank is not None or X.dtype == jnp.float64:
+            return None
+        return "float32" if jax.default_backend() == "cpu" else "bfloat16"  # a CPU emulates it
 
-    def _scaled(self, name: str, X: Array, like: Array) -> Array:
-        view = self.view_of(name, like)
+    def _scaled(self, view: str, X: Array, like: Array) -> Array:
         step = from_wide(X, view, like.shape).astype(like.dtype)
         return (self._factor(view, like) * step).astype(like.dtype)
 
@@ -151,25 +152,10 @@ class SpectralRule:
             return self.scale * step_scale(1.0, rows, cols)
         return step_scale(self.scale, rows, cols)
 
-    def _stats(
-        self,
-        names: Sequence[str],
-        filtered: Sequence[Filtered],
-        steps: Sequence[Array],
-        grads: Sequence[Array],
-        step: Array,
-    ) -> Stats:
-        if self.group is None or not grads:
-            return Stats({})
-        records = []
-        for name, x, direction, g in zip(names, filtered, steps, grads):
-            view = self.view_of(name, g)
-            _, rows, cols = read_view(view, g.shape)
-            factor, ok = self._factor(view, g), _finite(g)
-            records.append(
-                LeafRecord(x.concentration, x.passed, rows * cols, factor, ok, cosine(direction, g))
-            )
-        return spectral_stats(self.group, value_at(self.rate, step), records)
+    def _record(self, view: str, x: Filtered, step: Array, g: Array) -> LeafRecord:
+        _, rows, cols = read_view(view, g.shape)
+        factor, ok = self._factor(view, g), _finite(g)
+        return LeafRecord(x.concentration, x.passed, rows * cols, factor, ok, cosine(step, g))
 
     def _placed(self, names: Sequence[str], leaves: Sequence[Array]) -> list[Array]:
         """Each leaf in its own sharding, which a batch may have changed to a neighbor's."""

@@ -22,7 +22,7 @@ from mesotron.jax.views import named_leaves
 from mesotron.spectral import make_filter
 from mesotron.spectral.filters import Cutoff
 
-# Names of the iteration in other JAX code, and the filters they are.
+# Names of the iteration in other JAX code.
 NEWTON_SCHULZ = {"quintic": "muon", "cubic": "cubic"}
 
 
@@ -46,9 +46,8 @@ def scale_by_muon(
 ) -> optax.GradientTransformation:
     """Muon's direction, scale(m, n) f(U) + weight_decay W: `muon` without the learning rate.
 
-    Arguments are those of `muon`, and `stats_rate`: the learning rate applied afterwards, used only
-    for the statistic `update_rms`. The decay is part of this transformation, so that a leaf with a
-    nonfinite gradient is left alone altogether.
+    Arguments are those of `muon`, and `stats_rate`: the learning rate applied afterwards, for the
+    statistic `update_rms`. The decay is included, so that a nonfinite gradient stops it too.
 
     Example:
         >>> tx = scale_by_muon(scale="spectral", ns="cubic")
@@ -140,11 +139,9 @@ def muon(
         scale: the unit of the learning rate: "rms", "moonlight", "spectral" or a number (see
             `mesotron.spectral.step_scale`); m counts outputs and n inputs, as `views` says.
         filter: "muon" (the default), "cubic", "polar_express" or "low_rank".
-        ns: "quintic" or "cubic", the same choice by another name. The cubic
-            M <- 1.5 M - 0.5 M M^T M multiplies a small singular value by 1.5 per step and then
-            converges quadratically to exactly 1: from 0.01 it reaches 0.08 in 5 steps, 0.89 in
-            12, its default, and 0.9996 in 14. The quintic brings 0.01 to 0.7 in 5, and everything
-            above to between 0.7 and 1.2.
+        ns: "quintic" or "cubic", the same choice by another name. The cubic converges to exactly 1,
+            from 0.01 to 0.89 in 12 steps, its default; the quintic brings 0.01 to 0.7 in 5, and
+            everything above to between 0.7 and 1.2.
         steps: of the filter; None is its own default.
         rank: of the low_rank filter.
         views: which axes hold outputs, inputs and separate matrices (`mesotron.jax.views`): one
@@ -154,9 +151,8 @@ def muon(
             accelerator.
         momentum_dtype: of the momentum; None is float32.
         batched: filter leaves of one shape, transposes included, together.
-        shardings: a tree like the parameters of their `jax.sharding.Sharding`s. Leaves of one shape
-            with the same sharding keep it under `jit` without this. A replicated leaf next to
-            sharded ones of its shape needs it (or batched=False).
+        shardings: a tree like the parameters of their `jax.sharding.Sharding`s; needed (or
+            batched=False) where leaves of one shape differ in it.
         stats: keep the statistics of the last step in the state, for `mesotron.jax.read_stats`.
 
     Returns:
@@ -224,7 +220,6 @@ def pion(
 
 
 def _refuse_traced(**values: Any) -> None:
-    """Options that shape the computation must be known when it is traced."""
     traced = [name for name, value in values.items() if isinstance(value, jax.Array)]
     if traced:
         raise ValueError(

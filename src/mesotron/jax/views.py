@@ -35,11 +35,11 @@ def attribute_leaves(tree: Any) -> set[str]:
 
 
 class Matrices(NamedTuple):
-    """The matrices of a view: how many, and the rows (outputs) and columns (inputs) of each."""
+    """The matrices of a view."""
 
     num: int
-    rows: int
-    cols: int
+    rows: int  # outputs of each
+    cols: int  # inputs
 
 
 def default_view(ndim: int) -> str:
@@ -69,8 +69,7 @@ def read_view(view: str, shape: tuple[int, ...]) -> Matrices:
         >>> read_view("iso", (64, 4, 16))
         Matrices(num=4, rows=16, cols=64)
     """
-    sizes = [math.prod(n for n, axis in zip(shape, view) if axis == kind) for kind in "soi"]
-    return Matrices(*sizes)
+    return Matrices(*(math.prod(n for n, a in zip(shape, view) if a == kind) for kind in "soi"))
 
 
 def to_wide(X: Array, view: str) -> Array:

@@ -26,18 +26,15 @@ _BATCH_ELEMENTS = 2**26
 
 
 def adamw_state(p: Tensor) -> State:
+    step = torch.zeros((), dtype=torch.float32, device=p.device)
     m, v = (torch.zeros_like(p, dtype=wide_dtype(p.dtype)) for _ in range(2))
-    return {"step": _counter(p), "exp_avg": m, "exp_avg_sq": v}
+    return {"step": step, "exp_avg": m, "exp_avg_sq": v}
 
 
 def sgd_state(p: Tensor) -> State:
-    dtype = wide_dtype(p.dtype)
-    momentum = {"momentum_buffer": torch.zeros_like(p, dtype=dtype)}
-    return momentum if p.dtype == dtype else {"step": _counter(p), **momentum}
-
-
-def _counter(p: Tensor) -> Tensor:
-    return torch.zeros((), dtype=torch.float32, device=p.device)
+    step = torch.zeros((), dtype=torch.float32, device=p.device)
+    momentum = {"momentum_buffer": torch.zeros_like(p, dtype=wide_dtype(p.dtype))}
+    return momentum if p.dtype == wide_dtype(p.dtype) else {"step": step, **momentum}
 
 
 class Batch(NamedTuple):
@@ -155,7 +152,7 @@ def _can_fuse(params: list[Tensor], states: list[State]) -> bool:
 def _sample(tensors: Sequence[Tensor]) -> Tensor:
     taken = []
     for t in tensors[:SAMPLE_TENSORS]:
-        flat = t.flatten() if t.is_contiguous() else t.reshape(-1)
+        flat = t.flatten()
         taken.append(flat[:: max(1, flat.numel() // SAMPLE_ELEMENTS)][:SAMPLE_ELEMENTS].float())
     return torch.cat(taken)
 

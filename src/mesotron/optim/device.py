@@ -1,5 +1,4 @@
-"""Devices and precision: which device a run uses, the dtype of the filter's products, and unbiased
-rounding into bfloat16 weights."""
+"""The device of a run, the dtype of the filter's products, and unbiased rounding into bfloat16."""
 
 from __future__ import annotations
 
@@ -37,8 +36,8 @@ def name_device(device: torch.device) -> str:
 
 @cache
 def filter_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of a filter's products: bfloat16 where it is clearly faster than float32. On a CPU
-    without bfloat16 units it is 200 times slower, so there it is measured once."""
+    """The dtype of a filter's products: bfloat16 where it is clearly faster than float32, measured
+    once on a CPU, where it can be 200 times slower."""
     if device.type == "cuda":
         native = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if native else torch.float32
@@ -64,17 +63,15 @@ def rounding_seed(step: int, number: int, part: int) -> int:
 
 
 def step_seed(step: Tensor, stream: int) -> Tensor:
-    """The seed where steps are counted on the device, so that a replayed CUDA graph rounds each
-    step differently."""
+    """The seed of a step counted on the device, so that a replayed CUDA graph draws new ones."""
     return _mix((step.int() * _GOLDEN).bitwise_xor(stream - 2**31))
 
 
 def round_stochastically(values: Tensor, out: Tensor, seed: int | Tensor) -> None:
     """Round float32 `values` into bfloat16 `out`, up or down at random so that the mean is kept.
 
-    A weight of 1 moves in bfloat16 by steps of 1/128: an update of 1e-5 rounded to nearest is lost
-    at every step, rounded at random it arrives on average. Non-finite values pass through. `seed`
-    comes from `rounding_seed` or, as a tensor, from `step_seed`.
+    A weight of 1 moves in bfloat16 by steps of 1/128: an update of 1e-5 rounded to nearest is lost.
+    Non-finite values pass through. `seed` is from `rounding_seed` or, as a tensor, `step_seed`.
     """
     bits = values.contiguous().view(torch.int32)
     if isinstance(seed, Tensor):  # hash each element's index
@@ -90,8 +87,7 @@ def round_stochastically(values: Tensor, out: Tensor, seed: int | Tensor) -> Non
 
 
 def _mix(x: Tensor) -> Tensor:
-    """An int32 hash in which every input bit flips half of the output's (lowbias32, Wellons 2018);
-    overwrites x."""
+    """An int32 hash (lowbias32, Wellons 2018) that overwrites x."""
     x.bitwise_xor_(_shift_right(x, 16)).mul_(0x7FEB352D)
     x.bitwise_xor_(_shift_right(x, 15)).mul_(0x846CA68B - 2**32)
     return x.bitwise_xor_(_shift_right(x, 16))

@@ -65,15 +65,13 @@ def own_filter(group: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
 def check_group(group: dict[str, Any]) -> None:
     if group["rule"] not in RULES:
         raise ValueError(f"rule={group['rule']!r} must be one of {', '.join(RULES)}")
-    for key, high in (("lr", None), ("momentum", 1), ("weight_decay", None), ("eps", None)):
+    for key in ("lr", "momentum", "weight_decay", "eps"):
         value = group[key]
         if isinstance(value, Tensor):
-            if value.ndim and key != "eps":
-                raise ValueError(
-                    f"{key} has shape {tuple(value.shape)}: give it without dimensions"
-                )
-        elif not (value >= 0 and (high is None or value < high)):
-            bound = "at least 0" + ("" if high is None else f" and below {high}")
+            if value.ndim:
+                raise ValueError(f"{key} has shape {tuple(value.shape)}, not one number")
+        elif not value >= 0 or (key == "momentum" and value >= 1):
+            bound = "at least 0" + (" and below 1" if key == "momentum" else "")
             raise ValueError(f"{key}={value!r} must be {bound}")
     if not all(0 <= beta < 1 for beta in group["betas"]):
         raise ValueError(f"betas={group['betas']!r} must each be at least 0 and below 1")
@@ -98,7 +96,6 @@ def check_group(group: dict[str, Any]) -> None:
 
 
 def check_not_flat(p: Tensor, name: str = "a parameter", wrapped: bool = False) -> None:
-    """Reject the flat shards and empty placeholders of FSDP1 and ZeRO-3."""
     # `_fsdp_flattened` is FSDP1's mark on the parameters that use_orig_params=True shows.
     flat = type(p).__name__ == "FlatParameter" or getattr(p, "_fsdp_flattened", False)
     zero3 = getattr(p, "ds_id", None) is not None
@@ -130,10 +127,8 @@ def default_view(group: dict[str, Any]) -> str:
         return "whole"
     if min(ndims) >= 4:
         return "conv"
-    shapes = sorted({tuple(p.shape) for p in group["params"] if p.ndim != 2})
-    raise ValueError(
-        f"ambiguous shape {shapes[0]}: give it a group with view='stack' or view='conv'"
-    )
+    shape = min(tuple(p.shape) for p in group["params"] if p.ndim != 2)
+    raise ValueError(f"ambiguous shape {shape}: give it a group with view='stack' or view='conv'")
 
 
 class Place(NamedTuple):
@@ -152,11 +147,6 @@ class Work(NamedTuple):
     # Of every rule, with or without a gradient: ranks may differ in which gradients they have, so
     # they agree on that together.
     sharded: list[Place]
-
-    @property
-    def idle(self) -> bool:
-        local = self.auxiliary or self.spectral
-        return not local and all(place.param.grad is None for place in self.sharded)
 
 
 def sort_parameters(groups: list[dict[str, Any]]) -> Work:
@@ -179,7 +169,7 @@ def sort_parameters(groups: list[dict[str, Any]]) -> Work:
 
 
 class Norms(NamedTuple):
-    """Gradient norms before clipping: of all weights, and of the auxiliary groups."""
+    """Gradient norms before clipping."""
 
     total: Tensor
     auxiliary: Tensor
@@ -188,9 +178,8 @@ class Norms(NamedTuple):
 def clip_gradients(optimizer: RoutedOptimizer, max_norm: float, matrices: bool = False) -> Norms:
     """Clip the gradient of the auxiliary groups together to a norm; optionally the spectral groups.
 
-    A spectral step does not depend on the size of a gradient, so by default only the auxiliary
-    groups are clipped, by their own norm. Momentum does depend on it: a first gradient r times as
-    large as those after it outweighs them in a momentum mu for up to
+    A spectral step does not depend on the size of a gradient, but momentum does: a first gradient r
+    times as large as those after it outweighs them in a momentum mu for up to
     ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps, 23 for r = 10 and mu = 0.95.
     """
     # By kind of rule, then by mesh, since no norm spans two meshes.

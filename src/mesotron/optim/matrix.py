@@ -31,11 +31,8 @@ class Filtered(NamedTuple):
 
 
 def apply_filter(X: Tensor, filter: Filter) -> Filtered:
-    """Filter each matrix of a batch; X is overwritten as work space.
-
-    The result does not depend on the scale of a matrix (1e-30 to 1e30), and a zero matrix stays
-    zero.
-    """
+    """Filter each matrix of a batch; X is overwritten as work space. The result does not depend on
+    the scale of a matrix (1e-30 to 1e30), and a zero matrix stays zero."""
     norm = normalize(X)
     if filter.rank is not None:
         return _keep_rank(X, filter.rank, norm)
@@ -67,7 +64,6 @@ def normalize(X: Tensor) -> Tensor:
 
 
 def gram(X: Tensor) -> Tensor:
-    """X X^T, [B, m, m]."""
     return torch.bmm(X, X.mT)
 
 
@@ -80,8 +76,8 @@ def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
     """Divide X (of Frobenius norm 1) by its Schatten-8 norm; returns the cutoff on that scale, [B].
 
     (sum sigma^8)^(1/8) = ||A A||_F^(1/4) is never below the largest singular value, so nothing
-    leaves [0, 1]. The largest one is then estimated by power iteration, which can only err low: it
-    may shift the cutoff slightly but can never make the iteration diverge.
+    leaves [0, 1]. The power iteration for the largest one can only err low, which may shift the
+    cutoff slightly but never makes the iteration diverge.
     """
     S = _square(A)
     S = S.to(torch.promote_types(S.dtype, torch.float32))

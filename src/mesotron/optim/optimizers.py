@@ -164,12 +164,13 @@ class RoutedOptimizer(torch.optim.Optimizer):
             group["step"] += 1
         stats = StepStats()
         work = sort_parameters(self.param_groups)
-        params = [p for group in self.param_groups for p in group["params"]]
-        if work.idle and params and not any(p.requires_grad for p in params):
-            raise ValueError(
-                f"none of the optimizer's {len(params)} parameters requires a gradient: build it "
-                "after the model is wrapped (LoRA) or frozen"
-            )
+        if not any(work):
+            params = [p for group in self.param_groups for p in group["params"]]
+            if params and not any(p.requires_grad for p in params):
+                raise ValueError(
+                    f"none of the optimizer's {len(params)} parameters requires a gradient: build "
+                    "it after the model is wrapped (LoRA) or frozen"
+                )
         for places in work.auxiliary.values():
             self._auxiliary_step(places, stats)
         for device, places in work.spectral.items():
@@ -179,7 +180,12 @@ class RoutedOptimizer(torch.optim.Optimizer):
             ]
             with torch.cuda.device(device if device.type == "cuda" else -1):  # for the kernels
                 if triton.available(device):
-                    members = self._fused_step(device, members, stats)
+                    from mesotron.optim.triton.step import FusedStep  # needs Triton
+
+                    plan = self._fused.get(device)
+                    if plan is None or not plan.fits(members):
+                        plan = self._fused[device] = FusedStep(members)
+                    members = plan.run(members, stats)
                 filter_and_apply(self._momentum_step(members, stats), stats)
         if work.sharded:
             names = [group["name"] for group in self.param_groups]
@@ -195,9 +201,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in PyTorch, but state keeps the dtype it was saved in (PyTorch would round fp32
-        momentum to bf16), all of it goes to the parameter's device (PyTorch leaves counters where
-        they were saved from, and fused kernels then refuse them), and the state of another rule is
-        refused."""
+        momentum to bf16), counters go to the parameter's device too, where fused kernels need them,
+        and the state of another rule is refused."""
         check_same_rules(self.param_groups, state_dict["param_groups"])
         super().load_state_dict(state_dict)
         saved = [i for g in state_dict["param_groups"] for i in g["params"]]
@@ -208,17 +213,6 @@ class RoutedOptimizer(torch.optim.Optimizer):
                     loaded = self.state[p][key]
                     if value.dtype != loaded.dtype or loaded.device != p.device:
                         self.state[p][key] = value.to(device=p.device, copy=True)
-
-    def _fused_step(
-        self, device: torch.device, members: list[Member], stats: StepStats
-    ) -> list[Member]:
-        from mesotron.optim.triton.step import FusedStep  # needs Triton
-
-        plan = self._fused.get(device)
-        if plan is None or not plan.fits(members):
-            plan = self._fused[device] = FusedStep(members)
-        plan.run(members, stats)
-        return plan.left(members)
 
     def _momentum_step(self, members: list[Member], stats: StepStats) -> list[LocalJob]:
         """Update the momentum where the gradient is finite. On the CPU the other parameters are
@@ -307,14 +301,12 @@ class AdamW(RoutedOptimizer):
 
 def _report_finite(name: str, grads: list[Tensor], stats: StepStats) -> Tensor:
     finite = gradients_finite(grads)
-    stats.add_finite([name] * len(grads), finite)
+    stats.finite.append(([name] * len(grads), finite))
     if finite.device.type == "cpu" and not finite.all():  # elsewhere reading it would wait
-        _log.warning(
-            "%d of %d gradients in group %r are not finite: their parameters keep values and state",
-            int((~finite).sum()),
-            len(grads),
-            name,
+        text = (
+            "%d of %d gradients in group %r are not finite: their parameters keep values and state"
         )
+        _log.warning(text, int((~finite).sum()), len(grads), name)
     return finite
 
 

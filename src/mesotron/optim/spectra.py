@@ -22,7 +22,7 @@ MAX_VALUES = 96  # more singular values than a plot can show
 
 
 class Block(NamedTuple):
-    """The first matrix of a parameter: its name, the parameter and the parameter's group."""
+    """The first matrix of a parameter."""
 
     name: str
     param: Tensor
@@ -46,11 +46,8 @@ def choose_blocks(optimizer: RoutedOptimizer, count: int = 4) -> list[Block]:
 
 @torch.no_grad()
 def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any] | None:
-    """The filter's input and output spectra, right after a step while gradients are there.
-
-    Its effect is computed on a diagonal matrix of the singular values, at full precision. `before`
-    is over the largest; at most 96 values, evenly spaced. None without a finite gradient.
-    """
+    """The filter's input (over the largest) and output spectra, right after a step while gradients
+    are there; at most 96 values, evenly spaced. None without a finite gradient."""
     p, group = block.param, block.group
     if p.grad is None:
         return None
@@ -61,16 +58,11 @@ def measure_spectrum(optimizer: RoutedOptimizer, block: Block) -> dict[str, Any]
     if not matrix.isfinite().all() or not matrix.any():
         return None
     sigma = torch.linalg.svdvals(matrix)
+    # Filtered as a diagonal matrix, at full precision.
     X = torch.zeros(1, m, n, device=sigma.device)
     X[0].diagonal().copy_(sigma)
     filtered = apply_filter(X, group_filter(group)).X[0].diagonal()
     kept = torch.linspace(0, m - 1, min(m, MAX_VALUES)).round().long()
-    return {
-        "block": block.name,
-        "rule": group["rule"],
-        "view": group["view"],
-        "shape": [m, n],
-        "rank": (kept + 1).tolist(),
-        "before": (sigma / sigma[0]).cpu()[kept].tolist(),
-        "after": filtered.cpu()[kept].tolist(),
-    }
+    before, after = (x.cpu()[kept].tolist() for x in (sigma / sigma[0], filtered))
+    named = {"block": block.name, "rule": group["rule"], "view": group["view"], "shape": [m, n]}
+    return {**named, "rank": (kept + 1).tolist(), "before": before, "after": after}

@@ -18,8 +18,6 @@ from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.optim.optimizers import RoutedOptimizer
 from mesotron.optim.step import momentum_dtype
 
-_MOMENTUM_KEYS = ("momentum_buffer", "momentum")
-
 
 def import_state(
     optimizer: RoutedOptimizer,
@@ -78,8 +76,7 @@ def _translate(
         moments = {key: _like(p, state, key) for key in ("exp_avg", "exp_avg_sq")}
         step = torch.as_tensor(state["step"], dtype=torch.float32, device=p.device)
         return {"step": step.clone(), **moments}
-    key = next((k for k in _MOMENTUM_KEYS if k in state), "momentum_buffer")
-    momentum = _like(p, state, key)
+    momentum = _like(p, state, "momentum" if "momentum" in state else "momentum_buffer")
     if group["rule"] in SPECTRAL_RULES:
         momentum = momentum.to(momentum_dtype(group, p.dtype))
         if form == "sum":

@@ -50,10 +50,14 @@ class StepStats:
     """Collects the records of one step; `read` turns them into named floats."""
 
     blocks: list[_Blocks] = field(default_factory=list)
+    updates: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    # The groups of a batch with the flags or the cosines of its members, [B].
     finite: list[tuple[list[str], Tensor]] = field(default_factory=list)
     cosines: list[tuple[list[str], Tensor]] = field(default_factory=list)
-    updates: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    # The groups with their `totals` over all ranks.
     shared: list[tuple[list[str], Tensor]] = field(default_factory=list)
+    # A batch whose numbers are computed at each `read` and not in the step, so that they follow a
+    # replayed graph: its groups, the arguments of `add_blocks` after them, and its cosines.
     lazy: list[tuple[list[str], Callable, Callable]] = field(default_factory=list)
 
     def add_blocks(
@@ -62,25 +66,12 @@ class StepStats:
         small = filtered._replace(X=filtered.norm)
         self.blocks.append(_Blocks(groups, small, step_size, numel))
 
-    def add_lazily(
-        self,
-        groups: list[str],
-        blocks: Callable[[], tuple[Filtered, Tensor, int]],
-        cosines: Callable[[], Tensor],
-    ) -> None:
-        """Record a batch whose numbers are computed at each `read` instead of in the step: the
-        arguments of `add_blocks` after the groups, and the cosines. Follows a replayed graph."""
-        self.lazy.append((groups, blocks, cosines))
-
     def add_sample(self, group: str, update: Tensor, gradient: Tensor) -> None:
         # In float64, where the square of 1e30 is an ordinary number.
         x, g = update.flatten().double(), gradient.flatten().double()
         length = torch.linalg.vector_norm(x) * torch.linalg.vector_norm(g)
-        self.add_cosines([group], (x.dot(g) / length).masked_fill(length == 0, 0.0)[None])
-
-    def add_cosines(self, groups: list[str], cosines: Tensor) -> None:
-        """Record the cosine of each block of a batch, [B]."""
-        self.cosines.append((groups, cosines))
+        cosine = (x.dot(g) / length).masked_fill(length == 0, 0.0)
+        self.cosines.append(([group], cosine[None]))
 
     def add_update(self, group: str, update: Tensor) -> None:
         largest = update.abs().amax().float()
@@ -88,12 +79,6 @@ class StepStats:
         x = update.float()
         x = x / x.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
         self.updates.append((group, x.square().mean().sqrt() * largest, update.numel()))
-
-    def add_finite(self, groups: list[str], finite: Tensor) -> None:
-        self.finite.append((groups, finite))
-
-    def add_totals(self, names: list[str], totals: Tensor) -> None:
-        self.shared.append((names, totals))
 
     def totals(self, names: list[str], device: torch.device) -> Tensor:
         """[groups, 11] sums in float64, without waiting for the device.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -51,28 +50,22 @@ class Job(Protocol):
     def sample(self, index: int, rows: slice) -> Tensor | None: ...
 
 
-@dataclass
 class LocalJob:
-    """An unsharded parameter whose momentum is already updated."""
+    """An unsharded parameter whose momentum is already updated; `finite` is a 0-d bool that masks
+    the step, None if the gradient is known to be finite."""
 
-    member: Member
-    finite: Tensor | None = None  # 0-d bool that masks the step; None if known to be finite
-    group: Group = field(init=False)
-    windows: list[Window] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.group = self.member.group
-        view = View.parse(self.group["view"])
-        self.windows = view.windows(self.member.param)
-        self._grads = view.windows(self.member.grad)
-        self._momenta = view.windows(self.member.momentum)
+    def __init__(self, member: Member, finite: Tensor | None) -> None:
+        self.group, self.number, self.finite = member.group, member.number, finite
+        view = View.parse(member.group["view"])
+        tensors = (member.param, member.grad, member.momentum)
+        self.windows, self._grads, self._momenta = (view.windows(tensor) for tensor in tensors)
 
     def pack(self, index: int, out: Tensor) -> None:
         G, M = self._grads[index].wide, self._momenta[index].wide
         out.copy_(direction(G, M, self.group, self.finite))
 
     def apply(self, index: int, filtered: Tensor, step_size: float | Tensor) -> None:
-        seed = rounding_seed(self.group["step"], self.member.number, index)
+        seed = rounding_seed(self.group["step"], self.number, index)
         step_weights(self.windows[index].wide, filtered, step_size, self.group, self.finite, seed)
 
     def sample(self, index: int, rows: slice) -> Tensor | None:

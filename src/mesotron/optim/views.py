@@ -1,9 +1,8 @@
 """Views: which matrices a parameter holds.
 
 A weight tensor can be one matrix, one matrix per attention head, several fused projections, a stack
-of experts or a convolution kernel, and may be stored transposed. `View.windows` returns the
-matrices as strided windows, so writes through a window land in the tensor. A view has a short
-string form ("whole", "rows:16", "stack/rows:2") for `param_groups` and checkpoints.
+of experts or a convolution kernel, and may be stored transposed. Writes through a window land in
+the tensor. A view has a short string form ("whole", "rows:16", "stack/rows:2") for checkpoints.
 
 Legend: rows = outputs, cols = inputs of the logical matrix, whatever the storage order.
 """
@@ -100,9 +99,8 @@ class View:
                 fields |= _cut_fields(*match.groups())
             elif word != "whole":
                 raise ValueError(
-                    f"unknown view {text!r}: use 'whole', 'rows:16', 'cols:16', "
-                    "'rows:896+128+128', 'rows:32%3', 'rows:8%256+64+64', with 'conv/', 'stack/' "
-                    "or 'T/' in front where they apply"
+                    f"unknown view {text!r}: use 'whole', 'rows:16', 'cols:8', 'rows:896+128+128', "
+                    "'rows:32%3' or 'rows:8%256+64+64', after 'conv/', 'stack/' or 'T/' if needed"
                 )
         return View(**fields)
 
@@ -121,7 +119,7 @@ class View:
         matrices = base.squeeze((1, 2, 4))  # [stack, rows, cols]
         if rows:
             cut = matrices.unflatten(1, fields)  # [stack, groups, parts, inner, cols]
-            return [_window(cut.permute(0, 2, 1, 3, 4).unsqueeze(4))]
+            return [_window(cut.transpose(1, 2).unsqueeze(4))]
         cut = matrices.unflatten(2, fields)  # [stack, rows, groups, parts, inner]
         return [_window(cut.permute(0, 3, 1, 2, 4).unsqueeze(2))]
 

@@ -38,7 +38,6 @@ class Games(NamedTuple):
     cut: Any
 
     def summarize(self, prefix: str) -> dict[str, float]:
-        """Means over all games, as metrics."""
         return {f"{prefix}_{name}": float(np.mean(x)) for name, x in self._asdict().items()}
 
 

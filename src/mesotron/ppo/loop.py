@@ -255,6 +255,5 @@ def _describe(
 
 
 def _distance(new: Params, old: Params) -> Array:
-    """Root mean square change of the weights."""
     moved: Any = jax.tree.map(jnp.subtract, new, old)
     return optax.tree.norm(moved) / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moved)))

@@ -134,7 +134,6 @@ def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def make_mesh(config: SnakeConfig) -> Mesh:
-    """A line of `num_shards` devices."""
     count = jax.device_count()
     if config.num_shards > count:
         raise ValueError(f"num_shards={config.num_shards}, but there are only {count} devices")

@@ -17,7 +17,6 @@ MOST_RUNS = COLORS * DASHES  # more lines look alike
 
 
 def run(config: ReportConfig) -> int:
-    """Write the page, once or until the runs are over; returns the exit code."""
     # A run's own metrics.jsonl stands for the run, whose folder has more.
     given = [
         path.parent if path.name == "metrics.jsonl" and is_run(path.parent) else path

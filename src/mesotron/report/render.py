@@ -316,8 +316,6 @@ def settings(run: Run) -> list[Block]:
 
 
 def flatten(values: Row, prefix: str = "") -> dict[str, str]:
-    """Nested settings as dotted names and text."""
-
     def spell(value: Any) -> str:
         if value is None or value == []:
             return "none"
@@ -372,11 +370,8 @@ def completion_blocks(run: Run, count: int) -> list[Block]:
         for row in samples:
             reward, label = row.get("reward"), f"step {row.get('step', '?')}"
             label += f", reward {reward:.3g}" if isinstance(reward, int | float) else ""
-            prompt, shown = (
-                _cut(str(row.get("prompt", "")), 600),
-                highlight(row["completion"], format),
-            )
-            columns.append({"label": label, "prompt": prompt, "text": shown})
+            prompt, words = _cut(str(row.get("prompt", "")), 600), row["completion"]
+            columns.append({"label": label, "prompt": prompt, "text": highlight(words, format)})
         blocks.append({"kind": "pair", "title": "During training", "columns": columns})
     return blocks
 

@@ -17,20 +17,12 @@ from mesotron.config import OptimConfig, SftConfig
 from mesotron.optim import RoutedOptimizer
 from mesotron.optim.device import choose_device
 from mesotron.optim.groups import clip_gradients
+from mesotron.rlvr import session
 from mesotron.rlvr.callbacks import GracefulStop, RunLog
 from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.dataset import make_demonstrations
 from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.optimizer import OptimizerLog, build_optimizer, check_settings, unwrap_optimizer
-from mesotron.rlvr.session import (
-    common_arguments,
-    fit,
-    live_view,
-    open_folder,
-    quiet_libraries,
-    say,
-    say_stopped,
-)
 from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder
@@ -75,17 +67,17 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
 
 
 def train(plan: Plan[SftConfig], began: float | None = None) -> int:
-    quiet_libraries()
+    session.quiet_libraries()
     config, console = plan.config, Console()
     for note in plan.notes:
-        say(console, note)
+        session.say(console, note)
     check_settings(config.optim)
     device = choose_device(config.device, config.threads)
     task = load_task(config.task)
     model, tokenizer = load_model(config.model, device)
     rows = make_demonstrations(task, config, tokenizer)
-    with open_folder(plan, device) as run, metered(config, run, began) as meter:
-        arguments = common_arguments(config, device, model, run) | {
+    with session.open_folder(plan, device) as run, metered(config, run, began) as meter:
+        arguments = session.common_arguments(config, device, model, run) | {
             "per_device_train_batch_size": config.batch,
             "train_sampling_strategy": "sequential",  # the rows are in reading order
             "max_length": None,  # rows that are too long were removed
@@ -112,14 +104,14 @@ def train_in(
 ) -> int:
     config = plan.config
     spending = Spending(meter, run, trainer)
-    with live_view(run, plan, console, WATCHED) as (view, stop):
+    with session.live_view(run, plan, console, WATCHED) as (view, stop):
         log = RunLog(run, view, trainer)
         for callback in (log, OptimizerLog(run), GracefulStop(stop), spending):
             trainer.add_callback(callback)
-        fit(trainer, plan)
+        session.fit(trainer, plan)
     step = trainer.state.global_step
     if step < config.steps:
-        say_stopped(console, run, plan, step, spending.stopped_by)
+        session.say_stopped(console, run, plan, step, spending.stopped_by)
         return 0
     last = run.rows("metrics")[-1]
     loss, accuracy = last["loss"], last["mean_token_accuracy"]
@@ -132,5 +124,5 @@ def train_in(
     run.finish({"steps": step, "loss": loss, "token_accuracy": accuracy}, report)
     model = run.checkpoints / f"checkpoint-{step}"
     numbers = f"loss {loss:.3f}, token accuracy {accuracy:.1%}"
-    say(console, f"{numbers}; model: {model}; evaluate it with mesotron eval {run.path}")
+    session.say(console, f"{numbers}; model: {model}; evaluate it with mesotron eval {run.path}")
     return 0

@@ -1,10 +1,9 @@
 """The filters: each is a list of odd quintics p(s) = a s + b s^3 + c s^5, applied one after the
 other.
 
-Muon (Jordan et al. 2024) and Pion (Fan et al. 2026, arXiv 2605.19282) differ by this list and by
-nothing else. The values assume singular values in [0, 1], so a matrix is first divided by a norm
-that bounds its largest one. What a list does to a matrix is the business of `mesotron.optim` and
-`mesotron.jax`.
+Muon (Jordan et al. 2024) and Pion (Fan et al. 2026, arXiv 2605.19282) differ by this list alone.
+The values assume singular values in [0, 1], so a matrix is first divided by a norm that bounds its
+largest one, in `mesotron.optim` and `mesotron.jax`.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ FIXED_POINT = math.sqrt(2 / 3)
 # Of the steps u1 v1^T and u1 v1^T + u2 v2^T the second has the larger cosine with a gradient
 # s1 u1 v1^T + s2 u2 v2^T + ... where (s1 + s2) / sqrt(2) > s1.
 ALIGNED = math.sqrt(2) - 1
-# A cutoff filter cannot be aimed lower than this; it is far below the noise edge of any weight
-# matrix in use.
+# A cutoff filter cannot be aimed lower; far below the noise edge of any weight matrix in use.
 SMALLEST_AIM = 1e-4
 
 
@@ -59,16 +57,12 @@ class Filter:
         """How many steps an m x n matrix takes; only a cutoff filter's number depends on the shape.
 
         A cutoff filter promotes until its threshold stands at the fixed point, then suppresses. The
-        lowest place the threshold can start from is known from the shape: the Schatten-8 norm
-        exceeds the largest singular value by at most min(m, n)^(1/8), and the Frobenius norm
-        exceeds the Schatten-8 norm.
+        lowest place it can start from follows from the shape: the Schatten-8 norm exceeds the
+        largest singular value by at most min(m, n)^(1/8), and the Frobenius norm exceeds both.
         """
         if self.cutoff is None:
             return len(self.steps)
-        if self.cutoff == "noise":
-            t = noise_edge(m, n)
-        else:
-            t = self.cutoff * min(m, n) ** -0.125
+        t = noise_edge(m, n) if self.cutoff == "noise" else self.cutoff * min(m, n) ** -0.125
         return num_promotions(t) + self.suppress
 
     def steepest_steps(self, m: int, n: int) -> tuple[Triple, ...]:
@@ -92,8 +86,8 @@ def muon(steps: int = 5) -> Filter:
 def cubic(steps: int = 12) -> Filter:
     """The cubic Newton-Schulz step s <- 1.5 s - 0.5 s^3: two products a step instead of three.
 
-    Each step multiplies a small singular value by 1.5, then converges quadratically to exactly 1;
-    sigma = 0.01 needs about 12 steps, which is why that is the default.
+    Small singular values grow by 1.5 a step, then converge quadratically to exactly 1: sigma = 0.01
+    in about 12 steps.
 
     References: Bjorck and Bowie, "An iterative algorithm for computing the best estimate of an
         orthogonal matrix", 1971.
@@ -146,8 +140,7 @@ def high_pass(cutoff: Cutoff, suppress: int = 3) -> Filter:
 
     Promotion and suppression are the two ends of one family of monotone quintics with p(1) = 1 and
     p'(1) = 0, c in [-1.5, 0.375] (`aim`). Each step takes the member that moves the threshold to
-    the fixed point of suppression, so any threshold is met exactly; nothing is ever amplified above
-    1.
+    the fixed point of suppression, so it is met exactly; nothing is ever amplified above 1.
 
     Args:
         cutoff: a fraction of the largest singular value; "aligned": the fraction sqrt(2) - 1, above
@@ -171,12 +164,8 @@ def low_rank(rank: int = 128) -> Filter:
 
 
 FILTERS: dict[str, Callable[..., Filter]] = {
-    "muon": muon,
-    "cubic": cubic,
-    "polar_express": polar_express,
-    "pion": pion,
-    "low_rank": low_rank,
-}
+    "muon": muon, "cubic": cubic, "polar_express": polar_express, "pion": pion, "low_rank": low_rank
+}  # fmt: skip
 
 
 @lru_cache(maxsize=256)
@@ -202,16 +191,12 @@ def make_filter(
         if name != "pion" or promote:
             raise ValueError(f"cutoff={cutoff!r} belongs to the pion filter without promote")
         return high_pass(cutoff, **({} if steps is None else {"suppress": steps}))
-    options: dict[str, int] = {} if steps is None else {"steps": steps}
     if promote and name != "pion":
         raise ValueError(f"promote={promote} belongs to the pion filter, not to {name!r}")
-    if name == "pion":
-        options["promote"] = promote
-    if name == "low_rank":
-        if steps is not None:
-            raise ValueError(f"steps={steps}: the low_rank filter has none, it is an exact SVD")
-        options = {} if rank is None else {"rank": rank}
-    return FILTERS[name](**options)
+    if steps is not None and name == "low_rank":
+        raise ValueError(f"steps={steps}: the low_rank filter has none, it is an exact SVD")
+    options = {"steps": steps, "promote": promote or None, "rank": rank}
+    return FILTERS[name](**{key: value for key, value in options.items() if value is not None})
 
 
 def noise_edge(m: int, n: int) -> float:
@@ -234,12 +219,8 @@ def aim(t: Any) -> tuple[tuple[Any, Any, Any], Any]:
     With f_0 the cubic step, the family is f_c(s) = f_0(s) + c s (1 - s^2)^2, linear in c, so the
     member with f_c(t) = sqrt(2/3) is found in closed form and clipped to the monotone range.
 
-    Args:
-        t: the threshold in [0, 1]: a numpy scalar, or an array or tensor with one threshold per
-            matrix.
-
-    Returns:
-        ((a, b, c), new t), of the type of `t`.
+    `t` is in [0, 1]: a numpy scalar, or an array or tensor with one threshold per matrix. Returns
+    ((a, b, c), new t), of its type.
 
     Example:
         >>> (a, b, c), t = aim(np.float64(FIXED_POINT))  # in place already: pure suppression
@@ -276,8 +257,8 @@ def _quintic(triple: Triple, s: float) -> float:
 def _best_quintic(low: float, high: float) -> Triple:
     """The odd quintic nearest to 1 on [low, high] in the maximum norm, by the Remez exchange.
 
-    The error of the best one takes its extreme value with alternating signs at four points: both
-    ends and the two stationary points between them.
+    Its error takes its extreme value with alternating signs at four points: both ends and the two
+    stationary points between them.
     """
     if high - low < 1e-6 * high:  # one point: p(s) = s (15 - 10 s^2 + 3 s^4) / 8 about the middle
         s = (low + high) / 2

@@ -1,10 +1,9 @@
 """What a filter does to one singular value, where it cuts, and what it costs.
 
-An odd polynomial in X acts on the singular values alone, so a filter is described by its scalar
-map; one with `rank` has none. The standard form X <- (a I + b A + c A A) X with A = X X^T takes
-three products a step. The Gram form (Gram Newton-Schulz, 2026) iterates m x m matrices (m <= n) and
-multiplies X once. Rounding in R = X X^T grows with the squared slopes of the steps, so in low
-precision the steps are cut into segments that each recompute R from X.
+An odd polynomial in X acts on its singular values alone, so a filter is a scalar map. The standard
+form X <- (a I + b A + c A A) X with A = X X^T takes three products a step. The Gram form (Gram
+Newton-Schulz, 2026) iterates m x m matrices (m <= n) and multiplies X once. Rounding in R = X X^T
+grows with the squared slopes of the steps, so they are cut into segments that each recompute R.
 """
 
 from __future__ import annotations
@@ -56,12 +55,7 @@ def _edge(filter: Filter, shape: tuple[int, int] | None) -> float:
 
 
 def response(filter: Filter, sigma: ArrayLike, shape: tuple[int, int] | None = None) -> np.ndarray:
-    """f(sigma) for singular values of a normalized matrix.
-
-    Args:
-        filter: the filter.
-        sigma: values in [0, 1], any array shape.
-        shape: (m, n), needed by cutoff="noise" alone.
+    """f(sigma) for singular values in [0, 1]; `shape` (m, n) is needed by cutoff="noise" alone.
 
     Example:
         >>> from mesotron.spectral import pion
@@ -139,7 +133,6 @@ SYMMETRIC = Cost(square=1, commuting=1)
 
 
 def standard_flops(m: int, n: int, steps: tuple[Triple, ...], cost: Cost = PLAIN) -> int:
-    """FLOPs of the standard form."""
     gram, apply = cost.square * m * m * n, 2 * m * m * n
     return sum(gram + _square_flops(m, triple, cost) + apply for triple in steps)
 
@@ -153,7 +146,6 @@ def gram_flops(m: int, n: int, steps: tuple[Triple, ...], cost: Cost = PLAIN) ->
 
 
 def plan_flops(m: int, n: int, plan: tuple[Segment, ...], cost: Cost = PLAIN) -> int:
-    """FLOPs of a whole plan."""
     count = {"standard": standard_flops, "gram": gram_flops}
     return sum(count[segment.form](m, n, segment.steps, cost) for segment in plan)
 

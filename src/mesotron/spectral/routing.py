@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ _INDEX = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
 def words(text: str) -> frozenset[str]:
-    """A set of names, written as one line."""
     return frozenset(text.split())
 
 
@@ -51,7 +51,6 @@ class Role:
 
 
 def matrix(name: str, reason: str, view: str = "whole") -> Role:
-    """The role of one or more hidden matrices."""
     return Role(name, reason, view, is_matrix=True)
 
 
@@ -62,27 +61,16 @@ def unclear(problem: str) -> Role:
 
 @dataclass(frozen=True)
 class Row:
-    """How one parameter is trained.
-
-    Args:
-        name: the full name.
-        shape: of the (global) tensor.
-        role: what the parameter is.
-        rule: "muon", "pion", "adamw" or "sgd"; in JAX "matrix" or "adamw".
-        view: the matrices a spectral rule filters; "whole" or "-" under the other rules.
-        lr_scale: factor on the learning rate.
-        reason: why.
-        aliases: other names of the same tensor (tied weights).
-    """
+    """How one parameter is trained."""
 
     name: str
-    shape: tuple[int, ...]
-    role: str
-    rule: str
-    view: str
+    shape: tuple[int, ...]  # of the (global) tensor
+    role: str  # what the parameter is
+    rule: str  # "muon", "pion", "adamw" or "sgd"; in JAX "matrix" or "adamw"
+    view: str  # the matrices a spectral rule filters; "whole" or "-" under the other rules
     lr_scale: float
     reason: str
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # other names of the same tensor (tied weights)
 
     @property
     def path(self) -> str:
@@ -91,7 +79,6 @@ class Row:
 
     @property
     def numel(self) -> int:
-        """Elements of the tensor."""
         return math.prod(self.shape)
 
     @property
@@ -102,8 +89,6 @@ class Row:
 
 
 class Count(NamedTuple):
-    """What one rule trains."""
-
     tensors: int
     parameters: int
 
@@ -194,20 +179,15 @@ class RoutingTable:
 
     def _check_covers(self, named: dict[str, Any]) -> None:
         advice = "the model changed since route() (LoRA, freezing, tying?): call route(model) again"
-        owners: dict[int, str] = {}
+        seen: set[int] = set()
         for row in self.rows:
             param = named.get(row.name)
-            if param is None:
-                raise ValueError(f"the model no longer has {row.name}: {advice}")
-            if tuple(param.shape) != row.shape or not param.requires_grad:
-                raise ValueError(f"{row.name} is frozen or has a new shape: {advice}")
-            if id(param) in owners:
-                raise ValueError(
-                    f"{row.name} and {owners[id(param)]} are the same tensor: {advice}"
-                )
-            owners[id(param)] = row.name
+            same = param is not None and tuple(param.shape) == row.shape and param.requires_grad
+            if not same or id(param) in seen:
+                raise ValueError(f"{row.name} is gone, frozen, tied or has a new shape: {advice}")
+            seen.add(id(param))
         for name, param in named.items():
-            if param.requires_grad and id(param) not in owners:
+            if param.requires_grad and id(param) not in seen:
                 raise ValueError(f"{name} is trainable but not in the table: {advice}")
 
     def to_json(self) -> str:
@@ -215,12 +195,7 @@ class RoutingTable:
         return json.dumps([asdict(row) for row in self.rows], indent=1)
 
     def to_text(self, *, full: bool = False) -> str:
-        """The table as aligned plain text.
-
-        Args:
-            full: one line per parameter; otherwise repeated layers share a line,
-                `layers.{0..27}.mlp.up_proj.weight`.
-        """
+        """The table as aligned plain text; with `full`, repeated layers do not share a line."""
         cells = self._cells(full)
         widths = [max(map(len, column)) for column in zip(*cells)]
         lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip() for line in cells]
@@ -276,13 +251,10 @@ def _group_name(rule: str, view: str, lr_scale: float) -> str:
 
 def _ranges(numbers: list[int]) -> str:
     """[0, 1, 2, 5] as "{0..2,5}"; one number as itself."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
     if len(numbers) == 1:
         return str(numbers[0])
-    spans = [str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs]
+    spans = []
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        (_, first), *rest = run
+        spans.append(f"{first}..{rest[-1][1]}" if rest else f"{first}")
     return "{" + ",".join(spans) + "}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +57,11 @@ METADATA = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 @dataclass(frozen=True)
 class Curve:
-    """A filter, its label and the shape [m, n] of the matrix, m <= n."""
+    """What the plots show of one filter."""
 
     label: str
     filter: Filter
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # of the matrix, [m, n] with m <= n
 
     @property
     def unit(self) -> str:
@@ -112,8 +113,6 @@ def run(config: SpectrumConfig) -> int:
 def make_curves(config: SpectrumConfig) -> list[Curve]:
     if not config.filters:
         raise ValueError("no filter to show: name at least one, such as muon or pion")
-    if min(config.shape) < 1:
-        raise ValueError(f"shape {config.shape} is not a matrix: give rows and columns above 0")
     if (config.promote or config.cutoff) and "pion" not in config.filters:
         raise ValueError("promote and cutoff belong to the pion filter: add pion to the filters")
     promote, cutoff = config.promote, config.cutoff
@@ -136,8 +135,8 @@ def response_table(curves: list[Curve], grid: tuple[float, ...] = SIGMA) -> Tabl
     table = _new_table("response f(σ), σ a fraction of the matrix's norm", "filter \\ σ")
     for sigma in grid:
         table.add_column(f"{sigma:g}".removeprefix("0"), justify="right", no_wrap=True)
-    for k, curve in enumerate(curves):
-        table.add_row(Text(curve.label, _style(k)), *map(short, curve.at(grid)))
+    for curve, style in zip(curves, cycle(STYLES)):
+        table.add_row(Text(curve.label, style), *map(short, curve.at(grid)))
     return table
 
 
@@ -146,14 +145,14 @@ def property_table(curves: list[Curve], headings: tuple[str, ...] = PROPERTIES) 
     table = _new_table(f"where it cuts, and what one {m} × {n} matrix costs", "filter")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    for k, curve in enumerate(curves):
+    for curve, style in zip(curves, cycle(STYLES)):
         cells = [limit_cutoff(curve.filter, curve.shape), *map(curve.crossing, LEVELS)]
         slope = slope_at_zero(curve.filter, curve.shape)
         texts = ["–" if cell is None else f"{cell:.4f}".removeprefix("0") for cell in cells]
         texts.append(f"{slope:.3g}" if slope == 0 or slope > 1e-3 else f"{slope:.0e}")
         texts += [str(curve.max_directions), *(f"{cost:.3g}" for cost in curve.gigaflops)]
         shown = dict(zip(PROPERTIES, texts, strict=True))
-        table.add_row(Text(curve.label, _style(k)), *(shown[heading] for heading in headings))
+        table.add_row(Text(curve.label, style), *(shown[heading] for heading in headings))
     return table
 
 
@@ -164,17 +163,13 @@ def _new_table(title: str, first: str) -> Table:
     return table
 
 
-def _style(k: int) -> str:
-    return STYLES[k % len(STYLES)]
-
-
 def terminal_plot(curves: list[Curve], axis: str, width: int = PLOT_WIDTH) -> Text:
     sigma = sigma_grid(axis, width)
     plot = Text()
-    for k, curve in enumerate(curves):
+    for curve, style in zip(curves, cycle(STYLES)):
         for row, line in enumerate(area_rows(curve.at(sigma))):
             plot.append(f"{curve.label if row == PLOT_HEIGHT - 1 else '':>{PLOT_MARGIN - 1}} ")
-            plot.append(line + "\n", _style(k))
+            plot.append(line + "\n", style)
     left = f"σ = {sigma[0]:.3g}"
     legend = f"{axis} axis, f from 0 to {PLOT_TOP}".center(width - len(left) - 1)
     plot.append(" " * PLOT_MARGIN + left + legend + "1\n")
@@ -215,25 +210,19 @@ def as_record(curves: list[Curve]) -> dict[str, Any]:
         for curve in curves
     ]
     shape = curves[0].shape
-    edge = noise_edge(*shape)
-    return {"shape": shape, "noise_edge": edge, "sigma": sigma.tolist(), "filters": rows}
-
-
-def check_picture(path: Path) -> None:
-    if path.suffix not in METADATA:
-        raise ValueError(f"cannot draw into {path}: end the name in .png, .svg or .pdf")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ValueError("--plot needs matplotlib: pip install 'mesotron[plot]'") from error
+    common = {"shape": shape, "noise_edge": noise_edge(*shape), "sigma": sigma.tolist()}
+    return {**common, "filters": rows}
 
 
 def draw(curves: list[Curve], path: Path, axis: str) -> None:
-    check_picture(path)
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    if path.suffix not in METADATA:
+        raise ValueError(f"cannot draw into {path}: end the name in .png, .svg or .pdf")
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ValueError("--plot needs matplotlib: pip install 'mesotron[plot]'") from error
     figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -249,11 +238,11 @@ def draw(curves: list[Curve], path: Path, axis: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.axhline(1, color=FAINT, linewidth=0.6, zorder=0)
-    shape = curves[0].shape
-    edge = noise_edge(*shape)
+    m, n = curves[0].shape
+    edge = noise_edge(m, n)
     if edge < 1:
         axes.axvline(edge, color=FAINT, linewidth=0.8, linestyle=(0, (2, 3)), zorder=0)
-        text = f" noise edge of {shape[0]} × {shape[1]} "
+        text = f" noise edge of {m} × {n} "
         side = "left" if edge < 0.3 else "right"
         axes.text(edge, 1.29, text, ha=side, va="top", fontsize=8, color=FAINT)
     _draw_curves(axes, curves, axis)
@@ -279,13 +268,7 @@ def _draw_curves(axes: Axes, curves: list[Curve], axis: str) -> None:
         # Near the right edge the label goes to the left of the curve.
         side = -1 if place > (0.4 if axis == "log" else 0.7) else 1
         axes.annotate(
-            curve.label,
-            (place, level),
-            xytext=(6 * side, 0),
-            textcoords="offset points",
-            ha="left" if side > 0 else "right",
-            va="center",
-            fontsize=8.5,
-            color=color,
+            curve.label, (place, level), xytext=(6 * side, 0), textcoords="offset points",
+            ha="left" if side > 0 else "right", va="center", fontsize=8.5, color=color,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85},
-        )
+        )  # fmt: skip

@@ -30,7 +30,6 @@ def run_demos(config: DemosConfig) -> int:
 
 
 def run_train(config: VlaTrainConfig) -> int:
-    """Train or resume; returns the exit code."""
     _check_installed()
     from mesotron.vla.session import train
 

@@ -76,7 +76,6 @@ def make_demos(config: DemosConfig, log: Log = print) -> Demos:
 
 
 def write_demos(config: DemosConfig, log: Log = print) -> None:
-    """Make the missing demonstrations without loading them."""
     world = config.world
     simulator = build_world(world)
     specs = plan_demos(config, simulator)

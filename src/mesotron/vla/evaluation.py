@@ -49,7 +49,6 @@ def measure(
 
 
 def default_execute(chunk: int) -> int:
-    """Actions to take before observing again: two thirds of a chunk."""
     return max(1, 2 * chunk // 3)
 
 

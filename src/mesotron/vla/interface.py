@@ -160,12 +160,10 @@ class EvalResult:
 
     @property
     def success(self) -> float:
-        """Share of the episodes that succeeded."""
         return sum(episode.success for episode in self.episodes) / len(self.episodes)
 
     @property
     def by_task(self) -> dict[str, tuple[int, int]]:
-        """Task to (successes, episodes)."""
         counts: dict[str, tuple[int, int]] = {}
         for episode in self.episodes:
             successes, total = counts.get(episode.task, (0, 0))

@@ -36,7 +36,15 @@ Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]
 def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
     """Read a whole dataset into memory; larger images are shrunk to `pixels`."""
     info = json.loads((folder / INFO).read_text())
-    _check(folder, info)
+    version, features = info.get("codebase_version"), info["features"]
+    if version != VERSION:
+        raise ValueError(f"{folder} is a LeRobotDataset {version}: convert it to {VERSION}")
+    for key in (STATE, "action"):
+        if key not in features:
+            raise ValueError(f"{folder} has no {key}")
+    has_video = any(feature["dtype"] == "video" for feature in features.values())
+    if has_video and importlib.util.find_spec("av") is None:
+        raise ValueError(f"{folder} stores images as video: pip install av")
     keys = [STATE, "action", "episode_index", "frame_index", "task_index"]
     paths = sorted((folder / "data").glob("*/*.parquet"))
     tables = [parquet.read_table(path, columns=keys) for path in paths]
@@ -47,7 +55,7 @@ def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
         key: np.concatenate([np.array(table[key].to_pylist()) for table in tables]) for key in keys
     }
     images = {}
-    for key, feature in info["features"].items():
+    for key, feature in features.items():
         if key.startswith(IMAGES) and feature["dtype"] == "image":
             images[key.removeprefix(IMAGES)] = _read_images(paths, key, num, pixels)
         elif key.startswith(IMAGES) and feature["dtype"] == "video":
@@ -67,18 +75,6 @@ def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
         frame_index=columns["frame_index"],
         fps=float(info["fps"]),
     )
-
-
-def _check(folder: Path, info: dict[str, Any]) -> None:
-    version = info.get("codebase_version")
-    if version != VERSION:
-        raise ValueError(f"{folder} is a LeRobotDataset {version}: convert it to {VERSION}")
-    for key in (STATE, "action"):
-        if key not in info["features"]:
-            raise ValueError(f"{folder} has no {key}")
-    dtypes = {feature["dtype"] for feature in info["features"].values()}
-    if "video" in dtypes and importlib.util.find_spec("av") is None:
-        raise ValueError(f"{folder} stores images as video: pip install av")
 
 
 def _read_images(paths: list[Path], key: str, num: int, pixels: int | None) -> np.ndarray:
@@ -257,7 +253,7 @@ def _write_episodes(
 
 
 def _write_tasks(tasks: list[str], folder: Path) -> None:
-    """Write the instructions as the index of a pandas table, as LeRobot reads them."""
+    # The instructions are the index of a pandas table, as LeRobot reads them.
     table = pa.table({"task_index": list(range(len(tasks))), "task": tasks})
     types = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
     columns = [

@@ -42,8 +42,6 @@ PARTS = ("vision", "language", "fusion", "action")
 
 @dataclass(frozen=True)
 class Body:
-    """What the policy observes and controls."""
-
     cameras: tuple[str, ...]  # in the order of their tokens
     pixels: int  # height and width of an image
     state_dim: int

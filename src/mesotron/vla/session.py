@@ -84,7 +84,6 @@ def _auxiliary_note(config: VlaTrainConfig) -> str:
 
 
 def _summarize_routing(table: RoutingTable) -> Table:
-    """Rules of each part and how many tensors and parameters they train."""
     counts: dict[tuple[str, str], list[int]] = {}
     for row in table:
         count = counts.setdefault((row.name.split(".")[0], row.rule), [0, 0])

@@ -68,7 +68,6 @@ class Trainer:
         self._device_step.fill_(step)
 
     def advance(self) -> dict[str, Tensor]:
-        """Take one step."""
         if self._replay is None:
             self._set_learning_rates()
             metrics = self._step_on(self.order.rows(self._step, self.config.batch))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from optim.routing.test_golden import GQA, MODELS, MOE, TEXT, VISION
+from optim.routing.test_golden import FOUR_HEADS, GQA, MODELS, MOE, construct
 from torch import nn
 
 from mesotron.optim.routing import route
@@ -22,72 +22,40 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
 )
 
-SMALL = {"vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
 ONE = {"num_hidden_layers": 1}
+NEOX = {**FOUR_HEADS, **ONE}
+GPT = {"vocab_size": 96, "n_embd": 16, "n_head": 4, "n_layer": 1}
+SMALL = {"vocab_size": 96, "hidden_size": 16, **ONE, "num_attention_heads": 4}
 FALCON = {**SMALL, "alibi": False, "bias": False}
 FUSED = {
-    "gpt2": (
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        {"vocab_size": 96, "n_embd": 16, "n_head": 4, "n_layer": 1},
-    ),
-    "phi3": ("Phi3ForCausalLM", "Phi3Config", {**GQA, **ONE, "pad_token_id": 0}),
-    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {**TEXT, **ONE, "num_attention_heads": 4}),
+    "gpt2": ("GPT2LMHeadModel", GPT),
+    "phi3": ("Phi3ForCausalLM", {**GQA, **ONE, "pad_token_id": 0}),
+    "gpt_neox": ("GPTNeoXForCausalLM", NEOX),
     "bloom": (
         "BloomForCausalLM",
-        "BloomConfig",
         {"vocab_size": 96, "hidden_size": 16, "n_layer": 1, "n_head": 4},
     ),
     "falcon_groups": (
         "FalconForCausalLM",
-        "FalconConfig",
         {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
     ),
-    "falcon_one_key": ("FalconForCausalLM", "FalconConfig", {**FALCON, "multi_query": True}),
-    "falcon_heads": (
-        "FalconForCausalLM",
-        "FalconConfig",
-        {**FALCON, "multi_query": False, "new_decoder_architecture": False},
-    ),
-    "codegen": (
-        "CodeGenForCausalLM",
-        "CodeGenConfig",
-        {"vocab_size": 96, "n_embd": 32, "n_head": 8, "n_layer": 1, "rotary_dim": 4},
-    ),
-    "bigcode_heads": (
-        "GPTBigCodeForCausalLM",
-        "GPTBigCodeConfig",
-        {"vocab_size": 96, "n_embd": 16, "n_head": 4, "n_layer": 1, "multi_query": False},
-    ),
-    "bigcode_one_key": (
-        "GPTBigCodeForCausalLM",
-        "GPTBigCodeConfig",
-        {"vocab_size": 96, "n_embd": 16, "n_head": 4, "n_layer": 1, "multi_query": True},
-    ),
-    "persimmon": (
-        "PersimmonForCausalLM",
-        "PersimmonConfig",
-        {**TEXT, **ONE, "num_attention_heads": 4},
-    ),
-    "mpt": (
-        "MptForCausalLM",
-        "MptConfig",
-        {"vocab_size": 96, "d_model": 16, "n_heads": 4, "n_layers": 1},
-    ),
-    "modernbert": (
-        "ModernBertForMaskedLM",
-        "ModernBertConfig",
-        {**TEXT, **SMALL, "pad_token_id": 0},
-    ),
+    "falcon_one_key": ("FalconForCausalLM", {**FALCON, "multi_query": True}),
+    "falcon_heads": ("FalconForCausalLM", {**FALCON, "multi_query": False}),
+    "codegen": ("CodeGenForCausalLM", {**GPT, "n_embd": 32, "n_head": 8, "rotary_dim": 4}),
+    "bigcode_heads": ("GPTBigCodeForCausalLM", {**GPT, "multi_query": False}),
+    "bigcode_one_key": ("GPTBigCodeForCausalLM", {**GPT, "multi_query": True}),
+    "persimmon": ("PersimmonForCausalLM", NEOX),
+    "mpt": ("MptForCausalLM", {"vocab_size": 96, "d_model": 16, "n_heads": 4, "n_layers": 1}),
+    "modernbert": ("ModernBertForMaskedLM", {**NEOX, "pad_token_id": 0}),
 }
 # Which of the three blocks of the view are query, key and value; CodeGen stores the value second.
 ORDER = {"codegen": (0, 2, 1)}
 
 
-def real_model(model: str, config: str, fields: dict) -> nn.Module:
+def real_model(model: str, fields: dict) -> nn.Module:
     """A model on the CPU with large random weights and zero biases, so that every block matters."""
     torch.manual_seed(0)
-    built = getattr(transformers, model)(getattr(transformers, config)(**fields)).eval()
+    built = construct(model, fields).eval()
     with torch.no_grad():
         for name, param in built.named_parameters():
             if "bias" in name or "sinks" in name:
@@ -139,13 +107,8 @@ def test_fused_query_key_value(name: str):
 def test_heads_refine_the_fused_parts(name: str):
     """Every per-head block lies inside exactly one of the query, key and value blocks."""
     with torch.device("meta"):
-        model = getattr(transformers, FUSED[name][0])(
-            getattr(transformers, FUSED[name][1])(**FUSED[name][2])
-        )
-    whole, heads = (
-        only(route(model), "attention qkv"),
-        only(route(model, per_head=True), "attention qkv"),
-    )
+        model = construct(*FUSED[name])
+    whole, heads = (only(route(model, per_head=x), "attention qkv") for x in (False, True))
     parts, blocks = torch.zeros(whole.shape), torch.zeros(heads.shape)
     for tensor, view in ((parts, whole.view), (blocks, heads.view)):
         cuts = [cut for w in View.parse(view).windows(tensor) for cut in w.strided.unbind(1)]
@@ -156,32 +119,20 @@ def test_heads_refine_the_fused_parts(name: str):
     assert blocks.unique().numel() > parts.unique().numel() == 3
 
 
-BERT = {**TEXT, **ONE, "num_attention_heads": 4, "pad_token_id": 0}
-PHI = {**GQA, **ONE, "pad_token_id": 0}
-OSS = {**GQA, **ONE, "head_dim": 8}
-
-
 @pytest.mark.parametrize(
-    ("model", "config", "fields", "fused", "down", "parts"),
+    ("model", "fields", "fused", "down", "parts"),
     [
-        ("Phi3ForCausalLM", "Phi3Config", PHI, "gate_up_proj", "down_proj", (0, 1)),
-        (
-            "MixtralForCausalLM",
-            "MixtralConfig",
-            {**GQA, **ONE},
-            "gate_up_proj",
-            "down_proj",
-            (0, 1),
-        ),
-        ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**MOE, **ONE}, "gate_up", "down_proj", (0, 1)),
+        ("Phi3ForCausalLM", {**GQA, "pad_token_id": 0}, "gate_up_proj", "down_proj", (0, 1)),
+        ("MixtralForCausalLM", GQA, "gate_up_proj", "down_proj", (0, 1)),
+        ("Qwen3MoeForCausalLM", MOE, "gate_up", "down_proj", (0, 1)),
         # gpt-oss computes (up + 1) * glu(gate): only a zero gate silences it.
-        ("GptOssForCausalLM", "GptOssConfig", OSS, "gate_up_proj", "down_proj", (0,)),
-        ("ModernBertForMaskedLM", "ModernBertConfig", BERT, "mlp.Wi", "mlp.Wo", (0, 1)),
+        ("GptOssForCausalLM", {**GQA, "head_dim": 8}, "gate_up_proj", "down_proj", (0,)),
+        ("ModernBertForMaskedLM", {**FOUR_HEADS, "pad_token_id": 0}, "mlp.Wi", "mlp.Wo", (0, 1)),
     ],
 )
-def test_fused_gate_and_up(model, config, fields, fused, down, parts):
+def test_fused_gate_and_up(model, fields, fused, down, parts):
     """A zero gate or a zero up silences the block, like a zero down projection."""
-    built = real_model(model, config, fields)
+    built = real_model(model, {**fields, **ONE})
     table = route(built)
     pair = next(row for row in table if fused in row.name and "bias" not in row.name)
     last = next(row for row in table if down in row.name and "bias" not in row.name)
@@ -194,7 +145,7 @@ def test_fused_gate_and_up(model, config, fields, fused, down, parts):
 def test_gated_query_of_qwen3_next():
     """The first part is the query: zeroing it makes attention uniform, like zeroing the key."""
     fields = {**MOE, **ONE, "layer_types": ["full_attention"]}
-    model = real_model("Qwen3NextForCausalLM", "Qwen3NextConfig", fields)
+    model = real_model("Qwen3NextForCausalLM", fields)
     table = route(model)
     query, key = only(table, "attention q"), only(table, "attention k")
     assert query.view == "rows:4%2"
@@ -205,28 +156,12 @@ def test_gated_query_of_qwen3_next():
 
 def test_latent_attention_of_deepseek():
     """The second part of kv_b is the value; the latent part of kv_a feeds both key and value."""
-    golden = MODELS["deepseek_v3"]().config.to_dict() | ONE
-    model = real_model("DeepseekV3ForCausalLM", "DeepseekV3Config", golden)
+    name, fields = MODELS["deepseek_v3"]
+    model = real_model(name, {**fields, **ONE})
     table = route(model)
     silent = run_without(model, only(table, "attention o").name, "whole")
-    expand, squeeze = (
-        row
-        for row in sorted(table, key=lambda r: r.name, reverse=True)
-        if row.role == "attention kv"
-    )
+    rows = [row for row in table if row.role == "attention kv"]
+    expand, squeeze = sorted(rows, key=lambda row: row.name, reverse=True)
     assert (expand.view, squeeze.view) == ("rows:4%8+6", "rows:12+4")
     torch.testing.assert_close(run_without(model, expand.name, expand.view, 1), silent)
     assert (run_without(model, expand.name, expand.view, 0) - silent).abs().max() > 1e-3
-
-
-def test_vision_tower_uses_its_own_head_count():
-    fields = {
-        "text_config": {**GQA, "pad_token_id": 0, "model_type": "llama"},
-        "vision_config": VISION,
-    }
-    with torch.device("meta"):
-        model = transformers.SmolVLMForConditionalGeneration(transformers.SmolVLMConfig(**fields))
-    table = route(model, per_head=True)
-    vision = table.row("model.vision_model.encoder.layers.0.self_attn.q_proj.weight")
-    text = table.row("model.text_model.layers.0.self_attn.q_proj.weight")
-    assert (vision.view, text.view) == ("rows:2", "rows:4")

@@ -13,7 +13,6 @@ triton = pytest.importorskip("triton")
 if not ON_GPU and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
     pytest.skip("Triton's interpreter needs numpy < 2.4", allow_module_level=True)
 
-from mesotron.optim import triton as kernels  # noqa: E402
 from mesotron.optim.triton import elementwise as ew  # noqa: E402
 from mesotron.optim.triton import heads, symmetric  # noqa: E402
 
@@ -145,16 +144,6 @@ def test_tiles_of_any_shape_cover_the_result(m, ratio):
     assert config.num_tiles(m) == sum(row + 15 >= column for row in rows for column in columns)
 
 
-def test_products_reject_bad_operands():
-    X = randn(2, 16, 32, dtype=torch.float16)
-    R = symmetric.gram(X)
-    for bad in (X.mT, X.float()):
-        with pytest.raises(ValueError, match="X"):
-            symmetric.gram(bad)
-    with pytest.raises(ValueError, match="out"):
-        symmetric.symmetric_product(R, R, out=R)
-
-
 # 140 blocks of 65 rows fill an H200 with large tiles; the interpreter takes 20 s for them.
 FULL = pytest.param(140, 65, 64, marks=[] if ON_GPU else pytest.mark.slow)
 
@@ -186,9 +175,11 @@ def test_pingpong_computes_the_same(num, m, n, dtype):
     assert torch.allclose(squares.sum(1), R.float().square().sum((1, 2)), rtol=1e-2)
     Z = symmetric.symmetric_product(R, R, alpha=2.0, C=R, beta=scale, diag=-1.0)
     assert relative_error(Z, polynomial(R, -1.0, scale, 2.0)) < EPSILON[dtype]
-    product = symmetric.symmetric_product(R, Z)
-    assert relative_error(product, R.double() @ Z.double()) < 2 * EPSILON[dtype]
-    assert torch.equal(product, product.mT)
+    # Triton makes the integer 1 a constant of the kernel; the next alpha must not be ignored.
+    for alpha in (1, 3.0):
+        product = symmetric.symmetric_product(R, Z, alpha=alpha)
+        assert relative_error(product, alpha * R.double() @ Z.double()) < 2 * EPSILON[dtype]
+        assert torch.equal(product, product.mT)
 
 
 @needs_gpu
@@ -201,38 +192,6 @@ def test_unaligned_tensors_take_the_other_kernel(which):
     X, out = randn(160, 128, 64, dtype=torch.float16), poisoned(160, 128, 128, dtype=torch.float16)
     X, out = (off(X), out) if which == "X" else (X, off(out))
     assert relative_error(symmetric.gram(X, out), exact_gram(X)) < 2**-11
-
-
-class Compiles:
-    def __init__(self):
-        self.compiled, self.launched = [], []
-
-    def __getitem__(self, grid):
-        def first(*arguments, **_):
-            self.compiled.append(arguments)
-            return {(grid[0], 1, 1): lambda *later: self.launched.append(later)}
-
-        return first
-
-
-needs_gluon = pytest.mark.skipif(
-    not triton.__version__.startswith(symmetric._PINGPONG_WITH), reason="another Triton version"
-)
-
-
-@needs_gluon
-def test_a_cached_kernel_has_no_number_compiled_in(monkeypatch):
-    # Triton makes the integer 1 a constant of the kernel; the next alpha would be ignored.
-    from mesotron.optim.triton import pingpong
-
-    kernel = Compiles()
-    monkeypatch.setattr(pingpong, "_pingpong_kernel", kernel)
-    monkeypatch.setattr(pingpong, "_compiled", {})
-    X = torch.zeros(2, 128, 128, dtype=torch.float16)
-    for alpha in (1, 2.0):
-        pingpong.launch(X, X, None, torch.empty_like(X), (alpha, 0, 0), num_programs=1)
-    assert [type(x) for x in kernel.compiled[0][5:8]] == [float] * 3
-    assert [arguments[5] for arguments in kernel.launched] == [2.0]
 
 
 # Gradients to packed updates
@@ -265,7 +224,7 @@ def test_inspect_finds_peaks_and_non_finite_values(layout, dtype):
     peak = ew.inspect(ew.tabulate(views))
     assert torch.equal(peak[:3], peaks_of(views)[:3])  # a NaN has many patterns
     assert peak[1] == 0
-    assert ew.is_finite(peak).tolist() == [True, True, False, False]
+    assert (peak < ew.INFINITY_BITS).tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -469,34 +428,3 @@ def test_offsets_past_two_to_the_31():
     X = torch.randn(520, 2048, 2048, device=DEVICE, dtype=torch.float16)
     A = symmetric.gram(X, scale=1 / 2048)
     assert relative_error(A[-1:], exact_gram(X[-1:], 1 / 2048)) < EPSILON[torch.float16]
-
-
-@needs_gpu
-def test_a_captured_step_follows_its_device_scalars():
-    assert kernels.available(DEVICE)
-    gradient, momentum, weight = randn(64, 96), torch.zeros(64, 96, device=DEVICE), randn(64, 96)
-    G, M, W = (ew.tabulate([view]) for view in (gradient, momentum, weight))
-    X = torch.empty(1, 64, 96, device=DEVICE, dtype=torch.float16)
-    mu, lr, zero, one = scalar(0.9), scalar(0.0), scalar(0.0), torch.ones(1, device=DEVICE)
-    coefficients, m_peak = MUON.to(DEVICE), torch.zeros(1, dtype=torch.int32, device=DEVICE)
-
-    def step():
-        peak = ew.inspect(G)
-        ew.update_momentum(G, M, X, mu, peak, m_peak)
-        F, _ = heads.filter_heads(X, coefficients)
-        A = symmetric.gram(F)
-        ew.write_back(W, F, lr, zero, one, peak, gain=one)
-        return A
-
-    step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        A = step()
-    before = weight.clone()
-    graph.replay()
-    assert torch.equal(weight, before)  # lr is still 0
-    lr.fill_(0.5)
-    graph.replay()
-    want, _, _ = svd_filter(X)
-    assert relative_error(before - weight, 0.5 * want[0]) < 1e-3
-    assert relative_error(A, want @ want.mT) < 2e-3

@@ -125,30 +125,6 @@ def test_recorded_passes_train_adapters_alone(tmp_path):
     assert trainer.sampler.copy is not None
 
 
-def test_voters_are_sampled_from_the_anchor(tmp_path):
-    objective = ObjectiveConfig(name="mgrpo", momentum=0.5, momentum_generations=2, beta=0.0)
-    trainer = make_fast(tmp_path, parts={"objective": objective}, max_steps=2)
-    calls, starts, down = [], [], "model.layers.0.mlp.down_proj.weight"
-    sample, make = trainer._sample, trainer._generate_and_score_completions
-
-    def record(prompts, *rest):
-        result = sample(prompts, *rest)
-        calls.append((len(prompts), trainer.sampler.weights.layers[0].down.clone()))
-        return result
-
-    trainer._sample = record
-    trainer._generate_and_score_completions = lambda inputs: (
-        starts.append(weights(trainer)[down]) or make(inputs)
-    )
-    trainer.train()
-    assert [number for number, _ in calls] == [8, 4, 8, 4]
-    policy, anchor = ([held for _, held in calls[k::2]] for k in (0, 1))
-    assert torch.equal(policy[1], starts[1])
-    assert torch.equal(anchor[0], starts[0])
-    torch.testing.assert_close(anchor[1], (starts[0] + starts[1]) / 2)
-    assert not torch.equal(anchor[1], policy[1])
-
-
 def test_a_fast_run_resumes_exactly(tmp_path):
     def run(name, resume=None):
         objective = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=0.2)

@@ -10,7 +10,8 @@ Legend: H query heads, G key-value heads, d rows of one head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from torch import nn
 
@@ -39,8 +40,6 @@ _INTERLEAVED = words(
 )
 # Names that mean a fused QKV in one class only ("in_proj" is a Mamba mixer's elsewhere).
 _FUSED_BY_CLASS = {"DisentangledSelfAttention": "in_proj"}
-# CodeGen keeps the 4 tensor-parallel shards of its TPU training, each (q | v | k).
-_CODEGEN_SHARDS = 4
 
 # Where modules and configs keep their head counts, most specific first.
 _NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead")
@@ -50,8 +49,7 @@ _HEAD_DIM = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Heads:
+class _Heads(NamedTuple):
     """H, G and d of an attention block; None if neither the block nor its config has it."""
 
     num: int | None
@@ -60,7 +58,7 @@ class _Heads:
 
 
 def _find_heads(block: nn.Module, config: object | None) -> _Heads:
-    """Head counts from the block's own attributes, which its forward pass uses, then its config."""
+    # The block's own attributes first, which its forward pass uses.
     num = find_int((block, config), _NUM_HEADS)
     num_kv = find_int((block, config), _NUM_KV_HEADS)
     new_falcon = getattr(block, "new_decoder_architecture", False)
@@ -98,14 +96,8 @@ def _find_projection(site: ModuleSite) -> tuple[str, nn.Module] | None:
 def attention_role(
     site: ModuleSite, rows: int, cols: int, *, per_head: bool, num: int | None
 ) -> Role | None:
-    """The role of an attention projection, or None if the weight is not one.
-
-    Args:
-        site: where the weight is stored.
-        rows, cols: its logical shape (outputs, inputs), whatever the storage order.
-        per_head: split q, k, v by rows and o by columns, one matrix per head.
-        num: heads of this matrix if the user gave them; None reads the model.
-    """
+    """The role of an attention projection of logical shape (rows, cols); None if the weight is not
+    one. `num` is the number of heads if the user gave it; None reads the model."""
     if isinstance(site.parent, nn.MultiheadAttention):  # its other projections are raw parameters
         if not per_head:
             return matrix("attention o", "output projection")
@@ -117,7 +109,7 @@ def attention_role(
     part, block = projection
     heads = _find_heads(block, site.config)
     if num is not None and part in ("qkv", "kv", "mla_kv_b"):
-        heads = replace(heads, num=num, num_kv=heads.num_kv or num)
+        heads = heads._replace(num=num, num_kv=heads.num_kv or num)
     if part == "qkv":
         role = _qkv_role(site, block, heads, rows, cols, per_head)
     elif part == "kv":
@@ -150,13 +142,12 @@ def _single_role(
     site: ModuleSite, part: str, heads: _Heads, rows: int, cols: int, per_head: bool,
     given: int | None,
 ) -> Role:  # fmt: skip
-    """q, k, v or o by itself."""
     num = given or (heads.num if part in "qo" else heads.num_kv)
     name, long_name = f"attention {part}", _LONG_NAMES[part]
     gated = part == "q" and None not in (num, heads.dim) and rows == 2 * num * heads.dim  # type: ignore
-    if gated and not per_head:
-        return matrix(name, f"query and gate, interleaved over {num} heads", f"rows:{num}%2")
     if not per_head:
+        if gated:
+            return matrix(name, f"query and gate, interleaved over {num} heads", f"rows:{num}%2")
         return matrix(name, f"{long_name} projection")
     if num is None:
         return _no_count(site)
@@ -197,8 +188,8 @@ def _fused_layout(site: ModuleSite, block: nn.Module, H: int, G: int, d: int) ->
     """The whole q, k and v inside a fused weight, by the attention class's own layout."""
     classes = {cls.__name__ for cls in type(block).__mro__}
     name = "attention qkv"
-    if "CodeGenAttention" in classes:
-        return matrix(name, "query | value | key in each of 4 shards", f"rows:{_CODEGEN_SHARDS}%3")
+    if "CodeGenAttention" in classes:  # with the 4 tensor-parallel shards of its TPU training
+        return matrix(name, "query | value | key in each of 4 shards", "rows:4%3")
     if classes & _INTERLEAVED and H == G:
         return matrix(name, f"query, key, value interleaved over {H} heads", f"rows:{H}%3")
     if getattr(block, "new_decoder_architecture", False):
@@ -217,7 +208,6 @@ def _fused_layout(site: ModuleSite, block: nn.Module, H: int, G: int, d: int) ->
 
 
 def _kv_role(site: ModuleSite, heads: _Heads, rows: int, per_head: bool) -> Role:
-    """Fused key and value, in two sections."""
     G = heads.num_kv
     if not per_head:
         return matrix("attention kv", "key | value in two sections", "rows:2")

@@ -1,7 +1,6 @@
 """`mesotron route MODEL`: the routing table of a model from its config alone, without weights.
 
-Configs are untrusted: no remote code runs, nothing is unpickled, and a broken file gives one
-message.
+Configs are untrusted: no remote code runs, and a broken file gives one message.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ _STATE_BYTES = {"muon": 4, "pion": 4, "sgd": 4, "adamw": 8}
 
 
 def run(config: RouteConfig) -> int:
-    """Print the routing table of a model, and write it as JSON if requested."""
     model = load_on_meta(config.model)
     if config.lora is not None:
         model = _add_lora(model, config.lora)
@@ -53,16 +51,12 @@ def _parse_overrides(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         pattern, equals, rule = pair.rpartition("=")
         if not equals or not pattern:
-            raise ValueError(
-                f"--override {pair!r} is not PATTERN=RULE; for example '*.action_head.*=pion'"
-            )
+            raise ValueError(f"--override {pair!r} is not PATTERN=RULE, as '*.action_head.*=pion'")
         overrides[pattern] = rule
     return overrides
 
 
 def _state_line(table: RoutingTable) -> str:
-    """The optimizer's memory, per rule and in total."""
-
     def show(size: int) -> str:
         return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.2f} GB"
 
@@ -72,11 +66,7 @@ def _state_line(table: RoutingTable) -> str:
 
 
 def load_on_meta(source: str) -> nn.Module:
-    """Build a Transformers model on the meta device from a folder, a config.json or a hub name.
-
-    Raises:
-        ValueError: no such source, a broken config, or an unknown architecture.
-    """
+    """Build a Transformers model on the meta device from a folder, a config.json or a hub name."""
     if not Path(source).exists():
         go_offline_without_network()
     try:
@@ -93,26 +83,24 @@ def load_on_meta(source: str) -> nn.Module:
         with torch.device("meta"):
             return model_class(config)
     except Exception as error:  # the config is the only input, so it is the config's fault
-        raise ValueError(
-            f"{source}: {model_class.__name__} cannot be built from this config: {error}"
-        ) from error
+        name = model_class.__name__
+        raise ValueError(f"{source}: {name} cannot be built from this config: {error}") from error
 
 
 def _load_config(source: str) -> Any:
-    """A Transformers config, read locally if the path exists and from the hub otherwise."""
     from transformers import AutoConfig
 
     path = Path(source)
-    if path.is_dir():
-        path = path / "config.json"
-        if not path.is_file():
-            raise ValueError(f"{source} has no config.json: pass a Transformers model folder")
+    path = path / "config.json" if path.is_dir() else path
     if path.is_file():
-        _check_json(path)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{path} is not valid JSON: {error}") from error
+        if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+            raise ValueError(f"{path} has no model_type: not a Transformers config.json")
     elif path.suffix == ".json" or source.startswith((".", "/", "~")):
-        raise ValueError(
-            f"{source} does not exist: pass a model folder, a config.json or a hub name"
-        )
+        raise ValueError(f"{path} does not exist: pass a model folder, a config.json or a hub name")
     try:
         place = str(path) if path.is_file() else source
         return AutoConfig.from_pretrained(place, trust_remote_code=False)
@@ -130,17 +118,7 @@ def _load_config(source: str) -> Any:
         ) from error
 
 
-def _check_json(path: Path) -> None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
-        raise ValueError(f"{path} has no model_type: not the config.json of a Transformers model")
-
-
 def _model_class(config: Any) -> type[nn.Module]:
-    """The class named in `architectures`, else the causal language model, else the bare model."""
     import transformers
 
     for name in config.architectures or ():
@@ -159,9 +137,6 @@ def _model_class(config: Any) -> type[nn.Module]:
 
 
 def _add_lora(model: nn.Module, rank: int) -> nn.Module:
-    """Add PEFT LoRA to all linear layers and freeze the rest."""
-    if rank < 1:
-        raise ValueError(f"--lora {rank} must be a rank of at least 1")
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:

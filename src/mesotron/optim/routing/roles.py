@@ -1,9 +1,7 @@
 """Roles: what each parameter of a PyTorch model is, by module type, identity and config.
 
-`role_of` covers embeddings, heads, norms, biases, routers, convolutions, expert stacks, state-space
-mixers, LoRA factors and plain matrices; `attention` covers attention. Names decide only where a
-type cannot, from the small tables below. What cannot be determined is reported as unclear, never
-guessed: routing then asks for an override.
+Attention is in `attention`. Names decide only where a type cannot, from the small tables below.
+What cannot be determined is reported as unclear, never guessed: routing then needs an override.
 """
 
 from __future__ import annotations
@@ -53,13 +51,9 @@ class ModelFacts:
 
 
 def survey(model: nn.Module) -> ModelFacts:
-    """Collect the embeddings and heads a model declares, and its first and last layers."""
-    embeddings: set[int] = set()
-    heads: set[int] = set()
-    inputs: set[int] = set()
-    submodels = [
-        m for m in model.modules() if is_a(m, "transformers.modeling_utils", "PreTrainedModel")
-    ]
+    embeddings, heads, inputs = set(), set(), set()
+    pretrained = ("transformers.modeling_utils", "PreTrainedModel")
+    submodels = [m for m in model.modules() if is_a(m, *pretrained)]
     for module in submodels:
         embeddings |= _ids(_declared(module, "get_input_embeddings"))
         heads |= _ids(_declared(module, "get_output_embeddings"))
@@ -74,13 +68,9 @@ def survey(model: nn.Module) -> ModelFacts:
 
 
 def _declared(model: nn.Module, method: str) -> nn.Module | nn.Parameter | None:
-    """A Transformers model's embeddings, as a module or a bare table.
-
-    Models without any raise NotImplementedError, or AttributeError if that part is disabled.
-    """
     try:
         return getattr(model, method)()
-    except (NotImplementedError, AttributeError):
+    except (NotImplementedError, AttributeError):  # it has none, or that part is disabled
         return None
 
 
@@ -106,14 +96,8 @@ def _last_layer(model: nn.Module) -> nn.Module | None:
 
 
 def role_of(site: ModuleSite, facts: ModelFacts, *, per_head: bool, num_heads: int | None) -> Role:
-    """What the parameter at `site` is.
-
-    Args:
-        site: one stored occurrence of the parameter.
-        facts: the model's declarations, from `survey`.
-        per_head: split attention projections into heads.
-        num_heads: heads of this matrix if the user gave them, else None.
-    """
+    """What the parameter at `site` is. With `per_head`, attention projections are split into heads,
+    `num_heads` of them if the user gave it."""
     lora = _lora_role(site, facts, per_head, num_heads)
     role = lora or _declared_role(site, facts) or _small_role(site) or _router_role(site)
     if role is not None:
@@ -134,7 +118,7 @@ def role_of(site: ModuleSite, facts: ModelFacts, *, per_head: bool, num_heads: i
 
 
 def _declared_role(site: ModuleSite, facts: ModelFacts) -> Role | None:
-    """Embeddings, heads and norms: declared by the model, by type, then by name."""
+    """Embeddings and heads: declared by the model, by type, then by name."""
     owner, kind = site.owner, type(site.owner).__name__
     if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
         return Role("embedding", f"{kind}: a lookup table")
@@ -145,8 +129,6 @@ def _declared_role(site: ModuleSite, facts: ModelFacts) -> Role | None:
         return Role("embedding", "the model's input embedding", view)
     if id(site.param) in facts.heads:
         return Role("head", "the model's output layer", view)
-    if isinstance(owner, _NORMS) or "Norm" in kind:
-        return Role("norm", f"{kind} scale")
     if not isinstance(owner, (nn.Linear, *_PLAIN_CONVS)):
         return None
     if site.owner_name in _HEADS:
@@ -166,7 +148,6 @@ def _is_vocabulary(site: ModuleSite) -> bool:
 
 
 def _small_role(site: ModuleSite) -> Role | None:
-    """Scalars, vectors, biases, and tensors with a single dimension above one."""
     kind, leaf = type(site.owner).__name__, site.leaf.lower()
     if isinstance(site.owner, _NORMS) or "Norm" in kind:
         return Role("norm", f"{kind} {site.leaf}")
@@ -176,7 +157,10 @@ def _small_role(site: ModuleSite) -> Role | None:
         return Role("scalar", "one number")
     if 0 in site.shape:
         return Role("vector", "empty")
-    if sum(size > 1 for size in site.shape) < 2 or _is_one_sided(site):
+    # A linear map or convolution with a single input or output is one too.
+    sides = (site.shape[0], math.prod(site.shape[1:]))
+    maps = len(site.shape) == 2 or isinstance(site.owner, _CONVS)
+    if sum(size > 1 for size in site.shape) < 2 or (maps and min(sides) == 1):
         return Role("vector", "a vector: a filter would only normalize it")
     if "." in site.leaf:
         view = "conv" if isinstance(site.owner, _CONVS) else "whole"
@@ -184,15 +168,7 @@ def _small_role(site: ModuleSite) -> Role | None:
     return None
 
 
-def _is_one_sided(site: ModuleSite) -> bool:
-    """A linear map or convolution with a single input or output."""
-    if isinstance(site.owner, _CONVS):
-        return min(site.shape[0], math.prod(site.shape[1:])) == 1
-    return len(site.shape) == 2 and min(site.shape) == 1
-
-
 def _router_role(site: ModuleSite) -> Role | None:
-    """A mixture-of-experts gate: one output per expert."""
     if len(site.shape) != 2:
         return None
     kinds = type(site.owner).__name__ + type(site.parent).__name__
@@ -228,7 +204,6 @@ def _conv_role(site: ModuleSite, facts: ModelFacts, groups: int, channels: int) 
 
 
 def _recurrent_role(site: ModuleSite) -> Role:
-    """RNN weights stack their gates in rows."""
     kind = type(site.owner).__name__
     gates = next(n for cls, n in _GATES.items() if isinstance(site.owner, cls))
     if site.leaf.startswith("weight_hr") or gates == 1:
@@ -237,7 +212,6 @@ def _recurrent_role(site: ModuleSite) -> Role:
 
 
 def _linear_role(site: ModuleSite, transposed: bool, per_head: bool, num: int | None) -> Role:
-    """A linear layer: an attention projection, a mixer input, fused sections or a plain matrix."""
     rows, cols = reversed(site.shape) if transposed else site.shape
     role = attention_role(site, rows, cols, per_head=per_head, num=num) or _mixer_role(site, rows)
     if role is None:
@@ -252,7 +226,6 @@ def _linear_role(site: ModuleSite, transposed: bool, per_head: bool, num: int | 
 
 
 def _raw_role(site: ModuleSite) -> Role:
-    """A bare nn.Parameter with two or more real dims in an unknown module."""
     if site.leaf in _RAW_MATRICES:
         return matrix("linear", "hidden matrix, a bare parameter", _RAW_MATRICES[site.leaf])
     if site.leaf in _STATE_NAMES:
@@ -380,7 +353,6 @@ def _int(module: nn.Module, name: str) -> int:
 def _lora_role(
     site: ModuleSite, facts: ModelFacts, per_head: bool, num_heads: int | None
 ) -> Role | None:
-    """The role of an adapter parameter, or None if it is not one."""
     is_lora = (is_a(m, "peft.tuners.lora.layer", "LoraLayer") for m in site.modules[:-1])
     at = max((k for k, lora in enumerate(is_lora) if lora and k > 0), default=None)
     if at is None:
@@ -393,9 +365,8 @@ def _lora_role(
     stacked = is_a(layer, "peft.tuners.lora.layer", "ParamWrapper")
     experts = getattr(layer, "num_experts", 1) if stacked else 1
     if experts > 1:  # A is (experts, rank, in) by rows, B is (out, rank, experts) by columns
-        cut = (
-            f"rows:{experts}" if kind == "lora_A" else f"cols:{site.shape[1] // experts}%{experts}"
-        )
+        by_columns = f"cols:{site.shape[1] // experts}%{experts}"
+        cut = f"rows:{experts}" if kind == "lora_A" else by_columns
         return matrix(kind, f"LoRA factors of {experts} experts", cut)
     if len(site.shape) > 2:
         return matrix(kind, "LoRA factor of a convolution", "conv")

@@ -6,7 +6,7 @@ or SGD). Nothing is guessed: an unclear parameter, a pattern without a match and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -29,6 +29,8 @@ from mesotron.spectral.routing import (
 )
 
 Override = str | Mapping[str, object]
+Settings = dict[str, dict[str, object]]  # overrides: pattern -> rule, view, lr_scale
+Sites = dict[int, list[ModuleSite]]  # parameters by identity, each with every place that stores it
 _LORA_CHOICES = {"B": ("lora_B",), "A": ("lora_A",), "both": ("lora_A", "lora_B"), "none": ()}
 
 
@@ -69,13 +71,15 @@ def route(
         >>> table.row("self_attn.in_proj_weight").view
         'rows:6'
     """
-    modalities, overrides = modalities or {}, overrides or {}
-    _check_rules(matrix, aux, lora, modalities, overrides)
+    modalities = modalities or {}
+    settings: Settings = {
+        pattern: {"rule": value} if isinstance(value, str) else dict(value)
+        for pattern, value in (overrides or {}).items()
+    }
+    _check_rules(matrix, aux, lora, modalities, settings)
     sites = _trainable_sites(model)
-    settings = _Overrides(overrides, sites)
     head_counts = per_head if isinstance(per_head, Mapping) else {}
-    _check_patterns_match("per_head", head_counts, sites)
-    _check_prefixes(modalities, sites)
+    _check_patterns(sites, settings, head_counts, modalities)
     facts = survey(model)
     rows, problems = [], []
     for places in sites.values():
@@ -88,20 +92,17 @@ def route(
             rule = modalities[max(below, key=len)] if below else matrix
         if rule not in SPECTRAL_RULES and role.name != "unknown":
             role = replace(role, unclear="")  # only a spectral rule needs the view
-        chosen = settings.of(places)
+        pattern = _first_match(places, settings)
+        chosen = settings.get(pattern, {}) if pattern else {}
         if role.unclear and not {"rule", "view"} & set(chosen):
             problems.append(role.unclear)
         else:
-            rows.append(_make_row(places, role, rule, chosen))
+            rows.append(_make_row(places, role, rule, pattern, chosen))
     if problems:
         more = f" ({len(problems) - 1} more parameters are unclear)" if len(problems) > 1 else ""
         raise ValueError(problems[0] + more)
-    spectral = [row for row in rows if row.rule in SPECTRAL_RULES]
-    if (
-        per_head
-        and spectral
-        and not any(r.role.startswith(("attention", "lora_")) for r in spectral)
-    ):
+    spectral = [row.role for row in rows if row.rule in SPECTRAL_RULES]
+    if per_head and spectral and not any(r.startswith(("attention", "lora_")) for r in spectral):
         raise ValueError(
             "per_head: no attention projection among the filtered matrices; pass per_head=False, "
             "or the views: overrides={'*.my_query.weight': {'view': 'rows:NUM_HEADS'}}"
@@ -110,16 +111,11 @@ def route(
 
 
 def _check_rules(
-    matrix: str,
-    aux: str,
-    lora: str,
-    modalities: Mapping[str, str],
-    overrides: Mapping[str, Override],
+    matrix: str, aux: str, lora: str, modalities: Mapping[str, str], settings: Settings
 ) -> None:
     rules = {"matrix": matrix}
     rules |= {f"modalities[{prefix!r}]": rule for prefix, rule in modalities.items()}
-    for pattern, value in overrides.items():
-        keys = {"rule": value} if isinstance(value, str) else dict(value)
+    for pattern, keys in settings.items():
         unknown = set(keys) - {"rule", "view", "lr_scale"}
         if unknown:
             raise ValueError(
@@ -136,10 +132,9 @@ def _check_rules(
         raise ValueError(f"lora is {lora!r}; use one of {', '.join(_LORA_CHOICES)}")
 
 
-def _trainable_sites(model: nn.Module) -> dict[int, list[ModuleSite]]:
-    """Trainable parameters by identity, each with every place that stores it."""
+def _trainable_sites(model: nn.Module) -> Sites:
     fsdp1 = ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel")
-    sites: dict[int, list[ModuleSite]] = {}
+    sites: Sites = {}
     for site in walk(model):
         if not site.param.requires_grad:
             continue
@@ -178,17 +173,17 @@ def _shared_role(
     return first
 
 
-def _make_row(places: list[ModuleSite], role: Role, rule: str, chosen: Mapping[str, object]) -> Row:
+def _make_row(
+    places: list[ModuleSite], role: Role, rule: str, pattern: str | None, chosen: dict[str, object]
+) -> Row:
     name, shape, reason = places[0].name, places[0].shape, role.reason
     rule, view = str(chosen.get("rule", rule)), str(chosen.get("view", role.view))
-    if chosen:
-        reason = f"override '{chosen['pattern']}'" + (" of an unclear role" if role.unclear else "")
+    if pattern is not None:
+        reason = f"override '{pattern}'" + (" of an unclear role" if role.unclear else "")
     if rule not in SPECTRAL_RULES:
         view = "whole"
     elif len(shape) < 2:
-        raise ValueError(
-            f"{name} has shape {shape}, but {rule} needs matrices; use 'adamw' or 'sgd'"
-        )
+        raise ValueError(f"{name} of shape {shape} is no matrix for {rule}: use 'adamw' or 'sgd'")
     else:
         try:
             View.parse(view).windows(torch.empty(shape, device="meta"))
@@ -199,48 +194,31 @@ def _make_row(places: list[ModuleSite], role: Role, rule: str, chosen: Mapping[s
     return Row(name, shape, role.name, rule, view, scale, reason, aliases)
 
 
-class _Overrides:
-    """Glob patterns over names, first match wins; a pattern without effect is an error."""
-
-    def __init__(
-        self, overrides: Mapping[str, Override], sites: Mapping[int, list[ModuleSite]]
-    ) -> None:
-        self._values = {
-            p: {"rule": v} if isinstance(v, str) else dict(v) for p, v in overrides.items()
-        }
-        _check_patterns_match("overrides", overrides, sites)
-        winners = {self._winner(places) for places in sites.values()}
-        for pattern in self._values:
-            if pattern not in winners:
-                raise ValueError(
-                    f"overrides[{pattern!r}] has no effect: earlier patterns match all of its "
-                    "parameters; put the narrower pattern first"
-                )
-
-    def _winner(self, places: list[ModuleSite]) -> str | None:
-        names = [site.name for site in places]
-        return next((p for p in self._values if any(fnmatchcase(n, p) for n in names)), None)
-
-    def of(self, places: list[ModuleSite]) -> dict[str, object]:
-        """The settings of the first matching pattern, with the pattern; empty without a match."""
-        pattern = self._winner(places)
-        return {} if pattern is None else {**self._values[pattern], "pattern": pattern}
+def _first_match(places: list[ModuleSite], patterns: Iterable[str]) -> str | None:
+    names = [site.name for site in places]
+    return next((p for p in patterns if any(fnmatchcase(n, p) for n in names)), None)
 
 
-def _check_patterns_match(
-    argument: str, patterns: Mapping[str, object], sites: Mapping[int, list[ModuleSite]]
+def _check_patterns(
+    sites: Sites, settings: Settings, head_counts: Mapping[str, int], modalities: Mapping[str, str]
 ) -> None:
+    """Every pattern and prefix must match something, and every override have an effect."""
     names = [site.name for places in sites.values() for site in places]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = get_close_matches(pattern, names, n=3, cutoff=0.0)
+    for argument, patterns in (("overrides", settings), ("per_head", head_counts)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                near = get_close_matches(pattern, names, n=3, cutoff=0.0)
+                raise ValueError(
+                    f"{argument}[{pattern!r}] matches no trainable parameter (globs match the "
+                    f"whole name, so start with '*'); the nearest names are {', '.join(near)}"
+                )
+    winners = {_first_match(places, settings) for places in sites.values()}
+    for pattern in settings:
+        if pattern not in winners:
             raise ValueError(
-                f"{argument}[{pattern!r}] matches no trainable parameter (globs match the whole "
-                f"name, so start with '*'); the nearest names are {', '.join(near)}"
+                f"overrides[{pattern!r}] has no effect: earlier patterns match all of its "
+                "parameters; put the narrower pattern first"
             )
-
-
-def _check_prefixes(modalities: Mapping[str, str], sites: Mapping[int, list[ModuleSite]]) -> None:
     names = [places[0].name for places in sites.values()]
     for prefix in modalities:
         if not any(_is_below(name, prefix) for name in names):

@@ -2,8 +2,7 @@
 
 Routing needs more than `named_parameters()`: the type of the owning module, the enclosing attention
 block, the config of that block. Wrappers that change names but not meaning (PEFT, torch.compile,
-checkpointing, parametrizations) are looked through. Optional libraries are only recognized if they
-are already imported.
+checkpointing, parametrizations) are looked through.
 """
 
 from __future__ import annotations
@@ -16,19 +15,17 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from mesotron.spectral.routing import Site
+from mesotron.spectral.routing import Site, words
 
 # Children with these names have the role of the module above them.
-_TRANSPARENT = frozenset(
-    {"base_layer", "original_module", "_orig_mod", "_checkpoint_wrapped_module"}
-)
+_TRANSPARENT = words("base_layer original_module _orig_mod _checkpoint_wrapped_module")
 
 
 @dataclass(frozen=True)
 class ModuleSite(Site):
     """One stored occurrence of a parameter."""
 
-    leaf: str  # the attribute on the owner, e.g. "weight"
+    leaf: str  # the attribute on the owner: "weight"
     param: nn.Parameter
     owner: nn.Module  # the module that stores it
     path: tuple[str, ...]  # names from the root to the owner, without wrappers
@@ -80,19 +77,20 @@ def imported_class(module: str, name: str) -> type | None:
 
 
 def is_a(module: nn.Module, library: str, name: str) -> bool:
-    """Whether `module` is an instance of an optional library's class."""
     cls = imported_class(library, name)
     return cls is not None and isinstance(module, cls)
 
 
-def walk(model: nn.Module) -> Iterator[ModuleSite]:
-    """Every (module, parameter) pair of the model; tied parameters once per name."""
-    yield from _walk(model, "", (), (model,))
-
-
-def _walk(
-    module: nn.Module, prefix: str, path: tuple[str, ...], chain: tuple[nn.Module, ...]
+def walk(
+    module: nn.Module,
+    prefix: str = "",
+    path: tuple[str, ...] = (),
+    chain: tuple[nn.Module, ...] = (),
 ) -> Iterator[ModuleSite]:
+    """Every (module, parameter) pair of a model; tied parameters once per name. `chain` holds the
+    modules above and `module` itself."""
+    chain = chain or (module,)
+
     def site(name: str, leaf: str, param: nn.Parameter) -> ModuleSite:
         return ModuleSite(prefix + name, tuple(param.shape), leaf, param, module, path, chain)
 
@@ -112,8 +110,8 @@ def _walk(
                         yield site(f"{name}.{leaf}.{part}", plain, param)
         elif name == "modules_to_save" and isinstance(child, nn.ModuleDict):
             for adapter, copy in child.items():  # a trained copy has its original's role
-                yield from _walk(copy, f"{below}{adapter}.", path, (*chain[:-1], copy))
+                yield from walk(copy, f"{below}{adapter}.", path, (*chain[:-1], copy))
         elif name in _TRANSPARENT or isinstance(module, (DataParallel, DistributedDataParallel)):
-            yield from _walk(child, below, path, (*chain[:-1], child))
+            yield from walk(child, below, path, (*chain[:-1], child))
         else:
-            yield from _walk(child, below, (*path, name), (*chain, child))
+            yield from walk(child, below, (*path, name), (*chain, child))

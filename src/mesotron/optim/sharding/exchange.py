@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -36,13 +37,12 @@ _SVD_FLOPS = 20  # per m m n, of the exact low-rank reference
 
 
 class Team(NamedTuple):
-    """The ranks of a mesh as one process group, with their mesh coordinates in group order; `me` is
-    this rank's index in it."""
+    """The ranks of a mesh as one process group."""
 
     group: dist.ProcessGroup
-    coordinates: tuple[Coordinate, ...]
+    coordinates: tuple[Coordinate, ...]  # in the mesh, in group order
     mesh_shape: tuple[int, ...]
-    me: int
+    me: int  # this rank's index in the group
 
 
 def team_of(mesh: DeviceMesh) -> Team:
@@ -75,7 +75,6 @@ def local_box(
     mesh_shape: Sequence[int],
     coordinate: Coordinate,
 ) -> Box:
-    """The box of a DTensor held by the rank at `coordinate` of the mesh."""
     box = [(0, n) for n in shape]
     # FSDP over tensor parallelism cuts what the inner parallelism has cut: strided goes last.
     order = sorted(range(len(placements)), key=lambda d: isinstance(placements[d], _StridedShard))
@@ -110,7 +109,6 @@ def _shard_dim(d: int, placements: Sequence[Placement], mesh_shape: Sequence[int
 
 
 def extent(box: Box) -> tuple[int, ...]:
-    """The shape of a box."""
     return tuple(stop - start for start, stop in box)
 
 
@@ -141,32 +139,20 @@ class Parcel(NamedTuple):
     numel: int
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The exchanges from one rank's side; each list has one entry per rank of the group.
-
-    Args:
-        pieces: all pieces, in an order common to all ranks.
-        owners: the rank that filters each piece.
-        out: parcels of my local tensors for each owner.
-        gathered: parcels of the pieces I own, from each holder.
-        returned: parcels of the pieces I own, for every rank that holds a copy of them.
-        back: parcels of my local tensors, from each owner.
-        copies: for each member, the first of the ranks that hold my box.
-    """
+class Plan(NamedTuple):
+    """The exchanges from one rank's side; each list of parcels has one entry per rank."""
 
     me: int
-    pieces: tuple[Piece, ...]
-    owners: tuple[int, ...]
-    out: list[list[Parcel]]
-    gathered: list[list[Parcel]]
-    returned: list[list[Parcel]]
-    back: list[list[Parcel]]
-    copies: tuple[int, ...]
+    pieces: tuple[Piece, ...]  # in an order common to all ranks
+    owners: tuple[int, ...]  # the rank that filters each piece
+    out: list[list[Parcel]]  # parcels of my local tensors, for each owner
+    gathered: list[list[Parcel]]  # of the pieces I own, from each holder
+    returned: list[list[Parcel]]  # of the pieces I own, for every rank that holds a copy of them
+    back: list[list[Parcel]]  # of my local tensors, from each owner
+    copies: tuple[int, ...]  # for each member, the first of the ranks that hold my box
 
     @property
     def owned(self) -> list[int]:
-        """Numbers of the pieces that this rank filters."""
         return [k for k, owner in enumerate(self.owners) if owner == self.me]
 
 
@@ -177,13 +163,8 @@ def make_plan(
     coordinates: tuple[Coordinate, ...],
     me: int,
 ) -> Plan:
-    """Plan the exchanges of one step for the rank `me` of a group.
-
-    Args:
-        members: the matrices that step, in an order common to all ranks.
-        mesh_shape, coordinates: of the device mesh, and of each rank of the group in it.
-        me: the rank whose parcels are listed.
-    """
+    """Plan the exchanges of one step for the rank `me` of a group; `members` are the matrices that
+    step, in an order common to all ranks."""
     num_ranks = len(coordinates)
     boxes = [
         [local_box(m.shape, m.placements, mesh_shape, place) for place in coordinates]
@@ -194,7 +175,9 @@ def make_plan(
     out, gathered, returned, back = ([[] for _ in range(num_ranks)] for _ in range(4))
     for number, (piece, owner) in enumerate(zip(pieces, owners, strict=True)):
         for region, holders in _holders(piece, boxes[piece.member]).items():
-            sender = max(holders, key=lambda r: _nearness(coordinates[r], coordinates[owner]))
+            place = coordinates[owner]
+            # The holder with most mesh coordinates in common with the owner.
+            sender = max(holders, key=lambda r: sum(map(operator.eq, coordinates[r], place)))
             at_owner = _parcel(number, region, piece.box)
             at_holder = _parcel(piece.member, region, boxes[piece.member][me])
             if me == sender:
@@ -207,10 +190,6 @@ def make_plan(
                     returned[holder].append(at_owner)
     copies = tuple(held.index(held[me]) for held in boxes)
     return Plan(me, pieces, owners, out, gathered, returned, back, copies)
-
-
-def _nearness(a: Coordinate, b: Coordinate) -> int:
-    return sum(x == y for x, y in zip(a, b, strict=True))
 
 
 def _assign_owners(

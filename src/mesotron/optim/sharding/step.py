@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +43,7 @@ from mesotron.optim.step import (
     update_momentum,
     work_dtype,
 )
-from mesotron.optim.views import View, Window
+from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
 Group = dict[str, Any]
@@ -53,18 +52,16 @@ _log = logging.getLogger("mesotron")
 
 
 class Part(NamedTuple):
-    """A rank's part of one parameter: the DTensor, its index in the optimizer, its local weights
-    and its local gradient."""
+    """A rank's part of one parameter."""
 
     param: DTensor
     group: Group
-    number: int
-    weight: Tensor
+    number: int  # in the optimizer
+    weight: Tensor  # local, as the gradient
     grad: Tensor | None
 
     @property
     def auxiliary(self) -> bool:
-        """Stepped by AdamW or SGD."""
         return self.group["rule"] in AUXILIARY_RULES
 
     def gradient(self) -> Tensor:
@@ -72,30 +69,23 @@ class Part(NamedTuple):
         return torch.zeros_like(self.weight) if self.grad is None else self.grad
 
     def reference_scale(self) -> float:
-        """The largest step scale among the windows."""
         shapes = block_shapes(self.group["view"], tuple(self.param.shape))
         return max(step_scale(self.group["scale"], rows, cols) for _, rows, cols in shapes)
 
 
 class Agreement(NamedTuple):
-    """What the ranks know together.
+    """What the ranks know together; one entry per part."""
 
-    Args:
-        present: whether any rank has a gradient for each part, [parts] bool.
-        largest: the gradient's largest magnitude, [parts]; infinite if it is not finite.
-    """
-
-    present: Tensor
-    largest: Tensor
+    present: Tensor  # whether any rank has a gradient
+    largest: Tensor  # the gradient's largest magnitude; infinite if it is not finite
 
     @property
     def finite(self) -> Tensor:
-        """[parts] bool."""
         return self.largest.isfinite()
 
     @property
     def ok(self) -> Tensor:
-        """Which parts are stepped, [parts] bool."""
+        """Which parts are stepped."""
         return self.present & self.finite
 
     @property
@@ -104,22 +94,14 @@ class Agreement(NamedTuple):
         return self.largest.device.type == "cpu"
 
 
-@dataclass
 class OwnerJob:
-    """A whole piece on its owner: `pack` reads the direction in `whole`, `apply` overwrites it.
+    """A whole piece on its owner: `pack` reads the direction in it, `apply` overwrites it. The
+    ratio of a window's scale to `reference` is applied here, the rest of the step size by the
+    holders, in the precision of their weights."""
 
-    Windows of different shape have different scales; their ratio to `reference` is applied here,
-    and the rest of the step size by the holders, in the precision of their weights.
-    """
-
-    whole: Tensor
-    group: Group
-    view: str
-    reference: float
-    windows: list[Window] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.windows = View.parse(self.view).windows(self.whole)
+    def __init__(self, whole: Tensor, group: Group, view: str, reference: float) -> None:
+        self.group, self.reference = group, reference
+        self.windows = View.parse(view).windows(whole)
 
     def pack(self, index: int, out: Tensor) -> None:
         out.copy_(self.windows[index].wide)
@@ -179,11 +161,11 @@ def _step_mesh(
     totals = local.totals(names, parts[0].weight.device)
     table = torch.cat([totals.flatten(), *(a.flatten() for a in alignments)])
     dist.all_reduce(table, group=team.group)
-    stats.add_totals(names, table[: totals.numel()].view_as(totals))
+    stats.shared.append((names, table[: totals.numel()].view_as(totals)))
     if groups:
         xg, xx, gg = table[totals.numel() :].view(-1, 3).unbind(1)
         length = (xx * gg).sqrt()
-        stats.add_cosines(groups, torch.where(length > 0, xg / length, 0.0))
+        stats.cosines.append((groups, torch.where(length > 0, xg / length, 0.0)))
 
 
 def _agree(parts: list[Part], team: Team) -> Agreement:
@@ -206,18 +188,14 @@ def _report_skipped(parts: list[Part], agreed: Agreement, team: Team, stats: Ste
     """Record which gradients were finite; on the CPU, the first rank logs which were not."""
     finite, names = agreed.finite, [part.group["name"] for part in parts]
     if agreed.on_host:
-        present = agreed.present.tolist()
         bad = Counter(name for name, ok in zip(names, finite.tolist(), strict=True) if not ok)
         for name, count in bad.items() if team.me == 0 else ():
-            _log.warning(
-                "%d gradients in group %r are not finite on some rank: their parameters keep "
-                "values and state on all ranks",
-                count,
-                name,
-            )
+            text = "%d gradients in group %r are not finite on some rank: all ranks skip these"
+            _log.warning(text, count, name)
+        present = agreed.present.tolist()
         names = [name for name, here in zip(names, present, strict=True) if here]
         finite = finite[agreed.present]
-    stats.add_finite(names, finite)
+    stats.finite.append((names, finite))
 
 
 def _step_auxiliary(
@@ -239,12 +217,11 @@ def _step_auxiliary(
         kept = [k for k in kept if parts[k].weight.numel()]
         if not kept:
             continue
-        local = [
-            {key: _local(value) for key, value in states[parts[k].param].items()} for k in kept
-        ]
-        group = parts[kept[0]].group
-        weights, grads = [parts[k].weight for k in kept], [parts[k].gradient() for k in kept]
-        streams = [rounding_seed(0, parts[k].number, _first_holder(parts[k], team)) for k in kept]
+        chosen = [parts[k] for k in kept]
+        local = [{key: _local(x) for key, x in states[part.param].items()} for part in chosen]
+        group = chosen[0].group
+        weights, grads = [part.weight for part in chosen], [part.gradient() for part in chosen]
+        streams = [rounding_seed(0, part.number, _first_holder(part, team)) for part in chosen]
         batch = Batch(weights, grads, local, group, found_inf, streams)
         STEPS[group["rule"]](batch, stats)
 
@@ -283,16 +260,9 @@ def _step_spectral(
     wholes: list[Tensor | None] = [None] * len(plan.pieces)
     for k in plan.owned:
         wholes[k] = torch.empty(extent(plan.pieces[k].box), dtype=dtype, device=ok.device)
-    # Not kept in a variable: the directions are as large as the shards and no longer needed.
-    exchange(
-        [_direct(states, *pair) for pair in zip(chosen, masks, strict=True)],
-        plan.out,
-        wholes,
-        plan.gathered,
-        team,
-        dtype,
-        ok.device,
-    )
+    directions = [_direct(states, *pair) for pair in zip(chosen, masks, strict=True)]
+    exchange(directions, plan.out, wholes, plan.gathered, team, dtype, ok.device)
+    del directions  # as large as the shards
     jobs = []
     for k in plan.owned:
         whole, piece = wholes[k], plan.pieces[k]

@@ -2,11 +2,9 @@
 
 A window is a strided 2-D view of a parameter (a whole matrix, one head's rows, a transpose). A
 kernel cannot take a list of tensors, so a `WindowTable` holds the address and strides of each.
-`inspect` finds the largest magnitude of every window, NaN and infinity included; `update_momentum`
-then knows, before it writes anything, which windows to skip and by which power of two to scale the
-others, so that gradients from 1e-30 to 1e30 lose nothing. `write_back` applies decay, step and
-rounding in one launch; bf16 weights are rounded stochastically, since a step below 1/256 of a
-weight would otherwise be lost. `sample_alignment` reads a small part of the gradient.
+`inspect` finds the largest magnitude of every window, so that `update_momentum` knows, before it
+writes anything, which windows to skip and by which power of two to scale the others: gradients from
+1e-30 to 1e30 lose nothing. `write_back` applies decay, step and rounding in one launch.
 
 Legend: B windows, all m x n with m <= n and of one dtype. Strides count elements; at least one of
 the two is 1; a window whose column stride is 1 is row-major. G gradient, M momentum, U update,
@@ -33,11 +31,7 @@ INFINITY_BITS = 0x7F800000
 # sizes move 4.0 to 4.3 TB/s, as a plain copy does.
 TILE = 64
 INSPECT_TILE = 128
-_TRITON_DTYPES = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-}
+_TRITON_DTYPES = {getattr(torch, x): getattr(tl, x) for x in ("float32", "bfloat16", "float16")}
 
 
 @dataclass(frozen=True)
@@ -103,11 +97,9 @@ def window_pointers(
     DTYPE: tl.constexpr, ROW_MAJOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Pointers to elements (rows, columns) of one window, as a tile whose LAST axis is contiguous:
-    [rows, columns] when ROW_MAJOR and [columns, rows] otherwise.
-
-    The unit stride is a literal and the alignment a promise, since the compiler can see neither in
-    a table; without them every load would be one element wide.
-    """
+    [rows, columns] when ROW_MAJOR and [columns, rows] otherwise. The unit stride is a literal and
+    the alignment a promise, since the compiler can see neither in a table; without them every load
+    would be one element wide."""
     pointer = tl.load(table + 3 * block).to(tl.pointer_type(DTYPE))
     if ROW_MAJOR:
         stride = tl.load(table + 3 * block + 1)
@@ -141,12 +133,11 @@ def tile_axes(tile, n, TILE: tl.constexpr):
 
 
 def num_tiles(shape: tuple[int, int], tile: int) -> int:
-    """How many square tiles cover a window."""
     return triton.cdiv(shape[0], tile) * triton.cdiv(shape[1], tile)
 
 
 class Packed(NamedTuple):
-    """Norms of the blocks of a packed bucket, float32 [B]."""
+    """Norms of packed blocks, float32 [B]."""
 
     sumsq: Tensor
     norm: Tensor  # Frobenius; 1 for a zero block
@@ -161,10 +152,8 @@ def magnitude_bits(x):
 
 @triton.jit
 def power_of_two_below(bits):
-    """2^-e as float32 for a peak in [2^(e-1), 2^e), so that the scaled peak lies in [1/2, 1).
-
-    Made from the exponent field, hence exact. Zero and subnormal peaks get 2^125.
-    """
+    """2^-e as float32 for a peak in [2^(e-1), 2^e), so that the scaled peak lies in [1/2, 1). Made
+    from the exponent field, hence exact. Zero and subnormal peaks get 2^125."""
     exponent = tl.maximum(bits >> 23, 1)
     return (tl.maximum(253 - exponent, 1) << 23).to(tl.float32, bitcast=True)
 
@@ -193,8 +182,7 @@ def _inspect_kernel(
 
 
 def inspect(windows: WindowTable, peak: Tensor | None = None) -> Tensor:
-    """The largest magnitude of every window: int32 [B], max |value| as the bits of a float32, NaN
-    above infinity above all numbers; written into `peak` if given."""
+    """The peak of every window, int32 [B]; written into `peak` if given."""
     if peak is None:
         peak = torch.empty(len(windows), dtype=torch.int32, device=windows.entries.device)
     peak.zero_()
@@ -205,11 +193,6 @@ def inspect(windows: WindowTable, peak: Tensor | None = None) -> Tensor:
         DTYPE=_TRITON_DTYPES[windows.dtype], ALIGNED=windows.aligned, TILE=tile, num_warps=8,
     )  # fmt: skip
     return peak
-
-
-def is_finite(peak: Tensor) -> Tensor:
-    """Bool [B]: the window holds neither NaN nor infinity."""
-    return peak < INFINITY_BITS
 
 
 @triton.jit
@@ -286,16 +269,10 @@ def update_momentum(
     2^-e is chosen for each window so that |X| <= 1, and is exact; the filter divides by X's norm
     anyway. A window whose gradient (or momentum) is not finite keeps its momentum and gets X = 0.
 
-    Args:
-        grads: fp32, bf16 or fp16.
-        momenta: fp32 or bf16, row-major where the gradients are.
-        X: [B, m, n] contiguous, bf16 or fp16; overwritten.
-        mu: 0-d float32 on the device, so that a captured graph follows its schedule.
-        gradient_peak, momentum_peak: int32 [B] from `inspect`; the second is updated here to the
-            new momentum's, so that no later step needs that pass.
-
-    Returns:
-        The norms of each window of X, the same bits in every run.
+    Momenta are row-major where the gradients are. X is [B, m, n] contiguous, bf16 or fp16; mu is
+    0-d float32 on the device, so that a captured graph follows its schedule; the peaks are from
+    `inspect`, and `momentum_peak` is updated here, so that no later step needs that pass. Returns
+    the norms of each window of X, the same bits in every run.
     """
     m, n = grads.shape
     tiles = num_tiles(grads.shape, TILE)
@@ -412,17 +389,10 @@ def write_back(
 ) -> Tensor:
     """W <- (1 - lr wd) W - lr scale F / gain; a window without a finite gradient is left alone.
 
-    Args:
-        weights: fp32, bf16 or fp16.
-        F: [B, m, n] contiguous, the filtered updates, bf16 or fp16.
-        lr, weight_decay: float32 on the device, 0-d or [B].
-        scale, gain: float32 [B], a window's step per unit of lr, and the factor F still carries.
-        gradient_peak: int32 [B] from `inspect`.
-        seed: 0-d int64 on the device, another for every step and bucket: rounds bf16 weights
-            stochastically. None rounds to nearest.
-
-    Returns:
-        float32 [B, parts]: sums of F^2, to be added along dim 1; the same bits in every run.
+    `lr` and `weight_decay` are float32 on the device, 0-d or [B]; `scale` and `gain`, [B], are a
+    window's step per unit of lr and the factor F still carries. `seed`, 0-d int64 on the device and
+    another for every step and bucket, rounds bf16 weights stochastically; None rounds to nearest.
+    Returns float32 [B, parts], sums of F^2 to be added along dim 1; the same bits in every run.
     """
     m, n = weights.shape
     tiles = num_tiles(weights.shape, TILE)
@@ -499,7 +469,7 @@ def sample_alignment(
 
 
 def alignment_cosine(sums: Tensor) -> Tensor:
-    """Cosine of update and gradient from the sums of `sample_alignment`; 0 where either is zero."""
+    """The cosine from the sums of `sample_alignment`; 0 where either is zero."""
     fg, ff, gg = sums.sum(dim=1).unbind(dim=1)
     length = (ff.sqrt() * gg.sqrt()).clamp(min=torch.finfo(sums.dtype).tiny)
     return fg / length

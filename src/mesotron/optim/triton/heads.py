@@ -2,8 +2,7 @@
 
 One program per block reads X for its Gram matrix A = X X^T, divides by the trace, runs every step
 of the filter on m x m matrices in Gram form, and reads X again to write Q X: 6 bytes of traffic an
-element however many steps. For heads, LoRA factors and k/v projections, of which a model has
-hundreds. Larger m x m matrices do not fit into one multiprocessor.
+element however many steps. Larger m x m matrices do not fit into one multiprocessor.
 
 Legend: B blocks of m x n, m <= 128. P is m padded to a power of two, R the Gram matrix of the
 current iterate, Z = a I + b R + c R^2 one step's polynomial, Q the product of all Z so far. All are
@@ -128,8 +127,8 @@ def _heads_kernel(
     tl.store(statistics + block * 3 + 2, passed / (gain * gain))
 
 
-# Warps, panels in flight and columns per tile for each padded height, measured on an H200. Never 32
-# columns: under Triton 3.6 these gave wrong results wherever the loads could not be pipelined.
+# For each padded height, measured on an H200. Never 32 columns: under Triton 3.6 these gave
+# wrong results wherever the loads could not be pipelined.
 _CONFIGS = {
     16: dict(TILE_N=128, num_warps=1, num_stages=3),
     32: dict(TILE_N=128, num_warps=2, num_stages=3),
@@ -143,12 +142,8 @@ def filter_heads(
 ) -> tuple[Tensor, HeadStatistics]:
     """gain * f(X) for every block, in one launch; f is the odd polynomial of the coefficients.
 
-    Args:
-        X: [B, m, n] contiguous, bf16 or fp16, m <= 128, |X| <= 1 as `update_momentum` leaves it.
-        coefficients: float32 [K, 3] on the device: sigma, divided by the Frobenius norm, goes
-            through sigma <- sigma (a + b sigma^2 + c sigma^4) for every row (a, b, c).
-        out: like X, may be X itself; a new tensor by default.
-        gain: factor of the result; sqrt(n) brings an orthogonal one to entries near 1.
+    X is [B, m, n] contiguous, bf16 or fp16, m <= 128, |X| <= 1 as `update_momentum` leaves it, and
+    may be `out` itself. Coefficients are float32 [K, 3] on the device, one row (a, b, c) per step.
     """
     num_blocks, m, n = X.shape
     out = torch.empty_like(X) if out is None else out

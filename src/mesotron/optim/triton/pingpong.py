@@ -244,13 +244,8 @@ def launch(
 ) -> Tensor:
     """alpha A B^T + beta C + diag I into `out`, as in `symmetric`; exactly symmetric.
 
-    Args:
-        A, B: [B, m, n] contiguous, bf16 or fp16; m a multiple of 128, n of 8.
-        C: [B, m, m] contiguous, symmetric, of A's dtype.
-        out: [B, m, m] contiguous, of A's dtype.
-        factors: alpha, beta, diag, each a number or float32 [B].
-        num_programs: at most one for each multiprocessor.
-        squares: float32 [B, tiles] to fill with sums of squares of the result.
+    All matrices are contiguous and of one dtype, bf16 or fp16; m is a multiple of 128, n of 8.
+    At most one program for each multiprocessor.
     """
     num_blocks, m, n = A.shape
     dtype = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}[A.dtype]

@@ -1,9 +1,7 @@
-"""Which blocks share a launch: buckets of equal blocks, as tables of addresses.
+"""Which blocks share a launch: buckets of equal blocks, m x n with m <= n, as tables of addresses.
 
 A plan depends only on addresses, shapes and settings, so it is made once and kept until one of them
 changes. It is the host's whole share of a fused step.
-
-Legend: a bucket holds B blocks, each m x n with m <= n.
 """
 
 from __future__ import annotations
@@ -64,7 +62,6 @@ class _Block(NamedTuple):
 
 
 def can_fuse(member: Member) -> bool:
-    """Whether the kernels support this parameter; otherwise it takes the plain step."""
     p, group = member.param, member.group
     if group["fused"] is False or not triton.available(p.device):
         return False
@@ -121,12 +118,10 @@ def _identity(value: float | Tensor) -> float | int:
 
 
 def unique_groups(members: list[Member]) -> list[dict[str, Any]]:
-    """The groups of the members, in order."""
     return list({id(m.group): m.group for m in members}.values())
 
 
 def make_buckets(members: list[Member]) -> list[Bucket]:
-    """Buckets of all blocks of all members."""
     by_key: dict[tuple, list[_Block]] = defaultdict(list)
     for number, member in enumerate(members):
         group = member.group

@@ -1,8 +1,7 @@
 """The spectral step on a CUDA GPU: few launches, no waiting, capturable in a CUDA graph.
 
 The same step as `mesotron.optim.step`. Momentum, Nesterov, scaling, cast and packing are one launch
-for a bucket, decay and write-back another; both run at memory speed. Putting them on a second
-stream beside the products gained nothing (benchmarks/LOG.md).
+for a bucket, decay and write-back another; both run at memory speed.
 
 In the filter every segment of the plan is in Gram form (one of length 1 is the standard step):
 R = X X^T, a chain of m x m products that gives Q, then Q X. X is never divided by its norm: R is,
@@ -50,15 +49,14 @@ GRAM_TOLERANCE = 0.07
 class FusedStep:
     """Plans a step for a set of parameters once and runs it many times.
 
-    Fresh gradients only refresh one table of addresses. Learning rate, momentum and decay are read
-    from the groups at every step: numbers are uploaded when they change, device tensors are read on
-    the device, so a captured graph follows them.
+    Learning rate, momentum and decay are read from the groups at every step: numbers are uploaded
+    when they change, device tensors are read on the device, so a captured graph follows them.
     """
 
     def __init__(self, candidates: list[Member]) -> None:
         self._signature = signature(candidates)
         self._taken = [can_fuse(member) for member in candidates]
-        members = self.taken(candidates)
+        members = [m for m, taken in zip(candidates, self._taken, strict=True) if taken]
         device = candidates[0].param.device
         self._buckets = make_buckets(members)
         self._grad_bases = [m.grad.data_ptr() for m in members]
@@ -73,22 +71,14 @@ class FusedStep:
         self._seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
 
     def fits(self, candidates: list[Member]) -> bool:
-        """Whether this plan is still valid."""
         return self._signature == signature(candidates)
 
-    def taken(self, candidates: list[Member]) -> list[Member]:
-        """The members that the kernels step."""
-        return [m for m, taken in zip(candidates, self._taken, strict=True) if taken]
-
-    def left(self, candidates: list[Member]) -> list[Member]:
-        """The members for the plain step."""
-        return [m for m, taken in zip(candidates, self._taken, strict=True) if not taken]
-
-    def run(self, candidates: list[Member], stats: StepStats) -> None:
-        """One step of the taken members."""
-        members = self.taken(candidates)
+    def run(self, candidates: list[Member], stats: StepStats) -> list[Member]:
+        """Step the members that the kernels support; returns the others, for the plain step."""
+        pairs = list(zip(candidates, self._taken, strict=True))
+        members, left = ([m for m, taken in pairs if taken is wanted] for wanted in (True, False))
         if not members:
-            return
+            return left
         self._point_at_gradients(members)
         table = self._values.table()
         rates = self._values.per_bucket(table)
@@ -96,8 +86,9 @@ class FusedStep:
         peaks = self._peaks.find(self._buckets)
         for bucket, peak, rate, seed in zip(self._buckets, peaks, rates, seeds, strict=True):
             numbers = _run_bucket(bucket, peak, table[bucket.groups[0], 2], rate, seed)
-            stats.add_lazily(bucket.names, *numbers)
-        stats.add_finite([m.group["name"] for m in members], self._peaks.finite(peaks))
+            stats.lazy.append((bucket.names, *numbers))
+        stats.finite.append(([m.group["name"] for m in members], self._peaks.finite(peaks)))
+        return left
 
     def _point_at_gradients(self, members: list[Member]) -> None:
         bases = [m.grad.data_ptr() for m in members]
@@ -115,7 +106,7 @@ class FusedStep:
 def _run_bucket(
     bucket: Bucket, peak: Tensor, mu: Tensor, rates: tuple[Tensor, Tensor], seed: Tensor
 ) -> tuple[Callable[[], tuple[Filtered, Tensor, int]], Callable[[], Tensor]]:
-    """Step a bucket; returns its statistics as `StepStats.add_lazily` takes them."""
+    """Step a bucket; returns its statistics as `StepStats.lazy` keeps them."""
     shape = (2, len(bucket.members), *bucket.shape)
     X, spare = torch.empty(shape, dtype=WORK_DTYPE, device=peak.device).unbind()
     packed = elementwise.update_momentum(
@@ -165,7 +156,6 @@ class _GroupValues:
         return table.view(-1, 3)
 
     def per_bucket(self, table: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """lr and weight decay of every block, bucket by bucket."""
         lr, decay = table.T[:2, self._index]
         return list(zip(lr.split(self._sizes), decay.split(self._sizes), strict=True))
 
@@ -197,23 +187,17 @@ class _GradientPeaks:
 
     def finite(self, peaks: list[Tensor]) -> Tensor:
         """One bool per member."""
-        return elementwise.is_finite(torch.cat(peaks)[self._firsts])
+        return torch.cat(peaks)[self._firsts] < elementwise.INFINITY_BITS
 
 
 def filter_blocks(
     X: Tensor, packed: Packed, filter: Filter, spare: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Filter every block of a bucket.
+    """Filter every block of a bucket by any filter but low-rank.
 
-    Args:
-        X: [B, m, n] float16 on the GPU, |X| <= 1, any scale per block; overwritten.
-        packed: the norms of the blocks.
-        filter: any but low-rank.
-        spare: like X; overwritten. The result is in one of the two.
-
-    Returns:
-        gain * f(X), [B, m, n]; the gain, [B], by which the reader divides; and [B, parts], to be
-        summed: sum sigma^4 / (sum sigma^2)^2 of each input block.
+    X is [B, m, n] float16 with |X| <= 1, any scale per block; X and `spare`, like it, are both
+    overwritten. Returns gain * f(X), [B, m, n], in one of the two; the gain, [B], by which the
+    reader divides; and [B, parts], to be summed: sum sigma^4 / (sum sigma^2)^2 of each input block.
     """
     num, m, n = X.shape
     if m <= LARGEST_M and filter.cutoff is None:

@@ -40,11 +40,8 @@ def _lower_tile(index, tile_rows, RATIO: tl.constexpr):
 def _load_panel(
     source, block, row, k, m, n, ROWS: tl.constexpr, DEPTH: tl.constexpr, TMA: tl.constexpr
 ):
-    """Rows [row, row + ROWS) and columns [k, k + DEPTH) of one block of a [B m, n] operand.
-
-    Rows past m hold the next block's values or a repeated row: they only reach results that are
-    never stored. Columns past n are zero.
-    """
+    """Rows [row, row + ROWS) and columns [k, k + DEPTH) of one block of a [B m, n] operand. Columns
+    past n are zero; rows past m are arbitrary and only reach results that are never stored."""
     if TMA:
         panel = source.load([block * m + row, k])
     else:
@@ -142,8 +139,8 @@ class TileConfig:
 _SMALL = TileConfig(64, 64, 64, num_warps=4, num_stages=4)
 _LARGE = TileConfig(128, 128, 64, num_warps=4, num_stages=3, persistent=2)
 _FULL_CHIP = 132  # multiprocessors of an H200
-# `pingpong` does the same as _LARGE and is quicker. It is written in Gluon, which is experimental:
-# its names change from one minor version of Triton to the next.
+# `pingpong` does the same as _LARGE and is quicker. Gluon, in which it is written, is experimental:
+# its names change with Triton's minor versions.
 _PINGPONG_WITH = "3.6."
 
 
@@ -205,21 +202,15 @@ def _launch(
 
 
 def gram(
-    X: Tensor,
-    out: Tensor | None = None,
-    scale: float | Tensor = 1.0,
-    squares: Tensor | None = None,
+    X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0, squares: Tensor | None = None
 ) -> Tensor:
     """scale * X X^T, computing half of it.
 
-    Args:
-        X: [B, m, n] contiguous, bf16 or fp16; fastest when n is a multiple of 8.
-        out: [B, m, m] contiguous, of any dtype; a new tensor of X's dtype by default.
-        scale: a number, or float32 [B] on the device, applied to the float32 sums: 1 / (sum of X^2)
-            gives trace 1 without another pass over X.
-        squares: float32 [B, num_parts(B, m)] to fill with sums of squares of the result.
+    X is [B, m, n] contiguous, bf16 or fp16; fastest when n is a multiple of 8. `out` may have any
+    dtype. `scale`, a number or float32 [B] on the device, is applied to the float32 sums: 1 / (sum
+    of X^2) gives trace 1 without another pass over X. `squares`, float32 [B, num_parts(B, m)], is
+    filled with sums of squares of the result.
     """
-    _check("X", X)
     num_blocks, m, _ = X.shape
     out = X.new_empty(num_blocks, m, m) if out is None else out
     return _launch(X, X, None, out, (scale, 0.0, 0.0), squares=squares)
@@ -233,7 +224,6 @@ def num_parts(num_blocks: int, m: int) -> int:
 def symmetric_product(
     S: Tensor,
     T: Tensor,
-    out: Tensor | None = None,
     *,
     alpha: float | Tensor = 1.0,
     C: Tensor | None = None,
@@ -244,23 +234,7 @@ def symmetric_product(
 
     One launch is one step's polynomial: S = T = C = R, alpha = c, beta = b, diag = a. S and T are
     trusted to commute; the result is exactly symmetric, except for the 8 x 8 squares on its
-    diagonal where large tiles are used.
-
-    Args:
-        S, T, C: [B, m, m] contiguous, symmetric; S and T bf16 or fp16.
-        out: [B, m, m] contiguous, neither S nor T, of any dtype; a new one by default.
-        alpha, beta, diag: each a number, or float32 [B] contiguous on the device.
+    diagonal where large tiles are used. Matrices are contiguous, S and T bf16 or fp16; each factor
+    is a number, or float32 [B] contiguous on the device.
     """
-    _check("S", S)
-    _check("T", T)
-    if out is not None and out.data_ptr() in (S.data_ptr(), T.data_ptr()):
-        raise ValueError("out is S or T, which later tiles must read; pass another tensor")
-    return _launch(S, T, C, torch.empty_like(S) if out is None else out, (alpha, beta, diag))
-
-
-def _check(name: str, X: Tensor) -> None:
-    if X.dtype not in (torch.bfloat16, torch.float16) or X.ndim != 3 or not X.is_contiguous():
-        raise ValueError(
-            f"{name} must be a contiguous [B, m, n] tensor of bfloat16 or float16, got "
-            f"{tuple(X.shape)} {X.dtype} with strides {X.stride()}; cast and pack it first"
-        )
+    return _launch(S, T, C, torch.empty_like(S), (alpha, beta, diag))

@@ -123,7 +123,6 @@ class Table:
         self.place_hand(scene.hand)
 
     def place_hand(self, position: tuple[float, float, float]) -> None:
-        """Put the open hand at a position, at rest."""
         self.data.qpos[:HAND_DOFS] = (*position, OPEN, OPEN)
         self.data.qvel[:HAND_DOFS] = 0
         mj.mj_forward(self.model, self.data)
