@@ -1,7 +1,5 @@
 """One transformation for a whole tree: Muon or Pion for the hidden matrices, AdamW for the rest.
-
-`multi_transform_with_*` routes the leaves by `mesotron.jax.label`; `chain_with_*` clips by the
-global norm first. Learning rates are numbers or schedules.
+`multi_transform_with_*` routes the leaves by `mesotron.jax.label`; `chain_with_*` clips first.
 """
 
 from __future__ import annotations

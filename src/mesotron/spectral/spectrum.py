@@ -1,7 +1,4 @@
-"""`mesotron spectrum`: what each filter does to a singular value, as tables, a plot and JSON.
-
-Only shows what `filters` and `response` compute. Pictures need matplotlib (the extra `plot`).
-"""
+"""`mesotron spectrum`: what each filter does to a singular value, as tables, a plot and JSON."""
 
 from __future__ import annotations
 
