@@ -6,8 +6,6 @@ trace, vmap and shard. Nothing here needs float64.
 Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-matrix numbers are [B].
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

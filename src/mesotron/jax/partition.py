@@ -2,8 +2,6 @@
 `multi_transform_with_*` routes the leaves by `mesotron.jax.label`; `chain_with_*` clips first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

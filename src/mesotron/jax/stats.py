@@ -6,8 +6,6 @@ Names and formulas are those of docs/api/metrics.md; cosines are over whole leav
 Legend: a leaf holds B matrices; numbers of each of them are [B].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

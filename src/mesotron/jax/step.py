@@ -4,8 +4,6 @@ The twin of `mesotron.optim.step`. The momentum stays raw: the filtered directio
 back into it. There is no bias correction, since the filter ignores scale.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

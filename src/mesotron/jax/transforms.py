@@ -7,8 +7,6 @@ The step is the same as in PyTorch, with the same argument names and defaults:
 These take matrices only; `mesotron.jax.partition` routes a whole tree of parameters.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -5,8 +5,6 @@ experts, heads). A flax kernel is "io", an Equinox weight "oi", a query kernel (
 width) "ioo" as one matrix and "iso" per head. Fused projections must have an axis of their own.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

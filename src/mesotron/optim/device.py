@@ -1,7 +1,5 @@
 """The device of a run, the dtype of the filter's products, and unbiased rounding into bfloat16."""
 
-from __future__ import annotations
-
 import struct
 import timeit
 import zlib

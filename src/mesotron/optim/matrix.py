@@ -6,8 +6,6 @@ reference uses an SVD. Which form of the iteration runs (standard or Gram) depen
 Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-matrix numbers are [B].
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 Legend: a block is one matrix that a spectral rule filters, m x n with m <= n; sigma is [m].
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

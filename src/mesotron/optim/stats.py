@@ -4,8 +4,6 @@ They come from quantities that the step computes anyway (the Gram matrix, the fi
 from small samples, so they cost less than one percent of a step and force no synchronization.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple

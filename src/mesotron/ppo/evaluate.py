@@ -6,8 +6,6 @@ environment has started by then, is ignored.
 Legend: E games, R runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

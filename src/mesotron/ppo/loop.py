@@ -8,8 +8,6 @@ depend on it.
 Legend: S steps of a rollout, N games, B = S N; G shards, each shuffling its own N / G games.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -11,8 +11,6 @@ change to clip_eps would hold the critic back.
 Legend: S steps of a rollout, N games; B steps of a minibatch.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -7,8 +7,6 @@ of matrices. Dropout is off by default; if on, acting and the loss drop the same
 Legend: B observations, T cells, F features, d width of a token, L layers, H heads.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple

@@ -13,8 +13,6 @@ atomic checkpoints, so a resumed run is bit-equal to an uninterrupted one.
 Legend: R runs, K updates of the longest chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import product

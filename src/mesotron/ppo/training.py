@@ -4,8 +4,6 @@ The device works in chunks of updates. Between chunks metrics are written, Ctrl-
 checkpoints are saved, so memory does not grow with the run.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

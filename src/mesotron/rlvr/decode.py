@@ -6,8 +6,6 @@ any batch size, up to rounding in the model itself.
 Shapes: B running rows of a batch, T tokens so far, V vocabulary.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

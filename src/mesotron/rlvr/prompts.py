@@ -1,7 +1,5 @@
 """A problem as chat messages and as text: the same for training, evaluation and warm starts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

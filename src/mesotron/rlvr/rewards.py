@@ -8,8 +8,6 @@ rows, max_tokens and the dataset's columns it names (all of them with **kwargs),
 number or None per completion. TRL's reward functions work as they are.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import math

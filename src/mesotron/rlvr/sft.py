@@ -3,8 +3,6 @@
 The rows come tokenized and in reading order, so TRL prepares and shuffles nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ what they need and need no `__main__` guard. `CommandPool` runs commands, each w
 GPU. Standard library only: this file is also the script that a worker runs.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

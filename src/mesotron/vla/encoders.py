@@ -7,8 +7,6 @@ Legend: B batch, T tokens, S context tokens, C cameras, P patches per image, L w
 H heads.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Columns: success, success with a wrong instruction (what remains without languag
 expert (an upper bound), and named perturbations. Scenes are never those of training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -7,8 +7,6 @@ Legend: N recorded actions, M recorded observations, B batch, K actions per chun
 S state size, H x W pixels.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field

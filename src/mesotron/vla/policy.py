@@ -8,8 +8,6 @@ Legend: B batch, C cameras, L words, K actions per chunk, A action size, S state
 T tokens, t time from 1 (noise) to 0 (action).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ worker processes. Waves do not depend on the number of workers, so neither does 
 episode that raises has failed; its error is kept and its world rebuilt.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

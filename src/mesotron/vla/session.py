@@ -3,8 +3,6 @@
 A killed and resumed run ends bit-equal to an uninterrupted one (on the CPU; GPU sums may differ).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from importlib.util import find_spec

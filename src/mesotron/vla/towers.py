@@ -6,8 +6,6 @@ adapters, or none. A checkpoint keeps their configs and tokenizer, so that it is
 Legend: B batch, C cameras, P tokens per image, L words, D width of the policy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ block, the config of that block. Wrappers that change names but not meaning (PEF
 checkpointing, parametrizations) are looked through.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ the matrix on all of them), and afterwards one adds up the statistics, so every 
 calls whatever it holds. FSDP1 and ZeRO are rejected (`groups`): flat shards are not matrices.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import MutableMapping, Sequence

@@ -2,8 +2,6 @@
 signature of structural collapse, which a single reward would hide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter

@@ -4,8 +4,6 @@ Text is normalized first (compatibility forms, zero-width and bidirectional cont
 spacing), then matched by bounded patterns and turned into a `Fraction`. Nothing is evaluated.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Everything follows from the seed; a question's hash decides whether it is held out.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A problem, and a task: training problems, held-out problems and an answer format."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Sequence

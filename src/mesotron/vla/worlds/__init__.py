@@ -3,8 +3,6 @@
 Ours need the package mujoco and no OpenGL; Meta-World needs the extra `metaworld`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -7,8 +7,6 @@ normals for boxes and cylinders (the blocks worlds), normals from depth for mesh
 Legend: H x W pixels, P = H * W rays, G geoms, V rays that hit a solid.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
