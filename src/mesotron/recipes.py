@@ -212,7 +212,6 @@ def make_plan(name: str) -> PlanConfig:
 
 
 def describe_recipes() -> str:
-    """Every recipe with the first line of its docstring, for the help."""
     width = max(map(len, RECIPES))
     lines = [
         f"  {name:<{width}}  {(recipe.__doc__ or '').splitlines()[0].removesuffix('.')}"

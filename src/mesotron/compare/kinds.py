@@ -75,8 +75,6 @@ class Outcome:
 
 
 class Kind(ABC):
-    """One kind of run, set up for one recipe."""
-
     name: ClassVar[str]
     config_type: ClassVar[type]
     command: ClassVar[str]  # the "module:function" that runs a config

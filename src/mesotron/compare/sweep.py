@@ -169,7 +169,6 @@ class Study:
             self.study.set_user_attr("metric", metric)
 
     def next(self) -> Trial | None:
-        """A trial whose worker is gone, or a new one; None if there are enough."""
         from optuna.samplers import TPESampler
 
         trials = self.study.get_trials(deepcopy=False)

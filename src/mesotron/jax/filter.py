@@ -19,8 +19,6 @@ _POWER_STEPS = 6
 
 
 class Filtered(NamedTuple):
-    """A filtered batch and its statistics."""
-
     X: Array  # [B, m, n]
     concentration: Array  # [B] sum sigma^4 / (sum sigma^2)^2 of the input; 0 for a zero matrix
     passed: Array  # [B] sum f(sigma)^2

@@ -145,8 +145,6 @@ def _choose_role(site: LeafSite, overrides: Mapping[str, str], per_head: bool) -
 
 @dataclass(frozen=True)
 class LeafSite(Site):
-    """A leaf and its neighbors."""
-
     attribute: bool  # a field of a module (Equinox), not a dict entry
     bias: tuple[int, ...] | None  # shape of the bias next to it
     siblings: frozenset[str]  # names of the modules next to this one

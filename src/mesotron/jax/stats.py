@@ -29,16 +29,12 @@ class Stats(NamedTuple):
 
 
 class MeasuredState(NamedTuple):
-    """The state of `measured`."""
-
     step: Array  # steps made
     inner: Any
     stats: Stats  # of the last step
 
 
 class LeafRecord(NamedTuple):
-    """One leaf of a spectral step."""
-
     concentration: Array  # [B], as in `mesotron.jax.filter.Filtered`
     passed: Array  # [B]
     block_size: int  # elements of one matrix

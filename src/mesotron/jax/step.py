@@ -32,8 +32,6 @@ Views = str | Mapping[str, str] | None
 
 
 class SpectralState(NamedTuple):
-    """The state of a spectral transformation."""
-
     step: Array  # steps made, int32
     momentum: Any  # the raw running mean of gradients, like the parameters
     stats: Stats  # of the last step, for `mesotron.jax.read_stats`; empty without `stats=True`

@@ -33,8 +33,6 @@ def attribute_leaves(tree: Any) -> set[str]:
 
 
 class Matrices(NamedTuple):
-    """The matrices of a view."""
-
     num: int
     rows: int  # outputs of each
     cols: int  # inputs

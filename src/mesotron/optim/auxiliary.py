@@ -36,8 +36,6 @@ def sgd_state(p: Tensor) -> State:
 
 
 class Batch(NamedTuple):
-    """Parameters of one group and one device."""
-
     params: list[Tensor]
     grads: list[Tensor]
     states: list[State]  # an empty one is filled

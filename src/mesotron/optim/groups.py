@@ -169,8 +169,6 @@ def sort_parameters(groups: list[dict[str, Any]]) -> Work:
 
 
 class Norms(NamedTuple):
-    """Gradient norms before clipping."""
-
     total: Tensor
     auxiliary: Tensor
 

@@ -20,8 +20,6 @@ _POWER_STEPS = 6
 
 
 class Filtered(NamedTuple):
-    """A filtered batch and what was measured along the way."""
-
     X: Tensor  # [B, m, n]
     norm: Tensor  # [B], Frobenius norm of each input
     concentration: Tensor  # [B], sum sigma^4 / (sum sigma^2)^2 of each input; 1 is rank one

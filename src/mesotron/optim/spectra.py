@@ -20,8 +20,6 @@ MAX_VALUES = 96  # more singular values than a plot can show
 
 
 class Block(NamedTuple):
-    """The first matrix of a parameter."""
-
     name: str
     param: Tensor
     group: dict[str, Any]

@@ -24,8 +24,6 @@ SAMPLE_ELEMENTS = 1024
 
 
 class _Blocks(NamedTuple):
-    """One batch of filtered matrices, with the group of each."""
-
     groups: list[str]
     filtered: Filtered
     step_size: Tensor

@@ -69,8 +69,6 @@ def play_games(act: Act, key: Array, config: SnakeConfig, episodes: int) -> Game
 
 
 def act_by_policy(params: Params, config: SnakeConfig, greedy: bool | Array) -> Act:
-    """The most likely move, or one sampled from the policy."""
-
     def act(key: Array, observation: Observation) -> Array:
         logits, _ = apply_policy(params, observation, config)
         return jnp.where(greedy, logits.argmax(-1), jax.random.categorical(key, logits))
@@ -79,8 +77,6 @@ def act_by_policy(params: Params, config: SnakeConfig, greedy: bool | Array) -> 
 
 
 def act_at_random(masked: bool | Array) -> Act:
-    """Any legal move, or any move at all."""
-
     def act(key: Array, observation: Observation) -> Array:
         allowed = observation.mask | jnp.logical_not(masked)
         return jax.random.categorical(key, mask_logits(jnp.zeros(allowed.shape), allowed))

@@ -123,7 +123,6 @@ def run_updates(
 def update_once(
     state: TrainState, *, hyper: Hyper, config: SnakeConfig, pretrained: Params | None = None
 ) -> tuple[TrainState, Metrics]:
-    """One update: play, estimate advantages, learn."""
     key, play_key, learn_key = jax.random.split(state.key, 3)
     env, observation, rollout = play(state, play_key, config)
     steps = rollout.steps
@@ -223,8 +222,6 @@ def shuffled(key: Array, config: SnakeConfig) -> Array:
 
 
 def take(data: Batch, index: Array) -> Batch:
-    """The flat minibatch of these indices, each group from its own games."""
-
     def pick(X: Array) -> Array:
         picked = jax.vmap(lambda rows, chosen: rows[chosen])(X, index)
         return picked.reshape(-1, *X.shape[2:])

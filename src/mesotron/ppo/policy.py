@@ -121,7 +121,6 @@ def entropy(logits: Array) -> Array:
 
 
 def rms_norm(X: Array, scale: Array) -> Array:
-    """Divide by the root mean square over the features, in float32, and scale."""
     wide = X.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
     return (wide * scale).astype(X.dtype)

@@ -50,7 +50,6 @@ def read_runs(config: SnakeConfig) -> Runs:
 
 
 def make_runs(config: SnakeConfig, values: list[dict[str, float]]) -> Runs:
-    """Runs with these values in place of the config's; each has a seed."""
     columns = [
         jnp.array([run.get(name, getattr(config, name)) for run in values], jnp.float32)
         for name in Hyper._fields

@@ -90,7 +90,6 @@ def follow(paths: Sequence[Path], out: Path, every: float) -> int:
 
 
 def stamp(path: Path) -> list[tuple[str, int, int]]:
-    """Names, sizes and times of the files that a page is made of."""
     inside = [*path.glob("*.json*"), *path.glob("cells/*/metrics.jsonl")]
     stamps = []
     for file in [path] if path.is_file() else sorted(inside):

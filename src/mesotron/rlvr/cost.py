@@ -61,7 +61,6 @@ class Estimate:
 
 
 def run(config: PlanConfig) -> int:
-    """Print the estimate of a run."""
     check(config)
     limits_of(config)
     task, num_prompts = config.task, config.task.num_train

@@ -313,7 +313,6 @@ def find_subject(name: str) -> Subject:
 
 
 def run(config: EvalConfig) -> int:
-    """Evaluate a model and what it is compared with; print, and write JSON if requested."""
     check_task(config.task)
     if config.out is not None:
         check_writable(config.out, "eval.json")

@@ -15,7 +15,6 @@ SYSTEM = "Solve the problem step by step."
 def build_prompt(
     problem: Problem, config: TaskConfig, format: AnswerFormat, examples: Sequence[Problem] = ()
 ) -> list[Message]:
-    """The chat messages that pose a problem."""
     if len(examples) < config.few_shot:
         raise ValueError(f"few_shot={config.few_shot} needs as many examples, got {len(examples)}")
     system = f"{SYSTEM} {format.instruction}" if config.system is None else config.system

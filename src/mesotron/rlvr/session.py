@@ -56,8 +56,6 @@ REWARDS_FORMAT = ("two_part", "format")
 
 @dataclass
 class Parts:
-    """The loaded parts of a run."""
-
     config: TrainConfig
     device: torch.device
     model: Any

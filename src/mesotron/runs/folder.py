@@ -31,14 +31,12 @@ PACKAGES = (
 
 
 def new_run_path(name: str, root: Path = Path("runs")) -> Path:
-    """An unused path for a new run, `runs/NAME-DATE-TIME`."""
     base = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     paths = (root / (base if number == 1 else f"{base}-{number}") for number in count(1))
     return next(path for path in paths if not path.exists())
 
 
 def check_free(path: Path, flag: str = "--out") -> None:
-    """Refuse a path for a new run that already holds something."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         is_run = (path / "config.json").is_file()
         resume = f", or continue it with --resume {path}" if is_run else ""
@@ -92,7 +90,6 @@ class RunFolder:
 
     @property
     def result(self) -> Row | None:
-        """How the run ended, or None while it has not."""
         return self.load("result")
 
     def append(self, stream: Stream, row: Row) -> None:
@@ -110,7 +107,6 @@ class RunFolder:
         write_json(self.path / f"{name}.json", value)
 
     def load(self, name: str) -> Row | None:
-        """The contents of NAME.json, or None."""
         path = self.path / f"{name}.json"
         return read_json(path) if path.exists() else None
 

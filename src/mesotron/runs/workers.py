@@ -207,7 +207,6 @@ class WorkerPool:
         return [None if future is None else future.result() for future in futures]
 
     def close(self) -> None:
-        """Kill every worker; a later call starts new ones."""
         if os.getpid() != self._owner:
             return
         _kill_all(self.processes, self._owner)
@@ -315,7 +314,6 @@ def describe_exit(returncode: int) -> str:
 
 
 def last_line(log: Path) -> str:
-    """Last line of a log that is not blank; empty if there is none."""
     if not log.is_file():
         return ""
     lines = log.read_bytes()[-LOG_TAIL:].decode(errors="replace").splitlines()

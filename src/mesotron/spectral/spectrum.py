@@ -54,15 +54,12 @@ METADATA = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 @dataclass(frozen=True)
 class Curve:
-    """What the plots show of one filter."""
-
     label: str
     filter: Filter
     shape: tuple[int, int]  # of the matrix, [m, n] with m <= n
 
     @property
     def unit(self) -> str:
-        """What sigma is a fraction of."""
         relative = isinstance(self.filter.cutoff, float)
         return "largest singular value" if relative else "Frobenius norm"
 

@@ -110,7 +110,6 @@ class Stack(nn.Module):
 
 
 def mask_to_bias(mask: Tensor) -> Tensor:
-    """Attention bias of a mask: 0 where True, minus infinity where False."""
     return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
 
 

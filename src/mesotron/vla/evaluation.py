@@ -51,7 +51,6 @@ def default_execute(chunk: int) -> int:
 
 
 def _table_rows(results: dict[str, EvalResult]) -> list[list[str]]:
-    """A header, a row per task and one for all tasks, with 95 % Wilson intervals."""
     rows = [["task", *results]]
     for task in results[SUCCESS].by_task:
         cells = []

@@ -98,7 +98,6 @@ class KeyedRandom:
         self._key, self._num_drawn = key, 0
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
-        """float32 numbers in the open interval (0, 1)."""
         size = math.prod(shape)
         count = torch.arange(self._num_drawn, self._num_drawn + size, device=self._key.device)
         self._num_drawn += size
@@ -107,7 +106,6 @@ class KeyedRandom:
         return ((bits.float() + 0.5) * 2.0**-self._BITS).reshape(shape)
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
-        """float32 standard normal numbers (Box-Muller)."""
         radius = (-2 * self.uniform(shape).log()).sqrt()
         return radius * (2 * math.pi * self.uniform(shape)).cos()
 
@@ -129,7 +127,6 @@ class RegressionHead:
         return masked_mean((predict(None, None).float() - actions).abs(), real)
 
     def sample(self, predict: Predict, shape: tuple[int, int, int], device: torch.device) -> Tensor:
-        """A chunk of actions [B, K, A]."""
         return predict(None, None).float()
 
 

@@ -21,8 +21,6 @@ _TRANSPARENT = words("base_layer original_module _orig_mod _checkpoint_wrapped_m
 
 @dataclass(frozen=True)
 class ModuleSite(Site):
-    """One stored occurrence of a parameter."""
-
     leaf: str  # the attribute on the owner: "weight"
     param: nn.Parameter
     owner: nn.Module  # the module that stores it

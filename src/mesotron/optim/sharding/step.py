@@ -50,8 +50,6 @@ _log = logging.getLogger("mesotron")
 
 
 class Part(NamedTuple):
-    """A rank's part of one parameter."""
-
     param: DTensor
     group: Group
     number: int  # in the optimizer
@@ -83,7 +81,6 @@ class Agreement(NamedTuple):
 
     @property
     def ok(self) -> Tensor:
-        """Which parts are stepped."""
         return self.present & self.finite
 
     @property

@@ -129,8 +129,6 @@ def _run_bucket(
 
 
 class _GroupValues:
-    """lr, weight decay and momentum of each group, on the device."""
-
     def __init__(
         self, groups: list[dict[str, Any]], buckets: list[Bucket], device: torch.device
     ) -> None:
@@ -186,7 +184,6 @@ class _GradientPeaks:
         return parts
 
     def finite(self, peaks: list[Tensor]) -> Tensor:
-        """One bool per member."""
         return torch.cat(peaks)[self._firsts] < elementwise.INFINITY_BITS
 
 

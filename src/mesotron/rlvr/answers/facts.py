@@ -14,8 +14,6 @@ from mesotron.rlvr.answers.verify import Verifier
 
 @dataclass(frozen=True)
 class Facts:
-    """One completion, judged."""
-
     answer: str | None
     """Canonical key of the strict answer; None if there is none or it is unreadable, so that it
     has no vote."""

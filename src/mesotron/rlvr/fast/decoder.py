@@ -146,8 +146,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 class FusedDecoder(Decoder):
-    """Decodes with merged weights."""
-
     def __init__(
         self, weights: FusedWeights, shape: Shape, sampling: Sampling, eos: Tensor, pad: int
     ) -> None:

@@ -116,8 +116,6 @@ class Decoder(ABC):
 
 
 class ModelDecoder(Decoder):
-    """Decodes with a Transformers model and a static cache."""
-
     def __init__(self, model: Any, shape: Shape, sampling: Sampling, eos: Tensor, pad: int) -> None:
         super().__init__(shape, sampling, eos, pad)
         B, P, N = shape

@@ -13,8 +13,6 @@ log = logging.getLogger("mesotron")
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and its correct answer."""
-
     question: str
     gold: str | None  # the correct answer; None if there is none, for majority-vote pseudo-labels
     id: str  # task, split and number
@@ -26,8 +24,6 @@ class Problem:
 
 @dataclass(frozen=True)
 class Task:
-    """The problems of a run."""
-
     train: list[Problem]
     eval: list[Problem]  # held out: shares no question with `train`
     format: AnswerFormat

@@ -41,6 +41,5 @@ def build_world(config: WorldConfig) -> World:
 
 
 def require(package: str, extra: str) -> None:
-    """Raise ValueError with the command to install a missing package."""
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"{package} is not installed: pip install 'mesotron[{extra}]'")
