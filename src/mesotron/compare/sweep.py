@@ -261,7 +261,8 @@ class Sweep:
 
     def run(self) -> None:
         try:
-            run_jobs(self.pool, self.study.folder, self.say, self._start, self._end, self._wait)
+            wait = partial(time.sleep, self.config.every)
+            run_jobs(self.pool, self.study.folder, self.say, self._start, self._end, wait)
         finally:
             for trial in self.trials.values():
                 trial.claim.close()  # leaves it to the next worker
@@ -275,9 +276,6 @@ class Sweep:
                 trial.look()
                 if trial.dead is not None:
                     job.process.terminate()
-
-    def _wait(self) -> None:
-        time.sleep(self.config.every)
 
     def _start_trial(self, trial: Trial) -> None:
         name = command_name(self.space.command)

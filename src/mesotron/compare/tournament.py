@@ -323,7 +323,8 @@ class Runner:
     def __init__(self, progress: Progress, console: Console, lock: int) -> None:
         self.progress, self.lock, self.say = progress, lock, partial(print_line, console)
         config = progress.config
-        self.pool = make_pool(config.workers, config.threads, progress.kind.uses_gpu())
+        on_gpus = getattr(progress.kind.config, "device", None) != "cpu"
+        self.pool = make_pool(config.workers, config.threads, on_gpus)
         progress.record.workers = self.pool.num_workers
         live = Live(console=console, auto_refresh=False, transient=True)
         self.live = live if console.is_terminal else None

@@ -138,7 +138,9 @@ def update_once(
         state.params, state.opt_state, batch, learn_key, config, hyper, pretrained
     )
     metrics = losses | _describe(steps, batch, state, config, hyper)
-    metrics["optim/update_rms"] = _distance(params, state.params)
+    moved: Any = jax.tree.map(jnp.subtract, params, state.params)
+    size = sum(leaf.size for leaf in jax.tree.leaves(moved))
+    metrics["optim/update_rms"] = optax.tree.norm(moved) / math.sqrt(size)
     return TrainState(params, opt_state, env, observation, key, state.update + 1), metrics
 
 
@@ -247,8 +249,3 @@ def _describe(
         "value/explained": 1 - unexplained / (jnp.var(batch.targets) + 1e-8),
         "optim/lr": anneal(rate, hyper.num_gradient_steps if config.anneal_lr else None)(made),
     }
-
-
-def _distance(new: Params, old: Params) -> Array:
-    moved: Any = jax.tree.map(jnp.subtract, new, old)
-    return optax.tree.norm(moved) / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moved)))
