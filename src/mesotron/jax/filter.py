@@ -103,11 +103,9 @@ def _sum_of_squares(X: Array) -> Array:
 
 
 def _rescale_to_bound(X: Array, A: Array, cutoff: float | str) -> tuple[Array, Array, Array]:
-    """Divide X (of Frobenius norm 1) by its Schatten-8 norm; also the cutoff on that scale, [B].
-
-    As in `mesotron.optim.matrix`: (sum sigma^8)^(1/8) = ||A A||_F^(1/4) bounds the largest singular
-    value, and the power iteration can only err low.
-    """
+    """Divide X (of Frobenius norm 1) by its Schatten-8 norm; also the cutoff on that scale, [B]. As
+    in `mesotron.optim.matrix`: (sum sigma^8)^(1/8) = ||A A||_F^(1/4) bounds the largest singular
+    value, and the power iteration can only err low."""
     S = _product(A, A).astype(jnp.promote_types(A.dtype, jnp.float32))
     bound = jnp.square(S).sum((1, 2)) ** 0.125
     inverse = jnp.where(bound == 0, 0, 1 / jnp.where(bound == 0, 1, bound))

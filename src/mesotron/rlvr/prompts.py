@@ -58,10 +58,8 @@ def render_prompts(
 
 
 def demonstrate(prompt: str, completion: str, tokenizer: Any) -> list[list[int]]:
-    """Token ids of a prompt and of its completion, which ends with the end-of-turn token.
-
-    The two are tokenized separately, as they are when a model continues a prompt.
-    """
+    """Token ids of a prompt and of its completion, which ends with the end-of-turn token. The two
+    are tokenized separately, as they are when a model continues a prompt."""
     space = "" if tokenizer.chat_template else " "  # after "Answer:"
     parts = prompt, space + completion
     ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]

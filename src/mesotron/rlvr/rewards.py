@@ -55,11 +55,9 @@ def two_part(completion: Completion) -> float | None:
 
 
 def near(completion: Completion) -> float | None:
-    """1 for a correct answer, 1 / (1 + distance / near_unit) for a wrong number in the format.
-
-    So a group without a correct answer still gives a signal. 51% and 0.51 are one away from 50%.
-    Answers that are no plain number, or have another unit than the gold, are correct or get 0.
-    """
+    """1 for a correct answer, 1 / (1 + distance / near_unit) for a wrong number in the format. So a
+    group without a correct answer still gives a signal. 51% and 0.51 are one away from 50%. Answers
+    that are no plain number, or have another unit than the gold, are correct or get 0."""
     facts = completion.facts
     if facts.correct or not facts.formatted:
         return completion.graded(float(facts.correct))
@@ -84,8 +82,7 @@ def format(completion: Completion) -> float | None:
 
 def length(completion: Completion) -> float | None:
     """1 - tokens / max_tokens for a correct answer, 0 for a wrong one: a linear form of the length
-    reward of Yeo et al., 2025 (arXiv 2502.03373).
-    """
+    reward of Yeo et al., 2025 (arXiv 2502.03373)."""
     share = min(1.0, len(completion.ids) / completion.max_tokens)
     return completion.graded(float(completion.facts.correct) * (1 - share))
 

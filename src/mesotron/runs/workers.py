@@ -85,8 +85,7 @@ class Worker:
 
     def call(self, target: str, *args: Any, timeout: float | None = None) -> Any:
         """Call "module:function" in the worker. Its ValueErrors are raised here, other errors as
-        RuntimeError with the traceback; WorkerDied if it ends or takes `timeout` seconds.
-        """
+        RuntimeError with the traceback; WorkerDied if it ends or takes `timeout` seconds."""
         if not self.send(target, args):
             raise WorkerDied(target, self.process.returncode)
         return self.receive(timeout)
@@ -155,9 +154,7 @@ class WorkerPool:
         self, target: str, *args: Any, timeout: float | None = None, worker: int | None = None
     ) -> Future[Any]:
         """Call "module:function" in a free worker, or in worker number `worker`; see `Worker.call`.
-
-        A worker that died is replaced at the next call; its modules and state start afresh.
-        """
+        A worker that died is replaced at the next call; its modules and state start afresh."""
         if os.getpid() != self._owner:
             self._reset()  # forked: the processes belong to the parent
         if not self.num_workers:

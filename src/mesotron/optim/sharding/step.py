@@ -300,7 +300,6 @@ def _direct(states: States, part: Part, finite: Tensor | None) -> Tensor:
 
 def _alignment(part: Part, update: Tensor, largest: Tensor, finite: Tensor | None) -> Tensor:
     """[x g, x x, g g] over some rows of this rank's update and gradient, to be summed over ranks.
-
     Every element of a parameter has equally many copies, so the cosine is unaffected."""
     if not update.numel():
         return torch.zeros(3, dtype=torch.float64, device=update.device)

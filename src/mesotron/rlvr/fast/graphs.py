@@ -215,10 +215,8 @@ class GraphSampler:
         self, prompts: Sequence[Sequence[int]], max_tokens: int, usual: int = 0
     ) -> list[list[int]]:
         """Complete each prompt once; returns the new tokens, with the end token if there is one.
-
         `usual` are the rows of most calls; smaller calls are padded to a quarter, a half or all of
-        it, so that calls of any size need three graphs. 0 makes one per number of rows.
-        """
+        it, so that calls of any size need three graphs. 0 makes one per number of rows."""
         trains = self.model.training
         self.model.eval()
         try:
