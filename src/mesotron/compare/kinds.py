@@ -199,9 +199,7 @@ class Language(Kind):
         )
         optim = self.config.optim
         if optim.scale not in ("rms", "moonlight"):
-            raise ValueError(
-                f"optim.scale={optim.scale} is not AdamW's unit: --set optim.scale=rms"
-            )
+            raise ValueError(f"optim.scale={optim.scale}: compare in AdamW's unit, optim.scale=rms")
         self.base_rate = optim.lr
         if optim.name in ("muon", "pion") and optim.aux_lr is not None:
             self.base_rate = optim.aux_lr  # AdamW has another rate than the matrices

@@ -176,8 +176,8 @@ class Norms(NamedTuple):
 def clip_gradients(optimizer: RoutedOptimizer, max_norm: float, matrices: bool = False) -> Norms:
     """Clip the gradient of the auxiliary groups together to a norm; optionally the spectral groups.
     A spectral step does not depend on the size of a gradient, but momentum does: a first gradient r
-    times as large as those after it outweighs them in a momentum mu for up to ln(1 + r^2 (1 -
-    mu^2)) / (2 ln(1 / mu)) steps, 23 for r = 10 and mu = 0.95."""
+    times as large as those after it outweighs them in a momentum mu for up to
+    ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps, 23 for r = 10 and mu = 0.95."""
     # By kind of rule, then by mesh, since no norm spans two meshes.
     auxiliary, spectral = defaultdict(list), defaultdict(list)
     for group in optimizer.param_groups:

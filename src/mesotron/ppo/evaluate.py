@@ -85,11 +85,8 @@ def act_at_random(masked: bool | Array) -> Act:
 
 
 def make_evaluation(config: SnakeConfig) -> Callable[[Params, int], dict[str, Games]]:
-    """Evaluate R policies on the same `eval_episodes` games.
-
-    Returns:
-        `evaluate(params [R], seed) -> {"greedy": Games [R, E], "sampled": Games [R, E]}`.
-    """
+    """Evaluate R policies on the same `eval_episodes` games; the function returned is
+    `evaluate(params [R], seed) -> {"greedy": Games [R, E], "sampled": Games [R, E]}`."""
 
     @jax.jit
     def play(params: Params, key: Array) -> Games:

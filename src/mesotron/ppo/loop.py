@@ -100,14 +100,9 @@ def run_updates(
     config: SnakeConfig,
     max_updates: int,
 ) -> tuple[TrainState, Metrics]:
-    """Make `count` updates, at most `max_updates`.
-
-    The count is traced, so a shorter last chunk needs no second compilation and every chunk runs
-    the same machine code.
-
-    Returns:
-        The state, and metrics [max_updates], of which the first `count` are filled.
-    """
+    """Make `count` updates; metrics are [max_updates], of which the first `count` are filled. The
+    count is traced, so a shorter last chunk needs no second compilation and every chunk runs the
+    same machine code."""
     update = partial(update_once, hyper=hyper, config=config, pretrained=pretrained)
     shapes = jax.eval_shape(lambda s: update(s)[1], state)
     buffers = jax.tree.map(lambda x: jnp.zeros((max_updates, *x.shape), x.dtype), shapes)

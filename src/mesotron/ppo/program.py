@@ -81,12 +81,8 @@ class Program(NamedTuple):
 
 
 def make_program(config: SnakeConfig, num_runs: int, pretrained: Params | None = None) -> Program:
-    """The jitted functions that start and advance R runs.
-
-    Args:
-        config: of all runs.
-        num_runs: R.
-        pretrained: initial weights, and the KL reference if `kl_coef` is not 0.
+    """The jitted functions that start and advance R runs; `pretrained` are initial weights, and the
+    KL reference if `kl_coef` is not 0.
 
     Example:
         >>> config = SnakeConfig(num_envs=4, num_steps=8, num_minibatches=2, num_seeds=2, chunk=3)

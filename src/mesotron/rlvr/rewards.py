@@ -129,20 +129,10 @@ class Reward:
         rows: Sequence[Mapping[str, Any]] | None = None,
         facts: Sequence[Facts] | None = None,
     ) -> Scores:
-        """The reward of each completion; None where any part has no verdict.
-
-        Args:
-            completions: the sampled texts.
-            completion_ids: their token ids, without padding.
-            golds: the correct answers, None where unknown.
-            truncated: whether each completion was cut at `max_tokens`.
-            rows: each completion's row of the dataset, for your own functions.
-            facts: the judge's facts; computed here if not given.
-
-        Raises:
-            ValueError: your function raised, or did not return one finite number or None per
-                completion.
-        """
+        """The reward of each completion; None where any part has no verdict. `completion_ids` are
+        without padding, `golds` None where unknown, `truncated` True where cut at `max_tokens`.
+        `rows` of the dataset are for your own functions; `facts` are the judge's if not given.
+        ValueError if your function raised, or did not return one finite number or None each."""
         if facts is None:
             facts = self.judge.judge(completions, golds, truncated)
         scored = [

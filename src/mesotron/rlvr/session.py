@@ -291,10 +291,8 @@ def say_stopped(
 ) -> None:
     # A guard that gives up on broken weights does not save them.
     saved = " and saved" * (run.checkpoints / f"checkpoint-{step}").exists()
-    reason = f": {why}" if why else ""
-    print_line(
-        console, f"stopped{saved} at step {step}{reason}; continue with {resume_command(plan)}"
-    )
+    stopped = f"stopped{saved} at step {step}{f': {why}' if why else ''}"
+    print_line(console, f"{stopped}; continue with {resume_command(plan)}")
 
 
 def quiet_libraries() -> None:

@@ -16,13 +16,13 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
+from pkgutil import resolve_name as resolve
 from time import monotonic
 from typing import IO, Any, Literal, Self
 
@@ -42,10 +42,8 @@ class WorkerDied(RuntimeError):
 
 
 class Worker:
-    """One persistent child process; takes one call at a time.
-
-    It runs in its own session: Ctrl-C reaches the parent only. What its functions print goes to
-    stderr. Calls are sent by pickle.
+    """One persistent child process; takes one call at a time, sent by pickle. It runs in its own
+    session: Ctrl-C reaches the parent only. What its functions print goes to stderr.
 
     Args:
         env: environment variables; None inherits all. The parent's `sys.path` is always passed on.
@@ -315,11 +313,6 @@ def last_line(log: Path) -> str:
         return ""
     lines = log.read_bytes()[-LOG_TAIL:].decode(errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def resolve(target: str) -> Callable[..., Any]:
-    module, function = target.split(":")
-    return getattr(import_module(module), function)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -261,13 +261,9 @@ def _time_features(time: Tensor, width: int) -> Tensor:
 
 
 class Policy(nn.Module):
-    """A vision-language-action policy.
-
-    Args:
-        config: size, head, chunk and towers.
-        body: what it observes and controls.
-        where: also predict the position of the named object, for the auxiliary loss.
-        checkpoint: folder that describes its pretrained towers; they are built without weights.
+    """A vision-language-action policy. With `where` it also predicts the position of the named
+    object, for the auxiliary loss. `checkpoint` is a folder that describes its pretrained towers;
+    they are built without weights.
 
     Example:
         >>> body = Body(cameras=("front",), pixels=24, state_dim=4, action_dim=4)
