@@ -43,6 +43,17 @@ def check_free(path: Path, flag: str = "--out") -> None:
         raise ValueError(f"{path} is not empty; give {flag} another name{resume}")
 
 
+def try_lock(path: Path) -> IO[str] | None:
+    """Lock a file until it is closed or its last holder ends; None if another process has it."""
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
 class RunFolder:
     """One run on disk. Writers hold its lock; readers need none.
 
@@ -117,12 +128,9 @@ class RunFolder:
 
     def __enter__(self) -> Self:
         """Take the lock; the system releases it when the process ends, however it ends."""
-        self._lock = (self.path / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise ValueError(f"{self.path} is in use by another process; stop it first") from None
+        self._lock = try_lock(self.path / "lock")
+        if self._lock is None:
+            raise ValueError(f"{self.path} is in use by another process; stop it first")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -221,7 +221,9 @@ class GraphSampler:
         self.model.eval()
         try:
             self.refresh()
-            extra = round_rows(len(prompts), usual) - len(prompts)
+            sizes = [-(-usual // part) for part in PARTS_OF_USUAL]
+            size = min((x for x in sizes if x >= len(prompts)), default=len(prompts))
+            extra = size - len(prompts)
             ids, mask, rows = self.pad_left([*prompts, *[prompts[-1]] * extra])
             decoder = self.decoder(ids, mask, rows, max_tokens)
             decoder.begin(ids, mask, rows)
@@ -271,12 +273,6 @@ class GraphSampler:
             self.decoders[shape] = decoder
         self.decoders.move_to_end(shape)
         return self.decoders[shape]
-
-
-def round_rows(rows: int, usual: int) -> int:
-    """The least of usual / 4, usual / 2 and usual (rounded up) that holds the rows."""
-    sizes = (-(-usual // part) for part in PARTS_OF_USUAL)
-    return next((size for size in sizes if size >= rows), rows)
 
 
 def attention_obstacle(model: Any) -> str | None:
