@@ -28,8 +28,3 @@ def test_examples_in_docstrings(name):
             raise
         pytest.skip(f"{name} needs {error.name}")
     assert doctest.testmod(module).failed == 0
-
-
-def test_doctests_are_found():
-    found = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module("mesotron.cli"))
-    assert any(test.examples for test in found)

@@ -204,16 +204,6 @@ def test_masked_and_missing_leaves_are_passed_over():
     assert updates["w"].any()
 
 
-def test_spectral_scale_counts_outputs_in_the_last_axis():
-    """sqrt(max(1, out / in)): torch stores (out, in) and JAX (in, out)."""
-    G = jnp.asarray(np.linalg.qr(np.random.default_rng(0).normal(size=(32, 8)))[0], jnp.float32)
-    tx = mj.scale_by_muon(scale="spectral", ns="cubic", steps=8, views={"torch": "oi"})
-    steps = first_step(tx, {"to_eight": G, "to_many": G.T, "torch": G})
-    assert float(jnp.linalg.norm(steps["to_eight"], 2)) == pytest.approx(1, abs=1e-3)
-    assert float(jnp.linalg.norm(steps["to_many"], 2)) == pytest.approx(2, abs=1e-3)
-    np.testing.assert_allclose(steps["torch"], 2 * steps["to_eight"], atol=1e-5)
-
-
 def test_views_filter_the_matrices_they_name():
     cases = {  # view: (shape, its matrices)
         "sio": ((3, 6, 4), lambda x: list(x)),

@@ -184,17 +184,6 @@ def test_reported_norm_concentration_and_passed_are_true(name):
         close(filtered.passed, filtered.X.square().sum((1, 2)), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", FILTERS)
-def test_a_zero_matrix_stays_zero_and_disturbs_no_neighbour(name):
-    matrices = INPUTS["batched"].float()
-    whole = apply_filter(matrices.clone(), FILTERS[name])
-    assert not whole.X[-1].any()
-    assert whole.passed[-1] == 0
-    assert whole.concentration[-1] == 0
-    without = apply_filter(matrices[:-1].clone(), FILTERS[name])
-    torch.testing.assert_close(whole.X[:-1], without.X, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("cutoff", [0.05, 0.3, 0.7])
 def test_cutoff_parts_random_spectra(cutoff, seed):

@@ -1,10 +1,6 @@
 """TensorBoard gets the names and numbers of metrics.jsonl, through TRL's `report_to`."""
 
-import io
-import logging
-
 import pytest
-from rich.console import Console
 from transformers.integrations import TensorBoardCallback
 
 from mesotron import recipes
@@ -83,14 +79,3 @@ def test_train_leaves_a_page_beside_its_report(tmp_path, monkeypatch, capsys, ra
     assert recipes.run(TrainConfig(out=tmp_path / "new")) == 0
     assert (tmp_path / "new" / "report.html").is_file() == written
     assert ("page: " in capsys.readouterr().out) == written
-
-
-def test_the_watchs_warnings_stay_in_view_and_others_pass_by(run):
-    console = Console(file=io.StringIO())
-    plan = Plan(TrainConfig(), run.path)
-    with session.live_view(run, plan, console) as (view, _):
-        logging.getLogger("mesotron.watch").warning("step 3 warn, entropy collapse")
-        logging.getLogger("mesotron").warning("another thing")
-    assert view._alarm == "step 3 warn, entropy collapse"
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == "step 3 warn, entropy collapse\nanother thing\n"

@@ -88,19 +88,6 @@ def test_the_anchor_can_follow_every_optimizer_step(tmp_path):
     assert same(trainer.anchor.weights, weights(trainer))
 
 
-def test_voters_and_advantages(tmp_path):
-    """The anchor adds a third as many voters; advantages are over the policy's completions."""
-    settings = {"num_generations": 6, "per_device_train_batch_size": 12, "max_steps": 2}
-    trainer = make(tmp_path, entropy_filter="off", settings=settings)
-    batches = spy(trainer)
-    trainer.train()
-    assert len(trainer._voters.completion_ids) == 4  # two prompts, two voters each
-    assert trainer.objective.momentum_generations == 2
-    for batch in batches:
-        sums = batch["advantages"].view(2, 6).sum(1)
-        torch.testing.assert_close(sums, torch.zeros(2), atol=1e-4, rtol=0)
-
-
 class Boxes(GRPOTrainer):
     """The policy writes box 7 three times and box 8 once per prompt, the anchor always box 8."""
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -245,14 +244,6 @@ def test_a_signal_finishes_the_step_and_saves(run, whole, monkeypatch, capsys):
     assert_same_end(whole, "stopped")
 
 
-@slow
-def test_a_second_ctrl_c_stops_at_once(run, monkeypatch, capsys):
-    at_row(monkeypatch, 2, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
-    assert run("--out stopped") == 130
-    assert "--resume stopped" in capsys.readouterr().err
-    assert len(stream("stopped")) == 2
-
-
 def raise_alarm(monkeypatch: pytest.MonkeyPatch, event: Event) -> None:
     def see(self: Engine, row: dict[str, float]) -> list[Event]:
         return [event] if row["step"] == event.step and "loss" in row else []
@@ -422,26 +413,6 @@ def test_only_the_main_process_writes_the_first_evaluation(run, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert run("--steps 1 --out other") == 0
     assert not Path("other/before.json").exists()
-
-
-@slow
-def test_a_real_kill_and_a_real_resume(run, model, tmp_path):
-    words = "--steps 12 --rollout.updates 2"
-    assert run(f"--out whole {words}") == 0
-    command = [sys.executable, "-m", "mesotron", "train"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    process = subprocess.Popen(
-        [*command, *f"{SMALL} --model.name {model} --out killed {words}".split()],
-        env=environment, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    metrics = Path("killed/metrics.jsonl")
-    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 5:
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    subprocess.run([*command, "--resume", "killed"], env=environment, check=True)
-    assert_same_end("whole", "killed", step=12)
 
 
 @slow

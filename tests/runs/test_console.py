@@ -61,17 +61,6 @@ def test_the_cost_is_shown_where_rows_have_one(terminal):
     assert "$2.50 of $2.50" in output(view)
 
 
-def test_small_terminals():
-    view = make(400, terminal=True, width=50, height=16)
-    with view:
-        view.show_transcript("\n".join(f"line {k}" for k in range(20)))
-        for step in range(1, 11):
-            view.update(step, {"reward": step / 10})
-    last = output(view).split("step 10/400")[-1]
-    assert "1.000  (0.100 to 1.000)" in last  # on one line
-    assert ("line 13" in last, "line 14" in last) == (False, True)  # what fits
-
-
 def test_the_time_left_follows_the_recent_speed(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: now[0])

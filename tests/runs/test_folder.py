@@ -90,9 +90,6 @@ def test_a_run_in_use_is_refused_until_its_process_is_gone(run):
         run.append("metrics", {"step": 1})
 
 
-# Checkpoints
-
-
 def write_checkpoint(root: Path, step: int, text: str = "weights") -> Path:
     with writing(root, step) as draft:
         (draft / "model.safetensors").write_text(text)

@@ -192,9 +192,6 @@ def test_words_are_known_hashed_and_truncated():
     assert encoders.TextTokens(tokens, torch.tensor([[True, True, False]])).pooled().item() == 2
 
 
-# Heads.
-
-
 def test_heads_with_known_predictions():
     one = torch.tensor([[[1.0], [5.0]]])
     padded = torch.tensor([[True, False]])
@@ -264,9 +261,6 @@ def test_row_order_is_a_function_of_seed_and_step():
     assert not torch.equal(RowOrder(10, seed=4).rows(0, 10), RowOrder(10, seed=3).rows(0, 10))
 
 
-# Optimizer.
-
-
 def rules_of(policy: Policy, config: PartsOptimConfig) -> dict[str, set[str]]:
     rules: dict[str, set[str]] = {}
     for row in route_parts(policy, config):
@@ -333,9 +327,6 @@ def test_gradient_probe_by_part():
     # Four equal micro-batches have no noise.
     same = probe.measure(loss, torch.arange(4).repeat(4), policy.zero_grad)
     assert same["gradient/action/snr"] > 1e6
-
-
-# Checkpoints and towers.
 
 
 def save_and_load(policy: Policy, folder) -> checkpoint.Saved:

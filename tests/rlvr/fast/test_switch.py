@@ -36,15 +36,10 @@ def lora():
     return LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def make_fast(folder, sampler=FusedSampler, parts=None, **settings):
-    """A trainer with this sampler as its only fast path."""
+def train(folder, sampler=FusedSampler, parts=None, **settings):
+    """With this sampler as the only fast path."""
     trainer = make_trainer(folder, parts=parts, **settings)
     trainer.fast = FastPaths(sampler)
-    return trainer
-
-
-def train(folder, sampler=FusedSampler, parts=None, **settings):
-    trainer = make_fast(folder, sampler, parts, **settings)
     trainer.train()
     return trainer
 
