@@ -17,8 +17,7 @@ SLOW = ("mesotron.jax", "mesotron.ppo")  # they compile
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=[pytest.mark.slow] * x.startswith(SLOW)) for x in MODULES],
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * x.startswith(SLOW)) for x in MODULES]
 )
 def test_examples_in_docstrings(name):
     try:

@@ -151,10 +151,6 @@ def test_equinox_attention():
         assert roles[f"attention/{name}_proj/weight"] == ("attention", "oi")
 
 
-def _is_shape(x) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct)
-
-
 def test_plain_mlp_ends_go_to_adam():
     layers = [{"w": leaf(i, o), "b": leaf(o)} for i, o in ((3, 8), (8, 8), (8, 8), (8, 2))]
     roles = {"0/w": "input", "1/w": "matrix", "2/w": "matrix", "3/w": "head"}

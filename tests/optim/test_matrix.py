@@ -34,11 +34,7 @@ from mesotron.spectral import (
 from mesotron.spectral.filters import aim
 
 # dtype: (slope above 100, others). Worst measured: 1.5e-10, 2.5e-3, 0.11 and 3e-14, 5e-6, 5e-3.
-TOLERANCE = {
-    torch.float64: (1e-9, 1e-12),
-    torch.float32: (4e-3, 2e-5),
-    torch.bfloat16: (0.2, 0.02),
-}
+TOLERANCE = {torch.float64: (1e-9, 1e-12), torch.float32: (4e-3, 2e-5), torch.bfloat16: (0.2, 0.02)}
 FIXED = {
     "muon": muon(),
     "muon_3": muon(3),

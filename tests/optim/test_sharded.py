@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from mesotron.optim import Muon
 from mesotron.optim.sharding.exchange import Member, extent, local_box, make_plan
@@ -166,14 +165,6 @@ def test_boxes_are_those_of_pytorch(shape, placements):
         assert extent(box) == tuple(sizes)
         if math.prod(sizes):
             assert tuple(start for start, _ in box) == tuple(offsets)
-
-
-@pytest.mark.parametrize(
-    "placements", [(Partial(),), (_StridedShard(0, split_factor=2),)], ids=["partial", "strided"]
-)
-def test_placements_without_a_box_are_rejected(placements):
-    with pytest.raises(ValueError, match="placements"):
-        local_box((8, 4), placements, (4,), (0,))
 
 
 # One layer of Qwen2.5-0.5B.

@@ -1,10 +1,8 @@
 """`mesotron ppo snake`: flags, run folder, guard, mirrors, resume and the result."""
 
-import importlib.util
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 from test_metrics_docs import DOCS, table
 
-from mesotron.cli import parse
 from mesotron.config import SnakeConfig, WatchConfig
 from mesotron.ppo import training
 from mesotron.ppo.evaluate import Games
@@ -36,20 +33,6 @@ GAMES = Games(*(np.full((1, 4), value) for value in (5, 20, False, False)))
 @pytest.fixture
 def folder(tmp_path):
     return RunFolder.create(tmp_path / "run", TINY, {})
-
-
-def test_flags_accept_hyphens_and_underscores():
-    path = DOCS.parent / "examples" / "train_snake_purejaxrl.py"
-    spec = importlib.util.spec_from_file_location("train_snake_purejaxrl", path)
-    example = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    hyphens = "--use-muon --muon-lr 0.03 --aux-adam-lr 0.0003 --d-model 128 --num-layers 4"
-    config = parse(example.Arguments, hyphens.split(), "x")
-    underscores = [w.replace("-", "_").replace("__", "--", 1) for w in hyphens.split()]
-    assert config == parse(example.Arguments, underscores, "x")
-    assert (config.rule, config.muon_lr, config.num_envs) == ("muon", 0.03, 2048)
-    for off in ("--no-anneal-lr", "--anneal-lr=false", "--anneal_lr False"):
-        assert parse(SnakeConfig, off.split(), "x").anneal_lr is False, off
 
 
 def test_established_flags_are_kept():

@@ -40,11 +40,7 @@ def sources(*places):
     ("rounds", "blocks", "expected"),
     [
         ([[True, True]], 1, sources((0, 0), (0, 1))),
-        (
-            [[False, True, False, True], [False, True]],
-            1,
-            sources((1, 1), (0, 1), None, (0, 3)),
-        ),
+        ([[False, True, False, True], [False, True]], 1, sources((1, 1), (0, 1), None, (0, 3))),
         # Processes do not exchange groups: here the second one needs none,
         ([[False, True, True, True], [True, True]], 2, sources((1, 0), (0, 1), (0, 2), (0, 3))),
         # and here the spare group of the first one is no help.

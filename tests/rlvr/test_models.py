@@ -14,7 +14,7 @@ from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.config import ModelConfig
 from mesotron.optim.device import choose_device
 from mesotron.rlvr import models as converted
-from mesotron.rlvr.models import TINY_WEIGHTS, choose_dtype, load_model, locate
+from mesotron.rlvr.models import TINY_WEIGHTS, load_model, locate
 from mesotron.rlvr.tasks import arith
 
 TEXTS = ["Mia has 12 apples. 3 + 4 = 7"] * 9
@@ -124,13 +124,6 @@ def test_remote_code_does_not_run(copied):
 )
 def test_an_unknown_model_is_refused(name, keyword):
     assert keyword in refusal(name)
-
-
-def test_bfloat16_is_for_gpus():
-    for name in ("bfloat16", "mixed"):
-        with pytest.raises(ValueError, match=f"{name} needs a GPU"):
-            choose_dtype(name, torch.device("cpu"))
-    assert choose_dtype("auto", torch.device("cpu")) == torch.float32
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to choose")

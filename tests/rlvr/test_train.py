@@ -155,6 +155,7 @@ def test_a_run_leaves_a_complete_folder(run, whole, capsys):
     assert made.result["problems"] == 3
     assert made.rows("samples")[0].keys() >= {"step", "prompt", "completion", "reward"}
     assert "| before | after | gain |" in (made.path / "report.md").read_text()
+    assert (made.path / "report.html").is_file()
     assert "step 4/4" in capsys.readouterr().out
     # The folder is used, and the run is over.
     path = str(made.path)
@@ -413,6 +414,7 @@ def test_only_the_main_process_writes_the_first_evaluation(run, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert run("--steps 1 --out other") == 0
     assert not Path("other/before.json").exists()
+    assert not Path("other/report.html").exists()
 
 
 @slow

@@ -23,7 +23,6 @@ from mesotron.vla.policy import (
     Policy,
     RegressionHead,
     Targets,
-    chunk_positions,
     make_act,
     masked_mean,
 )
@@ -167,18 +166,6 @@ def test_dark_pixels_do_not_affect_brightness(black, light):
     image[:, : int(32 * black)] = 6
     assert vision.brightness(to_batch(image)).flatten().tolist() == [light]
     assert torch.isfinite(vision(to_batch(table)).tokens).all()  # of a constant camera
-
-
-def test_one_matrix_reads_a_place_from_its_position():
-    table = encoders.patch_positions(8, 64).double()
-    rows, columns = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
-    places = torch.stack([rows.flatten(), columns.flatten()], dim=1).double() - 3.5
-    matrix = torch.linalg.lstsq(table, places, driver="gelsd").solution
-    assert torch.allclose(table @ matrix, places, atol=1e-5)
-    assert table.square().mean().item() == pytest.approx(0.5, abs=0.02)
-    queries = chunk_positions(8, 64)
-    gaps = torch.cdist(queries, queries) + 10 * torch.eye(8)
-    assert gaps.min() > 0.3 * queries.norm(dim=1).mean()
 
 
 def test_words_are_known_hashed_and_truncated():

@@ -263,15 +263,11 @@ def test_lora_factors_by_choice():
     assert route(model, per_head=True).row(stem.format("B")).view == "rows:12"
 
 
-def test_zero_placeholders_and_flat_shards_are_refused():
-    class FlatParameter(nn.Parameter):
-        pass
-
-    placeholder, empty, flat = (nn.Linear(4, 4) for _ in range(3))
+def test_zero_placeholders_are_refused():
+    placeholder, empty = nn.Linear(4, 4), nn.Linear(4, 4)
     placeholder.weight.ds_id = 7
     empty.weight = nn.Parameter(torch.empty(0))
-    flat.weight = FlatParameter(torch.zeros(16))
-    for model, match in ((placeholder, "ZeRO-3"), (empty, "weight is empty"), (flat, "FSDP1")):
+    for model, match in ((placeholder, "ZeRO-3"), (empty, "weight is empty")):
         with pytest.raises(ValueError, match=match):
             route(model)
 
