@@ -307,18 +307,13 @@ def test_a_reward_that_pays_for_the_format_is_not_exchanged(parts, reason):
     assert found is None if reason is None else reason in found
 
 
-@pytest.fixture
-def slow_clock(monkeypatch):
-    """A clock for the meter that moves 100 seconds at each look."""
-    looks = itertools.count(0, 100)
+def test_a_budget_counts_over_all_sessions(run, whole, monkeypatch, capsys):
+    looks = itertools.count(0, 100)  # a clock that moves 100 seconds at each look
 
     def make(limits: Limits, *, began: float | None, **earlier: Any) -> Meter:
         return Meter(limits, **earlier, began=None, clock=lambda: float(next(looks)))
 
     monkeypatch.setattr(spending, "Meter", make)
-
-
-def test_a_budget_counts_over_all_sessions(run, whole, slow_clock, capsys):
     assert run("--budget 0.5 --price 3 --out bought") == 0  # 600 seconds
     assert "$0.17 of $0.42" in capsys.readouterr().out  # spent, and projected
     bought = RunFolder(Path("bought"))

@@ -48,7 +48,7 @@ def test_a_terminal_shows_progress_sparklines_transcript_and_alert():
         "$1.25 of $2.50",
         "▁█",
         "0.500",
-        "3 + 4 = 7\\x1b[2J",
+        "7\\x1b[2J",
         "collapse\\x1b[2J: lower",
     ):
         assert text in shown  # escape sequences are shown, not obeyed
