@@ -44,7 +44,9 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
         rule = routed["rule"]
         for name, p in zip(routed["param_names"], routed["params"], strict=True):
             part, is_vector = name.split(".")[0], p.ndim < 2
-            is_matrix = rule in SPECTRAL_RULES or _is_hidden(table, name)
+            row = table.row(name)
+            is_hidden = row.role.startswith(("attention", "linear", "lora_B"))
+            is_matrix = rule in SPECTRAL_RULES or (is_hidden and len(row.shape) >= 2)
             key = number, part, is_matrix, is_vector
             if key not in groups:
                 suffix = "_vectors" if is_vector else " matrices" if is_matrix else ""
@@ -71,11 +73,6 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
         promote=config.promote or 0,
         cutoff=cutoff,
     )
-
-
-def _is_hidden(table: RoutingTable, name: str) -> bool:
-    row = table.row(name)
-    return len(row.shape) >= 2 and row.role.startswith(("attention", "linear", "lora_B"))
 
 
 def part_updates(optimizer: RoutedOptimizer, stats: Mapping[str, float]) -> dict[str, float]:
