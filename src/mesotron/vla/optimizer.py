@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mesotron.config import PartsOptimConfig
 from mesotron.optim import Pion, RoutedOptimizer, RoutingTable, route
 from mesotron.optim.groups import SPECTRAL_RULES
-from mesotron.probes import effective_rank, snr_from_norms
+from mesotron.probes.gradients import effective_rank, snr_from_norms, squared_norm
 from mesotron.vla.policy import PARTS
 
 # Low-rank Muon is Muon's rule with another filter.
@@ -113,13 +113,13 @@ class GradientProbe:
             loss(micro_batch).backward()
             for part, matrices in self._matrices.items():
                 grads = [p.grad.detach().clone() for p in matrices if p.grad is not None]
-                squares[part].append(_squared_norm(grads))
+                squares[part].append(squared_norm(grads))
                 before = sums.get(part, [torch.zeros_like(g) for g in grads])
                 sums[part] = [a + b for a, b in zip(before, grads, strict=True)]
         zero_grad()
         metrics: dict[str, float] = {}
         for part, grads in sums.items():
-            snr = snr_from_norms(squares[part], _squared_norm(grads))["gradient/snr"]
+            snr = snr_from_norms(squares[part], squared_norm(grads))["gradient/snr"]
             metrics[f"gradient/{part}/snr"] = snr
             metrics |= {f"gradient/{part}/{k}": v for k, v in _rank_metrics(grads).items()}
         return metrics
@@ -139,7 +139,3 @@ def _rank_metrics(grads: Sequence[Tensor]) -> dict[str, float]:
     tops = [1 / rank["gradient/stable_rank"] for rank in ranks]
     columns = {"effective_rank": effective, "rank_share": shares, "top_share": tops}
     return {name: sum(values) / len(values) for name, values in columns.items()}
-
-
-def _squared_norm(tensors: Sequence[Tensor]) -> float:
-    return float(sum(t.double().square().sum() for t in tensors))
