@@ -231,6 +231,7 @@ def draw(curves: list[Curve], path: Path, axis: str) -> None:
     edge = noise_edge(m, n)
     if edge < 1:
         axes.axvline(edge, color="gray", linestyle=":", zorder=0, label=f"noise edge, {m} × {n}")
-    figure.legend(loc="outside center right", frameon=False)
+    place: Any = "outside center right"  # missing from matplotlib's types
+    figure.legend(loc=place, frameon=False)
     with rc_context({"svg.hashsalt": "mesotron"}):  # fixed ids, for equal files
         figure.savefig(path, metadata=METADATA[path.suffix])

@@ -18,7 +18,8 @@ from mesotron.config import PerturbationName
 
 Array = np.ndarray
 mj: Any = mujoco  # compiled bindings without type information
-Model = Data = Any  # mujoco.MjModel and MjData
+Model = Any  # mujoco.MjModel
+Data = Any  # mujoco.MjData
 
 # MuJoCo 4.0 added an argument to `mj_multiRay`.
 if int(mj.__version__.split(".")[0]) > 3:
