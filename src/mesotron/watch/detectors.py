@@ -42,6 +42,7 @@ class Detector:
         patience: consecutive rows before a warning, in multiples of the patience setting.
         fatal_patience: the same before a stop.
         harmless: worth reporting, but the run still counts as healthy.
+        trust: probability that an alarm is right, for a detector without a record in the corpora.
     """
 
     name: str
@@ -50,16 +51,20 @@ class Detector:
     diagnosis: str
     remedy: str
     changes: tuple[Change, ...] = ()
-    source: str
+    source: str = ""
     patience: float = 1
     fatal_patience: float = 1
     harmless: bool = False
+    trust: float = 1.0
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Every metric it reads, in order."""
         symptoms = [symptom for case in (*self.cases, *self.fatal) for symptom in case]
         return tuple(dict.fromkeys(symptom.metric for symptom in symptoms))
+
+    def confidence(self, severity: str) -> float:
+        return self.trust
 
 
 SMALLER_STEP = Change(field="optim.lr", act="multiply", value=0.5)
@@ -71,12 +76,16 @@ COOLER = Change(field="rollout.temperature", act="multiply", value=0.8)
 REWARD_FELL = Symptom("reward", "down", by=0.3, since="best")
 REWARD_LOST = Symptom("reward", "down", by=0.5, since="best")
 REWARD_NOT_UP = Symptom("reward", "not_up", by=0.1)
+NO_PROGRESS = Symptom("reward", "not_up", by=0.05, since="usual")
+CAN_IMPROVE = Symptom("all_right", "below", level=0.6, optional=True)
 # Steps as small as at the start: in a warmup they grow, and at the end of a schedule they have
 # shrunk. (The learning rate is logged for the first group only.)
 ALWAYS_SMALL = Symptom("update_rms", "still", by=0.5)
 # With dynamic sampling zero_signal counts all sampled groups; while half of the batch has a signal,
 # there is something to learn.
 BATCH_EMPTY = Symptom("filled", "below", level=0.5, optional=True)
+ALL_SILENT = Symptom("zero_signal", "above", level=0.8)
+ALWAYS_SILENT = Symptom("zero_signal", "above", level=0.8, since="run")
 # Two independent symptoms may each exceed the noise by less: chance would have to move both (2.8
 # standard errors twice are 4 together).
 JOINT = 0.7
@@ -95,15 +104,12 @@ DETECTORS = (
     ),
     Detector(
         name="update_explosion", changes=(SMALLER_STEP,),
-        cases=((Symptom("grad_norm", "up", by=9),),
-               (Symptom("grad_norm", "up", by=9, since="usual"),),
+        cases=((Symptom("grad_norm", "up", by=9, since="high"),),
                (Symptom("update_ratio", "up", by=4),),
-               (Symptom("kl", "up", by=9, change=0.1, since="usual"),),
-               (Symptom("ratio_high", "up", by=4, change=3, since="usual"),)),
-        fatal=((REWARD_LOST,),
-               (Symptom("grad_norm", "up", by=99),),
-               (Symptom("kl", "up", change=0.5), REWARD_NOT_UP)),
-        diagnosis="updates are many times larger than at the start of this run",
+               (Symptom("kl", "up", by=9, change=0.1, since="high"),),
+               (Symptom("ratio_high", "up", by=4, change=3, since="high"),)),
+        fatal=((REWARD_LOST,), (Symptom("kl", "up", change=0.5), REWARD_FELL)),
+        diagnosis="updates are many times larger than is usual in this run",
         remedy="halve the learning rate and go back to the last healthy checkpoint; with Muon "
         "prefer pion, which drops the noisy directions",
         source="Search-R1 #88 (explodes near step 160); Muon in arXiv 2605.19282",
@@ -113,8 +119,13 @@ DETECTORS = (
         cases=((Symptom("length", "up", by=0.3), REWARD_FELL,
                 Symptom("correct_unformatted", "up", change=0.1)),
                (Symptom("length", "up", by=0.3), REWARD_FELL,
-                Symptom("parsed", "down", change=0.15, since="best"))),
-        diagnosis="completions grow and contain the answer, but the parser no longer finds it",
+                Symptom("parsed", "down", change=0.15, since="best")),
+               # Without these facts: no reward is left to differ in, and not for want of tokens.
+               (Symptom("parsed", "absent"), Symptom("length", "up", by=0.3), REWARD_FELL,
+                Symptom("reward_std", "down", by=0.5, since="best"),
+                Symptom("truncated", "below", level=0.3, optional=True))),
+        diagnosis="completions grow while the reward and its spread vanish: the parser or the "
+        "format no longer matches them",
         remedy="read some completions; let the parser take the last answer, raise the token "
         "limit, or reward the format separately (two_part)",
         source="verl PR #7274: only the first 300 characters were searched for the answer",
@@ -171,8 +182,7 @@ DETECTORS = (
     ),
     Detector(
         name="length_explosion", changes=(SMALLER_STEP,), fatal=((REWARD_LOST,),),
-        cases=((Symptom("length", "up", by=1.0), REWARD_NOT_UP),
-               (Symptom("length", "up", by=0.5), REWARD_FELL),
+        cases=((Symptom("length", "up", by=0.5), REWARD_FELL),
                (Symptom("truncated", "up", change=0.3, level=0.5), REWARD_NOT_UP)),
         diagnosis="completions grow without a gain in reward, up to the token limit",
         remedy="raise the token limit or penalize overlong completions; halve the learning rate",
@@ -193,7 +203,7 @@ DETECTORS = (
     ),
     Detector(
         name="entropy_explosion", changes=(SMALLER_STEP, COOLER), fatal=((REWARD_LOST,),),
-        cases=((Symptom("entropy", "up", by=2.0, change=0.3),),
+        cases=((Symptom("entropy", "up", by=2.0, level=2.0), REWARD_NOT_UP),
                (Symptom("entropy", "up", by=1.0, change=0.2), REWARD_FELL)),
         diagnosis="the policy drifts toward random tokens",
         remedy="halve the learning rate, lower the temperature, remove an entropy bonus",
@@ -201,11 +211,14 @@ DETECTORS = (
     ),
     Detector(
         name="entropy_collapse",
-        cases=((Symptom("entropy", "down", by=0.5), REWARD_NOT_UP),
-               (Symptom("entropy", "down", by=0.5), REWARD_FELL),
-               (Symptom("entropy", "down", by=0.95),)),
-        fatal=((Symptom("entropy", "down", by=0.5), REWARD_FELL),),
-        diagnosis="the policy is certain of every token and has stopped exploring",
+        # Entropy also falls when a task is being solved: a failure only if the reward falls, or
+        # if it stands while most groups are silent and the best batches show what is left to learn.
+        cases=((Symptom("entropy", "down", by=0.5), REWARD_FELL),
+               (Symptom("entropy", "down", by=0.6), Symptom("zero_signal", "above", level=0.6),
+                Symptom("zero_signal", "up", change=0.2), NO_PROGRESS, CAN_IMPROVE,
+                BATCH_EMPTY)),
+        fatal=((REWARD_LOST,),),
+        diagnosis="entropy has fallen and the reward does not rise: the policy no longer explores",
         remedy="widen the upper clip (epsilon_high 0.28), raise the temperature, or halve the "
         "learning rate",
         changes=(SMALLER_STEP, Change(field="objective.epsilon_high", act="at_least", value=0.28)),
@@ -237,19 +250,17 @@ DETECTORS = (
         source="prime-rl PR #1433: the AdamW group was silently empty",
     ),
     Detector(
-        name="reward_starvation", patience=3, fatal_patience=5,
-        cases=(
-            (Symptom("zero_signal", "above", level=0.8), Symptom("all_wrong", "above", level=0.7),
-             BATCH_EMPTY),
-            (Symptom("zero_signal", "above", level=0.8), Symptom("reward", "below", level=0.5),
-             REWARD_NOT_UP, BATCH_EMPTY),
-        ),
-        fatal=(
-            (Symptom("zero_signal", "above", level=0.95), Symptom("all_wrong", "above", level=0.9),
-             BATCH_EMPTY),
-            (Symptom("zero_signal", "above", level=0.95), Symptom("reward", "below", level=0.1),
-             BATCH_EMPTY),
-        ),
+        name="reward_starvation", patience=3, fatal_patience=8,
+        cases=((ALL_SILENT, ALWAYS_SILENT, Symptom("all_wrong", "above", level=0.7), BATCH_EMPTY),
+               (ALL_SILENT, ALWAYS_SILENT, Symptom("reward", "below", level=0.5), REWARD_NOT_UP,
+                CAN_IMPROVE, BATCH_EMPTY)),
+        fatal=((Symptom("zero_signal", "above", level=0.9, since="run"),
+                Symptom("zero_signal", "above", level=0.95),
+                Symptom("all_wrong", "above", level=0.9)),
+               (Symptom("zero_signal", "above", level=0.9, since="run"),
+                Symptom("zero_signal", "above", level=0.95),
+                Symptom("reward", "below", level=0.05),
+                Symptom("reward", "below", level=0.05, since="run"))),
         diagnosis="nearly every group is all wrong: there is nothing to learn from",
         remedy="use easier problems or more completions per prompt, or warm-start with sft",
         changes=(Change(field="rollout.generations", act="multiply", value=2),),
@@ -313,7 +324,7 @@ DETECTORS = (
         cases=((Symptom("heldout", "down", by=0.2, since="best"),),
                (Symptom("correct", "down", by=0.3, since="best"),)),
         fatal=((Symptom("heldout", "down", by=0.25, since="best"),),
-               (Symptom("correct", "down", by=0.4, since="best"),),
+               (Symptom("correct", "down", by=0.5, since="best"),),
                (FEWER_CORRECT, Symptom("top_share", "up", by=0.3, noise_share=JOINT)),
                (FEWER_CORRECT,
                 Symptom("heldout", "down", by=0.25, since="best", noise_share=JOINT))),
