@@ -216,6 +216,10 @@ class RunWatchConfig(Config, prefix="watch."):
 
     tries: int = setting(3, ge=1)
     """Rollbacks before --guard rollback gives up."""
+    precision: float = setting(0.95, ge=0, le=1)
+    """The guard acts only on alarms that are at least as likely to be right; others warn."""
+    detectors: Path | None = None
+    """TOML file with detectors of your own."""
     snr_every: int = setting(0, ge=0)
     """Measure the gradient's SNR every N steps (0: never), at about one more backward pass."""
 

@@ -13,14 +13,13 @@ from rich.text import Text
 from mesotron.config import WatchConfig, WatchSettings
 from mesotron.runs.files import read_rows
 from mesotron.watch.diagnosis import Diagnosis, diagnose
-from mesotron.watch.engine import scale_to_run_length
 from mesotron.watch.events import Event
 from mesotron.watch.guard import Monitor, merge_history
 from mesotron.watch.metrics import METRICS, canonical, own_name
 from mesotron.watch.readers import Log, Row, Stream, read_log
 
 STYLES = {"healthy": "green", "drifting": "yellow", "dead": "red", "warn": "yellow", "stop": "red",
-          "clear": "green"}  # fmt: skip
+          "clear": "green", "unknown": "yellow"}  # fmt: skip
 
 
 def run(config: WatchConfig) -> int:
@@ -33,8 +32,6 @@ def run(config: WatchConfig) -> int:
         log = follow(config, watcher, console)
     else:
         log = read_log(config.path, config.kind)
-        watcher.settings = scale_to_run_length(config.settings, len(log.rows))
-        watcher.restart()
         watcher.update(log.rows, log.actions)
     diagnosis = watcher.diagnosis(log)
     if config.out:
@@ -88,10 +85,7 @@ class Watcher:
                 f"{log.path} has no known metric (it has {some}): map them with --rename, as in "
                 "--rename reward=my_score"
             )
-        notes, warmup = list(log.notes), self.settings.warmup
-        if warmup < WatchSettings().warmup:
-            notes.append(f"short log of {len(m.rows)} rows: the first {warmup} are the baseline")
-        return diagnose(m.rows, m.engine, m.events, notes, m.actions)
+        return diagnose(m.rows, m.engine, m.events, log.notes, m.actions)
 
 
 def follow(config: WatchConfig, watcher: Watcher, console: Console) -> Log:
@@ -138,12 +132,7 @@ def show(diagnosis: Diagnosis, console: Console, with_events: bool) -> None:
         style = STYLES["stop" if action.checkpoint is None else "clear"]
         console.print(Text(action.sentence(), style))
     console.print(Text(diagnosis.text(), f"bold {STYLES[diagnosis.condition]}"))
-    if diagnosis.cause:
-        console.print(f"why: {diagnosis.diagnosis}")
-        console.print(f"what to do: {diagnosis.remedy}")
+    for line in diagnosis.explanation():
+        console.print(line)
     for note in diagnosis.notes:
         console.print(f"note: {note}")
-    if diagnosis.blind:
-        console.print("not checked, for lack of a metric:")
-        for name, missing in diagnosis.blind.items():
-            console.print(f"  {name.replace('_', ' ')}: {', '.join(missing)}")

@@ -5,7 +5,12 @@ Each detector names the public run or paper behind it. `engine` evaluates the ru
 decide on a stop were fitted on the tuning corpus of benchmarks/watch.
 """
 
-from dataclasses import dataclass
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from mesotron.watch.tracks import Symptom
@@ -25,6 +30,16 @@ class Change:
         if self.act == "multiply":
             return old * self.value
         return max(old, self.value) if self.act == "at_least" else self.value
+
+
+PRIOR = 4
+
+
+@cache
+def record() -> dict[str, dict[str, tuple[int, int]]]:
+    """Detector (or any) -> severity -> failed and healthy runs of the corpora in which it spoke,
+    as `benchmarks/watch/calibrate.py` counted them."""
+    return json.loads(Path(__file__).with_name("record.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +79,14 @@ class Detector:
         return tuple(dict.fromkeys(symptom.metric for symptom in symptoms))
 
     def confidence(self, severity: str) -> float:
-        return self.trust
+        """Share of its alarms that were right in the corpora. A short record counts together with
+        `PRIOR` alarms that were right as often as those of all detectors."""
+        if self.name not in record():
+            return self.trust
+        right, wrong = record()["any"][severity]
+        usual = (right + 1) / (right + wrong + 2)
+        right, wrong = record()[self.name][severity]
+        return round((right + PRIOR * usual) / (right + wrong + PRIOR), 3)
 
 
 SMALLER_STEP = Change(field="optim.lr", act="multiply", value=0.5)
@@ -104,7 +126,8 @@ DETECTORS = (
     ),
     Detector(
         name="update_explosion", changes=(SMALLER_STEP,),
-        cases=((Symptom("grad_norm", "up", by=9, since="high"),),
+        cases=((Symptom("grad_norm", "up", by=9),),
+               (Symptom("grad_norm", "up", by=9, since="high"),),
                (Symptom("update_ratio", "up", by=4),),
                (Symptom("kl", "up", by=9, change=0.1, since="high"),),
                (Symptom("ratio_high", "up", by=4, change=3, since="high"),)),
@@ -131,11 +154,38 @@ DETECTORS = (
         source="verl PR #7274: only the first 300 characters were searched for the answer",
     ),
     Detector(
+        name="sampler_mismatch", changes=(SMALLER_STEP,), fatal=((REWARD_LOST,),),
+        cases=((Symptom("gap_logp", "up", by=1.5, change=0.03),),
+               (Symptom("gap_logp", "above", level=0.2),),
+               (Symptom("gap_kl", "up", by=2, change=0.015),),
+               (Symptom("gap_kl", "above", level=0.1),),
+               (Symptom("gap_prob", "up", by=1.5, change=0.01),),
+               (Symptom("gap_ratio", "above", level=2.0),),
+               (Symptom("gap_ratio", "below", level=0.5),),
+               (Symptom("gap_ratio_max", "up", by=9, change=10),),
+               (Symptom("gap_cut", "up", change=0.2),)),
+        diagnosis="the sampler's probabilities differ from the trainer's more than at the start",
+        remedy="check the weight sync, top-p and temperature; cap or mask the importance ratio "
+        "(2 per token), use float16 or a float32 head in both engines, or halve the learning rate",
+        source="verl docs/algo/rollout_corr.md; arXiv 2510.26788; prime-rl #877 (gap, then "
+        "gibberish)",
+    ),
+    Detector(
+        name="stale_samples", changes=(SMALLER_STEP,), fatal=((REWARD_LOST,),),
+        cases=((Symptom("staleness", "up", by=1.0, change=2), REWARD_NOT_UP),
+               (Symptom("staleness", "above", level=8), REWARD_FELL)),
+        diagnosis="samples are many policy versions old",
+        remedy="sync the sampler's weights at every step, allow fewer off-policy steps, or halve "
+        "the learning rate",
+        source="prime-rl max_off_policy_steps (default 8)",
+    ),
+    Detector(
         name="structural_collapse", changes=(TWO_PART, SMALLER_STEP),
         cases=((Symptom("formatted", "down", by=0.3, change=0.15, since="best"),
                 Symptom("correct_unformatted", "up", change=0.1)),
                (Symptom("formatted", "down", by=0.5, since="best"),)),
-        fatal=((REWARD_LOST,), (Symptom("formatted", "down", by=0.6, since="best"),)),
+        fatal=((REWARD_LOST,),
+               (Symptom("formatted", "down", by=0.6, since="best"), REWARD_NOT_UP)),
         diagnosis="answers are correct but no longer in the format that the reward reads",
         remedy="reward the format separately (two_part) and halve the learning rate",
         source="verl #2150: a strict '####' format hides correct answers; Muon on a 0.5B model",
@@ -314,9 +364,9 @@ DETECTORS = (
     Detector(
         name="reward_collapse", changes=(SMALLER_STEP,), fatal=((REWARD_LOST,),),
         cases=((REWARD_FELL,),),
-        diagnosis="the reward has fallen from its best",
-        remedy="go back to the last healthy checkpoint with half the learning rate; log facts, "
-        "groups and entropy to see why",
+        diagnosis="the reward has fallen from its best, and nothing else that is logged shows why",
+        remedy="go back to the last healthy checkpoint with half the learning rate, and log what "
+        "is missing",
         source="open-r1 #257 and ConvSearch-R1 #6: reward falls to 0 after a few hundred steps",
     ),
     Detector(
@@ -345,3 +395,63 @@ DETECTORS = (
         source="verl #795: 230 steps in five days, slower toward the end",
     ),
 )  # fmt: skip
+
+
+def load_detectors(path: Path) -> tuple[Detector, ...]:
+    """Detectors of a TOML file: tables [[detector]] with the fields of `Detector`, where a case is
+    a list of tables with the fields of `Symptom`; metrics by our names or as they are logged.
+
+    Example:
+        [[detector]]
+        name = "tool_errors"
+        cases = [[{metric = "tools/failed", moved = "above", level = 0.3}]]
+        diagnosis = "a third of the tool calls fail"
+        remedy = "look at the sandbox"
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tuple(map(read_detector, tables["detector"]))
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} does not hold detectors: {error}") from None
+
+
+def read_detector(table: Mapping[str, Any]) -> Detector:
+    """A detector from a TOML table or a dict."""
+    known = {field.name for field in fields(Detector)}
+    if unknown := sorted(table.keys() - known):
+        raise ValueError(f"{unknown[0]!r} is not one of {', '.join(sorted(known))}")
+    cases = {key: tuple(tuple(Symptom(**symptom) for symptom in case) for case in table[key])
+             for key in ("cases", "fatal") if key in table}  # fmt: skip
+    changes = {"changes": tuple(Change(**change) for change in table.get("changes", ()))}
+    return Detector(**{**table, **cases, **changes})
+
+
+def with_own(own: Sequence[Detector]) -> tuple[Detector, ...]:
+    """The user's detectors, before ours; one with the name of ours replaces it."""
+    names = {detector.name for detector in own}
+    return (*own, *(detector for detector in DETECTORS if detector.name not in names))
+
+
+def explain(name: str, detectors: Sequence[Detector] = DETECTORS) -> str:
+    """Rule, corpus record, remedy and source of a detector, as `watch --explain` prints them."""
+    detector = next((one for one in detectors if one.name == name), None)
+    if detector is None:
+        names = ", ".join(one.name for one in detectors)
+        raise ValueError(f"{name!r} is not a detector: choose one of {names}")
+    lines = [f"{name}: {detector.diagnosis}"]
+    for word, cases in (("warns", detector.cases), ("stops", detector.fatal)):
+        for case in cases:
+            also = " in that case also" if word == "stops" else ""
+            rule = " and ".join(symptom.text() for symptom in case) or "always"
+            lines.append(f"  {word}{also} if {rule}")
+    counts = record().get(name)
+    for severity, (right, wrong) in (counts or {}).items():
+        lines.append(
+            f"corpora: {severity} in {right} failed and {wrong} healthy runs, "
+            f"probability {detector.confidence(severity):.2f}"
+        )
+    if counts is None:
+        lines.append(f"corpora: no record, trusted with {detector.trust:.2f}")
+    changes = ", ".join(f"{c.field} {c.act} {c.value}" for c in detector.changes)
+    lines += [f"remedy: {detector.remedy}", f"automatic: {changes or 'nothing'}"]
+    return "\n".join([*lines, f"source: {detector.source or 'your own'}"])

@@ -123,7 +123,9 @@ def diagnose(
     onset = useful = wasted = alarm = None
     unit = "steps"
     if cause:
-        alarm = next(e for e in reversed(ending) if e.detector == cause.name and e.began is not None)
+        alarm = next(
+            e for e in reversed(ending) if e.detector == cause.name and e.began is not None
+        )
         onset = max(alarm.began or first, first)
     if cause and condition == "dead":
         curve = reward_curve([row for row in rows if row["step"] > last_rollback])
@@ -199,8 +201,8 @@ def _is_seen(engine: Engine) -> bool:
 
 def _missing(engine: Engine, most: int = 3) -> tuple[str, ...]:
     lacking = {name for names in engine.blind().values() for name in names}
-    return tuple(name for name in WANTED if name in lacking or name == "heldout"
-                 and name not in engine.tracks)[:most]  # fmt: skip
+    return tuple(name for name in WANTED if name in lacking or (name == "heldout"
+                 and name not in engine.tracks))[:most]  # fmt: skip
 
 
 def _events_near_death(events: Sequence[Event], rows: Sequence[Row]) -> list[Event]:

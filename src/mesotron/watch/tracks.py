@@ -254,6 +254,30 @@ class Symptom:
             return False
         return moved >= noise * window.standard_error(self.since)
 
+    def text(self) -> str:
+        """The symptom in a few words: "reward down by 50% from its best"."""
+        since = {
+            "start": "its start",
+            "best": "its best",
+            "usual": "its recent past",
+            "high": "the highest tenth of its recent past",
+            "run": "the whole run",
+        }[self.since]
+        name, share = self.metric.replace("_", " "), f"{self.by:.0%}"
+        if self.moved in ("above", "below"):
+            out = f"{name} {self.moved} {self.level:g}"
+            out += " on average over the whole run" if self.since == "run" else ""
+        elif self.moved == "absent":
+            out = f"{name} is not logged"
+        elif self.moved in ("up", "down"):
+            limits = [share] * (self.by > 0) + [f"{self.change:g}"] * (self.change > 0)
+            out = f"{name} {self.moved} by {' and '.join(limits)} from {since}"
+            out += "" if self.level is None else f", past {self.level:g}"
+        else:
+            moved = "not up" if self.moved == "not_up" else "still"
+            out = f"{name} {moved} (within {share} of {since})"
+        return f"{out} (if logged)" if self.optional else out
+
     def onset(self, window: Window) -> int | None:
         """The first step of the change: an alarm comes late by its window and its patience.
 
