@@ -8,7 +8,10 @@ from mesotron.config.base import Config, setting
 from mesotron.config.optim import MAX_CUTOFF, OptimConfig, OptimizerName
 from mesotron.config.train import GpuName, ModelConfig, TaskConfig, TrainConfig, parse_duration
 
-LogKind = Literal["auto", "run", "trainer_state", "jsonl", "csv", "tensorboard", "console"]
+LogKind = Literal[
+    "auto", "run", "trainer_state", "jsonl", "csv", "tensorboard", "console", "wandb", "database",
+    "parquet", "mlflow",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

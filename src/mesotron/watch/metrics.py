@@ -320,6 +320,11 @@ def standard_row(row: Row) -> dict[str, float]:
     return out
 
 
+def is_known(name: str) -> bool:
+    """Whether a logged name stands for a metric."""
+    return bool(_matches(name))
+
+
 def sources(names: Iterable[str]) -> dict[str, list[str]]:
     """Which of the logged names each metric is read from."""
     best: dict[str, tuple[int, list[str]]] = {}
