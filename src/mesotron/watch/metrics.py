@@ -183,8 +183,9 @@ _UNITS: dict[str, Callable[[float], float]] = {
 
 STEP_NAMES = (
     "step", "global_step", "training/global_step", "train/global_step", "rollout/step",
-    "global_step/max_steps", "training_step", "train_step", "optimizer_step", "update_step",
-    "iteration", "iter", "update", "progress/batch", "_step",
+    "global_step/max_steps", "steps", "global_steps", "training_step", "train_step",
+    "optimizer_step", "update_step", "step_idx", "iteration", "training_iteration", "iter",
+    "update", "num_updates", "progress/batch", "batch_idx", "episode", "_step",
 )  # fmt: skip
 # Matching a pattern with two * against a name of a million letters would take minutes.
 MAX_NAME = 500
@@ -201,9 +202,9 @@ _NEUTRAL = (
 _REWARD_WORDS = (
     "total env ep eps episode episodic task raw rollout group outcome final combined sum "
     "trajectory traj critic sample sampled completion response objective generation selected fn "
-    "func function verifier rule weighted"
+    "func function verifier rule weighted runner ema running moving smoothed smooth"
 )
-_SHARE = "rate ratio frac fraction share is pct "
+_SHARE = "rate ratio frac fraction share i pct "
 _TEXT = "completion response generation generated gen output answer ac"
 
 
@@ -416,7 +417,8 @@ def _words(key: str) -> frozenset[str]:
     words = (word for word in re.split(r"[^a-z0-9@]+", spaced.lower()) if word)
     return frozenset(
         word[:-3] + "y" if word.endswith("ies")
-        else word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3
+        else word[:-2] if word.endswith("sses")
+        else word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 2
         else word for word in words
     )  # fmt: skip
 

@@ -456,7 +456,7 @@ def to_row(values: Mapping[str, Any]) -> Row:
     if best[0]:
         step = flat.pop(best[0])
         flat.pop("_step", None)
-        return {"_step" if best[1] == len(STEP_NAMES) - 1 else "step": step} | flat
+        return {"_step" if best[1] == CALLS else "step": step} | flat
     return flat
 
 
@@ -465,15 +465,12 @@ def _flat_names(keys: tuple[str, ...]) -> tuple[str, ...]:
     """The names of a row without nesting; LookupError if some are to be left out."""
     known = [_known_key(key) for key in keys]
     ranks = [rank for _, rank in known if rank is not None]
-    best, calls = min(ranks, default=None), len(STEP_NAMES) - 1
-    if (
-        not all(name for name, _ in known)
-        or ranks.count(best) > 1
-        or (calls in ranks and best != calls)
-    ):
+    best = min(ranks, default=CALLS)
+    twice = ranks.count(best) > 1 or (best != CALLS and CALLS in ranks)
+    if twice or not all(name for name, _ in known):
         raise LookupError
-    step = "_step" if best == calls else "step"
-    return tuple(step if rank is not None and rank == best else name for name, rank in known)
+    step = "_step" if best == CALLS else "step"
+    return tuple(step if rank == best else name for name, rank in known)
 
 
 def _flatten(
@@ -506,6 +503,7 @@ def _known_key(key: str) -> tuple[str, int | None]:
     return "" if plain in IGNORED else key, rank
 
 
+CALLS = len(STEP_NAMES) - 1  # rank of W&B's count of calls
 _STEP_RANKS = {plain_name(name): rank for rank, name in reversed([*enumerate(STEP_NAMES)])}
 
 

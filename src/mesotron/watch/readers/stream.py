@@ -54,6 +54,11 @@ class Stream:
         self._table = Table(self.log)
         self._unread: ValueError | None = None  # why a document could not be read last time
 
+    @property
+    def num_ready(self) -> int:
+        """Rows that will not change; the others may still get numbers of their steps."""
+        return self._table.num_ready
+
     def poll(self) -> int:
         """Read what is new; returns the number of new rows, or of all if `resumed` is set."""
         *earlier, last = self._open()
