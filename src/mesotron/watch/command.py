@@ -35,7 +35,8 @@ MOST_UNKNOWN = 50  # names in the JSON
 def run(config: WatchConfig) -> int:
     """Diagnose runs; the exit code is that of the worst verdict with `json`, 1 for a dead run with
     `check`, else 0."""
-    console = Console(highlight=False, soft_wrap=True, stderr=config.json)
+    quiet = config.json and not config.follow
+    console = Console(highlight=False, soft_wrap=True, stderr=config.json, quiet=quiet)
     runs = [config.path] if config.follow else find_runs(config.path, config.kind)
     alerts = open_alerts(config)
     try:

@@ -204,7 +204,7 @@ _REWARD_WORDS = (
     "trajectory traj critic sample sampled completion response objective generation selected fn "
     "func function verifier rule weighted runner ema running moving smoothed smooth"
 )
-_SHARE = "rate ratio frac fraction share i pct "
+_SHARE = "rate ratio frac fraction share is pct "
 _TEXT = "completion response generation generated gen output answer ac"
 
 

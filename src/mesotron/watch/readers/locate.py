@@ -17,6 +17,7 @@ from mesotron.watch.readers.parsers import (
     JsonLines,
     Parser,
     open_bytes,
+    read_bytes,
 )
 from mesotron.watch.readers.stores import Database, Mlflow, Parquet, Wandb
 
@@ -68,17 +69,13 @@ def find_runs(path: Path, kind: LogKind = "auto") -> list[Path]:
 
 
 def _runs_below(path: Path, kind: LogKind, depth: int) -> Iterator[Path]:
-    sources = _sources(path, kind)
-    if len(sources) == 1:
-        runs = find_runs(sources[0].files[0], sources[0].kind) if sources[0].is_file else [path]
+    if source := _run_of(path, kind):
+        runs = find_runs(source.files[0], source.kind) if source.is_file else [path]
         yield from runs if len(runs) > 1 else [path]
         return
-    for source in sources:
-        for file in source.files:
-            yield from find_runs(file, source.kind)
-    if not depth:
-        return
-    for child in sorted(islice(path.iterdir(), MAX_ENTRIES)):
+    for source in _files_of(path, kind):
+        yield from find_runs(source.files[0], source.kind)
+    for child in sorted(islice(path.iterdir(), MAX_ENTRIES)) if depth else ():
         # runs/last and wandb/latest-run are links to one of the others.
         if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
             yield from _runs_below(child, kind, depth - 1)
@@ -96,15 +93,15 @@ def locate(path: Path, kind: LogKind = "auto") -> Source:
                 raise ValueError(f"{path} has {len(parts)} runs: give one, as in {path}#{parts[0]}")
             return Source(source.kind, source.files, parts[0])
         return source
-    sources = _sources(path, kind)
-    if len(sources) == 1 and sources[0].is_file:
-        return Source(sources[0].kind, sources[0].files, locate(sources[0].files[0], kind).part)
-    if len(sources) == 1:
-        return sources[0]
+    source = _run_of(path, kind)
+    if source and source.is_file:
+        return Source(source.kind, source.files, locate(source.files[0], source.kind).part)
+    if source:
+        return source
     runs = find_runs(path, kind)
-    if len(runs) == 1:
-        return locate(runs[0], kind)
-    raise ValueError(f"{path} has {len(runs)} runs: give one, such as {runs[0]}")
+    if len(runs) > 1:
+        raise ValueError(f"{path} has {len(runs)} runs: give one, such as {runs[0]}")
+    return locate(runs[0], kind)
 
 
 def locate_file(path: Path, kind: LogKind) -> Source:
@@ -119,8 +116,8 @@ def locate_file(path: Path, kind: LogKind) -> Source:
     return Source(recognize(path) if kind == "auto" else kind, [path], part)
 
 
-def _sources(path: Path, kind: LogKind) -> list[Source]:
-    """The best kind of log in a folder: one source if it is a run, several if it has several."""
+def _run_of(path: Path, kind: LogKind) -> Source | None:
+    """The log of a folder that is the folder of one run."""
     run, state = path / "metrics.jsonl", path / "trainer_state.json"
     states = {
         int(number): file for file in path.glob("checkpoint-*/trainer_state.json")
@@ -135,15 +132,19 @@ def _sources(path: Path, kind: LogKind) -> list[Source]:
         ("mlflow", [path] if is_mlflow else []),
         ("tensorboard", [] if several else events),
     ]
-    for name, files in found:
-        if files and kind in ("auto", name):
-            return [Source(name, files)]
+    matching = (Source(name, files) for name, files in found if files and kind in ("auto", name))
+    return next(matching, None)
+
+
+def _files_of(path: Path, kind: LogKind) -> list[Source]:
+    """The log files in a folder, of the best kind that it has."""
     files = [file for file in sorted(islice(path.iterdir(), MAX_ENTRIES)) if file.is_file()]
-    for suffixes in (("wandb",), ("jsonl",), ("database",), ("parquet",), ("csv",)):
-        matching = [file for file in files if SUFFIXES.get(inner_suffix(file)) in suffixes]
-        if matching and kind in ("auto", suffixes[0]):
-            return [Source(suffixes[0], [file]) for file in matching]  # type: ignore[arg-type]
-    if kind in ("auto", "console") and not several:
+    kinds: tuple[LogKind, ...] = ("wandb", "jsonl", "database", "parquet", "csv")
+    for name in kinds:
+        matching = [file for file in files if SUFFIXES.get(inner_suffix(file)) == name]
+        if matching and kind in ("auto", name):
+            return [Source(name, [file]) for file in matching]
+    if kind in ("auto", "console"):
         consoles = [file for file in files if inner_suffix(file) in CONSOLES]
         given = kind == "console"
         return [Source("console", [file]) for file in consoles
@@ -202,7 +203,7 @@ def inner_suffix(path: Path) -> str:
 
 def _head(path: Path) -> bytes:
     with open_bytes(path) as file:
-        return file.read(PEEK)
+        return read_bytes(file, PEEK, path)
 
 
 def _is_console(head: bytes) -> bool:

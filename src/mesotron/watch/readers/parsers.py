@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -106,7 +107,7 @@ class LineParser(Parser):
         self._rest = b""
         with open_bytes(self.path) as file:
             file.seek(self.offset)
-            while data := file.read(BLOCK):
+            while data := read_bytes(file, BLOCK, self.path):
                 block, newline, self._rest = (self._rest + data).rpartition(b"\n")
                 if newline:
                     yield from self._parse_block(block)
@@ -186,7 +187,7 @@ class Document(Parser):
     def read(self) -> list[Row]:
         self.offset = self.path.stat().st_size
         with open_bytes(self.path) as file:
-            self._data = file.read(MAX_DOCUMENT + 1)
+            self._data = read_bytes(file, MAX_DOCUMENT + 1, self.path)
         if len(self._data) > MAX_DOCUMENT:
             raise ValueError(f"{self.path} is larger than {MAX_DOCUMENT} bytes: use its JSONL")
         return []
@@ -234,20 +235,24 @@ def _is_column(value: Any) -> bool:
 def _notebook_rows(cells: list[Any]) -> Iterator[Row]:
     """Rows of the tables and dictionaries in the outputs of a notebook."""
     console = Console(Path())
-    for cell in cells:
-        for output in cell.get("outputs") or [] if isinstance(cell, dict) else []:
-            data = output.get("data") or {} if isinstance(output, dict) else {}
-            html, text = _text(data.get("text/html")), _text(output.get("text"))
-            header: list[str] = []
-            for line in html.split("<tr")[1:]:
-                cells_of_row = re.findall(r"<t[hd][^>]{0,200}>([^<]{0,200})</t[hd]>", line)
-                if "<th" in line and "<td" not in line:
-                    header = [cell.strip() for cell in cells_of_row]
-                elif header and len(cells_of_row) == len(header):
-                    yield to_row(dict(zip(header, cells_of_row)))
-            for line in text.split("\n"):
-                yield from console.parse(line[:MAX_LINE])
+    for output in (each for cell in _dicts({"": cells}, "") for each in _dicts(cell, "outputs")):
+        data = output.get("data")
+        html = _text(data.get("text/html")) if isinstance(data, dict) else ""
+        header: list[str] = []
+        for line in html.split("<tr")[1:]:
+            texts = re.findall(r"<t[hd][^>]{0,200}>([^<]{0,200})</t[hd]>", line)
+            if "<th" in line and "<td" not in line:
+                header = [text.strip() for text in texts]
+            elif header and len(texts) == len(header):
+                yield to_row(dict(zip(header, texts)))
+        for line in _text(output.get("text")).split("\n"):
+            yield from console.parse(line[:MAX_LINE])
     yield from console.last()
+
+
+def _dicts(values: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    items = values.get(key)
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _text(value: Any) -> str:
@@ -295,7 +300,8 @@ class Csv(LineParser):
     def parts(cls, path: Path) -> list[str]:
         """The runs of a W&B chart: its columns are `<run> - <metric>`."""
         with open_bytes(path) as file:
-            line = file.readline(MAX_LINE).decode("utf-8-sig", errors="replace")
+            head = read_bytes(file, BLOCK, path).decode("utf-8-sig", errors="replace")
+        line = head.partition("\n")[0]
         cells = next(csv.reader([line.strip()]), [])
         runs = dict.fromkeys(cell.rpartition(" - ")[0] for cell in cells if " - " in cell)
         return list(runs) if len(runs) > 1 else []
@@ -434,6 +440,15 @@ def open_bytes(path: Path) -> IO[bytes]:
             raise ValueError(f"{path} is UTF-16 and larger than {MAX_DOCUMENT} bytes: convert it")
         return io.BytesIO(path.read_bytes().decode("utf-16", errors="replace").encode())
     return path.open("rb")
+
+
+def read_bytes(file: IO[bytes], count: int, path: Path) -> bytes:
+    try:
+        return file.read(count)
+    except EOFError:  # a compressed file that is cut off
+        return b""
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not a gzip file, or is damaged") from error
 
 
 def parse_pairs(text: str) -> Row:

@@ -207,6 +207,11 @@ class Table:
 
     def _append(self, row: Row, step: float) -> None:
         self._last = step
+        if len(self.rows) >= MAX_ROWS or (self._num_cells > MAX_CELLS and len(self.rows) > 1):
+            self.rows[:] = [average(self.rows[k : k + 2]) for k in range(0, len(self.rows), 2)]
+            self._num_cells = sum(map(len, self.rows))
+            self._bin *= 2
+            self.changed = True
         if self._bin > 1:
             self._open.append(row)
             if len(self._open) < self._bin:
@@ -214,11 +219,6 @@ class Table:
             row, self._open = average(self._open), []
         self.rows.append(row)
         self._num_cells += len(row)
-        if len(self.rows) > MAX_ROWS or (self._num_cells > MAX_CELLS and len(self.rows) > 1):
-            self.rows[:] = [average(self.rows[k : k + 2]) for k in range(0, len(self.rows), 2)]
-            self._num_cells = sum(map(len, self.rows))
-            self._bin *= 2
-            self.changed = True
 
     def _join_last(self, row: Row) -> bool:
         rows = self._open or self.rows
