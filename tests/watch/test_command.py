@@ -94,7 +94,7 @@ def test_the_interface_for_programs(tmp_path, capsys, rows, code, verdict):
     assert (record["schema"], record["verdict"], record["exit_code"]) == (SCHEMA, verdict, code)
     assert record["metrics"]["reward"] == ["reward"]
     assert record["rows"] == len(rows)
-    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "AGENTS.md").read_text()
     assert [name for name in record if f"`{name}`" not in page] == []
 
 

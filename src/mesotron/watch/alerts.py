@@ -27,7 +27,6 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
-from urllib.parse import urlsplit
 
 from mesotron.watch.events import Event
 
@@ -153,9 +152,8 @@ class Channel:
         self.failed = False
         needs_target = self.kind not in ("wandb", "trackio")
         if self.kind not in KINDS or needs_target != bool(self.target):
-            shown = self.kind if self.kind in KINDS else text.partition("/")[0][:40]
             raise ValueError(
-                f"alert {shown!r} is not one of webhook:$URL, slack:$URL, discord:$URL, "
+                f"alert {self.kind[:20]!r} is not one of webhook:$URL, slack:$URL, discord:$URL, "
                 "ntfy:$TOPIC, command:..., wandb, trackio"
             )
         if self.kind in ("webhook", "slack", "discord", "ntfy"):
@@ -170,17 +168,13 @@ class Channel:
                 raise ValueError(f"alert {self.kind}:${variable[1]}: export {variable[1]} first")
         if self.kind == "ntfy" and re.fullmatch(r"[-\w]{1,64}", target, re.ASCII):
             return f"https://ntfy.sh/{target}"
-        try:
-            parts = urlsplit(target)
-            is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
-        except ValueError:
-            is_url = False
-        if not is_url:
+        match = re.match(r"https?://(?:[^/?#@]*@)?(\[[\da-f:]+\]|[\w.-]+)", target, re.IGNORECASE)
+        if match is None:
             raise ValueError(f"alert {self.kind}: its address is no http or https URL")
-        if not variable and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        if not variable and match[1] not in ("localhost", "127.0.0.1", "[::1]"):
             raise ValueError(
-                f"alert {self.kind}: the address on {parts.hostname} acts as a password: export "
-                f"it as a variable and give {self.kind}:$NAME"
+                f"alert {self.kind}: the address on {match[1]} acts as a password: export it as a "
+                f"variable and give {self.kind}:$NAME"
             )
         return target
 

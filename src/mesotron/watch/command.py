@@ -65,7 +65,7 @@ class Result:
     names: set[str]  # in the log, ours added
 
     def record(self) -> dict[str, Any]:
-        """The JSON of --json and --out: docs/agents.md describes it."""
+        """The JSON of --json and --out: docs/AGENTS.md describes it."""
         verdict, code = VERDICTS[self.diagnosis.condition]
         unknown = sorted(name for name in self.names if name != "step" and not is_known(name))
         return {
