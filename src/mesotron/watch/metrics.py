@@ -370,11 +370,10 @@ def _matches(key: str) -> tuple[tuple[str, int, Callable[[float], float] | None]
     if len(key) > MAX_NAME:
         return ()
     plain = plain_name(key)
-    ranks: dict[str, int] = {}
-    for name, patterns in _PATTERNS.items():
-        place = next((k for k, pattern in enumerate(patterns) if pattern.fullmatch(plain)), None)
-        if place is not None:
-            ranks[name] = place
+    ranks = dict(_LISTED_NAMES.get(plain.lower(), ()))
+    for name, rank, pattern in _PATTERNS:
+        if rank < ranks.get(name, _LISTED) and pattern.fullmatch(plain):
+            ranks[name] = rank
     if plain.lower().rpartition("/")[2] in _STATISTICS.split():  # rewards/my_format/std
         ranks = {name: rank for name, rank in ranks.items() if name not in _PARTS}
     ranks = ranks or _by_words(key)
@@ -441,12 +440,13 @@ def own_name(name: str) -> str:
     return f"watch/{name}"
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    parts = (re.escape(part) for part in plain_name(name).split("*"))
-    return re.compile(".*".join(parts), re.IGNORECASE)
-
-
-_PATTERNS = {
-    metric.name: [_pattern(name) for name in (own_name(metric.name), *metric.names)]
-    for metric in METRICS.values()
-}
+_LISTED_NAMES: dict[str, dict[str, int]] = {}  # plain name -> metric -> rank
+_PATTERNS: list[tuple[str, int, re.Pattern[str]]] = []
+for _metric in METRICS.values():
+    for _rank, _name in enumerate((own_name(_metric.name), *_metric.names)):
+        _plain = plain_name(_name).lower()
+        if "*" in _plain:
+            _parts = map(re.escape, _plain.split("*"))
+            _PATTERNS.append((_metric.name, _rank, re.compile(".*".join(_parts), re.IGNORECASE)))
+        else:
+            _LISTED_NAMES.setdefault(_plain, {}).setdefault(_metric.name, _rank)

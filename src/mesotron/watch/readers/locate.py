@@ -34,8 +34,7 @@ SUFFIXES: dict[str, LogKind] = {
 CONSOLES = (".log", ".out", ".txt", ".err")
 PEEK = 2**16  # bytes to recognize a format by
 MAX_ENTRIES = 10_000  # searched at each level of a folder
-MAX_RUNS = 1000
-DEPTH = 4
+MAX_RUNS, MAX_FOLDERS, DEPTH = 1000, 5000, 4
 # Writers of one run, not runs.
 PHASES = {"runs", "train", "training", "eval", "val", "validation", "test"}
 
@@ -58,8 +57,9 @@ def find_runs(path: Path, kind: LogKind = "auto") -> list[Path]:
     if not path.is_dir():
         source = locate_file(path, kind)
         parts = PARSERS[source.kind].parts(source.files[0]) if source.part is None else []
-        return [path.with_name(f"{path.name}#{part}") for part in parts] or [path]
-    runs = list(islice(_runs_below(path, kind, DEPTH), MAX_RUNS))
+        names = [part for part in parts if part.isprintable() and 0 < len(part) < 200]
+        return [Path(f"{path}#{name}") for name in names] or [path]
+    runs = list(islice(_runs_below(path, kind), MAX_RUNS))
     if not runs:
         raise ValueError(
             f"{path} has no {'' if kind == 'auto' else f'{kind} '}log: looked for metrics.jsonl, "
@@ -68,17 +68,23 @@ def find_runs(path: Path, kind: LogKind = "auto") -> list[Path]:
     return runs
 
 
-def _runs_below(path: Path, kind: LogKind, depth: int) -> Iterator[Path]:
-    if source := _run_of(path, kind):
-        runs = find_runs(source.files[0], source.kind) if source.is_file else [path]
-        yield from runs if len(runs) > 1 else [path]
-        return
-    for source in _files_of(path, kind):
-        yield from find_runs(source.files[0], source.kind)
-    for child in sorted(islice(path.iterdir(), MAX_ENTRIES)) if depth else ():
+def _runs_below(root: Path, kind: LogKind) -> Iterator[Path]:
+    folders = [(root, 0)]
+    for _ in range(MAX_FOLDERS):
+        if not folders:
+            return
+        path, depth = folders.pop()
+        if source := _run_of(path, kind):
+            runs = find_runs(source.files[0], source.kind) if source.is_file else [path]
+            yield from runs if len(runs) > 1 else [path]
+            continue
+        for source in _files_of(path, kind):
+            yield from find_runs(source.files[0], source.kind)
         # runs/last and wandb/latest-run are links to one of the others.
-        if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
-            yield from _runs_below(child, kind, depth - 1)
+        children = islice(path.iterdir(), MAX_ENTRIES if depth < DEPTH else 0)
+        inside = (child for child in children if child.is_dir() and not child.is_symlink())
+        folders += [(child, depth + 1) for child in sorted(inside, reverse=True)
+                    if not child.name.startswith(".")]  # fmt: skip
 
 
 def locate(path: Path, kind: LogKind = "auto") -> Source:
@@ -105,10 +111,10 @@ def locate(path: Path, kind: LogKind = "auto") -> Source:
 
 
 def locate_file(path: Path, kind: LogKind) -> Source:
-    part = None
-    if not path.exists() and "#" in path.name:
-        name, _, part = path.name.rpartition("#")
-        path = path.with_name(name)
+    part, name = None, str(path)
+    for k in (k for k, letter in enumerate(name) if letter == "#" and not path.exists()):
+        if Path(name[:k]).is_file():
+            path, part = Path(name[:k]), name[k + 1 :]
     if not path.exists():
         raise ValueError(f"{path} does not exist: give a run folder or a log file")
     if not path.is_file():

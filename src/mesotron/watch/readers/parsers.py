@@ -317,7 +317,10 @@ class Console(LineParser):
     be wrapped, dictionaries on one line or several, with a numbered step before them or not, and
     `Step 3 | Loss 0.1 | Reward: 0.5`."""
 
-    _block = ""  # how the open row goes on: "verl", or "pairs" on lines under its step
+    def __init__(self, path: Path, part: str | None = None) -> None:
+        super().__init__(path, part)
+        self._block = ""  # how the open row goes on: "verl", or "pairs" on lines under its step
+        self._names: set[str] = set()
 
     def parse(self, line: str) -> list[Row]:
         # A progress bar overwrites its line again and again.
@@ -347,14 +350,20 @@ class Console(LineParser):
         elif step := STEP.search(part):
             row = {"step": float(step[1])}
             row = parse_named(part[: step.start()]) | parse_named(part[step.end() :]) | row
-            if any(map(is_known, row)):
+            if self._is_known(row):
                 rows.append(row)
             else:  # "Step 3:", with the numbers on the next lines
                 self._row, self._block = {"step": row["step"]}, "pairs"
         return rows
 
     def _take(self) -> list[Row]:
-        return [row for row in super()._take() if any(map(is_known, row))]
+        return [row for row in super()._take() if self._is_known(row)]
+
+    def _is_known(self, row: Row) -> bool:
+        """Whether a row has a metric; a text like "step 5: saved 3 files" has none."""
+        if len(self._names) < MAX_KEYS:
+            self._names |= row.keys()
+        return any(is_known(name) for name in row if name in self._names)
 
     def last(self) -> list[Row]:
         return self._take()
@@ -461,7 +470,7 @@ def to_row(values: Mapping[str, Any]) -> Row:
     """The numbers of a logged row: nested names are joined by /, the step is named "step", or
     "_step" where it is W&B's count of calls."""
     keys = tuple(values)
-    if {*map(type, values.values())} <= {int, float} and len(keys) < MAX_KEYS:
+    if {*map(type, values.values())} <= {int, float} and len(keys) < 500:
         try:
             return dict(zip(_flat_names(keys), map(float, values.values())))
         except (OverflowError, LookupError):  # an integer beyond the floats, or keys to ignore

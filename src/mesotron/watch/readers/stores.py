@@ -158,7 +158,8 @@ class Database(Whole):
             if "run_name" in columns:
                 query = "SELECT step, metrics FROM metrics WHERE run_name IS ? ORDER BY step, id"
                 for step, text in database.execute(query, (self.part,)):
-                    values = _json(text) if len(text) < MAX_LINE else None
+                    is_text = isinstance(text, str | bytes) and len(text) < MAX_LINE
+                    values = _json(text) if is_text else None
                     if isinstance(values, dict):
                         yield to_row({**values, "step": step})
                 return
@@ -196,37 +197,45 @@ class Parquet(Whole):
 
     @classmethod
     def parts(cls, path: Path) -> list[str]:
-        table = _open_parquet(path)
-        column = next((name for name in RUN_COLUMNS if name in table.schema_arrow.names), None)
-        if column is None:
-            return []
-        names = {str(name) for batch in table.iter_batches(columns=[column])
-                 for name in batch.column(0).unique().to_pylist()}  # fmt: skip
-        return sorted(names)[:1000]
+        run, rows = _read_parquet(path, only_runs=True)
+        return sorted({str(values[run]) for values in rows})[:1000] if run else []
 
     def finish(self) -> Iterator[Row]:
-        table = _open_parquet(self.path)
-        run = next((name for name in RUN_COLUMNS if name in table.schema_arrow.names), None)
-        for batch in table.iter_batches(batch_size=1024):
-            for values in batch.to_pylist():
-                if run is None or self.part is None or str(values[run]) == self.part:
-                    values.pop(run, None)
-                    yield to_row(values)
+        run, rows = _read_parquet(self.path)
+        for values in rows:
+            if run is None or str(values.pop(run, None)) == self.part:
+                yield to_row(values)
 
 
-def _open_parquet(path: Path) -> Any:
+def _read_parquet(
+    path: Path, only_runs: bool = False
+) -> tuple[str | None, Iterator[dict[str, Any]]]:
+    """The column that names the run, if there is one, and the rows of numbers and short texts."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise ValueError(f"{path} needs the reader of Parquet: pip install pyarrow") from error
+
+    def rows() -> Iterator[dict[str, Any]]:
+        try:
+            for batch in table.iter_batches(batch_size=1024, columns=columns):
+                yield from batch.to_pylist()
+        except (ArrowException, OSError) as error:
+            raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+
     try:
         table = ParquetFile(path)
     except (ArrowException, OSError) as error:
         raise ValueError(f"{path} is not Parquet: {str(error).splitlines()[0]}") from error
     if table.metadata.num_rows * table.metadata.num_columns > MAX_CELLS:
         raise ValueError(f"{path} has more than {MAX_CELLS} cells: export fewer metrics")
-    return table
+    types = {column.name: str(column.type) for column in table.schema_arrow}
+    run = next((name for name in RUN_COLUMNS if name in types), None)
+    texts = {"float", "double", "halffloat", "string", "large_string"}
+    plain = [name for name, kind in types.items() if kind in texts or "int" in kind]
+    columns = [run] if only_runs and run else plain
+    return run, rows()
 
 
 class Mlflow(Whole):

@@ -137,6 +137,7 @@ class Table:
         self._joins = log.kind not in ("run", "trainer_state")  # ours and Trainer's write in order
         self._names: set[str] = set()
         self._last, self._has_steps = -math.inf, False
+        self._epoch, self._offset = math.inf, 0.0  # of a step that begins again in each epoch
         self._lag = -1.0  # steps by which a row may be late; those rows are not ready yet
         self._num_counted, self._counted_names = 0, set[str]()
         self._bin, self._open, self._num_cells = 1, list[Row](), 0  # rows to average
@@ -158,6 +159,11 @@ class Table:
                 self._has_steps = True
                 for earlier in (*self.rows, *self._open):  # they were counted
                     earlier["step"] = self._last = min(step, earlier["step"])
+                    self.changed = True
+            if self._offset or step < self._last:
+                row, step = self._in_epoch(row, step)
+            if "epoch" in row:
+                self._epoch = row["epoch"]
             if step > self._last:
                 self._append(row, step)
             elif step < self._last:
@@ -204,6 +210,14 @@ class Table:
             self._counted_names |= numbers.keys()  # an evaluation belongs to the row before it
             step = float(self._num_counted)
         return {"step": step} | numbers
+
+    def _in_epoch(self, row: Row, step: float) -> tuple[Row, float]:
+        """A row with steps that go on where those of the epoch before ended."""
+        if step + self._offset < self._last and row.get("epoch", -math.inf) > self._epoch:
+            self._offset = self._last + 1 - step
+            self.note("steps begin again in each epoch: they are added up")
+        step += self._offset
+        return (row | {"step": step}) if self._offset else row, step
 
     def _append(self, row: Row, step: float) -> None:
         self._last = step
