@@ -219,11 +219,12 @@ def test_names_of_other_trainers_are_known():
 
 
 def test_the_best_source_wins_and_groups_are_combined():
-    assert canonical({"kl/start": 2.0, "kl": 1.0, "actor/ppo_kl": 3.0}) == {"kl": 1.0}
+    values = canonical({"kl/start": 2.0, "kl": 1.0, "actor/ppo_kl": 3.0})
+    assert values == {"kl": 1.0, "update_kl": 3.0}
     groups = {"optim/muon/update_rms": 1.0, "optim/adamw/update_rms": 3.0,
               "optim/muon/dead_blocks": 0.0, "optim/muon per_head/dead_blocks": 1.0}  # fmt: skip
     assert canonical(groups) == {"update_rms": 3.0, "dead_blocks": 0.5}
-    assert canonical({"reward_std": 1.0, "rewards/f/std": 2.0}) == {}
+    assert canonical({"reward_std": 1.0, "rewards/f/std": 2.0}) == {"reward_std": 1.0}
 
 
 # Tracks

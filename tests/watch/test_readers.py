@@ -160,6 +160,28 @@ def test_a_resumed_run_drops_the_rows_after_its_checkpoint(write):
     assert len(log.notes) == 1
 
 
+def test_steps_that_begin_again_in_each_epoch(write):
+    rows = [{"epoch": e, "step": k, "reward": 0.5} for e in range(3) for k in range(4)]
+    log = read_log(write("a.jsonl", as_jsonl(rows)))
+    assert [row["step"] for row in log.rows] == list(range(12))
+    # A resumed run repeats the epochs too.
+    rows = [{"epoch": k / 4, "step": k, "reward": 0.5} for k in (0, 1, 2, 3, 2, 3, 4)]
+    log = read_log(write("b.jsonl", as_jsonl(rows)))
+    assert [row["step"] for row in log.rows] == [0, 1, 2, 3, 4]
+
+
+def test_a_row_without_a_step_belongs_to_the_one_before(write):
+    rows = [
+        {"seed": 1.0},
+        {"step": 0, "reward": 0.1},
+        {"eval_reward": 0.3},
+        {"step": 5, "reward": 0},
+    ]
+    log = read_log(write("a.jsonl", as_jsonl(rows)))
+    assert log.rows == [{"step": 0, "seed": 1, "reward": 0.1, "eval_reward": 0.3},
+                        {"step": 5, "reward": 0}]  # fmt: skip
+
+
 # Malformed logs
 
 

@@ -220,6 +220,8 @@ class RunWatchConfig(Config, prefix="watch."):
     """The guard acts only on alarms that are at least as likely to be right; others warn."""
     detectors: Path | None = None
     """TOML file with detectors of your own."""
+    alerts: tuple[str, ...] = ()
+    """Where to send what is found, as in slack:$SLACK_URL (see mesotron watch --help)."""
     snr_every: int = setting(0, ge=0)
     """Measure the gradient's SNR every N steps (0: never), at about one more backward pass."""
 

@@ -45,7 +45,7 @@ from mesotron.runs.process import (
     num_processes,
 )
 from mesotron.runs.resume import Plan
-from mesotron.watch.budget import Meter
+from mesotron.watch.budget import Meter, limits_of
 from mesotron.watch.callback import Watch
 from mesotron.watch.settings import Setting, Settings, has_adapters
 
@@ -177,7 +177,7 @@ def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
     return Watch(
         parts.config.guard, run.path, trainer=trainer, tries=watch.tries,
         more=live_settings(trainer, parts), precision=watch.precision,
-        detectors=watch.detectors or (),
+        detectors=watch.detectors or (), alerts=watch.alerts, price=limits_of(parts.config).price,
     )  # fmt: skip
 
 

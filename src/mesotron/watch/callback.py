@@ -19,6 +19,7 @@ from mesotron.config import GuardName, RunWatchConfig, WatchSettings
 from mesotron.runs.folder import RunFolder
 from mesotron.watch import guard as decide
 from mesotron.watch import settings as live
+from mesotron.watch.alerts import Alerts
 from mesotron.watch.detectors import SMALLER_STEP, Change, Detector, load_detectors, with_own
 from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.engine import Engine, is_number
@@ -49,6 +50,8 @@ class Watch(TrainerCallback):
         more: settings that this trainer can change beyond those of `settings.settings_of`.
         precision: the guard acts only on alarms that are at least as likely to be right.
         detectors: your own, before ours, or a TOML file of them (`detectors.load_detectors`).
+        alerts: channels that get every event, as in "slack:$SLACK_URL" (see `alerts`).
+        price: dollars per hour of the machine, for the alerts.
 
     Attributes:
         stopped_by: the event that ended the run, or None.
@@ -65,6 +68,8 @@ class Watch(TrainerCallback):
         more: Settings | None = None,
         precision: float = RunWatchConfig.precision,
         detectors: Sequence[Detector] | Path | str = (),
+        alerts: Sequence[str] = (),
+        price: float | None = None,
     ) -> None:
         if guard not in GUARDS:
             raise ValueError(f"guard {guard!r} is not one of {', '.join(GUARDS)}")
@@ -77,6 +82,7 @@ class Watch(TrainerCallback):
         if isinstance(detectors, Path | str):
             detectors = load_detectors(Path(detectors))
         self.precision, self.detectors = precision, with_own(detectors)
+        self.alerts = Alerts(alerts, run=self.run.path.name if self.run else "", price=price)
         self._restart()
 
     def _restart(self) -> None:
@@ -167,6 +173,7 @@ class Watch(TrainerCallback):
         found = self.diagnosis()
         if found and state.is_world_process_zero and self.guard != "off":
             log.warning("; ".join([found.text(), *found.explanation()[: 2 * bool(found.cause)]]))
+        self.alerts.close()
 
     @property
     def last_healthy_checkpoint(self) -> int | None:
@@ -258,6 +265,8 @@ class Watch(TrainerCallback):
             self.run.append("events", item.record())
         if self.guard != "off":
             log.warning(item.sentence())
+        if isinstance(item, Event) and self.alerts.channels:
+            self.alerts.send(item)
 
 
 def has_broken_weights(model: torch.nn.Module, logs: Mapping[str, Any]) -> bool:

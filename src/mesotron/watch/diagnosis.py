@@ -19,8 +19,8 @@ Condition = Literal["healthy", "drifting", "dead", "unknown"]
 USEFUL, DAMAGED, LOST = 0.05, 0.1, 0.25
 # What shows whether a run learns, and the most useful other metrics, in this order.
 HEADLINES = ("reward", "correct", "heldout")
-WANTED = (*HEADLINES, "reward_std", "length", "entropy", "grad_norm", "kl", "truncated", "formatted",
-          "gap_logp")  # fmt: skip
+WANTED = (*HEADLINES, "reward_std", "length", "entropy", "grad_norm", "kl", "truncated",
+          "formatted", "gap_logp")  # fmt: skip
 # Rows after the first stop in which another stop may still be the cause: as many as a warning
 # lasts. What a dead run does later (repeat itself, starve) did not kill it.
 TOGETHER = 12
@@ -73,9 +73,14 @@ class Diagnosis:
 
     def text(self) -> str:
         text = ", ".join(
-            f"dead after step {phase.first}" if phase.condition == "dead" and phase is self.phases[-1]
-            else f"steps {phase.first}-{phase.last} {phase.condition}" for phase in self.phases
-        )  # fmt: skip
+            f"steps {phase.first}-{phase.last} {phase.condition}" for phase in self.phases[:-1]
+        )
+        last = self.phases[-1]
+        text += ", " if text else ""
+        if last.condition == "dead":
+            text += f"dead after step {last.first}"
+        else:
+            text += f"steps {last.first}-{last.last} {last.condition}"
         if self.condition == "unknown":
             text = f"cannot tell how steps {self.phases[0].first}-{self.phases[0].last} went"
         for action in self.actions:
@@ -123,9 +128,7 @@ def diagnose(
     onset = useful = wasted = alarm = None
     unit = "steps"
     if cause:
-        alarm = next(
-            e for e in reversed(ending) if e.detector == cause.name and e.began is not None
-        )
+        alarm = [e for e in ending if e.detector == cause.name and e.severity != "clear"][-1]
         onset = max(alarm.began or first, first)
     if cause and condition == "dead":
         curve = reward_curve([row for row in rows if row["step"] > last_rollback])

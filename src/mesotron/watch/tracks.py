@@ -81,7 +81,7 @@ class Window:
         levels = [(track.start, track.warmup)]
         for window in track.windows[-1:] if track.sparse else track.windows:
             if window.best is not None:
-                # The highest of many windows is the luckiest: without the luck to expect of so many.
+                # The highest of many windows is the luckiest: take off the luck to expect.
                 num = 1 if track.sparse else max(track.num_seen / window.size, 1.0)
                 luck = math.sqrt(2 * math.log(num) / window.size) * track.noise
                 levels.append((window.best - luck, window.size))
