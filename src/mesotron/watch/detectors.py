@@ -112,6 +112,9 @@ ALWAYS_SILENT = Symptom("zero_signal", "above", level=0.8, since="run")
 # standard errors twice are 4 together).
 JOINT = 0.7
 FEWER_CORRECT = Symptom("correct", "down", by=0.4, since="best", noise_share=JOINT)
+ONE_ANSWER: Case = (FEWER_CORRECT, Symptom("top_share", "up", by=0.3, noise_share=JOINT))
+BOTH_FELL: Case = (FEWER_CORRECT,
+                   Symptom("heldout", "down", by=0.25, since="best", noise_share=JOINT))  # fmt: skip
 ALWAYS: tuple[Case, ...] = ((),)
 
 # In order: when several fire together, the first is named as the cause.
@@ -346,7 +349,8 @@ DETECTORS = (
     ),
     Detector(
         name="constant_reward", patience=3, fatal_patience=8, fatal=ALWAYS,
-        cases=((Symptom("zero_signal", "above", level=0.97), Symptom("reward", "still", by=0.02)),),
+        cases=((Symptom("zero_signal", "above", level=0.97), Symptom("reward", "still", by=0.02),
+                Symptom("zero_signal", "above", level=0.95, since="run")),),
         diagnosis="in every group all rewards have been equal since the start",
         remedy="call the reward function on a correct and on a wrong completion: it does not "
         "distinguish them",
@@ -372,12 +376,9 @@ DETECTORS = (
     Detector(
         name="accuracy_collapse", patience=1 / 3, fatal_patience=1 / 3,
         cases=((Symptom("heldout", "down", by=0.2, since="best"),),
-               (Symptom("correct", "down", by=0.3, since="best"),)),
+               (Symptom("correct", "down", by=0.3, since="best"),), ONE_ANSWER, BOTH_FELL),
         fatal=((Symptom("heldout", "down", by=0.25, since="best"),),
-               (Symptom("correct", "down", by=0.5, since="best"),),
-               (FEWER_CORRECT, Symptom("top_share", "up", by=0.3, noise_share=JOINT)),
-               (FEWER_CORRECT,
-                Symptom("heldout", "down", by=0.25, since="best", noise_share=JOINT))),
+               (Symptom("correct", "down", by=0.5, since="best"),), ONE_ANSWER, BOTH_FELL),
         diagnosis="accuracy falls, whatever the reward says",
         remedy="go back to the checkpoint with the best held-out score and halve the learning "
         "rate; if the reward did not fall, it rewards something other than correct answers",

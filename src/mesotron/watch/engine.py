@@ -17,13 +17,13 @@ from mesotron.watch.metrics import METRICS, STEP_NAMES, canonical
 from mesotron.watch.tracks import WINDOWS, Symptom, Track, Window, is_finite
 
 # A warning may be wrong more often than a stop: it needs this share of the noise setting.
-WARN, STOP = 0.85, 1.0
+WARN, STOP = 0.9, 1.0
 # The longer a run, the more chances noise has to look like a change: the required share of the
 # noise setting grows with the logarithm of the number of values. Of runs of 2,000 rows or 200
 # evaluations in which nothing changes, about 2 in 100 are stopped, 5 at worst
 # (tests/watch/test_false_alarms.py).
 SPARSE_BASE, SPARSE_GROWTH = 0.65, 0.125
-ROW_BASE, ROW_GROWTH, FEW = 0.45, 0.1, 2.0
+ROW_BASE, ROW_GROWTH, FEW = 0.5, 0.1, 5.0
 # A warning is cleared after this many times its patience without a symptom; a stop after as many
 # rows in which the short window has recovered, whatever the noise.
 CLEAR = 4
@@ -144,9 +144,11 @@ class Engine:
         """Whether a batch had no signal, in a log without the share of such groups."""
         if "reward_std" in values:
             return values["reward_std"] <= NOTHING
-        track = self.tracks.get("reward")
-        is_same = track is not None and bool(track.recent) and track.recent[-1] == values["reward"]
-        return is_same and values.get("grad_norm", 0.0) <= NOTHING
+        track, gradient = self.tracks.get("reward"), values.get("grad_norm")
+        if track is None or not track.recent or track.recent[-1] != values["reward"]:
+            return False
+        # The same mean to the last digit: without a gradient, or where a failure is paid.
+        return values["reward"] <= 0 if gradient is None else gradient <= NOTHING
 
     def window(self, metric: str, scale: int = 0) -> Window | None:
         """The short (0) to long window of a metric; None until it is full."""
@@ -185,8 +187,10 @@ class Engine:
         count.quiet = 0 if lasts else count.quiet + 1
         rows = 1.0 if any(map(is_sparse, detector.metrics)) else float(self.settings.patience)
         if count.quiet >= CLEAR * max(self.settings.patience * detector.patience, rows):
-            count.severity = "clear"
-            return [self._event(detector, (), 0)]
+            # Where longer windows still remember it, a stop becomes a warning first.
+            left = next((case for case, num in zip(detector.cases, count.present) if num), ())
+            count.severity, count.quiet = ("warn" if left else "clear"), 0
+            return [self._event(detector, left, self._scale_of(left, WARN) or 0)]
         return []
 
     def _new_severity(self, detector: Detector, count: "Counts", k: int) -> Severity | None:

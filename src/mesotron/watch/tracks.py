@@ -9,6 +9,8 @@ import math
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from statistics import NormalDist
 from typing import Any, Literal
 
 Since = Literal["start", "best", "usual", "high", "run"]
@@ -82,8 +84,8 @@ class Window:
         for window in track.windows[-1:] if track.sparse else track.windows:
             if window.best is not None:
                 # The highest of many windows is the luckiest: take off the luck to expect.
-                num = 1 if track.sparse else max(track.num_seen / window.size, 1.0)
-                luck = math.sqrt(2 * math.log(num) / window.size) * track.noise
+                num = 1 if track.sparse else track.num_seen // window.size
+                luck = expected_maximum(num) / math.sqrt(window.size) * track.noise
                 levels.append((window.best - luck, window.size))
         return max(levels)
 
@@ -243,6 +245,8 @@ class Symptom:
         required = self.by * max(abs(reference), abs(window.reference("start") or 0.0))
         if self.moved == "down":
             required = self.by * (reference - window.track.floor)
+            if reference - window.track.windows[0].now < required / 2:
+                return False  # a long window lags behind a rise and remembers what is over
         if self.moved == "still":
             near_zero = self.level is not None and abs(window.now) <= self.level
             return near_zero or abs(distance) <= required
@@ -342,6 +346,12 @@ def deviation(values: Sequence[float]) -> float:
         return 0.0
     kept = bends[: len(bends) - len(bends) // 10]
     return sum(kept) / len(kept) / TRIMMED_BEND * (1 + 1 / math.sqrt(len(bends)))
+
+
+@lru_cache(maxsize=4096)
+def expected_maximum(num: int) -> float:
+    """Of so many normal values of deviation 1 (Blom 1958)."""
+    return NormalDist().inv_cdf((num - 0.375) / (num + 0.25)) if num > 1 else 0.0
 
 
 def slow_deviation(values: Sequence[float]) -> float:
