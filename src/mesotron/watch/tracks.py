@@ -27,6 +27,7 @@ BLOCK, MIN_BLOCKS = 5, 12  # rows per block, blocks: for noise that lasts longer
 LASTING = 0.4  # fits noise that decays by 0.3 or by 0.6 per row
 MEDIAN_BEND = 1.652  # median of |x - 2y + z| in normal noise of deviation 1
 HIGH = 0.9  # share of the earlier values below the high level
+NOTHING = 1e-9  # share of a level that is only rounding
 LOWEST = 32  # values remembered for the floor
 MANY, OUTLIER = 20, 100  # values before a square is limited to this multiple of the usual one
 POOLED = 3  # values in the long window of a sparse metric
@@ -211,8 +212,8 @@ class Symptom:
         level: the present value must also be past this.
         floor: a present value past this is enough: the backstop for a bad baseline.
         since: start is the run's first rows, best its highest plateau, usual its recent past, high
-            what nine of ten recent values stayed below. With above or below, run is the mean of
-            all values instead of the latest.
+            what nine of ten recent values stayed below, run all of it: with above or below the
+            mean of all values counts, with still the lowest of them.
         noise_share: share of the required noise margin; below 1 next to an independent symptom,
             since chance would have to move both.
         optional: counts as present in a run that never logs the metric.
@@ -237,6 +238,8 @@ class Symptom:
             return self._is_past(now, self.level)
         if self.floor is not None and self._is_past(window.now, self.floor):
             return True
+        if self.moved == "still" and self.since == "run":
+            return window.now - window.track.lowest[0] <= self.by * abs(window.now)
         reference = window.reference(self.since)
         if reference is None or (self.since == "high" and reference <= 0):
             return False
@@ -245,7 +248,9 @@ class Symptom:
         required = self.by * max(abs(reference), abs(window.reference("start") or 0.0))
         if self.moved == "down":
             required = self.by * (reference - window.track.floor)
-            if reference - window.track.windows[0].now < required / 2:
+            if reference - window.track.windows[0].now < max(
+                required / 2, NOTHING * abs(reference)
+            ):
                 return False  # a long window lags behind a rise and remembers what is over
         if self.moved == "still":
             near_zero = self.level is not None and abs(window.now) <= self.level
