@@ -11,6 +11,7 @@ import pytest
 import torch
 from peft import get_peft_model
 
+from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.cli import COMMANDS, parse
 from mesotron.config import EvalConfig, ModelConfig, TaskConfig
 from mesotron.rlvr import evaluate as command
@@ -42,7 +43,6 @@ from mesotron.rlvr.scores import (
 )
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem
-from mesotron.rlvr.tiny import build_network, build_tokenizer
 from mesotron.runs import RunFolder
 from mesotron.runs.checkpoints import writing
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.config import ModelConfig, TaskConfig
 from mesotron.optim.device import choose_device
 from mesotron.rlvr import models as converted
@@ -18,7 +19,6 @@ from mesotron.rlvr.models import TINY_WEIGHTS, choose_dtype, load_model, locate
 from mesotron.rlvr.prompts import build_prompt, render
 from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.tasks.problem import Problem
-from mesotron.rlvr.tiny import build_network, build_tokenizer
 
 TEXTS = ["Mia has 12 apples. 3 + 4 = 7"] * 9
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.config import ModelConfig, OptimConfig, SftConfig, TaskConfig
 from mesotron.rlvr import train
 from mesotron.rlvr.dataset import IGNORED, make_demonstrations, reading_order
 from mesotron.rlvr.tasks.load import load_task
-from mesotron.rlvr.tiny import build_network, build_tokenizer
 from mesotron.runs import RunFolder
 from mesotron.runs.resume import settings_to_resume
 from support.rlvr_tiny import same

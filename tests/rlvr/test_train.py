@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.tiny_model import build_tokenizer
 from mesotron import cli
 from mesotron.config import RewardConfig, RolloutConfig, TaskConfig, TrainConfig
 from mesotron.rlvr import session, spending, train
@@ -28,7 +29,6 @@ from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.prompts import solved_text
 from mesotron.rlvr.session import live_settings
 from mesotron.rlvr.tasks import arith
-from mesotron.rlvr.tiny import build_tokenizer
 from mesotron.runs import RunFolder
 from mesotron.watch.budget import Limits, Meter
 from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART

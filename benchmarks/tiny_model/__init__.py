@@ -1,4 +1,4 @@
-"""The shipped tiny model: `weights/`, made by `python -m mesotron.rlvr.tiny` (docs/tiny.md)."""
+"""The network and tokenizer of the shipped tiny model (src/mesotron/rlvr/tiny/weights)."""
 
 from __future__ import annotations
 

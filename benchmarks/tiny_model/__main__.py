@@ -1,4 +1,4 @@
-"""Make the shipped tiny model: `python -m mesotron.rlvr.tiny FOLDER`.
+"""Make the shipped tiny model: `python -m benchmarks.tiny_model FOLDER`.
 
 Trains a tokenizer on arith's problems, then a random network with `mesotron sft`. Half of the
 demonstrations give the answer outside the format, and training ends early: the model can do more
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
+from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.config import ModelConfig, OptimConfig, SftConfig, TaskConfig
 from mesotron.rlvr import train
 from mesotron.rlvr.models import load_model
 from mesotron.rlvr.prompts import loose_text, solved_text
 from mesotron.rlvr.tasks.load import load_task
-from mesotron.rlvr.tiny import build_network, build_tokenizer
 from mesotron.runs import newest_whole
 
 
