@@ -5,10 +5,13 @@ import logging
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerControl, TrainerState
 
-from mesotron import cli
+from mesotron import Watch, cli
+from mesotron.config.train import RunWatchConfig
 from mesotron.watch.alerts import MOST_PER_HOUR, QUIET, Alerts
 from mesotron.watch.events import Event, Evidence
 from support.watch_streams import FAILURES
@@ -160,6 +163,37 @@ def test_channels_that_cannot_be_used(channel, match, tmp_path, capsys):
     error = capsys.readouterr().err
     assert match in error
     assert "secret" not in error
+
+
+def watched(channels) -> Watch:
+    """A watch that has seen a run collapse."""
+    watch, state, control = Watch("stop", alerts=channels), TrainerState(), TrainerControl()
+    args = SimpleNamespace(output_dir="outputs/demo")
+    watch.on_train_begin(args, state, control)
+    for row in FAILURES["reward_collapse"](0):
+        state.global_step = int(row["step"])
+        watch.on_log(args, state, control, logs={"loss": 0.0, **row})
+    watch.on_train_end(args, state, control)
+    return watch
+
+
+def test_a_watch_sends_its_events_and_does_not_need_to(server, monkeypatch):
+    monkeypatch.setenv("HOOK", f"{server.url}/hook")
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
+        dead = f"webhook:http://localhost:{closed.server_port}"
+    watch = watched(["webhook:$HOOK"])
+    payloads = [json.loads(body) for _, _, body in server.posts]
+    sent = {(each["detector"], each["severity"]) for each in payloads}
+    assert (watch.stopped_by.detector, "stop") in sent
+    assert payloads[0]["run"] == "demo"
+    assert watched([dead]).events == watch.events == watched([]).events
+
+
+def test_configs_hold_no_address():
+    assert RunWatchConfig(alerts=("slack:$SLACK_URL",)).alerts == ("slack:$SLACK_URL",)
+    with pytest.raises(ValueError, match="password") as error:
+        RunWatchConfig(alerts=("slack:https://hooks.slack.com/secret",))
+    assert "secret" not in str(error.value)
 
 
 def test_the_command_sends_the_diagnosis(server, tmp_path, capsys):

@@ -6,7 +6,14 @@ from typing import Literal
 
 from mesotron.config.base import Config, setting
 from mesotron.config.optim import MAX_CUTOFF, OptimConfig, OptimizerName
-from mesotron.config.train import GpuName, ModelConfig, TaskConfig, TrainConfig, parse_duration
+from mesotron.config.train import (
+    GpuName,
+    ModelConfig,
+    TaskConfig,
+    TrainConfig,
+    check_alert,
+    parse_duration,
+)
 
 LogKind = Literal[
     "auto", "run", "trainer_state", "jsonl", "csv", "tensorboard", "console", "wandb", "database",
@@ -157,6 +164,10 @@ class WatchConfig(Config):
     explain: str | None = None
     """Print rule, record and remedy of this detector, and exit."""
     settings: WatchSettings = WatchSettings()
+
+    def check_fields(self) -> None:
+        for text in self.alerts:
+            check_alert(text)
 
 
 @dataclass(frozen=True, kw_only=True)
