@@ -180,6 +180,8 @@ class ReportConfig(Config):
     """The HTML file (unset: report.html in the run's folder, or here for several runs)."""
     live: bool = False
     """Rewrite the page while the runs go on; an open browser page follows."""
+    rename: tuple[str, ...] = ()
+    """Metric names, as in mesotron watch --rename."""
     every: float = setting(10.0, gt=0)
     """Seconds between updates with --live."""
 

@@ -287,7 +287,8 @@ def runs_table(runs: Sequence[Run]) -> Block:
         score, condition = summary.final_score(run), run.condition or ""
         state = condition if run.result else f"{condition} (unfinished)".strip()
         reached, cost = f"{score.label} {score.text}" if score else "", summary.cost_of(run)
-        rows.append([cell(run.name, style=index), reached, state, str(run.last_step), cost])
+        shown = cell(state, css="stop") if condition == "dead" else state
+        rows.append([cell(run.name, style=index), reached, shown, str(run.last_step), cost])
     return table(["run", "result", "watch", "steps", "cost"], rows, "Runs")
 
 

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.text import Text
 
 from mesotron.config import WatchConfig, WatchSettings
-from mesotron.config.base import suggest
 from mesotron.runs.files import read_rows
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.detectors import DETECTORS, Detector, explain, load_detectors, with_own
@@ -184,10 +183,7 @@ class Watcher:
 
     def diagnosis(self, log: Log) -> Diagnosis:
         m, names = self.monitor, self.names
-        for ours, theirs in names.given.items():
-            if theirs not in names.seen:
-                close = suggest(theirs, names.seen)
-                raise ValueError(f"--rename {ours}={theirs}: no row has {theirs}{close}")
+        names.check()
         unknown = sorted(names.seen - {"step"})
         if not any(canonical(row) for row in m.rows):
             some = ", ".join(suggest_names(unknown) or unknown[:12]) or "no numbers"

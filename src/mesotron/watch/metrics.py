@@ -167,6 +167,9 @@ _TABLE = (
     Metric("update_ratio", "RMS change of a weight over the learning rate"),
 )  # fmt: skip
 METRICS = {metric.name: metric for metric in _TABLE}
+_STANDARD = {metric.name: next(iter(metric.names), metric.name) for metric in _TABLE}
+_STANDARD["heldout"] = "eval/accuracy"  # not known to be greedy
+_NATIVE = {*_STANDARD.values(), "eval/greedy"}
 
 # Other units, by plain name.
 _UNITS: dict[str, Callable[[float], float]] = {
@@ -311,13 +314,16 @@ def standard_row(row: Row) -> dict[str, float]:
     """A row under the names of our own logs, for charts; unknown names are kept.
 
     Example:
-        >>> standard_row({"train/rewards_avg": 0.5, "response_length/mean": 80.0, "my/thing": 1.0})
-        {'my/thing': 1.0, 'reward': 0.5, 'completions/mean_length': 80.0}
+        >>> standard_row({"rewards_avg": 0.5, "response_length/mean": 80.0, "train/thing": 1.0})
+        {'thing': 1.0, 'reward': 0.5, 'completions/mean_length': 80.0}
     """
-    out = {key: value for key, value in row.items() if not _matches(key)}
+    used = sources(row)
+    foreign = {name for name, keys in used.items() if not _NATIVE & set(keys)}
+    taken = {key for name in foreign for key in used[name] if key not in _NATIVE}
+    out = {plain_name(key): value for key, value in row.items() if key not in taken}
     for name, value in canonical(row).items():
-        if METRICS[name].names:
-            out.setdefault(METRICS[name].names[0], value)
+        if name in foreign or name not in used:
+            out.setdefault(_STANDARD[name], value)
     return out
 
 

@@ -79,6 +79,13 @@ class Names:
         self.reward_from = [] if mapped else guess_reward(sorted(self.seen))
         return self.reward_from != before
 
+    def check(self) -> None:
+        """Refuse a given name that no row has."""
+        for ours, theirs in self.given.items():
+            if theirs not in self.seen:
+                close = suggest(theirs, self.seen)
+                raise ValueError(f"--rename {ours}={theirs}: no row has {theirs}{close}")
+
     def apply(self, row: Mapping[str, float]) -> Row:
         out = dict(row)
         for ours, theirs in self.mapped.items():
