@@ -8,6 +8,7 @@ import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -471,10 +472,8 @@ def to_row(values: Mapping[str, Any]) -> Row:
     "_step" where it is W&B's count of calls."""
     keys = tuple(values)
     if {*map(type, values.values())} <= {int, float} and len(keys) < 500:
-        try:
+        with suppress(OverflowError, LookupError):  # an integer beyond the floats; keys to ignore
             return dict(zip(_flat_names(keys), map(float, values.values())))
-        except (OverflowError, LookupError):  # an integer beyond the floats, or keys to ignore
-            pass
     flat: Row = {}
     best = _flatten("", values, flat, MAX_DEPTH, ("", len(STEP_NAMES)))
     if best[0]:
