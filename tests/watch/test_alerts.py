@@ -5,10 +5,9 @@ import logging
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import SimpleNamespace
 
 import pytest
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from mesotron import Watch, cli
 from mesotron.config.train import RunWatchConfig
@@ -168,7 +167,7 @@ def test_channels_that_cannot_be_used(channel, match, tmp_path, capsys):
 def watched(channels) -> Watch:
     """A watch that has seen a run collapse."""
     watch, state, control = Watch("stop", alerts=channels), TrainerState(), TrainerControl()
-    args = SimpleNamespace(output_dir="outputs/demo")
+    args = TrainingArguments("outputs/demo", use_cpu=True, report_to="none")
     watch.on_train_begin(args, state, control)
     for row in FAILURES["reward_collapse"](0):
         state.global_step = int(row["step"])

@@ -26,6 +26,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from mesotron.config import check_alert
@@ -47,7 +48,7 @@ class Alerts:
     Args:
         channels: see the top of this file.
         run: the run's name, in each alert.
-        link: address of the run's page.
+        link: address of the run's page; a file is named once it exists.
         price: dollars per hour of the machine: what a dead run loses.
         clock: seconds, for the limits on how often something is sent.
 
@@ -109,6 +110,7 @@ class Alerts:
         name = event.detector.replace("_", " ")
         state = {"stop": "is dead", "warn": "shows signs of trouble", "clear": "has recovered"}
         lost = self.price if event.severity == "stop" else None
+        link = self.link if "://" in self.link or Path(self.link).is_file() else ""
         evidence = [item.text() for item in event.evidence]
         lines = [
             f"{event.diagnosis[:1].upper()}{event.diagnosis[1:]}.",
@@ -116,7 +118,7 @@ class Alerts:
             f"Evidence: {', '.join(evidence)}." if evidence else "",
             f"Each further hour costs ${lost:.2f}." if lost else "",
             f"What to do: {event.remedy}." if event.severity != "clear" else "",
-            self.link,
+            link,
         ]
         return {
             "schema": SCHEMA,
@@ -132,7 +134,7 @@ class Alerts:
             "remedy": event.remedy,
             "changes": list(event.changes),
             "dollars_per_hour": lost,
-            "link": self.link or None,
+            "link": link or None,
         }
 
     def _work(self) -> None:

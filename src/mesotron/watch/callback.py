@@ -82,7 +82,10 @@ class Watch(TrainerCallback):
         if isinstance(detectors, Path | str):
             detectors = load_detectors(Path(detectors))
         self.precision, self.detectors = precision, with_own(detectors)
-        self.alerts = Alerts(alerts, run=self.run.path.name if self.run else "", price=price)
+        name, page = "", ""
+        if self.run is not None:
+            name, page = self.run.path.name, str(self.run.path.resolve() / "report.html")
+        self.alerts = Alerts(alerts, run=name, link=page, price=price)
         self._restart()
 
     def _restart(self) -> None:
@@ -113,6 +116,7 @@ class Watch(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Start fresh; on a resumed run, replay what it has logged before."""
         self._restart()
+        self.alerts.run = self.alerts.run or Path(getattr(args, "output_dir", "") or "").name
         checkpoints = self._checkpoints() if state.global_step else ()
         known = [step for step in checkpoints if step <= state.global_step]
         self.monitor.replay(_history(state), known)

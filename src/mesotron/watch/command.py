@@ -238,10 +238,9 @@ def own_detectors(config: WatchConfig) -> tuple[Detector, ...]:
 
 
 def open_alerts(config: WatchConfig) -> Alerts:
-    page = config.path / "report.html"
-    link = config.link or (str(page.resolve()) if page.is_file() else "")
-    name = config.path.resolve().name
-    return Alerts(config.alerts, run=name, link=link, price=config.price)
+    path = config.path.resolve()
+    link = config.link or str(path / "report.html")
+    return Alerts(config.alerts, run=path.name, link=link, price=config.price)
 
 
 def show(diagnosis: Diagnosis, console: Console, with_events: bool) -> None:
