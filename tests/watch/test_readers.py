@@ -275,6 +275,22 @@ def test_polling_a_growing_log(write):
     assert stream.log.notes == []
 
 
+def test_rows_of_two_processes_are_joined_while_they_are_written(write):
+    a = [{"step": k, "reward": k / 10, "time": 1} for k in range(1, 9)]
+    b = [{"step": k, "entropy": 1.0, "loss": 0.5, "time": 2} for k in range(1, 9)]
+    order = [a[0], a[1], b[0], a[2], b[1], b[2], a[3], a[4], b[3], *a[5:], *b[4:]]
+    path, taken = write("metrics.jsonl", b""), []
+    growing = Stream(path, "jsonl")
+    for k in range(1, len(order) + 2):
+        path.write_text(as_jsonl(order[:k]))
+        count = growing.poll() if k <= len(order) else growing.finish()
+        new = growing.log.rows[growing.num_ready - count : growing.num_ready]
+        taken = [dict(row) for row in new] if growing.resumed else [*taken, *map(dict, new)]
+    assert taken == read_log(write("whole.jsonl", as_jsonl(order))).rows
+    assert [row["step"] for row in taken] == list(range(1, 9))
+    assert all(len(row) == 5 and row["time"] == 1 for row in taken)
+
+
 def test_several_event_files_are_one_log(tmp_path):
     write_events(tmp_path / "events.out.tfevents.100.host", ROWS[:3])
     stream = Stream(tmp_path)

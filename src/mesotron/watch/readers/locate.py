@@ -60,6 +60,8 @@ def find_runs(path: Path, kind: LogKind = "auto") -> list[Path]:
         names = [part for part in parts if part.isprintable() and 0 < len(part) < 200]
         return [Path(f"{path}#{name}") for name in names] or [path]
     runs = list(islice(_runs_below(path, kind), MAX_RUNS))
+    if not runs and kind == "auto":  # a console beside a log is the same run
+        runs = list(islice(_runs_below(path, "console"), MAX_RUNS))
     if not runs:
         raise ValueError(
             f"{path} has no {'' if kind == 'auto' else f'{kind} '}log: looked for metrics.jsonl, "
@@ -131,10 +133,12 @@ def _run_of(path: Path, kind: LogKind) -> Source | None:
     }  # fmt: skip
     newest = [states[max(states)]] if states else []  # a TRL output folder is one run
     events, several = _event_files(path)
+    wandb = sorted(path.glob("*.wandb"))[:2]
     is_mlflow = (path / "meta.yaml").is_file() and (path / "metrics").is_dir()
     found: list[tuple[LogKind, list[Path]]] = [
         ("run", [run] if run.is_file() else []),
         ("trainer_state", [state] if state.is_file() else newest),
+        ("wandb", wandb if len(wandb) == 1 else []),
         ("mlflow", [path] if is_mlflow else []),
         ("tensorboard", [] if several else events),
     ]
@@ -150,12 +154,9 @@ def _files_of(path: Path, kind: LogKind) -> list[Source]:
         matching = [file for file in files if SUFFIXES.get(inner_suffix(file)) == name]
         if matching and kind in ("auto", name):
             return [Source(name, [file]) for file in matching]
-    if kind in ("auto", "console"):
-        consoles = [file for file in files if inner_suffix(file) in CONSOLES]
-        given = kind == "console"
-        return [Source("console", [file]) for file in consoles
-                if not file.is_symlink() and (given or _is_console(_head(file)))]  # fmt: skip
-    return []
+    consoles = [file for file in files if inner_suffix(file) in CONSOLES and not file.is_symlink()]
+    is_given = kind == "console"
+    return [Source("console", [file]) for file in consoles if is_given and _is_console(_head(file))]
 
 
 def _event_files(path: Path) -> tuple[list[Path], bool]:
