@@ -214,6 +214,14 @@ def test_foreign_names_get_our_charts(tmp_path):
     assert next(iter(Page((tmp_path / "report.html").read_text()).charts)) == "Reward"
 
 
+def test_a_log_that_shows_too_little(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"step": k, "reward": 0.5}) + "\n" for k in range(4)))
+    page = page_of(log)
+    assert {"class": "figure unknown"} in page.find("div")
+    assert "no problems" not in page.text.lower()
+
+
 def test_an_output_folder_of_trl_is_one_run(tmp_path):
     for step in (10, 20, 30):
         folder = tmp_path / "outputs" / f"checkpoint-{step}"
