@@ -199,9 +199,9 @@ def test_the_command_sends_the_diagnosis(server, tmp_path, capsys):
     log = tmp_path / "metrics.jsonl"
     rows = FAILURES["reward_collapse"](0)
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["watch", str(log), "--alerts", f"webhook:{server.url}", "--price", "2"]
-    assert cli.main(words) == 0
-    assert cli.main([*words, "--follow", "--every", "0.01", "--idle", "0.01"]) == 0
+    arguments = ["watch", str(log), "--alerts", f"webhook:{server.url}", "--price", "2"]
+    assert cli.main(arguments) == 0
+    assert cli.main([*arguments, "--follow", "--every", "0.01", "--idle", "0.01"]) == 0
     first, *rest = [json.loads(body) for _, _, body in server.posts]
     assert (first["severity"], first["dollars_per_hour"]) == ("stop", 2)
     assert first["detector"] in {each["detector"] for each in rest}

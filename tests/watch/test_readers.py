@@ -14,7 +14,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from mesotron.watch.metrics import canonical
-from mesotron.watch.readers import Stream, parsers, read_log, stream
+from mesotron.watch.readers import Stream, find_runs, parsers, read_log, stream
 
 ROWS = [{"step": float(k), "reward": 0.5 + k / 10, "entropy": 1.0 - k / 10} for k in range(5)]
 
@@ -299,6 +299,15 @@ def test_several_event_files_are_one_log(tmp_path):
     stream.poll()
     stream.finish()
     assert [row["step"] for row in stream.log.rows] == [0, 1, 2, 3, 4]
+
+
+def test_event_files_of_several_runs(tmp_path):
+    for name in ("logs/a", "logs/b", "outputs/runs/host-1", "outputs/runs/host-2"):
+        write_events(tmp_path / name / "events.out.tfevents.1.host", ROWS)
+    assert [run.name for run in find_runs(tmp_path / "logs")] == ["a", "b"]
+    assert find_runs(tmp_path / "outputs") == [tmp_path / "outputs"]  # one that was started twice
+    with pytest.raises(ValueError, match="2 runs"):
+        read_log(tmp_path / "logs")
 
 
 def test_tensorboard_is_an_extra(tmp_path, monkeypatch):

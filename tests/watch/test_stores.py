@@ -116,9 +116,25 @@ def wandb_chart(path):
     path.write_text("\n".join(lines) + "\n")
 
 
+def long_table(path):
+    lines = ["experiment,step,reward,entropy"]
+    lines += [f"{run},{r['step']},{r['reward']},{r['entropy']}" for r in ROWS
+              for run in ("first", "second")]  # fmt: skip
+    path.write_text("\n".join(lines) + "\n")
+
+
+def tidy_table(path):
+    lines = ["Run,Step,Metric,Value"]
+    lines += [f"{run},{r['step']},{name},{r[name]}" for run in ("first", "second") for r in ROWS
+              for name in ("reward", "entropy")]  # fmt: skip
+    path.write_text("\n".join(lines) + "\n")
+
+
 @pytest.mark.parametrize(
     ("name", "write"),
     [
+        ("long.csv", long_table),
+        ("tidy.csv", tidy_table),
         ("demo.db", trackio_database),
         ("bytes.db", lambda path: trackio_database(path, lambda row: json.dumps(row).encode())),
         ("mlflow.db", mlflow_database),
@@ -137,6 +153,12 @@ def test_a_file_with_several_runs(name, write, tmp_path):
     for bad in (path, tmp_path / f"{name}#third"):
         with pytest.raises(ValueError, match="first"):
             read_log(bad)
+
+
+def test_tensorboards_export(tmp_path):
+    path = tmp_path / "run-a-tag-train_reward.csv"
+    path.write_text("Wall time,Step,Value\n1.5e9,1,0.25\n1.6e9,2,0.5\n")
+    assert [row["train_reward"] for row in read_log(path).rows] == [0.25, 0.5]
 
 
 def test_a_run_of_mlflows_file_store(tmp_path):

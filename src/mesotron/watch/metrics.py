@@ -196,7 +196,7 @@ MAX_NAME = 500
 _PHASES = {"train", "trainer", "training", "metrics", "ppo_actor"}
 _EVALUATION = {"eval", "evaluation", "val", "valid", "validation", "test", "heldout", "holdout",
                "dev"}  # fmt: skip
-# Words that do not change what a number is, next to the words that say it.
+# Words that do not change what a number is, next to those that name it.
 _NEUTRAL = (
     "mean avg average train trainer training overall all batch step per global policy actor model "
     "current agg effective agent stat metric log chart summary main rl rlvr rlhf grpo ppo rloo "

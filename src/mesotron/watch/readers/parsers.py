@@ -25,6 +25,9 @@ MAX_KEYS = 5000
 MAX_DEPTH = 8
 # verl and others put a row's numbers under one of these next to its step.
 WRAPPERS = {"data", "metrics", "logs"}
+# Columns of a table that name the run of a row, or the metric of its value.
+RUN_COLUMNS = ("run_name", "run_id", "run", "experiment", "exp_name", "exp")
+METRIC_COLUMNS = ("metric", "tag", "key", "metric_name")
 # Bookkeeping of W&B.
 IGNORED = {"_timestamp", "_runtime", "_wandb"}
 
@@ -262,13 +265,19 @@ def _text(value: Any) -> str:
 
 
 class Csv(LineParser):
-    """A table with a header, which also tells the delimiter. Empty cells and text are skipped."""
+    """A table with a header, which also tells the delimiter. Empty cells and text are skipped.
+
+    A column may name the run, or the metric whose value another column holds; columns of a W&B
+    chart are named `<run> - <metric>`, and TensorBoard's export has the metric in the file's name.
+    """
 
     def __init__(self, path: Path, part: str | None = None) -> None:
         super().__init__(path, part)
-        self._header: list[str] | None = None
+        self.header: list[str] | None = None
+        self.runs: dict[str, None] = {}  # names of the runs so far, in order
         self._delimiter = ","
         self._open = ""  # a row whose quoted cell continues in the next line
+        self._run = self._metric = self._value = ""  # columns with the run, a name, its value
 
     def parse(self, line: str) -> list[Row]:
         line = f"{self._open}{line}"
@@ -276,36 +285,51 @@ class Csv(LineParser):
             raise self.error(f"ends a row longer than {MAX_LINE} bytes")
         # An odd number of quotes leaves a cell open.
         self._open = f"{line}\n" if line.count('"') % 2 else ""
-        if self._open or not line.strip() or (self._header is None and line.startswith("#")):
+        if self._open or not line.strip() or (self.header is None and line.startswith("#")):
             return []
-        if self._header is None:
+        if self.header is None:
             self._delimiter = max(",\t;", key=line.count)
         try:
             cells = next(csv.reader([line], delimiter=self._delimiter))
         except csv.Error as error:
             raise self.error(f"is not CSV: {error}") from error
-        if self._header is None:
-            self._header = [self._name(cell) for cell in cells]
+        if self.header is None:
+            self._set_header(cells)
             return []
-        if len(cells) > len(self._header):
-            raise self.error(f"has {len(cells)} cells, the header {len(self._header)}")
-        return [to_row({name: cell for name, cell in zip(self._header, cells) if name})]
+        if len(cells) > len(self.header):
+            raise self.error(f"has {len(cells)} cells, the header {len(self.header)}")
+        values = {name: cell for name, cell in zip(self.header, cells) if name}
+        if self._run:
+            run = values.pop(self._run, "")
+            if len(self.runs) < MAX_KEYS:
+                self.runs[run] = None
+            if self.part not in (None, run):
+                return []
+        if self._value and (value := values.pop(self._value, "")):
+            values[values.pop(self._metric, self._metric)] = value
+        return [to_row(values)]
 
-    def _name(self, column: str) -> str:
-        """The metric of a column; "" if it belongs to another run of a W&B chart."""
-        run, dash, _ = column.rpartition(" - ")
-        of_another = bool(dash) and self.part is not None and run != self.part
-        return "" if of_another or column.endswith(("__MIN", "__MAX")) else column
+    def _set_header(self, cells: list[str]) -> None:
+        charts = [cell.rpartition(" - ")[0] for cell in cells]
+        self.runs = dict.fromkeys(run for run in charts if run)
+        self.header = [
+            "" if cell.endswith(("__MIN", "__MAX")) or (run and self.part not in (None, run))
+            else cell for cell, run in zip(cells, charts)
+        ]  # fmt: skip
+        columns = {cell.strip().lower(): cell for cell in cells}
+        self._run = next((columns[name] for name in RUN_COLUMNS if name in columns), "")
+        self._metric = next((columns[name] for name in METRIC_COLUMNS if name in columns), "")
+        if not self._metric and columns.keys() == {"wall time", "step", "value"}:
+            self._metric = self.path.stem.rpartition("tag-")[2]
+        self._value = columns.get("value", "") if self._metric else ""
 
     @classmethod
     def parts(cls, path: Path) -> list[str]:
-        """The runs of a W&B chart: its columns are `<run> - <metric>`."""
-        with open_bytes(path) as file:
-            head = read_bytes(file, BLOCK, path).decode("utf-8-sig", errors="replace")
-        line = head.partition("\n")[0]
-        cells = next(csv.reader([line.strip()]), [])
-        runs = dict.fromkeys(cell.rpartition(" - ")[0] for cell in cells if " - " in cell)
-        return list(runs) if len(runs) > 1 else []
+        table = cls(path)
+        for k, _ in enumerate(table.read()):
+            if k == 0 and not table._run:
+                break
+        return [run for run in table.runs if run] if len(table.runs) > 1 else []
 
     def last(self) -> list[Row]:
         if self._open.count("\n") > 1:  # it has swallowed the rest of the table

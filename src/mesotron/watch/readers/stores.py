@@ -13,14 +13,21 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import IO, Any
 
-from mesotron.watch.readers.parsers import MAX_DOCUMENT, MAX_LINE, Parser, Row, to_number, to_row
+from mesotron.watch.readers.parsers import (
+    MAX_DOCUMENT,
+    MAX_LINE,
+    RUN_COLUMNS,
+    Parser,
+    Row,
+    to_number,
+    to_row,
+)
 
 BLOCK = 2**15  # bytes of a block in a .wandb file
 MAX_RECORD = 2**24
 MAX_CELLS = 50_000_000  # of a Parquet file
 MAX_FILES = 5000  # metrics of one MLflow run
 MAX_SQL = 100_000  # thousands of steps of SQLite's machine, some minutes
-RUN_COLUMNS = ("run_name", "run_id", "run")
 
 
 class Wandb(Parser):

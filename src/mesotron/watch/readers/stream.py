@@ -246,7 +246,7 @@ class Table:
         return True
 
     def _join_late(self, row: Row, step: float) -> None:
-        rows, at = self._open or self.rows, 0
+        rows = self._open or self.rows
         at = len(rows)
         while at and rows[at - 1]["step"] >= step and len(rows) - at < MAX_LATE:
             at -= 1
@@ -277,8 +277,8 @@ class Table:
 
 
 def is_other(row: Row, earlier: Row) -> bool:
-    """Whether a row has other numbers than an earlier one: at most half of its names, since two
-    processes may both log a time."""
+    """Whether a row has other numbers than an earlier one; fewer than half of its names may be
+    the same, since two processes may both log a time."""
     shared = sum(key in earlier for key in row) - 1  # the step
     return 2 * shared < len(row) - 1 or len(row) == 1
 
