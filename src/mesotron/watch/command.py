@@ -118,7 +118,8 @@ def watch_many(
         except (ValueError, OSError) as error:
             unread[str(path)] = str(error)
     if not results:
-        raise ValueError(f"{config.path}: none of {len(runs)} logs can be read; {error_of(unread)}")
+        first = next(iter(unread.values()))
+        raise ValueError(f"{config.path}: none of {len(runs)} logs can be read; {first}")
     order = [*VERDICTS]
     results.sort(key=lambda each: (order.index(each.diagnosis.condition), str(each.log.path)))
     width = max(len(_short(each.log.path, config.path)) for each in results)
@@ -134,10 +135,6 @@ def watch_many(
     record = {"schema": SCHEMA, "path": str(config.path), "verdict": worst["verdict"],
               "exit_code": worst["exit_code"], "runs": records, "unread": unread}  # fmt: skip
     return results, record
-
-
-def error_of(unread: dict[str, str]) -> str:
-    return next(iter(unread.values()), "")
 
 
 def _short(path: Path, folder: Path) -> str:
