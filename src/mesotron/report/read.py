@@ -89,16 +89,15 @@ class Run:
         if self.kind not in ("train", "vla"):
             return self.diagnosis.condition if self.kind == "other" and self.diagnosis else None
         harmless = {detector.name for detector in DETECTORS if detector.harmless}
-        warned: set[str] = set()
-        dead = False
+        active: dict[str, str] = {}
         for event in self.events:
             name, severity = str(event.get("detector")), event.get("severity")
             if event.get("action") == "rollback":
-                warned, dead = set(), False
+                active.clear()
             elif severity and name not in harmless:
-                dead = dead or severity == "stop"
-                (warned.discard if severity == "clear" else warned.add)(name)
-        return "dead" if dead else "drifting" if warned else "healthy"
+                active[name] = str(severity)
+        severities = active.values()
+        return "dead" if "stop" in severities else "drifting" if "warn" in severities else "healthy"
 
     def finite(self, metric: str) -> list[float]:
         return finite_values(self.columns.get(metric, []))
