@@ -189,8 +189,9 @@ class Watch(TrainerCallback):
     def _protect(self, args: Any, state: TrainerState) -> None:
         """Let `save_total_limit` keep the last healthy checkpoint, as it keeps the best one."""
         step = self.last_healthy_checkpoint
-        free = args is not None and not args.load_best_model_at_end
-        if self.guard != "off" and free and step is not None and args.save_total_limit:
+        if self.guard == "off" or step is None or args is None or args.load_best_model_at_end:
+            return
+        if args.save_total_limit:
             state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{step}")
 
     def _stop(self, event: Event | None, control: TrainerControl, can_save: bool) -> None:
