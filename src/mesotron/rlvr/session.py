@@ -155,7 +155,7 @@ def train_in(
             healthy = watch.last_healthy_checkpoint
             if healthy is not None:
                 why += f"; the last healthy checkpoint is checkpoint-{healthy}"
-            say(console, f"stopped at step {step}: {why}; start again with --guard rollback")
+            print_line(console, f"stopped at step {step}: {why}; start again with --guard rollback")
             return 0
         say_stopped(console, run, plan, step, why)
         return 0
