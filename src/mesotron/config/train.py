@@ -208,6 +208,8 @@ class RolloutConfig(Config, prefix="rollout."):
     def check_fields(self) -> None:
         if self.fast and self.vllm != "off":
             self.refuse("fast", f"and --rollout.vllm {self.vllm} both sample: leave one out")
+        if self.vllm != "off" and self.top_p < 1:
+            self.refuse("top_p", "biases the importance ratio to vLLM's samples: leave it at 1")
 
 
 ALERTS = {

@@ -113,8 +113,9 @@ ALWAYS_SILENT = Symptom("zero_signal", "above", level=0.8, since="run")
 JOINT = 0.7
 FEWER_CORRECT = Symptom("correct", "down", by=0.4, since="best", noise_share=JOINT)
 ONE_ANSWER: Case = (FEWER_CORRECT, Symptom("top_share", "up", by=0.3, noise_share=JOINT))
-BOTH_FELL: Case = (FEWER_CORRECT,
-                   Symptom("heldout", "down", by=0.25, since="best", noise_share=JOINT))  # fmt: skip
+BOTH_FELL: Case = (
+    FEWER_CORRECT, Symptom("heldout", "down", by=0.25, since="best", noise_share=JOINT),
+)  # fmt: skip
 ALWAYS: tuple[Case, ...] = ((),)
 
 # In order: when several fire together, the first is named as the cause.

@@ -248,9 +248,8 @@ class Symptom:
         required = self.by * max(abs(reference), abs(window.reference("start") or 0.0))
         if self.moved == "down":
             required = self.by * (reference - window.track.floor)
-            if reference - window.track.windows[0].now < max(
-                required / 2, NOTHING * abs(reference)
-            ):
+            short = reference - window.track.windows[0].now
+            if short < max(required / 2, NOTHING * abs(reference)):
                 return False  # a long window lags behind a rise and remembers what is over
         if self.moved == "still":
             near_zero = self.level is not None and abs(window.now) <= self.level
