@@ -4,7 +4,7 @@ Stable-Baselines3 sets one learning rate for all groups; under the default unit 
 over to the matrices, so one is enough. Its own optimizer is replaced after building, which routes
 the network: matrices to Muon or Pion, the rest to AdamW.
 
-Run from the root of a clone: python -m examples.sb3_snake --optim pion
+Run from the root of a clone: python -m examples.sb3_snake
 """
 
 import tyro
@@ -30,7 +30,7 @@ def main(
     network = model.policy.network
     if optim != "adam":
         build = {"muon": mesotron.muon, "pion": mesotron.pion}[optim]
-        strength = {"cutoff": "noise"} if optim == "pion" else {}
+        strength = {"cutoff": "aligned"} if optim == "pion" else {}
         model.policy.optimizer = build(network, lr=lr, weight_decay=0.0, overrides=ENDS, **strength)
     before = play(model, config)
     model.learn(timesteps)

@@ -1,4 +1,4 @@
-"""TRL's `GRPOTrainer` with Pion per attention head, on a model and a tokenizer made here.
+"""TRL's `GRPOTrainer` with Muon per attention head, on a model and a tokenizer made here.
 
 The reward is the share of even digits in what the model writes: a few steps raise it.
 
@@ -51,7 +51,7 @@ def even_digits(completions: list[str], **_: object) -> list[float]:
 def main(steps: int = 12) -> None:
     torch.manual_seed(0)
     model = make_model()
-    optimizer = mesotron.pion(model, lr=1e-2, cutoff="noise", per_head=True)
+    optimizer = mesotron.muon(model, lr=1e-2, per_head=True)
     prompts = [f"{a} + {b} =" for a in range(10) for b in range(10)]
     with tempfile.TemporaryDirectory() as folder:
         arguments = GRPOConfig(
@@ -80,7 +80,7 @@ def main(steps: int = 12) -> None:
     rewards = [float(row["reward"]) for row in trainer.state.log_history if "reward" in row]
     print(f"reward from {rewards[0]:.2f} to {rewards[-1]:.2f} in {steps} steps")
     for key, value in optimizer.stats().items():
-        if key.startswith("pion"):
+        if key.startswith("muon"):
             print(f"{key:32s} {value:.4g}")
 
 

@@ -1,5 +1,6 @@
 """Every example runs as a user would run it, and learns."""
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -30,7 +31,26 @@ def numbers(pattern: str, text: str) -> list[float]:
 
 def test_every_example_is_tested():
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} <= tested
+    files = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]
+    assert {path.stem for path in files} <= tested
+
+
+@pytest.mark.slow
+def test_quickstart(monkeypatch, tmp_path, capsys):
+    """The notebook's code cells in order, with fewer steps; `%pip` is the notebook's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    notebook = json.loads((EXAMPLES / "quickstart.ipynb").read_text())
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    names: dict[str, object] = {}
+    for cell in cells:
+        if not cell.startswith("%"):
+            exec(
+                compile(cell.replace("STEPS = 60", "STEPS = 2"), "quickstart.ipynb", "exec"), names
+            )
+    assert "runs/notebook" in capsys.readouterr().out
+    assert len(names["rows"]) == 2
+    assert (tmp_path / "runs" / "notebook" / "report.html").exists()
 
 
 def test_plain_loop(example):

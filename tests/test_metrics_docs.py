@@ -1,5 +1,5 @@
-"""The documentation of numbers against the numbers: stats() and docs/metrics.md, lr units and
-docs/learning_rate.md."""
+"""The documentation of numbers against the numbers: stats() and docs/api/metrics.md, lr units and
+state in docs/optimizers.md."""
 
 import re
 from pathlib import Path
@@ -16,6 +16,7 @@ from mesotron.spectral.scale import SCALES, step_scale
 from support.rlvr_tiny import make_trainer, rows
 
 DOCS = Path(__file__).parents[1] / "docs"
+METRICS = DOCS / "api" / "metrics.md"
 
 
 def table(path: Path, heading: str) -> list[list[str]]:
@@ -50,7 +51,7 @@ def parameters() -> list[nn.Parameter]:
 @pytest.mark.parametrize("aux", ["adamw", "sgd"])
 @pytest.mark.parametrize("make", [Muon, Pion])
 def test_every_statistic_is_documented_and_every_documented_one_exists(make, aux):
-    rows = table(DOCS / "metrics.md", "key")
+    rows = table(METRICS, "key")
     documented = [row[0] for row in rows]
     assert len(set(documented)) == len(documented)
     assert stats_of(make(parameters(), aux=aux)) == set(documented)
@@ -60,7 +61,7 @@ def test_every_statistic_is_documented_and_every_documented_one_exists(make, aux
 
 
 def test_the_table_of_rates_makes_equal_steps():
-    rows = table(DOCS / "learning_rate.md", "`scale`")
+    rows = table(DOCS / "optimizers.md", "`scale`")
     named = [row[0].strip('"') for row in rows]
     assert set(SCALES) <= set(named)
     for name, row in zip(named, rows, strict=True):
@@ -92,7 +93,7 @@ def test_the_table_of_memory_is_what_a_step_leaves(rule, column, kept, dtype):
 
 def known(key: str) -> bool:
     """Whether a key of a row has a line on the page; names of groups and rewards are left open."""
-    page = (DOCS / "metrics.md").read_text()
+    page = METRICS.read_text()
     cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
     names = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
     for stem in ("entropy/trajectory", "entropy/token"):

@@ -30,7 +30,7 @@ def test_a_recipe_is_consistent_and_documented(name):
     assert from_plain(TrainConfig, to_plain(config)) == config
     trl_arguments(config.objective, config.rollout, config.optim)
     assert name in describe_recipes()
-    assert f"## {name}\n" in (DOCS / "papers.md").read_text()
+    assert f"\n| `{name}` |" in (DOCS / "recipes.md").read_text()
 
 
 def read(words: str) -> TrainConfig:

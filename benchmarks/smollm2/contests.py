@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 
@@ -105,29 +105,19 @@ def single_table(cells: list[Cell]) -> str:
 
 
 def step_map(cells: list[Cell]) -> str:
-    """One table for each optimizer: objectives and shapes of a rollout by rate."""
-    parts = []
+    """A row for each optimizer and shape of a rollout, a column for each factor of the rate."""
+    factors = sorted({cell["stage"] for cell in cells}, key=lambda stage: float(stage[1:]))
+    rows = []
     for name in names(cells):
-        mine = of(cells, optim=name)
-        rates = sorted({cell["rate"] for cell in mine})
-        rows = [
-            [map_row(*row), *(map_entry(of_rate(here, rate)) for rate in rates)]
-            for row, here in map_rows(mine).items()
-        ]
-        parts += [f"## {name}", "", table(["rollout", *(f"{rate:g}" for rate in rates)], rows)]
-    return "\n".join(["Accuracy, entropy at the end, median SNR; † died by the watch.", "", *parts])
+        for row, here in map_rows(of(cells, optim=name)).items():
+            entries = [map_entry(cell) for stage in factors for cell in of(here, stage=stage)]
+            rows.append([name, map_row(*row), *entries])
+    head = ["optimizer", "rollout", *(f"{stage[1:]} times its best rate" for stage in factors)]
+    return "\n".join(["Accuracy, entropy at the end; † dead by the watch.", "", table(head, rows)])
 
 
-def of_rate(cells: list[Cell], rate: float) -> Cell | None:
-    return next((cell for cell in cells if cell["rate"] == rate), None)
-
-
-def map_entry(cell: Cell | None) -> str:
-    if cell is None:
-        return ""
-    ratios = [value for _, value in cell["rows"].get("gradient/snr", [])]
-    snr = f", {median(ratios):.2g}" if ratios else ""
-    return f"{accuracy(cell):.3f}{'†' * died(cell)}, {column_end(cell, 'entropy'):.2f}{snr}"
+def map_entry(cell: Cell) -> str:
+    return f"{accuracy(cell):.3f}{'†' * died(cell)}, {column_end(cell, 'entropy'):.2f}"
 
 
 def levers(cells: list[Cell]) -> str:

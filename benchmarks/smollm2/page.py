@@ -54,14 +54,12 @@ def main(places: list[str], folder: Path = HERE) -> None:
 
 
 def circumstances(found: dict[str, Any]) -> str:
-    """How the numbers came about, the same on every page."""
+    """Where the numbers come from, the same on every page."""
     machine = found["machine"]
     return (
-        f"{machine['device']}, torch {machine['torch']}, Transformers {machine['transformers']}; "
-        "everything as data: [results.json.gz](results.json.gz). Sums of three one-digit "
-        "numbers (recipe `arith_smollm2`) but for GSM8K, greedy accuracy on 512 held-out "
-        "questions; float32 weights, bfloat16 autocast (float32 alone in the lost box, which is "
-        "`mesotron train` itself). Several runs share the GPU, so seconds are not compared."
+        f"Appendix of [the SmolLM2 study](README.md), which has the setting. {machine['device']}, "
+        f"torch {machine['torch']}, Transformers {machine['transformers']}; every number is in "
+        "[results.json.gz](results.json.gz)."
     )
 
 
@@ -69,9 +67,14 @@ Page = tuple[str, str, Callable[[list[Cell]], str], Callable[[list[Cell], Path],
 PAGES: dict[str, Page] = {
     "tournament": ("The tournament on SmolLM2", "tournament", tournament, draw_tournament),
     "map": ("Step size, batch size and updates per rollout", "map", step_map, draw_map),
-    "spectrum": ("What the gradients are made of", "spectrum", spectrum, draw_spectrum),
-    "horizon": ("Labels by vote, over a long horizon", "horizon", horizon, draw_horizon),
-    "box": ("The lost box", "box", box, draw_box),
+    "spectrum": ("The spectrum of the gradients", "spectrum", spectrum, draw_spectrum),
+    "horizon": (
+        "Majority-vote labels over a long horizon",
+        "horizon",
+        horizon,
+        draw_horizon,
+    ),
+    "box": ("Reward and format: the box", "box", box, draw_box),
     "levers": ("What makes it learn faster", "levers", levers, draw_levers),
     "gsm8k": ("GSM8K after a supervised start", "gsm8k", gsm8k, draw_gsm8k),
 }

@@ -43,9 +43,8 @@ def runs_table(cells: list[Cell]) -> str:
                     ", ".join(f"{accuracy(cell):.3f}" for cell in mine),
                     *(mean_end(mine, metric) for metric in
                       ("facts/truncated", "groups/zero_signal", "entropy")),
-                    mine[0]["health"][2],
                 ])  # fmt: skip
     head = ["optimizer", "objective", "rate", "steps", "samples right, second half",
             f"greedy on {len(cells[0]['solved'])}, seed by seed", "cut short",
-            "groups without signal", "entropy", "watch"]  # fmt: skip
+            "groups without signal", "entropy"]  # fmt: skip
     return table(head, rows)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field, fields
 from functools import cache
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name as load
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import tyro
@@ -74,11 +74,8 @@ COMMANDS = {
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run one command.
-
-    Returns:
-        The exit code: 0; 1 if the reader closed the pipe; 2 for unusable input; 130 after Ctrl-C.
-    """
+    """Run one command; returns the exit code: 0; 1 if the reader closed the pipe; 2 for unusable
+    input; 130 after Ctrl-C."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without sigma shows a question mark; a log file gets each line at once.
         sys.stdout.reconfigure(errors="replace", line_buffering=True)
@@ -138,11 +135,6 @@ def split_name(args: list[str]) -> tuple[str, list[str]]:
     known = known or list(dict.fromkeys(name.split()[0] for name in COMMANDS))
     kind = "flag" if word.startswith("-") else "command"
     raise UsageError(f"unknown {kind} {word!r}{suggest(word, known)}; known: {', '.join(known)}")
-
-
-def load(target: str) -> Callable[[Any], int]:
-    module, function = target.split(":")
-    return getattr(import_module(module), function)
 
 
 def overview(group: str = "") -> str:

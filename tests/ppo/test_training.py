@@ -171,7 +171,7 @@ def test_metrics_equal_the_documented_ones(folder):
     ones = {name: np.ones((1, 1), np.float32) for name in names}
     write_chunk(open_session(folder), ones, 0, 1, 0.0, 1.0)
     (written,) = folder.rows("metrics")
-    rows = table(DOCS / "metrics.md", "PPO metric")
+    rows = table(DOCS / "api" / "metrics.md", "PPO metric")
     documented = [cells[0] for cells in rows]
     assert len(set(documented)) == len(documented)
     assert set(written) - {"step"} == set(documented)

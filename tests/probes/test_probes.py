@@ -205,8 +205,8 @@ def test_the_docs_list_every_probe():
     found |= probes.clip_fractions(x, mask, torch.ones(3), -0.1, 0.1)
     found |= probes.kl_to_start(x, x, mask) | probes.effective_rank(x)
     found |= probes.gradient_snr(list(x)) | probes.head_heterogeneity(x, 3)
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    table = page.split("# What the probes measure")[1].split("\n# ")[0]
+    page = (Path(__file__).parents[2] / "docs" / "api" / "metrics.md").read_text()
+    table = page.split("## Probes")[1].split("\n## ")[0]
     documented = set()
     for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE):
         names = re.findall(r"`([^`]+)`", cell)

@@ -249,11 +249,7 @@ def test_a_live_page_keeps_its_place(browser, page):
     ("name", "shown", "width", "height", "dark", "part"),
     [
         ("report_wide", "arith", 1280, 1180, False, None),
-        ("report_phone", "arith", 390, 1100, True, None),
         ("report_dead", "vote", 1280, 1000, False, "watch"),
-        ("report_runs", "both", 1280, 1000, True, "is-it-learning"),
-        ("report_written", "arith", 1280, 820, False, "completions"),
-        ("report_spectra", "arith", 1280, 560, False, "what-does-the-filter-do"),
     ],
 )
 def test_screenshots(browser, page, name, shown, width, height, dark, part):

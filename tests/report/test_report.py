@@ -463,5 +463,5 @@ def test_changes_are_seen_in_cells_but_not_in_temporary_files(tmp_path):
 
 
 def test_the_page_is_documented():
-    text = (DOCS / "report.md").read_text()
+    text = (DOCS / "running.md").read_text()
     assert [name for name in CATALOG if name not in text] == []

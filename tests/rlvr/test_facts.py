@@ -90,7 +90,7 @@ def test_summary_shares(judge):
 
 
 def test_shares_are_documented_and_need_a_gold(judge):
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "api" / "metrics.md").read_text()
     documented = re.findall(r"^\| `(facts/\w+)` \|", page, re.MULTILINE)
     assert sorted(documented) == sorted(summarise([one(judge, "", "7")]))
     shares = summarise([one(judge, r"\boxed{7}", None)])

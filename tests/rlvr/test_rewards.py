@@ -58,7 +58,7 @@ def test_near_decreases_with_distance(judge, gold, unit, rewards):
 
 
 def test_every_part_is_documented_and_every_documented_one_exists():
-    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "tasks_and_rewards.md").read_text()
     rows = page.split("| part |")[1].split("\n\n")[0]
     assert re.findall(r"^\| `(\w+)`", rows, re.MULTILINE) == list(PARTS)
 

@@ -241,8 +241,8 @@ def train_net(model: nn.Module, optimizer: Muon, steps: range) -> dict[str, np.n
 
 
 def state_of(model: nn.Module, optimizer: Muon) -> dict:
-    model_state, optimizer_state = state_dict.get_state_dict(model, optimizer)
-    return {"model": model_state, "optimizer": optimizer_state}
+    states = state_dict.get_state_dict(model, optimizer)
+    return dict(zip(("model_state_dict", "optim_state_dict"), states, strict=True))
 
 
 def trains_and_saves(folder: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -261,18 +261,14 @@ def loads_and_continues(folder: str) -> dict[str, np.ndarray]:
     optimizer.param_groups[0]["lr"] = 0.5  # the checkpoint's must win
     state = state_of(model, optimizer)
     dcp.load(state, checkpoint_id=folder)
-    model_state, optim_state = state["model"], state["optimizer"]
-    state_dict.set_state_dict(
-        model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state
-    )
+    state_dict.set_state_dict(model, optimizer, **state)
     assert optimizer.param_groups[0]["lr"] == 0.02
     return train_net(model, optimizer, range(2, 4))
 
 
-def train_both(models, optimizers, draw, share: int, num_shares: int, loss_of) -> None:
-    """Three steps alone and sharded, each rank with its share of the batch; then compare."""
-    for step in range(3):
-        batch = draw(torch.Generator().manual_seed(step))
+def train_both(models, optimizers, all_batches, share: int, num_shares: int, loss_of) -> None:
+    """Train alone and sharded, each rank with its share of a batch; then compare."""
+    for batch in all_batches:
         batches = batch, batch.chunk(num_shares)[share]
         for model, optimizer, rows in zip(models, optimizers, batches, strict=True):
             optimizer.zero_grad()
@@ -284,33 +280,29 @@ def train_both(models, optimizers, draw, share: int, num_shares: int, loss_of) -
 
 
 def trains_qwen(name: str, options: dict) -> list[str]:
-    def draw(generator: torch.Generator) -> Tensor:
-        return torch.randint(32, (4, 8), generator=generator)
-
     def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
         return model(input_ids=rows, labels=rows).loss
 
     sizes = {"vocab_size": 32, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 3, "num_key_value_heads": 1}
     torch.manual_seed(0)
+    batches = torch.randint(32, (3, 4, 8))
     alone = Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True))
     sharded = copy.deepcopy(alone)
     for part in (*sharded.model.layers, sharded):
         fully_shard(part)
     models = alone, sharded
     optimizers = [getattr(mesotron, name)(model, lr=1e-3, **options) for model in models]
-    train_both(models, optimizers, draw, dist.get_rank(), dist.get_world_size(), loss_of)
+    train_both(models, optimizers, batches, dist.get_rank(), dist.get_world_size(), loss_of)
     return [group["name"] for group in optimizers[1].param_groups]
 
 
 def trains_under_tensor_parallelism() -> list[str]:
     # FSDP over tensor parallelism: strided shards, a sequence-parallel norm whose gradient is a
     # pending sum, and a matrix on the outer mesh alone.
-    def draw(generator: torch.Generator) -> Tensor:
-        return torch.randn(4, 8, 6, generator=generator)
-
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)
+    batches = torch.randn(3, 4, 8, 6)
     layers = nn.LayerNorm(6), nn.Linear(6, 10), nn.Linear(10, 6), nn.Linear(6, 5, bias=False)
     alone = nn.Sequential(*layers)
     model = copy.deepcopy(alone)
@@ -320,7 +312,7 @@ def trains_under_tensor_parallelism() -> list[str]:
     fully_shard(model, mesh=mesh["dp"])
     models, share = (alone, model), mesh.get_coordinate()[0]
     optimizers = [Muon(m.parameters(), lr=0.01) for m in models]
-    train_both(models, optimizers, draw, share, 2, lambda net, rows: net(rows).square().mean())
+    train_both(models, optimizers, batches, share, 2, lambda net, rows: net(rows).square().mean())
     return sorted({str(p) for part in model.parameters() for p in part.placements})
 
 

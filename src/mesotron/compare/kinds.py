@@ -74,8 +74,6 @@ class Outcome:
 
 
 class Kind(ABC):
-    """One kind of run, set up for one recipe."""
-
     name: ClassVar[str]
     config_type: ClassVar[type]
     command: ClassVar[str]  # the "module:function" that runs a config
@@ -91,14 +89,10 @@ class Kind(ABC):
 
     recipe: str  # name of the recipe
     config: Any  # the recipe's config with the changes: shared by all runs
+    base_rate: float  # the recipe's learning rate in AdamW's unit
 
     @abstractmethod
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None: ...
-
-    @property
-    @abstractmethod
-    def base_rate(self) -> float:
-        """The recipe's learning rate in AdamW's unit."""
 
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         if objectives:
@@ -131,9 +125,6 @@ class Kind(ABC):
     @abstractmethod
     def cost(self, rows: Sequence[Row]) -> tuple[list[float], list[float]]:
         """Training seconds and tokens spent up to each row."""
-
-    def uses_gpu(self) -> bool:
-        return getattr(self.config, "device", None) != "cpu"
 
     def environment(self, threads: int) -> dict[str, str]:
         return {"OMP_NUM_THREADS": str(threads)}
@@ -205,17 +196,12 @@ class Language(Kind):
         self.config: TrainConfig = change(
             make_recipe(recipe), (*self.shorter.get(recipe, ()), *self.always, *changes)
         )
-        scale = self.config.optim.scale
-        if scale not in ("rms", "moonlight"):
-            raise ValueError(f"optim.scale={scale} is not AdamW's unit: --set optim.scale=rms")
-
-    @property
-    def base_rate(self) -> float:
-        # Where AdamW has another rate than the matrices, AdamW's.
         optim = self.config.optim
+        if optim.scale not in ("rms", "moonlight"):
+            raise ValueError(f"optim.scale={optim.scale}: compare in AdamW's unit, optim.scale=rms")
+        self.base_rate = optim.lr
         if optim.name in ("muon", "pion") and optim.aux_lr is not None:
-            return optim.aux_lr
-        return optim.lr
+            self.base_rate = optim.aux_lr  # AdamW has another rate than the matrices
 
     def contenders(self, optims: Sequence[str], objectives: Sequence[str]) -> list[Contender]:
         for name in objectives:
@@ -326,10 +312,7 @@ class Games(Kind):
         self.config: SnakeConfig = change(SnakeConfig(gif=False), changes)
         if self.config.num_seeds > 1 or self.config.sweep:
             raise ValueError("a cell is one run: remove num_seeds and sweep from --set")
-
-    @property
-    def base_rate(self) -> float:
-        return self.config.lr
+        self.base_rate = self.config.lr
 
     def settings(
         self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
@@ -395,10 +378,7 @@ class Robots(Kind):
         self.config: VlaTrainConfig = change(VlaTrainConfig(), (*self.always, *pion, *changes))
         if is_lerobot(self.config.demos):
             raise ValueError(f"{self.config.demos} is a LeRobotDataset, which has no simulator")
-
-    @property
-    def base_rate(self) -> float:
-        return self.config.optim.lr
+        self.base_rate = self.config.optim.lr
 
     def settings(
         self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0

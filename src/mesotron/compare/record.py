@@ -1,13 +1,12 @@
 """The record of a tournament, FOLDER/tournament.json; the run of cell ID is in FOLDER/cells/ID."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from mesotron.config.base import from_plain
-from mesotron.runs.files import write_json
+from mesotron.runs.files import read_json, write_json
 
 NAME = "tournament.json"
 
@@ -120,10 +119,7 @@ def read_tournament(folder: Path) -> Tournament:
     path = folder / NAME
     if not path.is_file():
         raise ValueError(f"{folder} is not a folder of mesotron compare: it has no {NAME}")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    values = read_json(path)
     record = from_plain(Tournament, values, str(path))
     for name, kind in (("contenders", Contender), ("cells", Cell), ("standings", Standing)):
         setattr(record, name, [from_plain(kind, one, str(path)) for one in values[name]])

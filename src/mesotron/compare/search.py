@@ -43,7 +43,6 @@ class Search:
 
 
 def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
-    """What a contender should try, given its scores."""
     # First 0 and the indices nearest to it, upward first.
     wanted = [(k + 1) // 2 * (1 if k % 2 else -1) for k in range(grid.rates)]
     best, edge, done = None, None, False

@@ -57,8 +57,7 @@ def _standing(record: Tournament, name: str, search: Search, rate: float) -> Sta
 
 def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
     """The paired test of every contender against the first, corrected and pooled over all pairs,
-    since any of them might have been the one with the largest lead.
-    """
+    since any of them might have been the one with the largest lead."""
     pairs = [
         (first, second, D)
         for first, second in combinations(rows, 2)

@@ -4,7 +4,6 @@ The study is kept in Optuna (arXiv 1907.10902): in a journal file for one machin
 several. A running trial whose process is gone is taken up by the next worker.
 """
 
-import fcntl
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from mesotron.config import SweepConfig, WatchSettings
 from mesotron.runs import RunFolder
 from mesotron.runs.console import print_line, spell_time
 from mesotron.runs.files import append_row, read_rows, write_json
+from mesotron.runs.folder import try_lock
 from mesotron.runs.workers import Job
 from mesotron.watch.engine import Engine
 
@@ -169,7 +169,6 @@ class Study:
             self.study.set_user_attr("metric", metric)
 
     def next(self) -> Trial | None:
-        """A trial whose worker is gone, or a new one; None if there are enough."""
         from optuna.samplers import TPESampler
 
         trials = self.study.get_trials(deepcopy=False)
@@ -195,13 +194,7 @@ class Study:
     def _claim(self, number: int) -> IO[str] | None:
         path = self._run(number).with_suffix(".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return file
+        return try_lock(path)
 
     def _take_up(self, trial: "FrozenTrial") -> Trial | None:
         if not self._run(trial.number).with_suffix(".lock").exists():
@@ -262,7 +255,8 @@ class Sweep:
 
     def run(self) -> None:
         try:
-            run_jobs(self.pool, self.study.folder, self.say, self._start, self._end, self._wait)
+            wait = partial(time.sleep, self.config.every)
+            run_jobs(self.pool, self.study.folder, self.say, self._start, self._end, wait)
         finally:
             for trial in self.trials.values():
                 trial.claim.close()  # leaves it to the next worker
@@ -276,9 +270,6 @@ class Sweep:
                 trial.look()
                 if trial.dead is not None:
                     job.process.terminate()
-
-    def _wait(self) -> None:
-        time.sleep(self.config.every)
 
     def _start_trial(self, trial: Trial) -> None:
         name = command_name(self.space.command)

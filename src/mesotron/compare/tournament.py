@@ -4,7 +4,6 @@ Everything follows from the record and the run folders, so a tournament that was
 continues where it was.
 """
 
-import fcntl
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -41,6 +40,7 @@ from mesotron.report.command import write as write_report
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import print_line, spell_time
 from mesotron.runs.files import write_whole
+from mesotron.runs.folder import try_lock
 from mesotron.runs.resume import settings_to_resume
 from mesotron.runs.workers import Job, last_line
 
@@ -74,11 +74,10 @@ def run(config: CompareConfig) -> int:
 def locked(folder: Path) -> Iterator[int]:
     """Lock a folder. Cells keep the yielded file descriptor open, so that the folder is locked
     until the last of them has ended, however this process ends."""
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another process or running cell") from None
+    lock = try_lock(folder / "lock")
+    if lock is None:
+        raise ValueError(f"{folder} is in use by another process or running cell")
+    with lock:
         yield lock.fileno()
 
 
@@ -323,7 +322,8 @@ class Runner:
     def __init__(self, progress: Progress, console: Console, lock: int) -> None:
         self.progress, self.lock, self.say = progress, lock, partial(print_line, console)
         config = progress.config
-        self.pool = make_pool(config.workers, config.threads, progress.kind.uses_gpu())
+        on_gpus = getattr(progress.kind.config, "device", None) != "cpu"
+        self.pool = make_pool(config.workers, config.threads, on_gpus)
         progress.record.workers = self.pool.num_workers
         live = Live(console=console, auto_refresh=False, transient=True)
         self.live = live if console.is_terminal else None

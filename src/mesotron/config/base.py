@@ -38,20 +38,16 @@ _checking: ContextVar[bool] = ContextVar("checking", default=True)
 def setting(
     default: Any = MISSING, *, on_resume: bool = False, positional: bool = False, **bounds: float
 ) -> Any:
-    """A config field with bounds; None, which means "not given", always passes.
-
-    `on_resume`: `--resume` accepts another value. `positional`: the flag's name may be left out.
-    `bounds`: any of ge, gt, le and lt.
-    """
+    """A config field with bounds; None, which means "not given", always passes. `on_resume`:
+    `--resume` accepts another value. `positional`: the flag's name may be left out. `bounds`: any
+    of ge, gt, le and lt."""
     metadata = {"bounds": bounds, "overridable_on_resume": on_resume, "positional": positional}
     return field(default=default, metadata=metadata)
 
 
 class Config:
-    """Base of every config: checks its values when it is made.
-
-    A section of other configs names the prefix of its flags, as in `prefix="optim."`.
-    """
+    """Base of every config: checks its values when it is made. A section of other configs names the
+    prefix of its flags, as in `prefix="optim."`."""
 
     prefix: ClassVar[str] = ""
 

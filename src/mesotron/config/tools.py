@@ -6,14 +6,7 @@ from typing import Literal
 
 from mesotron.config.base import Config, setting
 from mesotron.config.optim import MAX_CUTOFF, OptimConfig, OptimizerName
-from mesotron.config.train import (
-    GpuName,
-    ModelConfig,
-    TaskConfig,
-    TrainConfig,
-    check_alert,
-    parse_duration,
-)
+from mesotron.config.train import LanguageRunConfig, TaskConfig, TrainConfig, check_alert
 
 LogKind = Literal[
     "auto", "run", "trainer_state", "jsonl", "csv", "tensorboard", "console", "wandb", "database",
@@ -22,11 +15,9 @@ LogKind = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftConfig(Config):
+class SftConfig(LanguageRunConfig):
     """Warm-start a language model on solved problems by supervised training."""
 
-    model: ModelConfig = ModelConfig()
-    task: TaskConfig = TaskConfig()
     optim: OptimConfig = OptimConfig(lr=3e-4, schedule="cosine", warmup=0.03)
 
     steps: int = setting(200, ge=1)
@@ -37,32 +28,8 @@ class SftConfig(Config):
     """Maximum length of prompt and solution together."""
     loose: float = setting(0.0, ge=0, le=1)
     """Fraction of the solved problems whose answer is written outside the format."""
-    seed: int = setting(0, ge=0)
-    """Seed of all random draws in training."""
-    out: Path | None = None
-    """Run folder (unset: runs/sft-DATE)."""
-    resume: Path | None = setting(None, on_resume=True)
-    """Continue this run; only limits, --device and --threads may change."""
     save_every: int = setting(100, ge=0)
     """Save a checkpoint every N steps and at the end (0: only at the end)."""
-    keep: int = setting(2, ge=1)
-    """Checkpoints to keep."""
-    budget: float | None = setting(None, gt=0, on_resume=True)
-    """Dollars the run may cost; it is saved and stopped before that. Needs --price or --gpu."""
-    price: float | None = setting(None, gt=0, on_resume=True)
-    """Dollars per hour of one GPU, or of the machine if it has none."""
-    gpu: GpuName | None = setting(None, on_resume=True)
-    """Take the price from the table of typical ones."""
-    time_limit: str | None = setting(None, on_resume=True)
-    """Save and stop before this much time has passed since the start: 3h, 90m, 1h30m."""
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", on_resume=True)
-    """Where to run (auto: CUDA if available)."""
-    threads: int | None = setting(None, ge=1, on_resume=True)
-    """CPU threads (unset: torch's choice)."""
-
-    def check_fields(self) -> None:
-        if self.time_limit is not None:
-            parse_duration(self.time_limit)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -262,36 +262,25 @@ def check_alert(text: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Config):
-    """Train a language model with reinforcement learning from verifiable rewards."""
+class LanguageRunConfig(Config):
+    """What reinforcement learning and supervised training of a language model share."""
 
-    recipe: str = setting("arith", positional=True)
-    """A recipe by name; every flag below changes one of its values."""
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
-    reward: RewardConfig = RewardConfig()
-    objective: ObjectiveConfig = ObjectiveConfig()
     optim: OptimConfig = OptimConfig()
-    rollout: RolloutConfig = RolloutConfig()
 
     steps: int = setting(100, ge=1)
     """Optimizer steps."""
     seed: int = setting(0, ge=0)
     """Seed of all random draws in training."""
     out: Path | None = None
-    """Run folder (unset: runs/RECIPE-DATE)."""
+    """Run folder (unset: runs/NAME-DATE)."""
     resume: Path | None = setting(None, on_resume=True)
-    """Continue this run; only limits, --device, --threads and --report-to may change."""
-    eval_every: int = setting(0, ge=0)
-    """Evaluate every N steps (0: only before and after)."""
+    """Continue this run; only limits, --device and --threads may change."""
     save_every: int = setting(25, ge=0)
     """Save a checkpoint every N steps and at the end (0: only at the end)."""
     keep: int = setting(2, ge=1)
     """Checkpoints to keep."""
-    guard: GuardName = "warn"
-    """What the watch does on failure: record it, warn, stop, or roll back with the remedy."""
-    watch: RunWatchConfig = RunWatchConfig()
-
     budget: float | None = setting(None, gt=0, on_resume=True)
     """Dollars the run may cost; it is saved and stopped before that. Needs --price or --gpu."""
     price: float | None = setting(None, gt=0, on_resume=True)
@@ -304,12 +293,34 @@ class TrainConfig(Config):
     """Where to run (auto: CUDA if available)."""
     threads: int | None = setting(None, ge=1, on_resume=True)
     """CPU threads (unset: torch's choice)."""
-    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting((), on_resume=True)
-    """Also send the metrics there; the run folder always has them."""
 
     def check_fields(self) -> None:
         if self.time_limit is not None:
             parse_duration(self.time_limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(LanguageRunConfig):
+    """Train a language model with reinforcement learning from verifiable rewards."""
+
+    recipe: str = setting("arith", positional=True)
+    """A recipe by name; every flag below changes one of its values."""
+    reward: RewardConfig = RewardConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    rollout: RolloutConfig = RolloutConfig()
+
+    resume: Path | None = setting(None, on_resume=True)
+    """Continue this run; only limits, --device, --threads and --report-to may change."""
+    eval_every: int = setting(0, ge=0)
+    """Evaluate every N steps (0: only before and after)."""
+    guard: GuardName = "warn"
+    """What the watch does on failure: record it, warn, stop, or roll back with the remedy."""
+    watch: RunWatchConfig = RunWatchConfig()
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting((), on_resume=True)
+    """Also send the metrics there; the run folder always has them."""
+
+    def check_fields(self) -> None:
+        super().check_fields()
         reward = self.reward
         for name, part in (("near_unit", "near"), ("overlong_buffer", "overlong")):
             reward.refuse_unless(part in reward.parts, f"needs {part} among --reward.parts", name)

@@ -6,8 +6,6 @@ trace, vmap and shard. Nothing here needs float64.
 Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-matrix numbers are [B].
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -21,8 +19,6 @@ _POWER_STEPS = 6
 
 
 class Filtered(NamedTuple):
-    """A filtered batch and its statistics."""
-
     X: Array  # [B, m, n]
     concentration: Array  # [B] sum sigma^4 / (sum sigma^2)^2 of the input; 0 for a zero matrix
     passed: Array  # [B] sum f(sigma)^2
@@ -107,11 +103,9 @@ def _sum_of_squares(X: Array) -> Array:
 
 
 def _rescale_to_bound(X: Array, A: Array, cutoff: float | str) -> tuple[Array, Array, Array]:
-    """Divide X (of Frobenius norm 1) by its Schatten-8 norm; also the cutoff on that scale, [B].
-
-    As in `mesotron.optim.matrix`: (sum sigma^8)^(1/8) = ||A A||_F^(1/4) bounds the largest singular
-    value, and the power iteration can only err low.
-    """
+    """Divide X (of Frobenius norm 1) by its Schatten-8 norm; also the cutoff on that scale, [B]. As
+    in `mesotron.optim.matrix`: (sum sigma^8)^(1/8) = ||A A||_F^(1/4) bounds the largest singular
+    value, and the power iteration can only err low."""
     S = _product(A, A).astype(jnp.promote_types(A.dtype, jnp.float32))
     bound = jnp.square(S).sum((1, 2)) ** 0.125
     inverse = jnp.where(bound == 0, 0, 1 / jnp.where(bound == 0, 1, bound))

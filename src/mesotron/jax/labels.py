@@ -145,8 +145,6 @@ def _choose_role(site: LeafSite, overrides: Mapping[str, str], per_head: bool) -
 
 @dataclass(frozen=True)
 class LeafSite(Site):
-    """A leaf and its neighbors."""
-
     attribute: bool  # a field of a module (Equinox), not a dict entry
     bias: tuple[int, ...] | None  # shape of the bias next to it
     siblings: frozenset[str]  # names of the modules next to this one
@@ -309,7 +307,6 @@ class _Layer(NamedTuple):
 
 
 def _find_ends(sites: dict[str, LeafSite], roles: Roles, fixed: set[str]) -> Roles:
-    """The roles, with the first and last layers of each network marked as inputs and heads."""
     result = dict(roles)
     fed, read = _known_widths(sites, roles)
     for root in _networks(sites, roles):
@@ -358,7 +355,6 @@ def _networks(sites: dict[str, LeafSite], roles: Roles) -> list[tuple[str, ...]]
 def _runs(
     root: tuple[str, ...], sites: dict[str, LeafSite], roles: Roles, fixed: set[str]
 ) -> list[list[_Layer]]:
-    """The plain layers directly in a module, grouped by their name without its number."""
     runs: dict[str, list[_Layer]] = {}
     for path, site in sites.items():
         role = roles[path]

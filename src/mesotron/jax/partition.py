@@ -1,10 +1,6 @@
 """One transformation for a whole tree: Muon or Pion for the hidden matrices, AdamW for the rest.
-
-`multi_transform_with_*` routes the leaves by `mesotron.jax.label`; `chain_with_*` clips by the
-global norm first. Learning rates are numbers or schedules.
+`multi_transform_with_*` routes the leaves by `mesotron.jax.label`; `chain_with_*` clips first.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
@@ -71,7 +67,7 @@ def multi_transform_with_pion(
     Arguments as in `multi_transform_with_muon`, and `promote=` or `cutoff=` as in `pion`.
 
     Example:
-        >>> tx = multi_transform_with_pion(0.02, 2.5e-4, cutoff="noise", per_head=True)
+        >>> tx = multi_transform_with_pion(0.02, 2.5e-4, cutoff="aligned", per_head=True)
     """
     options |= {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     return _multi_transform(pion, pion_lr, aux_lr, betas, eps, options)

@@ -1,12 +1,10 @@
 """Step statistics as arrays in the optimizer's state; the twin of `mesotron.optim.stats`.
 
 A transformation made with `stats=True` keeps them, and `read_stats` collects them from a state.
-Names and formulas are those of docs/metrics.md; cosines are over whole leaves here.
+Names and formulas are those of docs/api/metrics.md; cosines are over whole leaves here.
 
 Legend: a leaf holds B matrices; numbers of each of them are [B].
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -31,16 +29,12 @@ class Stats(NamedTuple):
 
 
 class MeasuredState(NamedTuple):
-    """The state of `measured`."""
-
     step: Array  # steps made
     inner: Any
     stats: Stats  # of the last step
 
 
 class LeafRecord(NamedTuple):
-    """One leaf of a spectral step."""
-
     concentration: Array  # [B], as in `mesotron.jax.filter.Filtered`
     passed: Array  # [B]
     block_size: int  # elements of one matrix

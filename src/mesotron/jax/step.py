@@ -4,8 +4,6 @@ The twin of `mesotron.optim.step`. The momentum stays raw: the filtered directio
 back into it. There is no bias correction, since the filter ignores scale.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,8 +32,6 @@ Views = str | Mapping[str, str] | None
 
 
 class SpectralState(NamedTuple):
-    """The state of a spectral transformation."""
-
     step: Array  # steps made, int32
     momentum: Any  # the raw running mean of gradients, like the parameters
     stats: Stats  # of the last step, for `mesotron.jax.read_stats`; empty without `stats=True`

@@ -7,8 +7,6 @@ The step is the same as in PyTorch, with the same argument names and defaults:
 These take matrices only; `mesotron.jax.partition` routes a whole tree of parameters.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -94,7 +92,7 @@ def scale_by_pion(
     Arguments are those of `pion`, and `stats_rate` as in `scale_by_muon`.
 
     Example:
-        >>> tx = scale_by_pion(cutoff="noise")
+        >>> tx = scale_by_pion(cutoff="aligned")
     """
     _refuse_traced(steps=steps, cutoff=cutoff)
     # An injected default of 0 is an array too; next to a cutoff it is ignored.
@@ -207,7 +205,7 @@ def pion(
             batched, shardings, stats: as in `muon`.
 
     Example:
-        >>> tx = pion(optax.linear_schedule(0.02, 0.0, 1000), cutoff="noise")
+        >>> tx = pion(optax.linear_schedule(0.02, 0.0, 1000), cutoff="aligned")
 
     References: Fan et al., "Pion", 2026, arXiv 2605.19282.
     """

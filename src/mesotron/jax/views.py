@@ -5,8 +5,6 @@ experts, heads). A flax kernel is "io", an Equinox weight "oi", a query kernel (
 width) "ioo" as one matrix and "iso" per head. Fused projections must have an axis of their own.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -35,8 +33,6 @@ def attribute_leaves(tree: Any) -> set[str]:
 
 
 class Matrices(NamedTuple):
-    """The matrices of a view."""
-
     num: int
     rows: int  # outputs of each
     cols: int  # inputs

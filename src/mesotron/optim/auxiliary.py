@@ -6,8 +6,6 @@ narrower than float32 are stepped as float32 copies with float32 state, and bflo
 back at random: to the nearest, a step of 1e-6 would leave most of them unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,8 +36,6 @@ def sgd_state(p: Tensor) -> State:
 
 
 class Batch(NamedTuple):
-    """Parameters of one group and one device."""
-
     params: list[Tensor]
     grads: list[Tensor]
     states: list[State]  # an empty one is filled

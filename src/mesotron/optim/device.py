@@ -1,7 +1,5 @@
 """The device of a run, the dtype of the filter's products, and unbiased rounding into bfloat16."""
 
-from __future__ import annotations
-
 import struct
 import timeit
 import zlib
@@ -68,11 +66,9 @@ def step_seed(step: Tensor, stream: int) -> Tensor:
 
 
 def round_stochastically(values: Tensor, out: Tensor, seed: int | Tensor) -> None:
-    """Round float32 `values` into bfloat16 `out`, up or down at random so that the mean is kept.
-
-    A weight of 1 moves in bfloat16 by steps of 1/128: an update of 1e-5 rounded to nearest is lost.
-    Non-finite values pass through. `seed` is from `rounding_seed` or, as a tensor, `step_seed`.
-    """
+    """Round float32 `values` into bfloat16 `out`, up or down at random so that the mean is kept. A
+    weight of 1 moves in bfloat16 by steps of 1/128: an update of 1e-5 rounded to nearest is lost.
+    Non-finite values pass through. `seed` is from `rounding_seed` or, as a tensor, `step_seed`."""
     bits = values.contiguous().view(torch.int32)
     if isinstance(seed, Tensor):  # hash each element's index
         index = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device)

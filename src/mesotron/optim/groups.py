@@ -169,19 +169,15 @@ def sort_parameters(groups: list[dict[str, Any]]) -> Work:
 
 
 class Norms(NamedTuple):
-    """Gradient norms before clipping."""
-
     total: Tensor
     auxiliary: Tensor
 
 
 def clip_gradients(optimizer: RoutedOptimizer, max_norm: float, matrices: bool = False) -> Norms:
     """Clip the gradient of the auxiliary groups together to a norm; optionally the spectral groups.
-
     A spectral step does not depend on the size of a gradient, but momentum does: a first gradient r
     times as large as those after it outweighs them in a momentum mu for up to
-    ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps, 23 for r = 10 and mu = 0.95.
-    """
+    ln(1 + r^2 (1 - mu^2)) / (2 ln(1 / mu)) steps, 23 for r = 10 and mu = 0.95."""
     # By kind of rule, then by mesh, since no norm spans two meshes.
     auxiliary, spectral = defaultdict(list), defaultdict(list)
     for group in optimizer.param_groups:

@@ -6,8 +6,6 @@ reference uses an SVD. Which form of the iteration runs (standard or Gram) depen
 Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-matrix numbers are [B].
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -22,8 +20,6 @@ _POWER_STEPS = 6
 
 
 class Filtered(NamedTuple):
-    """A filtered batch and what was measured along the way."""
-
     X: Tensor  # [B, m, n]
     norm: Tensor  # [B], Frobenius norm of each input
     concentration: Tensor  # [B], sum sigma^4 / (sum sigma^2)^2 of each input; 1 is rank one
@@ -74,11 +70,9 @@ def _square(S: Tensor) -> Tensor:
 
 def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
     """Divide X (of Frobenius norm 1) by its Schatten-8 norm; returns the cutoff on that scale, [B].
-
     (sum sigma^8)^(1/8) = ||A A||_F^(1/4) is never below the largest singular value, so nothing
     leaves [0, 1]. The power iteration for the largest one can only err low, which may shift the
-    cutoff slightly but never makes the iteration diverge.
-    """
+    cutoff slightly but never makes the iteration diverge."""
     S = _square(A)
     S = S.to(torch.promote_types(S.dtype, torch.float32))
     bound = _sum_of_squares(S).pow(0.125)
@@ -94,11 +88,9 @@ def _rescale_to_bound(X: Tensor, A: Tensor, filter: Filter) -> Tensor:
 
 
 def largest_eigenvalue(S: Tensor) -> Tensor:
-    """Largest eigenvalue of positive semi-definite S, [B], from below, by power iteration.
-
-    Two starts: the heaviest column, which alone can lie in a block of its own beside a larger
-    direction spread over many rows, and a vector without a pattern.
-    """
+    """Largest eigenvalue of positive semi-definite S, [B], from below, by power iteration. Two
+    starts: the heaviest column, which alone can lie in a block of its own beside a larger direction
+    spread over many rows, and a vector without a pattern."""
     B, m, _ = S.shape
     heaviest = S.diagonal(dim1=1, dim2=2).argmax(1)
     column = S.gather(2, heaviest[:, None, None].expand(-1, m, 1))

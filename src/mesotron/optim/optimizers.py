@@ -195,8 +195,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
 
     def stats(self) -> dict[str, float]:
         """What the last step did, as "<group>/<statistic>": update_rms, concentration, passed_rank,
-        dead_blocks, cosine, skipped (formulas in docs/metrics.md). Waits for the device: call it
-        when you log."""
+        dead_blocks, cosine, skipped (formulas in docs/api/metrics.md). Waits for the device: call
+        it when you log."""
         return self._stats.read()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -278,7 +278,7 @@ class Pion(RoutedOptimizer):
     Example:
         >>> import torch
         >>> layer = torch.nn.Linear(8, 4)
-        >>> optimizer = Pion(layer.parameters(), lr=0.01, cutoff="noise")
+        >>> optimizer = Pion(layer.parameters(), lr=0.01, cutoff="aligned")
 
     References: Fan et al., "Pion", 2026, arXiv 2605.19282. (Not the orthogonal-equivalence
         optimizer of the same name, arXiv 2605.12492.)
@@ -346,7 +346,7 @@ def pion(model: nn.Module, lr: Lr = 1e-3, *, aux_lr: Lr | None = None, **options
     vision-language-action models. Other arguments as in `muon`.
 
     Example:
-        >>> optimizer = pion(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), cutoff="noise")
+        >>> optimizer = pion(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), cutoff="aligned")
     """
     return _build(Pion, model, lr, aux_lr, options)
 

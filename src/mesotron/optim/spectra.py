@@ -3,8 +3,6 @@
 Legend: a block is one matrix that a spectral rule filters, m x n with m <= n; sigma is [m].
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +20,6 @@ MAX_VALUES = 96  # more singular values than a plot can show
 
 
 class Block(NamedTuple):
-    """The first matrix of a parameter."""
-
     name: str
     param: Tensor
     group: dict[str, Any]

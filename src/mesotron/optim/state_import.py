@@ -4,8 +4,6 @@ All keep one momentum buffer per matrix: `torch.optim.Muon` and KellerJordan's a
 Moonlight's and dion's as a sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

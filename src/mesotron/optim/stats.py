@@ -4,8 +4,6 @@ They come from quantities that the step computes anyway (the Gram matrix, the fi
 from small samples, so they cost less than one percent of a step and force no synchronization.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,8 +24,6 @@ SAMPLE_ELEMENTS = 1024
 
 
 class _Blocks(NamedTuple):
-    """One batch of filtered matrices, with the group of each."""
-
     groups: list[str]
     filtered: Filtered
     step_size: Tensor
@@ -81,12 +77,10 @@ class StepStats:
         self.updates.append((group, x.square().mean().sqrt() * largest, update.numel()))
 
     def totals(self, names: list[str], device: torch.device) -> Tensor:
-        """[groups, 11] sums in float64, without waiting for the device.
-
-        Columns, over a group's blocks: squared change, elements, number; over those with a
-        gradient: number, concentration, passed directions, dead ones; of its elementwise updates:
-        sum of squares, elements; of its cosines: sum, number.
-        """
+        """[groups, 11] sums in float64, without waiting for the device. Columns, over a group's
+        blocks: squared change, elements, number; over those with a gradient: number, concentration,
+        passed directions, dead ones; of its elementwise updates: sum of squares, elements; of its
+        cosines: sum, number."""
         sums = torch.zeros(len(names), 11, dtype=torch.float64, device=device)
         row = {name: k for k, name in enumerate(names)}
 

@@ -5,8 +5,6 @@ group they come from. Momentum lives on the whole parameter; only the filter loo
 its view. Nothing here waits for the device, and `p.grad` is never written.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol

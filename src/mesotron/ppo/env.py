@@ -6,8 +6,6 @@ observation before the reset, and a shaped reward next to the true fruit count.
 Legend: T board cells in row-major order; F features per cell. One game; `jax.vmap` makes many.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -6,8 +6,6 @@ environment has started by then, is ignored.
 Legend: E games, R runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,8 +69,6 @@ def play_games(act: Act, key: Array, config: SnakeConfig, episodes: int) -> Game
 
 
 def act_by_policy(params: Params, config: SnakeConfig, greedy: bool | Array) -> Act:
-    """The most likely move, or one sampled from the policy."""
-
     def act(key: Array, observation: Observation) -> Array:
         logits, _ = apply_policy(params, observation, config)
         return jnp.where(greedy, logits.argmax(-1), jax.random.categorical(key, logits))
@@ -81,8 +77,6 @@ def act_by_policy(params: Params, config: SnakeConfig, greedy: bool | Array) -> 
 
 
 def act_at_random(masked: bool | Array) -> Act:
-    """Any legal move, or any move at all."""
-
     def act(key: Array, observation: Observation) -> Array:
         allowed = observation.mask | jnp.logical_not(masked)
         return jax.random.categorical(key, mask_logits(jnp.zeros(allowed.shape), allowed))
@@ -91,11 +85,8 @@ def act_at_random(masked: bool | Array) -> Act:
 
 
 def make_evaluation(config: SnakeConfig) -> Callable[[Params, int], dict[str, Games]]:
-    """Evaluate R policies on the same `eval_episodes` games.
-
-    Returns:
-        `evaluate(params [R], seed) -> {"greedy": Games [R, E], "sampled": Games [R, E]}`.
-    """
+    """Evaluate R policies on the same `eval_episodes` games; the function returned is
+    `evaluate(params [R], seed) -> {"greedy": Games [R, E], "sampled": Games [R, E]}`."""
 
     @jax.jit
     def play(params: Params, key: Array) -> Games:

@@ -8,8 +8,6 @@ depend on it.
 Legend: S steps of a rollout, N games, B = S N; G shards, each shuffling its own N / G games.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -102,14 +100,9 @@ def run_updates(
     config: SnakeConfig,
     max_updates: int,
 ) -> tuple[TrainState, Metrics]:
-    """Make `count` updates, at most `max_updates`.
-
-    The count is traced, so a shorter last chunk needs no second compilation and every chunk runs
-    the same machine code.
-
-    Returns:
-        The state, and metrics [max_updates], of which the first `count` are filled.
-    """
+    """Make `count` updates; metrics are [max_updates], of which the first `count` are filled. The
+    count is traced, so a shorter last chunk needs no second compilation and every chunk runs the
+    same machine code."""
     update = partial(update_once, hyper=hyper, config=config, pretrained=pretrained)
     shapes = jax.eval_shape(lambda s: update(s)[1], state)
     buffers = jax.tree.map(lambda x: jnp.zeros((max_updates, *x.shape), x.dtype), shapes)
@@ -125,7 +118,6 @@ def run_updates(
 def update_once(
     state: TrainState, *, hyper: Hyper, config: SnakeConfig, pretrained: Params | None = None
 ) -> tuple[TrainState, Metrics]:
-    """One update: play, estimate advantages, learn."""
     key, play_key, learn_key = jax.random.split(state.key, 3)
     env, observation, rollout = play(state, play_key, config)
     steps = rollout.steps
@@ -141,7 +133,9 @@ def update_once(
         state.params, state.opt_state, batch, learn_key, config, hyper, pretrained
     )
     metrics = losses | _describe(steps, batch, state, config, hyper)
-    metrics["optim/update_rms"] = _distance(params, state.params)
+    moved: Any = jax.tree.map(jnp.subtract, params, state.params)
+    size = sum(leaf.size for leaf in jax.tree.leaves(moved))
+    metrics["optim/update_rms"] = optax.tree.norm(moved) / math.sqrt(size)
     return TrainState(params, opt_state, env, observation, key, state.update + 1), metrics
 
 
@@ -225,8 +219,6 @@ def shuffled(key: Array, config: SnakeConfig) -> Array:
 
 
 def take(data: Batch, index: Array) -> Batch:
-    """The flat minibatch of these indices, each group from its own games."""
-
     def pick(X: Array) -> Array:
         picked = jax.vmap(lambda rows, chosen: rows[chosen])(X, index)
         return picked.reshape(-1, *X.shape[2:])
@@ -252,8 +244,3 @@ def _describe(
         "value/explained": 1 - unexplained / (jnp.var(batch.targets) + 1e-8),
         "optim/lr": anneal(rate, hyper.num_gradient_steps if config.anneal_lr else None)(made),
     }
-
-
-def _distance(new: Params, old: Params) -> Array:
-    moved: Any = jax.tree.map(jnp.subtract, new, old)
-    return optax.tree.norm(moved) / math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(moved)))

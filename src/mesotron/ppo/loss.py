@@ -11,8 +11,6 @@ change to clip_eps would hold the critic back.
 Legend: S steps of a rollout, N games; B steps of a minibatch.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -35,12 +33,10 @@ def estimate_advantages(
     gamma: float | Array,
     gae_lambda: float | Array,
 ) -> Array:
-    """Advantages [S, N] of a rollout; advantages + values are the critic's targets.
-
-    A game that died has no next value; one stopped by the time limit has the value of its state
-    before the reset (`cut_values` [N]; at most one such game per rollout). Neither passes an
-    advantage on to the previous game. `last_values` [N] are those after the rollout.
-    """
+    """Advantages [S, N] of a rollout; advantages + values are the critic's targets. A game that
+    died has no next value; one stopped by the time limit has the value of its state before the
+    reset (`cut_values` [N]; at most one such game per rollout). Neither passes an advantage on to
+    the previous game. `last_values` [N] are those after the rollout."""
     following = jnp.concatenate([values[1:], last_values[None]])
     following = jnp.where(truncated, cut_values, jnp.where(terminated, 0, following))
     deltas = rewards + gamma * following - values

@@ -4,8 +4,6 @@ They are traced numbers, so one compiled program trains every combination side b
 rates are annealed over gradient steps (updates x epochs x minibatches), not over updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ of matrices. Dropout is off by default; if on, acting and the loss drop the same
 Legend: B observations, T cells, F features, d width of a token, L layers, H heads.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -123,7 +121,6 @@ def entropy(logits: Array) -> Array:
 
 
 def rms_norm(X: Array, scale: Array) -> Array:
-    """Divide by the root mean square over the features, in float32, and scale."""
     wide = X.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
     return (wide * scale).astype(X.dtype)

@@ -13,8 +13,6 @@ atomic checkpoints, so a resumed run is bit-equal to an uninterrupted one.
 Legend: R runs, K updates of the longest chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -52,7 +50,6 @@ def read_runs(config: SnakeConfig) -> Runs:
 
 
 def make_runs(config: SnakeConfig, values: list[dict[str, float]]) -> Runs:
-    """Runs with these values in place of the config's; each has a seed."""
     columns = [
         jnp.array([run.get(name, getattr(config, name)) for run in values], jnp.float32)
         for name in Hyper._fields
@@ -84,12 +81,8 @@ class Program(NamedTuple):
 
 
 def make_program(config: SnakeConfig, num_runs: int, pretrained: Params | None = None) -> Program:
-    """The jitted functions that start and advance R runs.
-
-    Args:
-        config: of all runs.
-        num_runs: R.
-        pretrained: initial weights, and the KL reference if `kl_coef` is not 0.
+    """The jitted functions that start and advance R runs; `pretrained` are initial weights, and the
+    KL reference if `kl_coef` is not 0.
 
     Example:
         >>> config = SnakeConfig(num_envs=4, num_steps=8, num_minibatches=2, num_seeds=2, chunk=3)

@@ -4,8 +4,6 @@ The device works in chunks of updates. Between chunks metrics are written, Ctrl-
 checkpoints are saved, so memory does not grow with the run.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +107,6 @@ class Mirrors:
             self._board = SummaryWriter(str(path / "tensorboard"))
 
     def write(self, row: dict[str, Any]) -> None:
-        """Send one row; its `step` is the x-axis."""
         values = {name: value for name, value in row.items() if name != "step"}
         if self._wandb is not None:
             self._wandb.log(values, step=row["step"])
@@ -128,8 +125,6 @@ class Mirrors:
 
 
 class Session(NamedTuple):
-    """The objects that the steps of a training share."""
-
     config: SnakeConfig
     folder: RunFolder
     runs: Runs
@@ -172,7 +167,6 @@ def train_snake(config: SnakeConfig) -> int:
 
 
 def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
-    """A new run folder, or the one to resume with its own config."""
     if config.resume is not None:
         folder = RunFolder(config.resume)
         instead = f"start a new run (from its weights: --pretrained-model {folder.path})"
@@ -210,7 +204,6 @@ def initial_states(session: Session) -> tuple[TrainState, int]:
 def train(
     session: Session, states: TrainState, done: int, stop: StopRequest
 ) -> tuple[TrainState, int]:
-    """Advance chunk by chunk to the end, or until the user or the guard stops the run."""
     config, folder = session.config, session.folder
     before = time.perf_counter()
     states, _ = session.program.advance(states, session.runs, 0)  # compiles, and changes nothing
@@ -305,7 +298,6 @@ def final_evaluation(session: Session, states: TrainState) -> dict[str, Games]:
 
 
 def finish(session: Session, states: TrainState, games: dict[str, Games]) -> str:
-    """Draw the plots and write the result; returns the text to print."""
     config, folder = session.config, session.folder
     baselines = evaluate.measure_baselines(config)
     rows = folder.rows("metrics")

@@ -94,7 +94,6 @@ def follow(paths: Sequence[Path], out: Path, every: float, rename: Sequence[str]
 
 
 def stamp(path: Path) -> list[tuple[str, int, int]]:
-    """Names, sizes and times of the files that a page is made of."""
     if not path.exists():  # one run of a file with several
         path = Path(str(path).partition("#")[0])
     inside = [*path.glob("*.json*"), *path.glob("cells/*/metrics.jsonl")]

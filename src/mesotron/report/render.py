@@ -79,7 +79,6 @@ class Page:
     sections: list[tuple[str, list[Block]]] = field(default_factory=list)
 
     def add(self, title: str, *blocks: Block | None) -> None:
-        """Add a section, unless it would be empty."""
         if shown := [block for block in blocks if block]:
             self.sections.append((title, shown))
 

@@ -129,7 +129,7 @@ def speed(record: Row) -> Table | None:
         cells = [cell for cell in finals if cell["contender"] == contender["name"]]
         reached = [cell for cell in cells if cell["threshold_steps"] is not None]
         seconds, steps, tokens = (
-            _median([cell[f"threshold_{key}"] for cell in reached])
+            median(cell[f"threshold_{key}"] for cell in reached) if reached else None
             for key in ("seconds", "steps", "tokens")
         )
         rows.append([
@@ -194,8 +194,3 @@ def _known(value: float | None, spec: str) -> str:
 
 def _entries(rows: Sequence[Sequence[str]]) -> list[list[Entry]]:
     return [[Entry(text) for text in row] for row in rows]
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

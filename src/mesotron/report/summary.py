@@ -15,8 +15,6 @@ class Figure(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The number that runs of one kind are compared by."""
-
     label: str
     value: float
     text: str
@@ -197,7 +195,6 @@ def _change(run: Run, metric: str, name: str = "") -> str:
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Means of the first and the last tenth."""
     width = max(len(values) // 10, 1)
     return sum(values[:width]) / width, sum(values[-width:]) / width
 

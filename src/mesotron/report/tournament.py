@@ -17,7 +17,6 @@ MOST_CELLS = 60
 
 
 def render_tournament(folder: Path, live: float | None = None) -> str:
-    """The HTML page of a tournament; with `live`, it reloads itself after so many seconds."""
     record: Row = read_json(folder / RECORD)
     names = [contender["name"] for contender in record["contenders"]]
     title = f"{record['recipe']}: {len(names)} contenders"
@@ -57,7 +56,6 @@ def render_tournament(folder: Path, live: float | None = None) -> str:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether no cell is open and there is a conclusion, even one without a score."""
     record: Row = read_json(folder / RECORD)
     is_open = any(one["state"] in ("waiting", "running") for one in record["cells"])
     return bool(record["standings"] or record["words"]) and not is_open
@@ -93,7 +91,6 @@ def table_block(one: tables.Table | None, names: Sequence[str] = (), css: str = 
 
 
 def ranking_block(record: Row, names: Sequence[str]) -> Block | None:
-    """The standings with their intervals drawn to one scale."""
     block = table_block(tables.standings(record), names, "ranking")
     if block is None:
         return None

@@ -149,12 +149,10 @@ class EvalEvery(TrainerCallback):
 
 
 class SnrProbe(TrainerCallback):
-    """Puts gradient/snr, gradient/signal and gradient/noise into the row of every n-th step.
-
-    The step's batch is split into parts, whose gradients are taken separately at the same weights
+    """Puts gradient/snr, gradient/signal and gradient/noise into the row of every n-th step. The
+    step's batch is split into parts, whose gradients are taken separately at the same weights
     (`probes.snr_from_norms`). It costs about one more forward and backward pass (time/snr) and does
-    not change training by a bit. Each process measures its own rows; the main one's are logged.
-    """
+    not change training by a bit. Each process measures its own rows; the main one's are logged."""
 
     def __init__(self, every: int, trainer: Any) -> None:
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:

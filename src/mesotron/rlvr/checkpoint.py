@@ -343,7 +343,6 @@ class Shard:
     local: Tensor
 
     def like(self, other: DTensor) -> DTensor:
-        """The sharded tensor of which this is a part, placed like another one."""
         return DTensor.from_local(
             self.local.to(other.device), other.device_mesh, other.placements,
             run_check=False, shape=other.shape, stride=other.stride(),

@@ -14,8 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mesotron.config import PRICES_AS_OF, PlanConfig, TrainConfig
-from mesotron.config.base import from_plain, to_plain
+from mesotron.config import PRICES_AS_OF, PlanConfig
 from mesotron.rlvr.objectives import first_round_prompts, resolve
 from mesotron.rlvr.tasks.load import GENERATED, load_task
 from mesotron.rlvr.train import check, check_enough, check_installed, set_library_variables
@@ -61,7 +60,6 @@ class Estimate:
 
 
 def run(config: PlanConfig) -> int:
-    """Print the estimate of a run."""
     check(config)
     limits_of(config)
     task, num_prompts = config.task, config.task.num_train
@@ -109,11 +107,7 @@ def calibrate(config: PlanConfig) -> Pace:
     quiet_libraries()
     updates = config.rollout.updates
     steps = CALIBRATION_STEPS * updates
-    known = to_plain(TrainConfig()).keys()
-    values = {key: value for key, value in to_plain(config).items() if key in known}
-    short = replace(
-        from_plain(TrainConfig, values), steps=steps, save_every=0, guard="off", report_to=()
-    )
+    short = replace(config, steps=steps, save_every=0, guard="off", report_to=())
     with tempfile.TemporaryDirectory() as folder, Verifier(config.reward.timeout) as verifier:
         run = RunFolder.create(Path(folder) / "run", short, {})
         trainer = build_trainer(load(short, verifier), run)

@@ -6,8 +6,6 @@ any batch size, up to rounding in the model itself.
 Shapes: B running rows of a batch, T tokens so far, V vocabulary.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,18 +42,9 @@ def generate(
     batch: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Completion]:
-    """Complete each prompt once; completions are in the order of the prompts.
-
-    Args:
-        model: a causal language model of Transformers, in evaluation mode.
-        tokenizer: its tokenizer, with pad and end tokens.
-        prompts: rendered texts with special tokens; repeat one to sample it several times.
-        max_tokens: longest completion.
-        temperature: 0 is greedy, else softmax(logits / temperature) is sampled.
-        seed: of the random numbers.
-        batch: rows at once; None: what fits into memory.
-        progress: called with the number of completions just finished.
-    """
+    """Complete each prompt once, in the order of the prompts: rendered texts with special tokens;
+    repeat one to sample it several times. Temperature 0 is greedy. `batch` rows at once, or what
+    fits into memory; `progress` is called with the number of completions just finished."""
     encoded = [tokenizer.encode(text, add_special_tokens=False) for text in prompts]
     limit = model.config.get_text_config().max_position_embeddings - max_tokens
     for i, ids in enumerate(encoded):

@@ -133,11 +133,9 @@ def fill_places(
     rounds: Sequence[Sequence[float]], blocks: int, widest: bool = False
 ) -> list[Source | None]:
     """Give each of P places a group with a signal from its own block; None where none is left.
-
     `rounds` has the spread of each group's rewards, 0 for no signal; the first has P groups, later
     ones may have fewer. `blocks` do not exchange groups: W of them where each process holds whole
-    groups, P where a group spans processes. `widest` prefers groups with the largest spread.
-    """
+    groups, P where a group spans processes. `widest` prefers groups with the largest spread."""
     size = len(rounds[0]) // blocks
     chosen: list[Source | None] = []
     for block in range(blocks):

@@ -41,6 +41,7 @@ from mesotron.rlvr.tasks.load import check_task, load_task
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.train import set_library_variables
 from mesotron.runs import newest_whole
+from mesotron.runs.console import print_line
 from mesotron.runs.files import check_writable
 from mesotron.runs.process import go_offline_without_network
 from mesotron.runs.resume import run_of
@@ -313,7 +314,6 @@ def find_subject(name: str) -> Subject:
 
 
 def run(config: EvalConfig) -> int:
-    """Evaluate a model and what it is compared with; print, and write JSON if requested."""
     check_task(config.task)
     if config.out is not None:
         check_writable(config.out, "eval.json")
@@ -371,7 +371,7 @@ def show(results: Sequence[EvalResult], console: Console) -> None:
     for result in results:
         for sentence in result.findings:
             line = f"{result.model}: {sentence}" if len(results) > 1 else sentence
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+            print_line(console, line)
 
 
 def score_table(results: Sequence[EvalResult]) -> Table:

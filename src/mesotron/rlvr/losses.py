@@ -99,10 +99,8 @@ def clip_metrics(counts: Tensor) -> dict[str, float]:
 
 def correction_weight(ratio: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """TRL's correction for a rollout engine, [B, 1] or [B, T], as one factor per sequence [B].
-
     Per-token ratios become their geometric mean, as GMPO weighs its own; tokens that TRL masked
-    (ratio 0) are left out and give no gradient. Also returns the tokens [B, T] that remain.
-    """
+    (ratio 0) are left out and give no gradient. Also returns the tokens [B, T] that remain."""
     if ratio.shape[1] == 1 and mask.shape[1] != 1:
         return ratio.squeeze(1), torch.ones_like(mask, dtype=torch.bool)
     kept = ratio > 0
@@ -114,10 +112,8 @@ def correction_weight(ratio: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def policy_metrics(
     entropies: Tensor, log_ratio: Tensor | None, mask: Tensor, gather: Gather = identity
 ) -> dict[str, float]:
-    """entropy/trajectory_q1 to _q3, ratio/log_min and ratio/log_max; empty if no token trains.
-
-    All [B, T]; `log_ratio` of the new to the old policy is None where they are the same.
-    """
+    """entropy/trajectory_q1 to _q3, ratio/log_min and ratio/log_max; empty if no token trains. All
+    [B, T]; `log_ratio` of the new to the old policy is None where they are the same."""
     trains = mask != 0
     H = trajectory_entropy(entropies, mask)
     if log_ratio is None:

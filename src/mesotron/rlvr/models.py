@@ -245,11 +245,9 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def reshard(model: nn.Module) -> None:
-    """Make the parameters of an FSDP2 model its shards again.
-
-    After a forward pass without a backward one FSDP2 leaves the last layers gathered: the module
-    then shows whole copies instead of shards, and writes to those are lost.
-    """
+    """Make the parameters of an FSDP2 model its shards again. After a forward pass without a
+    backward one FSDP2 leaves the last layers gathered: the module then shows whole copies instead
+    of shards, and writes to those are lost."""
     for module in model.modules():
         if is_sharded(module):
             module.reshard()  # pyright: ignore
@@ -274,11 +272,9 @@ def largest(number: int, model: nn.Module) -> int:
 
 @contextmanager
 def as_loaded(model: nn.Module) -> Iterator[None]:
-    """Run every module's own class forward inside the block.
-
-    TRL and Accelerate replace some by ones that give log-probabilities or autocast to bfloat16, and
-    that a deep copy would share with the original. Casts inside FSDP2 shards stay.
-    """
+    """Run every module's own class forward inside the block. TRL and Accelerate replace some by
+    ones that give log-probabilities or autocast to bfloat16, and that a deep copy would share with
+    the original. Casts inside FSDP2 shards stay."""
     removed = [
         (module, name, vars(module).pop(name))
         for module in model.modules()

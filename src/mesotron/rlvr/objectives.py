@@ -20,8 +20,6 @@ MAX_ENTROPY_COEF = 0.1
 
 @dataclass(frozen=True)
 class Published:
-    """The values an objective was published with."""
-
     loss_type: str  # TRL's name
     epsilon: float | None  # clip width; None where the loss has no lower clip
     epsilon_high: float | None  # for cispo the largest ratio itself

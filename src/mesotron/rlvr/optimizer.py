@@ -82,14 +82,12 @@ class OptimizerLog(TrainerCallback):
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step + 1  # counted after the step; its gradients are still there
         optimizer = unwrap_optimizer(kwargs["optimizer"])
-        if optimizer is None or step not in spectrum_steps(state.max_steps):
+        # The first step, the last, and three in between.
+        last = state.max_steps - 1
+        measured = {1 + round(k * last / (NUM_SPECTRA - 1)) for k in range(NUM_SPECTRA)}
+        if optimizer is None or step not in measured:
             return
         for block in self.blocks:
             spectrum = measure_spectrum(optimizer, block)
             if spectrum is not None:
                 self.run.append("spectra", {"step": step, **spectrum})
-
-
-def spectrum_steps(steps: int) -> set[int]:
-    """The first step, the last, and three in between."""
-    return {1 + round(k * (steps - 1) / (NUM_SPECTRA - 1)) for k in range(NUM_SPECTRA)}

@@ -1,7 +1,5 @@
 """A problem as chat messages and as text: the same for training, evaluation and warm starts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +15,6 @@ SYSTEM = "Solve the problem step by step."
 def build_prompt(
     problem: Problem, config: TaskConfig, format: AnswerFormat, examples: Sequence[Problem] = ()
 ) -> list[Message]:
-    """The chat messages that pose a problem."""
     if len(examples) < config.few_shot:
         raise ValueError(f"few_shot={config.few_shot} needs as many examples, got {len(examples)}")
     system = f"{SYSTEM} {format.instruction}" if config.system is None else config.system
@@ -61,10 +58,8 @@ def render_prompts(
 
 
 def demonstrate(prompt: str, completion: str, tokenizer: Any) -> list[list[int]]:
-    """Token ids of a prompt and of its completion, which ends with the end-of-turn token.
-
-    The two are tokenized separately, as they are when a model continues a prompt.
-    """
+    """Token ids of a prompt and of its completion, which ends with the end-of-turn token. The two
+    are tokenized separately, as they are when a model continues a prompt."""
     space = "" if tokenizer.chat_template else " "  # after "Answer:"
     parts = prompt, space + completion
     ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]

@@ -8,8 +8,6 @@ rows, max_tokens and the dataset's columns it names (all of them with **kwargs),
 number or None per completion. TRL's reward functions work as they are.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import math
@@ -57,11 +55,9 @@ def two_part(completion: Completion) -> float | None:
 
 
 def near(completion: Completion) -> float | None:
-    """1 for a correct answer, 1 / (1 + distance / near_unit) for a wrong number in the format.
-
-    So a group without a correct answer still gives a signal. 51% and 0.51 are one away from 50%.
-    Answers that are no plain number, or have another unit than the gold, are correct or get 0.
-    """
+    """1 for a correct answer, 1 / (1 + distance / near_unit) for a wrong number in the format. So a
+    group without a correct answer still gives a signal. 51% and 0.51 are one away from 50%. Answers
+    that are no plain number, or have another unit than the gold, are correct or get 0."""
     facts = completion.facts
     if facts.correct or not facts.formatted:
         return completion.graded(float(facts.correct))
@@ -86,8 +82,7 @@ def format(completion: Completion) -> float | None:
 
 def length(completion: Completion) -> float | None:
     """1 - tokens / max_tokens for a correct answer, 0 for a wrong one: a linear form of the length
-    reward of Yeo et al., 2025 (arXiv 2502.03373).
-    """
+    reward of Yeo et al., 2025 (arXiv 2502.03373)."""
     share = min(1.0, len(completion.ids) / completion.max_tokens)
     return completion.graded(float(completion.facts.correct) * (1 - share))
 
@@ -134,20 +129,10 @@ class Reward:
         rows: Sequence[Mapping[str, Any]] | None = None,
         facts: Sequence[Facts] | None = None,
     ) -> Scores:
-        """The reward of each completion; None where any part has no verdict.
-
-        Args:
-            completions: the sampled texts.
-            completion_ids: their token ids, without padding.
-            golds: the correct answers, None where unknown.
-            truncated: whether each completion was cut at `max_tokens`.
-            rows: each completion's row of the dataset, for your own functions.
-            facts: the judge's facts; computed here if not given.
-
-        Raises:
-            ValueError: your function raised, or did not return one finite number or None per
-                completion.
-        """
+        """The reward of each completion; None where any part has no verdict. `completion_ids` are
+        without padding, `golds` None where unknown, `truncated` True where cut at `max_tokens`.
+        `rows` of the dataset are for your own functions; `facts` are the judge's if not given.
+        ValueError if your function raised, or did not return one finite number or None each."""
         if facts is None:
             facts = self.judge.judge(completions, golds, truncated)
         scored = [

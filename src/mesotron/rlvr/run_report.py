@@ -45,7 +45,6 @@ def compare(before: Row, after: Row) -> Row:
 
 
 def show(before: Row, after: Row, result: Row, console: Console) -> None:
-    """The comparison and the most telling transcripts, on the terminal."""
     console.print(scores.side_by_side(transcripts(before), transcripts(after), PAIRS_SHOWN))
     title = f"greedy accuracy, {result['problems']} held-out problems, 95 % intervals"
     table = Table("before", "after", "gain", title=title)

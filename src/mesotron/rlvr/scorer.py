@@ -24,8 +24,6 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A scored rollout over all processes, group by group."""
-
     rewards: Tensor  # [P, G], weighted totals; NaN where a completion was dropped
     facts: Sequence[Facts]  # P G; empty without a judge
     tolerance: float  # rewards closer than this are equal

@@ -81,8 +81,6 @@ def powers_of_two(limit: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Transcript:
-    """One problem, its greedy completion, and the verdict."""
-
     id: str
     question: str
     gold: str | None

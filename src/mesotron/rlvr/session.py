@@ -36,7 +36,7 @@ from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.train import check_enough
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.runs import RunFolder
-from mesotron.runs.console import LiveView
+from mesotron.runs.console import LiveView, print_line
 from mesotron.runs.process import (
     StopRequest,
     asks_for_sharding,
@@ -56,8 +56,6 @@ REWARDS_FORMAT = ("two_part", "format")
 
 @dataclass
 class Parts:
-    """The loaded parts of a run."""
-
     config: TrainConfig
     device: torch.device
     model: Any
@@ -72,7 +70,7 @@ def train(plan: Plan[TrainConfig], began: float | None = None) -> int:
     quiet_libraries()
     console = Console(quiet=not is_main())
     for note in plan.notes:
-        say(console, note)
+        print_line(console, note)
     with Verifier(plan.config.reward.timeout) as verifier:
         parts = load(plan.config, verifier)
         with (
@@ -119,7 +117,7 @@ def train_in(
     config = plan.config
     before = run.load("before")
     if before is None:
-        say(console, f"{run.path}: evaluating {config.model.name} first")
+        print_line(console, f"{run.path}: evaluating {config.model.name} first")
         before = evaluate_part(parts, parts.model, "before")
         if is_main():
             run.save("before", before)
@@ -157,7 +155,7 @@ def train_in(
             healthy = watch.last_healthy_checkpoint
             if healthy is not None:
                 why += f"; the last healthy checkpoint is checkpoint-{healthy}"
-            say(console, f"stopped at step {step}: {why}; start again with --guard rollback")
+            print_line(console, f"stopped at step {step}: {why}; start again with --guard rollback")
             return 0
         say_stopped(console, run, plan, step, why)
         return 0
@@ -168,7 +166,7 @@ def train_in(
         run.save("after", after)
         run.finish({"steps": config.steps, **result}, report)
         show(before, after, result, console)
-    say(console, f"report: {run.path / 'report.md'}; more: mesotron eval {run.path}")
+    print_line(console, f"report: {run.path / 'report.md'}; more: mesotron eval {run.path}")
     return 0
 
 
@@ -302,13 +300,8 @@ def say_stopped(
 ) -> None:
     # A guard that gives up on broken weights does not save them.
     saved = " and saved" * (run.checkpoints / f"checkpoint-{step}").exists()
-    reason = f": {why}" if why else ""
-    say(console, f"stopped{saved} at step {step}{reason}; continue with {resume_command(plan)}")
-
-
-def say(console: Console, text: str) -> None:
-    # On one line, however narrow the terminal, so that paths can be copied.
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    stopped = f"stopped{saved} at step {step}{f': {why}' if why else ''}"
+    print_line(console, f"{stopped}; continue with {resume_command(plan)}")
 
 
 def quiet_libraries() -> None:

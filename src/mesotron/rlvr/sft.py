@@ -3,8 +3,6 @@
 The rows come tokenized and in reading order, so TRL prepares and shuffles nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from mesotron.rlvr.optimizer import OptimizerLog, build_optimizer, check_setting
 from mesotron.rlvr.spending import Spending, metered
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder
+from mesotron.runs.console import print_line
 from mesotron.runs.resume import Plan
 from mesotron.watch.budget import Meter
 
@@ -70,7 +69,7 @@ def train(plan: Plan[SftConfig], began: float | None = None) -> int:
     session.quiet_libraries()
     config, console = plan.config, Console()
     for note in plan.notes:
-        session.say(console, note)
+        print_line(console, note)
     check_settings(config.optim)
     device = choose_device(config.device, config.threads)
     task = load_task(config.task)
@@ -124,5 +123,5 @@ def train_in(
     run.finish({"steps": step, "loss": loss, "token_accuracy": accuracy}, report)
     model = run.checkpoints / f"checkpoint-{step}"
     numbers = f"loss {loss:.3f}, token accuracy {accuracy:.1%}"
-    session.say(console, f"{numbers}; model: {model}; evaluate it with mesotron eval {run.path}")
+    print_line(console, f"{numbers}; model: {model}; evaluate it with mesotron eval {run.path}")
     return 0

@@ -57,7 +57,6 @@ def new_run(config: Limited) -> Plan[Limited]:
 
 
 def resume_plan(config: Limited) -> Plan[Limited]:
-    """The plan of a stopped run, with the limits given now."""
     instead = "start a new run (from its weights: --model.name CHECKPOINT)"
     plan = plan_resume(config, "mesotron eval", instead)
     if config.gpu is not None and config.price is None:

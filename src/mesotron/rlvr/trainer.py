@@ -118,7 +118,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         **rest: anything else that TRL's trainer takes (`processing_class`, `peft_config`, ...).
 
     Example:
-        trainer = GRPOTrainer(model, rewards, args, data, optim="pion", objective="mgrpo")
+        trainer = GRPOTrainer(model, rewards, args, data, optim="muon", objective="dr_grpo")
         trainer.train()
 
     References:

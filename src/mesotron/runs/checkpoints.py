@@ -19,8 +19,6 @@ NAME = re.compile(r"checkpoint-(\d+)")
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint's optimizer step and its folder."""
-
     step: int
     path: Path
 

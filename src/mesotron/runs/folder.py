@@ -31,18 +31,27 @@ PACKAGES = (
 
 
 def new_run_path(name: str, root: Path = Path("runs")) -> Path:
-    """An unused path for a new run, `runs/NAME-DATE-TIME`."""
     base = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     paths = (root / (base if number == 1 else f"{base}-{number}") for number in count(1))
     return next(path for path in paths if not path.exists())
 
 
 def check_free(path: Path, flag: str = "--out") -> None:
-    """Refuse a path for a new run that already holds something."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         is_run = (path / "config.json").is_file()
         resume = f", or continue it with --resume {path}" if is_run else ""
         raise ValueError(f"{path} is not empty; give {flag} another name{resume}")
+
+
+def try_lock(path: Path) -> IO[str] | None:
+    """Lock a file until it is closed or its last holder ends; None if another process has it."""
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 class RunFolder:
@@ -92,7 +101,6 @@ class RunFolder:
 
     @property
     def result(self) -> Row | None:
-        """How the run ended, or None while it has not."""
         return self.load("result")
 
     def append(self, stream: Stream, row: Row) -> None:
@@ -110,7 +118,6 @@ class RunFolder:
         write_json(self.path / f"{name}.json", value)
 
     def load(self, name: str) -> Row | None:
-        """The contents of NAME.json, or None."""
         path = self.path / f"{name}.json"
         return read_json(path) if path.exists() else None
 
@@ -121,12 +128,9 @@ class RunFolder:
 
     def __enter__(self) -> Self:
         """Take the lock; the system releases it when the process ends, however it ends."""
-        self._lock = (self.path / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise ValueError(f"{self.path} is in use by another process; stop it first") from None
+        self._lock = try_lock(self.path / "lock")
+        if self._lock is None:
+            raise ValueError(f"{self.path} is in use by another process; stop it first")
         return self
 
     def __exit__(self, *_: object) -> None:

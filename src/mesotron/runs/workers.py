@@ -5,8 +5,6 @@ what they need and need no `__main__` guard. `CommandPool` runs commands, each w
 GPU. Standard library only: this file is also the script that a worker runs.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -18,13 +16,13 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
+from pkgutil import resolve_name as resolve
 from time import monotonic
 from typing import IO, Any, Literal, Self
 
@@ -44,10 +42,8 @@ class WorkerDied(RuntimeError):
 
 
 class Worker:
-    """One persistent child process; takes one call at a time.
-
-    It runs in its own session: Ctrl-C reaches the parent only. What its functions print goes to
-    stderr. Calls are sent by pickle.
+    """One persistent child process; takes one call at a time, sent by pickle. It runs in its own
+    session: Ctrl-C reaches the parent only. What its functions print goes to stderr.
 
     Args:
         env: environment variables; None inherits all. The parent's `sys.path` is always passed on.
@@ -87,8 +83,7 @@ class Worker:
 
     def call(self, target: str, *args: Any, timeout: float | None = None) -> Any:
         """Call "module:function" in the worker. Its ValueErrors are raised here, other errors as
-        RuntimeError with the traceback; WorkerDied if it ends or takes `timeout` seconds.
-        """
+        RuntimeError with the traceback; WorkerDied if it ends or takes `timeout` seconds."""
         if not self.send(target, args):
             raise WorkerDied(target, self.process.returncode)
         return self.receive(timeout)
@@ -157,9 +152,7 @@ class WorkerPool:
         self, target: str, *args: Any, timeout: float | None = None, worker: int | None = None
     ) -> Future[Any]:
         """Call "module:function" in a free worker, or in worker number `worker`; see `Worker.call`.
-
-        A worker that died is replaced at the next call; its modules and state start afresh.
-        """
+        A worker that died is replaced at the next call; its modules and state start afresh."""
         if os.getpid() != self._owner:
             self._reset()  # forked: the processes belong to the parent
         if not self.num_workers:
@@ -209,7 +202,6 @@ class WorkerPool:
         return [None if future is None else future.result() for future in futures]
 
     def close(self) -> None:
-        """Kill every worker; a later call starts new ones."""
         if os.getpid() != self._owner:
             return
         _kill_all(self.processes, self._owner)
@@ -317,16 +309,10 @@ def describe_exit(returncode: int) -> str:
 
 
 def last_line(log: Path) -> str:
-    """Last line of a log that is not blank; empty if there is none."""
     if not log.is_file():
         return ""
     lines = log.read_bytes()[-LOG_TAIL:].decode(errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def resolve(target: str) -> Callable[..., Any]:
-    module, function = target.split(":")
-    return getattr(import_module(module), function)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

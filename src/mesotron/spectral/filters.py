@@ -6,8 +6,6 @@ The values assume singular values in [0, 1], so a matrix is first divided by a n
 largest one, in `mesotron.optim` and `mesotron.jax`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Newton-Schulz, 2026) iterates m x m matrices (m <= n) and multiplies X once. Rou
 grows with the squared slopes of the steps, so they are cut into segments that each recompute R.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

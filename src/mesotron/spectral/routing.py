@@ -41,8 +41,6 @@ class Site:
 
 @dataclass(frozen=True)
 class Role:
-    """What a parameter is."""
-
     name: str  # "embedding", "head", "norm", "attention q", "expert", ...
     reason: str  # the evidence, for the reader of the table
     view: str = "whole"  # the matrices it holds (`mesotron.optim.views`, `mesotron.jax.views`)
@@ -61,8 +59,6 @@ def unclear(problem: str) -> Role:
 
 @dataclass(frozen=True)
 class Row:
-    """How one parameter is trained."""
-
     name: str
     shape: tuple[int, ...]  # of the (global) tensor
     role: str  # what the parameter is

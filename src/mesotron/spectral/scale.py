@@ -4,8 +4,6 @@
 AdamW's learning rate carries over (Liu et al. 2025, arXiv 2502.16982).
 """
 
-from __future__ import annotations
-
 import math
 
 Scale = str | float

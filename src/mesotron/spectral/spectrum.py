@@ -1,15 +1,10 @@
-"""`mesotron spectrum`: what each filter does to a singular value, as tables, a plot and JSON.
-
-Only shows what `filters` and `response` compute. Pictures need matplotlib (the extra `plot`).
-"""
-
-from __future__ import annotations
+"""`mesotron spectrum`: what each filter does to a singular value, as tables, a plot and JSON."""
 
 import json
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -30,9 +25,6 @@ from mesotron.spectral.response import (
     threshold,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 SIGMA = (0.001, 0.01, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1.0)
 LEVELS = (0.1, 0.5, 0.9)
 PROPERTIES: tuple[str, ...] = ("cutoff", "σ→.1", "σ→.5", "σ→.9", "f'(0)", "passes", "GFLOP", "Gram")
@@ -45,11 +37,10 @@ PLOT_WIDTH, PLOT_HEIGHT, PLOT_MARGIN = 56, 3, 22
 PLOT_TOP = 1.25  # above Muon's largest overshoot, about 1.2
 BLOCKS = " ▁▂▃▄▅▆▇█"
 STYLES = ("cyan", "blue", "magenta", "red", "yellow", "green")
-# Picture colors, dark enough to read as text on white: cool for Muon's family, warm for Pion's.
+# Picture colors: cool for Muon's family, warm for Pion's.
 COOL = ("#33658a", "#5b9bb5", "#7a8b99")
 WARM = ("#b3402a", "#d9822b", "#a8a032", "#8a4f7d", "#5f7a3a", "#c05a7a", "#6d5a46")
-INK, FAINT = "#33373d", "#9aa0a8"
-# Left end of a log axis: shows Muon's rise and leaves room for Pion's labels.
+# Left end of a log axis, which shows Muon's rise.
 SMALLEST = 5e-4
 # Without a date the same curves give the same file.
 METADATA = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -57,15 +48,12 @@ METADATA = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 @dataclass(frozen=True)
 class Curve:
-    """What the plots show of one filter."""
-
     label: str
     filter: Filter
     shape: tuple[int, int]  # of the matrix, [m, n] with m <= n
 
     @property
     def unit(self) -> str:
-        """What sigma is a fraction of."""
         relative = isinstance(self.filter.cutoff, float)
         return "largest singular value" if relative else "Frobenius norm"
 
@@ -223,52 +211,26 @@ def draw(curves: list[Curve], path: Path, axis: str) -> None:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ValueError("--plot needs matplotlib: pip install 'mesotron[plot]'") from error
-    figure = Figure(figsize=(8, 4.5), dpi=200, layout="constrained")
+    figure = Figure(figsize=(10, 4.5), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_xscale(axis)
+    axes = figure.add_subplot(xscale=axis, ylim=(0, 1.3), yticks=(0, 0.5, 1))
     axes.set_xlim(SMALLEST if axis == "log" else 0, 1)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_ylim(0, 1.3)
-    axes.set_xlabel("singular value σ of the normalized matrix", color=INK)
-    axes.set_ylabel("response f(σ)", color=INK)
-    axes.set_title("What each filter does to a singular value", loc="left", color=INK, pad=14)
-    axes.set_yticks([0, 0.5, 1])
-    axes.tick_params(colors=INK, which="both", length=3)
+    axes.set(xlabel="singular value σ of the normalized matrix", ylabel="response f(σ)")
+    axes.set_title("What each filter does to a singular value", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.axhline(1, color=FAINT, linewidth=0.6, zorder=0)
+    sigma = np.geomspace(SMALLEST, 1, 4000) if axis == "log" else np.linspace(0, 1, 4000)
+    colors = {True: cycle(WARM), False: cycle(COOL)}
+    for curve in curves:
+        heights = curve.at(sigma)
+        # A curve that swings about 1 is drawn thin, so that it does not cover the others.
+        width = 0.8 if (np.diff(heights) < -1e-6).any() else 2
+        color = next(colors[curve.label.startswith("pion")])
+        axes.plot(sigma, heights, color=color, linewidth=width, label=curve.label)
     m, n = curves[0].shape
     edge = noise_edge(m, n)
     if edge < 1:
-        axes.axvline(edge, color=FAINT, linewidth=0.8, linestyle=(0, (2, 3)), zorder=0)
-        text = f" noise edge of {m} × {n} "
-        side = "left" if edge < 0.3 else "right"
-        axes.text(edge, 1.29, text, ha=side, va="top", fontsize=8, color=FAINT)
-    _draw_curves(axes, curves, axis)
+        axes.axvline(edge, color="gray", linestyle=":", zorder=0, label=f"noise edge, {m} × {n}")
+    figure.legend(loc="outside center right", frameon=False)
     with rc_context({"svg.hashsalt": "mesotron"}):  # fixed ids, for equal files
         figure.savefig(path, metadata=METADATA[path.suffix])
-
-
-def _draw_curves(axes: Axes, curves: list[Curve], axis: str) -> None:
-    sigma = np.geomspace(SMALLEST, 1, 4000) if axis == "log" else np.linspace(0, 1, 4000)
-    rises = sorted(curves, key=lambda curve: curve.crossing(0.5) or 1.0)
-    levels = np.linspace(0.88, 0.12, len(curves)) if len(curves) > 1 else [0.5]
-    used = {COOL: 0, WARM: 0}
-    for curve in curves:
-        family = WARM if curve.label.startswith("pion") else COOL
-        color = family[used[family] % len(family)]
-        used[family] += 1
-        heights = curve.at(sigma)
-        # A curve that swings about 1 is drawn thin, so that it does not cover the others.
-        swings = bool((np.diff(heights) < -1e-6).any())
-        axes.plot(sigma, heights, color=color, linewidth=0.8 if swings else 2, zorder=2 - swings)
-        level = float(levels[rises.index(curve)])
-        place = max(curve.crossing(level) or 1.0, SMALLEST)
-        # Near the right edge the label goes to the left of the curve.
-        side = -1 if place > (0.4 if axis == "log" else 0.7) else 1
-        axes.annotate(
-            curve.label, (place, level), xytext=(6 * side, 0), textcoords="offset points",
-            ha="left" if side > 0 else "right", va="center", fontsize=8.5, color=color,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85},
-        )  # fmt: skip

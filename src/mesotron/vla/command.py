@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def run_demos(config: DemosConfig) -> int:
-    """Make demonstrations, render compact ones, export them to LeRobot; returns the exit code."""
     from mesotron.vla.demos import load_shards, render_demos, write_demos
     from mesotron.vla.worlds import require
 
@@ -37,7 +36,6 @@ def run_train(config: VlaTrainConfig) -> int:
 
 
 def run_eval(config: VlaEvalConfig) -> int:
-    """Evaluate a policy, print its table and write it as JSON; returns the exit code."""
     _check_installed()
     from rich.console import Console
 

@@ -5,8 +5,6 @@ A step's data is a function of (seed, step), so resuming needs no data state.
 Legend: M observations, B batch, C cameras, K actions per chunk, A action size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -14,7 +14,6 @@ Legend: n actions, m observations of a shard.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -26,7 +25,7 @@ from rich.console import Console
 
 from mesotron.config import DemosConfig, WorldConfig
 from mesotron.runs.console import LiveView
-from mesotron.runs.files import write_json
+from mesotron.runs.files import read_json, write_json
 from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE, TASK, Demos, Observation, World
 from mesotron.vla.rollout import simulation_pool
 from mesotron.vla.worlds import build_world, require
@@ -335,10 +334,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise ValueError(f"{folder} has no {MANIFEST}: make it with mesotron vla demos")
-    try:
-        manifest = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    manifest = read_json(path)
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{path} has format {manifest.get('format')!r}, not {FORMAT!r}")
     return {"every": 1} | manifest  # missing in older ones

@@ -7,8 +7,6 @@ Legend: B batch, T tokens, S context tokens, C cameras, P patches per image, L w
 H heads.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -112,7 +110,6 @@ class Stack(nn.Module):
 
 
 def mask_to_bias(mask: Tensor) -> Tensor:
-    """Attention bias of a mask: 0 where True, minus infinity where False."""
     return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
 
 

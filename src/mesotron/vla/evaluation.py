@@ -4,8 +4,6 @@ Columns: success, success with a wrong instruction (what remains without languag
 expert (an upper bound), and named perturbations. Scenes are never those of training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +51,6 @@ def default_execute(chunk: int) -> int:
 
 
 def _table_rows(results: dict[str, EvalResult]) -> list[list[str]]:
-    """A header, a row per task and one for all tasks, with 95 % Wilson intervals."""
     rows = [["task", *results]]
     for task in results[SUCCESS].by_task:
         cells = []

@@ -7,9 +7,8 @@ Legend: N recorded actions, M recorded observations, B batch, K actions per chun
 S state size, H x W pixels.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -164,11 +163,9 @@ class EvalResult:
 
     @property
     def by_task(self) -> dict[str, tuple[int, int]]:
-        counts: dict[str, tuple[int, int]] = {}
-        for episode in self.episodes:
-            successes, total = counts.get(episode.task, (0, 0))
-            counts[episode.task] = (successes + episode.success, total + 1)
-        return counts
+        totals = Counter(episode.task for episode in self.episodes)
+        wins = Counter(episode.task for episode in self.episodes if episode.success)
+        return {task: (wins[task], total) for task, total in totals.items()}
 
     @property
     def score(self) -> Score:

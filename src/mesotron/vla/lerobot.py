@@ -4,8 +4,6 @@ Format: LeRobot (Cadene et al., github.com/huggingface/lerobot). Needs pyarrow a
 video. The lerobot package itself is not used: it pins older versions of torch and numpy.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

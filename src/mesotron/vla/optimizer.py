@@ -4,8 +4,6 @@ The Pion paper (arXiv 2605.19282) uses Muon for vision and language and Pion for
 flags allow every other combination. Groups are split by part, so that `stats()` reports each.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

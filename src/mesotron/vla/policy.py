@@ -8,8 +8,6 @@ Legend: B batch, C cameras, L words, K actions per chunk, A action size, S state
 T tokens, t time from 1 (noise) to 0 (action).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,7 +98,6 @@ class KeyedRandom:
         self._key, self._num_drawn = key, 0
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
-        """float32 numbers in the open interval (0, 1)."""
         size = math.prod(shape)
         count = torch.arange(self._num_drawn, self._num_drawn + size, device=self._key.device)
         self._num_drawn += size
@@ -109,7 +106,6 @@ class KeyedRandom:
         return ((bits.float() + 0.5) * 2.0**-self._BITS).reshape(shape)
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
-        """float32 standard normal numbers (Box-Muller)."""
         radius = (-2 * self.uniform(shape).log()).sqrt()
         return radius * (2 * math.pi * self.uniform(shape)).cos()
 
@@ -131,7 +127,6 @@ class RegressionHead:
         return masked_mean((predict(None, None).float() - actions).abs(), real)
 
     def sample(self, predict: Predict, shape: tuple[int, int, int], device: torch.device) -> Tensor:
-        """A chunk of actions [B, K, A]."""
         return predict(None, None).float()
 
 
@@ -266,13 +261,9 @@ def _time_features(time: Tensor, width: int) -> Tensor:
 
 
 class Policy(nn.Module):
-    """A vision-language-action policy.
-
-    Args:
-        config: size, head, chunk and towers.
-        body: what it observes and controls.
-        where: also predict the position of the named object, for the auxiliary loss.
-        checkpoint: folder that describes its pretrained towers; they are built without weights.
+    """A vision-language-action policy. With `where` it also predicts the position of the named
+    object, for the auxiliary loss. `checkpoint` is a folder that describes its pretrained towers;
+    they are built without weights.
 
     Example:
         >>> body = Body(cameras=("front",), pixels=24, state_dim=4, action_dim=4)

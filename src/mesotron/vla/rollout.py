@@ -5,8 +5,6 @@ worker processes. Waves do not depend on the number of workers, so neither does 
 episode that raises has failed; its error is kept and its world rebuilt.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -78,8 +76,6 @@ def simulation_pool(workers: int | None) -> Iterator[WorkerPool]:
 
 @dataclass(frozen=True)
 class EpisodeJob:
-    """An episode to play; `slot` is its place in its wave."""
-
     slot: int
     seed: int
     task: int
@@ -114,7 +110,6 @@ def _list_jobs(
 def _play_wave(
     act: Act, world: WorldConfig, jobs: list[EpisodeJob], pool: WorkerPool, execute: int
 ) -> list[EpisodeState]:
-    """Play a wave of episodes to their ends; results in the order of the jobs."""
     num = max(1, pool.num_workers)
 
     def call(function: str, items: dict[int, Any]) -> dict[int, EpisodeState]:
@@ -173,7 +168,6 @@ class _LiveEpisode:
     frames: list[np.ndarray] = field(default_factory=list)
 
     def play(self, actions: np.ndarray) -> Step:
-        """Take actions (K, A) until done; one by one if recorded."""
         if not self.job.record:
             return self.world.advance(actions)
         step = self.world.step(actions[0])

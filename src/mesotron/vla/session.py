@@ -3,8 +3,6 @@
 A killed and resumed run ends bit-equal to an uninterrupted one (on the CPU; GPU sums may differ).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from importlib.util import find_spec
@@ -122,10 +120,7 @@ def _fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Ev
 
 class MetricsLog:
     """Writes metrics to the folder, the view and the watch; a resumed run first replays its own.
-
-    Attributes:
-        stopped_by: the event at which the guard stops the run, or None.
-    """
+    `stopped_by` is the event at which the guard stops the run, or None."""
 
     def __init__(self, run: RunFolder, view: LiveView, guard: str, step: int) -> None:
         self.run, self.view, self.guard = run, view, guard

@@ -6,8 +6,6 @@ adapters, or none. A checkpoint keeps their configs and tokenizer, so that it is
 Legend: B batch, C cameras, P tokens per image, L words, D width of the policy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,8 +59,6 @@ class VisionTower(nn.Module):
 
 
 class LanguageTower(nn.Module):
-    """A pretrained language model as an encoder and a projection to the policy's width."""
-
     def __init__(self, tower: Any, tokenizer: Any, width: int) -> None:
         super().__init__()
         self.tower, self.tokenizer = tower, tokenizer
@@ -119,7 +115,6 @@ def load_language_tower(config: PolicyConfig, width: int, checkpoint: Path | Non
 
 
 def _load_model(place: str, checkpoint: Path | None) -> Any:
-    """A Transformers model in float32, from its config only if its weights are in a checkpoint."""
     from transformers import AutoConfig, AutoModel
 
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(place).is_dir()}

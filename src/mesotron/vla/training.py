@@ -5,8 +5,6 @@ optimizer state. On a GPU they are read from tables on the device and the step i
 graph. `session` is the run around it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

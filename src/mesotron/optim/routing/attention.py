@@ -8,8 +8,6 @@ class, as read in each forward pass. A head count that does not fit is reported,
 Legend: H query heads, G key-value heads, d rows of one head.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Configs are untrusted: no remote code runs, and a broken file gives one message.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Attention is in `attention`. Names decide only where a type cannot, from the sma
 What cannot be determined is reported as unclear, never guessed: routing then needs an override.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Hidden matrices go to the spectral rule (Muon or Pion), everything else to the a
 or SGD). Nothing is guessed: an unclear parameter, a pattern without a match and a flat shard raise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches

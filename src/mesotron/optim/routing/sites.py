@@ -5,8 +5,6 @@ block, the config of that block. Wrappers that change names but not meaning (PEF
 checkpointing, parametrizations) are looked through.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ _TRANSPARENT = words("base_layer original_module _orig_mod _checkpoint_wrapped_m
 
 @dataclass(frozen=True)
 class ModuleSite(Site):
-    """One stored occurrence of a parameter."""
-
     leaf: str  # the attribute on the owner: "weight"
     param: nn.Parameter
     owner: nn.Module  # the module that stores it

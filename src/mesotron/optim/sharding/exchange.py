@@ -8,8 +8,6 @@ arithmetic on shapes and placements, so every rank computes the same one without
 Legend: a box is a (start, stop) per dimension, in the coordinates of the whole parameter.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import operator

@@ -7,8 +7,6 @@ the matrix on all of them), and afterwards one adds up the statistics, so every 
 calls whatever it holds. FSDP1 and ZeRO are rejected (`groups`): flat shards are not matrices.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
@@ -52,8 +50,6 @@ _log = logging.getLogger("mesotron")
 
 
 class Part(NamedTuple):
-    """A rank's part of one parameter."""
-
     param: DTensor
     group: Group
     number: int  # in the optimizer
@@ -85,7 +81,6 @@ class Agreement(NamedTuple):
 
     @property
     def ok(self) -> Tensor:
-        """Which parts are stepped."""
         return self.present & self.finite
 
     @property
@@ -305,7 +300,6 @@ def _direct(states: States, part: Part, finite: Tensor | None) -> Tensor:
 
 def _alignment(part: Part, update: Tensor, largest: Tensor, finite: Tensor | None) -> Tensor:
     """[x g, x x, g g] over some rows of this rank's update and gradient, to be summed over ranks.
-
     Every element of a parameter has equally many copies, so the cosine is unaffected."""
     if not update.numel():
         return torch.zeros(3, dtype=torch.float64, device=update.device)

@@ -265,15 +265,12 @@ def update_momentum(
     nesterov: bool = True,
 ) -> Packed:
     """M <- M + (1 - mu)(G - M); X <- 2^-e U with U = G + mu (M - G), or U = M without Nesterov.
-
     2^-e is chosen for each window so that |X| <= 1, and is exact; the filter divides by X's norm
     anyway. A window whose gradient (or momentum) is not finite keeps its momentum and gets X = 0.
-
     Momenta are row-major where the gradients are. X is [B, m, n] contiguous, bf16 or fp16; mu is
     0-d float32 on the device, so that a captured graph follows its schedule; the peaks are from
     `inspect`, and `momentum_peak` is updated here, so that no later step needs that pass. Returns
-    the norms of each window of X, the same bits in every run.
-    """
+    the norms of each window of X, the same bits in every run."""
     m, n = grads.shape
     tiles = num_tiles(grads.shape, TILE)
     next_peak = torch.zeros_like(momentum_peak)
@@ -308,11 +305,9 @@ def _settle_kernel(energies, next_peak, peak, norms, num_blocks, tiles, WIDTH: t
 
 @triton.jit
 def _round_stochastically(x, key, tile, SIDE: tl.constexpr):
-    """fp32 [SIDE, SIDE] to bf16: up with probability equal to the fraction cut off.
-
-    Adding 16 uniform bits below bf16's last place and cutting there does just that, so the mean is
-    exact. One Philox call makes 128 random bits and serves eight neighbors.
-    """
+    """fp32 [SIDE, SIDE] to bf16: up with probability equal to the fraction cut off. Adding 16
+    uniform bits below bf16's last place and cutting there does just that, so the mean is exact. One
+    Philox call makes 128 random bits and serves eight neighbors."""
     calls = SIDE * SIDE // 8
     call = tl.arange(0, SIDE)[:, None] * (SIDE // 8) + tl.arange(0, SIDE // 8)[None, :]
     a, b, c, d = tl.randint4x(key, tile * calls + call)
@@ -388,12 +383,10 @@ def write_back(
     gain: Tensor,
 ) -> Tensor:
     """W <- (1 - lr wd) W - lr scale F / gain; a window without a finite gradient is left alone.
-
     `lr` and `weight_decay` are float32 on the device, 0-d or [B]; `scale` and `gain`, [B], are a
     window's step per unit of lr and the factor F still carries. `seed`, 0-d int64 on the device and
     another for every step and bucket, rounds bf16 weights stochastically; None rounds to nearest.
-    Returns float32 [B, parts], sums of F^2 to be added along dim 1; the same bits in every run.
-    """
+    Returns float32 [B, parts], sums of F^2 to be added along dim 1; the same bits in every run."""
     m, n = weights.shape
     tiles = num_tiles(weights.shape, TILE)
     energies = torch.empty(len(weights), tiles, dtype=torch.float32, device=F.device)
@@ -451,12 +444,10 @@ def _align_kernel(
 def sample_alignment(
     grads: WindowTable, F: Tensor, gradient_peak: Tensor, fraction: float = 1 / 64
 ) -> Tensor:
-    """<F, G>, <F, F> and <G, G> of each window over a share of its tiles, for the cosine.
-
-    G is scaled by a power of two to a peak below 1, so that its squares stay in range; a window
-    that is not finite counts as G = 0. `fraction` in (0, 1] of the 64 x 64 tiles is read, at least
-    one. Returns float32 [B, parts, 3] for `alignment_cosine`.
-    """
+    """<F, G>, <F, F> and <G, G> of each window over a share of its tiles, for the cosine. G is
+    scaled by a power of two to a peak below 1, so that its squares stay in range; a window that is
+    not finite counts as G = 0. `fraction` in (0, 1] of the 64 x 64 tiles is read, at least one.
+    Returns float32 [B, parts, 3] for `alignment_cosine`."""
     m, n = grads.shape
     tiles = num_tiles(grads.shape, TILE)
     samples = max(1, round(tiles * fraction))

@@ -51,10 +51,9 @@ def _split(S):
 @triton.jit
 def _precise_dot(S, T):
     """S T to about 2^-21 with fp16 tensor cores; only the product of the two low parts is left out.
-
     Why so precise: an error in Z or R turns a little of the largest singular direction into the
-    small ones, and the remaining steps amplify those, for Muon 3.44 times each, 140 times in all.
-    """
+    small ones, and the remaining steps amplify those, for Muon 3.44 times each, 140 times in
+    all."""
     s_high, s_low = _split(S)
     t_high, t_low = _split(T)
     product = tl.dot(s_low, t_high)
@@ -84,11 +83,9 @@ def _filter_on_chip(R, coefficients, num_steps, P: tl.constexpr):
 
 @triton.jit
 def _apply_on_chip(Q, X, out, factor, m, n, P: tl.constexpr, TILE_N: tl.constexpr):
-    """out = factor Q X, with Q in two parts of X's dtype.
-
-    One part is not enough: Q can be hundreds of times larger on the small singular directions than
-    on the largest, so rounding it once to 16 bits would change the latter by tens of percent.
-    """
+    """out = factor Q X, with Q in two parts of X's dtype. One part is not enough: Q can be hundreds
+    of times larger on the small singular directions than on the largest, so rounding it once to 16
+    bits would change the latter by tens of percent."""
     dtype = X.dtype.element_ty
     high = Q.to(dtype)
     low = (Q - high.to(tl.float32)).to(dtype)
@@ -140,11 +137,9 @@ _CONFIGS = {
 def filter_heads(
     X: Tensor, coefficients: Tensor, out: Tensor | None = None, *, gain: float = 1.0
 ) -> tuple[Tensor, HeadStatistics]:
-    """gain * f(X) for every block, in one launch; f is the odd polynomial of the coefficients.
-
-    X is [B, m, n] contiguous, bf16 or fp16, m <= 128, |X| <= 1 as `update_momentum` leaves it, and
-    may be `out` itself. Coefficients are float32 [K, 3] on the device, one row (a, b, c) per step.
-    """
+    """gain * f(X) for every block, in one launch; f is the odd polynomial of the coefficients. X is
+    [B, m, n] contiguous, bf16 or fp16, m <= 128, |X| <= 1 as `update_momentum` leaves it, and may
+    be `out` itself. Coefficients are float32 [K, 3] on the device, one row (a, b, c) per step."""
     num_blocks, m, n = X.shape
     out = torch.empty_like(X) if out is None else out
     statistics = torch.empty(num_blocks, 3, dtype=torch.float32, device=X.device)

@@ -140,11 +140,9 @@ def _compute(
     SAME: gl.constexpr, HAS_C: gl.constexpr, SQUARES: gl.constexpr,
     ALPHAS: gl.constexpr, BETAS: gl.constexpr, DIAGS: gl.constexpr,
 ):  # fmt: skip
-    """One of the two groups that multiply: every second task of this program.
-
-    A group waits for its turn before it waits for a slot: a barrier knows only two phases, and
-    those of tasks that the other group has yet to do look the same.
-    """
+    """One of the two groups that multiply: every second task of this program. A group waits for its
+    turn before it waits for a slot: a barrier knows only two phases, and those of tasks that the
+    other group has yet to do look the same."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     _, tiles, full, empty = ring
     num_tasks, tasks_per_block, m, steps = shape
@@ -242,11 +240,9 @@ def launch(
     num_programs: int,
     squares: Tensor | None = None,
 ) -> Tensor:
-    """alpha A B^T + beta C + diag I into `out`, as in `symmetric`; exactly symmetric.
-
-    All matrices are contiguous and of one dtype, bf16 or fp16; m is a multiple of 128, n of 8.
-    At most one program for each multiprocessor.
-    """
+    """alpha A B^T + beta C + diag I into `out`, as in `symmetric`; exactly symmetric. All matrices
+    are contiguous and of one dtype, bf16 or fp16; m is a multiple of 128, n of 8. At most one
+    program for each multiprocessor."""
     num_blocks, m, n = A.shape
     dtype = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}[A.dtype]
     tile, depth = TILE.value, DEPTH.value

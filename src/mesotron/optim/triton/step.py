@@ -47,11 +47,9 @@ GRAM_TOLERANCE = 0.07
 
 
 class FusedStep:
-    """Plans a step for a set of parameters once and runs it many times.
-
-    Learning rate, momentum and decay are read from the groups at every step: numbers are uploaded
-    when they change, device tensors are read on the device, so a captured graph follows them.
-    """
+    """Plans a step for a set of parameters once and runs it many times. Learning rate, momentum and
+    decay are read from the groups at every step: numbers are uploaded when they change, device
+    tensors are read on the device, so a captured graph follows them."""
 
     def __init__(self, candidates: list[Member]) -> None:
         self._signature = signature(candidates)
@@ -129,8 +127,6 @@ def _run_bucket(
 
 
 class _GroupValues:
-    """lr, weight decay and momentum of each group, on the device."""
-
     def __init__(
         self, groups: list[dict[str, Any]], buckets: list[Bucket], device: torch.device
     ) -> None:
@@ -186,19 +182,16 @@ class _GradientPeaks:
         return parts
 
     def finite(self, peaks: list[Tensor]) -> Tensor:
-        """One bool per member."""
         return torch.cat(peaks)[self._firsts] < elementwise.INFINITY_BITS
 
 
 def filter_blocks(
     X: Tensor, packed: Packed, filter: Filter, spare: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Filter every block of a bucket by any filter but low-rank.
-
-    X is [B, m, n] float16 with |X| <= 1, any scale per block; X and `spare`, like it, are both
-    overwritten. Returns gain * f(X), [B, m, n], in one of the two; the gain, [B], by which the
-    reader divides; and [B, parts], to be summed: sum sigma^4 / (sum sigma^2)^2 of each input block.
-    """
+    """Filter every block of a bucket by any filter but low-rank. X is [B, m, n] float16 with |X| <=
+    1, any scale per block; X and `spare`, like it, are both overwritten. Returns gain * f(X), [B,
+    m, n], in one of the two; the gain, [B], by which the reader divides; and [B, parts], to be
+    summed: sum sigma^4 / (sum sigma^2)^2 of each input block."""
     num, m, n = X.shape
     if m <= LARGEST_M and filter.cutoff is None:
         gain = math.sqrt(n)  # keeps the entries of an orthogonal result near 1

@@ -23,11 +23,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 @triton.jit
 def _lower_tile(index, tile_rows, RATIO: tl.constexpr):
     """Turn a running number into (i, j) among the tiles that touch the lower triangle, by columns.
-
     Column j holds the tiles i >= RATIO j, so the first j columns hold j tile_rows - RATIO j (j - 1)
     / 2 of them. The square root inverts that; the two corrections undo its rounding. Neighbours in
-    this order share a panel of B and run together, so that it comes from L2.
-    """
+    this order share a panel of B and run together, so that it comes from L2."""
     height = tile_rows + 0.5 * RATIO
     j = ((height - tl.sqrt(height * height - 2.0 * RATIO * index)) / RATIO).to(tl.int32)
     j = tl.where(j * tile_rows - RATIO * (j * (j - 1) // 2) > index, j - 1, j)
@@ -204,13 +202,10 @@ def _launch(
 def gram(
     X: Tensor, out: Tensor | None = None, scale: float | Tensor = 1.0, squares: Tensor | None = None
 ) -> Tensor:
-    """scale * X X^T, computing half of it.
-
-    X is [B, m, n] contiguous, bf16 or fp16; fastest when n is a multiple of 8. `out` may have any
-    dtype. `scale`, a number or float32 [B] on the device, is applied to the float32 sums: 1 / (sum
-    of X^2) gives trace 1 without another pass over X. `squares`, float32 [B, num_parts(B, m)], is
-    filled with sums of squares of the result.
-    """
+    """scale * X X^T, computing half of it. X is [B, m, n] contiguous, bf16 or fp16; fastest when n
+    is a multiple of 8. `out` may have any dtype. `scale`, a number or float32 [B] on the device, is
+    applied to the float32 sums: 1 / (sum of X^2) gives trace 1 without another pass over X.
+    `squares`, float32 [B, num_parts(B, m)], is filled with sums of squares of the result."""
     num_blocks, m, _ = X.shape
     out = X.new_empty(num_blocks, m, m) if out is None else out
     return _launch(X, X, None, out, (scale, 0.0, 0.0), squares=squares)
@@ -230,11 +225,9 @@ def symmetric_product(
     beta: float | Tensor = 0.0,
     diag: float | Tensor = 0.0,
 ) -> Tensor:
-    """alpha S T + beta C + diag I for symmetric S, T, C with S T = T S, computing half of it.
-
-    One launch is one step's polynomial: S = T = C = R, alpha = c, beta = b, diag = a. S and T are
+    """alpha S T + beta C + diag I for symmetric S, T, C with S T = T S, computing half of it. One
+    launch is one step's polynomial: S = T = C = R, alpha = c, beta = b, diag = a. S and T are
     trusted to commute; the result is exactly symmetric, except for the 8 x 8 squares on its
     diagonal where large tiles are used. Matrices are contiguous, S and T bf16 or fp16; each factor
-    is a number, or float32 [B] contiguous on the device.
-    """
+    is a number, or float32 [B] contiguous on the device."""
     return _launch(S, T, C, torch.empty_like(S), (alpha, beta, diag))

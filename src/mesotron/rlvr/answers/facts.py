@@ -2,8 +2,6 @@
 signature of structural collapse, which a single reward would hide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,8 +14,6 @@ from mesotron.rlvr.answers.verify import Verifier
 
 @dataclass(frozen=True)
 class Facts:
-    """One completion, judged."""
-
     answer: str | None
     """Canonical key of the strict answer; None if there is none or it is unreadable, so that it
     has no vote."""

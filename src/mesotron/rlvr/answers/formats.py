@@ -4,8 +4,6 @@ The prompt, the parser and the reward share one `AnswerFormat`, so they agree by
 Extraction is linear in the text and never evaluates it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Text is normalized first (compatibility forms, zero-width and bidirectional cont
 spacing), then matched by bounded patterns and turned into a `Fraction`. Nothing is evaluated.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -39,8 +37,7 @@ class Number:
 
 def clean(text: str) -> str:
     """Normalize text: NFKC, no control or invisible characters, single spaces. Superscripts and
-    vulgar fractions are expanded first: NFKC alone would turn 5² into 52 and 1½ into 11/2.
-    """
+    vulgar fractions are expanded first: NFKC alone would turn 5² into 52 and 1½ into 11/2."""
     text = _SUPERSCRIPTS.sub(
         lambda m: "^{" + m[0].translate(_FROM_SUPERSCRIPT) + "}", text[:MAX_LENGTH]
     )
@@ -133,15 +130,13 @@ def read_number(answer: str) -> Number | None:
 
 def same_number(answer: Number, gold: Number) -> bool:
     """Whether two plain numbers are equal, exactly. A unit that only one of them has is ignored.
-    50% equals 50 and 1/2 if the other one has no % sign.
-    """
+    50% equals 50 and 1/2 if the other one has no % sign."""
     return not other_unit(answer, gold) and gold.value in _on_scale_of(gold, answer)
 
 
 def distance(answer: Number, gold: Number) -> Fraction:
     """Distance of two plain numbers with comparable units, on the gold's scale. If only one has a %
-    sign it is read both ways: 0.51 and 51 are 1 away from 50%, and 51% is 1/100 away from 1/2.
-    """
+    sign it is read both ways: 0.51 and 51 are 1 away from 50%, and 51% is 1/100 away from 1/2."""
     return min(abs(value - gold.value) for value in _on_scale_of(gold, answer))
 
 

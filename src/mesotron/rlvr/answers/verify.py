@@ -248,8 +248,7 @@ def screened(expression: str) -> bool:
 
 def words(answer: str) -> str | None:
     """Words in lower case without a final period; None if the answer is something else. Math-verify
-    would read a word as a product of letters, and take an anagram of the gold for correct.
-    """
+    would read a word as a product of letters, and take an anagram of the gold for correct."""
     text = _tidy(answer)
     return text.removesuffix(".").casefold() if _WORDS.fullmatch(text) else None
 

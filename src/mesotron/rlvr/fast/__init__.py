@@ -18,8 +18,6 @@ log = logging.getLogger("mesotron")
 
 @dataclass(frozen=True)
 class FastPaths:
-    """What a trainer uses: nothing by default."""
-
     sampler: type[GraphSampler] | None = None  # None for TRL's own sampling
     share_prompts: bool = False
     record: bool = False

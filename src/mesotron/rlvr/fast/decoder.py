@@ -131,10 +131,8 @@ def merge(layer: Any, dtype: torch.dtype) -> Layer:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Attention with the R query heads of a key stacked; returns (B, T, H D).
-
-    query (B, T, H, D), key and value (B, S, K, D), bias (B, 1, R T, S): 0 or -inf.
-    """
+    """Attention with the R query heads of a key stacked; returns (B, T, H D). query (B, T, H, D),
+    key and value (B, S, K, D), bias (B, 1, R T, S): 0 or -inf."""
     B, T, H, D = query.shape
     K = key.shape[2]
     # Head h reads key h // R, so the R heads of a key are neighbours.
@@ -146,8 +144,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 class FusedDecoder(Decoder):
-    """Decodes with merged weights."""
-
     def __init__(
         self, weights: FusedWeights, shape: Shape, sampling: Sampling, eos: Tensor, pad: int
     ) -> None:

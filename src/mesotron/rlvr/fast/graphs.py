@@ -116,8 +116,6 @@ class Decoder(ABC):
 
 
 class ModelDecoder(Decoder):
-    """Decodes with a Transformers model and a static cache."""
-
     def __init__(self, model: Any, shape: Shape, sampling: Sampling, eos: Tensor, pad: int) -> None:
         super().__init__(shape, sampling, eos, pad)
         B, P, N = shape
@@ -217,15 +215,15 @@ class GraphSampler:
         self, prompts: Sequence[Sequence[int]], max_tokens: int, usual: int = 0
     ) -> list[list[int]]:
         """Complete each prompt once; returns the new tokens, with the end token if there is one.
-
         `usual` are the rows of most calls; smaller calls are padded to a quarter, a half or all of
-        it, so that calls of any size need three graphs. 0 makes one per number of rows.
-        """
+        it, so that calls of any size need three graphs. 0 makes one per number of rows."""
         trains = self.model.training
         self.model.eval()
         try:
             self.refresh()
-            extra = round_rows(len(prompts), usual) - len(prompts)
+            sizes = [-(-usual // part) for part in PARTS_OF_USUAL]
+            size = min((x for x in sizes if x >= len(prompts)), default=len(prompts))
+            extra = size - len(prompts)
             ids, mask, rows = self.pad_left([*prompts, *[prompts[-1]] * extra])
             decoder = self.decoder(ids, mask, rows, max_tokens)
             decoder.begin(ids, mask, rows)
@@ -275,12 +273,6 @@ class GraphSampler:
             self.decoders[shape] = decoder
         self.decoders.move_to_end(shape)
         return self.decoders[shape]
-
-
-def round_rows(rows: int, usual: int) -> int:
-    """The least of usual / 4, usual / 2 and usual (rounded up) that holds the rows."""
-    sizes = (-(-usual // part) for part in PARTS_OF_USUAL)
-    return next((size for size in sizes if size >= rows), rows)
 
 
 def attention_obstacle(model: Any) -> str | None:

@@ -24,8 +24,6 @@ STEP = 8
 
 @dataclass(frozen=True)
 class Frame:
-    """The shape of packed rows."""
-
     rows: int  # U
     lead: int  # P - 1: tokens before the first segment
     segments: int  # G

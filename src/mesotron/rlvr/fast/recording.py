@@ -39,8 +39,6 @@ LOGIT_SETTINGS = (
 
 
 class Tokens(NamedTuple):
-    """What a pass reads; see `PackedGroups`."""
-
     ids: Tensor
     prompt: Tensor
     labels: Tensor

@@ -3,8 +3,6 @@
 Everything follows from the seed; a question's hash decides whether it is held out.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable
@@ -156,11 +154,9 @@ def _operand(rng: random.Random, operation: Operation, value: int, level: Level)
 
 
 def generate_sums(split: Split, count: int | None, seed: int) -> list[Problem]:
-    """Distinct sums of three one-digit numbers, such as 3 + 9 - 5: 4,000 in all.
-
-    For pretrained models that answer in a few tokens. The hash of the terms, in any order, decides
-    the split: 7 + 1 - 5 and 1 - 5 + 7 are in the same one.
-    """
+    """Distinct sums of three one-digit numbers, such as 3 + 9 - 5: 4,000 in all. For pretrained
+    models that answer in a few tokens. The hash of the terms, in any order, decides the split: 7 +
+    1 - 5 and 1 - 5 + 7 are in the same one."""
     questions = sums_of(split)
     if count is not None and count > len(questions):
         raise ValueError(

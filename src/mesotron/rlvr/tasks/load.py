@@ -2,8 +2,6 @@
 MATH (arXiv 2103.03874), which are not shipped but read from a file or from the hub.
 """
 
-from __future__ import annotations
-
 import re
 
 from mesotron.config import TaskConfig

@@ -1,7 +1,5 @@
 """A problem, and a task: training problems, held-out problems and an answer format."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -15,8 +13,6 @@ log = logging.getLogger("mesotron")
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and its correct answer."""
-
     question: str
     gold: str | None  # the correct answer; None if there is none, for majority-vote pseudo-labels
     id: str  # task, split and number
@@ -28,8 +24,6 @@ class Problem:
 
 @dataclass(frozen=True)
 class Task:
-    """The problems of a run."""
-
     train: list[Problem]
     eval: list[Problem]  # held out: shares no question with `train`
     format: AnswerFormat
@@ -45,8 +39,7 @@ def hold_out(
     problems: Sequence[Problem], num_eval: int, seed: int
 ) -> tuple[list[Problem], list[Problem]]:
     """Split into training problems and `num_eval` held-out ones by the hash of the question: adding
-    rows moves few others, and equal questions are never on both sides.
-    """
+    rows moves few others, and equal questions are never on both sides."""
     ranked = sorted(problems, key=lambda problem: digest(problem.question, seed))
     held_out = ranked[:num_eval]
     return _without(problems, held_out), held_out

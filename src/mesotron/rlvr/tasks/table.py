@@ -1,7 +1,5 @@
 """Rows of a table: JSONL, JSON, CSV or Parquet on disk, or a dataset on the hub."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

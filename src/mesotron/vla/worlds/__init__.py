@@ -3,8 +3,6 @@
 Ours need the package mujoco and no OpenGL; Meta-World needs the extra `metaworld`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys
@@ -43,6 +41,5 @@ def build_world(config: WorldConfig) -> World:
 
 
 def require(package: str, extra: str) -> None:
-    """Raise ValueError with the command to install a missing package."""
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"{package} is not installed: pip install 'mesotron[{extra}]'")

@@ -5,8 +5,6 @@ Every scene allows another instruction, so language is needed. Not LIBERO: small
 The hand moves on three servos and its fingers on two more; only friction holds what it grasps.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -6,8 +6,6 @@ instruction is a weak control here. Tested with metaworld 3.1.1; only `_open_tas
 names.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 import weakref

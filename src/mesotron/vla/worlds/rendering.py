@@ -7,8 +7,6 @@ normals for boxes and cylinders (the blocks worlds), normals from depth for mesh
 Legend: H x W pixels, P = H * W rays, G geoms, V rays that hit a solid.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -71,8 +69,6 @@ def _camera_rays(camera: Camera, pixels: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Light:
-    """Direction of the light (any length) and its strength."""
-
     direction: tuple[float, float, float] = (0.35, -0.45, 0.82)
     strength: float = 1.0
 
@@ -80,14 +76,11 @@ class Light:
         return np.asarray(self.direction) / np.linalg.norm(self.direction)
 
     def shade(self, cosine: np.ndarray | float) -> np.ndarray:
-        """Brightness of a surface from the cosine of its angle to the light."""
         return self.strength * (AMBIENT + (1 - AMBIENT) * np.clip(cosine, 0, 1))
 
 
 @dataclass(frozen=True)
 class View:
-    """How a scene is seen: the camera, the light, and the noise on each pixel."""
-
     camera: Camera
     light: Light
     noise: float = 0.0
@@ -111,7 +104,6 @@ def perturb_view(view: View, name: PerturbationName, seed: int) -> View:
 
 
 def add_noise(image: np.ndarray, std: float, rng: np.random.Generator) -> np.ndarray:
-    """Add Gaussian noise to every pixel and channel of a uint8 image."""
     return np.clip(image + rng.normal(0, std, image.shape), 0, 255).astype(np.uint8)
 
 

@@ -65,7 +65,6 @@ class Object:
 
     @property
     def name(self) -> str:
-        """Name of the task that asks for it, such as red-cube."""
         return f"{self.color}-{self.shape}"
 
 
@@ -100,7 +99,6 @@ class Scene:
         return self.template.format(f"{target.color} {target.shape}")
 
     def swapped(self) -> Scene:
-        """The same table with the other object as the target."""
         return replace(self, target=self.other, other=self.target)
 
 
