@@ -17,8 +17,7 @@ SLOW = ("mesotron.jax", "mesotron.ppo")  # they compile
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=[pytest.mark.slow] * x.startswith(SLOW)) for x in MODULES],
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * x.startswith(SLOW)) for x in MODULES]
 )
 def test_examples_in_docstrings(name):
     try:
@@ -28,8 +27,3 @@ def test_examples_in_docstrings(name):
             raise
         pytest.skip(f"{name} needs {error.name}")
     assert doctest.testmod(module).failed == 0
-
-
-def test_doctests_are_found():
-    found = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module("mesotron.cli"))
-    assert any(test.examples for test in found)

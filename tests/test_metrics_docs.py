@@ -88,9 +88,6 @@ def test_the_table_of_memory_is_what_a_step_leaves(rule, column, kept, dtype):
     assert found == float(narrow[0] if rule == "muon" and kept else plain)
 
 
-# Every key of a training run
-
-
 def known(key: str) -> bool:
     """Whether a key of a row has a line on the page; names of groups and rewards are left open."""
     page = METRICS.read_text()

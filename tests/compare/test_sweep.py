@@ -12,8 +12,8 @@ import pytest
 from mesotron.cli import COMMANDS, main, parse, split_name
 from mesotron.compare import sweep
 from mesotron.compare.space import read_space
-from mesotron.compare.sweep import Study, read_score, start_arguments
-from mesotron.config import SweepConfig, VlaTrainConfig
+from mesotron.compare.sweep import read_score, start_arguments
+from mesotron.config import VlaTrainConfig
 from mesotron.runs import RunFolder
 
 pytest.importorskip("optuna")
@@ -134,18 +134,6 @@ def test_two_processes_share_a_study_without_sharing_a_trial(folder):
     rows = trials(folder)
     assert 4 <= len(rows) <= 5
     assert len({row["values"]["optim.lr"] for row in rows}) == len(rows)
-
-
-def test_a_trial_that_ended_before_the_claim_is_left_alone(tmp_path):
-    config = SweepConfig(file="arith", space=("optim.lr=1e-4..1e-3",))
-    study = Study(read_space(config.file, config.space), config, tmp_path)
-    trial = study.next()
-    [seen] = study.study.get_trials()  # by another worker, while it runs
-    study.complete(trial, 0.5)
-    assert study._take_up(seen) is None
-    claim = study._claim(trial.number)
-    assert claim is not None  # and was let go
-    claim.close()
 
 
 def test_a_sweep_stops_after_several_crashes(folder, monkeypatch, capsys):

@@ -235,14 +235,6 @@ def test_an_extended_search_may_choose_another_rate(folder, capsys):
     assert "--extend 3" in " ".join(capsys.readouterr().err.split())
 
 
-def is_locked(folder):
-    try:
-        with tournament.locked(folder):
-            return False
-    except ValueError:
-        return True
-
-
 def test_two_processes_do_not_share_a_folder(folder, capsys):
     folder.mkdir()
     with tournament.locked(folder):
@@ -267,9 +259,9 @@ def test_cells_of_a_killed_tournament_keep_the_lock(folder):
     process.kill()  # the tournament only: a cell that still runs locks the folder
     process.wait()
     assert compare(folder, "--optims", "adamw") == 2
-    while is_locked(folder):
+    while (code := compare(folder, "--optims", "adamw")) == 2:
         time.sleep(0.1)
-    assert compare(folder, "--optims", "adamw") == 0
+    assert code == 0
     assert {cell.state for cell in read_tournament(folder).cells} == {"done"}
 
 

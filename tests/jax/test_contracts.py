@@ -4,7 +4,6 @@ Each row is compiled once; all contracts share its step.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -23,27 +22,20 @@ HIDDEN = {"kernel": (6, 6), "bias": (6,)}
 NETWORK = {"input": {"kernel": (3, 6)}, "Dense_0": HIDDEN, "head": {"kernel": (6, 2)}}
 
 
-@dataclass(frozen=True)
-class Row:
-    """An optimizer; `network` if it routes a whole tree and does not just take matrices."""
-
-    make: Callable
-    network: bool = False
-
-
 def _with(make: Callable, **fixed) -> Callable:
     return lambda **options: make(RATE, **{"weight_decay": DECAY, **fixed, **options})
 
 
 # Few steps of the filter compile sooner.
 OPTIMIZERS = {
-    "muon": Row(_with(mj.muon, steps=3)),
-    "low_rank": Row(_with(mj.muon, filter="low_rank", rank=3)),
-    "pion_promote": Row(_with(mj.pion, promote=2, steps=3)),
-    "pion_noise": Row(_with(mj.pion, cutoff="noise")),
-    "chain_with_muon": Row(_with(mj.chain_with_muon, aux_lr=RATE), network=True),
+    "muon": _with(mj.muon, steps=3),
+    "low_rank": _with(mj.muon, filter="low_rank", rank=3),
+    "pion_promote": _with(mj.pion, promote=2, steps=3),
+    "pion_noise": _with(mj.pion, cutoff="noise"),
+    "chain_with_muon": _with(mj.chain_with_muon, aux_lr=RATE),
 }
-SPECTRAL = [name for name, row in OPTIMIZERS.items() if not row.network]
+NETWORKS = {"chain_with_muon"}  # those that route a whole tree and do not just take matrices
+SPECTRAL = [name for name in OPTIMIZERS if name not in NETWORKS]
 every = pytest.mark.parametrize("name", OPTIMIZERS)
 spectral = pytest.mark.parametrize("name", SPECTRAL)
 
@@ -51,7 +43,7 @@ spectral = pytest.mark.parametrize("name", SPECTRAL)
 def tree(name: str, seed: int, dtype: str = "float32") -> dict:
     """Random numbers in the shape of the row's parameters."""
     rng = np.random.default_rng(seed)
-    shapes = NETWORK if OPTIMIZERS[name].network else MATRICES
+    shapes = NETWORK if name in NETWORKS else MATRICES
     draw = lambda shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
     return jax.tree.map(draw, shapes, is_leaf=lambda x: isinstance(x, tuple))
 
@@ -59,7 +51,7 @@ def tree(name: str, seed: int, dtype: str = "float32") -> dict:
 @cache
 def compiled(name: str) -> tuple:
     """The row's transformation and its jitted step: (params, state, grads) -> (params, state)."""
-    tx = OPTIMIZERS[name].make()
+    tx = OPTIMIZERS[name]()
 
     @jax.jit
     def step(params, state, grads):
@@ -142,7 +134,7 @@ def test_extreme_gradients_stay_finite(name, size):
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
 def test_nonfinite_gradient_skips_its_matrix_and_the_next_step_recovers(name, bad):
     _, step = compiled(name)
-    network = OPTIMIZERS[name].network
+    network = name in NETWORKS
     params, state = run(name, range(1, 2))
     good, broken = tree(name, 2), tree(name, 2)
     holder, key = (broken["Dense_0"], "kernel") if network else (broken, "wide")
@@ -174,7 +166,7 @@ def test_all_nonfinite_gradients_make_no_step(name):
 
 @pytest.mark.parametrize("name", ["pion_noise", "chain_with_muon"])
 def test_bfloat16_weights_keep_their_dtype_and_float32_momentum(name):
-    tx = OPTIMIZERS[name].make(dtype="float32")
+    tx = OPTIMIZERS[name](dtype="float32")
     params, grads = (tree(name, k, "bfloat16") for k in (0, 1))
     update = jax.jit(tx.update)
     state = tx.init(params)
@@ -193,7 +185,7 @@ def is_spectral(node) -> bool:
 
 @pytest.mark.parametrize("name", ["chain_with_muon"])
 def test_accumulated_gradients_equal_one_step(name):
-    tx = optax.MultiSteps(OPTIMIZERS[name].make(), every_k_schedule=2)
+    tx = optax.MultiSteps(OPTIMIZERS[name](), every_k_schedule=2)
     params = tree(name, 0)
     update, state = jax.jit(tx.update), tx.init(params)
     first, state = update(tree(name, 1), state, params)

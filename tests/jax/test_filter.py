@@ -9,8 +9,8 @@ from mesotron.optim.matrix import apply_filter as torch_filter
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
-from mesotron.jax.filter import apply_filter, largest_eigenvalue  # noqa: E402
-from mesotron.spectral import cheapest_plan, muon, pion  # noqa: E402
+from mesotron.jax.filter import apply_filter  # noqa: E402
+from mesotron.spectral import cheapest_plan, muon  # noqa: E402
 from support.quick_jax import quick_compilation  # noqa: E402, F401
 
 # Spectral norm of the error in float32, (slope above 100, others).
@@ -48,26 +48,6 @@ def test_torch_and_jax_agree_in_both_forms(name, shape, form):
         assert error(a, b) < (5e-4, 2e-5)[filter.name in ("pion", "low_rank")]
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e30])
-@pytest.mark.parametrize("name", ["muon", "promote_2", "cutoff_noise", "cutoff_0.3"])
-def test_scale_does_not_matter(name, size):
-    X = np.random.default_rng(1).normal(size=(3, 8, 12)).astype(np.float32)
-    scaled = apply_filter(jnp.asarray(X) * size, FILTERS[name])
-    np.testing.assert_allclose(scaled, apply_filter(jnp.asarray(X), FILTERS[name]), atol=2e-4)
-
-
-@pytest.mark.parametrize("name", FILTERS)
-def test_zero_stays_zero_and_nan_stays_alone(name):
-    X = np.random.default_rng(2).normal(size=(3, 8, 12)).astype(np.float32)
-    X[0] = 0
-    good = apply_filter(jnp.asarray(X), FILTERS[name])
-    assert not good[0].any()
-    X[1, 2, 3] = np.nan
-    bad = apply_filter(jnp.asarray(X), FILTERS[name])
-    assert not bad[0].any()
-    np.testing.assert_array_equal(bad[2], good[2])
-
-
 def test_bfloat16_matmuls_stay_close():
     X = jnp.asarray(np.random.default_rng(3).normal(size=(2, 8, 12)), jnp.float32)
     for name, allowed in (("muon", 0.2), ("promote_2", 0.05)):
@@ -75,17 +55,3 @@ def test_bfloat16_matmuls_stay_close():
         assert result.dtype == jnp.bfloat16
         exact = apply_filter(X, FILTERS[name])
         assert error(np.asarray(result[0], np.float32), np.asarray(exact[0], np.float64)) < allowed
-
-
-def test_power_iteration_errs_low_and_little():
-    X = np.random.default_rng(4).normal(size=(5, 16, 24))
-    S = np.square(np.linalg.svd(X @ X.transpose(0, 2, 1))[1][:, 0])
-    A = jnp.asarray(X @ X.transpose(0, 2, 1), jnp.float32)
-    result = np.asarray(largest_eigenvalue(A @ A), np.float64)
-    assert (result <= S * (1 + 1e-5)).all()
-    assert (result > 0.9 * S).all()
-
-
-def test_tall_batches_are_refused():
-    with pytest.raises(ValueError, match="m <= n"):
-        apply_filter(jnp.ones((1, 4, 3)), pion())

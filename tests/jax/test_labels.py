@@ -145,14 +145,10 @@ def test_flax_nnx():
 def test_equinox_attention():
     eqx = pytest.importorskip("equinox")
     attention = eqx.filter_eval_shape(eqx.nn.MultiheadAttention, 2, 8, key=jax.random.key(0))
-    tree = {"embed": {"weight": leaf(7, 8)}, "attention": eqx.filter(attention, _is_shape)}
-    roles = table(tree)
+    shapes = eqx.filter(attention, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    roles = table({"embed": {"weight": leaf(7, 8)}, "attention": shapes})
     for name in ("query", "key", "value", "output"):
         assert roles[f"attention/{name}_proj/weight"] == ("attention", "oi")
-
-
-def _is_shape(x) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct)
 
 
 def test_plain_mlp_ends_go_to_adam():

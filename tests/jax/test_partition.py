@@ -38,17 +38,6 @@ def test_chain_equals_its_parts(rule):
         np.testing.assert_allclose(u, adam.update(g, adam.init(p), p)[0], atol=1e-7)
 
 
-def test_chain_takes_schedules_and_needs_no_params():
-    grads = network(1)
-    rates = optax.linear_schedule(0.1, 0.0, 1), optax.constant_schedule(1e-3)
-    tx = mj.chain_with_muon(*rates, optax.linear_schedule(1.0, 2.0, 1), weight_decay=0.0)
-    update, state = jax.jit(tx.update), tx.init(grads)
-    _, state = update(grads, state)
-    updates, state = update(grads, state)
-    assert not updates["Dense_0"]["kernel"].any()
-    assert updates["value"]["kernel"].any()
-
-
 def test_decay_and_clipping_follow_schedules():
     params, zero = network(0), jax.tree.map(jnp.zeros_like, network(0))
     tx = mj.chain_with_muon(0.1, 0.01, weight_decay=optax.linear_schedule(0.0, 1.0, 2))

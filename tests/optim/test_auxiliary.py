@@ -1,7 +1,5 @@
 """AdamW and SGD against `torch.optim`, and unbiased rounding of narrow weights."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -85,9 +83,6 @@ def test_a_flag_on_the_device_skips_the_step(rule, kind):
         assert all(value == 0 for value in stats.read().values()) == bool(bad)
 
 
-# Weights narrower than float32
-
-
 def make(rule, weight, lr=1e-4):
     p = nn.Parameter(weight)
     return p, Muon([{"params": [p], "rule": rule}], lr=lr, momentum=0.9, weight_decay=0.1)
@@ -118,25 +113,6 @@ def test_float16_rounds_to_nearest():
     narrow.step()
     wide.step()
     assert torch.equal(p, q.half())
-
-
-@rules
-def test_a_resumed_run_rounds_like_an_uninterrupted_one(rule):
-    p, optimizer = make(rule, torch.rand(64, dtype=torch.bfloat16))
-    q, other = make(rule, torch.zeros(64, dtype=torch.bfloat16))
-
-    def train(weight, chosen):
-        weight.grad = torch.sin(torch.arange(64.0)).bfloat16()
-        chosen.step()
-
-    train(p, optimizer)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    q.data.copy_(p.data)
-    torch.rand(3)  # the global generator has no influence
-    for _ in range(3):
-        train(p, optimizer)
-        train(q, other)
-    assert torch.equal(p, q)
 
 
 def test_batching_of_narrow_weights_does_not_change_a_bit(monkeypatch):

@@ -125,8 +125,9 @@ def test_parameters_and_states_keep_their_dtype_also_through_a_checkpoint(name, 
 
 
 @every
-def test_a_resumed_run_equals_an_uninterrupted_one(name):
-    model, optimizer = build(name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)  # rounded by chance
+def test_a_resumed_run_equals_an_uninterrupted_one(name, dtype):
+    model, optimizer = build(name, dtype=dtype)
     train(model, optimizer, range(3))
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
@@ -134,7 +135,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name):
 
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    again, resumed = build(name, seed=1, lr=0.5)
+    again, resumed = build(name, seed=1, dtype=dtype, lr=0.5)
     again.load_state_dict(saved["model"])
     resumed.load_state_dict(saved["optimizer"])
     assert resumed.param_groups[0]["lr"] == 0.01

@@ -47,12 +47,6 @@ def param(*shape: int, dtype=torch.float32, seed: int = 0) -> nn.Parameter:
     return p
 
 
-def change(p: nn.Parameter, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    before = p.detach().clone()
-    optimizer.step()
-    return p.detach() - before
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize(
@@ -125,20 +119,11 @@ def test_an_expert_without_tokens_gets_no_step_and_a_bad_one_skips_its_parameter
     assert not params[2].grad.isfinite().all(), "the loss scaler must still see it"
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (32, 128), (128, 32), (64, 4, 3, 3)])
-def test_the_learning_rate_means_the_same_for_every_shape(shape):
-    p = param(*shape)
-    step = change(p, Muon([p], lr=1e-2, filter="polar_express", weight_decay=0.0))
-    # AdamW's usual step has an element RMS of 0.2 lr.
-    assert step.square().mean().sqrt().item() == pytest.approx(0.2 * 1e-2, rel=0.05)
-
-
 # torch warns once that this CPU multiplies bfloat16 slowly.
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize(("kept", "nesterov"), [("bfloat16", True), ("float32", False)])
-def test_the_momentum_drifts_little_and_is_not_written_by_the_filter(kept, nesterov):
+def test_momentum_in_bfloat16_drifts_little():
     p = nn.Parameter(torch.zeros(8, 8))
-    optimizer = Muon([p], lr=0.0, nesterov=nesterov, dtype=kept, momentum_dtype=kept)
+    optimizer = Muon([p], lr=0.0, dtype="bfloat16", momentum_dtype="bfloat16")
     exact = torch.zeros(8, 8, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
@@ -146,9 +131,8 @@ def test_the_momentum_drifts_little_and_is_not_written_by_the_filter(kept, neste
         exact = 0.95 * exact + 0.05 * p.grad.double()
         optimizer.step()
     buffer = optimizer.state[p]["momentum_buffer"]
-    assert buffer.dtype == getattr(torch, kept)
-    drift = ((buffer.double() - exact).norm() / exact.norm()).item()
-    assert drift < (0.02 if kept == "bfloat16" else 1e-5)
+    assert buffer.dtype == torch.bfloat16
+    assert (buffer.double() - exact).norm() < 0.02 * exact.norm()
 
 
 def test_small_steps_arrive_in_bfloat16_weights():

@@ -1,12 +1,9 @@
 """`mesotron ppo snake`: flags, run folder, guard, mirrors, resume and the result."""
 
-import importlib.util
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -14,23 +11,11 @@ import numpy as np
 import pytest
 from test_metrics_docs import DOCS, table
 
-from mesotron.cli import parse
 from mesotron.config import SnakeConfig, WatchConfig
-from mesotron.config.base import to_plain
 from mesotron.ppo import training
 from mesotron.ppo.evaluate import Games
 from mesotron.ppo.loop import make_train
 from mesotron.ppo.program import Program, read_runs
-from mesotron.ppo.training import (
-    Guard,
-    Mirrors,
-    Session,
-    next_chunk,
-    open_run,
-    train_snake,
-    write_chunk,
-    write_evaluation,
-)
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.resume import settings_to_resume
@@ -50,23 +35,6 @@ def folder(tmp_path):
     return RunFolder.create(tmp_path / "run", TINY, {})
 
 
-# Flags and config
-
-
-def test_flags_accept_hyphens_and_underscores():
-    path = DOCS.parent / "examples" / "train_snake_purejaxrl.py"
-    spec = importlib.util.spec_from_file_location("train_snake_purejaxrl", path)
-    example = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    hyphens = "--use-muon --muon-lr 0.03 --aux-adam-lr 0.0003 --d-model 128 --num-layers 4"
-    config = parse(example.Arguments, hyphens.split(), "x")
-    underscores = [w.replace("-", "_").replace("__", "--", 1) for w in hyphens.split()]
-    assert config == parse(example.Arguments, underscores, "x")
-    assert (config.rule, config.muon_lr, config.num_envs) == ("muon", 0.03, 2048)
-    for off in ("--no-anneal-lr", "--anneal-lr=false", "--anneal_lr False"):
-        assert parse(SnakeConfig, off.split(), "x").anneal_lr is False, off
-
-
 def test_established_flags_are_kept():
     flags = """
     width height max-steps apple-reward death-penalty step-penalty num-envs num-steps
@@ -77,29 +45,13 @@ def test_established_flags_are_kept():
     assert set(flags.replace("-", "_").split()) <= set(SnakeConfig.__dataclass_fields__)
 
 
-def test_config_survives_the_run_folder(tmp_path):
-    config = replace(TINY, pretrained_model=Path("runs/a"), sweep=("lr=1,2",), optim="muon")
-    assert hash(config) == hash(replace(config))  # JAX takes it as a static argument
-    RunFolder.create(tmp_path / "run", config, {})
-    resumed = replace(settings_to_resume(SnakeConfig, tmp_path / "run"), chunk=5)
-    assert open_run(resumed)[1] == replace(config, resume=tmp_path / "run", chunk=5)
-    with pytest.raises(ValueError, match="chunk"):
-        open_run(replace(resumed, chunk=0))
-    RunFolder.create(tmp_path / "newer", {**to_plain(TINY), "color": 3}, {})
-    with pytest.raises(ValueError, match="color"):
-        open_run(replace(TINY, resume=tmp_path / "newer"))
-
-
 def test_chunks_end_at_every_due_update():
     config = replace(TINY, chunk=10, eval_freq=4, save_freq=6, total_timesteps=64 * 15)
     done, stops = 0, []
     while done < config.num_updates:
-        done += next_chunk(config, done)
+        done += training.next_chunk(config, done)
         stops.append(done)
     assert stops == [4, 6, 8, 12, 15]
-
-
-# Guard, mirrors, result
 
 
 def row(step: int, fruit: float) -> dict[str, float]:
@@ -117,14 +69,16 @@ def open_session(folder, **changes):
     view = LiveView(config.num_updates, {})
     program = Program(start=lambda runs: None, advance=lambda *_: None)
     evaluate = lambda params, seed: {"greedy": GAMES, "sampled": GAMES}  # noqa: E731
-    guard, mirrors = Guard(config, folder, view.say), Mirrors(config, folder.path)
-    return Session(config, folder, read_runs(config), program, evaluate, view, mirrors, guard)
+    guard, mirrors = training.Guard(config, folder, view.say), training.Mirrors(config, folder.path)
+    return training.Session(
+        config, folder, read_runs(config), program, evaluate, view, mirrors, guard
+    )
 
 
 @pytest.mark.parametrize(("guard", "seeds"), [("off", 1), ("warn", 1), ("stop", 1), ("stop", 3)])
 def test_guard_writes_prints_and_stops_as_configured(folder, guard, seeds):
     messages = []
-    watch = Guard(replace(TINY, guard=guard, num_seeds=seeds), folder, messages.append)
+    watch = training.Guard(replace(TINY, guard=guard, num_seeds=seeds), folder, messages.append)
     for each in collapse():
         watch.update(each)
     events = folder.rows("events")
@@ -137,7 +91,7 @@ def test_guard_writes_prints_and_stops_as_configured(folder, guard, seeds):
 
 def test_guard_reports_a_mismatch_once(folder):
     messages = []
-    watch = Guard(replace(TINY, guard="off"), folder, messages.append)
+    watch = training.Guard(replace(TINY, guard="off"), folder, messages.append)
     for step, mismatch in enumerate([2e-4, 0.03, 0.04]):
         watch.update(row(step + 1, 5.0) | {"policy/mismatch": mismatch})
     (message,) = messages
@@ -146,12 +100,12 @@ def test_guard_reports_a_mismatch_once(folder):
 
 def test_resumed_guard_judges_all_rows_and_repeats_no_event(folder, capsys):
     rows, messages = collapse(), []
-    whole = Guard(TINY, folder, lambda message: None)
+    whole = training.Guard(TINY, folder, lambda message: None)
     for each in rows[:27]:
         folder.append("metrics", each)
         whole.update(each)
     before = folder.rows("events")
-    resumed = Guard(replace(TINY, guard="stop"), folder, messages.append)
+    resumed = training.Guard(replace(TINY, guard="stop"), folder, messages.append)
     resumed.replay()
     assert not messages
     assert folder.rows("events") == before
@@ -169,7 +123,7 @@ def test_metrics_equal_the_documented_ones(folder):
     _, metrics = jax.eval_shape(make_train(config), jax.random.PRNGKey(0))
     names = {*metrics, "policy/kl_pretrained"}  # which needs weights
     ones = {name: np.ones((1, 1), np.float32) for name in names}
-    write_chunk(open_session(folder), ones, 0, 1, 0.0, 1.0)
+    training.write_chunk(open_session(folder), ones, 0, 1, 0.0, 1.0)
     (written,) = folder.rows("metrics")
     rows = table(DOCS / "api" / "metrics.md", "PPO metric")
     documented = [cells[0] for cells in rows]
@@ -183,8 +137,8 @@ def test_tensorboard_mirrors_the_run_folder(folder):
     session = open_session(folder, tensorboard=True)
     metrics = {"episode/finished": np.ones((1, 3)), "episode/fruit": np.array([[1.0, 2.5, 4.0]])}
     with session.mirrors:
-        write_chunk(session, metrics, 0, 3, 0.0, 1.5)
-        write_evaluation(session, {"greedy": GAMES, "sampled": GAMES}, 3)
+        training.write_chunk(session, metrics, 0, 3, 0.0, 1.5)
+        training.write_evaluation(session, {"greedy": GAMES, "sampled": GAMES}, 3)
     mirrored = read_log(folder.path / "tensorboard").rows
     own = folder.rows("metrics")
     assert [r["episode/fruit"] for r in mirrored] == [r["episode/fruit"] for r in own]
@@ -211,9 +165,6 @@ def test_result_is_the_final_policy_and_not_a_mean_over_training(folder, monkeyp
     assert (last["step"], last["greedy_fruit"]) == (TINY.num_updates, 5.0)
 
 
-# Whole runs
-
-
 @pytest.fixture(scope="module", autouse=True)
 def compilation_cache(tmp_path_factory):
     """Runs of one config compile once."""
@@ -229,7 +180,7 @@ def compilation_cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    train_snake(replace(TINY, save_dir=folder, run_name="run"))
+    training.train_snake(replace(TINY, save_dir=folder, run_name="run"))
     return RunFolder(folder / "run")
 
 
@@ -245,16 +196,16 @@ def test_signals_save_and_the_resumed_run_ends_the_same(whole, tmp_path, monkeyp
     for number, done in ((signal.SIGTERM, 2), (signal.SIGINT, 4)):
 
         def write_and_signal(*arguments, number=number):
-            write_chunk(*arguments)
+            training.write_chunk(*arguments)
             os.kill(os.getpid(), number)
 
         monkeypatch.setattr(training, "write_chunk", write_and_signal)
-        assert train_snake(config) == 0
+        assert training.train_snake(config) == 0
         assert f"stopped at update {done} of 6" in capsys.readouterr().out
         assert (tmp_path / "stopped" / "checkpoints" / f"checkpoint-{done}").is_dir()
         config = settings_to_resume(SnakeConfig, tmp_path / "stopped")
     monkeypatch.undo()
-    assert train_snake(config) == 0
+    assert training.train_snake(config) == 0
     resumed = RunFolder(tmp_path / "stopped")
     assert_same_metrics(whole, resumed)
     assert whole.result["greedy_games"] == resumed.result["greedy_games"]
@@ -264,7 +215,7 @@ def test_signals_save_and_the_resumed_run_ends_the_same(whole, tmp_path, monkeyp
 def test_guard_stops_a_broken_run(tmp_path, capsys):
     wild = replace(TINY, save_dir=tmp_path, run_name="wild", chunk=1, guard="stop")
     wild = replace(wild, muon_lr=1e38, aux_adam_lr=1e38)
-    assert train_snake(wild) == 0
+    assert training.train_snake(wild) == 0
     folder = RunFolder(tmp_path / "wild")
     events = folder.rows("events")
     assert (events[-1]["detector"], events[-1]["severity"]) == ("nonfinite", "stop")
@@ -278,13 +229,13 @@ def test_guard_stops_a_broken_run(tmp_path, capsys):
 @pytest.mark.slow
 def test_resume_after_a_damaged_checkpoint_ends_the_same(tmp_path):
     config = replace(TINY, save_dir=tmp_path, run_name="whole", eval_freq=6, num_seeds=2)
-    train_snake(config)
-    train_snake(replace(config, run_name="cut", save_freq=4))
+    training.train_snake(config)
+    training.train_snake(replace(config, run_name="cut", save_freq=4))
     folder = tmp_path / "cut"
     saved = sorted(p.name for p in (folder / "checkpoints").iterdir())
     assert saved == ["checkpoint-4", "checkpoint-6"]
     (folder / "checkpoints" / "checkpoint-6" / "manifest.json").unlink()
-    train_snake(replace(settings_to_resume(SnakeConfig, folder), chunk=2))
+    training.train_snake(replace(settings_to_resume(SnakeConfig, folder), chunk=2))
     a, b = RunFolder(tmp_path / "whole"), RunFolder(folder)
     assert_same_metrics(a, b)
     for key in ("greedy_fruit_each", "sampled_fruit_each", "greedy_won"):
@@ -300,7 +251,7 @@ def test_resume_after_a_damaged_checkpoint_ends_the_same(tmp_path):
 @pytest.mark.slow
 def test_new_run_from_pretrained_weights(whole, tmp_path):
     second = replace(TINY, save_dir=tmp_path, run_name="second")
-    train_snake(replace(second, pretrained_model=whole.path, kl_coef=1.0))
+    training.train_snake(replace(second, pretrained_model=whole.path, kl_coef=1.0))
     rows = RunFolder(tmp_path / "second").rows("metrics")
     assert rows[0]["policy/kl_pretrained"] < 0.01
     assert "policy/kl_pretrained" not in whole.rows("metrics")[0]
@@ -310,7 +261,7 @@ def test_new_run_from_pretrained_weights(whole, tmp_path):
 @pytest.mark.parametrize("optim", ["adam", "muon", "pion"])
 def test_learns_four_by_four(optim, tmp_path):
     """Masked random play gets 7.33 fruit of 15; two CPU minutes bring a policy far beyond it."""
-    train_snake(SnakeConfig(optim=optim, save_dir=tmp_path, run_name=optim, gif=False))
+    training.train_snake(SnakeConfig(optim=optim, save_dir=tmp_path, run_name=optim, gif=False))
     result = RunFolder(tmp_path / optim).result
     assert 7.0 < result["baselines"]["random_masked"] < 7.7
     assert result["sampled_fruit"] > 11.0, result

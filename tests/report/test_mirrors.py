@@ -1,24 +1,15 @@
 """TensorBoard gets the names and numbers of metrics.jsonl, through TRL's `report_to`."""
 
-import io
-import logging
-
 import pytest
-from rich.console import Console
 from transformers.integrations import TensorBoardCallback
 
-from mesotron import recipes
-from mesotron.config import TrainConfig
 from mesotron.report import read_run, render_runs
 from mesotron.report.data import make_spectra
-from mesotron.rlvr import session
 from mesotron.rlvr.callbacks import RunLog
 from mesotron.rlvr.optimizer import OptimizerLog
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
-from mesotron.runs.resume import Plan
 from mesotron.watch.readers import read_log
-from support.report_worlds import make_run
 from support.rlvr_tiny import make_trainer
 
 pytest.importorskip("tensorboard")
@@ -70,27 +61,3 @@ def test_a_run_keeps_its_routing_and_spectra(run, tmp_path):
         assert chart.x_name == "rank"
         shown = [(line.name.split()[0], line.name.split()[-1]) for line in chart.lines]
         assert shown == [("before", "2"), ("after", "2"), ("before", "1"), ("after", "1")]
-
-
-@pytest.mark.parametrize(("rank", "written"), [("0", True), ("1", False)])
-def test_train_leaves_a_page_beside_its_report(tmp_path, monkeypatch, capsys, rank, written):
-    def train(plan: Plan[TrainConfig], *_: object) -> int:
-        make_run(plan.path)
-        return 0
-
-    monkeypatch.setattr(session, "train", train)
-    monkeypatch.setenv("RANK", rank)
-    assert recipes.run(TrainConfig(out=tmp_path / "new")) == 0
-    assert (tmp_path / "new" / "report.html").is_file() == written
-    assert ("page: " in capsys.readouterr().out) == written
-
-
-def test_the_watchs_warnings_stay_in_view_and_others_pass_by(run):
-    console = Console(file=io.StringIO())
-    plan = Plan(TrainConfig(), run.path)
-    with session.live_view(run, plan, console) as (view, _):
-        logging.getLogger("mesotron.watch").warning("step 3 warn, entropy collapse")
-        logging.getLogger("mesotron").warning("another thing")
-    assert view._alarm == "step 3 warn, entropy collapse"
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == "step 3 warn, entropy collapse\nanother thing\n"

@@ -11,16 +11,7 @@ import pytest
 
 from mesotron.compare.record import write_tournament
 from mesotron.config import ReportConfig
-from mesotron.report import command, read_run, read_runs, render_runs
-from mesotron.report.data import (
-    CATALOG,
-    FEWEST_POINTS,
-    MOST_POINTS,
-    Buckets,
-    make_chapters,
-    make_grids,
-    make_rest,
-)
+from mesotron.report import command, data, read_run, read_runs, render_runs
 from mesotron.report.read import Run
 from mesotron.report.render import asset, embed, fingerprint, plotly, visible
 from mesotron.report.summary import summarize_run
@@ -96,11 +87,11 @@ def test_a_gain_is_reported_by_its_interval(tmp_path):
 
 def test_every_metric_is_drawn_once(tmp_path):
     run = read_run(make_run(tmp_path / "a").path)
-    grids = make_grids([run])
-    charts = [chart for charts in make_chapters([run], grids).values() for chart in charts]
+    grids = data.make_grids([run])
+    charts = [chart for charts in data.make_chapters([run], grids).values() for chart in charts]
     bands = {"reward_std", "entropy/trajectory_q1", "entropy/trajectory_q3",
              "completions/min_length", "completions/max_length"}  # fmt: skip
-    rest = make_rest([run], grids)
+    rest = data.make_rest([run], grids)
     lines = sum(len(chart.lines) for chart in charts)
     assert lines + len(rest) + len(bands) == len(run.columns)
     assert {chart.title for chart in rest} == {"loss", "num_tokens", "my own/metric"}
@@ -266,7 +257,7 @@ def test_the_untrained_start_is_drawn_if_runs_share_it(tmp_path):
 
 
 def test_twenty_long_runs_fit_the_page():
-    names = [name for plots in CATALOG.values() for plot in plots for name in plot.lines]
+    names = [name for plots in data.CATALOG.values() for plot in plots for name in plot.lines]
     names = [name.replace("*", "muon") for name in names] + [f"other/{k}" for k in range(45)]
     noise = random.Random(0)
     columns = {name: [noise.gauss(0, 1) for _ in range(400)] for name in names}
@@ -278,13 +269,13 @@ def test_twenty_long_runs_fit_the_page():
     own = len(html.encode()) - len(plotly()[1])
     assert 400_000 < own < 3_000_000
     charts = Page(html).data["charts"]
-    assert min(len(line["y"]) for chart in charts for line in chart["lines"]) >= FEWEST_POINTS
+    assert min(len(line["y"]) for chart in charts for line in chart["lines"]) >= data.FEWEST_POINTS
 
 
 def test_a_spike_of_one_step_survives_the_reduction(tmp_path):
     column = [0.0] * 1000
     column[333] = 9.0
-    buckets = Buckets.split(1000, 100)
+    buckets = data.Buckets.split(1000, 100)
     low, high = buckets.range(column)
     assert (max(high), max(low)) == (9.0, 0.0)
     assert max(buckets.reduce(column)) == pytest.approx(0.9)
@@ -293,7 +284,7 @@ def test_a_spike_of_one_step_survives_the_reduction(tmp_path):
     rows = [make_row(k, 900, random.Random(k)) for k in range(1, 901)]
     page = page_of(make_run(tmp_path / "a", 900, rows=rows).path)
     line = page.charts["Gradient norm"]["lines"][0]
-    assert len(line["y"]) == MOST_POINTS
+    assert len(line["y"]) == data.MOST_POINTS
     assert all(a <= y <= b for a, y, b in zip(line["low"], line["y"], line["high"], strict=True))
     assert max(line["high"]) == pytest.approx(max(row["grad_norm"] for row in rows), rel=1e-3)
 
@@ -464,4 +455,4 @@ def test_changes_are_seen_in_cells_but_not_in_temporary_files(tmp_path):
 
 def test_the_page_is_documented():
     text = (DOCS / "running.md").read_text()
-    assert [name for name in CATALOG if name not in text] == []
+    assert [name for name in data.CATALOG if name not in text] == []

@@ -1,7 +1,5 @@
 """The momentum policy: its average, swapping it into the model, its checkpoint."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 from torch import nn
@@ -74,21 +72,6 @@ def test_it_replaces_the_models_weights_and_restores_them_to_the_bit():
         fail()
     assert all(map(torch.equal, copy_of(model), trained))
     assert addresses == [p.data_ptr() for p in model.parameters()]
-
-
-def test_it_resumes_from_a_checkpoint():
-    model, other = make_model(), make_model()
-    anchor, resumed = Anchor().start(model), Anchor()
-    move(model, 1.0)
-    anchor.update(model, 0.9)
-    resumed.load_state_dict(deepcopy(anchor.state_dict()))
-    assert torch.equal(resumed.moved, anchor.moved)
-    move(other, 1.0)
-    for each, policy in ((anchor, model), (resumed, other)):
-        each.start(policy)
-        each.update(policy, 0.9)
-    assert resumed.updates == anchor.updates == 2
-    assert all(map(torch.equal, anchor.weights.values(), resumed.weights.values()))
 
 
 @pytest.mark.parametrize("wrong", [{"0.weight": torch.zeros(9, 9)}, {"other": torch.zeros(1)}])

@@ -16,11 +16,9 @@ RESAMPLE = ("--objective.dynamic-sampling", "resample", "--objective.dynamic-ove
     ("flags", "named"),
     [
         (["--optim.rank", "0"], "--optim.rank 0"),
-        (["--rollout.prompts", "3", "--rollout.updates", "7"], "7 updates"),
         ([*RESAMPLE, "2.6", "--task.num-train", "40"], "--objective.dynamic-oversample 2.6"),
         (["--reward.parts", "two_parts"], "did you mean two_part"),
         (["--task.name", "file", "--task.path", "no.jsonl"], "no.jsonl"),
-        (["--model.name", "nope"], "'nope'"),
         (["--task.name", "sums", "--task.num-eval", "700"], "--task.num-eval"),
     ],
 )

@@ -4,14 +4,7 @@ import pytest
 import torch
 
 from mesotron.probes import group_spreads
-from mesotron.rlvr.dynamic import (
-    PromptStream,
-    Source,
-    fill_places,
-    merge_rows,
-    missing_places,
-    split_rows,
-)
+from mesotron.rlvr import dynamic
 from mesotron.rlvr.objectives import first_round_rows
 
 NAN = torch.nan
@@ -39,7 +32,7 @@ def test_oversampling_adds_whole_groups(rows, oversample, expected):
 
 def sources(*places):
     """`(round, place)` or None for each place."""
-    return [place and Source(*place) for place in places]
+    return [place and dynamic.Source(*place) for place in places]
 
 
 # Spreads of the groups of each round (True: has a signal), the number of processes, and sources.
@@ -47,11 +40,7 @@ def sources(*places):
     ("rounds", "blocks", "expected"),
     [
         ([[True, True]], 1, sources((0, 0), (0, 1))),
-        (
-            [[False, True, False, True], [False, True]],
-            1,
-            sources((1, 1), (0, 1), None, (0, 3)),
-        ),
+        ([[False, True, False, True], [False, True]], 1, sources((1, 1), (0, 1), None, (0, 3))),
         # Processes do not exchange groups: here the second one needs none,
         ([[False, True, True, True], [True, True]], 2, sources((1, 0), (0, 1), (0, 2), (0, 3))),
         # and here the spare group of the first one is no help.
@@ -66,7 +55,7 @@ def sources(*places):
     ],
 )
 def test_later_groups_replace_silent_ones(rounds, blocks, expected):
-    assert fill_places(rounds, blocks=blocks) == expected
+    assert dynamic.fill_places(rounds, blocks=blocks) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,12 +67,12 @@ def test_later_groups_replace_silent_ones(rounds, blocks, expected):
     ],
 )
 def test_the_widest_groups_train_and_those_of_the_batch_keep_their_places(rounds, blocks, expected):
-    assert fill_places(rounds, blocks=blocks, widest=True) == expected
+    assert dynamic.fill_places(rounds, blocks=blocks, widest=True) == expected
 
 
 def test_as_many_are_sampled_as_the_neediest_process_lacks():
-    assert missing_places(sources(None, None, None, (0, 3)), blocks=2) == 2
-    assert missing_places(sources((0, 0), (0, 1)), blocks=2) == 0
+    assert dynamic.missing_places(sources(None, None, None, (0, 3)), blocks=2) == 2
+    assert dynamic.missing_places(sources((0, 0), (0, 1)), blocks=2) == 0
 
 
 def scored(rows: int, prompt: int, completion: int, fill: int) -> dict:
@@ -100,14 +89,14 @@ def scored(rows: int, prompt: int, completion: int, fill: int) -> dict:
 
 def test_a_batch_split_and_merged_is_the_batch():
     batch = scored(4, 2, 3, 7) | {"advantages": torch.arange(4.0)}
-    parts = split_rows(batch, 3)
+    parts = dynamic.split_rows(batch, 3)
     assert [len(part["advantages"]) for part in parts] == [3, 1]
-    merged = merge_rows(parts, [(0, 0), (0, 1), (0, 2), (1, 0)])
+    merged = dynamic.merge_rows(parts, [(0, 0), (0, 1), (0, 2), (1, 0)])
     assert all(torch.equal(merged[name], batch[name]) for name in batch)
 
 
 def test_rows_of_two_rounds_are_padded_to_one_length():
-    merged = merge_rows([scored(2, 3, 2, 7), scored(2, 2, 4, 8)], [(1, 0), (0, 1)])
+    merged = dynamic.merge_rows([scored(2, 3, 2, 7), scored(2, 2, 4, 8)], [(1, 0), (0, 1)])
     assert merged["prompt_ids"].tolist() == [[0, 8, 8], [7, 7, 7]]
     assert merged["prompt_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
     assert merged["completion_ids"].tolist() == [[8, 8, 8, 8], [7, 7, 0, 0]]
@@ -116,20 +105,20 @@ def test_rows_of_two_rounds_are_padded_to_one_length():
     assert merged["importance_sampling_ratio"].tolist() == [[0.5], [0.5]]
     # The ratio of a padding token is 1.
     a, b = ({"importance_sampling_ratio": torch.full((1, n), 0.5)} for n in (1, 2))
-    merged = merge_rows([a, b], [(0, 0), (1, 0)])
+    merged = dynamic.merge_rows([a, b], [(0, 0), (1, 0)])
     assert merged["importance_sampling_ratio"].tolist() == [[0.5, 1.0], [0.5, 0.5]]
     with pytest.raises(ValueError, match="images"):
-        merge_rows([{"pixel_values": torch.zeros(1)}], [(0, 0)])
+        dynamic.merge_rows([{"pixel_values": torch.zeros(1)}], [(0, 0)])
 
 
 def test_each_pass_over_the_data_has_all_of_it_in_another_order():
-    stream = PromptStream(20, seed=3)
+    stream = dynamic.PromptStream(20, seed=3)
     first, second = stream.take(20), stream.take(20)
     assert sorted(first) == sorted(second) == list(range(20))
     assert first != second
-    assert PromptStream(20, seed=3).take(40) == first + second
-    assert PromptStream(20, seed=4).take(20) != first
-    resumed = PromptStream(20, seed=3)
+    assert dynamic.PromptStream(20, seed=3).take(40) == first + second
+    assert dynamic.PromptStream(20, seed=4).take(20) != first
+    resumed = dynamic.PromptStream(20, seed=3)
     stream.take(10)
     resumed.load_state_dict(stream.state_dict())
     assert resumed.take(19) == stream.take(19)

@@ -15,32 +15,12 @@ from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.cli import COMMANDS, parse
 from mesotron.config import EvalConfig, ModelConfig, TaskConfig
 from mesotron.rlvr import evaluate as command
+from mesotron.rlvr import scores
 from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.decode import Completion, choose, fitting_batch, generate
-from mesotron.rlvr.evaluate import (
-    describe_format,
-    describe_temperature,
-    evaluate,
-    find_subject,
-    score_greedy,
-    score_sampled,
-)
 from mesotron.rlvr.models import load_model, lora_config
-from mesotron.rlvr.scores import (
-    Score,
-    Transcript,
-    bootstrap,
-    majority_right,
-    pair_up,
-    pass_at_k,
-    powers_of_two,
-    printable,
-    side_by_side,
-    verdict,
-    wilson,
-)
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.runs import RunFolder
@@ -60,9 +40,6 @@ def random_model():
         model.lm_head.weight *= 3
         model.lm_head.weight[tokenizer.eos_token_id] = 0.3 * torch.randn(128)
     return model, tokenizer
-
-
-# Generation
 
 
 def test_greedy_equals_transformers_generate(random_model):
@@ -125,20 +102,17 @@ def test_longer_rows_make_smaller_batches(random_model, monkeypatch):
     assert fitting_batch(model, 50) == 1
 
 
-# Scores
-
-
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_one():
     for right, k in product(range(6), range(1, 6)):
         subsets = list(combinations([True] * right + [False] * (5 - right), k))
-        assert pass_at_k(5, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
-    assert [powers_of_two(k) for k in (1, 8, 6)] == [[1], [1, 2, 4, 8], [1, 2, 4, 6]]
+        assert scores.pass_at_k(5, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+    assert [scores.powers_of_two(k) for k in (1, 8, 6)] == [[1], [1, 2, 4, 8], [1, 2, 4, 6]]
 
 
 def test_wilson_against_its_defining_equation():
     # The ends p solve (share - p)^2 = z^2 p (1 - p) / n.
     for right, n in [(0, 7), (3, 7), (150, 200), (7, 7)]:
-        score = wilson(right, n)
+        score = scores.wilson(right, n)
         for p in (score.low, score.high):
             if 0 < p < 1:
                 assert (score.value - p) ** 2 == pytest.approx(1.959964**2 * p * (1 - p) / n)
@@ -147,26 +121,23 @@ def test_wilson_against_its_defining_equation():
 
 def test_bootstrap_interval():
     values = [0.0, 1.0] * 200
-    score = bootstrap(values)
+    score = scores.bootstrap(values)
     assert score.value == 0.5
     assert score.high - score.low == pytest.approx(2 * 1.96 * 0.5 / 20, rel=0.1)
-    assert bootstrap(values) == score
+    assert scores.bootstrap(values) == score
     uneven = [x**0.5 for x in range(50)]
-    assert bootstrap(uneven, seed=1) != bootstrap(uneven)
-    assert bootstrap([0.25]) == Score(0.25, 0.25, 0.25)
+    assert scores.bootstrap(uneven, seed=1) != scores.bootstrap(uneven)
+    assert scores.bootstrap([0.25]) == scores.Score(0.25, 0.25, 0.25)
 
 
 def test_majority_counts_answers():
     def right(*answers):  # where 7 is right
-        return majority_right([(answer, answer == "7") for answer in answers])
+        return scores.majority_right([(answer, answer == "7") for answer in answers])
 
     assert right("5", "7", None, None, "7") == 1
     assert right("5", "5", "7") == 0
     assert right("5", "7", "9", None) == pytest.approx(1 / 3)
     assert right(None, None) == 0
-
-
-# A whole evaluation, with completions made by hand
 
 
 def fact(answer: str | None, correct: bool, unformatted: bool = False) -> Facts:
@@ -183,7 +154,7 @@ COMPLETION = Completion("", (1, 2, 3), False)
 
 def test_greedy_scores_by_hand():
     problems = [Problem("q", "7", f"p{n}", level) for n, level in enumerate((1, 1, 2, 2))]
-    found = score_greedy([COMPLETION] * 4, [RIGHT, WRONG, BARE, RIGHT], problems)
+    found = command.score_greedy([COMPLETION] * 4, [RIGHT, WRONG, BARE, RIGHT], problems)
     assert (found.strict.value, found.lenient.value) == (0.5, 0.75)
     assert {level: score.value for level, score in found.by_level.items()} == {"1": 0.5, "2": 0.5}
     assert found.rates["facts/formatted"] == 0.75
@@ -192,7 +163,7 @@ def test_greedy_scores_by_hand():
 
 def test_sampled_scores_by_hand():
     facts = [RIGHT, RIGHT, RIGHT, WRONG, WRONG, BARE]  # two samples for each of three problems
-    found = score_sampled([COMPLETION] * 6, facts, samples=2, temperature=1.0, seed=0)
+    found = command.score_sampled([COMPLETION] * 6, facts, samples=2, temperature=1.0, seed=0)
     assert found.pass_at[1].value == pytest.approx((1 + 0.5 + 0) / 3)
     assert found.pass_at[2].value == pytest.approx(2 / 3)
     assert found.majority.value == pytest.approx((1 + 0.5 + 0) / 3)
@@ -201,19 +172,21 @@ def test_sampled_scores_by_hand():
 
 
 def test_findings_need_significant_and_large_gaps():
-    assert "60.0%" in describe_temperature(Score(0.2, 0.1, 0.3), 0.6, 0.4, 1.0)[0]
-    assert "20.0%" in describe_temperature(Score(-0.2, -0.3, -0.1), 0.2, 0.4, 1.0)[0]
-    assert describe_temperature(Score(0.2, -0.1, 0.5), 0.6, 0.4, 1.0) == []
-    assert describe_temperature(Score(0.01, 0.005, 0.02), 0.6, 0.59, 1.0) == []
-    assert "40.0%" in describe_format(0.2, 0.6, "greedy")[0]
-    assert describe_format(0.6, 0.6, "greedy") == []
+    assert "60.0%" in command.describe_temperature(scores.Score(0.2, 0.1, 0.3), 0.6, 0.4, 1.0)[0]
+    assert "20.0%" in command.describe_temperature(scores.Score(-0.2, -0.3, -0.1), 0.2, 0.4, 1.0)[0]
+    assert command.describe_temperature(scores.Score(0.2, -0.1, 0.5), 0.6, 0.4, 1.0) == []
+    assert command.describe_temperature(scores.Score(0.01, 0.005, 0.02), 0.6, 0.59, 1.0) == []
+    assert "40.0%" in command.describe_format(0.2, 0.6, "greedy")[0]
+    assert command.describe_format(0.6, 0.6, "greedy") == []
 
 
 def test_the_tiny_model_is_measured():
     model, tokenizer = load_model(ModelConfig())
     task = TaskConfig(levels=(1, 2), num_train=1, num_eval=12)
     model.train()
-    result = evaluate(model, tokenizer, load_task(task).eval, task, max_tokens=32, samples=4)
+    result = command.evaluate(
+        model, tokenizer, load_task(task).eval, task, max_tokens=32, samples=4
+    )
     assert model.training  # as it was
     assert result.problems == len(result.transcripts) == 12
     assert 0 < result.greedy.rates["facts/formatted"] < 1  # it answers in both ways
@@ -226,7 +199,7 @@ def test_the_tiny_model_is_measured():
         assert one.correct == (FORMATS["boxed"].extract(one.completion) == one.gold)
     again = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert again["greedy"]["strict"]["value"] == result.greedy.strict.value
-    assert Transcript(**again["transcripts"][0]) == result.transcripts[0]
+    assert scores.Transcript(**again["transcripts"][0]) == result.transcripts[0]
 
 
 def test_samples_of_a_problem_are_adjacent(random_model):
@@ -239,17 +212,14 @@ def test_samples_of_a_problem_are_adjacent(random_model):
 
     problems = [Problem("1 + 1?", "2", "a"), Problem("2 + 2?", "4", "b")]
     options = {"max_tokens": 4, "samples": 3, "judge": Spy(FORMATS["boxed"], Verifier())}
-    evaluate(*random_model, problems, TaskConfig(), **options)
+    command.evaluate(*random_model, problems, TaskConfig(), **options)
     assert judged == [["2", "4"], ["2", "2", "2", "4", "4", "4"]]
     with pytest.raises(ValueError, match="num-eval"):
-        evaluate(None, None, [], TaskConfig())
+        command.evaluate(None, None, [], TaskConfig())
 
 
-# Transcripts
-
-
-def transcript(name: str, correct: bool, completion: str = "x") -> Transcript:
-    return Transcript(
+def transcript(name: str, correct: bool, completion: str = "x") -> scores.Transcript:
+    return scores.Transcript(
         id=name, question="q", gold="7", completion=completion, answer="7" if correct else None,
         correct=correct, correct_unformatted=False, truncated=False,
     )  # fmt: skip
@@ -260,16 +230,16 @@ def test_pairs_by_problem_with_changes_first():
     before += [transcript("d", True), transcript("only before", True)]
     after = [transcript("d", True), transcript("c", True), transcript("b", False)]
     after += [transcript("a", False)]
-    pairs = pair_up(before, after, 4)
+    pairs = scores.pair_up(before, after, 4)
     assert [pair.before.id for pair in pairs] == ["c", "a", "b", "d"]
     assert pairs[0].change == "no answer to right"
-    assert pair_up(before, after, 1) == pairs[:1]
+    assert scores.pair_up(before, after, 1) == pairs[:1]
     for changed, word in (
         ({"answer": "8"}, "wrong"),
         ({"correct_unformatted": True}, "right outside the format"),
         ({"truncated": True}, "cut off"),
     ):
-        assert verdict(replace(transcript("a", False), **changed)) == word
+        assert scores.verdict(replace(transcript("a", False), **changed)) == word
 
 
 def test_side_by_side_escapes_control_characters():
@@ -277,21 +247,18 @@ def test_side_by_side_escapes_control_characters():
 
     console = Console(width=100, record=True, file=io.StringIO())
     evil = "[red]\x1b[2J\x07 done"
-    console.print(side_by_side([transcript("a", False, evil)], [transcript("a", True)]))
+    console.print(scores.side_by_side([transcript("a", False, evil)], [transcript("a", True)]))
     text = console.export_text()
     assert "[red]\\x1b[2J\\x07 done" in text
     assert "right" in text
-    shown = printable("a" * 1000 + "end", limit=20)
+    shown = scores.printable("a" * 1000 + "end", limit=20)
     assert shown.startswith("aaaa") and shown.endswith("end") and len(shown) < 60  # noqa: PT018
-
-
-# What is evaluated
 
 
 def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="runs/last"):
-        find_subject("runs/last")
+        command.find_subject("runs/last")
     config = {
         "model": {"name": "tiny"},
         "task": {"name": "arith", "levels": [2], "format": "hashes"},
@@ -299,13 +266,13 @@ def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
     }
     run = RunFolder.create(tmp_path / "runs" / "a", config, {})
     with pytest.raises(ValueError, match="checkpoint"):
-        find_subject("runs/a")
+        command.find_subject("runs/a")
     for step in (1, 2):
         with writing(run.checkpoints, step) as draft:
             (draft / "config.json").write_text("{}")
-    assert find_subject("runs/last").start == ModelConfig(name="tiny")
+    assert command.find_subject("runs/last").start == ModelConfig(name="tiny")
     for name, step in (("runs/last", 2), ("runs/a/checkpoints/checkpoint-1", 1)):
-        assert find_subject(name).model.name.endswith(f"checkpoint-{step}")
+        assert command.find_subject(name).model.name.endswith(f"checkpoint-{step}")
         parsed = parse(EvalConfig, [name, "--task.num-eval", "9"], "eval", EVAL_PRESETS)
         assert parsed.task == TaskConfig(levels=(2,), format="hashes", num_eval=9)
         assert parsed.max_tokens == 17
@@ -313,15 +280,15 @@ def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
     with writing(snake.checkpoints, 1) as draft:
         (draft / "x").write_text("")
     with pytest.raises(ValueError, match="snake"):
-        find_subject("runs/snake")
+        command.find_subject("runs/snake")
 
 
 def test_a_name_is_a_model():
-    found = find_subject("tiny")
+    found = command.find_subject("tiny")
     assert (found.model, found.start) == (ModelConfig(name="tiny"), None)
     assert parse(EvalConfig, ["tiny"], "eval", EVAL_PRESETS) == EvalConfig(model="tiny")
     with pytest.raises(ValueError, match="tinny"):
-        find_subject("tinny")
+        command.find_subject("tinny")
 
 
 def test_an_adapter_is_merged_into_its_model(tmp_path, random_model):
@@ -337,13 +304,10 @@ def test_an_adapter_is_merged_into_its_model(tmp_path, random_model):
     folder = RunFolder.create(tmp_path / "run", run, {})
     with writing(folder.checkpoints, 3) as draft:
         wrapped.save_pretrained(draft)
-    merged, _ = find_subject(str(tmp_path / "run")).load(torch.device("cpu"))
+    merged, _ = command.find_subject(str(tmp_path / "run")).load(torch.device("cpu"))
     ids = torch.tensor([[5, 6, 7]])
     assert torch.allclose(merged(ids).logits, wrapped(ids).logits, atol=1e-5)
     assert not torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-2)
-
-
-# The command
 
 
 def test_command_prints_a_table_and_writes_json(tmp_path, capsys):

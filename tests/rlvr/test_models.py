@@ -11,14 +11,11 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.tiny_model import build_network, build_tokenizer
-from mesotron.config import ModelConfig, TaskConfig
+from mesotron.config import ModelConfig
 from mesotron.optim.device import choose_device
 from mesotron.rlvr import models as converted
-from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.models import TINY_WEIGHTS, choose_dtype, load_model, locate
-from mesotron.rlvr.prompts import build_prompt, render
+from mesotron.rlvr.models import TINY_WEIGHTS, load_model, locate
 from mesotron.rlvr.tasks import arith
-from mesotron.rlvr.tasks.problem import Problem
 
 TEXTS = ["Mia has 12 apples. 3 + 4 = 7"] * 9
 
@@ -129,21 +126,11 @@ def test_an_unknown_model_is_refused(name, keyword):
     assert keyword in refusal(name)
 
 
-def test_bfloat16_is_for_gpus():
-    for name in ("bfloat16", "mixed"):
-        with pytest.raises(ValueError, match=f"{name} needs a GPU"):
-            choose_dtype(name, torch.device("cpu"))
-    assert choose_dtype("auto", torch.device("cpu")) == torch.float32
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to choose")
 def test_without_a_gpu_auto_is_the_cpu():
     assert choose_device("auto") == torch.device("cpu")
     with pytest.raises(ValueError, match="no CUDA device"):
         choose_device("cuda")
-
-
-# GGUF
 
 
 def test_bad_gguf_sources_are_refused(tmp_path, monkeypatch):
@@ -189,24 +176,6 @@ def test_smollm2_is_the_same_after_conversion(tmp_path, monkeypatch):
     assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
     again, _ = load_model(ModelConfig(name=locate("smollm2")))
     assert all(map(torch.equal, model.parameters(), again.parameters()))
-
-
-# The tiny model
-
-
-def test_the_tokenizer_reads_any_text_and_splits_digits(tokenizer):
-    for text in ["a\tb  c\n\nd", "\\boxed{-1,080.5}", "Привет ∑ 🙂", "<|x|> 0"]:
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.tokenize("1234") == ["1", "2", "3", "4"]
-
-
-def test_the_instructions_of_a_prompt_are_few_tokens(tokenizer):
-    for form in FORMATS.values():
-        prompt = build_prompt(Problem("3 + 4?", "7", "a"), TaskConfig(), form)
-        text = render(prompt, tokenizer)
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        assert ids.index(tokenizer.vocab["<|user|>"]) == 4  # role, two sentences, end
-        assert tokenizer.decode(ids) == text
 
 
 def test_the_shipped_model_is_small_and_knows_its_words():

@@ -47,9 +47,6 @@ def config(folder, tmp_path) -> SftConfig:
     )
 
 
-# The rows
-
-
 def test_labels_are_on_the_completion_alone(tokenizer):
     task = load_task(TASK)
     rows = make_demonstrations(task, SftConfig(task=TASK, steps=20, batch=2), tokenizer)
@@ -95,9 +92,6 @@ def test_every_problem_is_read_before_one_is_read_again():
 def test_no_row_within_max_tokens_is_refused(tokenizer):
     with pytest.raises(ValueError, match="max-tokens"):
         make_demonstrations(load_task(TASK), SftConfig(task=TASK, max_tokens=9), tokenizer)
-
-
-# Runs
 
 
 def test_a_run_leaves_a_folder_and_a_model_that_learned(config, monkeypatch):

@@ -124,9 +124,6 @@ def test_fewer_training_problems_than_requested_warn(num_train, warns, caplog):
     assert ("--task.num-train 3352" in caplog.text) == warns
 
 
-# Files
-
-
 def write_jsonl(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)

@@ -1,6 +1,5 @@
 """Run folders: what is written can be read after any interruption, and nothing intact is lost."""
 
-import json
 import math
 import os
 import subprocess
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mesotron.runs import RunFolder, describe_environment, list_checkpoints, newest_whole
+from mesotron.runs import RunFolder, list_checkpoints, newest_whole
 from mesotron.runs.checkpoints import damage, prune, writing
 from mesotron.runs.folder import new_run_path
 
@@ -90,9 +89,6 @@ def test_a_run_in_use_is_refused_until_its_process_is_gone(run):
         run.append("metrics", {"step": 1})
 
 
-# Checkpoints
-
-
 def write_checkpoint(root: Path, step: int, text: str = "weights") -> Path:
     with writing(root, step) as draft:
         (draft / "model.safetensors").write_text(text)
@@ -152,10 +148,3 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, file
     assert checkpoint.step == 1
     assert len(wrong) == 1
     assert named in wrong[0]
-
-
-def test_the_environment_names_versions_and_the_seed():
-    found = describe_environment("cpu", seed=7, threads=2)
-    assert (found["device"], found["seed"], found["threads"]) == ("cpu", 7, 2)
-    assert found["packages"]["torch"].startswith("2.")
-    json.dumps(found)

@@ -47,13 +47,6 @@ def test_cutoffs_are_shown_in_their_unit():
     assert relative["max_directions"] == 128
 
 
-def test_the_strip_is_empty_below_and_full_above():
-    low, high = spectrum.area_rows(np.array([0.0, spectrum.PLOT_TOP]))[0]
-    assert (low, high) == (" ", "█")
-    bottom = spectrum.area_rows(np.array([0.0, spectrum.PLOT_TOP, -1.0, 9.0]))[-1]
-    assert bottom == "▁█▁█"
-
-
 @pytest.mark.parametrize(("columns", "most"), [(100, 80), (60, 60)])
 def test_the_tables_fit_with_whole_numbers(monkeypatch, capsys, columns, most):
     monkeypatch.setenv("COLUMNS", str(columns))

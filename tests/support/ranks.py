@@ -1,11 +1,10 @@
 """Real gloo processes that run named functions together, started once for many tests."""
 
-import importlib
 import multiprocessing
 import os
 import tempfile
-import traceback
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -35,46 +34,33 @@ class Ranks:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.TemporaryDirectory()
-        uri = Path(self._folder.name, "rendezvous").as_uri()
-        self._pipes, self._processes = [], []
+        uri, ranks = Path(self._folder.name, "rendezvous").as_uri(), context.SimpleQueue()
         for rank in range(self.num):
-            pipe, remote = context.Pipe()
-            args = (rank, self.num, uri, remote)
-            process = context.Process(target=_serve, args=args, daemon=True)
-            process.start()
-            self._pipes.append(pipe)
-            self._processes.append(process)
+            ranks.put(rank)
+        self._pool = context.Pool(self.num, _join, (ranks, self.num, uri))
 
     def __call__(self, function: str, *args) -> list:
-        for pipe in self._pipes:
-            pipe.send((function, args))
-        answers = []
-        for pipe in self._pipes:
-            assert pipe.poll(2 * TIMEOUT.total_seconds()), "a rank does not respond"
-            answers.append(pipe.recv())
-        failures = [text for ok, text in answers if not ok]
-        if failures:
+        calls = self._pool.starmap_async(_run, [(function, args)] * self.num, chunksize=1)
+        try:
+            return [result for _, result in sorted(calls.get(120), key=lambda x: x[0])]
+        except Exception:
             self.stop()
             self._start()  # the ranks may be out of step with one another
-            raise AssertionError(failures[0])
-        return [result for _, result in answers]
+            raise
 
     def stop(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join()
+        self._pool.terminate()
         self._folder.cleanup()
 
 
-def _serve(rank: int, num: int, uri: str, pipe) -> None:
+def _join(ranks, num: int, uri: str) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else FSDP2 shards over the GPUs of the machine
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=uri, rank=rank, world_size=num, timeout=TIMEOUT)
-    checks = importlib.import_module("support.sharded_checks")
-    while True:
-        function, args = pipe.recv()
-        try:
-            pipe.send((True, getattr(checks, function)(*args)))
-        except Exception:
-            pipe.send((False, f"rank {rank} of {num}\n{traceback.format_exc()}"))
+    join = {"rank": ranks.get(), "world_size": num, "timeout": TIMEOUT}
+    dist.init_process_group("gloo", init_method=uri, **join)
+
+
+def _run(function: str, args: tuple) -> tuple:
+    dist.barrier()  # so that every rank takes one of the calls
+    return dist.get_rank(), getattr(import_module("support.sharded_checks"), function)(*args)

@@ -9,7 +9,6 @@ import os
 import random
 import socket
 import tempfile
-import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -161,32 +160,14 @@ def run_everywhere(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    pipes, processes = [], []
-    for rank in range(num):
-        here, there = context.Pipe()
-        arguments = (rank, num, port, (module, function), cases, there, sharded)
-        process = context.Process(target=_serve, args=arguments, daemon=True)
-        process.start()
-        pipes.append(here)
-        processes.append(process)
-    try:
-        answers = []
-        for pipe in pipes:
-            assert pipe.poll(300), "a process does not answer"
-            answers.append(pipe.recv())
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-    failures = [text for ok, text in answers if not ok]
-    assert not failures, failures[0]
-    return [results for _, results in answers]
+    calls = [(rank, num, port, (module, function), cases, sharded) for rank in range(num)]
+    with context.Pool(num) as pool:
+        return pool.starmap_async(_run_cases, calls, chunksize=1).get(timeout=300)
 
 
-def _serve(
-    rank: int, num: int, port: int, function: tuple[str, str], cases: list[tuple], pipe: Any,
-    sharded: bool,
-) -> None:  # fmt: skip
+def _run_cases(
+    rank: int, num: int, port: int, function: tuple[str, str], cases: list[tuple], sharded: bool
+) -> list[Any]:
     os.environ |= {
         "HF_HUB_OFFLINE": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
@@ -195,9 +176,5 @@ def _serve(
     if sharded:
         shard_on_cpus()
         os.environ |= shipped_variables()
-    try:
-        act = getattr(import_module(function[0]), function[1])
-        pipe.send((True, [act(*case) for case in cases]))
-    except Exception:
-        pipe.send((False, f"process {rank} of {num}\n{traceback.format_exc()}"))
-    pipe.recv()  # stay until killed: the other processes may still need this one
+    act = getattr(import_module(function[0]), function[1])
+    return [act(*case) for case in cases]

@@ -85,17 +85,6 @@ def long_sums() -> Dataset:
     return make_data().map(lambda row: {"prompt": f"{row['gold']} + 1 + 2 + {row['prompt']}"})
 
 
-def make_arguments(folder: Path, **changed: Any) -> GRPOConfig:
-    settings: dict[str, Any] = {
-        "max_steps": 3, "per_device_train_batch_size": 8, "num_generations": 4,
-        "max_completion_length": 4, "learning_rate": 1e-2, "logging_steps": 1,
-        "save_strategy": "no", "report_to": "none", "use_cpu": True, "bf16": False,
-        "gradient_checkpointing": False, "disable_tqdm": True, "dataloader_pin_memory": False,
-        **changed,
-    }  # fmt: skip
-    return GRPOConfig(str(folder), **settings)
-
-
 def small_digits(completions: list[str], **_: Any) -> list[float]:
     """A reward that needs no judge: the share of words with a digit below 5."""
     words = [text.split() for text in completions]
@@ -109,7 +98,14 @@ def make_trainer(folder: Path, cls: type = GRPOTrainer, *, parts: dict[str, Any]
         "model": make_model(), "reward_funcs": small_digits, "train_dataset": make_data(),
         "processing_class": make_tokenizer(), **(parts or {}),
     }  # fmt: skip
-    return cls(args=make_arguments(folder, **changed), **parts)
+    settings: dict[str, Any] = {
+        "max_steps": 3, "per_device_train_batch_size": 8, "num_generations": 4,
+        "max_completion_length": 4, "learning_rate": 1e-2, "logging_steps": 1,
+        "save_strategy": "no", "report_to": "none", "use_cpu": True, "bf16": False,
+        "gradient_checkpointing": False, "disable_tqdm": True, "dataloader_pin_memory": False,
+        **changed,
+    }  # fmt: skip
+    return cls(args=GRPOConfig(str(folder), **settings), **parts)
 
 
 def train(folder: Path, cls: type = GRPOTrainer, **settings: Any) -> Any:

@@ -23,7 +23,6 @@ from mesotron.vla.policy import (
     Policy,
     RegressionHead,
     Targets,
-    chunk_positions,
     make_act,
     masked_mean,
 )
@@ -169,18 +168,6 @@ def test_dark_pixels_do_not_affect_brightness(black, light):
     assert torch.isfinite(vision(to_batch(table)).tokens).all()  # of a constant camera
 
 
-def test_one_matrix_reads_a_place_from_its_position():
-    table = encoders.patch_positions(8, 64).double()
-    rows, columns = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
-    places = torch.stack([rows.flatten(), columns.flatten()], dim=1).double() - 3.5
-    matrix = torch.linalg.lstsq(table, places, driver="gelsd").solution
-    assert torch.allclose(table @ matrix, places, atol=1e-5)
-    assert table.square().mean().item() == pytest.approx(0.5, abs=0.02)
-    queries = chunk_positions(8, 64)
-    gaps = torch.cdist(queries, queries) + 10 * torch.eye(8)
-    assert gaps.min() > 0.3 * queries.norm(dim=1).mean()
-
-
 def test_words_are_known_hashed_and_truncated():
     ids = encoders.encode_words(["Red, RED red!", "", "zeppelin " * 40])
     assert ids.shape == (3, encoders.MAX_WORDS)
@@ -190,9 +177,6 @@ def test_words_are_known_hashed_and_truncated():
     assert ids[2, 0] == encoders.encode_words(["zeppelin"])[0, 0]
     tokens = torch.tensor([[[1.0], [3.0], [100.0]]])
     assert encoders.TextTokens(tokens, torch.tensor([[True, True, False]])).pooled().item() == 2
-
-
-# Heads.
 
 
 def test_heads_with_known_predictions():
@@ -264,9 +248,6 @@ def test_row_order_is_a_function_of_seed_and_step():
     assert not torch.equal(RowOrder(10, seed=4).rows(0, 10), RowOrder(10, seed=3).rows(0, 10))
 
 
-# Optimizer.
-
-
 def rules_of(policy: Policy, config: PartsOptimConfig) -> dict[str, set[str]]:
     rules: dict[str, set[str]] = {}
     for row in route_parts(policy, config):
@@ -333,9 +314,6 @@ def test_gradient_probe_by_part():
     # Four equal micro-batches have no noise.
     same = probe.measure(loss, torch.arange(4).repeat(4), policy.zero_grad)
     assert same["gradient/action/snr"] > 1e6
-
-
-# Checkpoints and towers.
 
 
 def save_and_load(policy: Policy, folder) -> checkpoint.Saved:

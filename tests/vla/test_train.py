@@ -232,8 +232,6 @@ def test_learning_rate_schedule():
     assert lr_factor(PartsOptimConfig(schedule="constant"), 9, 10) == 1
 
 
-# Learning.
-
 MUON = PartsOptimConfig(action="muon", lr=1e-2, aux_lr=3e-3)
 LEARNING = VlaTrainConfig(policy=PolicyConfig(size="ci", chunk=8), optim=MUON, steps=800, batch=64,
                           probe_every=0, device="cpu")  # fmt: skip

@@ -51,7 +51,7 @@ class DemosConfig(Config):
     """Standard deviation of the noise added to the expert's moves; the clean ones are recorded."""
     seed: int = 0
     """First scene; scenes from 1,000,000 on are reserved for evaluation."""
-    workers: int | None = None
+    workers: int | None = setting(None, ge=1)
     """Simulation processes (unset: one per core)."""
     compact: bool = False
     """Store the simulator's state instead of images; --render makes the images elsewhere."""

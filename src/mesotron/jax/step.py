@@ -83,8 +83,10 @@ class SpectralRule:
                 "weight_decay=0 (as a plain number: an injected one could become nonzero)"
             )
         names, grads = zip(*named_leaves(updates)) if jax.tree.leaves(updates) else ((), ())
+        # The running mean of the finite gradients.
         momenta = [
-            _update_momentum(g, m, mu) for g, m in zip(grads, jax.tree.leaves(state.momentum))
+            jnp.where(_finite(g), _mix(g, m, mu).astype(m.dtype), m)
+            for g, m in zip(grads, jax.tree.leaves(state.momentum))
         ]
         directions = [self._direction(g, m, mu) for g, m in zip(grads, momenta)]
         views = [self.view_of(name, g) for name, g in zip(names, grads)]
@@ -163,13 +165,8 @@ class SpectralRule:
         ]
 
 
-def _update_momentum(G: Array, M: Array, mu: float | Array) -> Array:
-    """mu M + (1 - mu) G; M itself if the gradient is not finite."""
-    return jnp.where(_finite(G), _mix(G, M, mu).astype(M.dtype), M)
-
-
 def _mix(G: Array, M: Array, mu: float | Array) -> Array:
-    """In float32 or wider: in bfloat16 the products would drift by 5% of the momentum, not 1%."""
+    """mu M + (1 - mu) G in float32 or wider: bfloat16 would drift by 5% of the momentum, not 1%."""
     G = G.astype(_wide(M))
     return (G + mu * (M - G)).astype(G.dtype)
 

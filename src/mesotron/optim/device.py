@@ -17,8 +17,6 @@ _GOLDEN = 0x9E3779B1 - 2**32  # odd and without pattern: neighbors end far apart
 
 def choose_device(name: str, threads: int | None = None) -> torch.device:
     if threads is not None:
-        if threads < 1:
-            raise ValueError(f"--threads {threads} must be at least 1")
         torch.set_num_threads(threads)
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA device; use cpu")

@@ -21,6 +21,7 @@ from mesotron.ppo.policy import Params, apply_policy, mask_logits
 
 Act = Callable[[Array, Observation], Array]  # (key, observations [E]) -> moves [E]
 
+_BASELINE_GAMES = 512
 _PIXELS = 24
 _MAX_FRAMES = 800
 _BOARD, _FRUIT, _HEAD = (24, 28, 34), (214, 69, 65), (250, 220, 120)
@@ -76,14 +77,6 @@ def act_by_policy(params: Params, config: SnakeConfig, greedy: bool | Array) -> 
     return act
 
 
-def act_at_random(masked: bool | Array) -> Act:
-    def act(key: Array, observation: Observation) -> Array:
-        allowed = observation.mask | jnp.logical_not(masked)
-        return jax.random.categorical(key, mask_logits(jnp.zeros(allowed.shape), allowed))
-
-    return act
-
-
 def make_evaluation(config: SnakeConfig) -> Callable[[Params, int], dict[str, Games]]:
     """Evaluate R policies on the same `eval_episodes` games; the function returned is
     `evaluate(params [R], seed) -> {"greedy": Games [R, E], "sampled": Games [R, E]}`."""
@@ -105,21 +98,24 @@ def make_evaluation(config: SnakeConfig) -> Callable[[Params, int], dict[str, Ga
     return evaluate
 
 
-def measure_baselines(config: SnakeConfig, episodes: int = 512, seed: int = 0) -> dict[str, float]:
+def measure_baselines(config: SnakeConfig) -> dict[str, float]:
     """Mean fruit of random play on this board, with and without the mask, and the maximum."""
 
     @jax.jit
     @jax.vmap
     def play(masked: Array) -> Array:
-        key = jax.random.PRNGKey(seed)
-        return play_games(act_at_random(masked), key, config, episodes).fruit.mean()
+        def act(key: Array, observation: Observation) -> Array:
+            allowed = observation.mask | jnp.logical_not(masked)
+            return jax.random.categorical(key, mask_logits(jnp.zeros(allowed.shape), allowed))
+
+        return play_games(act, jax.random.PRNGKey(0), config, _BASELINE_GAMES).fruit.mean()
 
     masked, unmasked = (float(x) for x in play(jnp.array([True, False])))
     most = float(config.most_fruit)
     return {"maximum": most, "random_masked": masked, "random_unmasked": unmasked}
 
 
-def record_game(params: Params, config: SnakeConfig, seed: int = 0) -> np.ndarray:
+def record_game(params: Params, config: SnakeConfig) -> np.ndarray:
     """The cells of one greedy game, step by step, [steps + 1, T, F]."""
     env = SnakeEnv(config)
     act = act_by_policy(params, config, greedy=True)
@@ -139,7 +135,7 @@ def record_game(params: Params, config: SnakeConfig, seed: int = 0) -> np.ndarra
         _, (cells, after) = jax.lax.scan(advance, start, keys)
         return observation.cells, cells, after
 
-    first, cells, after = (np.asarray(x) for x in play(jax.random.PRNGKey(seed)))
+    first, cells, after = (np.asarray(x) for x in play(jax.random.PRNGKey(0)))
     return np.concatenate([first[None], cells[~after]])
 
 

@@ -106,7 +106,10 @@ def label_by_vote(ballots: Ballots, objective: ObjectiveConfig, seed: object = 0
     metrics = vote_metrics(votes)
     by_anchor = [[*a[split:], *b] if split else b for a, b in zip(policy, anchor, strict=True)]
     if any(map(len, by_anchor)):
-        metrics |= agreement(elect([a[:split] for a in policy]), elect(by_anchor))
+        # How often the two electorates choose the same label, where both have one.
+        both = zip(elect([a[:split] for a in policy]), elect(by_anchor), strict=True)
+        same = [a.label == b.label for a, b in both if None not in (a.label, b.label)]
+        metrics |= {"votes/agreement": sum(same) / len(same)} if same else {}
     rewards: list[list[float | None]] = [
         [float(vote.label is not None and answer == vote.label) for answer in answers]
         for answers, vote in zip(ballots.policy, votes, strict=True)
@@ -131,13 +134,6 @@ def vote_metrics(votes: Sequence[Vote]) -> dict[str, float]:
         "votes/share": sum(shares) / max(len(shares), 1),
         "votes/abstained": sum(vote.label is None for vote in votes) / max(len(votes), 1),
     }
-
-
-def agreement(ours: Sequence[Vote], others: Sequence[Vote]) -> dict[str, float]:
-    # How often two electorates choose the same label, where both have one.
-    labels = [(a.label, b.label) for a, b in zip(ours, others, strict=True)]
-    same = [a == b for a, b in labels if None not in (a, b)]
-    return {"votes/agreement": sum(same) / len(same)} if same else {}
 
 
 def label_accuracy(

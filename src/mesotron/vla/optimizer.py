@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mesotron.config import PartsOptimConfig
 from mesotron.optim import Pion, RoutedOptimizer, RoutingTable, route
 from mesotron.optim.groups import SPECTRAL_RULES
-from mesotron.probes import effective_rank, snr_from_norms
+from mesotron.probes.gradients import effective_rank, snr_from_norms, squared_norm
 from mesotron.vla.policy import PARTS
 
 # Low-rank Muon is Muon's rule with another filter.
@@ -44,7 +44,9 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
         rule = routed["rule"]
         for name, p in zip(routed["param_names"], routed["params"], strict=True):
             part, is_vector = name.split(".")[0], p.ndim < 2
-            is_matrix = rule in SPECTRAL_RULES or _is_hidden(table, name)
+            row = table.row(name)
+            is_hidden = row.role.startswith(("attention", "linear", "lora_B"))
+            is_matrix = rule in SPECTRAL_RULES or (is_hidden and len(row.shape) >= 2)
             key = number, part, is_matrix, is_vector
             if key not in groups:
                 suffix = "_vectors" if is_vector else " matrices" if is_matrix else ""
@@ -71,11 +73,6 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
         promote=config.promote or 0,
         cutoff=cutoff,
     )
-
-
-def _is_hidden(table: RoutingTable, name: str) -> bool:
-    row = table.row(name)
-    return len(row.shape) >= 2 and row.role.startswith(("attention", "linear", "lora_B"))
 
 
 def part_updates(optimizer: RoutedOptimizer, stats: Mapping[str, float]) -> dict[str, float]:
@@ -116,13 +113,13 @@ class GradientProbe:
             loss(micro_batch).backward()
             for part, matrices in self._matrices.items():
                 grads = [p.grad.detach().clone() for p in matrices if p.grad is not None]
-                squares[part].append(_squared_norm(grads))
+                squares[part].append(squared_norm(grads))
                 before = sums.get(part, [torch.zeros_like(g) for g in grads])
                 sums[part] = [a + b for a, b in zip(before, grads, strict=True)]
         zero_grad()
         metrics: dict[str, float] = {}
         for part, grads in sums.items():
-            snr = snr_from_norms(squares[part], _squared_norm(grads))["gradient/snr"]
+            snr = snr_from_norms(squares[part], squared_norm(grads))["gradient/snr"]
             metrics[f"gradient/{part}/snr"] = snr
             metrics |= {f"gradient/{part}/{k}": v for k, v in _rank_metrics(grads).items()}
         return metrics
@@ -142,7 +139,3 @@ def _rank_metrics(grads: Sequence[Tensor]) -> dict[str, float]:
     tops = [1 / rank["gradient/stable_rank"] for rank in ranks]
     columns = {"effective_rank": effective, "rank_share": shares, "top_share": tops}
     return {name: sum(values) / len(values) for name, values in columns.items()}
-
-
-def _squared_norm(tensors: Sequence[Tensor]) -> float:
-    return float(sum(t.double().square().sum() for t in tensors))

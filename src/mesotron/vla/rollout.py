@@ -63,8 +63,6 @@ def evaluate_expert(
 def simulation_pool(workers: int | None) -> Iterator[WorkerPool]:
     """Processes that simulate, without torch; None for one per core, 1 to use this process."""
     num = num_cores() if workers is None else workers
-    if num < 1:
-        raise ValueError(f"--workers {num} must be at least 1")
     pool = WorkerPool(0 if num == 1 else num, env={**os.environ, **ONE_THREAD})
     try:
         with pool:

@@ -84,23 +84,17 @@ MODELS = {
 }  # fmt: skip
 # The base model and PEFT's settings.
 LORA = {
-    "qwen2_lora": (
-        ("Qwen2ForCausalLM", {**GQA, "tie_word_embeddings": False}),
-        {"r": 4, "target_modules": "all-linear", "modules_to_save": ["lm_head"], "use_dora": True},
-    ),
-    "mixtral_lora": (
-        MODELS["mixtral"],
-        {
-            "r": 2,
-            "target_modules": ["q_proj"],
-            "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
-        },
-    ),
-    "phi3_lora": (
-        MODELS["phi3"],
-        {"r": 4, "target_modules": ["qkv_proj", "o_proj", "gate_up_proj"]},
-    ),
-}
+    "qwen2_lora": (("Qwen2ForCausalLM", {**GQA, "tie_word_embeddings": False}), {
+        "r": 4, "target_modules": "all-linear", "modules_to_save": ["lm_head"], "use_dora": True,
+    }),
+    "mixtral_lora": (MODELS["mixtral"], {
+        "r": 2, "target_modules": ["q_proj"],
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+    }),
+    "phi3_lora": (MODELS["phi3"], {
+        "r": 4, "target_modules": ["qkv_proj", "o_proj", "gate_up_proj"],
+    }),
+}  # fmt: skip
 PER_HEAD = (
     "qwen2 qwen3 phi3 gpt2 gpt_neox smolvlm t5 qwen3_next deepseek_v3 falcon bert qwen2_lora "
     "phi3_lora"

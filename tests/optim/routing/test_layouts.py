@@ -31,10 +31,7 @@ FUSED = {
     "gpt2": ("GPT2LMHeadModel", GPT),
     "phi3": ("Phi3ForCausalLM", {**GQA, **ONE, "pad_token_id": 0}),
     "gpt_neox": ("GPTNeoXForCausalLM", NEOX),
-    "bloom": (
-        "BloomForCausalLM",
-        {"vocab_size": 96, "hidden_size": 16, "n_layer": 1, "n_head": 4},
-    ),
+    "bloom": ("BloomForCausalLM", {"vocab_size": 96, "hidden_size": 16, "n_layer": 1, "n_head": 4}),
     "falcon_groups": (
         "FalconForCausalLM",
         {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},

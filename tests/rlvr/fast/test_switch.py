@@ -14,17 +14,7 @@ from mesotron.rlvr.dataset import Batch, Rows
 from mesotron.rlvr.fast import FastPaths, choose_fast_paths
 from mesotron.rlvr.fast.decoder import FusedSampler
 from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
-from support.rlvr_tiny import (
-    EOS,
-    assert_same_steps,
-    long_sums,
-    make_data,
-    make_model,
-    make_trainer,
-    rows,
-    same,
-    weights,
-)
+from support import rlvr_tiny as tiny
 
 # PyTorch warns once that this CPU multiplies bfloat16 without mkldnn.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -36,21 +26,16 @@ def lora():
     return LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def make_fast(folder, sampler=FusedSampler, parts=None, **settings):
-    """A trainer with this sampler as its only fast path."""
-    trainer = make_trainer(folder, parts=parts, **settings)
-    trainer.fast = FastPaths(sampler)
-    return trainer
-
-
 def train(folder, sampler=FusedSampler, parts=None, **settings):
-    trainer = make_fast(folder, sampler, parts, **settings)
+    """With this sampler as the only fast path."""
+    trainer = tiny.make_trainer(folder, parts=parts, **settings)
+    trainer.fast = FastPaths(sampler)
     trainer.train()
     return trainer
 
 
 def test_off_by_default_and_with_vllm_only_prompts_are_shared(tmp_path):
-    trainer = make_trainer(tmp_path)
+    trainer = tiny.make_trainer(tmp_path)
     assert trainer.fast == FastPaths()
     assert trainer.shared_prompts is None
     trainer.use_vllm = True
@@ -68,9 +53,9 @@ def test_off_by_default_and_with_vllm_only_prompts_are_shared(tmp_path):
     ],
 )
 def test_what_is_left_out_is_logged(tmp_path, caplog, settings, parts, paths, reason):
-    model, settings = make_model(), dict(settings)
+    model, settings = tiny.make_model(), dict(settings)
     model.set_attn_implementation(settings.pop("attention", "sdpa"))
-    trainer = make_trainer(tmp_path, parts={"fast": True, "model": model, **parts}, **settings)
+    trainer = tiny.make_trainer(tmp_path, parts={"fast": True, "model": model, **parts}, **settings)
     assert trainer.fast == paths
     (message,) = [text for text in caplog.messages if "rollout.fast" in text]
     assert reason in message
@@ -83,10 +68,10 @@ def test_nearly_greedy_the_fast_samplers_train_like_generate(tmp_path):
     assert plain.sampler is None
     for trainer, sampler in zip(others, samplers[1:], strict=True):
         assert isinstance(trainer.sampler, sampler)
-        for row, own in zip(rows(plain), rows(trainer), strict=True):
+        for row, own in zip(tiny.rows(plain), tiny.rows(trainer), strict=True):
             assert row["completions/mean_length"] == own["completions/mean_length"]
-        for name, weight in weights(plain).items():
-            torch.testing.assert_close(weights(trainer)[name], weight, rtol=0, atol=1e-6)
+        for name, weight in tiny.weights(plain).items():
+            torch.testing.assert_close(tiny.weights(trainer)[name], weight, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +84,11 @@ def test_nearly_greedy_the_fast_samplers_train_like_generate(tmp_path):
 )
 def test_shared_prompts_make_the_same_steps(tmp_path, settings, record):
     """On the CPU a recorded pass runs without graphs."""
-    plain = make_trainer(tmp_path, parts={"train_dataset": long_sums()}, **settings)
+    plain = tiny.make_trainer(tmp_path, parts={"train_dataset": tiny.long_sums()}, **settings)
     plain.train()
-    shared = make_trainer(tmp_path, parts={"train_dataset": long_sums(), "fast": True}, **settings)
+    shared = tiny.make_trainer(
+        tmp_path, parts={"train_dataset": tiny.long_sums(), "fast": True}, **settings
+    )
     shared.fast, shared.shared_prompts.record = FastPaths(share_prompts=True), record
     shapes, forward = [], shared.model.model.forward
     shared.model.model.forward = lambda *a, **k: (
@@ -110,16 +97,16 @@ def test_shared_prompts_make_the_same_steps(tmp_path, settings, record):
     shared.train()
     assert max(length for _, length in shapes) > 16  # a prompt and several completions
     assert (shared.shared_prompts.recorder is not None) == record
-    assert_same_steps(plain, shared)
+    tiny.assert_same_steps(plain, shared)
 
 
 def test_recorded_passes_train_adapters_alone(tmp_path):
-    parts = {"fast": True, "peft_config": lora(), "train_dataset": long_sums()}
-    trainer = make_trainer(tmp_path, parts=parts, beta=0.1, bf16=True)
+    parts = {"fast": True, "peft_config": lora(), "train_dataset": tiny.long_sums()}
+    trainer = tiny.make_trainer(tmp_path, parts=parts, beta=0.1, bf16=True)
     trainer.shared_prompts.record = True
-    start = weights(trainer)
+    start = tiny.weights(trainer)
     trainer.train()
-    moved = {n for n, weight in weights(trainer).items() if not torch.equal(weight, start[n])}
+    moved = {n for n, weight in tiny.weights(trainer).items() if not torch.equal(weight, start[n])}
     assert moved
     assert all("lora_" in name for name in moved)
     assert trainer.sampler.copy is not None
@@ -128,24 +115,24 @@ def test_recorded_passes_train_adapters_alone(tmp_path):
 def test_a_fast_run_resumes_exactly(tmp_path):
     def run(name, resume=None):
         objective = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=0.2)
-        trainer = make_trainer(
+        trainer = tiny.make_trainer(
             tmp_path / name, parts={"fast": True, "objective": objective}, max_steps=4,
             save_strategy="steps", save_steps=1, steps_per_generation=2,
             gradient_accumulation_steps=1,
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=resume)
-        return weights(trainer)
+        return tiny.weights(trainer)
 
     whole = run("whole")
     half = tmp_path / "whole" / "checkpoint-3"  # in the middle of a rollout buffer
-    assert same(run("again", str(half)), whole)
+    assert tiny.same(run("again", str(half)), whole)
 
 
 def test_further_rounds_reuse_the_decoders_and_a_new_temperature_is_used(tmp_path):
     """Rounds of 1 or 2 groups of 4 after one of 3 groups: half of 12 rows holds the first."""
     objective = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=0.3)
     trainer = train(tmp_path, parts={"objective": objective}, per_device_train_batch_size=12)
-    assert max(row["dynamic/rounds"] for row in rows(trainer)) > 1
+    assert max(row["dynamic/rounds"] for row in tiny.rows(trainer)) > 1
     for number in (8, 4):
         completions, _ = trainer._generate_single_turn([PROMPTS[0]] * number, None, {}, 4)
         assert len(completions) == number
@@ -157,14 +144,14 @@ def test_further_rounds_reuse_the_decoders_and_a_new_temperature_is_used(tmp_pat
 
 def test_a_copy_of_a_lora_model_runs_its_own_layers(tmp_path):
     """TRL's head sits below PEFT: a copy that kept it would run the original's layers."""
-    model = make_model()
+    model = tiny.make_model()
     with torch.no_grad():  # far from uniform, so that rounding does not decide
         for p in model.parameters():
             p.add_(0.4 * torch.randn_like(p))
-    trainer = make_trainer(tmp_path, parts={"model": model, "peft_config": lora()})
+    trainer = tiny.make_trainer(tmp_path, parts={"model": model, "peft_config": lora()})
     greedy = Sampling(temperature=0.0)
-    plain = GraphSampler(trainer.model, [EOS], 0, greedy)
-    narrow = GraphSampler(trainer.model, [EOS], 0, greedy, dtype=torch.bfloat16)
+    plain = GraphSampler(trainer.model, [tiny.EOS], 0, greedy)
+    narrow = GraphSampler(trainer.model, [tiny.EOS], 0, greedy, dtype=torch.bfloat16)
     first = narrow.sample(PROMPTS, 4)
     assert first == plain.sample(PROMPTS, 4)
     with torch.no_grad():
@@ -177,10 +164,10 @@ def test_a_copy_of_a_lora_model_runs_its_own_layers(tmp_path):
 
 
 def test_training_on_rows_is_training_on_a_dataset(tmp_path):
-    data = (make_data(), Rows.from_dict(make_data().to_dict()))
+    data = (tiny.make_data(), Rows.from_dict(tiny.make_data().to_dict()))
     a, b = (train(tmp_path, parts={"train_dataset": one}, max_steps=2) for one in data)
     assert b.data_collator is Batch
-    assert same(weights(a), weights(b))
+    assert tiny.same(tiny.weights(a), tiny.weights(b))
 
 
 def test_prompts_are_tokenized_once_and_before_their_rollout(tmp_path, monkeypatch):
@@ -193,7 +180,7 @@ def test_prompts_are_tokenized_once_and_before_their_rollout(tmp_path, monkeypat
             return own(*args)
 
         monkeypatch.setattr(trl.GRPOTrainer, name, record)
-    trainer = train(tmp_path, parts={"train_dataset": Rows.from_dict(make_data().to_dict())})
+    trainer = train(tmp_path, parts={"train_dataset": Rows.from_dict(tiny.make_data().to_dict())})
     first = ["_generate", "_tokenize_prompts", "_compute_loss"]
     later = ["_tokenize_prompts", "_generate", "_compute_loss"]
     assert calls[:9] == first + later + later
@@ -208,7 +195,7 @@ def test_prompts_are_tokenized_once_and_before_their_rollout(tmp_path, monkeypat
 @pytest.mark.parametrize("peft_config", [None, lora()], ids=["whole", "lora"])
 def test_an_evaluation_has_the_weights_own_precision(tmp_path, monkeypatch, peft_config):
     """At a rate of 0 with bfloat16 products: the same logits before and after."""
-    trainer = make_trainer(
+    trainer = tiny.make_trainer(
         tmp_path, parts={"peft_config": peft_config}, max_steps=1, bf16=True, learning_rate=0.0
     )
     ids = torch.tensor(PROMPTS[:1])

@@ -143,13 +143,8 @@ def _chain(rng: random.Random, level: Level) -> tuple[int, list[tuple[Operation,
 
 def _operand(rng: random.Random, operation: Operation, value: int, level: Level) -> int | None:
     low, high = level.change if operation in "+-" else (2, level.factor)
-    fits = {
-        "+": lambda n: value + n <= level.largest,
-        "-": lambda n: value - n >= 1,
-        "*": lambda n: value * n <= level.largest,
-        "/": lambda n: value % n == 0,
-    }[operation]
-    choices = [n for n in range(low, high + 1) if fits(n)]
+    choices = [n for n in range(low, high + 1) if operation != "/" or value % n == 0]
+    choices = [n for n in choices if 1 <= APPLY[operation](value, n) <= level.largest]
     return rng.choice(choices) if choices else None
 
 
