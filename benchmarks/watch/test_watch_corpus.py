@@ -1,5 +1,6 @@
 """The corpora of runs: their lists, the outcome rule, the baseline, the published numbers."""
 
+import gzip
 import json
 import math
 from itertools import takewhile
@@ -15,6 +16,7 @@ from benchmarks.watch.static_thresholds import StaticThresholds
 from mesotron.cli import COMMANDS, parse
 from mesotron.config import TaskConfig
 from mesotron.rlvr.tasks.load import load_task
+from mesotron.watch import Engine
 
 HERE = Path(__file__).parent
 
@@ -208,3 +210,20 @@ def test_published_numbers_are_those_of_this_watch(name, without, every):
         (one["run"], one["alarm"] and tuple(one["alarm"]))
         for one in published["verdicts"]["watch"][::every]
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "onset", "detectors"),
+    [("healthy", None, set()), ("quantized", None, set()), ("unsynced", 20, {"sampler_mismatch"}),
+     ("stale", 1, {"sampler_mismatch", "stale_samples"})],
+)  # fmt: skip
+def test_a_sampler_with_other_weights_is_named(kind, onset, detectors):
+    with gzip.open(HERE / "mismatched.json.gz", "rt", encoding="utf-8") as file:
+        columns = json.load(file)[kind]
+    engine, events = Engine(), []
+    for k in range(len(columns["step"])):
+        events += engine.update({name: values[k] for name, values in columns.items()})
+    assert {event.detector for event in events} == detectors
+    if onset is not None:
+        assert events[0].detector == "sampler_mismatch"
+        assert onset <= (events[0].began or 0) <= events[0].step <= onset + 10

@@ -132,7 +132,7 @@ def test_nothing_is_wider_than_the_screen(browser, page, width):
 
 def test_model_output_is_shown_and_never_run(browser, page):
     browser.requests()
-    browser.open(page("attacked"), height=12_000)
+    browser.open(page("attacked"), height=14_000)
     browser.run(OPEN_ALL)
     browser.run("document.querySelectorAll('main *').forEach((each) => {"
                 "each.dispatchEvent(new Event('mouseover')); each.dispatchEvent(new Event('load'));"

@@ -186,6 +186,47 @@ def test_foreign_logs_are_diagnosed(tmp_path):
     assert "reward collapse" in page.text
 
 
+def test_foreign_names_get_our_charts(tmp_path):
+    names = {"train/rewards_avg": "Reward", "train/loss": "", "response_length/mean": "Length",
+             "train/critic/score/max": "", "val/gsm8k/acc": "Held-out accuracy",
+             "actor/entropy": "Entropy", "train/my_thing": "my_thing"}  # fmt: skip
+    rows = [{"train/global_step": k} | dict.fromkeys(names, 0.7 if k < 40 else 0.02)
+            for k in range(1, 90)]  # fmt: skip
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = page_of(log)
+    assert {name for name in names.values() if name} <= set(page.charts)
+    assert next(iter(page.charts)) == "Reward"
+    assert any(mark["severity"] == "stop" for mark in page.data["runs"][0]["marks"])
+    assert {"class": "figure dead"} in page.find("div")
+    log.write_text(log.read_text().replace("train/rewards_avg", "prize"))
+    assert "Reward" not in page_of(log).charts
+    command.run(ReportConfig(paths=(log,), rename=("reward=prize",)))
+    assert next(iter(Page((tmp_path / "report.html").read_text()).charts)) == "Reward"
+
+
+def test_a_log_that_shows_too_little(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"step": k, "reward": 0.5}) + "\n" for k in range(4)))
+    page = page_of(log)
+    assert {"class": "figure unknown"} in page.find("div")
+    assert "no problems" not in page.text.lower()
+
+
+def test_an_output_folder_of_trl_is_one_run(tmp_path):
+    for step in (10, 20, 30):
+        folder = tmp_path / "outputs" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")  # the model's
+        history = [{"step": k, "reward": 0.5} for k in range(step)]
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    assert command.find([tmp_path / "outputs"]) == [tmp_path / "outputs"]
+    assert len(read_run(tmp_path / "outputs").rows) == 30
+    (tmp_path / "outputs" / "config.json").write_text("{}")
+    assert command.find([tmp_path / "outputs"]) == [tmp_path / "outputs"]
+    assert len(command.find([tmp_path / "outputs", *(tmp_path / "outputs").glob("c*-?0")])) == 4
+
+
 def test_several_runs_share_charts(tmp_path):
     paths = [make_run(tmp_path / f"seed-{seed}", seed=seed).path for seed in range(3)]
     page = page_of(*paths)

@@ -39,6 +39,9 @@ HEALTHY = {
     "optim/muon/dead_blocks": (0.0, 0.0, 0.0),
     "optim/skipped": (0.0, 0.0, 0.0),
     "learning_rate": (1e-5, 1e-5, 0.0),
+    "reward_std": (0.4, 0.35, 0.03),
+    "sampling/sampling_logp_difference/mean": (0.011, 0.012, 0.001),
+    "async/staleness_mean": (1.0, 1.2, 0.2),
     "time/step": (2.0, 2.2, 0.2),
 }
 EVALS = {
@@ -98,6 +101,10 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
         {"completions/mean_length": 110.0, "facts/parsed": 0.3, "facts/formatted": 0.3,
          "facts/correct_unformatted": 0.5, **LOST},
     ),
+    "sampler_mismatch": lambda seed: failing(
+        seed, {"sampling/sampling_logp_difference/mean": 0.3, **LOST}
+    ),
+    "stale_samples": lambda seed: failing(seed, {"async/staleness_mean": 9.0, **LOST}),
     "structural_collapse": lambda seed: failing(
         seed, {"facts/formatted": 0.1, "facts/correct_unformatted": 0.6, **LOST}
     ),

@@ -270,3 +270,14 @@ def test_all_processes_do_what_the_first_decides():
     assert [rolled_back[0][name] for name in ("acts", "rate", "steps")] == [[1], 0.005, 4]
     assert stopped[0] == stopped[1]
     assert stopped[0]["steps"] == 1
+
+
+def test_the_last_healthy_checkpoint_is_kept(tmp_path):
+    watch = Watch(guard="stop", settings=SETTINGS)
+    trainer = plain_trainer(tmp_path, watch, save_steps=2, save_total_limit=1)
+    trainer.train()
+    assert watch.stopped_by is not None
+    kept = {int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")}
+    healthy = watch.last_healthy_checkpoint
+    assert healthy in kept
+    assert FALL - 4 <= (healthy or 0) < FALL

@@ -5,12 +5,17 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from mesotron import cli
 from mesotron.config import WatchConfig
-from mesotron.watch.command import run
+from mesotron.watch.command import SCHEMA, Result, run
+from mesotron.watch.diagnosis import Condition, Diagnosis, Phase
+from mesotron.watch.readers import Log
+from mesotron.watch.readers.names import NAMES_FILE
 from support.watch_streams import FAILURES, TURN, Row, healthy
 
 
@@ -38,10 +43,10 @@ def test_the_diagnosis_of_a_log(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("rows", "rename", "shown"),
     [
-        ([{"step": k, "my/score": 0.7 if k < 60 else 0.1} for k in range(100)],
-         ("reward=my/score",), "  repetition: repetition"),  # a missing metric
-        # TRL logs every tenth step: 300 steps are 30 rows, which get a shorter baseline.
-        ([{"step": 10 * k, "reward": 0.7 if k < 18 else 0.05} for k in range(30)], (), "note:"),
+        ([{"step": k, "my/prize": 0.7 if k < 60 else 0.1} for k in range(100)],
+         ("reward=my/prize",), "log heldout"),  # a missing metric
+        # TRL logs every tenth step: 300 steps are 30 rows.
+        ([{"step": 10 * k, "reward": 0.7 if k < 18 else 0.05} for k in range(30)], (), "useful"),
     ],
 )  # fmt: skip
 def test_renamed_metrics_and_short_logs(tmp_path, capsys, rows, rename, shown):
@@ -53,15 +58,74 @@ def test_renamed_metrics_and_short_logs(tmp_path, capsys, rows, rename, shown):
 
 @pytest.mark.parametrize(
     ("rename", "match"),
-    [((), "my/score"), (("reward=my/scor",), "my/score"), (("prize=my/score",), "prize")],
+    [((), "reward=my/rwrd"), (("reward=my/rwd",), "my/rwrd"), (("prize=my/rwrd",), "prize")],
 )
 def test_input_that_cannot_be_used(tmp_path, capsys, rename, match):
-    log = write(tmp_path / "a.jsonl", [{"step": 1, "my/score": 1.0}])
+    log = write(tmp_path / "a.jsonl", [{"step": 1, "my/rwrd": 1.0}])
     words = [word for pair in rename for word in ("--rename", pair)]
     assert cli.main(["watch", str(log), *words]) == 2
     error = capsys.readouterr().err
     assert match in error
     assert error.count("\n") == 1
+
+
+def test_renamed_metrics_are_remembered_beside_the_log(tmp_path, capsys):
+    rows = [{"step": k, "prize": 0.7 if k < 60 else 0.1} for k in range(100)]
+    log = write(tmp_path / "a.jsonl", rows)
+    assert cli.main(["watch", str(log), "--rename", "reward=prize"]) == 0
+    assert json.loads((tmp_path / NAMES_FILE).read_text()) == {"reward": "prize"}
+    assert cli.main(["watch", str(log), "--json"]) == 3  # without the flag
+    (tmp_path / NAMES_FILE).write_text("[1]")
+    assert cli.main(["watch", str(log)]) == 2
+    assert NAMES_FILE in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "verdict"),
+    [
+        (healthy(0), 0, "healthy"),
+        (FAILURES["reward_collapse"](0), 3, "dead"),
+    ],
+)
+def test_the_interface_for_programs(tmp_path, capsys, rows, code, verdict):
+    log = write(tmp_path / "a.jsonl", rows)
+    assert cli.main(["watch", str(log), "--json"]) == code
+    record = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (record["schema"], record["verdict"], record["exit_code"]) == (SCHEMA, verdict, code)
+    assert record["metrics"]["reward"] == ["reward"]
+    assert record["rows"] == len(rows)
+    page = (Path(__file__).parents[2] / "docs" / "AGENTS.md").read_text()
+    assert [name for name in record if f"`{name}`" not in page] == []
+
+
+def test_every_condition_has_an_exit_code():
+    log = Log(Path("a"), "jsonl", [{"step": 1.0}])
+    codes = {}
+    for condition in get_args(Condition):
+        phase = Phase(condition=condition, first=1, last=1)
+        diagnosis = Diagnosis(phases=(phase,), blind={})
+        codes[condition] = Result(log, diagnosis, set()).record()["exit_code"]
+    expected = {"healthy": 0, "drifting": 1, "dead": 3, "unknown": 4}
+    assert codes.items() <= expected.items()
+
+
+def test_a_folder_of_runs_is_a_table_with_the_worst_first(tmp_path, capsys):
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "metrics.jsonl", healthy(0))
+    (tmp_path / "c").mkdir()
+    write(tmp_path / "c" / "metrics.jsonl", FAILURES["reward_collapse"](0))
+    (tmp_path / "last").symlink_to(tmp_path / "a")
+    (tmp_path / "d.jsonl").write_text("{}\n")
+    assert run(WatchConfig(path=tmp_path, check=True)) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["dead", "c"], ["healthy", "a"], ["healthy", "b"], ["unread", "d.jsonl:"],
+    ]  # fmt: skip
+    assert cli.main(["watch", str(tmp_path), "--json"]) == 3
+    record = json.loads(capsys.readouterr().out)
+    assert [each["verdict"] for each in record["runs"]] == ["dead", "healthy", "healthy"]
+    assert list(record["unread"]) == [str(tmp_path / "d.jsonl")]
 
 
 def test_following_prints_events_until_interrupted(tmp_path):

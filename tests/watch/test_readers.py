@@ -14,7 +14,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from mesotron.watch.metrics import canonical
-from mesotron.watch.readers import Stream, parsers, read_log, stream
+from mesotron.watch.readers import Stream, find_runs, parsers, read_log, stream
 
 ROWS = [{"step": float(k), "reward": 0.5 + k / 10, "entropy": 1.0 - k / 10} for k in range(5)]
 
@@ -160,6 +160,28 @@ def test_a_resumed_run_drops_the_rows_after_its_checkpoint(write):
     assert len(log.notes) == 1
 
 
+def test_steps_that_begin_again_in_each_epoch(write):
+    rows = [{"epoch": e, "step": k, "reward": 0.5} for e in range(3) for k in range(4)]
+    log = read_log(write("a.jsonl", as_jsonl(rows)))
+    assert [row["step"] for row in log.rows] == list(range(12))
+    # A resumed run repeats the epochs too.
+    rows = [{"epoch": k / 4, "step": k, "reward": 0.5} for k in (0, 1, 2, 3, 2, 3, 4)]
+    log = read_log(write("b.jsonl", as_jsonl(rows)))
+    assert [row["step"] for row in log.rows] == [0, 1, 2, 3, 4]
+
+
+def test_a_row_without_a_step_belongs_to_the_one_before(write):
+    rows = [
+        {"seed": 1.0},
+        {"step": 0, "reward": 0.1},
+        {"eval_reward": 0.3},
+        {"step": 5, "reward": 0},
+    ]
+    log = read_log(write("a.jsonl", as_jsonl(rows)))
+    assert log.rows == [{"step": 0, "seed": 1, "reward": 0.1, "eval_reward": 0.3},
+                        {"step": 5, "reward": 0}]  # fmt: skip
+
+
 # Malformed logs
 
 
@@ -253,6 +275,22 @@ def test_polling_a_growing_log(write):
     assert stream.log.notes == []
 
 
+def test_rows_of_two_processes_are_joined_while_they_are_written(write):
+    a = [{"step": k, "reward": k / 10, "time": 1} for k in range(1, 9)]
+    b = [{"step": k, "entropy": 1.0, "loss": 0.5, "time": 2} for k in range(1, 9)]
+    order = [a[0], a[1], b[0], a[2], b[1], b[2], a[3], a[4], b[3], *a[5:], *b[4:]]
+    path, taken = write("metrics.jsonl", b""), []
+    growing = Stream(path, "jsonl")
+    for k in range(1, len(order) + 2):
+        path.write_text(as_jsonl(order[:k]))
+        count = growing.poll() if k <= len(order) else growing.finish()
+        new = growing.log.rows[growing.num_ready - count : growing.num_ready]
+        taken = [dict(row) for row in new] if growing.resumed else [*taken, *map(dict, new)]
+    assert taken == read_log(write("whole.jsonl", as_jsonl(order))).rows
+    assert [row["step"] for row in taken] == list(range(1, 9))
+    assert all(len(row) == 5 and row["time"] == 1 for row in taken)
+
+
 def test_several_event_files_are_one_log(tmp_path):
     write_events(tmp_path / "events.out.tfevents.100.host", ROWS[:3])
     stream = Stream(tmp_path)
@@ -261,6 +299,15 @@ def test_several_event_files_are_one_log(tmp_path):
     stream.poll()
     stream.finish()
     assert [row["step"] for row in stream.log.rows] == [0, 1, 2, 3, 4]
+
+
+def test_event_files_of_several_runs(tmp_path):
+    for name in ("logs/a", "logs/b", "outputs/runs/host-1", "outputs/runs/host-2"):
+        write_events(tmp_path / name / "events.out.tfevents.1.host", ROWS)
+    assert [run.name for run in find_runs(tmp_path / "logs")] == ["a", "b"]
+    assert find_runs(tmp_path / "outputs") == [tmp_path / "outputs"]  # one that was started twice
+    with pytest.raises(ValueError, match="2 runs"):
+        read_log(tmp_path / "logs")
 
 
 def test_tensorboard_is_an_extra(tmp_path, monkeypatch):

@@ -26,7 +26,6 @@ from mesotron.config import (
     SnakeConfig,
     TrainConfig,
     VlaTrainConfig,
-    WatchSettings,
 )
 from mesotron.config.base import (
     describe_type,
@@ -43,7 +42,7 @@ from mesotron.runs import RunFolder
 from mesotron.runs.files import write_json
 from mesotron.runs.workers import resolve
 from mesotron.watch.diagnosis import diagnose
-from mesotron.watch.engine import Engine, scale_to_run_length
+from mesotron.watch.engine import Engine
 
 Row = dict[str, Any]
 Scores = dict[str, float]  # by problem
@@ -442,10 +441,11 @@ def is_not_finite(last_line: str) -> bool:
 
 
 def health_of(rows: Sequence[Row], error: str = "") -> Health:
-    engine = Engine(scale_to_run_length(WatchSettings(), len(rows)))
+    engine = Engine()
     events = [event for row in rows for event in engine.update(row)]
     diagnosis = diagnose(rows, engine, events)
-    verdict, text = diagnosis.condition, diagnosis.text()
+    verdict: Verdict = "healthy" if diagnosis.condition == "unknown" else diagnosis.condition
+    text = diagnosis.text()
     if (step := diverged_at(rows)) is not None:
         verdict, text = "diverged", f"diverged at step {step}: {text}"
     elif error:

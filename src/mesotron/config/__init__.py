@@ -30,6 +30,7 @@ from mesotron.config.train import (
     RunWatchConfig,
     TaskConfig,
     TrainConfig,
+    check_alert,
     parse_duration,
 )
 from mesotron.config.vla import (
@@ -49,5 +50,5 @@ __all__ = [
     "PerturbationName", "PlanConfig", "PolicyConfig", "ReportConfig", "RewardConfig",
     "RolloutConfig", "RouteConfig", "RunWatchConfig", "SftConfig", "SnakeConfig", "SpectrumConfig",
     "SweepConfig", "TaskConfig", "TrainConfig", "VlaEvalConfig", "VlaTrainConfig", "WatchConfig",
-    "WatchSettings", "WorldConfig", "parse_duration",
+    "WatchSettings", "WorldConfig", "check_alert", "parse_duration",
 ]  # fmt: skip

@@ -6,9 +6,12 @@ from typing import Literal
 
 from mesotron.config.base import Config, setting
 from mesotron.config.optim import MAX_CUTOFF, OptimConfig, OptimizerName
-from mesotron.config.train import LanguageRunConfig, TaskConfig, TrainConfig
+from mesotron.config.train import LanguageRunConfig, TaskConfig, TrainConfig, check_alert
 
-LogKind = Literal["auto", "run", "trainer_state", "jsonl", "csv", "tensorboard", "console"]
+LogKind = Literal[
+    "auto", "run", "trainer_state", "jsonl", "csv", "tensorboard", "console", "wandb", "database",
+    "parquet", "mlflow",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,22 +100,41 @@ class WatchConfig(Config):
     """Diagnose a run from its logs: what failed, when, why, and what to do about it."""
 
     path: Path = setting(Path("runs/last"), positional=True)
-    """Run folder, trainer_state.json, JSONL, CSV, TensorBoard or console log, or their folder."""
+    """Run folder, trainer_state.json, JSONL, CSV, Parquet, TensorBoard, W&B, trackio, MLflow or
+    console log, a notebook, or a folder of runs; FILE#NAME is one run of a file with several."""
     kind: LogKind = "auto"
     """Format of the path (auto: by its name and first bytes)."""
     rename: tuple[str, ...] = ()
-    """Metric names the watch does not know, as in reward=my_score (ours on the left)."""
+    """Metric names the watch does not know, as in reward=my_score (ours on the left). They are
+    remembered in mesotron_names.json beside the log."""
     follow: bool = False
     """Keep reading while the run writes; Ctrl-C stops with the diagnosis so far."""
     every: float = setting(2.0, gt=0)
     """Seconds between reads with --follow."""
     idle: float | None = None
     """With --follow, stop after this many seconds without a new row."""
+    json: bool = False
+    """Print JSON for programs, and exit with 0 (healthy), 1 (warning), 3 (dead) or 4 (unknown)."""
     check: bool = False
     """Exit with code 1 if the run is dead, for scripts."""
     out: Path | None = None
     """Also write the diagnosis and its events to this JSON file."""
+    alerts: tuple[str, ...] = ()
+    """Where to send what is found: webhook:$URL, slack:$URL, discord:$URL, ntfy:$TOPIC or
+    command:PROGRAM; addresses come from environment variables."""
+    price: float | None = setting(None, gt=0)
+    """Dollars per hour of the machine, for the alerts."""
+    link: str = ""
+    """Address of the run's page, for the alerts (unset: report.html in the run's folder)."""
+    detectors: Path | None = None
+    """TOML file with detectors of your own."""
+    explain: str | None = None
+    """Print rule, record and remedy of this detector, and exit."""
     settings: WatchSettings = WatchSettings()
+
+    def check_fields(self) -> None:
+        for text in self.alerts:
+            check_alert(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +147,8 @@ class ReportConfig(Config):
     """The HTML file (unset: report.html in the run's folder, or here for several runs)."""
     live: bool = False
     """Rewrite the page while the runs go on; an open browser page follows."""
+    rename: tuple[str, ...] = ()
+    """Metric names, as in mesotron watch --rename."""
     every: float = setting(10.0, gt=0)
     """Seconds between updates with --live."""
 

@@ -208,6 +208,14 @@ class RolloutConfig(Config, prefix="rollout."):
     def check_fields(self) -> None:
         if self.fast and self.vllm != "off":
             self.refuse("fast", f"and --rollout.vllm {self.vllm} both sample: leave one out")
+        if self.vllm != "off" and self.top_p < 1:
+            self.refuse("top_p", "biases the importance ratio to vLLM's samples: leave it at 1")
+
+
+ALERTS = {
+    "webhook": "webhook:$URL", "slack": "slack:$URL", "discord": "discord:$URL",
+    "ntfy": "ntfy:$TOPIC", "command": "command:PROGRAM", "wandb": "wandb", "trackio": "trackio",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +224,41 @@ class RunWatchConfig(Config, prefix="watch."):
 
     tries: int = setting(3, ge=1)
     """Rollbacks before --guard rollback gives up."""
+    precision: float = setting(0.95, ge=0, le=1)
+    """The guard acts only on alarms that are at least as likely to be right; others warn."""
+    detectors: Path | None = None
+    """TOML file with detectors of your own."""
     snr_every: int = setting(0, ge=0)
     """Measure the gradient's SNR every N steps (0: never), at about one more backward pass."""
+    alerts: tuple[str, ...] = setting((), on_resume=True)
+    """Where to send warnings and stops: webhook:$URL, slack:$URL, discord:$URL, ntfy:$TOPIC,
+    command:PROGRAM, wandb or trackio; addresses come from environment variables."""
+
+    def check_fields(self) -> None:
+        for text in self.alerts:
+            check_alert(text)
+
+
+def check_alert(text: str) -> tuple[str, str]:
+    """Kind and target of a channel for alerts, such as slack:$SLACK_URL. Its address acts as a
+    password, and configs are written to files: only its variable may be named here."""
+    kind, _, target = text.partition(":")
+    if kind not in ALERTS or (kind in ("wandb", "trackio")) == bool(target):
+        known = ", ".join(ALERTS.values())
+        raise ValueError(f"alert {kind[:20]!r} is not one of {known}")
+    host = re.match(r"https?://(?:[^/?#@]*@)?(\[[\da-f:]+\]|[\w.-]+)", target, re.IGNORECASE)
+    is_address = kind not in ("command", "wandb", "trackio")
+    if is_address and not re.fullmatch(r"\$\{?\w+\}?", target):
+        if kind == "ntfy" and re.fullmatch(r"[-\w]{1,64}", target, re.ASCII):
+            return kind, target
+        if host is None:
+            raise ValueError(f"alert {kind}: its address is no http or https URL")
+        if host[1] not in ("localhost", "127.0.0.1", "[::1]"):
+            raise ValueError(
+                f"alert {kind}: the address on {host[1]} acts as a password: export it as a "
+                f"variable and give {kind}:$NAME"
+            )
+    return kind, target
 
 
 @dataclass(frozen=True, kw_only=True)

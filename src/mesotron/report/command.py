@@ -11,6 +11,7 @@ from mesotron.report.read import read_runs
 from mesotron.report.render import render_runs
 from mesotron.report.tournament import RECORD, is_finished, render_tournament
 from mesotron.runs.files import write_whole
+from mesotron.watch.readers import find_runs
 
 NAME = "report.html"
 MOST_RUNS = COLORS * DASHES  # more lines look alike
@@ -27,17 +28,19 @@ def run(config: ReportConfig) -> int:
     if config.out is None and len(given) == 1:
         out = given[0] / NAME if given[0].is_dir() else given[0].with_name(NAME)
     if config.live:
-        return follow(paths, out, config.every)
-    write(paths, out)
+        return follow(paths, out, config.every, config.rename)
+    write(paths, out, rename=config.rename)
     print(f"{out}: {out.stat().st_size / 1e6:,.1f} MB, open it in a browser")
     return 0
 
 
-def write(paths: Sequence[Path], out: Path, live: float | None = None) -> None:
+def write(
+    paths: Sequence[Path], out: Path, live: float | None = None, rename: Sequence[str] = ()
+) -> None:
     if is_tournament(paths[0]):
         page = render_tournament(paths[0], live)
     else:
-        page = render_runs(read_runs(paths), live)
+        page = render_runs(read_runs(paths, rename), live)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, page)
 
@@ -52,7 +55,7 @@ def find(paths: Sequence[Path]) -> list[Path]:
         if path.is_dir() and not is_run(path) and not is_tournament(path):
             # runs/last is a link to one of the others
             runs = sorted(one for one in path.iterdir() if is_run(one) and not one.is_symlink())
-        found += runs or [path]
+        found += [path] if is_run(path) or is_tournament(path) else runs or find_runs(path)
     tournaments = [path for path in found if is_tournament(path)]
     if tournaments and len(found) > 1:
         raise ValueError(f"{tournaments[0]} is a tournament with its own page: give it alone")
@@ -62,14 +65,15 @@ def find(paths: Sequence[Path]) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    return (path / "config.json").is_file()
+    # A checkpoint or a model has a config.json too.
+    return (path / "config.json").is_file() and (path / "env.json").is_file()
 
 
 def is_tournament(path: Path) -> bool:
     return (path / RECORD).is_file()
 
 
-def follow(paths: Sequence[Path], out: Path, every: float) -> int:
+def follow(paths: Sequence[Path], out: Path, every: float, rename: Sequence[str] = ()) -> int:
     """Rewrite the page whenever something changes, until every run is over or Ctrl-C."""
     print(f"{out}: updated every {every:g} s while the runs go on; Ctrl-C ends it")
     before = None
@@ -78,18 +82,20 @@ def follow(paths: Sequence[Path], out: Path, every: float) -> int:
             now = [stamp(path) for path in paths]
             over = all(is_over(path) for path in paths)
             if now != before or over:
-                write(paths, out, None if over else every)
+                write(paths, out, None if over else every, rename)
             if over:
                 print("all runs are over")
                 return 0
             before = now
             time.sleep(every)
     except KeyboardInterrupt:
-        write(paths, out)
+        write(paths, out, rename=rename)
         return 0
 
 
 def stamp(path: Path) -> list[tuple[str, int, int]]:
+    if not path.exists():  # one run of a file with several
+        path = Path(str(path).partition("#")[0])
     inside = [*path.glob("*.json*"), *path.glob("cells/*/metrics.jsonl")]
     stamps = []
     for file in [path] if path.is_file() else sorted(inside):

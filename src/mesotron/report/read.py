@@ -13,8 +13,9 @@ from mesotron.watch import DETECTORS
 from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose
 from mesotron.watch.events import Event, Evidence
 from mesotron.watch.guard import Monitor, merge_history
-from mesotron.watch.metrics import canonical
+from mesotron.watch.metrics import canonical, standard_row
 from mesotron.watch.readers import read_log
+from mesotron.watch.readers.names import Names
 
 Kind = Literal["train", "sft", "snake", "vla", "other"]
 Column = list[float | None]
@@ -53,8 +54,9 @@ class Run:
 
     @cached_property
     def columns(self) -> dict[str, Column]:
-        """Metric -> one number per row, None where the row has none."""
-        return make_columns(self.rows)
+        """Metric, under our name if it has one -> one number per row, None where there is none."""
+        is_ours = self.kind != "other"
+        return make_columns(self.rows if is_ours else [standard_row(row) for row in self.rows])
 
     @cached_property
     def steps(self) -> list[float]:
@@ -87,16 +89,15 @@ class Run:
         if self.kind not in ("train", "vla"):
             return self.diagnosis.condition if self.kind == "other" and self.diagnosis else None
         harmless = {detector.name for detector in DETECTORS if detector.harmless}
-        warned: set[str] = set()
-        dead = False
+        active: dict[str, str] = {}
         for event in self.events:
             name, severity = str(event.get("detector")), event.get("severity")
             if event.get("action") == "rollback":
-                warned, dead = set(), False
+                active.clear()
             elif severity and name not in harmless:
-                dead = dead or severity == "stop"
-                (warned.discard if severity == "clear" else warned.add)(name)
-        return "dead" if dead else "drifting" if warned else "healthy"
+                active[name] = str(severity)
+        severities = active.values()
+        return "dead" if "stop" in severities else "drifting" if "warn" in severities else "healthy"
 
     def finite(self, metric: str) -> list[float]:
         return finite_values(self.columns.get(metric, []))
@@ -105,11 +106,14 @@ class Run:
         return next(reversed(self.finite(metric)), None)
 
 
-def read_run(path: Path, name: str | None = None) -> Run:
-    """Read a run folder, or any log that `mesotron watch` reads."""
+def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) -> Run:
+    """Read a run folder, or any log that `mesotron watch` reads; `rename` is as there."""
     name = name or path.resolve().name
     if not (path / "config.json").is_file() or not (path / "env.json").is_file():
-        return Run(name, path, [dict(row) for row in read_log(path).rows])
+        names, rows = Names(path, rename), read_log(path).rows
+        names.learn({key for row in rows for key in row})
+        names.check()
+        return Run(name, path, [dict(names.apply(row)) for row in rows])
     folder = RunFolder(path)
     rows, events = (
         [row for row in folder.rows(stream) if is_number(row.get("step"))]
@@ -124,9 +128,10 @@ def read_run(path: Path, name: str | None = None) -> Run:
     )  # fmt: skip
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
+def read_runs(paths: Sequence[Path], rename: Sequence[str] = ()) -> list[Run]:
     """Read several runs; each is named by the shortest end of its path that is unique."""
-    return [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
+    named = zip(paths, short_names(paths), strict=True)
+    return [read_run(path, name, rename) for path, name in named]
 
 
 def finite_values(column: Column) -> list[float]:

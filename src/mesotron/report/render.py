@@ -28,6 +28,7 @@ from mesotron.rlvr.answers.formats import FORMATS, MAX_TAIL, AnswerFormat
 from mesotron.rlvr.scores import Transcript, pair_up, verdict
 from mesotron.runs.files import Row
 from mesotron.watch.events import Action
+from mesotron.watch.metrics import METRICS
 
 Block = dict[str, Any]  # what the template renders: "kind" and the fields of that kind
 Cell = str | dict[str, Any]
@@ -260,9 +261,10 @@ def watch_blocks(run: Run) -> list[Block]:
         if diagnosis.cause:
             blocks.append(text(f"{diagnosis.diagnosis}.", bold="Cause: "))
             blocks.append(text(f"{diagnosis.remedy}.", bold="Remedy: "))
-        if diagnosis.blind:
-            names = ", ".join(name.replace("_", " ") for name in diagnosis.blind)
-            blocks.append(text(f"Not checked for lack of a metric: {names}.", "note"))
+        if diagnosis.missing:
+            names = ", ".join(METRICS[name].meaning for name in diagnosis.missing)
+            missing = f"{len(diagnosis.blind)} checks lack a metric. To know more, log {names}."
+            blocks.append(text(missing, "note"))
     if run.events:
         events = [describe_event(event) for event in run.events]
         blocks.append({"kind": "events", "events": events})
@@ -286,7 +288,8 @@ def runs_table(runs: Sequence[Run]) -> Block:
         score, condition = summary.final_score(run), run.condition or ""
         state = condition if run.result else f"{condition} (unfinished)".strip()
         reached, cost = f"{score.label} {score.text}" if score else "", summary.cost_of(run)
-        rows.append([cell(run.name, style=index), reached, state, str(run.last_step), cost])
+        shown = cell(state, css="stop") if condition == "dead" else state
+        rows.append([cell(run.name, style=index), reached, shown, str(run.last_step), cost])
     return table(["run", "result", "watch", "steps", "cost"], rows, "Runs")
 
 

@@ -88,7 +88,8 @@ def figures_of(run: Run) -> list[Figure]:
         figures = [Figure(score.label, score.text, "mean of the last tenth")]
     if run.condition:
         cause = run.diagnosis.cause if run.diagnosis else None
-        figures.append(Figure("watch", run.condition, (cause or "no problems").replace("_", " ")))
+        without = "too little is logged" if run.condition == "unknown" else "no problems"
+        figures.append(Figure("watch", run.condition, (cause or without).replace("_", " ")))
     if (seconds := seconds_of(run)) is not None:
         figures.append(Figure("time", spell_time(seconds), str(run.environment.get("device", ""))))
     if (spent := run.last("cost/spent")) is not None:
@@ -174,6 +175,8 @@ def _condition(run: Run) -> str:
     diagnosis = run.diagnosis
     if run.condition is None or diagnosis is None:
         return ""
+    if diagnosis.condition == "unknown":
+        return "The log does not show whether the model learns."
     if diagnosis.condition == "healthy":
         return "No problems detected." if run.condition == "healthy" else "Healthy at the end."
     cause = (diagnosis.cause or "").replace("_", " ")

@@ -97,7 +97,8 @@ class SafeCheckpoints(Mixin):
             if main:
                 checkpoints.publish(draft)
                 if self.args.save_total_limit:
-                    checkpoints.prune(root, self.args.save_total_limit, newest=step)
+                    best = self.state.best_model_checkpoint
+                    checkpoints.prune(root, self.args.save_total_limit, step, best)
 
         try:
             for part in (start, lambda: self._write(draft), publish):

@@ -45,7 +45,7 @@ from mesotron.runs.process import (
     num_processes,
 )
 from mesotron.runs.resume import Plan
-from mesotron.watch.budget import Meter
+from mesotron.watch.budget import Meter, limits_of
 from mesotron.watch.callback import Watch
 from mesotron.watch.settings import Setting, Settings, has_adapters
 
@@ -152,6 +152,11 @@ def train_in(
         why = spending.stopped_by
         if watch.stopped_by is not None:
             why = (watch.actions[-1] if watch.actions else watch.stopped_by).sentence()
+            healthy = watch.last_healthy_checkpoint
+            if healthy is not None:
+                why += f"; the last healthy checkpoint is checkpoint-{healthy}"
+            print_line(console, f"stopped at step {step}: {why}; start again with --guard rollback")
+            return 0
         say_stopped(console, run, plan, step, why)
         return 0
     after = evaluate_part(parts, trainer.model, "after")
@@ -166,8 +171,12 @@ def train_in(
 
 
 def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
-    settings, tries = live_settings(trainer, parts), parts.config.watch.tries
-    return Watch(parts.config.guard, run.path, trainer=trainer, tries=tries, more=settings)
+    watch = parts.config.watch
+    return Watch(
+        parts.config.guard, run.path, trainer=trainer, tries=watch.tries,
+        more=live_settings(trainer, parts), precision=watch.precision,
+        detectors=watch.detectors or (), alerts=watch.alerts, price=limits_of(parts.config).price,
+    )  # fmt: skip
 
 
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:

@@ -124,10 +124,11 @@ def newest_whole(root: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, problems
 
 
-def prune(root: Path, keep: int, newest: int) -> None:
-    """Remove all but `keep` of the checkpoints up to the step just written."""
+def prune(root: Path, keep: int, newest: int, best: str | None = None) -> None:
+    """Remove all but `keep` of the checkpoints up to the step just written, and never the best."""
     # Later checkpoints are unusable for a resumed run: counted, a damaged one would displace the
     # only intact one. Step 0 is the start that a guard can roll back to, and stays.
     written = [one for one in list_checkpoints(root) if 0 < one.step <= newest]
     for checkpoint in written[:-keep]:
-        shutil.rmtree(checkpoint.path)
+        if best is None or checkpoint.path.name != Path(best).name:
+            shutil.rmtree(checkpoint.path)

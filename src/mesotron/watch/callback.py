@@ -5,7 +5,7 @@ It reads only what is logged. With several processes the first one decides and a
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from mesotron.config import GuardName, WatchSettings
+from mesotron.config import GuardName, RunWatchConfig, WatchSettings
 from mesotron.runs.folder import RunFolder
 from mesotron.watch import guard as decide
 from mesotron.watch import settings as live
-from mesotron.watch.detectors import SMALLER_STEP, Change
+from mesotron.watch.alerts import Alerts
+from mesotron.watch.detectors import SMALLER_STEP, Change, Detector, load_detectors, with_own
 from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.engine import Engine, is_number
 from mesotron.watch.events import ACTION_KEY, Action, Event
@@ -47,6 +48,10 @@ class Watch(TrainerCallback):
         trainer: required for guard="rollback".
         tries: rollbacks before the run is stopped.
         more: settings that this trainer can change beyond those of `settings.settings_of`.
+        precision: the guard acts only on alarms that are at least as likely to be right.
+        detectors: your own, before ours, or a TOML file of them (`detectors.load_detectors`).
+        alerts: channels that get every event, as in "slack:$SLACK_URL" (see `alerts`).
+        price: dollars per hour of the machine, for the alerts.
 
     Attributes:
         stopped_by: the event that ended the run, or None.
@@ -61,6 +66,10 @@ class Watch(TrainerCallback):
         trainer: Any = None,
         tries: int = 3,
         more: Settings | None = None,
+        precision: float = RunWatchConfig.precision,
+        detectors: Sequence[Detector] | Path | str = (),
+        alerts: Sequence[str] = (),
+        price: float | None = None,
     ) -> None:
         if guard not in GUARDS:
             raise ValueError(f"guard {guard!r} is not one of {', '.join(GUARDS)}")
@@ -70,10 +79,18 @@ class Watch(TrainerCallback):
         self.run = None if run is None else RunFolder(Path(run))
         self.settings = settings
         self.trainer, self.tries, self.more = trainer, tries, more or {}
+        if isinstance(detectors, Path | str):
+            detectors = load_detectors(Path(detectors))
+        self.precision, self.detectors = precision, with_own(detectors)
+        name, page = "", ""
+        if self.run is not None:
+            name, page = self.run.path.name, str(self.run.path.resolve() / "report.html")
+        self.alerts = Alerts(alerts, run=name, link=page, price=price)
         self._restart()
 
     def _restart(self) -> None:
-        self.monitor = Monitor(self.settings)
+        self.monitor = Monitor(self.settings, self.detectors)
+        self._saved: list[int] = []
         self.stopped_by: Event | None = None
         self._pending: list[Event] = []
 
@@ -99,9 +116,11 @@ class Watch(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Start fresh; on a resumed run, replay what it has logged before."""
         self._restart()
+        self.alerts.run = self.alerts.run or Path(getattr(args, "output_dir", "") or "").name
         checkpoints = self._checkpoints() if state.global_step else ()
         known = [step for step in checkpoints if step <= state.global_step]
         self.monitor.replay(_history(state), known)
+        self._saved = sorted(known)
         if self.guard in ("stop", "rollback") and state.is_world_process_zero:
             for name, severity in self.engine.active().items():
                 if severity == "stop":
@@ -130,9 +149,10 @@ class Watch(TrainerCallback):
             for event in new:
                 self._report(event)
         self._pending += new
+        self._protect(args, state)
         if "loss" not in logs:  # an evaluation; every process gets here with a training row
             return
-        event = decide.choose_event(self._pending, self.engine.detectors)
+        event = decide.choose_event(self._pending, self.engine.detectors, self.precision)
         self._pending = []
         if self.guard == "stop":
             broken = model is not None and has_broken_weights(model, logs)
@@ -142,6 +162,8 @@ class Watch(TrainerCallback):
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Keep the engine's state for this checkpoint; drop those of deleted checkpoints."""
+        self._saved.append(state.global_step)
+        self._protect(args, state)
         if self.guard == "rollback":
             names = {path.name for path in self._root.glob("checkpoint-*")}
             for step in [*self.monitor.snapshots]:
@@ -151,10 +173,26 @@ class Watch(TrainerCallback):
             self.monitor.save(state.global_step)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Log the diagnosis."""
+        """Log the diagnosis: one line if the run is healthy."""
         found = self.diagnosis()
         if found and state.is_world_process_zero and self.guard != "off":
-            log.log(logging.INFO if found.condition == "healthy" else logging.WARNING, found.text())
+            log.warning("; ".join([found.text(), *found.explanation()[: 2 * bool(found.cause)]]))
+        self.alerts.close()
+
+    @property
+    def last_healthy_checkpoint(self) -> int | None:
+        """Step of the last checkpoint from before everything harmful that is active."""
+        onset = self.engine.unhealthy_since()
+        healthy = (step for step in self._saved if onset is None or step < max(onset, 1))
+        return max(healthy, default=None)
+
+    def _protect(self, args: Any, state: TrainerState) -> None:
+        """Let `save_total_limit` keep the last healthy checkpoint, as it keeps the best one."""
+        step = self.last_healthy_checkpoint
+        if self.guard == "off" or step is None or args is None or args.load_best_model_at_end:
+            return
+        if args.save_total_limit:
+            state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{step}")
 
     def _stop(self, event: Event | None, control: TrainerControl, can_save: bool) -> None:
         if event is not None and self.stopped_by is None:
@@ -232,6 +270,8 @@ class Watch(TrainerCallback):
             self.run.append("events", item.record())
         if self.guard != "off":
             log.warning(item.sentence())
+        if isinstance(item, Event) and self.alerts.channels:
+            self.alerts.send(item)
 
 
 def has_broken_weights(model: torch.nn.Module, logs: Mapping[str, Any]) -> bool:

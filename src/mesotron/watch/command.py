@@ -1,9 +1,10 @@
-"""`mesotron watch PATH`: diagnose a log, or follow a live run."""
+"""`mesotron watch PATH`: diagnose a log or a folder of runs, or follow a live run."""
 
-import difflib
 import json
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,58 +13,159 @@ from rich.text import Text
 
 from mesotron.config import WatchConfig, WatchSettings
 from mesotron.runs.files import read_rows
+from mesotron.watch.alerts import Alerts
+from mesotron.watch.detectors import DETECTORS, Detector, explain, load_detectors, with_own
 from mesotron.watch.diagnosis import Diagnosis, diagnose
-from mesotron.watch.engine import scale_to_run_length
 from mesotron.watch.events import Event
 from mesotron.watch.guard import Monitor, merge_history
-from mesotron.watch.metrics import METRICS, canonical, own_name
-from mesotron.watch.readers import Log, Row, Stream, read_log
+from mesotron.watch.metrics import canonical, is_known, own_name, sources, suggest_names
+from mesotron.watch.readers import Log, Row, Stream, find_runs, read_log
+from mesotron.watch.readers.names import Names, remember_names
 
-STYLES = {"healthy": "green", "drifting": "yellow", "dead": "red", "warn": "yellow", "stop": "red",
-          "clear": "green"}  # fmt: skip
+SCHEMA = "mesotron.watch/1"
+STYLES = {"healthy": "green", "drifting": "yellow", "dead": "red", "unknown": "cyan",
+          "warn": "yellow", "stop": "red", "clear": "green"}  # fmt: skip
+# Condition -> verdict and exit code with --json, the worst first.
+VERDICTS = {"dead": ("dead", 3), "drifting": ("warning", 1), "unknown": ("unknown", 4),
+            "healthy": ("healthy", 0)}  # fmt: skip
+MOST_UNKNOWN = 50  # names in the JSON
 
 
 def run(config: WatchConfig) -> int:
-    """Diagnose a run; the exit code is 1 if it is dead and `check` is set."""
-    console = Console(highlight=False, soft_wrap=True)
-    events = config.path / "events.jsonl"
-    renames = parse_renames(config.rename)
-    watcher = Watcher(config.settings, renames, events if events.is_file() else None)
+    """Diagnose runs; the exit code is that of the worst verdict with `json`, 1 for a dead run with
+    `check`, else 0."""
+    if config.explain is not None:
+        print(explain(config.explain, own_detectors(config)))
+        return 0
+    quiet = config.json and not config.follow
+    console = Console(highlight=False, soft_wrap=True, stderr=config.json, quiet=quiet)
+    runs = [config.path] if config.follow else find_runs(config.path, config.kind)
+    alerts = open_alerts(config)
+    try:
+        if len(runs) > 1:
+            results, record = watch_many(config, runs, console)
+        else:
+            results = [watch_one(config, runs[0], console, alerts)]
+            record = results[0].record()
+    finally:
+        alerts.close()
+    if config.out:
+        config.out.write_text(to_json(record), encoding="utf-8")
+    if config.json:
+        print(to_json(record), end="")
+        return record["exit_code"]
+    is_dead = any(result.diagnosis.condition == "dead" for result in results)
+    return 1 if config.check and is_dead else 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """The diagnosis of one log."""
+
+    log: Log
+    diagnosis: Diagnosis
+    names: set[str]  # in the log, ours added
+
+    def record(self) -> dict[str, Any]:
+        """The JSON of --json and --out: docs/AGENTS.md describes it."""
+        verdict, code = VERDICTS[self.diagnosis.condition]
+        unknown = sorted(name for name in self.names if name != "step" and not is_known(name))
+        return {
+            "schema": SCHEMA,
+            "path": str(self.log.path),
+            "kind": self.log.kind,
+            "verdict": verdict,
+            "exit_code": code,
+            "rows": len(self.log.rows),
+            "first_step": self.log.rows[0]["step"],
+            "last_step": self.log.rows[-1]["step"],
+            "metrics": sources(sorted(self.names)),
+            "unknown_names": unknown[:MOST_UNKNOWN],
+        } | self.diagnosis.record()
+
+
+def watch_one(config: WatchConfig, path: Path, console: Console, alerts: Alerts) -> Result:
+    events = path / "events.jsonl"
+    names = Names(path, config.rename)
+    path_of_events = events if events.is_file() else None
+    watcher = Watcher(config.settings, names, path_of_events, own_detectors(config))
     if config.follow:
-        log = follow(config, watcher, console)
+        log = follow(config, watcher, console, alerts)
     else:
-        log = read_log(config.path, config.kind)
-        watcher.settings = scale_to_run_length(config.settings, len(log.rows))
-        watcher.restart()
+        log = read_log(path, config.kind)
         watcher.update(log.rows, log.actions)
     diagnosis = watcher.diagnosis(log)
-    if config.out:
-        config.out.write_text(json.dumps(diagnosis.record(), indent=2) + "\n", encoding="utf-8")
+    if not config.follow:
+        causes = [e for e in diagnosis.events if e.detector == diagnosis.cause]
+        for event in causes[-1:]:
+            alerts.send(event)
     show(diagnosis, console, with_events=not config.follow)
-    return 1 if config.check and diagnosis.condition == "dead" else 0
+    if names.given and (file := remember_names(path, names.given)):
+        console.print(f"note: --rename is remembered in {file}")
+    return Result(log, diagnosis, names.seen)
+
+
+def watch_many(
+    config: WatchConfig, runs: Sequence[Path], console: Console
+) -> tuple[list[Result], dict[str, Any]]:
+    """Diagnose each run of a folder and print one line for each, the worst first."""
+    results: list[Result] = []
+    unread: dict[str, str] = {}
+    for path in runs:
+        try:
+            silent = Console(quiet=True)
+            results.append(watch_one(config, path, silent, Alerts(())))
+        except (ValueError, OSError) as error:
+            unread[str(path)] = str(error)
+    if not results:
+        first = next(iter(unread.values()))
+        raise ValueError(f"{config.path}: none of {len(runs)} logs can be read; {first}")
+    order = [*VERDICTS]
+    results.sort(key=lambda each: (order.index(each.diagnosis.condition), str(each.log.path)))
+    width = max(len(_short(each.log.path, config.path)) for each in results)
+    for each in results:
+        found, name = each.diagnosis, _short(each.log.path, config.path)
+        verdict, _ = VERDICTS[found.condition]
+        line = f"{verdict:8} {name:{width}}  {found.text()}"
+        console.print(Text(line, STYLES[found.condition]))
+    for path, error in unread.items():
+        console.print(f"unread   {_short(Path(path), config.path)}: {error}")
+    records = [each.record() for each in results]
+    worst = records[0]
+    record = {"schema": SCHEMA, "path": str(config.path), "verdict": worst["verdict"],
+              "exit_code": worst["exit_code"], "runs": records, "unread": unread}  # fmt: skip
+    return results, record
+
+
+def _short(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder)) if folder in path.parents else path.name
 
 
 class Watcher:
-    """Feeds the rows of one log to a monitor; `renames` maps our names to those in the log, and
-    `events` is the events.jsonl of a run folder, whose guard may have rolled back."""
+    """Feeds the rows of one log to a monitor; `events` is the events.jsonl of a run folder, whose
+    guard may have rolled back."""
 
     def __init__(
-        self, settings: WatchSettings, renames: dict[str, str], events: Path | None = None
-    ) -> None:
-        self.settings, self.renames, self.path = settings, renames, events
+        self, settings: WatchSettings, names: Names, events: Path | None = None,
+        detectors: Sequence[Detector] = DETECTORS,
+    ) -> None:  # fmt: skip
+        self.settings, self.names, self.path = settings, names, events
+        self.detectors = detectors
         self.restart()
 
     def restart(self) -> None:
         """Forget every row, as when the run was resumed from before them."""
-        self.monitor = Monitor(self.settings)
+        self.monitor = Monitor(self.settings, self.detectors)
 
     def update(self, rows: Sequence[Row], actions: Sequence[dict[str, Any]] = ()) -> list[Event]:
         """Take the next rows, and all actions so far if the log has them; returns new events."""
-        fresh = [
-            row | {own_name(ours): row[theirs] for ours, theirs in self.renames.items()
-                   if theirs in row}
-            for row in rows
-        ]  # fmt: skip
+        first = rows[0]["step"] if rows else math.inf
+        if self.names.learn({key for row in rows for key in row}) and self.monitor.rows:
+            own = own_name("reward")  # the reward is read from elsewhere now: begin again
+            before = [{key: x for key, x in row.items() if key != own} for row in self.monitor.rows]
+            rows = [*before, *rows]
+            self.restart()
+        fresh = [self.names.apply(row) for row in rows]
         records = actions if self.path is None else read_rows(self.path)
         num_actions = sum(record.get("kind") == "guard" for record in records)
         if rows and num_actions > len(self.monitor.actions):
@@ -71,64 +173,71 @@ class Watcher:
             history = merge_history([*self.monitor.rows, *fresh], records)
             self.restart()
             self.monitor.replay(history, ())
-            return [event for event in self.monitor.events if event.step >= rows[0]["step"]]
-        return [event for row in fresh for event in self.monitor.update(row)]
+        else:
+            for row in fresh:
+                self.monitor.update(row)
+        return [event for event in self.monitor.events if event.step >= first]
 
     def diagnosis(self, log: Log) -> Diagnosis:
-        m = self.monitor
-        names = {key for row in m.rows for key in row}
-        for ours, theirs in self.renames.items():
-            if theirs not in names:
-                close = difflib.get_close_matches(theirs, names, n=3)
-                hint = f"; did you mean {' or '.join(close)}?" if close else ""
-                raise ValueError(f"--rename {ours}={theirs}: no row has {theirs}{hint}")
+        m, names = self.monitor, self.names
+        names.check()
+        unknown = sorted(names.seen - {"step"})
         if not any(canonical(row) for row in m.rows):
-            some = ", ".join(sorted(names - {"step"})[:12]) or "no numbers"
+            some = ", ".join(suggest_names(unknown) or unknown[:12]) or "no numbers"
             raise ValueError(
                 f"{log.path} has no known metric (it has {some}): map them with --rename, as in "
-                "--rename reward=my_score"
+                f"--rename reward={(suggest_names(unknown) or ['my_score'])[0]}"
             )
-        notes, warmup = list(log.notes), self.settings.warmup
-        if warmup < WatchSettings().warmup:
-            notes.append(f"short log of {len(m.rows)} rows: the first {warmup} are the baseline")
+        notes = list(log.notes)
+        if names.reward_from:
+            notes.append(f"no reward is logged: it is read from {', '.join(names.reward_from[:3])}")
+        elif not any("reward" in canonical(row) for row in m.rows):
+            close = suggest_names(name for name in unknown if not is_known(name))
+            hint = f"; perhaps --rename reward={close[0]}" if close else ""
+            notes.append(f"no reward is logged under a known name{hint}")
         return diagnose(m.rows, m.engine, m.events, notes, m.actions)
 
 
-def follow(config: WatchConfig, watcher: Watcher, console: Console) -> Log:
+def follow(config: WatchConfig, watcher: Watcher, console: Console, alerts: Alerts) -> Log:
     """Read while the run writes, printing each event, until Ctrl-C or `idle` seconds of silence."""
     stream = Stream(config.path, config.kind)
-    last_row = time.monotonic()
+    last_row, reported = time.monotonic(), -math.inf  # the last step whose events were printed
 
     def new_events(count: int) -> list[Event]:
-        rows = stream.log.rows
-        return watcher.update(rows[len(rows) - count :], stream.log.actions)
+        nonlocal reported
+        end = stream.num_ready
+        rows = stream.log.rows[end - count : end]
+        if stream.resumed:
+            watcher.restart()
+            reported = reported if rows and rows[-1]["step"] >= reported else -math.inf
+        events = [e for e in watcher.update(rows, stream.log.actions) if e.step > reported]
+        reported = max([reported, *(row["step"] for row in rows[-1:])])
+        return events
 
     try:
         while config.idle is None or time.monotonic() - last_row < config.idle:
             count = stream.poll()
             if count:
                 last_row = time.monotonic()
-            if stream.resumed:
-                watcher.restart()
             for event in new_events(count):
                 console.print(Text(event.sentence(), STYLES[event.severity]))
+                alerts.send(event)
             time.sleep(config.every)
     except KeyboardInterrupt:
         console.print("stopped following; the diagnosis so far:")
-    new_events(stream.finish())
+    for event in new_events(stream.finish()):
+        alerts.send(event)
     return stream.log
 
 
-def parse_renames(pairs: Sequence[str]) -> dict[str, str]:
-    out = {}
-    for pair in pairs:
-        ours, _, theirs = pair.partition("=")
-        if not theirs:
-            raise ValueError(f"--rename {pair} must have the form reward=my_score")
-        if ours not in METRICS:
-            raise ValueError(f"--rename {pair}: {ours!r} is not one of {', '.join(METRICS)}")
-        out[ours] = theirs
-    return out
+def own_detectors(config: WatchConfig) -> tuple[Detector, ...]:
+    return with_own(load_detectors(config.detectors) if config.detectors else ())
+
+
+def open_alerts(config: WatchConfig) -> Alerts:
+    path = config.path.resolve()
+    link = config.link or str(path / "report.html")
+    return Alerts(config.alerts, run=path.name, link=link, price=config.price)
 
 
 def show(diagnosis: Diagnosis, console: Console, with_events: bool) -> None:
@@ -138,12 +247,20 @@ def show(diagnosis: Diagnosis, console: Console, with_events: bool) -> None:
         style = STYLES["stop" if action.checkpoint is None else "clear"]
         console.print(Text(action.sentence(), style))
     console.print(Text(diagnosis.text(), f"bold {STYLES[diagnosis.condition]}"))
-    if diagnosis.cause:
-        console.print(f"why: {diagnosis.diagnosis}")
-        console.print(f"what to do: {diagnosis.remedy}")
+    for line in diagnosis.explanation():
+        console.print(line)
     for note in diagnosis.notes:
         console.print(f"note: {note}")
-    if diagnosis.blind:
-        console.print("not checked, for lack of a metric:")
-        for name, missing in diagnosis.blind.items():
-            console.print(f"  {name.replace('_', ' ')}: {', '.join(missing)}")
+
+
+def to_json(record: dict[str, Any]) -> str:
+    """JSON that every parser reads: numbers that are not finite are null."""
+    return json.dumps(_finite(record), indent=2) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,19 +1,26 @@
 """The diagnosis of a run: its phases, the cause of a failure, and what was spent after it."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from statistics import median
+from dataclasses import asdict, dataclass, replace
+from statistics import mean
 from typing import Any, Literal
 
 from mesotron.watch.detectors import Detector
-from mesotron.watch.engine import Engine
+from mesotron.watch.engine import Engine, is_sparse
 from mesotron.watch.events import Action, Event, Evidence
 from mesotron.watch.metrics import METRICS, Row, canonical
-from mesotron.watch.tracks import Since
+from mesotron.watch.tracks import SMOOTH, Since, is_finite
 
-Condition = Literal["healthy", "drifting", "dead"]
+Condition = Literal["healthy", "drifting", "dead", "unknown"]
 
-PLATEAU = 0.05  # within this share of the best reward
+# The smoothed reward (5% of the run, or 5 rows): useful within this share of its best, damaged
+# below that one, and lost, if the end is, below the third.
+USEFUL, DAMAGED, LOST = 0.05, 0.1, 0.25
+# What shows whether a run learns, and the most useful other metrics, in this order.
+HEADLINES = ("reward", "correct", "heldout")
+WANTED = (*HEADLINES, "reward_std", "length", "entropy", "grad_norm", "kl", "truncated",
+          "formatted", "gap_logp")  # fmt: skip
 # Rows after the first stop in which another stop may still be the cause: as many as a warning
 # lasts. What a dead run does later (repeat itself, starve) did not kill it.
 TOGETHER = 12
@@ -48,6 +55,9 @@ class Diagnosis:
     unit: str = "steps"  # of the cost: time, tokens or steps
     events: tuple[Event, ...] = ()
     blind: dict[str, tuple[str, ...]]  # detectors that could not run -> metrics that they lack
+    onset: int | None = None  # the step at which the damage began; None unless drifting or dead
+    confidence: float | None = None  # of the cause: share of such alarms that were right
+    missing: tuple[str, ...] = ()  # the most useful metrics that the run does not log
     notes: tuple[str, ...] = ()
     actions: tuple[Action, ...] = ()
 
@@ -63,9 +73,16 @@ class Diagnosis:
 
     def text(self) -> str:
         text = ", ".join(
-            f"dead after step {phase.first}" if phase.condition == "dead"
-            else f"steps {phase.first}-{phase.last} {phase.condition}" for phase in self.phases
-        )  # fmt: skip
+            f"steps {phase.first}-{phase.last} {phase.condition}" for phase in self.phases[:-1]
+        )
+        last = self.phases[-1]
+        text += ", " if text else ""
+        if last.condition == "dead":
+            text += f"dead after step {last.first}"
+        else:
+            text += f"steps {last.first}-{last.last} {last.condition}"
+        if self.condition == "unknown":
+            text = f"cannot tell how steps {self.phases[0].first}-{self.phases[0].last} went"
         for action in self.actions:
             if action.action == "rollback":
                 text += f", rolled back from step {action.step} to {action.checkpoint}"
@@ -73,10 +90,19 @@ class Diagnosis:
             text += ": " + ", ".join(evidence.text() for evidence in self.numbers)
         if self.cause:
             text += f"; cause: {self.cause.replace('_', ' ')}"
+            text += "" if self.confidence is None else f" (probability {self.confidence:.2f})"
         if self.wasted is not None:
             share = f"{self.wasted:.0%} of the {self.unit}"
             text += f"; {share} came after the last useful step, {self.useful_step}"
         return text
+
+    def explanation(self) -> tuple[str, ...]:
+        """What is known, what to do, and what to log to know more: up to three lines."""
+        lines = [f"why: {self.diagnosis}", f"what to do: {self.remedy}"] if self.cause else []
+        if self.missing:
+            names = ", ".join(f"{name} ({METRICS[name].meaning})" for name in self.missing)
+            lines.append(f"to know more, log {names}: {len(self.blind)} checks lack a metric")
+        return tuple(lines)
 
 
 def diagnose(
@@ -88,20 +114,31 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose a run from its rows (at least one, each with its step), the engine that has read
     them, its events, and the actions of a guard."""
-    detectors = {detector.name: detector for detector in engine.detectors}
-    harmful = [event for event in events if not detectors[event.detector].harmless]
+    harmless = {detector.name for detector in engine.detectors if detector.harmless}
+    harmful = [event for event in events if event.detector not in harmless]
     rollbacks = [action for action in actions if action.action == "rollback"]
-    phases = find_phases(harmful, int(rows[0]["step"]), int(rows[-1]["step"]), rollbacks)
-    condition, death = phases[-1].condition, phases[-1].first
+    first, last = int(rows[0]["step"]), int(rows[-1]["step"])
+    phases = find_phases(harmful, first, last, rollbacks)
+    condition = phases[-1].condition
     last_rollback = max((action.step for action in rollbacks), default=-1)
-    harmful = [event for event in harmful if event.step > last_rollback]
+    ending = [event for event in harmful if event.step > last_rollback]
     if condition == "dead":
-        harmful = _events_near_death(harmful, rows, death)
-    cause = _find_cause(harmful, engine.detectors, condition)
-    useful, wasted, unit = None, None, "steps"
+        ending = _events_near_death(ending, rows)
+    cause = _find_cause(ending, engine.detectors, condition)
+    onset = useful = wasted = alarm = None
+    unit = "steps"
+    if cause:
+        alarm = [e for e in ending if e.detector == cause.name and e.severity != "clear"][-1]
+        onset = max(alarm.began or first, first)
     if cause and condition == "dead":
-        useful = _last_useful_step(rows, harmful, cause, death)
+        curve = reward_curve([row for row in rows if row["step"] > last_rollback])
+        useful = max(onset or first, first)
+        if curve and 1 - curve[-1][1] >= LOST:  # the reward itself says when
+            useful, onset = (last_above(curve, 1 - share) for share in (USEFUL, DAMAGED))
+        phases = _dated(phases, onset or first)
         wasted, unit = _cost_after(rows, useful)
+    if condition == "healthy" and not _is_seen(engine):
+        phases = (Phase(condition="unknown", first=first, last=last),)
     return Diagnosis(
         phases=phases,
         cause=cause.name if cause else None,
@@ -113,6 +150,9 @@ def diagnose(
         unit=unit,
         events=tuple(events),
         blind=engine.blind(),
+        onset=onset,
+        confidence=alarm.confidence if alarm else None,
+        missing=_missing(engine),
         notes=tuple(notes),
         actions=tuple(actions),
     )
@@ -121,39 +161,74 @@ def diagnose(
 def find_phases(
     events: Sequence[Event], first: int, last: int, rollbacks: Sequence[Action] = ()
 ) -> tuple[Phase, ...]:
-    """Healthy until a warning, drifting until all warnings are cleared, dead from a stop to a
-    rollback."""
+    """Healthy, drifting from the onset of a warning and dead from that of a stop until all are
+    cleared or the run is rolled back."""
     phases: list[Phase] = []
     condition: Condition = "healthy"
-    start, warned = first, set[str]()
+    start, active = first, dict[str, str]()
     items: list[Event | Action] = sorted([*events, *rollbacks], key=lambda item: item.step)
     for item in items:
+        at = item.step
         if isinstance(item, Action):
-            warned.clear()
-            now: Condition = "healthy"
+            active.clear()
         else:
-            (warned.discard if item.severity == "clear" else warned.add)(item.detector)
-            is_dead = condition == "dead" or item.severity == "stop"
-            now = "dead" if is_dead else "drifting" if warned else "healthy"
+            active[item.detector] = item.severity
+            at = at if item.began is None else min(at, item.began)
+        severities = active.values()
+        now: Condition = "dead" if "stop" in severities else "healthy"
+        if now == "healthy" and "warn" in severities:
+            now = "drifting"
         if now != condition:
+            at = max(at, start)  # what began before an earlier change is dated by that
             # A run that fails at its first row has no healthy phase.
-            if item.step > start:
-                phases.append(Phase(condition=condition, first=start, last=item.step))
-            condition, start = now, item.step
+            if at > start:
+                phases.append(Phase(condition=condition, first=start, last=at))
+            condition, start = now, at
     return (*phases, Phase(condition=condition, first=start, last=last))
 
 
-def _events_near_death(events: Sequence[Event], rows: Sequence[Row], death: int) -> list[Event]:
-    """Events up to a few rows after the first stop, or of evaluations up to the second one, since
-    that is how long their detectors wait."""
+def _dated(phases: Sequence[Phase], onset: int) -> tuple[Phase, ...]:
+    """The phases of a dead run, with the last one from the onset of the damage on."""
+    before = [replace(phase, last=min(phase.last, onset)) for phase in phases[:-1]
+              if phase.first < onset]  # fmt: skip
+    if before:
+        before[-1] = replace(before[-1], last=onset)
+    return (*before, replace(phases[-1], first=onset))
+
+
+def _is_seen(engine: Engine) -> bool:
+    """Whether the log shows if the model learns: a baseline of the reward, or two evaluations."""
+    tracks = [engine.tracks[name] for name in HEADLINES if name in engine.tracks]
+    return any(track.start is not None and track.num_seen >= 2 for track in tracks)
+
+
+def _missing(engine: Engine, most: int = 3) -> tuple[str, ...]:
+    lacking = {name for names in engine.blind().values() for name in names}
+    return tuple(name for name in WANTED if name in lacking or (name == "heldout"
+                 and name not in engine.tracks))[:most]  # fmt: skip
+
+
+def _events_near_death(events: Sequence[Event], rows: Sequence[Row]) -> list[Event]:
+    """Events up to a few rows after the stop that is still in force, or of evaluations up to the
+    second one, since that is how long their detectors wait."""
+    active: dict[str, int] = {}
+    death = 0
+    for event in events:
+        if event.severity == "stop":
+            death = event.step if not active else death
+            active[event.detector] = event.step
+        elif event.severity == "clear":
+            active.pop(event.detector, None)
     later = [row for row in rows if row["step"] > death]
-    evaluations = [row for row in later if any(METRICS[name].sparse for name in canonical(row))]
+    evaluations = [row for row in later if any(map(is_sparse, canonical(row)))]
     soon, next_evaluations = later[:TOGETHER], evaluations[:2]
     last = soon[-1]["step"] if soon else death
     last_sparse = max(last, next_evaluations[-1]["step"] if next_evaluations else death)
     sparse = {event.detector for event in events
-              if any(METRICS[item.metric].sparse for item in event.evidence)}  # fmt: skip
-    return [e for e in events if e.step <= (last_sparse if e.detector in sparse else last)]
+              if any(is_sparse(item.metric) for item in event.evidence)}  # fmt: skip
+    ends = {e.detector: last_sparse if e.detector in sparse else last for e in events}
+    return [e for e in events if e.step <= ends[e.detector] and (
+        e.severity != "stop" or e.step >= death)]  # fmt: skip
 
 
 def _find_cause(
@@ -167,22 +242,27 @@ def _find_cause(
     return next(detector for detector in detectors if latest.get(detector.name) == severity)
 
 
-def _last_useful_step(
-    rows: Sequence[Row], events: Sequence[Event], cause: Detector, death: int
-) -> int:
-    """The last step before death at which the reward was on its best plateau; where the reward did
-    not fall (it was hacked, or never meant anything), the first event of the cause."""
-    own = [event for event in events if event.detector == cause.name]
-    fatal = [item for event in own if event.severity == "stop" for item in event.evidence]
-    numbers = [(int(row["step"]), canonical(row)) for row in rows if row["step"] <= death]
-    rewards = [(step, values["reward"]) for step, values in numbers if "reward" in values]
-    fell = any(item.metric == "reward" and item.since == "best" for item in fatal)
-    if not fell or len(rewards) < 3:
-        return min(event.step for event in own)
-    values = [value for _, value in rewards]
-    smooth = [median(values[max(k - 2, 0) : k + 3]) for k in range(len(values))]
-    limit = max(smooth) - PLATEAU * abs(max(smooth))
-    return max(step for (step, _), value in zip(rewards, smooth) if value >= limit)
+def reward_curve(rows: Sequence[Row]) -> list[tuple[int, float]]:
+    """(step, share of its best that the smoothed reward has); the last is the mean of a tenth."""
+    numbers = [(int(row["step"]), canonical(row)) for row in rows]
+    points = [(step, values["reward"]) for step, values in numbers
+              if is_finite(values.get("reward", math.nan))]  # fmt: skip
+    values = [value for _, value in points]
+    if len(values) < SMOOTH:
+        return []
+    half = max(SMOOTH, len(values) // 20) // 2
+    windows = [values[max(k - half, 0) : k + half + 1] for k in range(len(values))]
+    smooth = [mean(window) for window in windows]
+    smooth[-1] = mean(values[-max(SMOOTH, len(values) // 10) :])
+    floor = min(0.0, sorted(values)[len(values) // 100])
+    best = max(smooth) - floor
+    if best <= 0:
+        return []
+    return [(step, (value - floor) / best) for (step, _), value in zip(points, smooth)]
+
+
+def last_above(curve: Sequence[tuple[int, float]], share: float) -> int:
+    return max(step for step, value in curve if value >= share)
 
 
 def _cost_after(rows: Sequence[Row], step: int) -> tuple[float, str]:

@@ -7,26 +7,31 @@ It keeps a track for each metric and counts rows for each detector; every rule i
 import math
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mesotron.config import WatchSettings
 from mesotron.watch.detectors import DETECTORS, Case, Detector
 from mesotron.watch.events import Event, Evidence, Severity
 from mesotron.watch.metrics import METRICS, STEP_NAMES, canonical
-from mesotron.watch.tracks import Symptom, Track, Window, is_finite
+from mesotron.watch.tracks import WINDOWS, Symptom, Track, Window, is_finite
 
-SCALES = (0, 1)  # the short window, the long window
 # A warning may be wrong more often than a stop: it needs this share of the noise setting.
-WARN, STOP = 0.75, 1.0
+WARN, STOP = 0.9, 1.0
 # The longer a run, the more chances noise has to look like a change: the required share of the
 # noise setting grows with the logarithm of the number of values. Of runs of 2,000 rows or 200
 # evaluations in which nothing changes, about 2 in 100 are stopped, 5 at worst
 # (tests/watch/test_false_alarms.py).
-SPARSE_BASE, ROW_BASE, GROWTH = 0.65, 0.55, 0.125
-# A warning is cleared after this many times its patience without a symptom.
+SPARSE_BASE, SPARSE_GROWTH = 0.65, 0.125
+ROW_BASE, ROW_GROWTH, FEW = 0.5, 0.1, 5.0
+# A warning is cleared after this many times its patience without a symptom; a stop after as many
+# rows in which the short window has recovered, whatever the noise.
 CLEAR = 4
-SHORT_LOG = 60  # rows
+# A number that is not finite is a failure in these; a part of the reward may have no verdict.
+MUST_BE_FINITE = frozenset({"loss", "grad_norm", "reward", "kl", "entropy", "ratio_high",
+                            "update_rms", "gap_logp", "gap_kl", "gap_ratio"})  # fmt: skip
+# A batch without a signal: this share of its groups silent, or rewards and gradient as small.
+SILENT, NOTHING = 0.999, 1e-9
 
 
 class Engine:
@@ -48,6 +53,8 @@ class Engine:
         self.tracks: dict[str, Track] = {}
         self.counts = {detector.name: Counts.of(detector) for detector in detectors}
         self.step = -1
+        names = (name for detector in self.detectors for name in detector.metrics)
+        self._own_names = [name for name in dict.fromkeys(names) if name not in METRICS]
         self._triggers = {d.name: [trigger_metrics(case) for case in d.cases] for d in detectors}
 
     def update(self, row: Mapping[str, Any]) -> list[Event]:
@@ -59,6 +66,7 @@ class Engine:
         steps = (int(numbers[n]) for n in STEP_NAMES if n in numbers and is_finite(numbers[n]))
         self.step = next(steps, self.step + 1)
         values = self._with_derived(canonical(numbers))
+        values |= {name: numbers[name] for name in self._own_names if name in numbers}
         for name, value in values.items():
             if is_finite(value):
                 self._track(name).add(value, self.step)
@@ -69,8 +77,9 @@ class Engine:
     def blind(self) -> dict[str, tuple[str, ...]]:
         """Detectors that cannot run -> the metrics that the case nearest to running lacks."""
         missing = {
-            d.name: [tuple(s.metric for s in case if not s.optional and s.metric not in self.tracks)
-                     for case in d.cases] for d in self.detectors
+            d.name: [tuple(s.metric for s in case if s.metric not in self.tracks
+                           and not (s.optional or s.moved == "absent")) for case in d.cases]
+            for d in self.detectors
         }  # fmt: skip
         fewest = {name: min(cases, key=len) for name, cases in missing.items()}
         return {name: metrics for name, metrics in fewest.items() if metrics}
@@ -114,9 +123,14 @@ class Engine:
         self.counts = {name: Counts(**deepcopy(kept)) for name, kept in state["counts"].items()}
 
     def _with_derived(self, values: dict[str, float]) -> dict[str, float]:
-        broken = sum(not is_finite(value) for value in values.values())
+        broken = sum(not is_finite(values[name]) for name in MUST_BE_FINITE & values.keys())
         skipped = values.get("skipped", 0.0) > 0
         out = values | {"nonfinite": float(broken + skipped)}
+        if "zero_signal" not in values and "reward" in values:
+            out["zero_signal"] = float(self._is_silent(values))
+        if out.get("zero_signal", 0.0) >= SILENT:
+            # Its gradient is zero, or that of the KL term: no measure of what is usual.
+            out.pop("grad_norm", None)
         if "update_rms" in values and values.get("lr", 0.0) > 0:
             out["update_ratio"] = values["update_rms"] / values["lr"]
         if "greedy" in values:
@@ -126,15 +140,27 @@ class Engine:
                 out["greedy_gap"] = abs(values["greedy"] - sampled)
         return out
 
+    def _is_silent(self, values: Mapping[str, float]) -> bool:
+        """Whether a batch had no signal, in a log without the share of such groups."""
+        if "reward_std" in values:
+            return values["reward_std"] <= NOTHING
+        track, gradient = self.tracks.get("reward"), values.get("grad_norm")
+        if track is None or not track.recent or track.recent[-1] != values["reward"]:
+            return False
+        # The same mean to the last digit: without a gradient, or where a failure is paid.
+        return values["reward"] <= 0 if gradient is None else gradient <= NOTHING
+
     def window(self, metric: str, scale: int = 0) -> Window | None:
-        """The short (0) or long (1) window of a metric; None until it is full."""
-        return self.tracks[metric].window(scale) if metric in self.tracks else None
+        """The short (0) to long window of a metric; None until it is full."""
+        if metric not in self.tracks:
+            return None
+        return self.tracks[metric].window(min(scale, len(self.tracks[metric].sizes) - 1))
 
     def _track(self, name: str) -> Track:
         if name not in self.tracks:
-            metric, settings = METRICS[name], self.settings
-            size = (1, 1) if metric.sparse else (settings.warmup, settings.window)
-            self.tracks[name] = Track(*size, pooled=metric.sparse and bool(metric.names))
+            sparse, settings = is_sparse(name), self.settings
+            size = (1, 1) if sparse else (settings.warmup, settings.window)
+            self.tracks[name] = Track(*size, pooled=sparse and bool(METRICS[name].names))
         return self.tracks[name]
 
     def _check(self, detector: Detector, fresh: Collection[str]) -> list[Event]:
@@ -150,33 +176,49 @@ class Engine:
             count.fatal[k] = 0 if fatal is None else count.fatal[k] + 1
             severity = self._new_severity(detector, count, k)
             if severity and scale is not None:
-                count.severity = severity
+                count.severity, count.quiet = severity, 0
                 return [self._event(detector, (*case, *(fatal or ())), scale)]
-        if due:
-            count.quiet = 0 if any(count.present) else count.quiet + 1
-        patience = max(self.settings.patience * detector.patience, 1)
-        if due and count.severity == "warn" and count.quiet >= CLEAR * patience:
-            count.severity = "clear"
-            return [self._event(detector, (), 0)]
+        if not due or count.severity == "clear":
+            return []
+        if count.severity == "stop":
+            lasts = any(self._is_shown(case, 0, 0.0) for case in detector.cases)
+        else:
+            lasts = any(count.present)
+        count.quiet = 0 if lasts else count.quiet + 1
+        rows = 1.0 if any(map(is_sparse, detector.metrics)) else float(self.settings.patience)
+        if count.quiet >= CLEAR * max(self.settings.patience * detector.patience, rows):
+            # Where longer windows still remember it, a stop becomes a warning first.
+            left = next((case for case, num in zip(detector.cases, count.present) if num), ())
+            count.severity, count.quiet = ("warn" if left else "clear"), 0
+            return [self._event(detector, left, self._scale_of(left, WARN) or 0)]
         return []
 
     def _new_severity(self, detector: Detector, count: "Counts", k: int) -> Severity | None:
-        patience = self.settings.patience
-        if count.severity != "stop" and 0 < count.fatal[k] >= patience * detector.fatal_patience:
+        # Less than the usual patience is for evaluations only: one row says next to nothing.
+        least = 0 if any(map(is_sparse, self._triggers[detector.name][k])) else 2 / 3
+        patience, fatal_patience = (
+            max(share, least) * self.settings.patience
+            for share in (detector.patience, detector.fatal_patience)
+        )
+        if count.severity != "stop" and 0 < count.fatal[k] >= fatal_patience:
             return "stop"
-        if count.severity == "clear" and 0 < count.present[k] >= patience * detector.patience:
+        if count.severity == "clear" and 0 < count.present[k] >= patience:
             return "warn"
         return None
 
     def _scale_of(self, case: Case, caution: float) -> int | None:
         """The window in which all symptoms of a case are present, if there is one."""
-        return next((k for k in SCALES if all(self._is_present(s, k, caution) for s in case)), None)
+        scales = range(len(WINDOWS))
+        return next((scale for scale in scales if self._is_shown(case, scale, caution)), None)
+
+    def _is_shown(self, case: Case, scale: int, caution: float) -> bool:
+        return all(self._is_present(symptom, scale, caution) for symptom in case)
 
     def _is_present(self, symptom: Symptom, scale: int, caution: float) -> bool:
         track = self.tracks.get(symptom.metric)
-        if track is None:
-            return symptom.optional
-        window, noise = track.window(scale), self.settings.noise * caution
+        if track is None or symptom.moved == "absent":
+            return track is None and (symptom.optional or symptom.moved == "absent")
+        window, noise = self.window(symptom.metric, scale), self.settings.noise * caution
         return window is not None and symptom.is_present(window, noise * length_factor(track))
 
     def _event(self, detector: Detector, symptoms: Case, scale: int) -> Event:
@@ -200,6 +242,7 @@ class Engine:
             changes=tuple(asdict(change) for change in detector.changes),
             evidence=tuple(seen.values()),
             began=count.began,
+            confidence=None if count.severity == "clear" else detector.confidence(count.severity),
         )
 
 
@@ -218,29 +261,23 @@ class Counts:
         return cls([0] * len(detector.cases), [0] * len(detector.cases))
 
 
-def scale_to_run_length(settings: WatchSettings, num_rows: int) -> WatchSettings:
-    """Settings for a finished log: a short one gets a shorter warmup, window and patience."""
-    if num_rows >= SHORT_LOG:
-        return settings
-    return replace(
-        settings,
-        warmup=min(settings.warmup, max(num_rows // 6, 2)),
-        window=min(settings.window, max(num_rows // 12, 2)),
-        patience=min(settings.patience, max(num_rows // 10, 1)),
-    )
-
-
 def length_factor(track: Track) -> float:
     """The required share of the noise setting, which grows with the length of the run."""
-    growth = GROWTH * math.log(track.num_seen)
-    return SPARSE_BASE + growth if track.sparse else max(1.0, ROW_BASE + growth)
+    if track.sparse:
+        return SPARSE_BASE + SPARSE_GROWTH * math.log(track.num_seen)
+    return ROW_BASE + ROW_GROWTH * math.log(track.num_seen) + FEW / track.num_seen
 
 
 def trigger_metrics(case: Case) -> frozenset[str]:
     """The metrics of which a row must have one for a case to be checked: the sparse ones, if it
     has any, so that patience counts evaluations and not the rows between them."""
     names = frozenset(symptom.metric for symptom in case)
-    return frozenset(name for name in names if METRICS[name].sparse) or names
+    return frozenset(filter(is_sparse, names)) or names
+
+
+def is_sparse(name: str) -> bool:
+    """Whether each value counts by itself; a name of the user's own is logged in every row."""
+    return name in METRICS and METRICS[name].sparse
 
 
 def evidence(symptom: Symptom, window: Window) -> Evidence:

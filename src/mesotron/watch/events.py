@@ -41,6 +41,7 @@ class Event:
         changes: the remedy as data, see `detectors.Change`.
         evidence: the metrics that showed it.
         began: the first step of the change that showed it; None for a clear.
+        confidence: share of such alarms that were right in the corpora; None for a clear.
     """
 
     step: int
@@ -51,6 +52,7 @@ class Event:
     changes: tuple[dict[str, Any], ...] = ()
     evidence: tuple[Evidence, ...] = ()
     began: int | None = None
+    confidence: float | None = None
 
     def record(self) -> dict[str, Any]:
         """The event as a row of events.jsonl."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from mesotron.config import WatchSettings
-from mesotron.watch.detectors import TWO_PART, Change, Detector
+from mesotron.watch.detectors import DETECTORS, TWO_PART, Change, Detector
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Action, Event
 from mesotron.watch.metrics import Row
@@ -23,8 +23,10 @@ SMALLEST = 1 / 16
 class Monitor:
     """An engine with its rows, events and actions, and its state at each checkpoint."""
 
-    def __init__(self, settings: WatchSettings | None = None) -> None:
-        self.engine = Engine(settings)
+    def __init__(
+        self, settings: WatchSettings | None = None, detectors: Sequence[Detector] = DETECTORS
+    ) -> None:
+        self.engine = Engine(settings, detectors)
         self.rows: list[Row] = []
         self.events: list[Event] = []
         self.actions: list[Action] = []
@@ -90,10 +92,14 @@ def merge_history(rows: Sequence[Row], events: Iterable[Mapping[str, Any]]) -> l
     return sorted(items, key=lambda item: item.step if isinstance(item, Action) else item["step"])
 
 
-def choose_event(events: Sequence[Event], detectors: Sequence[Detector]) -> Event | None:
-    """The event to act on: the first fatal one that is not harmless."""
+def choose_event(
+    events: Sequence[Event], detectors: Sequence[Detector], precision: float = 0.0
+) -> Event | None:
+    """The event to act on: the first fatal one that is not harmless and as likely to be right as
+    the guard must be; an uncertain one is only reported."""
     harmless = {detector.name for detector in detectors if detector.harmless}
-    return next((e for e in events if e.severity == "stop" and e.detector not in harmless), None)
+    return next((e for e in events if e.severity == "stop" and e.detector not in harmless
+                 and (e.confidence is None or e.confidence >= precision)), None)  # fmt: skip
 
 
 def choose_checkpoint(monitor: Monitor, event: Event, complete: Collection[int]) -> int | None:

@@ -1,7 +1,14 @@
-"""Our names for the numbers of a run, and what TRL, verl, OpenRLHF and others call them."""
+"""Our names for the numbers of a run, and what other trainers call them.
 
+A logged name is looked up in two ways. `_TABLE` lists names of TRL, verl, prime-rl, OpenRLHF,
+NeMo-RL, slime, SkyRL, AReaL, ms-swift, ART, tinker and others. `_RULES` reads any other name by
+its words: `train/avg_completion_len` has those of a length, and none of another number.
+"""
+
+import difflib
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -24,34 +31,55 @@ _TABLE = (
     Metric("reward", "mean reward",
            ("reward", "rewards/mean", "critic/score/mean", "critic/rewards/mean",
             "objective/scores", "reward/mean", "mean_reward", "rollout/ep_rew_mean",
-            "train_reward", "policy/reward", "reward_mean", "episode/fruit")),
+            "train_reward", "policy/reward", "reward_mean", "episode/fruit",
+            "agg/effective/*/reward/mean", "rollout/reward_mean", "rollout/raw_reward",
+            "reward/avg_raw_reward", "task_reward/avg", "env/all/reward/total",
+            "reward/evaluate_response/avg_total_reward", "reward/selected_mean")),
+    Metric("reward_std", "standard deviation of the reward, usually within groups",
+           ("reward_std", "rewards/std", "critic/score/std", "reward/std", "std_reward")),
     Metric("zero_signal", "share of groups with equal rewards",
            ("groups/zero_signal", "frac_reward_zero_std", "batch/solve_none_or_all",
-            "zero_std_ratio")),
+            "zero_std_ratio", "advantage/zero_rate")),
     Metric("filled", "share of the batch that has a signal, with dynamic sampling",
            ("dynamic/filled",)),
+    Metric("mixed", "share of groups with different rewards",
+           ("env/all/by_group/frac_mixed", "by_group/frac_mixed", "batch/solve_partial")),
     Metric("all_right", "share of groups with only correct answers",
-           ("groups/all_right", "batch/solve_all")),
+           ("groups/all_right", "batch/solve_all", "agg/all/*/solved_all", "agg/*/solved_all",
+            "baseline_reward/pct_1", "env/all/by_group/frac_all_good", "by_group/frac_all_good")),
     Metric("all_wrong", "share of groups with only wrong answers",
-           ("groups/all_wrong", "batch/solve_none")),
+           ("groups/all_wrong", "batch/solve_none", "agg/all/*/solved_none", "agg/*/solved_none",
+            "baseline_reward/pct_0", "env/all/by_group/frac_all_bad", "by_group/frac_all_bad")),
     Metric("correct", "share of correct answers in the right format",
-           ("facts/correct", "rewards/*accuracy*/mean", "rewards/*correct*/mean", "accuracy")),
+           ("facts/correct", "rewards/*accuracy*/mean", "rewards/*correct*/mean", "accuracy",
+            "rewards/*accuracy*", "rewards/*correct*", "env/all/correct")),
     Metric("correct_unformatted", "share of correct answers outside the format",
            ("facts/correct_unformatted",)),
     Metric("formatted", "share of completions in the format",
-           ("facts/formatted", "rewards/*format*/mean", "format_reward", "format_rate")),
+           ("facts/formatted", "rewards/*format*/mean", "format_reward", "format_rate",
+            "rewards/*format*", "env/all/format")),
     Metric("parsed", "share of completions with a readable answer", ("facts/parsed",)),
     Metric("truncated", "share of completions cut by the token limit",
            ("facts/truncated", "completions/clipped_ratio", "response_length/clip_ratio",
-            "completions/truncated", "episode/truncated")),
+            "completions/truncated", "episode/truncated", "agg/effective/*/is_truncated/mean",
+            "rollout/truncated_rate", "truncation_rate", "rollout/truncated_ratio",
+            "no_eos_ratios/avg", "length/cap_hit_rate", "truncation")),
     Metric("length", "tokens per completion",
            ("completions/mean_length", "completion_length", "response_length/mean",
-            "response_length", "mean_length", "val/num_generated_tokens")),
+            "response_length", "mean_length", "val/num_generated_tokens",
+            "agg/effective/*num_output_tokens/mean", "rollout/response_length_mean",
+            "mean_gen_tokens_per_sample", "rollout/response_len/mean", "generate/avg_num_tokens",
+            "tokens/completion", "generator/generate/avg_tokens_generated",
+            "env/all/ac_tokens_per_turn", "length/mean")),
+    Metric("sequence_length", "tokens of prompt and completion", ("seq_len/avg",)),
+    Metric("prompt_length", "tokens per prompt", ("prompt_len/avg", "prompt_length/mean")),
     Metric("repetition", "share of repeated n-grams",
-           ("completions/repetition", "repetition_rate", "repetition")),
+           ("completions/repetition", "repetition_rate", "repetition", "rollout/repetition_frac")),
     Metric("entropy", "entropy per token in nats",
            ("entropy", "actor/entropy", "actor/entropy_loss", "policy/entropy_avg",
-            "objective/entropy", "losses/entropy", "entropy/mean", "policy/entropy")),
+            "losses/entropy", "entropy/mean", "policy/entropy", "entropy/all/mean",
+            "entropy_loss", "approx_entropy", "policy/policy_entropy", "update/entropy/avg",
+            "loss/entropy", "optim/entropy")),
     Metric("top_share", "share of the most common answer over all prompts",
            ("answers/top_share",)),
     Metric("distinct", "distinct answers per prompt", ("answers/distinct_in_group",)),
@@ -62,7 +90,9 @@ _TABLE = (
     Metric("heldout", "accuracy on held-out problems",
            ("eval/greedy", "eval/accuracy", "eval_accuracy", "eval/facts/correct",
             "eval_facts/correct", "val-core/*/mean@*", "val/test_score/*", "val-core/*/acc/*",
-            "eval/reward", "eval_reward", "validation/accuracy", "heldout_accuracy"),
+            "eval/reward", "eval_reward", "validation/accuracy", "heldout_accuracy",
+            "eval/*/avg@*", "eval/eval_*_pass1", "eval/all/avg_score", "eval-rollout/reward",
+            "val/reward", "test/env/all/reward/total"),
            sparse=True),
     Metric("heldout_problems", "number of held-out problems", ("eval/problems",), sparse=True),
     Metric("greedy", "accuracy of greedy decoding",
@@ -71,22 +101,65 @@ _TABLE = (
            ("eval/sampled", "eval_sampled_accuracy", "eval/sampled_accuracy"), sparse=True),
     Metric("loss", "loss",
            ("loss", "actor/pg_loss", "policy_loss", "actor/loss", "loss/policy_avg", "act_loss",
-            "losses/policy_loss", "loss/policy")),
+            "losses/policy_loss", "loss/policy", "loss/mean", "pg_loss", "policy/final_loss",
+            "update/actor_loss/avg", "loss/train", "rl_trainer/avg_loss", "training_loss")),
     Metric("grad_norm", "gradient norm",
            ("grad_norm", "actor/grad_norm", "optim/grad_norm", "train_grad_norm",
-            "optim/gradient_norm")),
+            "optim/gradient_norm", "actor_grad_norm", "policy/grad_norm", "update/grad_norm",
+            "loss/grad_norm", "actor_train/grad_norm")),
     Metric("kl", "KL divergence from the start in nats per token",
-           ("kl", "kl/start", "actor/kl_loss", "objective/kl", "losses/approxkl",
-            "actor/ppo_kl", "policy/kl")),
+           ("kl", "kl/start", "actor/kl_loss", "objective/kl", "policy/kl", "kl_loss",
+            "kl_penalty", "policy/policy_kl", "loss/kl_div")),
+    Metric("update_kl", "KL divergence of one update, new against old policy",
+           ("actor/ppo_kl", "ppo_kl", "losses/approxkl", "actor/approxkl", "update/approx_kl/avg")),
     Metric("ratio_high", "largest log-ratio of new to old policy", ("ratio/log_max",), "max"),
+    Metric("clipped", "share of tokens or sequences clipped by the objective",
+           ("clip_ratio/region_mean", "actor/pg_clipfrac", "clip_ratio", "ppo_clip_ratio",
+            "actor/clipfrac", "pg_clipfrac", "policy/ppo_clip_ratio")),
+    # Of the trainer's log-probabilities against the sampler's, for the same tokens.
+    Metric("gap_logp", "mean absolute difference of trainer and sampler log-probabilities",
+           ("sampling/sampling_logp_difference/mean", "train_rollout_logprob_abs_diff",
+            "policy/rollout_train_logprobs_abs_diff_mean", "token_mult_prob_error",
+            "rollout_corr/log_ppl_abs_diff")),
+    Metric("gap_logp_max", "largest difference of trainer and sampler log-probabilities",
+           ("sampling/sampling_logp_difference/max",), "max"),
+    Metric("gap_kl", "KL divergence of sampler and trainer in nats per token",
+           ("rollout_corr/k3_kl", "rollout_correction/k3_kl", "mismatch_kl/all/mean",
+            "gen_kl_error", "rollout_corr/kl", "rollout_correction/kl", "mismatch_kl",
+            "mismatch_kl/mean", "vllm_kl", "update/compute_logp/kl_div_dual/avg",
+            "update/behave_approx_kl/avg", "optim/kl_sample_train_v2",
+            "optim/kl_sample_train_v1")),
+    Metric("gap_ratio", "mean importance ratio of trainer to sampler",
+           ("sampling/importance_sampling_ratio/mean", "rollout_corr/rollout_is_mean",
+            "rollout_correction/is_weight_mean", "sampling_importance_ratio", "tis",
+            "policy/loss_metrics/is_ratio_mean", "update/behave_imp_weight/avg",
+            "importance_ratio", "actor/train_infer_ratio_mean")),
+    Metric("gap_ratio_max", "largest importance ratio of trainer to sampler",
+           ("sampling/importance_sampling_ratio/max", "rollout_corr/rollout_is_max"), "max"),
+    Metric("gap_prob", "mean absolute difference of trainer and sampler probabilities",
+           ("training/rollout_probs_diff_mean",)),
+    Metric("gap_cut", "share clipped or masked for the difference of trainer and sampler",
+           ("rollout_corr/rollout_is_ratio_fraction_high", "rollout_correction/clipped_frac",
+            "is_masked/mean", "is_oob_ratio", "tis_clipfrac")),
+    Metric("gap_ess", "effective sample size of the importance weights, as a share",
+           ("rollout_corr/rollout_is_eff_sample_size", "rollout_correction/ess")),
+    Metric("staleness", "policy versions between sampling and training",
+           ("training/off_policy/trajectory_staleness/mean", "off_policy/mean",
+            "async/staleness_mean", "staleness/mean", "staleness")),
+    Metric("errors", "share of failed rollouts",
+           ("response/aborted_ratio", "agg/all/*/has_error/mean", "agg/*/has_error/mean")),
     Metric("update_rms", "RMS change of a weight in one step",
            ("optim/*/update_rms", "optim/update_rms", "update_rms"), "max"),
     Metric("dead_blocks", "share of weight blocks that the optimizer does not move",
            ("optim/*/dead_blocks", "optim/dead_blocks", "dead_blocks")),
     Metric("skipped", "parameters with a non-finite gradient", ("optim/skipped", "skipped")),
-    Metric("lr", "learning rate", ("learning_rate", "actor/lr", "lr", "optim/lr")),
+    Metric("lr", "learning rate",
+           ("learning_rate", "actor/lr", "lr", "optim/lr", "actor_lr", "lr-pg_0",
+            "policy/policy_lr", "loss/learning_rate", "rl_trainer/learning_rate")),
     Metric("step_time", "seconds per step",
-           ("time/step", "step_time", "timing_s/step", "timing/step", "perf/time_per_step")),
+           ("time/step", "step_time", "timing_s/step", "timing/step", "perf/time_per_step",
+            "timing/step_total", "timing/train/total_step_time", "perf/step_time", "time/total",
+            "time_per_step", "seconds_per_step", "sec_per_step")),
     Metric("tokens", "tokens so far", ("num_tokens", "num_input_tokens_seen")),
     # Computed by the engine from the others.
     Metric("nonfinite", "non-finite numbers", sparse=True),
@@ -94,52 +167,278 @@ _TABLE = (
     Metric("update_ratio", "RMS change of a weight over the learning rate"),
 )  # fmt: skip
 METRICS = {metric.name: metric for metric in _TABLE}
+_STANDARD = {metric.name: next(iter(metric.names), metric.name) for metric in _TABLE}
+_STANDARD["heldout"] = "eval/accuracy"  # not known to be greedy
+_NATIVE = {*_STANDARD.values(), "eval/greedy"}
 
-STEP_NAMES = ("step", "global_step", "_step", "training/global_step", "train/global_step")
+# Other units, by plain name.
+_UNITS: dict[str, Callable[[float], float]] = {
+    "baseline_reward/pct_0": lambda percent: percent / 100,
+    "baseline_reward/pct_1": lambda percent: percent / 100,
+    "token_mult_prob_error": lambda x: math.log(x) if x > 0 else math.nan,  # mean of exp(abs gap)
+    "entropy_loss": abs,  # some log the entropy under this name, some its negative
+    "actor/entropy_loss": abs,
+    "optim/kl_sample_train_v1": abs,  # signed estimates
+    "vllm_kl": abs,
+    "rollout_corr/kl": abs,
+    "rollout_correction/kl": abs,
+}
+
+STEP_NAMES = (
+    "step", "global_step", "training/global_step", "train/global_step", "rollout/step",
+    "global_step/max_steps", "steps", "global_steps", "training_step", "train_step",
+    "optimizer_step", "update_step", "step_idx", "iteration", "training_iteration", "iter",
+    "update", "num_updates", "progress/batch", "batch_idx", "episode", "_step",
+)  # fmt: skip
 # Matching a pattern with two * against a name of a million letters would take minutes.
 MAX_NAME = 500
 # Loggers prefix training metrics with the phase.
-_PREFIXES = ("train/", "trainer/", "train-")
+_PHASES = {"train", "trainer", "training", "metrics", "ppo_actor"}
+_EVALUATION = {"eval", "evaluation", "val", "valid", "validation", "test", "heldout", "holdout",
+               "dev"}  # fmt: skip
+# Words that do not change what a number is, next to those that name it.
+_NEUTRAL = (
+    "mean avg average train trainer training overall all batch step per global policy actor model "
+    "current agg effective agent stat metric log chart summary main rl rlvr rlhf grpo ppo rloo "
+    "dapo gspo drgrpo reinforce "
+)
+_REWARD_WORDS = (
+    "total env ep eps episode episodic task raw rollout group outcome final combined sum "
+    "trajectory traj critic sample sampled completion response objective generation selected fn "
+    "func function verifier rule weighted runner ema running moving smoothed smooth"
+)
+_SHARE = "rate ratio frac fraction share is pct "
+_TEXT = "completion response generation generated gen output answer ac"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Names that stand for a metric: a word of each of `needs`, and no word beyond `also`."""
+
+    metric: str
+    needs: tuple[str, ...]  # each with alternatives, the best first
+    also: str = ""  # beside the neutral words
+
+
+_RULES = (
+    Rule("reward", ("reward rew score return",), _REWARD_WORDS),
+    Rule("reward_std", ("reward rew score return", "std stddev stdev deviation spread"),
+         f"{_REWARD_WORDS} standard within"),
+    Rule("length", ("length len", _TEXT), "token rollout sample num env"),
+    Rule("length", ("length len", "mean avg average"), "sequence seq token"),
+    Rule("length", ("token", _TEXT, "mean avg average per num"),
+         "sample turn env rollout sequence length"),
+    Rule("entropy", ("entropy",),
+         "token loss approx optim update rollout response action completion generation logit"),
+    Rule("update_kl", ("kl kld", "approx ppo old new update"), "loss div"),
+    Rule("update_kl", ("approxkl",), "loss"),
+    Rule("gap_kl", ("kl kld", "mismatch vllm sampler sample sampling rollout behave behavior infer "
+                    "inference"), "corr correction error v1 v2 k1 k2 k3"),
+    Rule("kl", ("kl kld",), "div divergence ref reference loss penalty initial init start base to "
+                            "from vs token estimate k1 k2 k3"),
+    Rule("grad_norm", ("grad gradient", "norm"), "optim optimizer l2 total pre clip before update"),
+    Rule("grad_norm", ("gradnorm gnorm",), "total"),
+    Rule("lr", ("lr",), "optim optimizer pg 0 group scheduler last"),
+    Rule("lr", ("learning", "rate"), "optim optimizer scheduler last"),
+    Rule("loss", ("loss",), "pg total final objective surrogate optim update"),
+    Rule("clipped", ("clipfrac",), "pg token ratio"),
+    Rule("clipped", ("clip clipped clipping", "frac fraction"), "pg token ratio"),
+    Rule("truncated", ("truncated truncation truncate overlong",),
+         f"{_SHARE} completion response generation rollout length env sample"),
+    Rule("truncated", ("clip clipped", "completion response length", "rate ratio frac fraction")),
+    Rule("zero_signal", ("zero", "std variance var advantage adv signal spread",
+                         "rate ratio frac fraction share"), "reward group prompt"),
+    Rule("correct", ("accuracy acc correct correctness",),
+         f"{_SHARE} reward fn func answer task env match score pass@1"),
+    Rule("correct", ("success solve solved pass win", "rate ratio frac fraction"),
+         "reward task env"),
+    Rule("correct", ("pass@1",), "task env"),
+    Rule("formatted", ("format formatted formatting",), f"{_SHARE} reward fn func score env"),
+    Rule("repetition", ("repetition",), f"{_SHARE} completion response penalty"),
+    Rule("step_time", ("time", "step iteration iter"), "total s sec second"),
+)  # fmt: skip
+_HELDOUT = "accuracy acc correct pass success solve solved score reward return"
+_NOT_HELDOUT = (
+    "std min max var median num count loss kl entropy length len token time runtime second format "
+    "formatted truncated clipped sample step epoch problem norm lr mixed good bad ob ac turn "
+    "sampled best worst maj"
+)
+_STATISTICS = "std min max var median stddev stdev"
+_LISTED = 100  # rank of the best rule: a listed name is a better source
+_PARTS = {"correct", "formatted"}  # from single reward functions
 
 
 def canonical(row: Row) -> dict[str, float]:
     """The numbers of a row by our names, non-finite ones included; unknown names are left out.
 
     Example:
-        >>> canonical({"train/reward": 0.5, "completions/mean_length": 80.0, "my/thing": 1.0})
+        >>> canonical({"train/reward": 0.5, "completions / mean_length": 80.0, "my/thing": 1.0})
         {'reward': 0.5, 'length': 80.0}
     """
     best: dict[str, tuple[int, list[float]]] = {}
     for key, value in row.items():
-        for name, rank in _matches(key):
+        for name, rank, convert in _matches(key):
             kept = best.get(name)
             if kept is None or rank < kept[0]:
-                best[name] = (rank, [value])
+                best[name] = (rank, [convert(value) if convert else value])
             elif rank == kept[0]:
-                kept[1].append(value)
-    return {
-        name: max(values) if METRICS[name].combine == "max" else sum(values) / len(values)
-        for name, (_, values) in best.items()
-    }
+                kept[1].append(convert(value) if convert else value)
+    if "train_runtime" in row:  # Trainer's last row: train_loss is the mean over the run
+        best.pop("loss", None)
+    out: dict[str, float] = {}
+    for name, (_, values) in best.items():
+        if name in _PARTS:  # TRL logs NaN for a reward function that judged no completion
+            values = [value for value in values if math.isfinite(value)]
+        if values:
+            largest = METRICS[name].combine == "max"
+            out[name] = max(values) if largest else sum(values) / len(values)
+    return _derive(out) if {"mixed", "sequence_length", "all_wrong"} & out.keys() else out
+
+
+def _derive(values: dict[str, float]) -> dict[str, float]:
+    """Shares from counts of groups, and what is the difference of two logged numbers."""
+    counts = {name: values.get(name, 0.0) for name in ("mixed", "all_right", "all_wrong")}
+    total = sum(counts.values())
+    if "mixed" in values and total > 1.01:  # rllm counts groups
+        values |= {name: count / total for name, count in counts.items()}
+    elif max(counts.values()) > 1:  # counts, out of an unknown number
+        values = {name: value for name, value in values.items() if name not in counts}
+    if "mixed" in values and "zero_signal" not in values:
+        values["zero_signal"] = 1 - values["mixed"]
+    if "sequence_length" in values and "prompt_length" in values and "length" not in values:
+        values["length"] = values["sequence_length"] - values["prompt_length"]
+    return values
+
+
+def standard_row(row: Row) -> dict[str, float]:
+    """A row under the names of our own logs, for charts; unknown names are kept.
+
+    Example:
+        >>> standard_row({"rewards_avg": 0.5, "response_length/mean": 80.0, "train/thing": 1.0})
+        {'thing': 1.0, 'reward': 0.5, 'completions/mean_length': 80.0}
+    """
+    used = sources(row)
+    foreign = {name for name, keys in used.items() if not _NATIVE & set(keys)}
+    taken = {key for name in foreign for key in used[name] if key not in _NATIVE}
+    out = {plain_name(key): value for key, value in row.items() if key not in taken}
+    for name, value in canonical(row).items():
+        if name in foreign or name not in used:
+            out.setdefault(_STANDARD[name], value)
+    return out
+
+
+def is_known(name: str) -> bool:
+    """Whether a logged name stands for a metric."""
+    return bool(_matches(name))
+
+
+def sources(names: Iterable[str]) -> dict[str, list[str]]:
+    """Which of the logged names each metric is read from."""
+    best: dict[str, tuple[int, list[str]]] = {}
+    for key in names:
+        for name, rank, _ in _matches(key):
+            if name not in best or rank < best[name][0]:
+                best[name] = (rank, [])
+            if rank == best[name][0]:
+                best[name][1].append(key)
+    return {name: keys for name, (_, keys) in best.items()}
+
+
+def guess_reward(names: Iterable[str]) -> list[str]:
+    """Names to read the reward from where none is known: the accuracy, or else reward parts."""
+    names = list(names)
+    found = sources(names)
+    if "reward" in found:
+        return []
+    parts = [key for key in names if {"reward", "score"} & _words(key) and not _is_evaluation(key)
+             and not _words(key) & {*_STATISTICS.split()}]  # fmt: skip
+    return found.get("correct", []) or parts
+
+
+def suggest_names(unknown: Iterable[str], metric: str = "reward") -> list[str]:
+    """The names most like those of a metric, the best first."""
+    known = {word for rule in _RULES if rule.metric == metric for word in rule.needs[0].split()}
+    known |= {word for name in METRICS[metric].names for word in _words(name)}
+    known -= {*_NEUTRAL.split(), *_REWARD_WORDS.split()}
+    scores = {
+        key: max((difflib.SequenceMatcher(None, word[:40], other).ratio()
+                  for word in list(_words(key))[:20] for other in known), default=0.0)
+        for key in list(unknown)[:500]
+    }  # fmt: skip
+    close = [key for key, score in scores.items() if score >= 0.6]
+    return sorted(close, key=lambda key: -scores[key])[:3]
 
 
 @lru_cache(maxsize=65536)
-def _matches(key: str) -> tuple[tuple[str, int], ...]:
-    """The metrics that a logged name stands for, each with the rank of the source; 0 is best."""
+def _matches(key: str) -> tuple[tuple[str, int, Callable[[float], float] | None], ...]:
+    """The metrics that a logged name stands for, each with the rank of the source (0 is best) and
+    the conversion of its unit."""
     if len(key) > MAX_NAME:
         return ()
     plain = plain_name(key)
-    ranks = {name: next((k for k, p in enumerate(patterns) if p.fullmatch(plain)), None)
-             for name, patterns in _PATTERNS.items()}  # fmt: skip
-    return tuple((name, rank) for name, rank in ranks.items() if rank is not None)
+    ranks = dict(_LISTED_NAMES.get(plain.lower(), ()))
+    for name, rank, pattern in _PATTERNS:
+        if rank < ranks.get(name, _LISTED) and pattern.fullmatch(plain):
+            ranks[name] = rank
+    if plain.lower().rpartition("/")[2] in _STATISTICS.split():  # rewards/my_format/std
+        ranks = {name: rank for name, rank in ranks.items() if name not in _PARTS}
+    ranks = ranks or _by_words(key)
+    return tuple((name, rank, _UNITS.get(plain.lower())) for name, rank in ranks.items())
+
+
+def _by_words(key: str) -> dict[str, int]:
+    words = _words(key)
+    if _is_evaluation(key):
+        known = _HELDOUT.split()
+        place = next((k for k, word in enumerate(known) if word in words), None)
+        scored = any(word.startswith(("mean@", "avg@", "pass@")) for word in words)
+        if (place is None and not scored) or words & {*_NOT_HELDOUT.split()}:
+            return {}
+        # Accuracy before reward; names of several problem sets are averaged.
+        return {"heldout": _LISTED + 50 * (place is not None and place >= known.index("score"))}
+    for rule in _RULES:
+        rest, rank = set(words), _LISTED
+        for alternatives in rule.needs:
+            options = alternatives.split()
+            place = next((k for k, word in enumerate(options) if word in words), None)
+            if place is None:
+                break
+            rank += 20 * place if alternatives is rule.needs[0] else 0
+            rest -= set(options)
+        else:
+            if rest <= {*_NEUTRAL.split(), *rule.also.split()}:
+                return {rule.metric: rank + len(rest)}
+    return {}
+
+
+def _is_evaluation(key: str) -> bool:
+    parts = [re.split(r"[^a-z0-9]+", part)[0] for part in plain_name(key).lower().split("/")]
+    return parts[0] not in ("reward", "rewards") and not _EVALUATION.isdisjoint(parts)
+
+
+def _words(key: str) -> frozenset[str]:
+    """The words of a name, singular: `rewardsAvg` and `rewards / avg` are reward and avg."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", plain_name(key[:MAX_NAME]))
+    words = (word for word in re.split(r"[^a-z0-9@]+", spaced.lower()) if word)
+    return frozenset(
+        word[:-3] + "y" if word.endswith("ies")
+        else word[:-2] if word.endswith("sses")
+        else word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 2
+        else word for word in words
+    )  # fmt: skip
 
 
 def plain_name(key: str) -> str:
-    """A logged name without what loggers add: `run-7 - train/reward` is `reward`."""
+    """A logged name without what loggers add: `run-7 - train / reward` is `reward`."""
     plain = key.rsplit(" - ", 1)[-1].strip()
-    for prefix in _PREFIXES:
-        plain = plain.removeprefix(prefix)
-    return plain
+    if " " in plain:  # a notebook's table
+        plain = re.sub(r"\s*/\s*", "/", plain).replace(" ", "_")
+    plain = plain.removeprefix("train-")
+    while True:
+        phase, slash, rest = plain.partition("/")
+        if not slash or phase.lower() not in _PHASES:
+            return plain
+        plain = rest
 
 
 def own_name(name: str) -> str:
@@ -147,12 +446,13 @@ def own_name(name: str) -> str:
     return f"watch/{name}"
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    parts = (re.escape(part) for part in plain_name(name).split("*"))
-    return re.compile(".*".join(parts), re.IGNORECASE)
-
-
-_PATTERNS = {
-    metric.name: [_pattern(name) for name in (own_name(metric.name), *metric.names)]
-    for metric in METRICS.values()
-}
+_LISTED_NAMES: dict[str, dict[str, int]] = {}  # plain name -> metric -> rank
+_PATTERNS: list[tuple[str, int, re.Pattern[str]]] = []
+for _metric in METRICS.values():
+    for _rank, _name in enumerate((own_name(_metric.name), *_metric.names)):
+        _plain = plain_name(_name).lower()
+        if "*" in _plain:
+            _parts = map(re.escape, _plain.split("*"))
+            _PATTERNS.append((_metric.name, _rank, re.compile(".*".join(_parts), re.IGNORECASE)))
+        else:
+            _LISTED_NAMES.setdefault(_plain, {}).setdefault(_metric.name, _rank)

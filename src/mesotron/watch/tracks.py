@@ -6,20 +6,30 @@ they are one value and the mean of three.
 """
 
 import math
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from statistics import NormalDist
 from typing import Any, Literal
 
-Since = Literal["start", "best", "usual"]
-Move = Literal["up", "down", "not_up", "still", "above", "below"]
+Since = Literal["start", "best", "usual", "high", "run"]
+Move = Literal["up", "down", "not_up", "still", "above", "below", "absent"]
 
-LONG = 5  # short windows per long window
-MEMORY = 64  # values before the long window, for the usual level
+WINDOWS = (1, 2, 5)  # sizes of the windows, in short ones
+MEMORY = 100  # values before the long window, for the usual level
 # In normal noise of deviation 1, |x - 2y + z| has this mean once its largest tenth is left out...
 TRIMMED_BEND = 1.611
 # ... and the trimmed mean of 5 values has this times the error of their mean; of more, less.
 TRIMMED_ERROR = 1.07
 TRIM = 0.2  # share of a window at each end
+BLOCK, MIN_BLOCKS = 5, 12  # rows per block, blocks: for noise that lasts longer than one row
+LASTING = 0.4  # fits noise that decays by 0.3 or by 0.6 per row
+MEDIAN_BEND = 1.652  # median of |x - 2y + z| in normal noise of deviation 1
+HIGH = 0.9  # share of the earlier values below the high level
+NOTHING = 1e-9  # share of a level that is only rounding
+LOWEST = 32  # values remembered for the floor
+MANY, OUTLIER = 20, 100  # values before a square is limited to this multiple of the usual one
 POOLED = 3  # values in the long window of a sparse metric
 ASSUMED_TRIALS = 100  # problems per evaluation where the log does not say
 # Onset: a value is healthy if it has moved less than this share of the way from its reference,
@@ -41,15 +51,12 @@ class Window:
 
     def reference(self, since: Since) -> float | None:
         """The level to compare with; None while it is unknown."""
-        if since == "usual":
+        if since in ("usual", "high"):
             before = self._before()
-            return level(before) if before else None
-        start = self.track.start
-        if since == "start" or start is None:
-            return start
-        # A fall in the first rows leaves no high plateau behind, but a high start.
-        best = self._plateau()
-        return start if best is None else max(best, start)
+            if not before:
+                return None
+            return level(before) if since == "usual" else sorted(before)[int(HIGH * len(before))]
+        return self.track.start if since == "start" else self._best()[0]
 
     def standard_error(self, since: Since) -> float:
         """Of the present level minus that reference."""
@@ -64,16 +71,24 @@ class Window:
         return math.sqrt(bernoulli_variance(pooled) * inverse / trials)
 
     def _num_values(self, since: Since) -> int:
-        if since == "usual":
+        if since in ("usual", "high"):
             return len(self._before())
-        best, start = self._plateau(), self.track.start
-        higher = best is not None and start is not None and best >= start
-        return self.track.sizes[1] if since == "best" and higher else self.track.warmup
+        return self.track.warmup if since == "start" else self._best()[1]
 
-    def _plateau(self) -> float | None:
-        # The highest of many short windows is the luckiest, not the best: take the long one.
-        long = self.track.window(1)
-        return long.best if long else None
+    def _best(self) -> tuple[float | None, int]:
+        """The best level so far and the number of values behind it."""
+        track = self.track
+        if track.start is None:
+            return None, track.warmup
+        # A fall in the first rows leaves no high plateau behind, but a high start.
+        levels = [(track.start, track.warmup)]
+        for window in track.windows[-1:] if track.sparse else track.windows:
+            if window.best is not None:
+                # The highest of many windows is the luckiest: take off the luck to expect.
+                num = 1 if track.sparse else track.num_seen // window.size
+                luck = expected_maximum(num) / math.sqrt(window.size) * track.noise
+                levels.append((window.best - luck, window.size))
+        return max(levels)
 
     def _before(self) -> list[float]:
         before = self.track.recent[: -self.size]
@@ -84,28 +99,40 @@ class Window:
 class Track:
     """The past of one metric.
 
-    The first `warmup` values are the baseline; the short window has `window` values, the long one
-    five times as many, or three for a sparse share (`pooled`).
+    The first `warmup` values are the baseline; the short window has `window` values, the others
+    two and five times as many; for a sparse share (`pooled`) one and three.
     """
 
     def __init__(self, warmup: int, window: int, *, pooled: bool = False) -> None:
         self.warmup = warmup
-        self.sizes = (window, window * (POOLED if pooled else LONG if window > 1 else 1))
+        sizes = (1, POOLED if pooled else 1) if window == 1 else [window * k for k in WINDOWS]
+        self.sizes = tuple(sizes)
         self.first: list[float] = []
         self.start: float | None = None
         self.recent: list[float] = []
         self.steps: list[int] = []  # of the recent values
         self.num_seen = 0
-        self.windows = (Window(self, self.sizes[0]), Window(self, self.sizes[1]))
+        self.windows = tuple(Window(self, size) for size in self.sizes)
         self.trials: float | None = None  # for a share: number of problems behind each value
+        self.lowest: list[float] = []  # in order
+        self.total = 0.0
+        self.bends = 0.0  # sum of the squares of second differences
         self._noise: float | None = None
 
     def add(self, value: float, step: int = 0) -> None:
         self.num_seen += 1
+        self.total += value
         self.recent.append(value)
+        if self.num_seen > 2:
+            bend = (value - 2 * self.recent[-2] + self.recent[-3]) ** 2
+            usual = self.bends / max(self.num_seen - 3, 1)
+            # One outlier must not hide everything that follows.
+            self.bends += bend if self.num_seen < MANY else min(bend, OUTLIER * usual)
         self.steps.append(step)
-        if len(self.recent) > MEMORY + self.sizes[1]:
+        if len(self.recent) > MEMORY + self.sizes[-1]:
             del self.recent[0], self.steps[0]
+        insort(self.lowest, value)
+        del self.lowest[LOWEST:]
         if len(self.first) < self.warmup:
             self.first.append(value)
             self.start = level(self.first) if len(self.first) == self.warmup else None
@@ -115,7 +142,7 @@ class Track:
                 window.refresh()
 
     def window(self, scale: int) -> Window | None:
-        """The short (0) or the long (1) window; None until it is full."""
+        """The short (0) to the long (-1) window; None until it is full."""
         return self.windows[scale] if len(self.recent) >= self.sizes[scale] else None
 
     @property
@@ -123,9 +150,25 @@ class Track:
         return self.sizes[0] == 1
 
     @property
+    def mean(self) -> float:
+        return self.total / max(self.num_seen, 1)
+
+    @property
+    def floor(self) -> float:
+        """The value of a policy that has lost everything: 0, or the lowest percent if negative."""
+        return min(0.0, self.lowest[min(self.num_seen // 100, len(self.lowest) - 1)])
+
+    @property
     def noise(self) -> float:
         if self._noise is None:
-            self._noise = self._binomial(self.trials) if self.trials else deviation(self.recent)
+            if self.trials:
+                self._noise = self._binomial(self.trials)
+            else:
+                rms = math.sqrt(self.bends / max(self.num_seen - 2, 1) / 6)
+                fast, slow = max(rms, deviation(self.recent)), slow_deviation(self.recent)
+                if slow > fast > 0:  # blocks see only a part of what lasts longer than they do
+                    slow *= (slow / fast) ** LASTING
+                self._noise = max(fast, slow)
             if self.sparse and not self.trials and all(0 <= value <= 1 for value in self.recent):
                 # The scatter of two or three values may be zero by chance.
                 self._noise = max(self._noise, self._binomial(ASSUMED_TRIALS))
@@ -138,14 +181,16 @@ class Track:
     def state(self) -> dict[str, Any]:
         best = [window.best for window in self.windows]
         return {"first": list(self.first), "recent": list(self.recent), "steps": list(self.steps),
-                "best": best, "trials": self.trials, "seen": self.num_seen}  # fmt: skip
+                "best": best, "trials": self.trials, "seen": self.num_seen,
+                "lowest": list(self.lowest), "total": self.total, "bends": self.bends}  # fmt: skip
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.first, self.recent = list(state["first"]), list(state["recent"])
         self.start = level(self.first) if len(self.first) == self.warmup else None
         self.steps, self.trials, self._noise = list(state["steps"]), state["trials"], None
         self.num_seen = state["seen"]
-        for window, best in zip(self.windows, state["best"], strict=True):
+        self.lowest, self.total, self.bends = [*state["lowest"]], state["total"], state["bends"]
+        for window, best in zip(self.windows, state["best"]):
             window.best = best
             if len(self.recent) >= window.size:
                 window.now = level(self.recent[-window.size :])
@@ -159,12 +204,16 @@ class Symptom:
         metric: a name from `metrics.METRICS`.
         moved: up or down: by more than the limits and the noise. not_up: at most `by` above the
             reference, or no more than the noise. still: within `by` of the reference, or within
-            `level` of zero. above or below: past `level`, wherever it started.
-        by: change relative to the reference; 0.5 down is half lost, 1.0 up is doubled.
+            `level` of zero. above or below: past `level`, wherever it started. absent: the run
+            does not log it.
+        by: change relative to the reference; 0.5 down is half lost, 1.0 up is doubled. What can be
+            lost of a reward that may be negative is its distance from its lowest values.
         change: change in the metric's own unit, for shares that start near zero.
         level: the present value must also be past this.
         floor: a present value past this is enough: the backstop for a bad baseline.
-        since: start is the run's first rows, best its highest plateau, usual its recent past.
+        since: start is the run's first rows, best its highest plateau, usual its recent past, high
+            what nine of ten recent values stayed below, run all of it: with above or below the
+            mean of all values counts, with still the lowest of them.
         noise_share: share of the required noise margin; below 1 next to an independent symptom,
             since chance would have to move both.
         optional: counts as present in a run that never logs the metric.
@@ -185,15 +234,23 @@ class Symptom:
         """Whether the window shows it, by more than `noise` standard errors."""
         noise *= self.noise_share
         if self.moved in ("above", "below"):
-            return self._is_past(window.now, self.level)
+            now = window.track.mean if self.since == "run" else window.now
+            return self._is_past(now, self.level)
         if self.floor is not None and self._is_past(window.now, self.floor):
             return True
+        if self.moved == "still" and self.since == "run":
+            return window.now - window.track.lowest[0] <= self.by * abs(window.now)
         reference = window.reference(self.since)
-        if reference is None:
+        if reference is None or (self.since == "high" and reference <= 0):
             return False
         distance = window.now - reference
         # A reward may be negative or near zero: relative to the larger of start and reference.
         required = self.by * max(abs(reference), abs(window.reference("start") or 0.0))
+        if self.moved == "down":
+            required = self.by * (reference - window.track.floor)
+            short = reference - window.track.windows[0].now
+            if short < max(required / 2, NOTHING * abs(reference)):
+                return False  # a long window lags behind a rise and remembers what is over
         if self.moved == "still":
             near_zero = self.level is not None and abs(window.now) <= self.level
             return near_zero or abs(distance) <= required
@@ -204,6 +261,30 @@ class Symptom:
         if not large or not self._is_past(window.now, self.level):
             return False
         return moved >= noise * window.standard_error(self.since)
+
+    def text(self) -> str:
+        """The symptom in a few words: "reward down by 50% from its best"."""
+        since = {
+            "start": "its start",
+            "best": "its best",
+            "usual": "its recent past",
+            "high": "the highest tenth of its recent past",
+            "run": "the whole run",
+        }[self.since]
+        name, share = self.metric.replace("_", " "), f"{self.by:.0%}"
+        if self.moved in ("above", "below"):
+            out = f"{name} {self.moved} {self.level:g}"
+            out += " on average over the whole run" if self.since == "run" else ""
+        elif self.moved == "absent":
+            out = f"{name} is not logged"
+        elif self.moved in ("up", "down"):
+            limits = [share] * (self.by > 0) + [f"{self.change:g}"] * (self.change > 0)
+            out = f"{name} {self.moved} by {' and '.join(limits)} from {since}"
+            out += "" if self.level is None else f", past {self.level:g}"
+        else:
+            moved = "not up" if self.moved == "not_up" else "still"
+            out = f"{name} {moved} (within {share} of {since})"
+        return f"{out} (if logged)" if self.optional else out
 
     def onset(self, window: Window) -> int | None:
         """The first step of the change: an alarm comes late by its window and its patience.
@@ -269,6 +350,25 @@ def deviation(values: Sequence[float]) -> float:
         return 0.0
     kept = bends[: len(bends) - len(bends) // 10]
     return sum(kept) / len(kept) / TRIMMED_BEND * (1 + 1 / math.sqrt(len(bends)))
+
+
+@lru_cache(maxsize=4096)
+def expected_maximum(num: int) -> float:
+    """Of so many normal values of deviation 1 (Blom 1958)."""
+    return NormalDist().inv_cdf((num - 0.375) / (num + 0.25)) if num > 1 else 0.0
+
+
+def slow_deviation(values: Sequence[float]) -> float:
+    """The same from the means of blocks of rows, times the root of their size: larger than
+    `deviation` where the noise lasts longer than one row, as with a curriculum. The median of
+    their bends, since a fall may be as long as some blocks."""
+    num = len(values) // BLOCK
+    if num < MIN_BLOCKS:
+        return 0.0
+    last = values[-num * BLOCK :]
+    means = [sum(last[k : k + BLOCK]) / BLOCK for k in range(0, num * BLOCK, BLOCK)]
+    bends = [abs(a - 2 * b + c) for a, b, c in zip(means, means[1:], means[2:])]
+    return median(bends) / MEDIAN_BEND * math.sqrt(BLOCK)
 
 
 def is_finite(value: float) -> bool:

@@ -1,28 +1,37 @@
-"""Parsers of logs: JSON lines, JSON documents, CSV, console output, and TensorBoard files."""
+"""Parsers of text logs: JSON lines, JSON documents, CSV, console output; and TensorBoard files."""
 
 import csv
+import gzip
+import io
 import json
 import re
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
-from mesotron.config import LogKind
 from mesotron.watch.events import ACTION_KEY
-from mesotron.watch.metrics import STEP_NAMES, plain_name
+from mesotron.watch.metrics import STEP_NAMES, is_known, plain_name
 
 Row = dict[str, float]
 
-MAX_FILE = 2**30
-MAX_DOCUMENT = MAX_FILE // 4  # it is held in memory
+MAX_FILE = 2**31
+MAX_DOCUMENT = 2**27  # it is held in memory
 MAX_LINE = 2**20
 MAX_KEYS = 5000
 MAX_DEPTH = 8
 # verl and others put a row's numbers under one of these next to its step.
 WRAPPERS = {"data", "metrics", "logs"}
+# Columns of a table that name the run of a row, or the metric of its value.
+RUN_COLUMNS = ("run_name", "run_id", "run", "experiment", "exp_name", "exp")
+METRIC_COLUMNS = ("metric", "tag", "key", "metric_name")
+# Bookkeeping of W&B.
+IGNORED = {"_timestamp", "_runtime", "_wandb"}
 
-PEEK = 2**16  # bytes to recognize a format by
+BLOCK = 2**18  # bytes read at once
 FRAME = 16  # bytes around each record of an event file: its length and two checksums
 
 COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -30,27 +39,52 @@ COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 WORKER = re.compile(r"^\(\w{1,64} pid=\d{1,12}[^)\n]{0,64}\)\s*")
 VERL = re.compile(r"(?:^|\s)step:(\d{1,12})(?=\s|$)")
 PAIR = re.compile(r"([\w@./()-]{1,200}):(?:np\.\w{1,16}\()?([-+\w.]{1,40})\)?$")
-PRINTED = re.compile(r"'([^'\n]{1,200})':\s*'?([-+\w.]{1,40})'?[,}]")
+PRINTED = re.compile(
+    r"""['"]([^'"\n]{1,200})['"]:\s{0,8}(?:[\w.]{1,20}\()?['"]?([-+\w.]{1,40})['"]?\)?\s{0,8}(?:[,}]|$)"""
+)
+# "Step 12 | Loss 0.1 | Reward: 0.5", "[step 3/100] loss=0.1", "METRICS STEP 3", "rollout 7: {...}"
+STEP = re.compile(
+    r"\b(?:step|iteration|iter|update)[\s:=#]{1,4}(\d{1,12})(?!\d|\.\d)", re.IGNORECASE
+)
+NUMBERED = re.compile(r"\b(?:step|rollout|perf|eval) (\d{1,12}): ?$")
+NUMBER = r"([-+]?[\d.]{1,24}(?:e[-+]?\d{1,3})?|nan|[-+]?inf)(%?)"
+NAMED = re.compile(
+    rf"\W{{0,4}}([a-z][\w @./-]{{0,80}}?)\s{{0,4}}[:=]?\s{{0,4}}{NUMBER}"
+    r"\s?[a-z/]{0,20}[\s\]).]{0,4}",
+    re.IGNORECASE,
+)
+JOINED = re.compile(rf"([a-z][\w@./-]{{0,80}})\s?[:=]\s?{NUMBER}(?![\w.])", re.IGNORECASE)
 
 
 class Parser(ABC):
-    """Reads the rows of one file."""
+    """Reads the rows of one file, or of one run (`part`) of a file with several."""
 
     whole: ClassVar[bool] = False  # rewritten as a whole, so `finish` may be called many times
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.offset = path, 0  # bytes read so far
+    def __init__(self, path: Path, part: str | None = None) -> None:
+        self.path, self.part = path, part
+        self.offset = 0  # bytes read so far
         self.actions: list[dict[str, Any]] = []  # records of a guard's actions, if there are any
         self.notes: list[str] = []
         self._row: Row = {}  # not complete yet
 
     @abstractmethod
-    def read(self) -> list[Row]:
+    def read(self) -> Iterable[Row]:
         """The rows completed since the last call."""
 
     @abstractmethod
-    def finish(self) -> list[Row]:
+    def finish(self) -> Iterable[Row]:
         """The rows that were waiting for more: nothing will follow."""
+
+    @classmethod
+    def parts(cls, path: Path) -> list[str]:
+        """The names of the runs in a file, if it has several."""
+        return []
+
+    @classmethod
+    def size(cls, path: Path) -> int:
+        """Bytes of the log; it has not changed while this has not."""
+        return path.stat().st_size
 
     def _take(self) -> list[Row]:
         row, self._row = self._row, {}
@@ -60,9 +94,10 @@ class Parser(ABC):
 class LineParser(Parser):
     """Reads line by line; an incomplete last line waits for its end."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, part: str | None = None) -> None:
+        super().__init__(path, part)
         self.num_lines = 0
+        self._rest = b""  # the incomplete line at the end
 
     @abstractmethod
     def parse(self, line: str) -> list[Row]:
@@ -72,31 +107,40 @@ class LineParser(Parser):
         """The rows that wait for another line."""
         return []
 
-    def read(self) -> list[Row]:
-        rows: list[Row] = []
-        with self.path.open("rb") as file:
+    def read(self) -> Iterator[Row]:
+        self._rest = b""
+        with open_bytes(self.path) as file:
             file.seek(self.offset)
-            while (line := file.readline(MAX_LINE + 1)).endswith(b"\n"):
-                rows += self._parse(line)
-        if len(line) > MAX_LINE:
-            self.num_lines += 1
-            raise self.error(f"is longer than {MAX_LINE} bytes")
-        return rows
+            while data := read_bytes(file, BLOCK, self.path):
+                block, newline, self._rest = (self._rest + data).rpartition(b"\n")
+                if newline:
+                    yield from self._parse_block(block)
+                if len(self._rest) > MAX_LINE:
+                    self.num_lines += 1
+                    raise self.error(f"is longer than {MAX_LINE} bytes")
+
+    def _parse_block(self, block: bytes) -> Iterator[Row]:
+        for line in block.split(b"\n"):
+            yield from self._parse(line)
 
     def finish(self) -> list[Row]:
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            rest = file.readline(MAX_LINE)
+        rest, self._rest = self._rest, b""
         try:
             rows = self._parse(rest) if rest.strip() else []
+            self.offset -= bool(rows)  # there was no newline
         except MalformedLine:  # cut off when the writer was killed
             rows = []
-        return rows + self.last()
+        return [*rows, *self.last()]
 
     def _parse(self, line: bytes) -> list[Row]:
-        self.offset += len(line)
+        self.offset += len(line) + 1
         self.num_lines += 1
-        rows = self.parse(line.decode("utf-8", errors="replace").rstrip("\r\n"))
+        if len(line) > MAX_LINE:
+            raise self.error(f"is longer than {MAX_LINE} bytes")
+        if self.offset > MAX_FILE:  # a compressed file may be larger inside
+            raise self.error(f"is beyond {MAX_FILE} bytes: give a part of the log")
+        text = line.decode("utf-8", errors="replace").removesuffix("\r")
+        rows = self.parse(text.removeprefix("\ufeff") if self.num_lines == 1 else text)
         return [row for row in rows if row]
 
     def error(self, problem: str) -> "MalformedLine":
@@ -110,8 +154,24 @@ class MalformedLine(ValueError):
 class JsonLines(LineParser):
     """One JSON object per line: our metrics.jsonl, verl's file logger, and most others."""
 
+    def _parse_block(self, block: bytes) -> Iterator[Row]:
+        # Parsing many lines at once takes two thirds of the time.
+        lines = block.count(b"\n") + 1
+        try:
+            values = json.loads(b"[%b]" % block.replace(b"\n", b",")) if self.num_lines else []
+        except (ValueError, RecursionError):
+            values = []
+        if len(values) != lines or any(type(value) is not dict for value in values):
+            yield from super()._parse_block(block)  # names the line that is wrong
+            return
+        self.offset += len(block) + 1
+        self.num_lines += lines
+        for value in values:
+            if row := to_row(value):
+                yield row
+
     def parse(self, line: str) -> list[Row]:
-        if not line.strip():
+        if not line or line.isspace():
             return []
         try:
             value = json.loads(line)
@@ -123,41 +183,101 @@ class JsonLines(LineParser):
 
 
 class Document(Parser):
-    """A trainer_state.json, its log_history (rows and a guard's actions), or any list of rows."""
+    """A trainer_state.json, its log_history (rows and a guard's actions), a list of rows, a
+    dictionary of columns, or a notebook with the output of a trainer."""
 
     whole = True
 
     def read(self) -> list[Row]:
         self.offset = self.path.stat().st_size
-        if self.offset > MAX_DOCUMENT:
+        with open_bytes(self.path) as file:
+            self._data = read_bytes(file, MAX_DOCUMENT + 1, self.path)
+        if len(self._data) > MAX_DOCUMENT:
             raise ValueError(f"{self.path} is larger than {MAX_DOCUMENT} bytes: use its JSONL")
-        self._data = self.path.read_bytes()
         return []
 
     def finish(self) -> list[Row]:
         try:
-            value = json.loads(self._data.decode("utf-8", errors="replace"))
+            value = json.loads(self._data.decode("utf-8-sig", errors="replace"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{self.path} is not JSON: {_reason(error)}") from error
-        rows = value.get("log_history") if isinstance(value, dict) else value
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        if isinstance(value, dict) and isinstance(value.get("cells"), list):
+            return [row for row in _notebook_rows(value["cells"]) if row]
+        rows = _find_rows(value)
+        if rows is None:
             raise ValueError(
-                f"{self.path} has no log_history and is not a list of rows: give a "
-                "trainer_state.json or a file with one JSON object per line"
+                f"{self.path} has no log_history, rows or columns: give a trainer_state.json or a "
+                "file with one JSON object per line"
             )
         found = [row[ACTION_KEY] for row in rows if ACTION_KEY in row]
         self.actions = [record for record in found if isinstance(record, dict)]
         return [row for item in rows if ACTION_KEY not in item and (row := to_row(item))]
 
 
-class Csv(LineParser):
-    """A table with a header, which also tells the delimiter. Empty cells and text are skipped."""
+def _find_rows(value: Any) -> list[dict[str, Any]] | None:
+    """The longest list of objects in a document, or its columns as rows."""
+    if isinstance(value, dict):
+        values = [value["log_history"]] if "log_history" in value else list(value.values())
+        columns = {key: column for key, column in value.items() if _is_column(column)}
+        if columns and "log_history" not in value:
+            length = max(map(len, columns.values()))
+            return [{key: column[k] for key, column in columns.items() if k < len(column)}
+                    for k in range(length)]  # fmt: skip
+    else:
+        values = [value]
+    lists = [rows for rows in values if isinstance(rows, list)
+             and all(isinstance(row, dict) for row in rows)]  # fmt: skip
+    return max(lists, key=len, default=None)
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._header: list[str] | None = None
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 1 and all(
+        item is None or isinstance(item, int | float) for item in value
+    )  # fmt: skip
+
+
+def _notebook_rows(cells: list[Any]) -> Iterator[Row]:
+    """Rows of the tables and dictionaries in the outputs of a notebook."""
+    console = Console(Path())
+    for output in (each for cell in _dicts({"": cells}, "") for each in _dicts(cell, "outputs")):
+        data = output.get("data")
+        html = _text(data.get("text/html")) if isinstance(data, dict) else ""
+        header: list[str] = []
+        for line in html.split("<tr")[1:]:
+            texts = re.findall(r"<t[hd][^>]{0,200}>([^<]{0,200})</t[hd]>", line)
+            if "<th" in line and "<td" not in line:
+                header = [text.strip() for text in texts]
+            elif header and len(texts) == len(header):
+                yield to_row(dict(zip(header, texts)))
+        for line in _text(output.get("text")).split("\n"):
+            yield from console.parse(line[:MAX_LINE])
+    yield from console.last()
+
+
+def _dicts(values: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    items = values.get(key)
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _text(value: Any) -> str:
+    lines = value if isinstance(value, list) else [value]
+    return "".join(line for line in lines if isinstance(line, str))
+
+
+class Csv(LineParser):
+    """A table with a header, which also tells the delimiter. Empty cells and text are skipped.
+
+    A column may name the run, or the metric whose value another column holds; columns of a W&B
+    chart are named `<run> - <metric>`, and TensorBoard's export has the metric in the file's name.
+    """
+
+    def __init__(self, path: Path, part: str | None = None) -> None:
+        super().__init__(path, part)
+        self.header: list[str] | None = None
+        self.runs: dict[str, None] = {}  # names of the runs so far, in order
         self._delimiter = ","
         self._open = ""  # a row whose quoted cell continues in the next line
+        self._run = self._metric = self._value = ""  # columns with the run, a name, its value
 
     def parse(self, line: str) -> list[Row]:
         line = f"{self._open}{line}"
@@ -165,21 +285,51 @@ class Csv(LineParser):
             raise self.error(f"ends a row longer than {MAX_LINE} bytes")
         # An odd number of quotes leaves a cell open.
         self._open = f"{line}\n" if line.count('"') % 2 else ""
-        if self._open or not line.strip() or (self._header is None and line.startswith("#")):
+        if self._open or not line.strip() or (self.header is None and line.startswith("#")):
             return []
-        if self._header is None:
-            line = line.removeprefix("\ufeff")
+        if self.header is None:
             self._delimiter = max(",\t;", key=line.count)
         try:
             cells = next(csv.reader([line], delimiter=self._delimiter))
         except csv.Error as error:
             raise self.error(f"is not CSV: {error}") from error
-        if self._header is None:
-            self._header = cells
+        if self.header is None:
+            self._set_header(cells)
             return []
-        if len(cells) > len(self._header):
-            raise self.error(f"has {len(cells)} cells, the header {len(self._header)}")
-        return [to_row(dict(zip(self._header, cells)))]
+        if len(cells) > len(self.header):
+            raise self.error(f"has {len(cells)} cells, the header {len(self.header)}")
+        values = {name: cell for name, cell in zip(self.header, cells) if name}
+        if self._run:
+            run = values.pop(self._run, "")
+            if len(self.runs) < MAX_KEYS:
+                self.runs[run] = None
+            if self.part not in (None, run):
+                return []
+        if self._value and (value := values.pop(self._value, "")):
+            values[values.pop(self._metric, self._metric)] = value
+        return [to_row(values)]
+
+    def _set_header(self, cells: list[str]) -> None:
+        charts = [cell.rpartition(" - ")[0] for cell in cells]
+        self.runs = dict.fromkeys(run for run in charts if run)
+        self.header = [
+            "" if cell.endswith(("__MIN", "__MAX")) or (run and self.part not in (None, run))
+            else cell for cell, run in zip(cells, charts)
+        ]  # fmt: skip
+        columns = {cell.strip().lower(): cell for cell in cells}
+        self._run = next((columns[name] for name in RUN_COLUMNS if name in columns), "")
+        self._metric = next((columns[name] for name in METRIC_COLUMNS if name in columns), "")
+        if not self._metric and columns.keys() == {"wall time", "step", "value"}:
+            self._metric = self.path.stem.rpartition("tag-")[2]
+        self._value = columns.get("value", "") if self._metric else ""
+
+    @classmethod
+    def parts(cls, path: Path) -> list[str]:
+        table = cls(path)
+        for k, _ in enumerate(table.read()):
+            if k == 0 and not table._run:
+                break
+        return [run for run in table.runs if run] if len(table.runs) > 1 else []
 
     def last(self) -> list[Row]:
         if self._open.count("\n") > 1:  # it has swallowed the rest of the table
@@ -189,33 +339,89 @@ class Csv(LineParser):
 
 class Console(LineParser):
     """What trainers print among other lines: verl's `step:3 - actor/entropy:0.4 - ...`, which may
-    be wrapped, and Trainer's `{'loss': 0.1}`."""
+    be wrapped, dictionaries on one line or several, with a numbered step before them or not, and
+    `Step 3 | Loss 0.1 | Reward: 0.5`."""
+
+    def __init__(self, path: Path, part: str | None = None) -> None:
+        super().__init__(path, part)
+        self._block = ""  # how the open row goes on: "verl", or "pairs" on lines under its step
+        self._names: set[str] = set()
 
     def parse(self, line: str) -> list[Row]:
-        rows: list[Row] = []
         # A progress bar overwrites its line again and again.
-        for part in COLOR.sub("", line).split("\r"):
-            part = WORKER.sub("", part)
-            if self._row and part.lstrip().startswith("- "):
-                self._row |= parse_pairs(part)
-                continue
-            rows += self._take()  # a verl row is complete when another line begins
-            if step := VERL.search(part):
-                self._row = {"step": float(step[1])} | parse_pairs(part[step.end() :])
-            elif "{'" in part:
-                row = to_row(dict(PRINTED.findall(part[part.index("{'") :])))
-                rows += [row] if len(row) > 1 else []
+        parts = COLOR.sub("", line).split("\r")
+        return [row for part in parts for row in self._parse_part(WORKER.sub("", part))]
+
+    def _parse_part(self, part: str) -> list[Row]:
+        text = part.strip(" \t{}[]=-")
+        if self._row and self._block == "verl" and part.lstrip().startswith("- "):
+            self._row |= parse_pairs(part)
+            return []
+        if self._row and self._block == "pairs":
+            pairs = _pairs_of_block(part) if text else {}
+            self._row |= {key: value for key, value in pairs.items() if key != "step"}
+            if pairs or not text:
+                return []
+        rows = self._take()  # a row of several lines is complete when another line begins
+        quote = next((k for k in (part.find("{'"), part.find('{"')) if k >= 0), -1)
+        if verl := VERL.search(part):
+            self._block = "verl"
+            self._row = {"step": float(verl[1])} | parse_pairs(part[verl.end() :])
+        elif quote >= 0 and (printed := PRINTED.findall(part[quote:])):
+            row = to_row(dict(printed))
+            if (number := NUMBERED.search(part[max(quote - 40, 0) : quote])) and "step" not in row:
+                row = {"step": float(number[1])} | row
+            rows += [row] if len(row) > 1 else []
+        elif step := STEP.search(part):
+            row = {"step": float(step[1])}
+            row = parse_named(part[: step.start()]) | parse_named(part[step.end() :]) | row
+            if self._is_known(row):
+                rows.append(row)
+            else:  # "Step 3:", with the numbers on the next lines
+                self._row, self._block = {"step": row["step"]}, "pairs"
         return rows
+
+    def _take(self) -> list[Row]:
+        return [row for row in super()._take() if self._is_known(row)]
+
+    def _is_known(self, row: Row) -> bool:
+        """Whether a row has a metric; a text like "step 5: saved 3 files" has none."""
+        if len(self._names) < MAX_KEYS:
+            self._names |= row.keys()
+        return any(is_known(name) for name in row if name in self._names)
 
     def last(self) -> list[Row]:
         return self._take()
 
 
+def _pairs_of_block(line: str) -> Row:
+    """The numbers of a line in a block under a step: `'name': '0.5',` or `name: 0.5`."""
+    pairs = dict(PRINTED.findall(line)) if line.lstrip(" {").startswith(("'", '"')) else {}
+    if not pairs and (named := NAMED.fullmatch(line)) and re.search("[:=]", line):
+        return _numbers([named.groups()])
+    return to_row(pairs)
+
+
+def parse_named(text: str) -> Row:
+    """Numbers with names, as in "Loss 0.1 | Mismatch KL: 0.02 | Truncation 1.0%"."""
+    row: Row = {}
+    for piece in re.split(r"[|,;]|\s-\s|\s{2,}", text[:4096]):
+        whole = NAMED.fullmatch(piece)
+        row |= _numbers([whole.groups()] if whole else JOINED.findall(piece))
+    return row
+
+
+def _numbers(found: Iterable[tuple[str | Any, ...]]) -> Row:
+    values = ((name.strip(), to_number(number), percent) for name, number, percent in found)
+    return {name: value / 100 if percent else value
+            for name, value, percent in values if value is not None}  # fmt: skip
+
+
 class EventFile(Parser):
     """A TensorBoard file; the scalars of one step, which are written one by one, make one row."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, part: str | None = None) -> None:
+        super().__init__(path, part)
         try:
             from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
         except ImportError as error:
@@ -224,16 +430,14 @@ class EventFile(Parser):
             ) from error
         self._loader = RawEventFileLoader(str(path))
 
-    def read(self) -> list[Row]:
-        rows: list[Row] = []
+    def read(self) -> Iterator[Row]:
         for record in self._loader.Load():  # ends before an incomplete or damaged record
             step, scalars = self._parse(record)
             self.offset += len(record) + FRAME
             if scalars and (self._row.get("step") != step or scalars.keys() & self._row.keys()):
-                rows += self._take()
+                yield from self._take()
                 self._row = {"step": float(step)}
             self._row |= scalars
-        return rows
 
     def finish(self) -> list[Row]:
         if self.offset < self.path.stat().st_size:
@@ -259,36 +463,26 @@ class EventFile(Parser):
         return event.step, scalars
 
 
-PARSERS: dict[LogKind, type[Parser]] = {
-    "run": JsonLines, "jsonl": JsonLines, "trainer_state": Document, "csv": Csv,
-    "tensorboard": EventFile, "console": Console,
-}  # fmt: skip
-SUFFIXES: dict[str, LogKind] = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "csv",
-}  # fmt: skip
-
-
-def recognize(path: Path) -> LogKind:
-    """The format of a file, by its name or its first bytes."""
-    if "tfevents" in path.name:
-        return "tensorboard"
-    if path.suffix in SUFFIXES:
-        return SUFFIXES[path.suffix]
+def open_bytes(path: Path) -> IO[bytes]:
+    """A text file as UTF-8, decompressed if it is gzipped."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")  # type: ignore[return-value]
     with path.open("rb") as file:
-        head = file.read(PEEK)
-    if b"brain.Event:" in head[:64]:  # the version in the first record
-        return "tensorboard"
-    text = head.decode("utf-8", errors="replace")
-    first = text.lstrip().split("\n", 1)[0].strip()
-    if path.suffix == ".json" or first in ("{", "["):
-        return "trainer_state"
-    if first.startswith('{"'):
-        return "jsonl"
-    if VERL.search(text) or PRINTED.search(text):
-        return "console"
-    if any(mark in first for mark in ",\t;"):
-        return "csv"
-    raise ValueError(f"{path} is not a known kind of log: give --kind, one of {', '.join(PARSERS)}")
+        mark = file.read(2)
+    if mark in (b"\xff\xfe", b"\xfe\xff"):  # what PowerShell writes
+        if path.stat().st_size > MAX_DOCUMENT:
+            raise ValueError(f"{path} is UTF-16 and larger than {MAX_DOCUMENT} bytes: convert it")
+        return io.BytesIO(path.read_bytes().decode("utf-16", errors="replace").encode())
+    return path.open("rb")
+
+
+def read_bytes(file: IO[bytes], count: int, path: Path) -> bytes:
+    try:
+        return file.read(count)
+    except EOFError:  # a compressed file that is cut off
+        return b""
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not a gzip file, or is damaged") from error
 
 
 def parse_pairs(text: str) -> Row:
@@ -298,24 +492,66 @@ def parse_pairs(text: str) -> Row:
 
 
 def to_row(values: Mapping[str, Any]) -> Row:
-    """The numbers of a logged row: nested names are joined by /, the step is named "step"."""
+    """The numbers of a logged row: nested names are joined by /, the step is named "step", or
+    "_step" where it is W&B's count of calls."""
+    keys = tuple(values)
+    if {*map(type, values.values())} <= {int, float} and len(keys) < 500:
+        with suppress(OverflowError, LookupError):  # an integer beyond the floats; keys to ignore
+            return dict(zip(_flat_names(keys), map(float, values.values())))
     flat: Row = {}
-    _flatten("", values, flat, MAX_DEPTH)
-    names = {plain_name(key).lower(): key for key in flat}
-    for name in STEP_NAMES:
-        if plain_name(name) in names:
-            return {"step": flat.pop(names[plain_name(name)])} | flat
+    best = _flatten("", values, flat, MAX_DEPTH, ("", len(STEP_NAMES)))
+    if best[0]:
+        step = flat.pop(best[0])
+        flat.pop("_step", None)
+        return {"_step" if best[1] == CALLS else "step": step} | flat
     return flat
 
 
-def _flatten(prefix: str, values: Mapping[str, Any], flat: Row, depth: int) -> None:
+@lru_cache(maxsize=256)
+def _flat_names(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a row without nesting; LookupError if some are to be left out."""
+    known = [_known_key(key) for key in keys]
+    ranks = [rank for _, rank in known if rank is not None]
+    best = min(ranks, default=CALLS)
+    twice = ranks.count(best) > 1 or (best != CALLS and CALLS in ranks)
+    if twice or not all(name for name, _ in known):
+        raise LookupError
+    step = "_step" if best == CALLS else "step"
+    return tuple(step if rank == best else name for name, rank in known)
+
+
+def _flatten(
+    prefix: str, values: Mapping[str, Any], flat: Row, depth: int, best: tuple[str, int]
+) -> tuple[str, int]:
+    """Put the numbers into `flat`; returns the name of the step and its rank."""
     for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
+        kind = type(value)
+        if kind is dict:
             if depth:
-                _flatten(prefix if key in WRAPPERS else f"{name}/", value, flat, depth - 1)
-        elif (found := to_number(value)) is not None and len(flat) < MAX_KEYS:
-            flat[name] = found
+                inner = prefix if key in WRAPPERS else f"{prefix}{key}/"
+                best = _flatten(inner, value, flat, depth - 1, best)
+            continue
+        name, rank = _known_key(f"{prefix}{key}" if prefix else key)
+        if rank is not None and kind is str:  # ms-swift logs "5/100"
+            value = value.partition("/")[0]
+        number = value if kind is float else to_number(value)
+        if number is not None and name and len(flat) < MAX_KEYS:
+            flat[name] = number
+            if rank is not None and rank < best[1]:
+                best = name, rank
+    return best
+
+
+@lru_cache(maxsize=65536)
+def _known_key(key: str) -> tuple[str, int | None]:
+    """One string for all equal keys ("" for those to ignore), and the rank as a step's name."""
+    plain = key.lower() if len(key) < 64 else ""
+    rank = _STEP_RANKS.get(plain_name(plain))
+    return "" if plain in IGNORED else key, rank
+
+
+CALLS = len(STEP_NAMES) - 1  # rank of W&B's count of calls
+_STEP_RANKS = {plain_name(name): rank for rank, name in reversed([*enumerate(STEP_NAMES)])}
 
 
 def to_number(value: Any) -> float | None:

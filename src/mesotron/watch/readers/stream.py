@@ -4,17 +4,21 @@ Where steps go back, the run was resumed from a checkpoint, and the rows after i
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mesotron.config import LogKind
-from mesotron.watch.readers.parsers import MAX_FILE, PARSERS, Parser, Row, recognize
+from mesotron.watch.readers.locate import PARSERS, locate
+from mesotron.watch.readers.parsers import MAX_FILE, MAX_KEYS, Parser, Row
 
-MAX_ROWS = 2_000_000
+# A longer log is averaged over neighboring rows: a million lines take constant memory, and the
+# detectors, at most a millisecond per row, stay fast.
+MAX_ROWS = 8192
+MAX_CELLS = 1_000_000
 MAX_NOTES = 20
-MAX_ENTRIES = 10_000  # searched for event files at each level of a folder
+MAX_LATE = 64  # rows to look back for the step of a late row
 
 
 @dataclass
@@ -26,6 +30,7 @@ class Log:
     rows: list[Row]  # each with its step; steps never go back
     notes: list[str] = field(default_factory=list)
     actions: list[dict[str, Any]] = field(default_factory=list)  # of a guard, if the log has them
+    part: str | None = None  # the run, in a file with several
 
 
 def read_log(path: Path, kind: LogKind = "auto") -> Log:
@@ -42,125 +47,256 @@ class Stream:
     """A log that may still grow."""
 
     def __init__(self, path: Path, kind: LogKind = "auto") -> None:
-        found, _ = locate(path, kind)
-        self.log = Log(path, found, [])
+        source = locate(path, kind)
+        self.log = Log(path, source.kind, [], part=source.part)
         self.resumed = False  # whether the last poll replaced earlier rows
         self._parsers: dict[Path, Parser] = {}
-        self._num_counted = 0
+        self._table = Table(self.log)
+        self._unread: ValueError | None = None  # why a document could not be read last time
+
+    @property
+    def num_ready(self) -> int:
+        """Rows that will not change; the others may still get numbers of their steps."""
+        return self._table.num_ready
 
     def poll(self) -> int:
         """Read what is new; returns the number of new rows, or of all if `resumed` is set."""
-        self.resumed = False
-        rows: list[Row] = []
         *earlier, last = self._open()
+        before = self._table.start()
         for parser in earlier:  # complete, since a later file exists
-            rows += parser.read() + parser.finish()
-        rows += last.read()
-        return self._replace(last) if last.whole else self._add(rows)
+            self._table.add(parser.read())
+            self._table.add(parser.finish())
+        rows = last.read()
+        if last.whole:
+            return self._replace(last)
+        self._table.add(rows)
+        return self._count(before)
 
     def finish(self) -> int:
         """Read an incomplete end, when nothing more will follow."""
-        self.resumed = False
-        rows: list[Row] = []
+        before = self._table.start()
+        if self._unread:
+            raise self._unread
         for parser in self._parsers.values():
-            rows += parser.finish()
+            if not parser.whole:
+                self._table.add(parser.finish())
             for note in parser.notes:
-                self._note(note)
-        return 0 if PARSERS[self.log.kind].whole else self._add(rows)
+                self._table.note(note)
+        self._table.finish()
+        return self._count(before)
+
+    def _count(self, before: int) -> int:
+        self.resumed = self._table.changed
+        return self._table.num_ready - (0 if self.resumed else before)
 
     def _open(self) -> list[Parser]:
-        _, paths = locate(self.log.path, self.log.kind)
+        source = locate(self.log.path, self.log.kind)
         make = PARSERS[self.log.kind]
-        for path in paths:
-            size, parser = path.stat().st_size, self._parsers.get(path)
+        for path in source.files:
+            size, parser = make.size(path), self._parsers.get(path)
             if size > MAX_FILE:
                 raise ValueError(f"{path} has {size} bytes, more than {MAX_FILE}: give a part")
             # A file that shrank was begun again; a document is rewritten as a whole.
-            if parser is None or size < parser.offset or (make.whole and size != parser.offset):
-                self._parsers[path] = make(path)
-        return [self._parsers[path] for path in paths]
+            if parser is None or (size != parser.offset if make.whole else
+                                  path.suffix != ".gz" and size < parser.offset):  # fmt: skip
+                self._parsers[path] = make(path, source.part)
+        return [self._parsers[path] for path in source.files]
 
     def _replace(self, parser: Parser) -> int:
         """Take the rows of a document in place of those of its earlier versions."""
         try:
-            rows = parser.finish()
-        except ValueError as error:  # perhaps it is being written: `finish` will tell
-            self._note(f"not read yet: {error}")
+            rows = [*parser.finish()]
+        except ValueError as error:  # perhaps it is being written: `finish` will raise
+            self._unread = error
             return 0
-        if len(rows) == len(self.log.rows) and parser.actions == self.log.actions:
+        self._unread, self.resumed = None, False
+        if len(rows) == self._table.num_added and parser.actions == self.log.actions:
             return 0
         self.log.actions = parser.actions
         self.log.rows.clear()
         self.log.notes.clear()
-        self.resumed, self._num_counted = True, 0
-        return self._add(rows)
+        self._table = Table(self.log)
+        self._table.add(rows)
+        self._table.finish()
+        self.resumed = True
+        return self._table.num_ready
 
-    def _add(self, rows: list[Row]) -> int:
-        kept = self.log.rows
-        before = len(kept)
+
+class Table:
+    """The rows of a log in the order of their steps.
+
+    Two processes may write to one file, the second later than the first: a row with other numbers
+    for an earlier step joins that step. The same numbers for an earlier step are a resumed run.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log, self.rows = log, log.rows
+        self.num_added = 0
+        self.changed = False  # whether rows that were ready have changed
+        self.num_ready = 0
+        self._joins = log.kind not in ("run", "trainer_state")  # ours and Trainer's write in order
+        self._names: set[str] = set()
+        self._last, self._has_steps = -math.inf, False
+        self._epoch, self._offset = math.inf, 0.0  # of a step that begins again in each epoch
+        self._lag = -1.0  # steps by which a row may be late; those rows are not ready yet
+        self._num_counted, self._counted_names = 0, set[str]()
+        self._bin, self._open, self._num_cells = 1, list[Row](), 0  # rows to average
+
+    def start(self) -> int:
+        self.changed = False
+        return self.num_ready
+
+    def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
+            self.num_added += 1
+            if not row.keys() <= self._names:
+                row = self._register(row)
             step = row.get("step")
             if step is None or not math.isfinite(step):
-                self._num_counted += 1
-                self._note("rows have no step: they are counted")
-                numbers = {key: value for key, value in row.items() if key != "step"}
-                row = {"step": float(self._num_counted)} | numbers
-            elif kept and step < kept[-1]["step"]:
-                self._note(f"resumed at step {step:.0f}: the rows after it were written again")
-                while kept and kept[-1]["step"] >= step:
-                    kept.pop()
-                self.resumed = True
-            kept.append(row)
-        if len(kept) > MAX_ROWS:
-            raise ValueError(f"{self.log.path} has more than {MAX_ROWS} rows: give a part of it")
-        return len(kept) - (0 if self.resumed else before)
+                row = self._give_step(row)
+                step = row["step"]
+            elif not self._has_steps:
+                self._has_steps = True
+                for earlier in (*self.rows, *self._open):  # they were counted
+                    earlier["step"] = self._last = min(step, earlier["step"])
+                    self.changed = True
+            if self._offset or step < self._last:
+                row, step = self._in_epoch(row, step)
+            if "epoch" in row:
+                self._epoch = row["epoch"]
+            if step > self._last:
+                self._append(row, step)
+            elif step < self._last:
+                self._join_late(row, step)
+            elif not self._join_last(row):
+                self._append(row, step)
+        self._set_ready()
 
-    def _note(self, note: str) -> None:
+    def finish(self) -> None:
+        """Nothing will follow: every row is ready."""
+        if self._open:
+            self.rows.append(average(self._open))
+            self._open = []
+        if self._bin > 1:
+            self.note(f"{self.num_added} rows: each {self._bin} are averaged")
+        self._lag = -1.0
+        self._set_ready()
+
+    def note(self, note: str) -> None:
         if note not in self.log.notes and len(self.log.notes) < MAX_NOTES:
             self.log.notes.append(note)
 
+    def _register(self, row: Row) -> Row:
+        new = row.keys() - self._names
+        if len(self._names) + len(new) > MAX_KEYS:
+            self.note(f"more than {MAX_KEYS} names: the others are left out")
+            return {key: value for key, value in row.items() if key in self._names}
+        self._names |= new
+        return row
 
-def locate(path: Path, kind: LogKind = "auto") -> tuple[LogKind, list[Path]]:
-    """The format of a log and its files in the order they were written."""
-    if not path.exists():
-        raise ValueError(f"{path} does not exist: give a run folder or a log file")
-    if path.is_file():
-        return (recognize(path) if kind == "auto" else kind), [path]
-    if not path.is_dir():
-        raise ValueError(f"{path} is not a regular file: give a run folder or a log file")
-    for found, files in _candidates(path):
-        if files and kind in ("auto", found):
-            return found, files
-    raise ValueError(
-        f"{path} has no {'' if kind == 'auto' else f'{kind} '}log: looked for metrics.jsonl, "
-        "trainer_state.json (also in checkpoint-*), TensorBoard events, one .jsonl and one .csv"
-    )
+    def _give_step(self, row: Row) -> Row:
+        """W&B's count of calls, the last known step, or a count of rows."""
+        calls = row.get("_step")
+        numbers = {key: x for key, x in row.items() if key not in ("step", "_step")}
+        if self._has_steps:
+            step = self._last
+        elif calls is not None and math.isfinite(calls):
+            step = calls
+        else:
+            self.note("rows have no step: they are counted")
+            if not self._num_counted or not self._counted_names.isdisjoint(numbers):
+                self._num_counted += 1
+                self._counted_names = set()
+            self._counted_names |= numbers.keys()  # an evaluation belongs to the row before it
+            step = float(self._num_counted)
+        return {"step": step} | numbers
+
+    def _in_epoch(self, row: Row, step: float) -> tuple[Row, float]:
+        """A row with steps that go on where those of the epoch before ended."""
+        if step + self._offset < self._last and row.get("epoch", -math.inf) > self._epoch:
+            self._offset = self._last + 1 - step
+            self.note("steps begin again in each epoch: they are added up")
+        step += self._offset
+        return (row | {"step": step}) if self._offset else row, step
+
+    def _append(self, row: Row, step: float) -> None:
+        self._last = step
+        if len(self.rows) >= MAX_ROWS or (self._num_cells > MAX_CELLS and len(self.rows) > 1):
+            self.rows[:] = [average(self.rows[k : k + 2]) for k in range(0, len(self.rows), 2)]
+            self._num_cells = sum(map(len, self.rows))
+            self._bin *= 2
+            self.changed = True
+        if self._bin > 1:
+            self._open.append(row)
+            if len(self._open) < self._bin:
+                return
+            row, self._open = average(self._open), []
+        self.rows.append(row)
+        self._num_cells += len(row)
+
+    def _join_last(self, row: Row) -> bool:
+        rows = self._open or self.rows
+        if not self._joins or not rows or rows[-1]["step"] != self._last:
+            return False
+        if not is_other(row, rows[-1]):
+            return False
+        self._lag = max(self._lag, 0.0)
+        self.changed |= rows is self.rows and self.num_ready >= len(rows)
+        rows[-1] |= {key: x for key, x in row.items() if key not in rows[-1]}
+        return True
+
+    def _join_late(self, row: Row, step: float) -> None:
+        rows = self._open or self.rows
+        at = len(rows)
+        while at and rows[at - 1]["step"] >= step and len(rows) - at < MAX_LATE:
+            at -= 1
+            if not is_other(row, rows[at]):
+                break
+        else:
+            if self._joins and (at == 0 or rows[at - 1]["step"] < step) and at < len(rows):
+                self._lag = max(self._lag, self._last - step)
+                self.changed |= rows is self.rows and at < self.num_ready
+                if rows[at]["step"] == step:
+                    rows[at] |= {key: x for key, x in row.items() if key not in rows[at]}
+                else:
+                    rows.insert(at, row)
+                return
+        self.note(f"resumed at step {step:.0f}: the rows after it were written again")
+        for kept in (self._open, self.rows):
+            while kept and kept[-1]["step"] >= step:
+                kept.pop()
+        self.changed = True
+        self._append(row, step)
+
+    def _set_ready(self) -> None:
+        self.num_ready = len(self.rows)
+        while self._lag >= 0 and self.num_ready:
+            if self.rows[self.num_ready - 1]["step"] < self._last - self._lag:
+                break
+            self.num_ready -= 1
 
 
-def _candidates(path: Path) -> list[tuple[LogKind, list[Path]]]:
-    """What a folder may contain, the best source first."""
-    run, state = path / "metrics.jsonl", path / "trainer_state.json"
-    states = {
-        int(number): file for file in path.glob("checkpoint-*/trainer_state.json")
-        if (number := file.parent.name.removeprefix("checkpoint-")).isdecimal()
-    }  # fmt: skip
-    newest = [states[max(states)]] if states else []
-    lines, tables = sorted(path.glob("*.jsonl")), sorted(path.glob("*.csv"))
-    return [
-        ("run", [run] if run.is_file() else []),
-        ("trainer_state", [state] if state.is_file() else newest),
-        ("tensorboard", _event_files(path)),
-        ("jsonl", lines if len(lines) == 1 else []),
-        ("csv", tables if len(tables) == 1 else []),
-    ]
+def is_other(row: Row, earlier: Row) -> bool:
+    """Whether a row has other numbers than an earlier one; fewer than half of its names may be
+    the same, since two processes may both log a time."""
+    shared = sum(key in earlier for key in row) - 1  # the step
+    return 2 * shared < len(row) - 1 or len(row) == 1
 
 
-def _event_files(path: Path) -> list[Path]:
-    """Event files in a folder, or else up to two levels below, by the time in their names."""
-    found: list[Path] = []
-    for depth, pattern in enumerate(("*", "*/*", "*/*/*")):
-        entries = islice(path.glob(pattern), MAX_ENTRIES)
-        found += [file for file in entries if "tfevents" in file.name and file.is_file()]
-        if found and depth == 0:
-            break
-    return sorted(found, key=lambda file: (file.name, str(file)))
+def average(rows: list[Row]) -> Row:
+    """The mean of each number, at the last step; NaN if more than half of the values are not
+    finite."""
+    first = tuple(rows[0])
+    if all(tuple(row) == first for row in rows):
+        columns = dict(zip(first, zip(*[row.values() for row in rows])))
+    else:
+        names = dict.fromkeys(key for row in rows for key in row)
+        columns = {name: [row[name] for row in rows if name in row] for name in names}
+    out: Row = {}
+    for name, values in columns.items():
+        mean = sum(values) / len(values)
+        if not math.isfinite(mean):
+            finite = [value for value in values if math.isfinite(value)]
+            mean = sum(finite) / len(finite) if 2 * len(finite) >= len(values) else math.nan
+        out[name] = mean
+    return out | {"step": rows[-1]["step"]}

@@ -1,0 +1,97 @@
+"""Names of metrics that a user has mapped (`--rename reward=my_score`), for the watch and the
+report; a file beside the log remembers them."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from mesotron.config.base import suggest
+from mesotron.runs.files import write_whole
+from mesotron.watch.metrics import METRICS, guess_reward, own_name
+from mesotron.watch.readers.parsers import Row
+
+NAMES_FILE = "mesotron_names.json"  # {our name: name in the log}
+MAX_BYTES = 2**20
+
+
+def parse_renames(pairs: Sequence[str]) -> dict[str, str]:
+    out = {}
+    for pair in pairs:
+        ours, _, theirs = pair.partition("=")
+        if not theirs:
+            raise ValueError(f"--rename {pair} must have the form reward=my_score")
+        if ours not in METRICS:
+            close = suggest(ours, METRICS)
+            raise ValueError(f"--rename {pair}: {ours!r} is not one of {', '.join(METRICS)}{close}")
+        out[ours] = theirs
+    return out
+
+
+def remembered_names(path: Path) -> dict[str, str]:
+    """Names from the file beside a log, or else in the working folder."""
+    for folder in (_folder(path), Path()):
+        file = folder / NAMES_FILE
+        if not file.is_file():
+            continue
+        try:
+            values = json.loads(file.read_bytes()[:MAX_BYTES])
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file} is not JSON: fix or delete it") from error
+        if not isinstance(values, dict) or not all(isinstance(x, str) for x in values.values()):
+            raise ValueError(f'{file} must be an object such as {{"reward": "my_score"}}')
+        return {ours: theirs for ours, theirs in values.items() if ours in METRICS}
+    return {}
+
+
+def remember_names(path: Path, names: Mapping[str, str]) -> Path | None:
+    """Add names to the file beside a log, or in the working folder; None if neither is writable."""
+    text = json.dumps(remembered_names(path) | dict(names), indent=2) + "\n"
+    for folder in (_folder(path), Path()):
+        try:
+            write_whole(folder / NAMES_FILE, text)
+        except OSError:
+            continue
+        return folder / NAMES_FILE
+    return None
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+class Names:
+    """Adds our names to the rows of one log: those that were mapped, and the reward if the log has
+    none by that name but an accuracy, or rewards of single functions."""
+
+    def __init__(self, path: Path, pairs: Sequence[str] = ()) -> None:
+        self.given = parse_renames(pairs)
+        self.mapped = remembered_names(path) | self.given
+        self.seen: set[str] = set()  # names in the log
+        self.reward_from: list[str] = []
+
+    def learn(self, names: Collection[str]) -> bool:
+        """Take the names of new rows; True if the reward is now read from elsewhere."""
+        new = set(names) - self.seen
+        if not new:
+            return False
+        before, self.seen = self.reward_from, self.seen | new
+        mapped = self.mapped.get("reward") in self.seen
+        self.reward_from = [] if mapped else guess_reward(sorted(self.seen))
+        return self.reward_from != before
+
+    def check(self) -> None:
+        """Refuse a given name that no row has."""
+        for ours, theirs in self.given.items():
+            if theirs not in self.seen:
+                close = suggest(theirs, self.seen)
+                raise ValueError(f"--rename {ours}={theirs}: no row has {theirs}{close}")
+
+    def apply(self, row: Mapping[str, float]) -> Row:
+        out = dict(row)
+        for ours, theirs in self.mapped.items():
+            if theirs in row:
+                out[own_name(ours)] = row[theirs]
+        values = [row[name] for name in self.reward_from if name in row]
+        if values:
+            out[own_name("reward")] = sum(values) / len(values)
+        return out

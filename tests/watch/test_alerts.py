@@ -1,0 +1,208 @@
+"""Alerts: what a server gets, what is never shown, and that nothing stops training."""
+
+import json
+import logging
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from mesotron import Watch, cli
+from mesotron.config.train import RunWatchConfig
+from mesotron.watch.alerts import MOST_PER_HOUR, QUIET, Alerts
+from mesotron.watch.events import Event, Evidence
+from support.watch_streams import FAILURES
+
+EVENT = Event(
+    step=120, detector="reward_collapse", severity="stop", began=97,
+    diagnosis="the reward has fallen from its best", remedy="halve the learning rate <now> & wait",
+    changes=({"field": "optim.lr", "act": "multiply", "value": 0.5},),
+    evidence=(Evidence(metric="reward", since="best", before=0.71, now=0.14),),
+)  # fmt: skip
+
+
+@pytest.fixture
+def server():
+    """A server that keeps what it gets: path, headers, body."""
+    posts = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            posts.append((self.path, dict(self.headers), body))
+            self.send_response(500 if "broken" in self.path else 204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    http = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever)
+    thread.start()
+    http.posts, http.url = posts, f"http://127.0.0.1:{http.server_port}"
+    yield http
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+def test_a_webhook_gets_the_finding(server):
+    alerts = Alerts([f"webhook:{server.url}/hook"], run="demo", link="http://page", price=3.95)
+    assert alerts.send(EVENT)
+    alerts.close(60)
+    ((path, headers, body),) = server.posts
+    payload = json.loads(body)
+    assert (path, headers["Content-Type"]) == ("/hook", "application/json")
+    assert payload["schema"] == "mesotron.alert/1"
+    assert {key: payload[key] for key in ("run", "detector", "severity", "step", "began")} == {
+        "run": "demo", "detector": "reward_collapse", "severity": "stop", "step": 120, "began": 97,
+    }  # fmt: skip
+    assert payload["evidence"][0]["now"] == 0.14
+    assert payload["changes"][0]["value"] == 0.5
+    assert (payload["dollars_per_hour"], payload["link"]) == (3.95, "http://page")
+    for part in (EVENT.remedy, "97", "0.71 to 0.14", "$3.95", "http://page"):
+        assert part in payload["text"]
+
+
+def test_each_service_gets_its_own_format(server, monkeypatch, tmp_path):
+    for name in ("slack", "discord", "ntfy"):
+        monkeypatch.setenv(f"MY_{name}", f"{server.url}/{name}")
+    out = tmp_path / "out.json"
+    code = f"import sys; open({str(out)!r}, 'w').write(sys.stdin.read())"
+    channels = ["slack:$MY_slack", "discord:${MY_discord}", "ntfy:$MY_ntfy",
+                f'command:{sys.executable} -c "{code}"']  # fmt: skip
+    alerts = Alerts(channels, run="demo")
+    alerts.send(EVENT)
+    alerts.close(60)
+    bodies = {path: (headers, body) for path, headers, body in server.posts}
+    slack = json.loads(bodies["/slack"][1])
+    assert "&lt;now&gt; &amp;" in slack["blocks"][0]["text"]["text"]  # no links or mentions
+    discord = json.loads(bodies["/discord"][1])
+    assert "demo" in discord["embeds"][0]["title"]
+    assert discord["allowed_mentions"] == {"parse": []}
+    headers, text = bodies["/ntfy"]
+    assert (headers["Priority"], b"halve" in text) == ("5", True)
+    assert json.loads(out.read_text())["detector"] == "reward_collapse"
+
+
+@pytest.mark.parametrize("severity", ["stop", "warn", "clear"])
+def test_alerts_are_few(severity):
+    now = [0.0]
+    alerts = Alerts((), clock=lambda: now[0])
+
+    def send(detector: str, severity=severity) -> bool:
+        event = Event(step=1, detector=detector, severity=severity, diagnosis="d", remedy="r")
+        return alerts.send(event)
+
+    if severity == "clear":
+        assert not send("a")  # what was not reported is not cleared
+        assert send("a", "warn")
+    assert send("a")
+    assert not send("a")
+    now[0] = QUIET
+    assert send("a")
+    sent = sum(send(f"d{k}", "stop") for k in range(50))
+    assert sent < MOST_PER_HOUR
+    now[0] += 3600
+    assert send("z", "stop")
+    alerts.close()
+
+
+def test_failures_are_logged_once_without_the_address(server, monkeypatch, caplog):
+    monkeypatch.setenv("SECRET_URL", f"{server.url}/broken-secret")
+    # Nothing listens on the port of a closed server.
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
+        dead = f"http://127.0.0.1:{closed.server_port}/secret"
+    monkeypatch.setenv("DEAD_URL", dead)
+    channels = ["slack:$SECRET_URL", "webhook:$DEAD_URL", "command:no-such-program secret", "wandb"]
+    alerts = Alerts(channels, clock=iter(range(0, 9**9, 9**5)).__next__)
+    with caplog.at_level(logging.WARNING):
+        assert alerts.send(EVENT)
+        assert alerts.send(EVENT)
+        alerts.close(60)
+    assert len(caplog.records) == len(channels)
+    assert "secret" not in caplog.text
+
+
+def test_sending_does_not_wait(monkeypatch):
+    gate = threading.Event()
+
+    class Blocked(Alerts):
+        def _work(self):
+            gate.wait()
+
+    alerts = Blocked(["wandb"], clock=iter(range(0, 9**9, 9**5)).__next__)
+    for _ in range(300):  # more than the queue holds
+        alerts.send(EVENT)
+    assert alerts._thread is not None
+    assert alerts._thread.daemon
+    alerts.close(0)
+    gate.set()
+
+
+@pytest.mark.parametrize(
+    ("channel", "match"),
+    [
+        ("slack:https://hooks.slack.com/services/T0/B0/secret", "hooks.slack.com"),
+        ("webhook:https://user:secret@example.com/hook?key=secret", "example.com"),
+        ("slack:$NOT_EXPORTED", "NOT_EXPORTED"),
+        ("slack", "slack"),
+        ("pigeon:secret", "pigeon"),
+        ("webhook:ftp://secret", "webhook"),
+        ("ntfy:two words", "ntfy"),
+        ("wandb:secret", "wandb"),
+    ],
+)
+def test_channels_that_cannot_be_used(channel, match, tmp_path, capsys):
+    log = tmp_path / "a.jsonl"
+    log.write_text('{"step": 1, "reward": 0.5}\n')
+    assert cli.main(["watch", str(log), "--alerts", channel]) == 2
+    error = capsys.readouterr().err
+    assert match in error
+    assert "secret" not in error
+
+
+def watched(channels) -> Watch:
+    """A watch that has seen a run collapse."""
+    watch, state, control = Watch("stop", alerts=channels), TrainerState(), TrainerControl()
+    args = TrainingArguments("outputs/demo", use_cpu=True, report_to="none")
+    watch.on_train_begin(args, state, control)
+    for row in FAILURES["reward_collapse"](0):
+        state.global_step = int(row["step"])
+        watch.on_log(args, state, control, logs={"loss": 0.0, **row})
+    watch.on_train_end(args, state, control)
+    return watch
+
+
+def test_a_watch_sends_its_events_and_does_not_need_to(server, monkeypatch):
+    monkeypatch.setenv("HOOK", f"{server.url}/hook")
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
+        dead = f"webhook:http://localhost:{closed.server_port}"
+    watch = watched(["webhook:$HOOK"])
+    payloads = [json.loads(body) for _, _, body in server.posts]
+    sent = {(each["detector"], each["severity"]) for each in payloads}
+    assert (watch.stopped_by.detector, "stop") in sent
+    assert payloads[0]["run"] == "demo"
+    assert watched([dead]).events == watch.events == watched([]).events
+
+
+def test_configs_hold_no_address():
+    assert RunWatchConfig(alerts=("slack:$SLACK_URL",)).alerts == ("slack:$SLACK_URL",)
+    with pytest.raises(ValueError, match="password") as error:
+        RunWatchConfig(alerts=("slack:https://hooks.slack.com/secret",))
+    assert "secret" not in str(error.value)
+
+
+def test_the_command_sends_the_diagnosis(server, tmp_path, capsys):
+    log = tmp_path / "metrics.jsonl"
+    rows = FAILURES["reward_collapse"](0)
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["watch", str(log), "--alerts", f"webhook:{server.url}", "--price", "2"]
+    assert cli.main(arguments) == 0
+    assert cli.main([*arguments, "--follow", "--every", "0.01", "--idle", "0.01"]) == 0
+    first, *rest = [json.loads(body) for _, _, body in server.posts]
+    assert (first["severity"], first["dollars_per_hour"]) == ("stop", 2)
+    assert first["detector"] in {each["detector"] for each in rest}
+    assert server.url not in capsys.readouterr().out

@@ -1,0 +1,190 @@
+"""Verdicts on runs as others log them: cold starts, floors, dips, drift, blind runs; live equals
+offline; detectors of the user's own."""
+
+import json
+import math
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mesotron.config import RolloutConfig, WatchConfig
+from mesotron.watch import DETECTORS, Engine, Event
+from mesotron.watch.alerts import Alerts
+from mesotron.watch.callback import Watch
+from mesotron.watch.command import watch_one
+from mesotron.watch.detectors import Detector, explain, load_detectors, with_own
+from mesotron.watch.guard import choose_event
+from mesotron.watch.tracks import Symptom
+from support.watch_streams import FAILURES, diagnosis_of, failing, healthy
+
+NOISE, QUIET = random.Random(0), Console(quiet=True)
+
+
+def trl(level, *, steps=120, noise=0.03, **columns):
+    """Rows of TRL: the reward at `level(step)`, other columns as numbers or functions of the
+    step."""
+    shown = {"reward_std": 0.3, "grad_norm": 0.2, "completions/mean_length": 100.0, "entropy": 0.7}
+    rows = []
+    for k in range(steps):
+        values = {name.replace("__", "/"): value for name, value in (shown | columns).items()}
+        row = {name: value(k) if callable(value) else value for name, value in values.items()}
+        noisy = level(k) + NOISE.gauss(0, noise)
+        rows.append({"step": k, "loss": 0.0, "reward": noisy if noise else level(k), **row})
+    return rows
+
+
+def silent(reward: float, **columns):
+    columns = {"reward_std": 0.0, "grad_norm": 0.0} | columns
+    return trl(lambda k: reward, steps=60, noise=0, **columns)
+
+
+def fall(k, turn=60, over=20, high=0.74, low=0.1):
+    return high + (low - high) * min(max(k - turn, 0) / over, 1)
+
+
+def rise(k, high=0.9):
+    return 0.3 + (high - 0.3) * min(k / 80, 1)
+
+
+def cold(until):
+    return trl(lambda k: 0.0 if k < until else min(0.05 + 0.01 * (k - until), 0.7), noise=0,
+               reward_std=lambda k: 0.3 * (k >= until), grad_norm=lambda k: 0.4 * (k >= until),
+               frac_reward_zero_std=lambda k: 1.0 if k < until else 0.3)  # fmt: skip
+
+
+def only(rows, *names):
+    return [{name: row[name] for name in ("step", *names) if name in row} for row in rows]
+
+
+def dip(k):
+    return 0.1 if 50 <= k < 75 else 0.7
+
+
+def near_end(k):
+    return max(1 - k / 80, 0.13)
+
+
+# (rows, condition at the end, cause, detectors and severities that may not occur)
+CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
+    "cold start": (cold(20), "healthy", None, {"update_explosion", "stop"}),
+    "long cold start": (cold(60), "healthy", None, {"update_explosion"}),
+    "no signal": (silent(0.0), "dead", "reward_starvation", set()),
+    "penalty floor": (silent(-0.1), "dead", "reward_starvation", set()),
+    "floor, only a reward": (only(silent(-0.1), "reward"), "dead", "reward_starvation", set()),
+    "solved at once": (trl(lambda k: min(0.6 + 0.1 * k, 1.0), noise=0, reward_std=lambda k: 0.2 * (
+        k < 4)), "healthy", None, {"constant_reward", "reward_starvation"}),
+    "normalized reward": (trl(lambda k: 0.0625, noise=0), "healthy", None, {"constant_reward"}),
+    "dip": (trl(dip), "healthy", None, {"nonfinite"}),
+    "solving": (trl(rise, entropy=lambda k: 0.7 * near_end(k), frac_reward_zero_std=lambda k: 0.1
+                    + 0.8 * min(k / 80, 1)), "healthy", None, {"entropy_collapse"}),
+    "certain too early": (
+        trl(lambda k: 0.3, entropy=lambda k: 0.68 * near_end(k),
+            frac_reward_zero_std=lambda k: 0.2 + 0.61 * min(k / 60, 1)),
+        "drifting", "entropy_collapse", set()),
+    "longer": (trl(lambda k: 0.5, completions__mean_length=lambda k: 100 + 2.0 * k), "healthy",
+               None, {"length_explosion"}),
+    "part without a verdict": (trl(rise, rewards__accuracy__mean=math.nan), "healthy", None,
+                               {"nonfinite"}),
+    "parser drift": (
+        trl(fall, reward_std=lambda k: max(fall(k) / 2, 0.01), completions__mean_length=lambda k:
+            100 + 2.0 * max(k - 60, 0), rewards__accuracy_reward__mean=fall),
+        "dead", "parser_drift", set()),
+    "blind": (only(trl(rise), "loss", "grad_norm"), "unknown", None, set()),
+    "too short": (trl(rise, steps=4), "unknown", None, set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_verdicts(name):
+    rows, condition, cause, forbidden = CASES[name]
+    found = diagnosis_of(rows)
+    assert (found.condition, found.cause) == (condition, cause)
+    assert not forbidden & {x for e in found.events for x in (e.detector, e.severity)}
+    assert all(0.3 < (e.confidence or 0) <= 1 for e in found.events if e.severity != "clear")
+    assert len(found.explanation()) <= 3
+
+
+@pytest.mark.parametrize(("turn", "over"), [(60, 3), (60, 30), (100, 60)])
+@pytest.mark.parametrize("column", [{}, {"grad_norm": lambda k: 0.2 if k < 90 else 40.0}])
+def test_the_onset_is_when_the_damage_began(turn, over, column):
+    rows = trl(lambda k: fall(k, turn, over), steps=200, **column)
+    found = diagnosis_of(rows)
+    assert found.condition == "dead"
+    assert found.phases[-1].first == found.onset == pytest.approx(turn, abs=20)
+    useful = [row["reward"] for row in rows if abs(row["step"] - found.useful_step) <= 5]
+    assert sum(useful) / len(useful) >= 0.93 * 0.74
+
+
+@pytest.mark.parametrize("name", ["parser_drift", "nonfinite", "accuracy_collapse", "short"])
+def test_live_equals_offline(tmp_path, name):
+    rows = FAILURES.get(name, healthy)(2)
+    rows = only(rows[60:95], "reward", "loss") if name == "short" else rows
+    watch, control = Watch(guard="warn"), SimpleNamespace()
+    for row in rows:
+        state: Any = SimpleNamespace(global_step=row["step"], is_world_process_zero=True)
+        watch.on_log(None, state, control, logs={k: v for k, v in row.items() if k != "step"})  # type: ignore[arg-type]
+    live = watch.diagnosis()
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    offline = watch_one(WatchConfig(path=log), log, QUIET, Alerts(())).diagnosis
+    assert live is not None
+    assert live.record() | {"notes": ()} == offline.record() | {"notes": ()}
+
+
+def test_the_guard_acts_only_above_its_precision():
+    events = [
+        Event(step=9, detector=name, severity="stop", diagnosis="", remedy="", confidence=p)
+        for name, p in (("repetition", 0.8), ("nonfinite", 0.97))
+    ]
+    for precision, chosen in ((0.5, "repetition"), (0.95, "nonfinite")):
+        event = choose_event(events, DETECTORS, precision)
+        assert event is not None
+        assert event.detector == chosen
+    assert choose_event(events, DETECTORS, 0.99) is None
+
+
+TOML = """
+[[detector]]
+name = "tool_errors"
+cases = [[{metric = "tools/failed", moved = "above", level = 0.3}]]
+fatal = [[{metric = "reward", moved = "down", by = 0.2, since = "best"}]]
+diagnosis = "a third of the tool calls fail"
+remedy = "look at the sandbox"
+changes = [{field = "optim.lr", act = "multiply", value = 0.5}]
+trust = 0.8
+"""
+
+
+def test_detectors_of_ones_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(TOML)
+    (own,) = load_detectors(path)
+    assert own.fatal == ((Symptom("reward", "down", by=0.2, since="best"),),)
+    rows = [row | {"tools/failed": 0.1 if row["step"] < 60 else 0.6} for row in failing(0, {})]
+    engine = Engine(detectors=with_own([own]))
+    (event,) = [e for row in rows for e in engine.update(row)]
+    assert (event.detector, event.severity, event.confidence) == ("tool_errors", "warn", 0.8)
+    assert Watch(detectors=path).engine.detectors[0] == own
+    assert "tool calls" in explain("tool_errors", engine.detectors)
+    ours = Detector(name="nonfinite", cases=(), diagnosis="", remedy="")
+    assert [d for d in with_own([ours]) if d.name == "nonfinite"] == [ours]
+    path.write_text(TOML.replace("trust", "thrust"))
+    with pytest.raises(ValueError, match="thrust"):
+        load_detectors(path)
+
+
+@pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.name)
+def test_every_detector_is_explained(detector):
+    text = explain(detector.name)
+    assert all(part in text for part in (detector.diagnosis, detector.remedy, detector.source))
+    assert all(metric.replace("_", " ") in text for metric in detector.metrics)
+    with pytest.raises(ValueError, match="nonfinit"):
+        explain("nonfinit")
+
+
+def test_top_p_is_refused_where_it_biases_the_importance_ratio():
+    with pytest.raises(ValueError, match="top-p"):
+        RolloutConfig(vllm="colocate", top_p=0.9).check_fields()
