@@ -59,6 +59,11 @@ def test_two_ranks_or_two_teams_of_two_train_as_one(two, four):
     four("trains_alike", "muon", "hsdp", {}, True)
 
 
+def test_lora_products_move_as_whole_ones(two):
+    two("steps_a_lora_product", "rows")
+    two("steps_a_lora_product", "columns")
+
+
 def test_a_nan_on_one_rank_skips_the_matrix_on_all(four):
     first, *others = four("skips_what_is_not_finite_anywhere")
     assert (first["whole/skipped"], first["adamw/skipped"], first["skipped"]) == (1, 1, 2)

@@ -329,3 +329,25 @@ def builds_on_fsdp1(use_orig_params: bool) -> list[str]:
         except ValueError as error:
             errors.append(str(error))
     return errors
+
+
+def steps_a_lora_product(layout: str) -> None:
+    """Sharded adapters move as whole ones do, bfloat16 rounding included."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((3, 10), (14, 3))
+    weights = [torch.randn(s, generator=generator).bfloat16() for s in shapes]
+    whole = [nn.Parameter(w.clone()) for w in weights]
+    parts = [nn.Parameter(distribute_tensor(w, mesh, PLACEMENTS[layout])) for w in weights]
+    groups = [{"params": params, "rule": "muon", "pairs": [2.0]} for params in (whole, parts)]
+    alone, sharded = (Muon([group], lr=0.02) for group in groups)
+    for _ in range(3):
+        for p, q in zip(whole, parts, strict=True):
+            p.grad = torch.randn(p.shape, generator=generator).bfloat16()
+            q.grad = distribute_tensor(p.grad, mesh, PLACEMENTS[layout])
+        alone.step()
+        sharded.step()
+    for p, q in zip(whole, parts, strict=True):
+        assert isinstance(q.data, DTensor)
+        assert torch.equal(q.full_tensor(), p)
+        assert isinstance(sharded.state[q]["momentum_buffer"], DTensor)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from mesotron.optim.lora import check_pairs
 from mesotron.optim.step import group_filter
 from mesotron.optim.views import View
 from mesotron.spectral.routing import AUXILIARY_RULES, RULES, SPECTRAL_RULES
@@ -85,13 +86,15 @@ def check_group(group: dict[str, Any]) -> None:
         raise ValueError(f"filter={group['filter']!r} belongs to rule='muon', not to rule='pion'")
     group_filter(group)
     check_scale(group["scale"])
+    if group["pairs"] is not None:
+        check_pairs(group)
     for key in ("dtype", "momentum_dtype"):
         if group[key] is not None and group[key] not in _DTYPES:
             raise ValueError(f"{key}={group[key]!r} must be None or one of {', '.join(_DTYPES)}")
     for p in group["params"]:
         if p.ndim < 2:
             raise ValueError(f"{tuple(p.shape)} is no matrix: give it a group with rule='adamw'")
-        if group["view"] is not None:
+        if group["view"] is not None and group["pairs"] is None:
             View.parse(group["view"]).windows(torch.empty(p.shape, device="meta"))
 
 
@@ -123,7 +126,7 @@ def default_view(group: dict[str, Any]) -> str:
     if group["rule"] not in SPECTRAL_RULES:
         return "whole"
     ndims = {p.ndim for p in group["params"]}
-    if ndims == {2}:
+    if ndims == {2} or group["pairs"] is not None:
         return "whole"
     if min(ndims) >= 4:
         return "conv"
@@ -140,7 +143,8 @@ class Place(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The parameters of one step; those that are not sharded have a gradient."""
+    """The parameters of one step, LoRA products excepted; those that are not sharded have a
+    gradient."""
 
     auxiliary: dict[tuple[str, torch.device], list[Place]]
     spectral: dict[torch.device, list[Place]]
@@ -154,7 +158,7 @@ def sort_parameters(groups: list[dict[str, Any]]) -> Work:
     pairs = [(p, group) for group in groups for p in group["params"]]
     for number, (p, group) in enumerate(pairs):
         place = Place(p, group, number)
-        if not p.numel():
+        if not p.numel() or group["pairs"] is not None:
             continue
         if isinstance(p, DTensor):
             if p.requires_grad:

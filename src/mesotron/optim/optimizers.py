@@ -29,6 +29,7 @@ from mesotron.optim.groups import (
     sort_parameters,
     split_by_rank,
 )
+from mesotron.optim.lora import find_pairs, pair_up, step_pairs
 from mesotron.optim.routing import RoutingTable, route
 from mesotron.optim.sharding.step import sharded_step
 from mesotron.optim.stats import StepStats
@@ -56,9 +57,10 @@ class RoutedOptimizer(torch.optim.Optimizer):
 
     Args:
         params: parameters or param groups. A group may set any argument below, `view` (see `View`),
-            `name`, and `rule`: "muon", "pion", "adamw" or "sgd". In a group without `rule`, tensors
-            of fewer than two dimensions go to `aux`; embeddings and heads look like any matrix
-            here, so prefer `mesotron.muon(model)`.
+            `name`, and `rule`: "muon", "pion", "adamw" or "sgd"; `pairs`, LoRA's scalings, makes
+            its params [A, B, A, B, ...] products (`mesotron.optim.lora`). In a group without
+            `rule`, tensors of fewer than two dimensions go to `aux`; embeddings and heads look like
+            any matrix here, so prefer `mesotron.muon(model)`.
         lr: RMS change of a weight per step over 0.2, for a full-rank step under scale="rms":
             AdamW's lr carries over.
         momentum: mu of the running mean of gradients.
@@ -117,7 +119,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
         self._stats = StepStats()
         self._fused: dict[torch.device, FusedStep] = {}
         defaults = {
-            "rule": self.rule, "view": None, "name": None, "step": 0, "lr": lr,
+            "rule": self.rule, "view": None, "name": None, "pairs": None, "step": 0, "lr": lr,
             "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
             "scale": scale, "filter": filter or ("pion" if self.rule == "pion" else "muon"),
             "steps": steps, "promote": promote, "cutoff": cutoff, "rank": rank, "betas": betas,
@@ -163,8 +165,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group["step"] += 1
         stats = StepStats()
-        work = sort_parameters(self.param_groups)
-        if not any(work):
+        work, pairs = sort_parameters(self.param_groups), find_pairs(self.param_groups)
+        if not any(work) and not pairs:
             params = [p for group in self.param_groups for p in group["params"]]
             if params and not any(p.requires_grad for p in params):
                 raise ValueError(
@@ -187,6 +189,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
                         plan = self._fused[device] = FusedStep(members)
                     members = plan.run(members, stats)
                 filter_and_apply(self._momentum_step(members, stats), stats)
+        step_pairs(pairs, self.state, stats)
         if work.sharded:
             names = [group["name"] for group in self.param_groups]
             sharded_step(self.state, names, work.sharded, stats)
@@ -391,6 +394,8 @@ def _build(
         rate = lr if group["rule"] != aux or aux_lr is None else aux_lr
         scale = group.pop("lr_scale")
         group["lr"] = rate if scale == 1 else rate * scale
+        if group["view"].startswith("product"):
+            group |= pair_up(model, group)
         for vectors in (False, True):  # norm weights and biases apart, without weight decay
             picked = [i for i, p in enumerate(group["params"]) if (p.ndim < 2) == vectors]
             if picked:

@@ -33,6 +33,8 @@ def choose_blocks(optimizer: RoutedOptimizer, count: int = 4) -> list[Block]:
             continue
         numbered = [f"{group['name']} {k}" for k in range(len(group["params"]))]
         names = group.get("param_names", numbered)
+        if group["pairs"] is not None:  # a singular value of a product is none of a factor
+            continue
         for name, p in zip(names, group["params"], strict=True):
             if not isinstance(p, DTensor) and min(p.shape[-2:]) <= LARGEST_SIDE:
                 fitting.append(Block(name, p, group))

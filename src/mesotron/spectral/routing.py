@@ -46,6 +46,7 @@ class Role:
     view: str = "whole"  # the matrices it holds (`mesotron.optim.views`, `mesotron.jax.views`)
     is_matrix: bool = False  # a hidden matrix, which a spectral filter may update
     unclear: str = ""  # what could not be determined; such a parameter needs an override
+    product: str = ""  # the view of W = W0 + s B A if this LoRA factor can be stepped with its pair
 
 
 def matrix(name: str, reason: str, view: str = "whole") -> Role:

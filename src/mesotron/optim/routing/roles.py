@@ -344,8 +344,8 @@ def _int(module: nn.Module, name: str) -> int:
 
 # LoRA factors of PEFT: W + B A, with B (out, rank) filtered and A (rank, in) auxiliary by default.
 # B starts at zero and carries the update's output side, so it takes its base weight's row cuts
-# (heads, fused sections); A takes the column cuts. Adapters of embeddings and DoRA's magnitudes are
-# auxiliary.
+# (heads, fused sections); A takes the column cuts. Stepped as a product, both share its view.
+# Adapters of embeddings and DoRA's magnitudes are auxiliary.
 
 
 def _lora_role(
@@ -367,18 +367,22 @@ def _lora_role(
         cut = f"rows:{experts}" if kind == "lora_A" else by_columns
         return matrix(kind, f"LoRA factors of {experts} experts", cut)
     if len(site.shape) > 2:
-        return matrix(kind, "LoRA factor of a convolution", "conv")
+        role = matrix(kind, "LoRA factor of a convolution", "conv")
+        return replace(role, product="product")
     base = getattr(layer, "base_layer", None)
     weight = getattr(base, "weight", None)
     if not isinstance(base, nn.Module) or not isinstance(weight, nn.Parameter):
-        return matrix(kind, "LoRA factor")
+        return replace(matrix(kind, "LoRA factor"), product="product")
     modules = (*site.modules[:at], base)
     place = (site.name, tuple(weight.shape), "weight", weight, base, site.path[:at], modules)
     role = role_of(ModuleSite(*place), facts, per_head=per_head, num_heads=num_heads)
     if role.unclear:
         return replace(role, name=kind)
     view = View.parse(role.view)
+    cut = view.axis is not None and view.layout == "matrix"
+    product = f"product/{replace(view, transposed=False)}" if cut else "product"
     if view.axis != ("rows" if kind == "lora_B" else "cols") or view.layout != "matrix":
-        return matrix(kind, f"LoRA factor of {role.name}")
+        return replace(matrix(kind, f"LoRA factor of {role.name}"), product=product)
     reason = f"LoRA factor of {role.name}: {role.reason}"
-    return matrix(kind, reason, str(replace(view, transposed=False)))
+    factor = matrix(kind, reason, str(replace(view, transposed=False)))
+    return replace(factor, product=product)

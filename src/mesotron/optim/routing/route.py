@@ -29,7 +29,10 @@ from mesotron.spectral.routing import (
 Override = str | Mapping[str, object]
 Settings = dict[str, dict[str, object]]  # overrides: pattern -> rule, view, lr_scale
 Sites = dict[int, list[ModuleSite]]  # parameters by identity, each with every place that stores it
-_LORA_CHOICES = {"B": ("lora_B",), "A": ("lora_A",), "both": ("lora_A", "lora_B"), "none": ()}
+_BOTH = ("lora_A", "lora_B")
+_LORA_CHOICES = {
+    "B": ("lora_B",), "A": ("lora_A",), "both": _BOTH, "product": _BOTH, "none": (),
+}  # fmt: skip
 
 
 def route(
@@ -55,7 +58,8 @@ def route(
         overrides: glob pattern over parameter names (`fnmatch`: `*` crosses dots) -> rule name, or
             a mapping with any of "rule", "view", "lr_scale". The first matching pattern wins.
         modalities: module prefix -> rule of the hidden matrices below it; the longest prefix wins.
-        lora: which LoRA factors are filtered: "B", "A", "both" or "none".
+        lora: which LoRA factors are filtered, each as a matrix of its own: "B", "A", "both" or
+            "none"; "product" steps both so that the change of B A is the filtered step.
 
     Returns:
         A `RoutingTable` with one row per trainable parameter.
@@ -82,6 +86,8 @@ def route(
     rows, problems = [], []
     for places in sites.values():
         role = _shared_role(places, facts, bool(per_head), head_counts)
+        if lora == "product" and role.name in _BOTH and matrix in SPECTRAL_RULES:
+            role = _product_role(role, places[0].name)
         lora_aux = role.name.startswith("lora_") and role.name not in _LORA_CHOICES[lora]
         if lora_aux or not (role.is_matrix or role.name == "unknown"):
             rule = aux
@@ -171,6 +177,16 @@ def _shared_role(
     return first
 
 
+def _product_role(role: Role, name: str) -> Role:
+    if role.product or role.unclear:
+        return replace(role, view=role.product)
+    problem = (
+        f"lora='product': {name} holds the factors of several experts in one tensor, which are no "
+        f"single product; pass overrides={{'{name}': 'adamw'}} (a glob matches many) or lora='B'"
+    )
+    return replace(role, unclear=problem)
+
+
 def _make_row(
     places: list[ModuleSite], role: Role, rule: str, pattern: str | None, chosen: dict[str, object]
 ) -> Row:
@@ -182,7 +198,7 @@ def _make_row(
         view = "whole"
     elif len(shape) < 2:
         raise ValueError(f"{name} of shape {shape} is no matrix for {rule}: use 'adamw' or 'sgd'")
-    else:
+    elif not view.startswith("product"):  # that is the view of B A, not of this tensor
         try:
             View.parse(view).windows(torch.empty(shape, device="meta"))
         except ValueError as error:

@@ -1,0 +1,224 @@
+"""LoRA as a product against a float64 oracle: closed form, unit, gauge, zero B, second order."""
+
+import copy
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mesotron
+from mesotron.optim import Muon
+from mesotron.spectral.scale import step_scale
+
+LORA_SCALE = 2.0
+EXACT = {"filter": "polar_express", "steps": 12, "dtype": "float64"}  # the polar factor
+LR, M, N = 0.01, 24, 36
+E = LR * step_scale("rms", M, N)
+
+
+def lora_pair(rank: int) -> tuple[nn.Parameter, nn.Parameter, Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    A, B, G = (
+        torch.randn(*x, generator=generator).double() for x in ((rank, N), (M, rank), (M, N))
+    )
+    return nn.Parameter(A / N**0.5), nn.Parameter(B * 0.01), G
+
+
+def polar(X: Tensor) -> Tensor:
+    U, sigma, Vh = torch.linalg.svd(X, full_matrices=False)
+    return (U * (sigma > 1e-9 * sigma[0].clamp_min(1e-30))) @ Vh
+
+
+def optimizer_of(A: Tensor, B: Tensor, **options) -> Muon:
+    group = {"params": [A, B], "rule": options.pop("rule", "muon"), "pairs": [LORA_SCALE]}
+    group |= {"view": options.pop("view", None)}
+    options = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0, **EXACT, **options}
+    return Muon([group], lr=LR, **options)
+
+
+def step(A: Tensor, B: Tensor, optimizer: Muon, G: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Changes of A, B and s B A for a gradient G of the loss in W."""
+    A.grad, B.grad = LORA_SCALE * B.detach().mT @ G, LORA_SCALE * G @ A.detach().mT
+    before = A.detach().clone(), B.detach().clone()
+    optimizer.step()
+    dA, dB = A.detach() - before[0], B.detach() - before[1]
+    return dA, dB, LORA_SCALE * (B.detach() @ A.detach() - before[1] @ before[0])
+
+
+def norm(X: Tensor) -> float:
+    return torch.linalg.matrix_norm(X, 2).item()
+
+
+@pytest.mark.parametrize("rank", [1, 4, 16])
+def test_the_change_of_the_product_is_the_closed_form(rank):
+    A, B, G = lora_pair(rank)
+    B.data *= 1e3  # far above the damping, which the closed form lacks
+    A0, B0 = A.detach().clone(), B.detach().clone()
+    dA, dB, _ = step(A, B, optimizer_of(A, B), G)
+    onto_rows, onto_columns = torch.linalg.pinv(A0) @ A0, B0 @ torch.linalg.pinv(B0)
+    S = polar(G @ onto_rows) + polar(onto_columns @ G)
+    change = LORA_SCALE * (dB @ A0 + B0 @ dA)
+    torch.testing.assert_close(change / norm(change), -S / norm(S), atol=1e-5, rtol=1e-5)
+    assert norm(change) == pytest.approx(E, rel=0.05)  # the power iteration errs by about 1%
+
+
+def test_the_first_step_from_zero_b_moves_b_alone_by_the_whole_budget():
+    A, B, G = lora_pair(4)
+    B.data.zero_()
+    optimizer = optimizer_of(A, B)
+    dA, _, change = step(A, B, optimizer, G)
+    assert not dA.any()
+    assert torch.linalg.svdvals(change)[:4].tolist() == pytest.approx([E] * 4, rel=1e-6)
+    # Four directions of M moved, each as Muon's: the statistics are those of the product.
+    rms = (change.square().mean() ** 0.5).item()
+    assert optimizer.stats()["muon/update_rms"] == pytest.approx(rms, rel=1e-6)
+    assert optimizer.stats()["muon/passed_rank"] == pytest.approx(4, rel=1e-6)
+
+
+def test_at_full_rank_it_is_muon():
+    generator = torch.Generator().manual_seed(3)
+    A, B, G = (torch.randn(8, 8, generator=generator).double() for _ in range(3))
+    B *= 1e3
+    A, B = nn.Parameter(A), nn.Parameter(B)
+    W = nn.Parameter(LORA_SCALE * B.detach() @ A.detach())
+    plain = Muon([W], lr=LR, momentum=0.0, nesterov=False, weight_decay=0.0, **EXACT)
+    before, W.grad = W.detach().clone(), G
+    plain.step()
+    dA, dB, _ = step(A, B, optimizer_of(A, B), G)
+    start = before / LORA_SCALE
+    change = LORA_SCALE * (dB @ torch.linalg.solve(B.detach() - dB, start) + (B.detach() - dB) @ dA)
+    torch.testing.assert_close(change, W.detach() - before, atol=2e-2 * E, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rule": "pion", "promote": 2, "filter": "pion", "steps": None},
+        {"view": "rows:4"},
+        {"view": "cols:3"},
+        {"view": "rows:12+6+6"},
+    ],
+    ids=["muon", "pion", "rows", "cols", "sections"],
+)
+def test_the_gauge_changes_nothing(options):
+    """With momentum and decay, over 20 steps from B = 0."""
+    A, B, _ = lora_pair(4)
+    B.data.zero_()
+    R = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)).double()
+    other_A = nn.Parameter(torch.linalg.solve(R, A.detach()))
+    other_B = nn.Parameter(B.detach() @ R)
+    setup = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, **options}
+    first, second = optimizer_of(A, B, **setup), optimizer_of(other_A, other_B, **setup)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(20):
+        G = torch.randn(M, N, generator=generator).double()
+        step(A, B, first, G)
+        step(other_A, other_B, second, G)
+    product = (B @ A).detach()
+    assert product.norm() > 0
+    torch.testing.assert_close((other_B @ other_A).detach(), product, atol=1e-6, rtol=1e-6)
+
+
+def test_heads_are_filtered_apart():
+    A, B, G = lora_pair(4)
+    B.data.zero_()
+    _, _, change = step(A, B, optimizer_of(A, B, view="rows:4"), G)
+    for block in change.unflatten(0, (4, -1)):  # max(6, 36) inputs: the same budget
+        assert norm(block) == pytest.approx(E, rel=1e-6)
+
+
+def test_the_second_order_term_stays_below_half_a_step():
+    A, B, _ = lora_pair(4)
+    B.data.zero_()
+    optimizer = optimizer_of(A, B, momentum=0.9)
+    generator = torch.Generator().manual_seed(2)
+    for k in range(12):
+        if k == 2:
+            optimizer.param_groups[0]["lr"] = 10 * LR  # a jump right after the start
+        e = optimizer.param_groups[0]["lr"] * step_scale("rms", M, N)
+        G = torch.randn(M, N, generator=generator).double()
+        dA, dB, change = step(A, B, optimizer, G)
+        assert LORA_SCALE * norm(dB @ dA) <= 0.5 * e
+        assert norm(change) <= 1.5 * e
+
+
+def test_decay_shrinks_the_product_and_a_zero_gradient_moves_nothing_else():
+    A, B, G = lora_pair(4)
+    before = (B @ A).detach()
+    step(A, B, optimizer_of(A, B, weight_decay=2.0), 0 * G)
+    torch.testing.assert_close((B @ A).detach(), before * (1 - LR * 2.0))
+
+
+def test_a_non_finite_gradient_skips_the_pair():
+    A, B, G = lora_pair(4)
+    optimizer = optimizer_of(A, B)
+    before = A.detach().clone(), B.detach().clone()
+    A.grad, B.grad = torch.full_like(A, float("nan")), G @ A.detach().mT
+    optimizer.step()
+    assert torch.equal(A, before[0])
+    assert torch.equal(B, before[1])
+    assert optimizer.stats()["muon/skipped"] == 1
+    assert not optimizer.state[B]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 12)
+        self.up, self.down = nn.Linear(12, 20), nn.Linear(20, 12)
+        self.head = nn.Linear(12, 7)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.down(self.up(self.embed(ids)).relu()))
+
+
+def adapted(dtype: torch.dtype = torch.float32, **options) -> nn.Module:
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["up", "down"], **options)
+    return peft.get_peft_model(Block(), config).to(dtype)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"), [({}, 2.0), ({"use_rslora": True}, 4.0), ({"use_dora": True}, 2.0)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_peft_adapters_train_and_resume(options, scale, dtype):
+    model = adapted(dtype, **options)
+    optimizer = mesotron.muon(model, 0.02, lora="product")
+    group = next(g for g in optimizer.param_groups if g["pairs"])
+    assert group["pairs"] == [scale, scale]
+    names = [name.rsplit(".", 3)[1] for name in group["param_names"]]
+    assert names == ["lora_A", "lora_B"] * 2
+    ids = torch.arange(7)
+
+    def loss_of(model: nn.Module) -> Tensor:
+        return nn.functional.cross_entropy(model(ids).float(), ids)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> float:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+        return loss_of(model).item()
+
+    start = train(model, optimizer, 0)
+    train(model, optimizer, 10)
+    twin = copy.deepcopy(model)
+    other = mesotron.muon(twin, 0.02, lora="product")
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert train(model, optimizer, 10) == train(twin, other, 10) < start
+
+
+def test_half_a_pair_is_refused():
+    model = adapted()
+    for name, p in model.named_parameters():
+        p.requires_grad_(p.requires_grad and "lora_A" not in name)
+    with pytest.raises(ValueError, match="lora_B"):
+        mesotron.muon(model, lora="product")
+    A, B, _ = lora_pair(4)
+    with pytest.raises(ValueError, match="pairs"):
+        Muon([{"params": [A, B], "rule": "muon", "pairs": [1.0, 2.0]}])
+    with pytest.raises(ValueError, match="LoRA pair"):
+        Muon([{"params": [B, A], "rule": "muon", "pairs": [1.0]}])
