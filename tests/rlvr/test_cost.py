@@ -84,7 +84,7 @@ def test_plan_table(capsys):
     assert cells["time of this run"] == "6h 56m, 27.43 dollars"
     assert cells["20 dollars buy"] == "911 steps of it; 0.729 epochs"
     chosen = "--objective.dynamic-sampling resample --objective.dynamic-oversample 3"
-    cells = plan_table(capsys, words, chosen)
+    cells = plan_table(capsys, words, chosen, "--model.name me/unknown")
     assert cells["completions per update"] == "16, chosen from 48 or more"
     assert "time of this run" not in cells
 

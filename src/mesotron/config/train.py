@@ -17,12 +17,14 @@ ObjectiveName = Literal[
 SELF_LABELED = ("vote", "mgrpo", "corewarding")  # objectives that never read the gold answer
 GENERATED_TASKS = ("arith", "sums")
 
-GpuName = Literal["b200", "h200", "h100", "a100", "l40s", "a10", "l4", "t4"]
+GpuName = Literal[
+    "b200", "h200", "h100", "a100", "l40s", "a6000", "a10", "a10g", "l4", "t4", "4090"
+]  # fmt: skip
 PRICES_AS_OF = "November 2025"
 # Typical on-demand dollars per hour of one GPU (an a100 has 80 GB). Prices move: see --price.
 PRICES: dict[GpuName, float] = {
-    "b200": 6.25, "h200": 4.54, "h100": 3.95, "a100": 2.50, "l40s": 1.95, "a10": 1.10, "l4": 0.80,
-    "t4": 0.59,
+    "b200": 6.25, "h200": 4.54, "h100": 3.95, "a100": 2.50, "l40s": 1.95, "a6000": 0.80,
+    "a10": 1.10, "a10g": 1.21, "l4": 0.80, "t4": 0.59, "4090": 0.69,
 }  # fmt: skip
 
 
