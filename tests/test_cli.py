@@ -201,6 +201,10 @@ def test_toml_gives_defaults_and_flags_win(tmp_path):
         ("size = 0", "--size 0"),
         ("rate =", "TOML"),
         ("# größer\nrate = 2\n".encode("latin-1"), "TOML"),
+        ("rate = " + "[" * 2000 + "]" * 2000, "TOML"),
+        ("size = 1" + "0" * 5000, "TOML"),
+        ("size = 1" + "0" * 400, "--size"),
+        ('things = ["a\\u0000b"]', "NUL"),
     ],
 )
 def test_a_wrong_toml_file_raises(tmp_path, text, names):
@@ -208,3 +212,59 @@ def test_a_wrong_toml_file_raises(tmp_path, text, names):
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=names):
         read(f"--config {file}")
+
+
+MISSING = [
+    ("train --report-to wandb", "wandb"),
+    ("train --model.lora 2", "peft"),
+    ("train", "trl"),
+    ("sft", "datasets"),
+    ("eval tiny", "transformers"),
+    ("plan --calibrate", "trl"),
+    ("compare arith", "trl"),
+    ("compare snake", "jax"),
+    ("sweep arith --space optim.lr=1e-5..1e-3", "optuna"),
+    ("ppo snake", "jumanji"),
+    ("ppo snake --wandb", "wandb"),
+    ("vla train", "transformers"),
+    ("vla eval", "safetensors"),
+    ("vla demos --lerobot out", "pyarrow"),
+    ("route tiny", "transformers"),
+    ("spectrum muon --plot a.png", "matplotlib"),
+]
+
+
+@pytest.mark.parametrize(("words", "package"), MISSING)
+def test_a_missing_package_is_one_sentence_before_anything_is_made(
+    tmp_path, monkeypatch, capsys, words, package
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    assert cli.main(words.split()) == 2
+    output, errors = capsys.readouterr()
+    assert (output, errors.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
+    assert package in errors
+    assert "pip install" in errors
+
+
+BAD_CONFIGS = [
+    "[]", "3", "{", "[" * 100_000, '{"reward": []}', '{"rollout": {"engine": []}}',
+    '{"optim": {"lr": 1e999}}', '{"optim": {"lr": 1' + "0" * 400 + "}}", '{"seed": 4294967296}',
+    '{"out": "a\\u0000b"}', '{"steps": "ten"}', '{"task": {}, "rollout": {"max_tokens": []}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BAD_CONFIGS)
+def test_a_damaged_config_is_one_sentence_in_every_command(tmp_path, capsys, text):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.json").write_text(text)
+    (run / "env.json").write_text("[]")
+    for command in ("train --resume", "sft --resume", "eval", "report", "ppo snake --resume"):
+        assert cli.main([*command.split(), str(run)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_errors_do_not_control_the_terminal(capsys):
+    assert cli.main(["train", "--task.name", "file", "--task.path", "a\x1b[2Jb"]) == 2
+    assert "\x1b" not in capsys.readouterr().err

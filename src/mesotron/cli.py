@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name as load
@@ -22,7 +22,11 @@ import tyro
 from mesotron import __version__, config
 from mesotron.config.base import flags_of, from_plain, rename_flags, suggest, unchecked, validate
 from mesotron.recipes import describe_recipes, make_plan, make_recipe
+from mesotron.runs.extras import require
+from mesotron.runs.files import printable
+from mesotron.runs.process import mark_start
 from mesotron.runs.resume import eval_defaults, settings_to_resume
+from mesotron.runs.trust import code_names, search_working_folder
 
 C = TypeVar("C")
 # None is said by leaving a flag out. Help is in docstrings: comments need not be searched for it.
@@ -41,11 +45,13 @@ class Presets(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A config and the `module:function` that turns it into an exit code, imported when run."""
+    """A config and the `module:function` that turns it into an exit code, imported when run; the
+    extra whose packages it always needs."""
 
     config_type: type
     target: str
     presets: Presets | None = None
+    extra: str = ""
 
     @property
     def summary(self) -> str:
@@ -56,18 +62,18 @@ RECIPE = Presets(make_recipe, describe_recipes)
 PLAN = Presets(make_plan, describe_recipes)
 RUN = Presets(eval_defaults, lambda: "The task and length of a run are its own by default.")
 COMMANDS = {
-    "train": Command(config.TrainConfig, "mesotron.recipes:run", RECIPE),
+    "train": Command(config.TrainConfig, "mesotron.recipes:run", RECIPE, "rlvr"),
     "plan": Command(config.PlanConfig, "mesotron.rlvr.cost:run", PLAN),
-    "sft": Command(config.SftConfig, "mesotron.rlvr.train:run"),
-    "eval": Command(config.EvalConfig, "mesotron.rlvr.evaluate:run", RUN),
+    "sft": Command(config.SftConfig, "mesotron.rlvr.train:run", None, "rlvr"),
+    "eval": Command(config.EvalConfig, "mesotron.rlvr.evaluate:run", RUN, "rlvr"),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
     "compare": Command(config.CompareConfig, "mesotron.compare.tournament:run"),
-    "sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run"),
+    "sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run", None, "sweep"),
     "report": Command(config.ReportConfig, "mesotron.report.command:run"),
-    "ppo snake": Command(config.SnakeConfig, "mesotron.ppo:run"),
+    "ppo snake": Command(config.SnakeConfig, "mesotron.ppo:run", None, "ppo"),
     "vla demos": Command(config.DemosConfig, "mesotron.vla.command:run_demos"),
-    "vla train": Command(config.VlaTrainConfig, "mesotron.vla.command:run_train"),
-    "vla eval": Command(config.VlaEvalConfig, "mesotron.vla.command:run_eval"),
+    "vla train": Command(config.VlaTrainConfig, "mesotron.vla.command:run_train", None, "vla"),
+    "vla eval": Command(config.VlaEvalConfig, "mesotron.vla.command:run_eval", None, "vla"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.spectrum:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
 }
@@ -79,6 +85,8 @@ def main(args: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without sigma shows a question mark; a log file gets each line at once.
         sys.stdout.reconfigure(errors="replace", line_buffering=True)
+    if args is None:
+        mark_start()
     try:
         code = dispatch(sys.argv[1:] if args is None else args)
         sys.stdout.flush()
@@ -93,6 +101,10 @@ def main(args: list[str] | None = None) -> int:
         if error.errno is None:  # not the system's: libraries raise it for anything
             raise
         return fail(f"{error.filename or 'system'}: {error.strerror}")
+    except RuntimeError as error:
+        if not str(error).startswith("Symlink loop"):  # as pathlib says it up to Python 3.12
+            raise
+        return fail(str(error))
     except ValueError as error:
         trace = error.__traceback__
         while trace and trace.tb_next:
@@ -118,6 +130,8 @@ def dispatch(args: list[str]) -> int:
         return 0
     command = COMMANDS[name]
     settings = parse(command.config_type, rest, f"mesotron {name}", command.presets)
+    if command.extra:
+        require(command.extra, what=f"mesotron {name}")
     return load(command.target)(settings)
 
 
@@ -148,7 +162,7 @@ def overview(group: str = "") -> str:
 
 
 def fail(message: str, code: int = 2) -> int:
-    print(f"mesotron: {' '.join(message.split())}", file=sys.stderr)
+    print(f"mesotron: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 
@@ -242,7 +256,7 @@ def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | 
     if given.config is not None:
         try:
             table = tomllib.loads(given.config.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # beyond syntax: depth, digits, encoding
             raise UsageError(f"{given.config} is not valid TOML: {error}") from error
     base = None
     if getattr(given, "resume", None) is not None:
@@ -251,7 +265,13 @@ def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | 
         item = next(item for item in fields(config_type) if item.metadata.get("positional"))
         name = getattr(given, item.name)
         base = presets.make(table.get(item.name, name) if name == item.default else name)
-    return from_plain(config_type, table, str(given.config), base) if table else base
+    made: Any = from_plain(config_type, table, str(given.config), base) if table else base
+    # Code that the command line or the user's file names is the user's own.
+    saved = code_names(base) if base is not None else []
+    own = {*code_names(given)}.union(set(code_names(made)).difference(saved) if table else ())
+    if own:
+        search_working_folder()
+    return replace(made, trust=True) if saved and own.issuperset(saved) else made
 
 
 def run_tyro(

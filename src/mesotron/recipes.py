@@ -224,9 +224,11 @@ def run(config: TrainConfig) -> int:
     """`mesotron train`: train a recipe or resume a run, then write its page."""
     from mesotron.report.command import NAME, write
     from mesotron.rlvr import train
+    from mesotron.runs.folder import warn_of_failure
 
     def write_page(path: Path) -> None:
-        write([path], path / NAME)
-        print(f"page: {path / NAME}")
+        with warn_of_failure(NAME, path):
+            write([path], path / NAME)
+            print(f"page: {path / NAME}")
 
     return train.run(config, then=write_page)

@@ -171,7 +171,7 @@ def test_score_from_rows_or_result(tmp_path):
     for step in range(1, 21):
         run.append("metrics", {"step": step, "reward": step / 20})
     assert read_score(run.path, "train/reward", ["train"]) is None  # it has not ended
-    run.finish({"after": {"value": 0.4}, "greedy_fruit": 7.5}, "")
+    run.finish({"after": {"value": 0.4}, "greedy_fruit": 7.5}, lambda: "")
     assert read_score(run.path, "train/reward", ["train"]) == pytest.approx((0.95 + 1.0) / 2)
     assert read_score(run.path, "eval/greedy_fruit", ["ppo", "snake"]) == 7.5
     assert read_score(run.path, None, ["train"]) == 0.4

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mesotron import cli
 from mesotron.compare.record import write_tournament
 from mesotron.config import ReportConfig
 from mesotron.report import command, data, read_run, read_runs, render_runs
@@ -170,7 +171,7 @@ def test_runs_of_snake_and_of_vla(tmp_path):
         run.append("metrics", {"step": step, **row})
     assert "20 steps, loss from 0.1 to 0.05" in page_of(run.path).text
     result = {"success": 0.9, "wrong instruction": 0.1, "expert": 1.0}
-    run.finish({"steps": 20, "loss": 0.05, **result}, "words")
+    run.finish({"steps": 20, "loss": 0.05, **result}, lambda: "words")
     page = page_of(run.path)
     assert "90.0% success, 10.0% with a wrong instruction" in page.text
     assert list(page.charts) == ["Loss", "Update RMS", "Gradient signal-to-noise ratio"]
@@ -378,6 +379,31 @@ def test_bad_input_is_rejected(tmp_path):
     reject([tmp_path / "t"], "tournament.json")
     (tmp_path / "a" / "metrics.jsonl").write_text("{}\nno\n{}\n")
     reject([tmp_path / "a"], "metrics.jsonl")
+    (tmp_path / "b").symlink_to(tmp_path / "c")
+    (tmp_path / "c").symlink_to(tmp_path / "b")
+    assert cli.main(["report", str(tmp_path / "b")]) == 2
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"step": 3},
+        {"step": 3, "kind": "watch", "detector": "nonfinite", "severity": "stop"},
+        {"step": 3, "kind": "watch", "detector": "nonfinite", "evidence": [{"metric": "loss"}]},
+        {"step": 3, "kind": "watch", "detector": "nonfinite", "evidence": 7},
+        {"step": 3, "kind": "guard", "action": "rollback"},
+        {"step": 3, "kind": "guard", "action": "rollback", "detector": "x", "attempt": 1,
+         "reason": "", "changes": [{"field": "lr"}]},
+    ],
+)  # fmt: skip
+def test_incomplete_files_of_a_run_leave_a_page(tmp_path, event):
+    rows = [{"step": 1, "reward": 0.5}, {"step": 2, "entropy": 1.0}, {"reward": 1.0}, {"step": 3}]
+    run = make_run(tmp_path / "a", rows=rows, events=[event])
+    run.append("spectra", {"step": 1, "block": "w"})
+    run.save("routing", {"rows": [{"name": "w"}]})
+    assert "Reward" in page_of(run.path).text
+    (run.path / "after.json").write_text('{"transcripts": [{"id": 1}]}')
+    assert cli.main(["report", str(run.path)]) == 2
 
 
 def test_live_pages_follow_until_the_run_is_over(tmp_path, monkeypatch):
@@ -391,7 +417,7 @@ def test_live_pages_follow_until_the_run_is_over(tmp_path, monkeypatch):
         if len(seen) == 2:  # nothing changed between the first two
             run.append("metrics", {"step": 21, "reward": 0.5})
         if len(seen) == 3:
-            run.finish({"steps": 21}, "words")
+            run.finish({"steps": 21}, lambda: "words")
 
     monkeypatch.setattr(command.time, "sleep", sleep)
     assert command.run(ReportConfig(paths=(run.path,), live=True, every=7)) == 0

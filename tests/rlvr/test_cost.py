@@ -1,16 +1,20 @@
 """Cost of a run: the estimate of `mesotron plan`, and what earlier sessions spent."""
 
+import math
 import re
+import time
 from dataclasses import replace
 
 import pytest
 
 from mesotron import cli
 from mesotron.config import ObjectiveConfig, PlanConfig, RolloutConfig, TrainConfig
+from mesotron.rlvr import spending
 from mesotron.rlvr.cost import Pace, estimate, find_pace, maths_of
-from mesotron.rlvr.spending import metered, write_spent
+from mesotron.rlvr.spending import Account
 from mesotron.runs import RunFolder
-from mesotron.watch.budget import Limits, Meter
+from mesotron.runs.resume import Plan
+from support.rlvr_tiny import SlowMeter
 
 
 @pytest.mark.parametrize(("name", "completions"), [("grpo", 8), ("mgrpo", 8), ("corewarding", 16)])
@@ -21,25 +25,49 @@ def test_completions_of_an_anchor(name, completions):
     assert maths_of(config, 10).completions_per_update == completions
 
 
-def test_a_resumed_run_needs_budget_for_a_step(tmp_path):
-    config = TrainConfig(price=3.6, budget=1.0)  # 1000 seconds
+SPENT = {"seconds": 990.0, "dollars": 0.99}
+
+
+@pytest.mark.parametrize(
+    ("spent", "budget", "named"),
+    [
+        ({"seconds": 1001.0}, 1.0, "budget"),  # an older run: without the time of a step
+        (SPENT | {"step": 12.0}, 1.0, "budget"),
+        (SPENT | {"step": 12.0}, 1.1, None),
+        (SPENT | {"step": 12.0, "start": 60.0, "evaluation": 50.0}, 1.1, "budget"),
+        (SPENT | {"step": "12", "dollars": None}, 1.1, None),
+        ({"dollars": 0.1}, 1.0, "spent.json"),
+        ({"seconds": math.nan}, 1.0, "spent.json"),
+    ],
+)
+def test_a_resumed_run_begins_only_what_its_budget_allows(
+    tmp_path, monkeypatch, spent, budget, named
+):
+    monkeypatch.setattr(spending, "Meter", SlowMeter)
+    config = TrainConfig(price=3.6, budget=budget)  # 1000 seconds per dollar
     run = RunFolder.create(tmp_path / "run", config, {})
-    # Without the time of a step, as older runs have it, and with it.
-    old = {"seconds": 1000.0, "dollars": 1.0}
-    for spent in (old, {"seconds": 990.0, "dollars": 0.99, "step": 12.0}):
-        run.save("spent", spent)
-        with pytest.raises(ValueError, match="--budget"):
-            metered(config, run, None).__enter__()
-    with metered(replace(config, budget=1.1), run, None) as meter:
-        assert meter.before == 990.0
-    assert run.load("spent")["step"] == 12.0  # it made none itself
-    now = iter([0.0, 10.0, 30.0, 35.0, 36.0])
-    meter = Meter(Limits(), began=0.0, clock=lambda: next(now))
-    meter.start()
-    for _ in range(3):
-        meter.step()
-    write_spent(meter, run)
-    assert run.load("spent")["step"] == 20.0  # the slowest
+    run.save("spent", spent)
+    plan = Plan(config, run.path, run)
+    if named is not None:
+        with pytest.raises(ValueError, match=named):
+            Account(plan, 0.0).__enter__()
+        return
+    with Account(plan, 0.0):
+        assert run.load("spent")["seconds"] == 991.0  # before any work: a kill counts too
+    kept = run.load("spent")
+    assert kept["seconds"] == 990.0
+    assert kept["step"] == (12.0 if spent["step"] == 12.0 else 0.0)  # it made none itself
+
+
+def test_what_crosses_a_limit_before_the_first_step_is_interrupted(tmp_path):
+    config = TrainConfig(time_limit="1s")
+    run = RunFolder.create(tmp_path / "run", config, {})
+    with (
+        pytest.raises(ValueError, match="time limit of 1 s"),
+        Account(Plan(config, run.path, run), time.monotonic() - 0.9),
+    ):
+        time.sleep(60)  # an import, or the first evaluation
+    assert run.load("spent")["seconds"] > 1
 
 
 def test_what_a_budget_buys():

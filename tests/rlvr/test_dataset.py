@@ -2,11 +2,17 @@
 
 from copy import deepcopy
 
+import pytest
 from accelerate.utils import send_to_device
 from datasets import Dataset
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from mesotron.config import TaskConfig
+from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.dataset import Batch, Rows
+from mesotron.rlvr.prompts import check_prompts
+from mesotron.rlvr.tasks.problem import Problem, Task
+from support.rlvr_tiny import make_model, make_tokenizer
 
 KEYS = [3, 3, 3, 0, 0, 3, 5]
 COLUMNS = {
@@ -37,3 +43,15 @@ def test_a_batch_goes_through_as_it_is():
     assert send_to_device(batch, "cpu") is batch
     assert pin_memory(batch) is batch
     assert "labels" not in batch  # as Transformers asks
+
+
+def test_a_prompt_that_does_not_fit_the_context_is_refused():
+    def check(words: int, tokens: int) -> None:
+        problems = [Problem("1 + 1", "2", "a"), Problem("1 " * words, "1", "long")]
+        task = Task(train=problems, eval=[], format=FORMATS["boxed"])
+        check_prompts(task, TaskConfig(system=""), make_tokenizer(), make_model(), tokens)
+
+    check(50, tokens=8)  # of 64
+    for words, tokens in ((58, 8), (50, 20)):
+        with pytest.raises(ValueError, match="long"):
+            check(words, tokens)

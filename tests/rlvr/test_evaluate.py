@@ -21,6 +21,7 @@ from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.decode import Completion, choose, fitting_batch, generate
 from mesotron.rlvr.models import load_model, lora_config
+from mesotron.rlvr.run_report import curve_lines, transcript_lines
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.runs import RunFolder
@@ -242,6 +243,20 @@ def test_pairs_by_problem_with_changes_first():
         assert scores.verdict(replace(transcript("a", False), **changed)) == word
 
 
+def test_a_report_has_gaps_where_rows_have_no_value_and_no_escape_codes(tmp_path):
+    rows = [{"step": 1, "reward": 0.5, "entropy": 1.0}, {"step": 2, "reward": 0.5}]
+    rows.append({"step": 3, "reward": 0.25, "facts/correct": 0.5})
+    table = curve_lines(rows)[3:]
+    assert [line.count("|") for line in table] == [5] * 5
+    assert table[-1] == "| 3 | 0.250 | 0.500 |  |"
+    result = {"transcripts": [vars(transcript("a", False)) | {"gold": "7\x1b[2J\n# Title"}]}
+    lines = transcript_lines(result, result)
+    assert not [line for line in lines if "\x1b" in line or line.startswith("# ")]
+    run = RunFolder.create(tmp_path / "run", {}, {})
+    run.finish({}, lambda: "gold \x1b[2J")
+    assert "\x1b" not in (run.path / "report.md").read_text()
+
+
 def test_side_by_side_escapes_control_characters():
     from rich.console import Console
 
@@ -251,7 +266,7 @@ def test_side_by_side_escapes_control_characters():
     text = console.export_text()
     assert "[red]\\x1b[2J\\x07 done" in text
     assert "right" in text
-    shown = scores.printable("a" * 1000 + "end", limit=20)
+    shown = scores.shorten("a" * 1000 + "end", limit=20)
     assert shown.startswith("aaaa") and shown.endswith("end") and len(shown) < 60  # noqa: PT018
 
 

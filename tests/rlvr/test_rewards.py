@@ -1,5 +1,6 @@
 """Rewards: hand-worked values of every part, their sum, and user functions."""
 
+import math
 import re
 from pathlib import Path
 
@@ -127,6 +128,11 @@ not_numbers = lambda completions: ["good" for _ in completions]
 nan_on_second = lambda completions: [0.0, float("nan")]
 exits_on_second = lambda completions: [1.0 if text else exit(3) for text in completions]
 too_large_on_second = lambda completions: [0, 10**400]
+
+def empties(completions, completion_ids, rows, **_):
+    completions.clear(), completion_ids[0].clear(), rows[0].clear()
+    return [1e300, -1e300]
+
 SCORE = 3
 """
 
@@ -149,6 +155,15 @@ def test_user_functions(judge, name, scores):
     rows = [{"prompt": "ab", "hard": 0}, {"prompt": "abc", "hard": 1}]
     reward = make_reward(RewardConfig(parts=(f"own_rewards:{name}",)), judge, 2)
     assert reward([RIGHT, BARE], [[1], [1]], ["7", None], [False, False], rows) == scores
+
+
+@pytest.mark.usefixtures("own")
+def test_a_user_function_can_neither_empty_its_arguments_nor_overflow(judge):
+    config = RewardConfig(parts=("own_rewards:empties", "own_rewards:by_columns"), weights=(1e9, 1))
+    ids, rows = [[1], [1]], [{"prompt": "ab", "hard": 0}, {"prompt": "abc", "hard": 1}]
+    scores = make_reward(config, judge, 2)([RIGHT, BARE], ids, ["7", "7"], [False, False], rows)
+    assert (scores[0] > 1e20, scores[1] < -1e20, math.isfinite(sum(scores))) == (True, True, True)
+    assert (ids, len(rows[0])) == ([[1], [1]], 2)
 
 
 def line_of(code):

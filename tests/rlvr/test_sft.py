@@ -9,12 +9,12 @@ from safetensors.torch import load_file
 
 from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.config import ModelConfig, OptimConfig, SftConfig, TaskConfig
-from mesotron.rlvr import train
+from mesotron.rlvr import spending, train
 from mesotron.rlvr.dataset import IGNORED, make_demonstrations, reading_order
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder
 from mesotron.runs.resume import settings_to_resume
-from support.rlvr_tiny import same
+from support.rlvr_tiny import SlowMeter, same
 
 TASK = TaskConfig(levels=(1,), num_train=40, num_eval=4)
 TEXTS = ["Solve the problem step by step. 3 + 4 = 7"] * 9
@@ -133,8 +133,12 @@ def test_killed_and_resumed_equals_uninterrupted(config, tmp_path):
     assert first == second
 
 
-def test_a_run_stops_before_its_time_limit(config, capsys):
-    assert train.run(replace(config, time_limit="0.001s", price=3.95)) == 0
+def test_a_run_stops_before_its_time_limit(config, monkeypatch, capsys):
+    with pytest.raises(ValueError, match="time limit"):
+        train.run(replace(config, time_limit="0.001s"))
+    assert not config.out.exists()
+    monkeypatch.setattr(spending, "Meter", SlowMeter)
+    assert train.run(replace(config, time_limit="150s", price=3.95)) == 0
     assert "at step 1" in capsys.readouterr().out
     (row,) = RunFolder(config.out).rows("metrics")
     assert 0 < row["cost/spent"] < row["cost/projected"]

@@ -1,6 +1,5 @@
 """`mesotron train` as a user runs it: whole runs, interruptions, resumes, and failures."""
 
-import itertools
 import math
 import os
 import shutil
@@ -29,12 +28,11 @@ from mesotron.rlvr.prompts import solved_text
 from mesotron.rlvr.session import live_settings
 from mesotron.rlvr.tasks import arith
 from mesotron.runs import RunFolder
-from mesotron.watch.budget import Limits, Meter
 from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from mesotron.watch.settings import obstacle
-from support.rlvr_tiny import same
+from support.rlvr_tiny import SlowMeter, same
 
 slow = pytest.mark.slow
 TIMES = ("time", "step_time", "cost")
@@ -82,7 +80,7 @@ def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def main(words: str) -> int:
         sys.modules.pop("earned", None)
-        small = "" if "--resume" in words else f"{SMALL} --model.name {model} "
+        small = "--trust " if "--resume" in words else f"{SMALL} --model.name {model} "
         return cli.main(["train", *(small + words).split()])
 
     return main
@@ -308,21 +306,20 @@ def test_a_reward_that_pays_for_the_format_is_not_exchanged(parts, reason):
 
 
 def test_a_budget_counts_over_all_sessions(run, whole, monkeypatch, capsys):
-    looks = itertools.count(0, 100)  # a clock that moves 100 seconds at each look
-
-    def make(limits: Limits, *, began: float | None, **earlier: Any) -> Meter:
-        return Meter(limits, **earlier, began=None, clock=lambda: float(next(looks)))
-
-    monkeypatch.setattr(spending, "Meter", make)
-    assert run("--budget 0.5 --price 3 --out bought") == 0  # 600 seconds
-    assert "$0.17 of $0.42" in capsys.readouterr().out  # spent, and projected
+    monkeypatch.setattr(spending, "Meter", SlowMeter)
+    assert run("--budget 0.25 --price 3 --out bought") == 0  # 300 seconds
+    assert "$0.08 of $0.33" in capsys.readouterr().out  # spent, and projected
     bought = RunFolder(Path("bought"))
     rows, spent = bought.rows("metrics"), bought.load("spent")
-    assert rows[0]["cost/projected"] == pytest.approx(500 / 3600 * 3)
+    assert rows[0]["cost/projected"] == pytest.approx(400 / 3600 * 3)
     assert spent is not None
-    assert spent["dollars"] == pytest.approx(spent["seconds"] / 3600 * 3)
-    assert run("--resume bought --budget 0.2") == 2
-    assert "--budget" in error_line(capsys)
+    assert (len(rows), spent["seconds"], spent["dollars"]) == (3, 300, 0.25)
+    assert run("--resume bought --budget 0.33") == 2
+    assert "budget" in error_line(capsys)
+    # A run beside it knows how long a step takes, and does not begin.
+    assert run("--time-limit 99s --out beside") == 2
+    assert "time limit" in error_line(capsys)
+    assert not Path("beside").exists()
     assert run("--resume bought --budget 9 --gpu h100") == 0
     assert_same_end(whole, "bought")
     first = bought.rows("metrics")[len(rows)]  # earlier hours keep the earlier price
@@ -339,6 +336,8 @@ def test_a_budget_counts_over_all_sessions(run, whole, monkeypatch, capsys):
         ("--reward.parts earned:absent", "'absent'"),
         ("--rollout.updates 3", "3 updates"),
         ("--budget 5", "--budget 5"),
+        ("--time-limit 0.001s", "time limit"),
+        ("--seed 4294967296", "--seed"),
     ],
 )
 def test_a_refused_run_leaves_no_folder(run, capsys, words, named):
@@ -373,6 +372,35 @@ def test_a_loss_that_is_not_a_number_stops_before_it_is_saved(run, monkeypatch, 
     assert math.isnan(stream("spoiled")[1]["loss"])
     events = stream("spoiled", "events")
     assert [(row["step"], row["detector"]) for row in events] == [(2, "nonfinite")]
+
+
+def test_one_nan_loss_is_one_nan_row_under_rollback(run, monkeypatch):
+    compute = session.GRPOTrainer._compute_loss
+
+    def spoil(self: Any, model: Any, inputs: Any) -> torch.Tensor:
+        return compute(self, model, inputs) + (math.nan if self.state.global_step == 1 else 0.0)
+
+    monkeypatch.setattr(session.GRPOTrainer, "_compute_loss", spoil)
+    assert run("--guard rollback --out whole") == 0
+    assert [math.isnan(row["loss"]) for row in stream("whole")] == [False, True, False, False]
+    assert not [row for row in stream("whole", "events") if row["kind"] == "guard"]
+    interrupt(run, "--guard rollback", step=4)
+    assert run("--resume killed") == 0
+    assert str(stream("whole")) == str(stream("killed"))  # NaN equals no NaN
+    files = [f"{one}/checkpoints/checkpoint-4/model.safetensors" for one in ("whole", "killed")]
+    assert same(*map(load_file, files))
+
+
+def test_a_report_that_cannot_be_written_costs_nothing(run, whole, monkeypatch, caplog):
+    def obstruct() -> None:
+        for name in ("report.md", "report.html"):
+            Path("blocked", name).mkdir()
+
+    at_row(monkeypatch, 2, obstruct)
+    assert run("--out blocked") == 0
+    assert RunFolder(Path("blocked")).result == RunFolder(whole).result
+    warned = [line.split()[0] for line in caplog.messages if "not written" in line]
+    assert warned == ["report.md", "report.html"]
 
 
 @pytest.mark.parametrize(
@@ -428,5 +456,5 @@ def test_two_processes_resume_to_the_same_bits(run, model, tmp_path):
         Path("cut", name).unlink()
     for step in (2, 3, 4):
         shutil.rmtree(f"cut/checkpoints/checkpoint-{step}")
-    two("--resume cut")
+    two("--resume cut --trust")
     assert_same_end("whole", "cut")

@@ -1,12 +1,15 @@
 """What a training run shows, on a terminal and elsewhere."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from mesotron.runs import console as live
-from mesotron.runs.console import LiveView, shorten, sparkline, spell_time
+from mesotron.runs.console import LiveView, SafeConsole, shorten, sparkline, spell_time
 
 WATCHED = {"reward": "reward", "facts/formatted": "format"}
 
@@ -71,3 +74,15 @@ def test_sparklines_text_and_durations():
         assert sparkline(values, width=2) == shown
     assert shorten("x" * 1000).endswith("x ...")
     assert spell_time(59.6) == "1m 0s"
+
+
+def test_data_cannot_control_the_terminal_through_any_renderable():
+    output = io.StringIO()
+    console = SafeConsole(file=output, force_terminal=True, color_system="truecolor", width=80)
+    table = Table("column")
+    table.add_row("\x1b[2Jcell\x07")
+    for thing in (table, Text("a\x9b31mb", style="red"), "plain\x1b]0;title\x07"):
+        console.print(thing, markup=False)
+    left = re.sub(r"\x1b\[[0-9;]*m", "", output.getvalue())  # the console's own colors
+    assert not set(left) & {"\x1b", "\x07", "\x9b"}
+    assert "\x1b[31m" in output.getvalue()

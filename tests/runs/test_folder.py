@@ -10,6 +10,7 @@ import pytest
 
 from mesotron.runs import RunFolder, list_checkpoints, newest_whole
 from mesotron.runs.checkpoints import damage, prune, writing
+from mesotron.runs.files import append_row
 from mesotron.runs.folder import new_run_path
 
 
@@ -100,6 +101,8 @@ def write_checkpoint(root: Path, step: int, text: str = "weights") -> Path:
 def test_checkpoints_are_listed_in_order_and_pruned(tmp_path):
     for step in (5, 100, 20):
         write_checkpoint(tmp_path, step)
+    elsewhere = (tmp_path / "checkpoint-5").rename(tmp_path / "archive")  # as a user frees a disk
+    (tmp_path / "checkpoint-5").symlink_to(elsewhere)
     assert [found.step for found in list_checkpoints(tmp_path)] == [5, 20, 100]
     prune(tmp_path, keep=2, newest=100)
     assert [found.step for found in list_checkpoints(tmp_path)] == [20, 100]
@@ -108,6 +111,7 @@ def test_checkpoints_are_listed_in_order_and_pruned(tmp_path):
     write_checkpoint(tmp_path, 30)
     prune(tmp_path, keep=1, newest=30)
     assert newest_whole(tmp_path)[0] == (30, tmp_path / "checkpoint-30")
+    assert (elsewhere / "manifest.json").exists()
 
 
 def test_a_checkpoint_is_whole_or_not_there(tmp_path):
@@ -117,10 +121,11 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path):
             raise OSError(28, "No space left on device")
 
     write_checkpoint(tmp_path, 1, "old")
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(ValueError, match=str(tmp_path)):
         fill_the_disk()
     assert os.listdir(tmp_path) == ["checkpoint-1"]
     (tmp_path / ".checkpoint-7.writing").mkdir()  # left by a killed run
+    (tmp_path / ".checkpoint-8.writing").symlink_to(tmp_path / "checkpoint-1")
     path = write_checkpoint(tmp_path, 1, "new")
     assert os.listdir(tmp_path) == ["checkpoint-1"]
     assert (path / "model.safetensors").read_text() == "new"
@@ -148,3 +153,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, file
     assert checkpoint.step == 1
     assert len(wrong) == 1
     assert named in wrong[0]
+
+
+def test_a_full_disk_is_named_with_its_file():
+    with pytest.raises(OSError, match="/dev/full"):
+        append_row(Path("/dev/full"), {"step": 1})
+
+
+def test_rows_without_a_step_are_left_out(tmp_path):
+    run = RunFolder.create(tmp_path / "run", {}, {})
+    for row in ({"step": 1}, {"loss": 1.0}, {"step": "2"}, {"step": None}, {"step": 3}):
+        run.append("metrics", row)
+    assert [row["step"] for row in run.rows("metrics")] == [1, 3]
+    run.cut_after(2)
+    assert run.rows("metrics") == [{"step": 1}]

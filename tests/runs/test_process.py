@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from mesotron.optim.device import choose_device
 from mesotron.runs.process import (
     StopRequest,
     asks_for_sharding,
+    explain_interrupt,
     go_offline_without_network,
     is_main,
     num_processes,
@@ -67,8 +71,44 @@ def test_the_first_signal_asks_and_the_second_ctrl_c_stops():
     with StopRequest(said.append, "continue it") as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.requested
+        assert not said  # a handler that prints would interrupt the loop's own printing
+        stop.announce()
         os.kill(os.getpid(), signal.SIGTERM)  # another kind of signal changes nothing
+        stop.announce()
         with pytest.raises(KeyboardInterrupt, match="continue it"):
             os.kill(os.getpid(), signal.SIGINT)
     assert len(said) == 1
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_hanging_call_is_named_and_stops_at_the_first_ctrl_c(early):
+    said: list[str] = []
+
+    def hang() -> None:
+        with stop.waiting_for("the reward own:f", 0.05):
+            if early:
+                os.kill(os.getpid(), signal.SIGINT)  # waits for the step, in vain
+            while not said:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with StopRequest(said.append, "continue it") as stop:
+        with stop.waiting_for("a fast one", 60.0):
+            pass
+        with pytest.raises(KeyboardInterrupt, match="continue it"):
+            hang()
+    assert early or "own:f" in said[0]
+
+
+def test_sigterm_outside_the_loop_says_how_to_continue():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt, match="continue it"), explain_interrupt("continue it"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_age_of_a_process_counts_its_imports():
+    code = "import time; time.sleep(0.3); from mesotron.runs.process import *; print(process_age())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0.3 < float(done.stdout) < 60

@@ -72,7 +72,7 @@ def test_the_same_curves_give_the_same_file(tmp_path, suffix, axis):
 def test_bad_requests_are_rejected(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="low_rank"):
         spectrum.run(SpectrumConfig(filters=("low_rank",)))
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match="plot"):
         spectrum.run(SpectrumConfig(filters=("muon",), plot=tmp_path / "a.png"))
 

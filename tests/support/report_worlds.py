@@ -61,7 +61,7 @@ def make_run(path: Path, steps: int = 20, seed: int = 0, **changed: Any) -> RunF
         scores["gain"] = (0.17, 0.1, 0.24)
         ends = ("value", "low", "high")
         result = {name: dict(zip(ends, score)) for name, score in scores.items()}
-        run.finish({"steps": steps, "problems": 4, "findings": [], **result}, "words")
+        run.finish({"steps": steps, "problems": 4, "findings": [], **result}, lambda: "words")
     return run
 
 
@@ -96,7 +96,7 @@ def make_snake(path: Path, updates: int = 12, runs: int = 2) -> RunFolder:
         "baselines": {"maximum": 35.0, "random_masked": 7.5, "random_unmasked": 0.2},
         "runs": [{"seed": k} for k in range(runs)], "greedy_fruit": 30.25, "greedy_won": 0.5,
         "sampled_fruit": 29.5, "sampled_won": 0.25, "env_steps": 1.0, "seconds": 48.0,
-    }, "words")  # fmt: skip
+    }, lambda: "words")  # fmt: skip
     return folder
 
 

@@ -10,6 +10,7 @@ import random
 import socket
 import tempfile
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from accelerate.utils import gather_object
 import mesotron
 from mesotron.rlvr import checkpoint as resume
 from mesotron.rlvr.anchor import AnchoredSampler
-from mesotron.rlvr.spending import Spending
-from mesotron.runs import RunFolder
+from mesotron.rlvr.callbacks import Spending
 from mesotron.watch.budget import Limits, Meter
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
@@ -98,9 +98,10 @@ def obey_the_first(kind: str) -> list[dict[str, Any]]:
     folder = shared_folder()
     trainer = make_trainer(folder, trl.GRPOTrainer, max_steps=4, **SAVE)
     watch = mesotron.Watch(guard="rollback", trainer=trainer)
-    limit = 1e-9 if first and kind == "budget" else 1e9
-    run = RunFolder.create(folder / "run", {}, {}) if first else None
-    trainer.add_callback(Spending(Meter(Limits(seconds=limit)), run, trainer))
+    looks = count()  # a second per look: the first step fits, the second does not
+    limit = 2.5 if first and kind == "budget" else 1e9
+    meter = Meter(Limits(seconds=limit), clock=lambda: float(next(looks)))
+    trainer.add_callback(Spending(meter, trainer))
     trainer.add_callback(watch)
     trainer.train()
     weights = trainer.model.lm_head.weight.detach().tolist()

@@ -17,6 +17,7 @@ from transformers import (
 from trl import GRPOConfig
 
 from mesotron.rlvr.trainer import GRPOTrainer
+from mesotron.watch.budget import Limits, Meter
 
 BOXES = [f"\\boxed{{{digit}}}" for digit in range(10)]
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "=", *BOXES]
@@ -136,6 +137,18 @@ def assert_same_steps(one: Any, other: Any) -> None:
     # AdamW divides a gradient by its size: rounding alone can flip the sign of a tiny one.
     far = [(first[name] - second[name]).abs().gt(1e-4).float().mean() for name in first]
     assert max(far) < 0.02
+
+
+class SlowMeter(Meter):
+    """A meter on a clock that moves 100 seconds at each step, and only then."""
+
+    def __init__(self, limits: Limits, *, began: float, **earlier: Any) -> None:
+        self.time = 0.0
+        super().__init__(limits, **earlier, began=0.0, clock=lambda: self.time)
+
+    def step(self) -> None:
+        self.time += 100
+        super().step()
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from mesotron.config import DemosConfig, WorldConfig
+from mesotron.runs.trust import search_working_folder
 from mesotron.vla.demos import make_demos
 from mesotron.vla.evaluation import write_gifs
 from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE
@@ -170,6 +171,7 @@ def test_own_world_by_its_class(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    search_working_folder()  # as for a name on the command line
     world = WorldConfig(name="my_worlds:Longer")
     assert evaluate_expert(world, SEEDS, workers=2).success == 1
     assert evaluate(reach, world, SEEDS, workers=1).episodes[0].steps == 99

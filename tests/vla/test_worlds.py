@@ -1,6 +1,6 @@
 """The blocks worlds: the contract of `World`, rendering against geometry, a successful expert."""
 
-import importlib.util
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -193,9 +193,6 @@ def test_camera_rays():
     ],
 )
 def test_invalid_worlds_and_missing_packages_are_refused(monkeypatch, fields, keyword):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "metaworld" else real(name)
-    )
+    monkeypatch.setitem(sys.modules, "metaworld", None)
     with pytest.raises(ValueError, match=keyword):
         build(**fields)

@@ -3,7 +3,8 @@
 import pytest
 
 from mesotron.config import PRICES, SftConfig, TrainConfig, parse_duration
-from mesotron.watch.budget import Limits, Meter, limits_of, step_math
+from mesotron.rlvr.spending import sampling_time
+from mesotron.watch.budget import Limits, Meter, Spent, limits_of, step_math
 
 
 class Clock:
@@ -77,7 +78,7 @@ def test_a_slow_evaluation_is_remembered():
         clock.now += 10
         meter.step()
     assert meter.refusal() is None  # 500 + 10
-    assert meter.refusal(evaluates=True)  # 500 + 110
+    assert meter.refusal(evaluations=1)  # 500 + 110
 
 
 def test_projection_and_price(monkeypatch):
@@ -90,3 +91,31 @@ def test_projection_and_price(monkeypatch):
     assert limits_of(TrainConfig(price=2.0, gpu="h100")).price == 2.0
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert limits_of(TrainConfig(price=2.0)).price == 8.0
+
+
+@pytest.mark.parametrize(
+    ("known", "limits", "need", "refused"),
+    [
+        (Spent(), Limits(seconds=10.0), {}, False),  # nothing is known, nothing is over
+        (Spent(), Limits(seconds=4.0), {"steps": 0}, True),  # over before the first step
+        (Spent(step=6.0), Limits(seconds=10.0), {}, True),
+        (Spent(step=6.0), Limits(seconds=12.0), {}, False),
+        (Spent(step=6.0, evaluation=2.0), Limits(seconds=12.0), {"evaluations": 1}, True),
+        (Spent(step=6.0, start=9.0), Limits(seconds=12.0), {"starts": True}, True),
+        (Spent(step=6.0), Limits(dollars=10.0, price=3600.0), {}, True),
+        (Spent(evaluation=6.0), Limits(dollars=10.0, price=3600.0), {"steps": 0}, False),
+    ],
+)
+def test_limits_bind_before_the_first_step(known, limits, need, refused):
+    meter = Meter(limits, known=known, began=0.0, clock=lambda: 5.0)
+    meter.start()
+    assert (meter.refusal(**need) is not None) is refused
+
+
+def test_what_is_known_before_the_first_step():
+    assert sampling_time(10.0, problems=20, completions=8) == 4.0
+    assert sampling_time(10.0, problems=4, completions=8) == 10.0  # at least as long
+    meter = Meter(Limits(price=3600.0), before=2.0, paid=1.0, began=0.0, clock=lambda: 5.0)
+    meter.calibrate(4.0)
+    meter.calibrate(9.0)  # the first is kept
+    assert meter.record(ahead=1.0) == Spent(seconds=8.0, dollars=7.0, step=4.0)

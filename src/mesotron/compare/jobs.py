@@ -28,6 +28,7 @@ def run_jobs(
             while True:
                 for job in pool.take_ended():
                     end(job, stop.requested)
+                stop.announce()
                 if stop.requested:
                     pool.terminate()
                 else:

@@ -40,6 +40,7 @@ from mesotron.config.base import (
 from mesotron.recipes import RECIPES, make_recipe
 from mesotron.runs import RunFolder
 from mesotron.runs.files import write_json
+from mesotron.runs.trust import code_names, search_working_folder
 from mesotron.runs.workers import resolve
 from mesotron.watch.diagnosis import diagnose
 from mesotron.watch.engine import Engine
@@ -77,6 +78,7 @@ class Kind(ABC):
     name: ClassVar[str]
     config_type: ClassVar[type]
     command: ClassVar[str]  # the "module:function" that runs a config
+    extra: ClassVar[str]  # whose packages a run needs
     measure: ClassVar[str]  # what a score is, in words
     unit: ClassVar[str]  # what a rate means for the contenders, in a sentence
     curve: ClassVar[str]  # the metric whose curve is timed against the threshold
@@ -157,6 +159,7 @@ class Language(Kind):
     name = "rlvr"
     config_type = TrainConfig
     command = "mesotron.rlvr.train:run"
+    extra = "rlvr"
     measure = "greedy accuracy on held-out problems"
     unit = (
         "Rates are in AdamW's unit. A short run measures the RMS of a contender's updates, and the "
@@ -292,6 +295,7 @@ class Games(Kind):
     name = "ppo"
     config_type = SnakeConfig
     command = "mesotron.ppo:run"
+    extra = "ppo"
     measure = "fruit of a greedy game"
     unit = (
         "Rates are in Adam's unit: Muon's and Pion's own are those at which a step of full rank "
@@ -347,6 +351,7 @@ class Robots(Kind):
     name = "vla"
     config_type = VlaTrainConfig
     command = "mesotron.vla.command:run_train"
+    extra = "vla"
     measure = "share of episodes that succeeded"
     unit = (
         "Rates are AdamW's, of the hidden matrices: a spectral step of full rank changes a weight "
@@ -394,10 +399,10 @@ class Robots(Kind):
 
     @property
     def num_problems(self) -> int:
-        from mesotron.vla.demos import read_manifest, world_of
+        from mesotron.vla.demos import trusted_world
         from mesotron.vla.worlds import build_world
 
-        world = world_of(read_manifest(self.config.demos))
+        world = trusted_world(self.config.demos, self.config.trust)
         return self.config.episodes * len(build_world(world).tasks)
 
     def evaluations(self, run: RunFolder) -> tuple[Scores, Scores]:
@@ -518,13 +523,16 @@ def _read_one(kind: Any, text: str, item: str) -> Any:
 
 def cell_command(path: Path, kind: str, config: Any) -> list[str]:
     write_json(path, {"kind": kind, "config": to_plain(config)})
-    return [sys.executable, "-m", "mesotron.compare.kinds", str(path)]
+    return [sys.executable, "-P", "-m", "mesotron.compare.kinds", str(path)]
 
 
 def run_cell(path: Path) -> int:
     values = json.loads(path.read_text(encoding="utf-8"))
     kind = next(kind for kind in (Language, Games, Robots) if kind.name == values["kind"])
-    return resolve(kind.command)(from_plain(kind.config_type, values["config"], str(path)))
+    config: Any = from_plain(kind.config_type, values["config"], str(path))
+    if code_names(config):  # of the tournament's own command: `Progress.settings` checked it
+        search_working_folder()
+    return resolve(kind.command)(config)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from mesotron.compare.space import Dimension, Space, Value, read_space
 from mesotron.compare.standings import count
 from mesotron.config import SweepConfig, WatchSettings
 from mesotron.runs import RunFolder
-from mesotron.runs.console import print_line, spell_time
+from mesotron.runs.console import SafeConsole, print_line, spell_time
+from mesotron.runs.extras import require
 from mesotron.runs.files import append_row, read_rows, write_json
 from mesotron.runs.folder import try_lock
 from mesotron.runs.workers import Job
@@ -40,14 +41,11 @@ LAST_SHARE = 0.1  # of a run's rows, over which a metric is averaged
 
 def run(config: SweepConfig) -> int:
     space = read_space(config.file, config.space)
-    command_name(space.command)
-    try:
-        import optuna  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ValueError(f"sweep needs {error.name}: pip install 'mesotron[sweep]'") from error
+    name = command_name(space.command)
+    require(COMMANDS[name].extra, what=f"mesotron {name}")
     folder = (config.out or Path("runs") / f"sweep-{space.name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console()
+    console = SafeConsole()
     study = Study(space, config, folder)
     Sweep(study, space, config, console).run()
     finish(study, space, folder, console)
@@ -61,18 +59,19 @@ def run(config: SweepConfig) -> int:
 class Command:
     place: tuple[str, ...]  # flags for the run folder; {parent} and {name} stand for its parts
     score: tuple[str, ...]  # path of the score in result.json
+    extra: str  # whose packages it needs
     threads: str | None = None  # flag for CPU threads, if it has one
     defaults: tuple[str, ...] = ()  # flags of a trial that the sweep's own override
     env: dict[str, str] = field(default_factory=dict)  # environment variables if it has one thread
 
 
 COMMANDS = {
-    "train": Command(("--out={parent}/{name}",), ("after", "value"), "--threads"),
+    "train": Command(("--out={parent}/{name}",), ("after", "value"), "rlvr", "--threads"),
     "vla train": Command(
-        ("--out={parent}/{name}",), ("success",), "--threads", defaults=("--workers=1",)
+        ("--out={parent}/{name}",), ("success",), "vla", "--threads", defaults=("--workers=1",)
     ),
     "ppo snake": Command(
-        ("--save-dir={parent}", "--run-name={name}"), ("greedy_fruit",), env=XLA_ONE_THREAD
+        ("--save-dir={parent}", "--run-name={name}"), ("greedy_fruit",), "ppo", env=XLA_ONE_THREAD
     ),
 }
 
@@ -93,8 +92,19 @@ def start_arguments(arguments: Sequence[str], run: Path, threads: int) -> list[s
     return [*given, *place, *([f"{command.threads}={threads}"] if command.threads else [])]
 
 
+def own_code(arguments: Sequence[str]) -> list[str]:
+    """The arguments that name the sweep's own reward: a resumed trial needs them again."""
+    found: list[str] = []
+    for word in arguments:
+        if word.partition("=")[0] == "--reward.parts" or (found and not word.startswith("--")):
+            found.append(word)
+        elif found:
+            break
+    return found if any(":" in word for word in found) else []
+
+
 def process_command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "mesotron", *arguments]
+    return [sys.executable, "-P", "-m", "mesotron", *arguments]
 
 
 def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float | None:
@@ -274,7 +284,8 @@ class Sweep:
     def _start_trial(self, trial: Trial) -> None:
         name = command_name(self.space.command)
         if (trial.run / "config.json").is_file():
-            arguments = [*name.split(), f"--resume={trial.run}"]
+            own = own_code(self.space.arguments(trial.values))
+            arguments = [*name.split(), f"--resume={trial.run}", *own]
         else:
             given = self.space.arguments(trial.values)
             arguments = start_arguments(given, trial.run, self.config.threads)

@@ -8,11 +8,12 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -33,15 +34,17 @@ from mesotron.compare.record import (
 )
 from mesotron.compare.search import Grid, Search, gain_of, search
 from mesotron.compare.standings import count
-from mesotron.config import CompareConfig
+from mesotron.config import CompareConfig, SnakeConfig
 from mesotron.config.base import from_plain, to_plain
 from mesotron.report import standings as tables
 from mesotron.report.command import write as write_report
 from mesotron.runs import RunFolder, describe_environment
-from mesotron.runs.console import print_line, spell_time
-from mesotron.runs.files import write_whole
-from mesotron.runs.folder import try_lock
+from mesotron.runs.console import SafeConsole, print_line, spell_time
+from mesotron.runs.extras import require
+from mesotron.runs.files import printable, write_whole
+from mesotron.runs.folder import try_lock, warn_of_failure
 from mesotron.runs.resume import settings_to_resume
+from mesotron.runs.trust import check_trusted, code_names
 from mesotron.runs.workers import Job, last_line
 
 POLL_SECONDS = 0.2
@@ -55,13 +58,16 @@ MIN_PROBLEMS = 4 * MIN_HALF  # a hash halves them, never quite evenly
 
 def run(config: CompareConfig) -> int:
     kind = make_kind(config.recipe, config.set)
+    require(kind.extra, what=f"mesotron compare {config.recipe}")
+    if config.trust and not isinstance(kind.config, SnakeConfig):
+        kind.config = replace(kind.config, trust=True)
     if kind.num_problems < MIN_PROBLEMS:
         raise ValueError(_too_few_problems(kind, kind.num_problems))
     folder = config.out or Path("runs") / f"compare-{config.recipe}"
     for one in kind.contenders(config.optims or kind.usual, config.objectives):
         kind.check(kind.settings(one, kind.base_rate, config.seed, folder))  # before it is made
     (folder / "cells").mkdir(parents=True, exist_ok=True)
-    console = Console()
+    console = SafeConsole()
     with locked(folder) as lock:
         old = read_tournament(folder) if (folder / NAME).exists() else None
         progress = Progress(kind, config, folder, old)
@@ -180,7 +186,12 @@ class Progress:
     def settings(self, cell: Cell) -> object:
         run = (self.folder / cell.run).resolve()
         if (run / "config.json").is_file():
-            return settings_to_resume(self.kind.config_type, run)
+            settings: Any = settings_to_resume(self.kind.config_type, run)
+            own = code_names(self.kind.config)
+            names = [name for name in code_names(settings) if name not in own]
+            check_trusted(names, run / "config.json", trust=False)
+            trusted = bool(own) or getattr(self.kind.config, "trust", False)
+            return replace(settings, trust=True) if trusted else settings
         shutil.rmtree(run, ignore_errors=True)  # stopped before it was a run
         contender = next(one for one in self.contenders if one.name == cell.contender)
         if cell.stage == "probe":
@@ -252,7 +263,10 @@ def _new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contende
         name: to_plain(getattr(config, name))
         for name in ("seeds", "search_seeds", "rates", "factor", "extend", "seed", "threads", "set")
     }
-    plan |= {"base_rate": kind.base_rate, "config": to_plain(kind.config)}
+    shared = to_plain(kind.config)
+    if "trust" in shared:
+        shared["trust"] = False  # of one call, not of the tournament
+    plan |= {"base_rate": kind.base_rate, "config": shared}
     return Tournament(
         recipe=kind.recipe,
         kind=kind.name,
@@ -414,8 +428,9 @@ def finish(progress: Progress, console: Console) -> None:
     progress.write()
     record = asdict(progress.record)
     text, page = (progress.folder / name for name in ("standings.md", "report.html"))
-    write_whole(text, tables.to_markdown(record))
-    write_report([progress.folder], page)
+    write_whole(text, printable(tables.to_markdown(record)))
+    with warn_of_failure(page.name, progress.folder):
+        write_report([progress.folder], page)
     table = tables.standings(record)
     # Two tables, since one does not fit into 80 columns.
     scores = ("contender", "rate", "score", "behind the best", "p (Holm)")

@@ -32,16 +32,20 @@ ALIASES: dict[str, dict[str, Alias]] = {
 
 _OPERATORS = {"ge": (operator.ge, "at least"), "gt": (operator.gt, "above"),
               "le": (operator.le, "at most"), "lt": (operator.lt, "below")}  # fmt: skip
+MAX_INTEGER = 2**63  # what arrays and random generators take
+MAX_SEED = 2**32 - 1  # NumPy's
 _checking: ContextVar[bool] = ContextVar("checking", default=True)
 
 
 def setting(
-    default: Any = MISSING, *, on_resume: bool = False, positional: bool = False, **bounds: float
-) -> Any:
+    default: Any = MISSING, *, on_resume: bool = False, positional: bool = False,
+    is_code: bool = False, **bounds: float,
+) -> Any:  # fmt: skip
     """A config field with bounds; None, which means "not given", always passes. `on_resume`:
-    `--resume` accepts another value. `positional`: the flag's name may be left out. `bounds`: any
-    of ge, gt, le and lt."""
-    metadata = {"bounds": bounds, "overridable_on_resume": on_resume, "positional": positional}
+    `--resume` accepts another value. `positional`: the flag's name may be left out. `is_code`: the
+    value may name code, as MODULE:NAME. `bounds`: any of ge, gt, le and lt."""
+    metadata = {"bounds": bounds, "overridable_on_resume": on_resume, "positional": positional,
+                "is_code": is_code}  # fmt: skip
     return field(default=default, metadata=metadata)
 
 
@@ -61,8 +65,12 @@ class Config:
         for item in fields(self):  # type: ignore[arg-type]
             value, bounds = getattr(self, item.name), item.metadata.get("bounds", {})
             for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, str | Path) and "\0" in str(one):
+                    raise ValueError(f"--{self.prefix}{item.name} {one!r} has a NUL character")
                 if isinstance(one, bool) or not isinstance(one, int | float):
                     continue
+                if isinstance(one, int) and abs(one) >= MAX_INTEGER:
+                    raise ValueError(f"--{self.prefix}{item.name} must be below {MAX_INTEGER:g}")
                 if not math.isfinite(one):
                     self.refuse(item.name, "must be a finite number")
                 if not all(_OPERATORS[key][0](one, limit) for key, limit in bounds.items()):
@@ -116,15 +124,17 @@ def from_plain(
     renamed = {key: value for key, value in plain.items() if key not in aliases}
     for old in plain.keys() & aliases:
         new, convert = aliases[old]
+        if isinstance(plain[old], list | dict):
+            raise ValueError(f"{source}: {old} = {plain[old]!r:.80} is not a value of it")
         renamed[new] = renamed.get(new, False) or convert(plain[old])
     for name, value in renamed.items():
         if name not in names:
             raise ValueError(f"{source} has an unknown key {name!r}{suggest(name, names)}")
         try:
             made[name] = _convert(hints[name], value, source, made.get(name))
-        except TypeError:
+        except (TypeError, OverflowError):
             kind = describe_type(hints[name])
-            raise ValueError(f"{source}: {name} = {value!r} is not {kind}") from None
+            raise ValueError(f"{source}: {name} = {value!r:.80} is not {kind}") from None
     return config_type(**made)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mesotron.config.base import Config, setting
+from mesotron.config.base import MAX_SEED, Config, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class SnakeConfig(Config):
     """Start from the weights of this run's newest checkpoint."""
     kl_coef: float = 0.0
     """Weight of the KL divergence from the pretrained policy."""
-    seed: int = 0
+    seed: int = setting(0, ge=0, le=MAX_SEED)
     """Seed of the run, and the first of --num-seeds."""
     num_seeds: int = setting(1, ge=1)
     """Whole runs trained in parallel in one program."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mesotron.config.base import Config, setting
+from mesotron.config.base import MAX_SEED, Config, setting
 from mesotron.config.optim import MAX_CUTOFF, OptimConfig, OptimizerName
 from mesotron.config.train import LanguageRunConfig, TaskConfig, TrainConfig, check_alert
 
@@ -50,7 +50,7 @@ class EvalConfig(Config):
     """Maximum completion length."""
     batch: int | None = setting(None, ge=1)
     """Completions generated at once (unset: what fits in memory)."""
-    seed: int = 0
+    seed: int = setting(0, ge=0, le=MAX_SEED)
     """Seed of the samples and of the intervals."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run (auto: CUDA if available)."""
@@ -177,7 +177,7 @@ class CompareConfig(Config):
     """Extra rates for a contender whose best rate is the smallest or largest tried."""
     set: tuple[str, ...] = ()
     """Recipe settings to change in every cell, such as steps=20 rollout.prompts=8."""
-    seed: int = setting(0, ge=0)
+    seed: int = setting(0, ge=0, le=MAX_SEED)
     """First seed: searches use it, finals the ones after."""
     workers: int | None = setting(None, ge=1)
     """Cells run in parallel (unset: one per GPU, or per core without one)."""
@@ -185,6 +185,8 @@ class CompareConfig(Config):
     """CPU threads per cell."""
     keep_weights: bool = False
     """Keep the checkpoints of finished cells."""
+    trust: bool = False
+    """Run the code that demonstrations name as their world, MODULE:CLASS."""
     out: Path | None = None
     """Tournament folder (unset: runs/compare-RECIPE). An existing one is continued."""
 
@@ -221,7 +223,7 @@ class SweepConfig(Config):
     """Name of the study in its storage (unset: the file's name)."""
     storage: str | None = None
     """Database shared by several machines, as postgresql://... (unset: a file in --out)."""
-    seed: int = 0
+    seed: int = setting(0, ge=0, le=MAX_SEED)
     """Seed of the sampler."""
     out: Path | None = None
     """Folder of the trials' runs (unset: runs/sweep-NAME). An existing study is continued."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mesotron.config.base import Config, setting
+from mesotron.config.base import MAX_SEED, Config, setting
 from mesotron.config.optim import OptimConfig
 
 FormatName = Literal["boxed", "answer", "hashes"]
@@ -95,7 +95,7 @@ class TaskConfig(Config, prefix="task."):
 class RewardConfig(Config, prefix="reward."):
     """The reward of a completion: a weighted sum of named parts."""
 
-    parts: tuple[str, ...] = ("two_part",)
+    parts: tuple[str, ...] = setting(("two_part",), is_code=True)
     """Names (two_part, sparse, near, correct, format, length, repetition, overlong) or your own
     module:function."""
     weights: tuple[float, ...] = ()
@@ -273,7 +273,7 @@ class LanguageRunConfig(Config):
 
     steps: int = setting(100, ge=1)
     """Optimizer steps."""
-    seed: int = setting(0, ge=0)
+    seed: int = setting(0, ge=0, le=MAX_SEED)
     """Seed of all random draws in training."""
     out: Path | None = None
     """Run folder (unset: runs/NAME-DATE)."""
@@ -313,6 +313,8 @@ class TrainConfig(LanguageRunConfig):
 
     resume: Path | None = setting(None, on_resume=True)
     """Continue this run; only limits, --device, --threads and --report-to may change."""
+    trust: bool = setting(False, on_resume=True)
+    """With --resume: run the code that the run's files name, such as a reward MODULE:FUNCTION."""
     eval_every: int = setting(0, ge=0)
     """Evaluate every N steps (0: only before and after)."""
     guard: GuardName = "warn"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mesotron.config.base import Config, setting
+from mesotron.config.base import MAX_SEED, Config, setting
 from mesotron.config.optim import PartsOptimConfig
 
 Perturbation = Literal["camera", "light", "noise", "position", "wording"]
@@ -15,7 +15,7 @@ PerturbationName = Literal["none", Perturbation]
 class WorldConfig(Config, prefix="world."):
     """A simulated world, its observations, and which of its tasks to use."""
 
-    name: str = "blocks"
+    name: str = setting("blocks", is_code=True)
     """blocks (two objects in view) and object10 (four to six of ten): put the named one into a bin.
     blocks_state and object10_state give the object's position instead of images.
     metaworld is the package of that name. MODULE:CLASS is a world of your own."""
@@ -115,12 +115,14 @@ class VlaTrainConfig(Config):
     """Frames per step."""
     where: float = setting(0.0, ge=0)
     """Weight of an auxiliary loss on the object's true position; results made with it say so."""
-    seed: int = setting(0, ge=0)
+    seed: int = setting(0, ge=0, le=MAX_SEED)
     """Seed of the weights, the order of the frames and the noise."""
     out: Path | None = None
     """Run folder (unset: runs/vla-DATE)."""
     resume: Path | None = setting(None, on_resume=True)
     """Continue this run; only --guard, --workers, --device and --threads may change."""
+    trust: bool = setting(False, on_resume=True)
+    """Run the code that the demonstrations name as their world, MODULE:CLASS."""
     log_every: int = setting(10, ge=1)
     """Log metrics every N steps."""
     probe_every: int = setting(100, ge=0)
@@ -155,8 +157,10 @@ class VlaEvalConfig(Config):
 
     run: Path = setting(Path("runs/last"), positional=True)
     """A run of mesotron vla train, or one of its checkpoints."""
-    world: str | None = None
+    world: str | None = setting(None, is_code=True)
     """World, as in mesotron vla demos (unset: the demonstrations'; required after recordings)."""
+    trust: bool = False
+    """Run the code that the checkpoint names as its world, MODULE:CLASS."""
     episodes: int = setting(50, ge=1)
     """Episodes per task."""
     execute: int | None = setting(None, ge=1)

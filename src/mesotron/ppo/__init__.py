@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mesotron.config import SnakeConfig
+from mesotron.runs.extras import require, require_package
 
 if TYPE_CHECKING:
     from mesotron.ppo.evaluate import make_evaluation as make_evaluation
@@ -33,8 +34,11 @@ def __getattr__(name: str) -> Any:
 
 def run(config: SnakeConfig) -> int:
     """The command `mesotron ppo snake`: train or resume; returns the exit code."""
-    try:
-        from mesotron.ppo.training import train_snake
-    except ModuleNotFoundError as error:
-        raise ValueError(f"ppo needs {error.name}: pip install 'mesotron[ppo]'") from error
+    require("ppo", what="mesotron ppo snake")
+    if config.wandb:
+        require_package("wandb", "--wandb")
+    if config.tensorboard:
+        require("tensorboard", ["tensorboard"], "--tensorboard")
+    from mesotron.ppo.training import train_snake
+
     return train_snake(config)

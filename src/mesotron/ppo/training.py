@@ -22,6 +22,7 @@ from mesotron.ppo.program import Program, Runs
 from mesotron.runs import RunFolder, check_free, describe_environment, new_run_path
 from mesotron.runs.console import LiveView
 from mesotron.runs.files import Row, append_row, cut_rows_after, read_rows
+from mesotron.runs.folder import warn_of_failure
 from mesotron.runs.process import StopRequest
 from mesotron.runs.resume import resumed_settings
 from mesotron.watch import Event
@@ -92,18 +93,14 @@ class Mirrors:
         self._wandb: Any = None
         self._board: Any = None
         if config.wandb:
-            try:
-                import wandb
-            except ModuleNotFoundError as error:
-                raise ValueError("--wandb needs its package: pip install wandb") from error
+            import wandb
+
             where = {"project": config.wandb_project, "entity": config.wandb_entity}
             where |= {"name": path.name, "dir": str(path)}
             self._wandb = wandb.init(**where, config=to_plain(config))
         if config.tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ModuleNotFoundError as error:
-                raise ValueError("--tensorboard needs: pip install tensorboard") from error
+            from torch.utils.tensorboard import SummaryWriter
+
             self._board = SummaryWriter(str(path / "tensorboard"))
 
     def write(self, row: dict[str, Any]) -> None:
@@ -213,6 +210,7 @@ def train(
     session.view.start_at(done, rows)  # the time left excludes the compilation
     began = time.perf_counter() - (rows[-1]["time/seconds"] if rows else 0.0)
     while done < config.num_updates and not stop.requested and session.guard.stopped_by is None:
+        stop.announce()
         count = next_chunk(config, done)
         before = time.perf_counter()
         states, metrics = session.program.advance(states, session.runs, count)
@@ -308,18 +306,20 @@ def finish(session: Session, states: TrainState, games: dict[str, Games]) -> str
         result[f"{mode}_games"] = played.fruit.tolist()
     result["env_steps"], result["seconds"] = rows[-1]["time/env_steps"], rows[-1]["time/seconds"]
     result["steps_per_second"] = float(np.median([row["time/steps_per_second"] for row in rows]))
-    if config.gif:
-        best = int(np.argmax(result["greedy_fruit_each"]))
-        params = jax.tree.map(lambda x: x[best], states.params)
-        cells = evaluate.record_game(params, config)
-        evaluate.draw_game(cells, config, folder.path / "game.gif")
-    title = f"Snake {config.width}x{config.height}, training games"
-    curves = {config.rule: read_curve(session)}
-    evaluate.draw_curves(curves, baselines, folder.path / "curves.png", title)
     diagnosis = session.guard.diagnosis()
     result["condition"] = diagnosis.condition
     text = f"{describe(result, config)}\nwatch    {diagnosis.text()}"
-    folder.finish(result, text)
+    folder.finish(result, lambda: text)
+    with warn_of_failure("curves.png", folder.path):
+        title = f"Snake {config.width}x{config.height}, training games"
+        curves = {config.rule: read_curve(session)}
+        evaluate.draw_curves(curves, baselines, folder.path / "curves.png", title)
+    if config.gif:
+        best = int(np.argmax(result["greedy_fruit_each"]))
+        params = jax.tree.map(lambda x: x[best], states.params)
+        with warn_of_failure("game.gif", folder.path):
+            cells = evaluate.record_game(params, config)
+            evaluate.draw_game(cells, config, folder.path / "game.gif")
     return f"{text}\n{folder.path}"
 
 

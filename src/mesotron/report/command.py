@@ -37,10 +37,15 @@ def run(config: ReportConfig) -> int:
 def write(
     paths: Sequence[Path], out: Path, live: float | None = None, rename: Sequence[str] = ()
 ) -> None:
-    if is_tournament(paths[0]):
-        page = render_tournament(paths[0], live)
-    else:
-        page = render_runs(read_runs(paths, rename), live)
+    try:
+        if is_tournament(paths[0]):
+            page = render_tournament(paths[0], live)
+        else:
+            page = render_runs(read_runs(paths, rename), live)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
+        # A file of some other program, or one that was edited.
+        names, reason = ", ".join(map(str, paths)), f"{type(error).__name__}: {error}"
+        raise ValueError(f"{names} has values that mesotron does not write ({reason})") from error
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, page)
 

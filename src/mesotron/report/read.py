@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mesotron.runs import RunFolder
-from mesotron.runs.files import Row, read_rows
+from mesotron.runs.files import Row, read_rows, rows_of_steps
 from mesotron.watch import DETECTORS
 from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose
-from mesotron.watch.events import Event, Evidence
+from mesotron.watch.events import Action, Event, Evidence
 from mesotron.watch.guard import Monitor, merge_history
 from mesotron.watch.metrics import canonical, standard_row
 from mesotron.watch.readers import read_log
@@ -19,6 +19,7 @@ from mesotron.watch.readers.names import Names
 
 Kind = Literal["train", "sft", "snake", "vla", "other"]
 Column = list[float | None]
+SPECTRUM = {"block", "before", "after", "rank", "shape", "rule"}  # keys of a row of spectra.jsonl
 
 # Fields that only the config of this kind of run has.
 _SIGNATURES: dict[Kind, tuple[str, ...]] = {
@@ -115,16 +116,15 @@ def read_run(path: Path, name: str | None = None, rename: Sequence[str] = ()) ->
         names.check()
         return Run(name, path, [dict(names.apply(row)) for row in rows])
     folder = RunFolder(path)
-    rows, events = (
-        [row for row in folder.rows(stream) if is_number(row.get("step"))]
-        for stream in ("metrics", "events")
-    )
+    events = [row for row in folder.rows("events") if parse_event(row) is not None]
+    runs = rows_of_steps(read_rows(path / "runs.jsonl"))
     return Run(
-        name, path, rows, folder.config, folder.environment, logged_events=events,
-        samples=folder.rows("samples"), spectra=folder.rows("spectra"), result=folder.result,
-        before=folder.load("before"), after=folder.load("after"),
+        name, path, folder.rows("metrics"), folder.config, folder.environment,
+        logged_events=events, samples=folder.rows("samples"),
+        spectra=[row for row in folder.rows("spectra") if row.keys() >= SPECTRUM],
+        result=folder.result, before=folder.load("before"), after=folder.load("after"),
         routing=(folder.load("routing") or {}).get("rows", []),
-        by_run=read_rows(path / "runs.jsonl"),
+        by_run=[row for row in runs if is_number(row.get("run"))],
     )  # fmt: skip
 
 
@@ -141,14 +141,24 @@ def finite_values(column: Column) -> list[float]:
 def read_events(rows: Sequence[Row]) -> list[Event]:
     """Logged events of the watch, without those of unknown detectors."""
     known = {detector.name for detector in DETECTORS}
+    found = [parse_event(row) for row in rows if row.get("detector") in known]
+    return [event for event in found if isinstance(event, Event)]
+
+
+def parse_event(row: Row) -> Event | Action | None:
+    """A row of events.jsonl; None if it is incomplete, such as one of another program."""
     names = {each.name for each in fields(Event)}
-    events = []
-    for row in rows:
-        if row.get("kind") == "watch" and row.get("detector") in known:
+    try:
+        if row.get("kind") == "guard":
+            found: Event | Action = Action.from_record(row)
+        else:
             values: dict[str, Any] = {key: row[key] for key in row.keys() & names}
             values["evidence"] = tuple(Evidence(**one) for one in row.get("evidence", ()))
-            events.append(Event(**values))
-    return events
+            found = Event(**values)
+        found.sentence()
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return found
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

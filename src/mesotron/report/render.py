@@ -307,8 +307,8 @@ def settings(run: Run) -> list[Block]:
     if run.routing:
         head = ["parameter", "shape", "role", "rule", "view", "reason"]
         rows = [
-            [str(row["name"]), "x".join(map(str, row["shape"])) or "scalar",
-             *(str(row[key]) for key in head[2:])]
+            [str(row.get("name")), "x".join(map(str, row.get("shape") or ())) or "scalar",
+             *(str(row.get(key, "")) for key in head[2:])]
             for row in run.routing
         ]  # fmt: skip
         blocks.append(fold("Routing", table(head, rows, "Update rule of each parameter")))

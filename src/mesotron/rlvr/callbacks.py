@@ -21,6 +21,8 @@ from mesotron.rlvr.dataset import Rows
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView
 from mesotron.runs.process import StopRequest
+from mesotron.watch.budget import Meter
+from mesotron.watch.callback import broadcast
 
 log = logging.getLogger("mesotron.watch")
 
@@ -121,7 +123,13 @@ class GracefulStop(TrainerCallback):
     def __init__(self, stop: StopRequest) -> None:
         self.stop = stop
 
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.stop.announce()
+
+    on_substep_end = on_pre_optimizer_step = on_step_begin
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stop.announce()
         requested = self.stop.requested
         if dist.is_initialized():  # a signal may have reached one process only
             flag = torch.tensor([float(requested)], device=args.device)
@@ -129,6 +137,45 @@ class GracefulStop(TrainerCallback):
             requested = bool(flag.item())
         if requested:
             control.should_save = control.should_training_stop = True
+
+
+class Spending(TrainerCallback):
+    """Logs time and cost in each row and stops training before a limit is crossed."""
+
+    def __init__(
+        self, meter: Meter, trainer: Any, eval_every: int = 0, evaluates_at_end: bool = False
+    ) -> None:
+        self.meter, self.trainer, self.eval_every = meter, trainer, eval_every
+        self.evaluates_at_end = evaluates_at_end
+        self.stopped_by: str | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.meter.start()
+        reason = broadcast(self._refusal(state))
+        if reason is not None:
+            raise ValueError(f"{reason}: raise it and resume")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        meter, left = self.meter, state.max_steps - state.global_step
+        meter.step()
+        for name, seconds in {"spent": meter.spent, "projected": meter.projected(left)}.items():
+            dollars = None if seconds is None else meter.dollars(seconds)
+            for key, value in ((f"time/{name}", seconds), (f"cost/{name}", dollars)):
+                if value is not None:
+                    self.trainer._metrics["train"][key].append(value)
+        reason = broadcast(self._refusal(state)) if left else None
+        if reason is not None:
+            self.stopped_by = reason
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.meter.saved()
+
+    def _refusal(self, state: Any) -> str | None:
+        step = state.global_step + 1
+        evaluations = int(self.eval_every > 0 and step % self.eval_every == 0)
+        evaluations += self.evaluates_at_end and step == state.max_steps
+        return self.meter.refusal(evaluations)
 
 
 class EvalEvery(TrainerCallback):

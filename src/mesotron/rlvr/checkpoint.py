@@ -5,13 +5,9 @@ draft folder and renamed. A tree of plain values goes to NAME.json and its tenso
 NAME.safetensors; nothing that is read can run code. vLLM's random states are not saved.
 """
 
-import errno
 import json
 import logging
-import os
 import random
-import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,8 +100,8 @@ class SafeCheckpoints(Mixin):
             for part in (start, lambda: self._write(draft), publish):
                 all_or_none(part, step)
         except (OSError, SafetensorError, ValueError) as error:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise explain_failed_write(error, root, step) from error
+            checkpoints.remove(draft)
+            raise checkpoints.explain_failed_write(error, root, step) from error
 
     def _write(self, draft: Path) -> None:
         # Each process writes its own state; the main one writes the rest.
@@ -270,19 +266,6 @@ def refuse_non_finite_weights(model: nn.Module, step: int) -> None:
             f"weights are not finite after step {step}, so training stopped and this step was not "
             "saved: continue from an earlier checkpoint (--model.name) with a smaller --optim.lr"
         )
-
-
-def explain_failed_write(error: Exception, root: Path, step: int) -> Exception:
-    """A ValueError that names the system's reason, such as a full disk; other errors as is."""
-    match = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has it in its text only
-    code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
-    if code is None:
-        return error
-    reason = "the disk is full" if code in (errno.ENOSPC, errno.EDQUOT) else os.strerror(code)
-    return ValueError(
-        f"{reason}: could not write the checkpoint of step {step} to {root}; earlier checkpoints "
-        "are complete: free space or fix that, and resume"
-    )
 
 
 # State without pickle

@@ -33,7 +33,7 @@ from mesotron.rlvr.prompts import SYSTEM
 from mesotron.rlvr.tasks.load import GENERATED, load_task
 from mesotron.rlvr.train import check, check_enough, check_installed, set_library_variables
 from mesotron.runs import RunFolder
-from mesotron.runs.console import print_line, spell_time
+from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.doctor import list_gpus
 from mesotron.runs.files import read_json, read_rows
 from mesotron.runs.process import num_processes
@@ -98,13 +98,15 @@ class Problems:
 
 
 def run(config: PlanConfig) -> int:
+    if config.calibrate:
+        check_installed(config)
     check(config)
     limits_of(config)
     problems = find_problems(config.task)
     set_library_variables(config.task, config.model.name)
     plan = Estimator(config, problems.question_tokens)
     pace = find_pace(config, problems.count, plan)
-    show(estimate(config, problems.count, pace), config, Console(highlight=False), plan)
+    show(estimate(config, problems.count, pace), config, SafeConsole(highlight=False), plan)
     return 0
 
 
@@ -227,7 +229,6 @@ def earlier_runs(
 def find_pace(config: PlanConfig, num_prompts: int, plan: Estimator | None = None) -> Pace:
     length = config.completion_tokens or config.rollout.max_tokens / 2
     if config.calibrate:
-        check_installed()
         return calibrate(config)
     if config.tokens_per_second:
         per_step = completions_per_update(config, num_prompts) * length / config.tokens_per_second

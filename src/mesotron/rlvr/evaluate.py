@@ -41,7 +41,7 @@ from mesotron.rlvr.tasks.load import check_task, load_task
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.train import set_library_variables
 from mesotron.runs import newest_whole
-from mesotron.runs.console import print_line
+from mesotron.runs.console import SafeConsole, print_line
 from mesotron.runs.files import check_writable
 from mesotron.runs.process import go_offline_without_network
 from mesotron.runs.resume import run_of
@@ -276,11 +276,15 @@ class Subject:
         model, tokenizer = load_model(self.model, device)
         if self.adapter is None:
             return model, tokenizer
-        from peft import LoraConfig, get_peft_model
+        from peft import get_peft_model
 
         from mesotron.rlvr.checkpoint import load_adapter
+        from mesotron.rlvr.models import lora_config
 
-        wrapped = get_peft_model(model, LoraConfig.from_pretrained(str(self.adapter)))
+        lora = lora_config(self.model)  # as the run made it: no other file is believed
+        if lora is None:
+            raise ValueError(f"{self.adapter} has LoRA weights, but the run has --model.lora 0")
+        wrapped: Any = get_peft_model(model, lora)
         load_adapter(wrapped, self.adapter)
         return wrapped.merge_and_unload().eval(), tokenizer
 
@@ -325,7 +329,7 @@ def run(config: EvalConfig) -> int:
     if other is None and subject.start is not None:
         other = Subject(f"{subject.start.name} (start)", subject.start)
     results = _evaluate_all([subject] if other is None else [other, subject], config)
-    show(results, Console())
+    show(results, SafeConsole())
     if config.out is not None:
         text = json.dumps([result.to_json() for result in results], indent=1, ensure_ascii=False)
         config.out.write_text(text + "\n", encoding="utf-8")
@@ -357,7 +361,7 @@ def _progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
         yield None
         return
     columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=SafeConsole(stderr=True), transient=True) as bar:
         job = bar.add_task("", total=total)
         yield lambda count: bar.advance(job, count)
 

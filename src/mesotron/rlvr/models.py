@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesotron.config import ModelConfig
+from mesotron.runs.extras import require
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +58,7 @@ def load_model(
 
 
 def _read(place: str, dtype: torch.dtype, name: str) -> tuple[Any, Any]:
-    if find_spec("transformers") is None:
-        raise ValueError("language models need Transformers: pip install 'mesotron[rlvr]'")
+    require("rlvr", ["transformers"], "a language model")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": Path(place).is_dir()}
@@ -115,8 +115,7 @@ def lora_config(config: ModelConfig) -> LoraConfig | None:
     """The trainer's `peft_config`: rank and alpha on all linear layers, or None for rank 0."""
     if config.lora == 0:
         return None
-    if find_spec("peft") is None:
-        raise ValueError("--model.lora needs PEFT: pip install 'mesotron[rlvr]'")
+    require("rlvr", ["peft"], "--model.lora")
     from peft import LoraConfig
 
     return LoraConfig(
@@ -162,6 +161,8 @@ def check_name(name: str) -> None:
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: pass a Transformers model folder")
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(f"{folder} is a LoRA adapter, not a model: merge it into its model first")
     if any(folder.glob("*.safetensors")):
         return
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
@@ -200,8 +201,7 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
 
 
 def _write_folder(file: Path, folder: Path) -> None:
-    if find_spec("gguf") is None:
-        raise ValueError(f"reading {file.name} needs the package gguf: pip install gguf")
+    require("rlvr", ["gguf"], f"reading {file.name}")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

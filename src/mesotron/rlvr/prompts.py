@@ -5,7 +5,7 @@ from typing import Any
 
 from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS, AnswerFormat
-from mesotron.rlvr.tasks.problem import Problem
+from mesotron.rlvr.tasks.problem import Problem, Task
 
 Message = dict[str, str]
 
@@ -64,3 +64,25 @@ def demonstrate(prompt: str, completion: str, tokenizer: Any) -> list[list[int]]
     parts = prompt, space + completion
     ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
     return [ids[0], [*ids[1], tokenizer.eos_token_id]]
+
+
+def check_prompts(task: Task, config: TaskConfig, tokenizer: Any, model: Any, tokens: int) -> None:
+    """Refuse training problems that leave too little of the model's context for a completion."""
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is None or not task.train:
+        return
+
+    def text(problem: Problem) -> str:
+        return render(build_prompt(problem, config, task.format, task.examples), tokenizer)
+
+    # A token has a byte or more: only long questions are tokenized.
+    frame = len(text(task.train[0]).encode()) - len(task.train[0].question.encode())
+    for problem in task.train:
+        if len(problem.question.encode()) + frame + tokens <= context:
+            continue
+        length = len(tokenizer.encode(text(problem), add_special_tokens=False))
+        if length + tokens > context:
+            raise ValueError(
+                f"the prompt of {problem.id} has {length} tokens; beside a completion of {tokens} "
+                f"(--rollout.max-tokens) the model takes {context}: shorten it or leave it out"
+            )

@@ -12,12 +12,11 @@ import inspect
 import logging
 import math
 import os
-import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
-from importlib import import_module
 from traceback import walk_tb
 from typing import Any
 
@@ -25,9 +24,11 @@ from mesotron.config import RewardConfig
 from mesotron.config.base import suggest
 from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.answers.numbers import distance, other_unit, read_number
+from mesotron.runs.trust import import_named
 
 log = logging.getLogger("mesotron")
 Scores = list[float | None]
+HUGE = 1e30
 OwnReward = Callable[..., Any]
 
 
@@ -118,6 +119,8 @@ class Reward:
         self.judge = judge
         self.max_tokens = max_tokens
         self.weights = dict(zip(config.parts, config.weights or [1.0] * len(config.parts)))
+        # Surrounds each call of a user's function, with its name.
+        self.waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
         self._own = {name: import_reward(name) for name in config.parts if name not in PARTS}
 
     def __call__(
@@ -139,7 +142,7 @@ class Reward:
             Completion(fact, ids, gold, self.config, self.max_tokens)
             for fact, ids, gold in zip(facts, completion_ids, golds, strict=True)
         ]
-        batch = {
+        batch: dict[str, list[Any]] = {
             "completions": list(completions),
             "completion_ids": list(completion_ids),
             "golds": list(golds),
@@ -152,11 +155,12 @@ class Reward:
             if name in PARTS:
                 parts[name] = [PARTS[name](completion) for completion in scored]
             else:
-                parts[name] = call_reward(name, self._own[name], batch, self.max_tokens)
+                with self.waiting(f"the reward {name}"):
+                    parts[name] = call_reward(name, self._own[name], batch, self.max_tokens)
         totals: Scores = []
         for i in range(len(completions)):
             scores = [(weight, parts[name][i]) for name, weight in self.weights.items()]
-            values = [weight * score for weight, score in scores if score is not None]
+            values = [bound(weight * score) for weight, score in scores if score is not None]
             totals.append(math.fsum(values) if len(values) == len(scores) else None)
         if totals and all(total is None for total in totals):
             without = ", ".join(name for name, scores in parts.items() if None in scores)
@@ -212,20 +216,12 @@ def check_reward(config: RewardConfig) -> None:
 
 
 def import_reward(name: str) -> OwnReward:
-    """Import the function that `module:function` names; the working folder is searched last."""
-    module_name, _, function_name = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: a file here must not hide an installed module
+    """Import the function that `module:function` names."""
     try:
-        module = import_module(module_name)
-    except (Exception, SystemExit) as error:  # user code may raise anything; a script exits
-        raise ValueError(
-            f"cannot import the reward {name!r}: {type(error).__name__}: {error}{_where(error)}"
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ValueError(f"the module {module_name} has no function {function_name!r}")
-    return function
+        return import_named(name, "reward")
+    except ValueError as error:
+        where = _where(error.__cause__) if error.__cause__ else ""
+        raise ValueError(f"{error}{where}") from error.__cause__
 
 
 def call_reward(
@@ -235,7 +231,9 @@ def call_reward(
     columns = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else {})}
     if "prompt" in columns:
         columns["prompts"] = columns.pop("prompt")
-    known = {**columns, **batch, "max_tokens": max_tokens}
+    # Copies: a function may empty its arguments, which the other parts and the trainer still read.
+    copies = {key: [_copied(item) for item in values] for key, values in batch.items()}
+    known = {**columns, **copies, "max_tokens": max_tokens}
     parameters = inspect.signature(function).parameters.values()
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         known = {p.name: known[p.name] for p in parameters if p.name in known}
@@ -253,6 +251,15 @@ def call_reward(
             f"{size} for {count} completions"
         )
     return [_check_score(name, i, score) for i, score in enumerate(scores)]
+
+
+def _copied(item: Any) -> Any:
+    return type(item)(item) if type(item) in (list, dict) else item
+
+
+def bound(value: float) -> float:
+    """A finite number within what 32-bit sums hold; the trainer narrows and warns further."""
+    return max(-HUGE, min(HUGE, value))
 
 
 def _check_score(name: str, index: int, score: Any) -> float | None:

@@ -99,11 +99,13 @@ def curve_lines(rows: list[Row]) -> list[str]:
     if not known:
         return []
     places = sorted({round(k * (len(known) - 1) / 9) for k in range(10)})
-    names = [name for name in CURVES if name in known[0]]
+    # A step whose groups were all dropped has no entropy, one without readable golds no accuracy.
+    names = [name for name in CURVES if any(name in row for row in known)]
     lines = ["", "## Training", "", "| step | " + " | ".join(names) + " |"]
     lines.append("|---" * (len(names) + 1) + "|")
     for row in (known[k] for k in places):
-        lines.append(f"| {row['step']} | " + " | ".join(f"{row[n]:.3f}" for n in names) + " |")
+        cells = [f"{row[name]:.3f}" if name in row else "" for name in names]
+        lines.append("| " + " | ".join([str(row["step"]), *cells]) + " |")
     return lines
 
 
@@ -123,12 +125,13 @@ def transcript_lines(before: Row, after: Row) -> list[str]:
     lines = []
 
     def block(text: str) -> list[str]:
-        return [f"    {line}" for line in scores.printable(text).splitlines()] or ["    (nothing)"]
+        return [f"    {line}" for line in scores.shorten(text).splitlines()] or ["    (nothing)"]
 
     for pair in scores.pair_up(transcripts(before), transcripts(after), PAIRS_SHOWN):
         lines += ["", f"### {pair.change}", "", *block(pair.before.question), ""]
         for word, one in (("before", pair.before), ("after", pair.after)):
-            title = f"{word} ({scores.verdict(one)}; gold {one.gold}):"
+            gold = " ".join(str(one.gold).split())  # on one line: no text breaks out of the title
+            title = f"{word} ({scores.verdict(one)}; gold {scores.shorten(gold)}):"
             lines += [title, "", *block(one.completion), ""]
     return lines
 

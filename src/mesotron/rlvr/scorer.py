@@ -6,8 +6,10 @@ voting; a plain TRL reward function would count a fragment.
 Legend: P prompts, G completions per prompt by the policy, N by the anchor.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -18,8 +20,16 @@ from mesotron.rlvr.answers.facts import Facts, Judge, summarise
 from mesotron.rlvr.labels import Ballots, label_accuracy, label_by_vote
 from mesotron.rlvr.rewards import completion_texts
 
+log = logging.getLogger("mesotron")
 Item = TypeVar("Item")
 Row = dict[str, Any]
+# The advantages are computed in float32: the squares of larger rewards leave nothing of others.
+MAX_REWARD = 1e6
+TOO_LARGE = f"rewards beyond +-{MAX_REWARD:g} are clipped to that: scale the reward function down"
+NO_GRADIENT = (
+    "the gradient is exactly 0 although rewards differ within a group, so nothing is learned: "
+    "check the size of the rewards, the clip width and --objective.scale-rewards"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +103,18 @@ class Scorer:
         correct = in_groups([fact.correct for fact in facts], G)
         metrics = labels.metrics | label_accuracy(labels, known, correct, self.judge.verifier)
         return [reward for row in labels.rewards for reward in row], metrics
+
+
+def bound_rewards(rewards: Tensor) -> Tensor:
+    """Rewards within +-MAX_REWARD, with a warning if one was not; NaN stays."""
+    if bool((rewards.abs() > MAX_REWARD).any()):
+        warn_once(TOO_LARGE)
+    return rewards.clamp(-MAX_REWARD, MAX_REWARD)
+
+
+@cache
+def warn_once(message: str) -> None:
+    log.warning(message)
 
 
 def vote(completions: Sequence[Any], **_: Any) -> list[float | None]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mesotron.runs.files import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -139,21 +141,19 @@ def side_by_side(
         table.add_column(title, ratio=3)
     colors = {"right": "green", "right outside the format": "yellow"}
     for pair in pair_up(before, after, count):
-        cells = [Text(f"{printable(pair.before.question)}\ngold: {pair.before.gold}")]
+        cells = [Text(f"{shorten(pair.before.question)}\ngold: {pair.before.gold}")]
         for transcript in (pair.before, pair.after):
             word = verdict(transcript)
-            cell = Text(printable(transcript.completion))
+            cell = Text(shorten(transcript.completion))
             cell.append(f"\n{word}", style=colors.get(word, "red"))
             cells.append(cell)
         table.add_row(*cells)
     return table
 
 
-def printable(text: str, limit: int = SHOWN_CHARACTERS) -> str:
-    r"""Text without control characters for a terminal, cut in the middle if it is long."""
+def shorten(text: str, limit: int = SHOWN_CHARACTERS) -> str:
+    """Text without control characters, cut in the middle if it is long."""
     if len(text) > limit:
         half = limit // 2
         text = f"{text[:half]} [{len(text) - 2 * half} characters] {text[-half:]}"
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-    )
+    return printable(text)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,24 +20,27 @@ from transformers.utils.logging import disable_progress_bar
 from trl.trainer.grpo_config import GRPOConfig
 
 from mesotron.config import SftConfig, TrainConfig
+from mesotron.config.base import spell
 from mesotron.optim.device import choose_device, name_device
 from mesotron.rlvr.anchor import Anchor
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.callbacks import WATCHED, EvalEvery, GracefulStop, RunLog, SnrProbe
+from mesotron.rlvr.callbacks import WATCHED, EvalEvery, GracefulStop, RunLog, SnrProbe, Spending
 from mesotron.rlvr.dataset import make_rows
 from mesotron.rlvr.models import as_loaded, load_model, lora_config
 from mesotron.rlvr.objectives import resolve, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
+from mesotron.rlvr.prompts import check_prompts
 from mesotron.rlvr.rewards import Reward, as_reward_function, make_reward
 from mesotron.rlvr.run_report import compare, measure, show, write_report
-from mesotron.rlvr.spending import Spending, metered
+from mesotron.rlvr.spending import Account, sampling_time
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.train import check_enough
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.runs import RunFolder
-from mesotron.runs.console import LiveView, print_line
+from mesotron.runs.console import LiveView, SafeConsole, print_line
+from mesotron.runs.folder import warn_of_failure
 from mesotron.runs.process import (
     StopRequest,
     asks_for_sharding,
@@ -45,12 +49,14 @@ from mesotron.runs.process import (
     num_processes,
 )
 from mesotron.runs.resume import Plan
-from mesotron.watch.budget import Meter, limits_of
+from mesotron.runs.trust import code_names
+from mesotron.watch.budget import limits_of
 from mesotron.watch.callback import Watch
 from mesotron.watch.settings import Setting, Settings, has_adapters
 
 # An alarm may come three checkpoints late, and one from before its evidence must remain.
 KEPT_FOR_ROLLBACK = 4
+HANGS_AFTER = 60.0  # seconds in which a reward function should return
 REWARDS_FORMAT = ("two_part", "format")
 
 
@@ -66,24 +72,28 @@ class Parts:
     objective_arguments: dict[str, Any]  # of `GRPOConfig`
 
 
-def train(plan: Plan[TrainConfig], began: float | None = None) -> int:
+def train(plan: Plan[TrainConfig], account: Account) -> int:
     quiet_libraries()
-    console = Console(quiet=not is_main())
+    console = SafeConsole(quiet=not is_main())
     for note in plan.notes:
         print_line(console, note)
     with Verifier(plan.config.reward.timeout) as verifier:
         parts = load(plan.config, verifier)
         with (
             open_folder(plan, parts.device) as run,
-            metered(plan.config, run, began) as meter,
             explain_interrupt(f"continue with {resume_command(plan)}"),
         ):
-            return train_in(run, plan, parts, meter, console)
+            account.loaded(run)
+            return train_in(run, plan, parts, account, console)
 
 
 def resume_command(plan: Plan[Any]) -> str:
-    command = "sft" if isinstance(plan.config, SftConfig) else "train"
-    return f"mesotron {command} --resume {plan.path}"
+    if isinstance(plan.config, SftConfig):
+        return f"mesotron sft --resume {plan.path}"
+    # Code is named again: the folder alone is not believed.
+    parts = plan.config.reward.parts
+    own = f" {spell('reward.parts', parts)}" if code_names(plan.config) else ""
+    return f"mesotron train --resume {plan.path}{own}"
 
 
 def load(config: TrainConfig, verifier: Verifier) -> Parts:
@@ -95,6 +105,7 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     judge = Judge(task.format, verifier)
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
     model, tokenizer = load_model(config.model, device)
+    check_prompts(task, config.task, tokenizer, model, config.rollout.max_tokens)
     return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
 
 
@@ -112,18 +123,21 @@ def open_folder(plan: Plan[Any], device: torch.device) -> Iterator[RunFolder]:
 
 
 def train_in(
-    run: RunFolder, plan: Plan[TrainConfig], parts: Parts, meter: Meter, console: Console
+    run: RunFolder, plan: Plan[TrainConfig], parts: Parts, account: Account, console: Console
 ) -> int:
-    config = plan.config
+    config, meter = plan.config, account.meter
     before = run.load("before")
     if before is None:
         print_line(console, f"{run.path}: evaluating {config.model.name} first")
-        before = evaluate_part(parts, parts.model, "before")
+        with meter.evaluation():
+            before = evaluate_part(parts, parts.model, "before")
         if is_main():
             run.save("before", before)
+    completions = config.rollout.prompts * config.rollout.generations
+    meter.calibrate(sampling_time(meter.slowest_evaluation, before["problems"], completions))
     trainer = build_trainer(parts, run)
     watch = make_watch(trainer, parts, run)
-    spending = Spending(meter, run, trainer, config.eval_every)
+    spending = Spending(meter, trainer, config.eval_every, evaluates_at_end=True)
 
     def accuracy() -> float:
         with meter.evaluation():
@@ -131,6 +145,7 @@ def train_in(
         return result["greedy"]["strict"]["value"]
 
     with live_view(run, plan, console) as (view, stop):
+        parts.reward.waiting = partial(stop.waiting_for, seconds=HANGS_AFTER)
         undoes = config.guard == "rollback"
         log = RunLog(run, view, trainer, refuse=not undoes)
         callbacks: list[Any] = [log, OptimizerLog(run), GracefulStop(stop)]
@@ -162,10 +177,11 @@ def train_in(
     after = evaluate_part(parts, trainer.model, "after")
     result = compare(before, after)
     if trainer.is_world_process_zero():
-        report = write_report(run, config, before, after, result)
         run.save("after", after)
+        report = partial(write_report, run, config, before, after, result)
         run.finish({"steps": config.steps, **result}, report)
-        show(before, after, result, console)
+        with warn_of_failure("the table of results", run.path):
+            show(before, after, result, console)
     print_line(console, f"report: {run.path / 'report.md'}; more: mesotron eval {run.path}")
     return 0
 
@@ -252,6 +268,7 @@ def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:
         nonlocal now
         now = replace(now, parts=tuple(names), weights=())
         reward = make_reward(now, parts.judge, config.rollout.max_tokens)
+        reward.waiting = parts.reward.waiting
         trainer.reward_funcs[-1] = as_reward_function(reward)  # only votes can precede it
 
     def reward_obstacle() -> str | None:

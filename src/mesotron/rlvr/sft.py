@@ -16,17 +16,18 @@ from mesotron.optim import RoutedOptimizer
 from mesotron.optim.device import choose_device
 from mesotron.optim.groups import clip_gradients
 from mesotron.rlvr import session
-from mesotron.rlvr.callbacks import GracefulStop, RunLog
+from mesotron.rlvr.callbacks import GracefulStop, RunLog, Spending
 from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.dataset import make_demonstrations
 from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.optimizer import OptimizerLog, build_optimizer, check_settings, unwrap_optimizer
-from mesotron.rlvr.spending import Spending, metered
+from mesotron.rlvr.spending import Account
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.runs import RunFolder
-from mesotron.runs.console import print_line
+from mesotron.runs.console import SafeConsole, print_line
+from mesotron.runs.files import last_value
+from mesotron.runs.process import explain_interrupt
 from mesotron.runs.resume import Plan
-from mesotron.watch.budget import Meter
 
 WATCHED = {"loss": "loss", "mean_token_accuracy": "tokens right", "entropy": "entropy"}
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
@@ -65,9 +66,9 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
         return optimizer
 
 
-def train(plan: Plan[SftConfig], began: float | None = None) -> int:
+def train(plan: Plan[SftConfig], account: Account) -> int:
     session.quiet_libraries()
-    config, console = plan.config, Console()
+    config, console = plan.config, SafeConsole()
     for note in plan.notes:
         print_line(console, note)
     check_settings(config.optim)
@@ -75,7 +76,9 @@ def train(plan: Plan[SftConfig], began: float | None = None) -> int:
     task = load_task(config.task)
     model, tokenizer = load_model(config.model, device)
     rows = make_demonstrations(task, config, tokenizer)
-    with session.open_folder(plan, device) as run, metered(config, run, began) as meter:
+    how = f"continue with {session.resume_command(plan)}"
+    with session.open_folder(plan, device) as run, explain_interrupt(how):
+        account.loaded(run)
         arguments = session.common_arguments(config, device, model, run) | {
             "per_device_train_batch_size": config.batch,
             "train_sampling_strategy": "sequential",  # the rows are in reading order
@@ -95,14 +98,14 @@ def train(plan: Plan[SftConfig], began: float | None = None) -> int:
             optim=config.optim,
         )
         trainer.remove_callback(PrinterCallback)
-        return train_in(run, plan, trainer, meter, console)
+        return train_in(run, plan, trainer, account, console)
 
 
 def train_in(
-    run: RunFolder, plan: Plan[SftConfig], trainer: WarmStart, meter: Meter, console: Console
+    run: RunFolder, plan: Plan[SftConfig], trainer: WarmStart, account: Account, console: Console
 ) -> int:
     config = plan.config
-    spending = Spending(meter, run, trainer)
+    spending = Spending(account.meter, trainer)
     with session.live_view(run, plan, console, WATCHED) as (view, stop):
         log = RunLog(run, view, trainer)
         for callback in (log, OptimizerLog(run), GracefulStop(stop), spending):
@@ -112,15 +115,15 @@ def train_in(
     if step < config.steps:
         session.say_stopped(console, run, plan, step, spending.stopped_by)
         return 0
-    last = run.rows("metrics")[-1]
-    loss, accuracy = last["loss"], last["mean_token_accuracy"]
+    rows = run.rows("metrics")
+    loss, accuracy = (last_value(rows, name) for name in ("loss", "mean_token_accuracy"))
     report = (
         f"# Warm start of {config.model.name} on {config.task.name}: {step} steps\n\n"
         f"Optimizer {config.optim.name} at learning rate {config.optim.lr:g}, {config.batch} "
         f"solved problems per step, seed {config.seed}. Last loss {loss:.4f}, token accuracy "
         f"{accuracy:.1%}.\n"
     )
-    run.finish({"steps": step, "loss": loss, "token_accuracy": accuracy}, report)
+    run.finish({"steps": step, "loss": loss, "token_accuracy": accuracy}, lambda: report)
     model = run.checkpoints / f"checkpoint-{step}"
     numbers = f"loss {loss:.3f}, token accuracy {accuracy:.1%}"
     print_line(console, f"{numbers}; model: {model}; evaluate it with mesotron eval {run.path}")

@@ -1,86 +1,119 @@
-"""Cost during a run: time and dollars in every row, and a stop before a limit is crossed.
+"""The account of a run: time and dollars from the start of the process to its exit.
 
-The run's spent.json lets a resumed run keep counting, including steps lost when it was killed.
+spent.json is written before work begins, every second ahead of time, and exactly at the end: a
+killed session is counted too, by at most a second more than it took. Before the first step the
+same thread interrupts whatever crosses a limit, be it an import or an evaluation.
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-from transformers import TrainerCallback
+import signal
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
 
 from mesotron.config import SftConfig, TrainConfig
+from mesotron.config.base import to_plain
 from mesotron.runs import RunFolder
 from mesotron.runs.process import is_main
-from mesotron.watch.budget import Meter, limits_of
-from mesotron.watch.callback import broadcast
+from mesotron.runs.resume import Plan
+from mesotron.watch.budget import Meter, Spent, limits_of, read_spent
 
-WRITE_EVERY = 10.0  # seconds between writes of spent.json
-
-
-@contextmanager
-def metered(
-    config: TrainConfig | SftConfig, run: RunFolder, began: float | None
-) -> Iterator[Meter]:
-    """The meter of one session; what was spent is written when the session ends."""
-    earlier = run.load("spent") or {"seconds": 0.0, "dollars": None}
-    step = earlier.get("step") or 0.0
-    meter = Meter(
-        limits_of(config), before=earlier["seconds"], paid=earlier["dollars"], began=began
-    )
-    if config.budget is not None:
-        # This session has not timed a step yet, so only this check can stop the first one.
-        spent = meter.dollars(meter.before) or 0.0
-        after_step = meter.dollars(meter.before + step) or 0.0
-        if spent >= config.budget or after_step > config.budget:
-            left = f", too little for a step of {step:.3g} s" if spent < config.budget else ""
-            raise ValueError(
-                f"{run.path} has spent {spent:.2f} of its budget of {config.budget:g} dollars"
-                f"{left}: raise --budget"
-            )
-    try:
-        yield meter
-    finally:
-        write_spent(meter, run, step)
+WRITE_EVERY = 1.0  # seconds
+LOOK_EVERY = 0.2
+MAX_RUNS = 50  # earlier runs that are looked at
+# Settings that do not change how long a step takes.
+FREE = {"recipe", "steps", "seed", "out", "resume", "trust", "save_every", "keep", "guard", "watch",
+        "budget", "price", "gpu", "time_limit", "report_to", "eval_every", "reward"}  # fmt: skip
 
 
-def write_spent(meter: Meter, run: RunFolder, earlier_step: float | None = None) -> None:
-    if is_main():
-        meter.now = meter.clock()
-        spent = {"seconds": meter.spent, "dollars": meter.dollars(meter.spent)}
-        run.save("spent", spent | {"step": meter.slowest_step or earlier_step})
+class Account:
+    """Keeps spent.json during one session, and refuses to begin what a limit does not allow."""
+
+    def __init__(self, plan: Plan[Any], began: float) -> None:
+        self.plan, self.run = plan, plan.folder
+        spent = Spent()
+        if self.run is not None and (values := self.run.load("spent")) is not None:
+            spent = read_spent(values, self.run.path / "spent.json")
+        known = spent if spent.step else earlier_run(plan.config, plan.path)
+        paid = spent.dollars if spent.seconds else None
+        limits = limits_of(plan.config)
+        self.meter = Meter(limits, before=spent.seconds, paid=paid, known=known, began=began)
+        self._crossed: str | None = None
+        self._over, self._owner = threading.Event(), threading.current_thread()
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+
+    def __enter__(self) -> Self:
+        done = self.plan.checkpoint.step if self.plan.checkpoint else 0
+        steps = int(done < self.plan.config.steps)
+        evaluates = isinstance(self.plan.config, TrainConfig)
+        first = self.run is None or self.run.load("before") is None
+        self.meter.now = self.meter.clock()
+        self._refuse(self.meter.refusal(evaluates * (first or not steps), steps, starts=True))
+        if is_main():
+            self._write(WRITE_EVERY)
+            self._thread.start()
+        return self
+
+    def loaded(self, run: RunFolder) -> None:
+        """Everything is loaded: from now on what is spent is written to the run."""
+        self.meter.loaded()
+        self.run = run
+        if is_main():
+            self._write(WRITE_EVERY)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._over.set()
+        if is_main():
+            self._thread.join()
+            self._write()
+        if kind is KeyboardInterrupt:
+            self._refuse(self._crossed)
+
+    def _refuse(self, reason: str | None) -> None:
+        if reason is not None and is_main():
+            how = "" if self.run is None else f" and continue with --resume {self.run.path}"
+            raise ValueError(f"{reason}: raise it{how}")
+
+    def _write(self, ahead: float = 0.0) -> None:
+        if self.run is not None:
+            self.run.save("spent", self.meter.record(ahead).record())
+
+    def _keep(self) -> None:
+        """In a thread: write ahead, and interrupt what crosses a limit before the first step."""
+        for look in count(1):
+            if self._over.wait(LOOK_EVERY):
+                return
+            if look % round(WRITE_EVERY / LOOK_EVERY) == 0:
+                with suppress(OSError):  # such as a full disk, which the run itself will report
+                    self._write(WRITE_EVERY)
+            if self._crossed is None and not self.meter.is_training:
+                self.meter.now = self.meter.clock()
+                self._crossed = self.meter.refusal(steps=0)
+                if self._crossed is not None and self._owner is threading.main_thread():
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
-class Spending(TrainerCallback):
-    """Logs time and cost in each row and stops training before a limit is crossed."""
+def earlier_run(config: TrainConfig | SftConfig, path: Path) -> Spent:
+    """How long the parts of a run take, by the newest run beside it with the same settings."""
 
-    def __init__(self, meter: Meter, run: RunFolder, trainer: Any, eval_every: int = 0) -> None:
-        self.meter, self.run, self.trainer = meter, run, trainer
-        self.eval_every = eval_every
-        self.stopped_by: str | None = None
-        self._written = time.monotonic()
+    def what_costs(values: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if key not in FREE}
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.meter.start()
+    own = what_costs(to_plain(config))
+    with suppress(OSError):
+        files = [file for file in path.absolute().parent.glob("*/spent.json") if file.is_file()]
+        newest = sorted(files, key=lambda file: -file.stat().st_mtime)[:MAX_RUNS]
+        for file in newest:
+            with suppress(ValueError):  # somebody else's
+                run = RunFolder(file.parent)
+                if what_costs(run.config) == own:
+                    return replace(read_spent(run.load("spent") or {}), seconds=0.0, dollars=None)
+    return Spent()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.meter.step()
-        left = state.max_steps - state.global_step
-        times = {"spent": self.meter.spent, "projected": self.meter.projected(left)}
-        for name, seconds in times.items():
-            dollars = None if seconds is None else self.meter.dollars(seconds)
-            for key, value in ((f"time/{name}", seconds), (f"cost/{name}", dollars)):
-                if value is not None:
-                    self.trainer._metrics["train"][key].append(value)
-        evaluates = self.eval_every > 0 and (state.global_step + 1) % self.eval_every == 0
-        reason = broadcast(self.meter.refusal(evaluates)) if left else None
-        if reason is not None:
-            self.stopped_by = reason
-            control.should_save = control.should_training_stop = True
-        if time.monotonic() - self._written > WRITE_EVERY:
-            self._written = time.monotonic()
-            write_spent(self.meter, self.run)
 
-    def on_save(self, *_: Any, **__: Any) -> None:
-        self.meter.saved()
+def sampling_time(seconds: float, problems: int, completions: int) -> float:
+    """The least that sampling a batch takes, by an evaluation of so many problems: fewer at once
+    take a share of it, more take at least as long."""
+    return seconds * min(1.0, completions / max(problems, 1))

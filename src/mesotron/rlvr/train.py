@@ -3,10 +3,8 @@
 import logging
 import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,11 +19,12 @@ from mesotron.config import (
 from mesotron.rlvr.models import SHIPPED, check_name
 from mesotron.rlvr.objectives import first_round_prompts, trl_arguments
 from mesotron.rlvr.rewards import check_reward
+from mesotron.rlvr.spending import Account
 from mesotron.rlvr.tasks.load import check_task
 from mesotron.runs import new_run_path
-from mesotron.runs.process import go_offline_without_network, is_main, num_processes
+from mesotron.runs.extras import require, require_package
+from mesotron.runs.process import go_offline_without_network, is_main, num_processes, started
 from mesotron.runs.resume import Plan, plan_new, plan_resume
-from mesotron.watch.budget import limits_of
 
 log = logging.getLogger("mesotron")
 Limited = TypeVar("Limited", TrainConfig, SftConfig)
@@ -33,20 +32,20 @@ Limited = TypeVar("Limited", TrainConfig, SftConfig)
 
 def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
     """Train or resume; the main process calls `then` with the folder. Returns the exit code."""
-    began = time.monotonic()
-    check_installed()
+    began = started()
+    check_installed(config)
     plan: Plan[Any] = resume_plan(config) if config.resume else new_run(config)
-    limits_of(plan.config)  # refuses a budget without a price
-    set_library_variables(plan.config.task, plan.config.model.name)
-    go_offline_without_network()
-    # Only now: Hugging Face libraries read the variables at import.
-    if isinstance(config, SftConfig):
-        from mesotron.rlvr.sft import train
-    else:
-        from mesotron.rlvr.session import train
-    code = train(plan, began)
-    if then is not None and is_main():
-        then(plan.path)
+    with Account(plan, began) as account:
+        set_library_variables(plan.config.task, plan.config.model.name)
+        go_offline_without_network()
+        # Only now: Hugging Face libraries read the variables at import.
+        if isinstance(config, SftConfig):
+            from mesotron.rlvr.sft import train
+        else:
+            from mesotron.rlvr.session import train
+        code = train(plan, account)
+        if then is not None and is_main():
+            then(plan.path)
     return code
 
 
@@ -65,10 +64,15 @@ def resume_plan(config: Limited) -> Plan[Limited]:
     return plan
 
 
-def check_installed() -> None:
-    for name in ("trl", "datasets", "accelerate"):
-        if find_spec(name) is None:
-            raise ValueError(f"training needs {name}: pip install 'mesotron[rlvr]'")
+def check_installed(config: TrainConfig | SftConfig) -> None:
+    require("rlvr", what="training")
+    if config.model.lora:
+        require("rlvr", ["peft"], "--model.lora")
+    if isinstance(config, TrainConfig):
+        for name in config.report_to:
+            require_package(name, f"--report-to {name}")
+        if config.rollout.vllm != "off":
+            require_package("vllm", f"--rollout.vllm {config.rollout.vllm}")
 
 
 def check(config: TrainConfig | SftConfig) -> None:
@@ -80,8 +84,6 @@ def check(config: TrainConfig | SftConfig) -> None:
             raise ValueError(f"mesotron sft runs in one process, not WORLD_SIZE={num_processes()}")
         trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
         return
-    if config.rollout.vllm != "off" and find_spec("vllm") is None:
-        raise ValueError(f"--rollout.vllm {config.rollout.vllm} needs vLLM: pip install trl[vllm]")
     if num_processes() > 1 and config.out is None:
         raise ValueError("several processes must agree on the run's folder: give it with --out")
     check_reward(config.reward)

@@ -4,6 +4,7 @@
 changed files are found before anything is loaded. The folder names are those of Transformers.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -43,14 +44,29 @@ def writing(root: Path, step: int) -> Iterator[Path]:
     try:
         yield draft
         publish(draft)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(draft, ignore_errors=True)  # a half-written one would fill a full disk
-        raise
+        if (explained := explain_failed_write(error, root, step)) is error:
+            raise
+        raise explained from error
+
+
+def explain_failed_write(error: BaseException, root: Path, step: int) -> BaseException:
+    """A ValueError that names the system's reason, such as a full disk; other errors as is."""
+    match = re.search(r"\(os error (\d+)\)", str(error))  # safetensors has it in its text only
+    code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
+    if code is None:
+        return error
+    reason = "the disk is full" if code in (errno.ENOSPC, errno.EDQUOT) else os.strerror(code)
+    return ValueError(
+        f"{reason}: could not write the checkpoint of step {step} to {root}; earlier checkpoints "
+        "are complete: free space or fix that, and resume"
+    )
 
 
 def start(root: Path, step: int) -> Path:
     for left in root.glob(".checkpoint-*.writing"):
-        shutil.rmtree(left)
+        remove(left)
     draft = draft_path(root, step)
     draft.mkdir(parents=True)
     return draft
@@ -64,11 +80,18 @@ def publish(draft: Path) -> Path:
     for path in [*files, draft / MANIFEST, draft]:
         sync(path)
     final = draft.with_name(draft.name.removeprefix(".").removesuffix(".writing"))
-    if final.exists():  # the same step of an earlier attempt, or a damaged one
-        shutil.rmtree(final)
+    remove(final)  # the same step of an earlier attempt, or a damaged one
     draft.rename(final)
     sync(final.parent)
     return final
+
+
+def remove(path: Path) -> None:
+    """Remove a folder or a file if it exists; of a symbolic link only the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -131,4 +154,4 @@ def prune(root: Path, keep: int, newest: int, best: str | None = None) -> None:
     written = [one for one in list_checkpoints(root) if 0 < one.step <= newest]
     for checkpoint in written[:-keep]:
         if best is None or checkpoint.path.name != Path(best).name:
-            shutil.rmtree(checkpoint.path)
+            remove(checkpoint.path)

@@ -2,15 +2,18 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from mesotron.runs.files import printable
 
 BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 40
@@ -20,12 +23,21 @@ SHOWN_CHARACTERS = 600
 SPENT, PROJECTED = "cost/spent", "cost/projected"  # dollars
 
 
+class SafeConsole(Console):
+    """A console on which data cannot move the cursor or change colors: what is printed is filtered
+    here, whatever it is part of."""
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        safe = (one if one.control else one._replace(text=printable(one.text)) for one in buffer)
+        return super()._render_buffer(safe)
+
+
 class LiveView:
     """Progress, time left, cost, sparklines of `watched` metrics (name -> label), latest alert."""
 
     def __init__(self, steps: int, watched: dict[str, str], console: Console | None = None) -> None:
         self.steps = steps
-        self.console = console or Console()
+        self.console = console or SafeConsole()
         self._watched = watched
         self._history: dict[str, list[float]] = {name: [] for name in watched}
         self._times: deque[tuple[int, float]] = deque([(0, time.monotonic())], maxlen=WINDOW)
@@ -58,7 +70,7 @@ class LiveView:
             shown = [f"{label} {spell_number(values[-1])}" for label, values in known]
             left = [f"{spell_time(self.seconds_left())} left"] if step < self.steps else []
             line = "  ".join([f"step {step}/{self.steps}", *shown, *left, *self._cost()])
-            self.console.print(line, soft_wrap=True, highlight=False)
+            print_line(self.console, line)
 
     def show_transcript(self, text: str) -> None:
         self._transcript = shorten(text)
@@ -154,6 +166,4 @@ def spell_time(seconds: float | None) -> str:
 
 
 def shorten(text: str, limit: int = SHOWN_CHARACTERS) -> str:
-    """Text with control characters escaped, cut if it is long."""
-    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:limit])
-    return shown + (" ..." if len(text) > limit else "")
+    return printable(text[:limit]) + (" ..." if len(text) > limit else "")

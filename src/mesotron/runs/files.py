@@ -1,7 +1,10 @@
 """JSON and JSON-lines files that survive a kill at any moment; NaN and Infinity are allowed."""
 
 import json
+import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,19 @@ Row = dict[str, Any]
 ESCAPED = "backslashreplace"
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an error that does not, such as "No space left on device"."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def append_row(path: Path, row: Row) -> None:
-    with path.open("a", encoding="utf-8", errors=ESCAPED) as file:
+    with naming(path), path.open("a", encoding="utf-8", errors=ESCAPED) as file:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
@@ -28,7 +42,7 @@ def read_rows(path: Path) -> list[Row]:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError(f"it is a {type(row).__name__}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
             raise ValueError(f"{path} line {number} is not a JSON object: {error}") from error
@@ -36,17 +50,27 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def rows_of_steps(rows: list[Row]) -> list[Row]:
+    """The rows that have a step; no other can be placed in a run."""
+    return [row for row in rows if type(row.get("step")) in (int, float)]
+
+
+def last_value(rows: list[Row], name: str) -> float:
+    """The value of a metric in the last row that has it; NaN if none has."""
+    return next((row[name] for row in reversed(rows) if name in row), math.nan)
+
+
 def cut_rows_after(path: Path, step: int) -> None:
     """Drop the rows after a step, and a torn last line."""
     if path.exists():
-        kept = [row for row in read_rows(path) if row.get("step", 0) <= step]
+        kept = [row for row in rows_of_steps(read_rows(path)) if row["step"] <= step]
         write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
 
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file atomically: a reader sees the old text or the new one."""
     draft = path.with_name(f".{path.name}.writing")
-    with draft.open("w", encoding="utf-8", errors=ESCAPED) as file:
+    with naming(draft), draft.open("w", encoding="utf-8", errors=ESCAPED) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -57,11 +81,15 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> Row:
+    """A file that holds a JSON object; ValueError names any other."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged: it holds a {type(value).__name__}, not an object")
+    return value
 
 
 def check_writable(path: Path, name: str = "result.json") -> None:
@@ -71,3 +99,17 @@ def check_writable(path: Path, name: str = "result.json") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"{path} cannot be written: name a file that can")
+
+
+def printable(text: Any) -> str:
+    r"""Text whose control and invisible characters, except line breaks, are spelled out.
+
+    >>> print(printable("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    whole = str(text)
+    if whole.isprintable():
+        return whole
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in whole
+    )

@@ -8,19 +8,33 @@ routing.json  the rule of each parameter checkpoints/   see `checkpoints`
 """
 
 import fcntl
+import logging
 import os
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal, Self
 
 from mesotron.config.base import to_plain
-from mesotron.runs.files import Row, append_row, cut_rows_after, read_json, read_rows, write_json
+from mesotron.runs.files import (
+    Row,
+    append_row,
+    cut_rows_after,
+    printable,
+    read_json,
+    read_rows,
+    rows_of_steps,
+    write_json,
+    write_whole,
+)
 
+log = logging.getLogger("mesotron")
 Stream = Literal["metrics", "events", "samples", "spectra"]
 STREAMS: tuple[Stream, ...] = ("metrics", "events", "samples", "spectra")
 # Packages whose version can change a run's numbers.
@@ -107,7 +121,7 @@ class RunFolder:
         append_row(self.path / f"{stream}.jsonl", row)
 
     def rows(self, stream: Stream) -> list[Row]:
-        return read_rows(self.path / f"{stream}.jsonl")
+        return rows_of_steps(read_rows(self.path / f"{stream}.jsonl"))
 
     def cut_after(self, step: int) -> None:
         """Drop the rows after a step: a resumed run writes them again."""
@@ -121,10 +135,11 @@ class RunFolder:
         path = self.path / f"{name}.json"
         return read_json(path) if path.exists() else None
 
-    def finish(self, result: Row, report: str) -> None:
-        """Write how the run ended: numbers for tools, text for people."""
-        (self.path / "report.md").write_text(report, encoding="utf-8")
+    def finish(self, result: Row, report: Callable[[], str]) -> None:
+        """Write how the run ended: numbers for tools first, then text for people."""
         self.save("result", result)
+        with warn_of_failure("report.md", self.path):
+            write_whole(self.path / "report.md", printable(report()))
 
     def __enter__(self) -> Self:
         """Take the lock; the system releases it when the process ends, however it ends."""
@@ -136,6 +151,17 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         assert self._lock is not None
         self._lock.close()
+
+
+@contextmanager
+def warn_of_failure(name: str, path: Path) -> Iterator[None]:
+    """Turn any failure to describe a finished run into one sentence: its result is saved."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        message = "%s was not written (%s); the run itself is complete in %s"
+        log.warning(printable(message % (name, reason, path)))
 
 
 def describe_environment(device: str, seed: int, **more: Any) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -44,11 +46,18 @@ def _read_number(name: str, default: int) -> int:
 
 
 class StopRequest:
-    """Makes Ctrl-C and SIGTERM requests to finish the step and save; a second Ctrl-C stops."""
+    """Makes Ctrl-C and SIGTERM requests to finish the step and save; a second Ctrl-C stops, and so
+    does the first inside `waiting_for` something that hangs.
+
+    The handlers only set flags: the loop prints, by `announce`. A handler that printed while the
+    loop is printing would raise, and with it the step would be lost.
+    """
 
     def __init__(self, say: Callable[[str], None], how_to_continue: str) -> None:
         self.requested, self._say, self._how_to_continue = False, say, how_to_continue
         self._before: dict[int, Any] = {}
+        self._signal: int | None = None  # not announced yet
+        self._hangs = False
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -60,21 +69,84 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+        if self._hangs or (self.requested and number == signal.SIGINT):
             raise KeyboardInterrupt(self._how_to_continue)
         if not self.requested:
+            self.requested, self._signal = True, number
+
+    def announce(self) -> None:
+        """Print, once, that a stop was requested; called by the loop."""
+        number, self._signal = self._signal, None
+        if number is not None:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             self._say(f"{name}: finishing this step, then saving; Ctrl-C again stops at once")
-        self.requested = True
+
+    @contextmanager
+    def waiting_for(self, name: str, seconds: float) -> Iterator[None]:
+        """After so many seconds inside, say what the run waits for; from then on one signal, also
+        an earlier one, stops it."""
+        main, lock, over = threading.get_ident(), threading.Lock(), False
+
+        def complain() -> None:
+            with lock:
+                if over:
+                    return
+                self._hangs = True
+                if self.requested:
+                    signal.pthread_kill(main, signal.SIGINT)
+            self._say(f"{name} has not returned for {seconds:g} s; Ctrl-C stops here, unsaved")
+
+        timer = threading.Timer(seconds, complain)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            with lock:
+                over, self._hangs = True, False
 
 
 @contextmanager
 def explain_interrupt(how_to_continue: str) -> Iterator[None]:
-    """Add how to continue to a Ctrl-C that stops at once, such as in an evaluation."""
+    """Add how to continue to a Ctrl-C or SIGTERM that stops at once, such as in an evaluation."""
+
+    def stop_at_once(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    catches = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop_at_once) if catches else None
     try:
         yield
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(*(stop.args or (how_to_continue,))) from stop
+    finally:
+        if catches:
+            signal.signal(signal.SIGTERM, before)
+
+
+_started: float | None = None  # on the monotonic clock
+
+
+def mark_start() -> None:
+    """This process is one command: count its time from the start of the process."""
+    global _started
+    _started = time.monotonic() - process_age()
+
+
+def started() -> float:
+    """When the command began, on the monotonic clock; now, if it is not a process of its own."""
+    return time.monotonic() if _started is None else _started
+
+
+def process_age() -> float:
+    """Seconds since this process began, imports included; 0 where the system does not say."""
+    try:
+        with open("/proc/self/stat") as file:
+            ticks = float(file.read().rpartition(")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, AttributeError, IndexError, ValueError):
+        return 0.0
 
 
 def go_offline_without_network() -> None:

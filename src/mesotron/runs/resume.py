@@ -5,11 +5,12 @@ from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from mesotron.config import EvalConfig, SftConfig, TaskConfig, TrainConfig, VlaTrainConfig
+from mesotron.config import EvalConfig, SftConfig, TrainConfig, VlaTrainConfig
 from mesotron.config.base import from_plain, spell
 from mesotron.runs.checkpoints import Checkpoint, newest_whole
 from mesotron.runs.folder import RunFolder, check_free, describe_environment
 from mesotron.runs.process import is_main
+from mesotron.runs.trust import check_trusted, code_names
 
 C = TypeVar("C")
 RunConfig = TypeVar("RunConfig", TrainConfig, SftConfig, VlaTrainConfig)
@@ -67,13 +68,19 @@ def settings_to_resume(config_type: type[C], path: Path) -> C:
         raise ValueError(f"{path} is a checkpoint: give its run, --resume {path.parent.parent}")
     saved: Any = saved_settings(config_type, RunFolder(path))
     # A field such as a budget stays None unless given: `resumed_settings` then takes the run's.
-    left_open = {item.name: None for item in overridable(saved) if item.default is None}
+    left_open: dict[str, Any] = {
+        item.name: item.default
+        for item in overridable(saved)
+        if item.default is None or item.name == "trust"  # no folder says that it is trusted
+    }
     return replace(saved, **(left_open | {"resume": path}))
 
 
 def resumed_settings(config: C, run: RunFolder, instead: str = "start a new run") -> C:
     """A run's own settings with the overridable ones given now; other differences are refused."""
     saved: Any = saved_settings(type(config), run)
+    source = run.path / "config.json"
+    check_trusted(code_names(saved), source, trust=getattr(config, "trust", False))
     for name, given, own in differences(config, saved):
         had = f"{'without' if own in (None, ()) else 'with'} {spell(name, own)}"
         raise ValueError(f"{run.path} started {had}: leave {spell(name, given)} out, or {instead}")
@@ -110,10 +117,11 @@ def run_of(name: str) -> RunFolder | None:
 def eval_defaults(name: str) -> EvalConfig:
     """The defaults of `mesotron eval NAME`: task and completion length of a run are its own."""
     run = run_of(name)
-    if run is None or not isinstance(run.config.get("task"), Mapping):
+    saved = {} if run is None else run.config
+    if run is None or not isinstance(saved.get("task"), Mapping):
         return EvalConfig(model=name)
-    return EvalConfig(
-        model=name,
-        task=from_plain(TaskConfig, run.config["task"], str(run.path / "config.json")),
-        max_tokens=(run.config.get("rollout") or {}).get("max_tokens", EvalConfig.max_tokens),
-    )
+    values = {"model": name, "task": saved["task"]}
+    rollout = saved.get("rollout")
+    if isinstance(rollout, Mapping) and "max_tokens" in rollout:
+        values["max_tokens"] = rollout["max_tokens"]
+    return from_plain(EvalConfig, values, str(run.path / "config.json"))

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mesotron.config import SpectrumConfig
+from mesotron.runs.console import SafeConsole
+from mesotron.runs.extras import require
 from mesotron.spectral.filters import Filter, make_filter, noise_edge
 from mesotron.spectral.response import (
     gram_plan,
@@ -83,13 +84,15 @@ class Curve:
 
 
 def run(config: SpectrumConfig) -> int:
+    if config.plot:
+        require("plot", what="--plot")
     curves = make_curves(config)
     # Files first: a bad file name then fails before anything is printed.
     if config.out:
         config.out.write_text(json.dumps(as_record(curves), indent=2) + "\n")
     if config.plot:
         draw(curves, config.plot, config.axis)
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     wide = console.width >= WIDE
     console.print(response_table(curves, SIGMA if wide else NARROW_SIGMA))
     console.print(property_table(curves, PROPERTIES if wide else NARROW_PROPERTIES))
@@ -205,12 +208,10 @@ def as_record(curves: list[Curve]) -> dict[str, Any]:
 def draw(curves: list[Curve], path: Path, axis: str) -> None:
     if path.suffix not in METADATA:
         raise ValueError(f"cannot draw into {path}: end the name in .png, .svg or .pdf")
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ValueError("--plot needs matplotlib: pip install 'mesotron[plot]'") from error
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10, 4.5), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xscale=axis, ylim=(0, 1.3), yticks=(0, 0.5, 1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mesotron.config import DemosConfig, VlaEvalConfig, VlaTrainConfig, WorldConfig
+from mesotron.runs.extras import require
+from mesotron.runs.trust import check_trusted, code_names
 
 if TYPE_CHECKING:
     from mesotron.vla.checkpoint import Saved
@@ -12,10 +14,9 @@ if TYPE_CHECKING:
 
 def run_demos(config: DemosConfig) -> int:
     from mesotron.vla.demos import load_shards, render_demos, write_demos
-    from mesotron.vla.worlds import require
 
     if config.lerobot is not None:
-        require("pyarrow", "lerobot")
+        require("lerobot", what="--lerobot")
     if config.render is not None:
         render_demos(config)
     else:
@@ -29,17 +30,14 @@ def run_demos(config: DemosConfig) -> int:
 
 
 def run_train(config: VlaTrainConfig) -> int:
-    _check_installed()
     from mesotron.vla.session import train
 
     return train(config)
 
 
 def run_eval(config: VlaEvalConfig) -> int:
-    _check_installed()
-    from rich.console import Console
-
     from mesotron.optim.device import choose_device
+    from mesotron.runs.console import SafeConsole
     from mesotron.runs.files import write_json
     from mesotron.vla import checkpoint, evaluation
     from mesotron.vla.interface import EVAL_SEED, VALIDATION_SEED
@@ -50,7 +48,7 @@ def run_eval(config: VlaEvalConfig) -> int:
     chunk = saved.policy.config.chunk
     results = evaluation.measure(
         make_act(saved.policy, device),
-        choose_world(saved, config.world),
+        choose_world(saved, config.world, config.trust),
         episodes=config.episodes,
         execute=config.execute or saved.execute or evaluation.default_execute(chunk),
         workers=config.workers,
@@ -59,7 +57,7 @@ def run_eval(config: VlaEvalConfig) -> int:
         first_seed=VALIDATION_SEED if config.validation else EVAL_SEED,
         gifs=config.gifs,
     )
-    console = Console()
+    console = SafeConsole()
     console.print(f"{saved.policy.describe()}, step {saved.step}", highlight=False)
     console.print(evaluation.as_table(results))
     out = config.out or config.run / "eval"
@@ -71,9 +69,10 @@ def run_eval(config: VlaEvalConfig) -> int:
     return 0
 
 
-def choose_world(saved: Saved, name: str | None) -> WorldConfig:
+def choose_world(saved: Saved, name: str | None, trust: bool = False) -> WorldConfig:
     """The world of a policy's demonstrations, or another one by name if the policy fits it."""
     if saved.world is not None and name in (None, saved.world.name):
+        check_trusted(code_names(saved.world), saved.path, trust or name is not None)
         return saved.world  # with its own tasks
     if name is None:
         raise ValueError(f"{saved.path} is from recordings without a world: give --world NAME")
@@ -88,10 +87,3 @@ def choose_world(saved: Saved, name: str | None) -> WorldConfig:
         if needed != given:
             raise ValueError(f"--world {name} has {field} {given}, but the policy has {needed}")
     return config
-
-
-def _check_installed() -> None:
-    from mesotron.vla.worlds import require
-
-    for name in ("safetensors", "transformers"):
-        require(name, "vla")

@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from mesotron.config import DemosConfig, WorldConfig
-from mesotron.runs.console import LiveView
+from mesotron.config.base import from_plain
+from mesotron.runs.console import LiveView, SafeConsole
+from mesotron.runs.extras import require
 from mesotron.runs.files import read_json, write_json
+from mesotron.runs.trust import check_trusted, code_names
 from mesotron.vla.interface import EVAL_SEED, IMAGES, STATE, TASK, Demos, Observation, World
 from mesotron.vla.rollout import simulation_pool
-from mesotron.vla.worlds import build_world, require
+from mesotron.vla.worlds import build_world
 
 MANIFEST = "demos.json"
 FORMAT = "mesotron demonstrations 1"
@@ -46,7 +48,7 @@ def load_demos(path: Path, pixels: int | None = None) -> Demos:
     of a LeRobotDataset are shrunk to `pixels` in width and height."""
     if not is_lerobot(path):
         return load_shards(path)
-    require("pyarrow", "lerobot")
+    require("lerobot", what=f"{path}, a LeRobotDataset,")
     from mesotron.vla.lerobot import load_lerobot
 
     return load_lerobot(path, pixels)
@@ -142,7 +144,7 @@ def _write_shards(
     """Call target(path, *job) for each missing shard, then report the expert's success."""
     paths = [shard_path(config.out, number) for number in range(len(jobs))]
     calls = [(path, *job) for path, job in zip(paths, jobs) if not path.exists()]
-    console, columns = Console(quiet=log is None), {"frames": "frames"}
+    console, columns = SafeConsole(quiet=log is None), {"frames": "frames"}
     with simulation_pool(config.workers) as pool, LiveView(len(calls), columns, console) as view:
         frames = 0
         try:
@@ -346,7 +348,14 @@ def write_manifest(folder: Path, world: WorldConfig, compact: bool, facts: dict[
 
 
 def world_of(manifest: dict[str, Any]) -> WorldConfig:
-    return WorldConfig(**manifest["world"] | {"tasks": tuple(manifest["world"]["tasks"])})
+    return from_plain(WorldConfig, manifest["world"], MANIFEST)
+
+
+def trusted_world(folder: Path, trust: bool) -> WorldConfig:
+    """The world of a folder's demonstrations, which may be built."""
+    world = world_of(read_manifest(folder))
+    check_trusted(code_names(world), folder / MANIFEST, trust)
+    return world
 
 
 def load_shards(folder: Path) -> Demos:

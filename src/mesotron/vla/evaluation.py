@@ -13,9 +13,9 @@ from rich.table import Table
 
 from mesotron.config import WorldConfig
 from mesotron.rlvr.scores import wilson
+from mesotron.runs.extras import require
 from mesotron.vla.interface import EVAL_SEED, Act, EvalResult
 from mesotron.vla.rollout import evaluate, evaluate_expert
-from mesotron.vla.worlds import require
 
 SUCCESS, WRONG, EXPERT = "success", "wrong instruction", "expert"
 FRAME_MILLISECONDS = 80
@@ -84,7 +84,7 @@ def as_json(results: dict[str, EvalResult]) -> dict[str, Any]:
 
 def write_gifs(result: EvalResult, folder: Path) -> list[Path]:
     """Write a GIF per episode recorded by `frames`, such as `red-cube-1000000-success.gif`."""
-    require("PIL", "vla")
+    require("vla", ["PIL"], "--gifs")
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,11 +16,12 @@ from mesotron.config import VlaTrainConfig, WorldConfig
 from mesotron.optim import RoutingTable
 from mesotron.optim.device import choose_device, name_device
 from mesotron.runs import RunFolder, new_run_path
-from mesotron.runs.console import LiveView, print_line
+from mesotron.runs.console import LiveView, SafeConsole, print_line
+from mesotron.runs.files import last_value
 from mesotron.runs.process import StopRequest
 from mesotron.runs.resume import Plan, plan_new, plan_resume
 from mesotron.vla import checkpoint
-from mesotron.vla.demos import load_demos
+from mesotron.vla.demos import is_lerobot, load_demos, trusted_world
 from mesotron.vla.evaluation import as_json, as_markdown, as_table, default_execute, measure
 from mesotron.vla.interface import Demos
 from mesotron.vla.optimizer import route_parts
@@ -43,7 +44,9 @@ def train(config: VlaTrainConfig) -> int:
     plan = make_plan(config)
     config = plan.config
     device = choose_device(config.device, config.threads)
-    console = Console()
+    console = SafeConsole()
+    if not is_lerobot(config.demos):
+        trusted_world(config.demos, config.trust)  # the evaluation at the end builds it
     demos = load_demos(config.demos, config.pixels)
     trainer = Trainer(config, demos, device)
     for note in plan.notes:
@@ -110,6 +113,7 @@ def _fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Ev
             if step % config.log_every == 0 or step in (1, config.steps) or probed:
                 numbers = {name: float(value) for name, value in metrics.items()}
                 log.write(step, {**numbers, **trainer.statistics(), **probed})
+            stop.announce()
             is_last = stop.requested or log.stopped_by is not None or step == config.steps
             if is_last or (config.save_every and step % config.save_every == 0):
                 checkpoint.save(run.checkpoints, trainer, demos.world, config.keep)
@@ -150,7 +154,7 @@ class MetricsLog:
 def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> None:
     config, rows = trainer.config, run.rows("metrics")
     optim = config.optim
-    result: dict[str, Any] = {"steps": config.steps, "loss": rows[-1]["loss"]}
+    result: dict[str, Any] = {"steps": config.steps, "loss": last_value(rows, "loss")}
     rules = ", ".join(f"{part} {getattr(optim, part)}" for part in PARTS)
     lines = [
         f"# {trainer.policy.describe()}: {config.steps} steps",
@@ -178,7 +182,7 @@ def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) ->
         console.print(as_table(results))
         title = f"Success over {config.episodes} held-out episodes per task, 95 % intervals:"
         lines += [title, "", as_markdown(results), ""]
-    run.finish(result, "\n".join([*lines, *_training_table(rows), ""]))
+    run.finish(result, lambda: "\n".join([*lines, *_training_table(rows), ""]))
     report = f"report: {run.path / 'report.md'}; more: mesotron vla eval {run.path}"
     print_line(console, report)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mesotron.config import PolicyConfig
+from mesotron.runs.extras import require
 from mesotron.vla.encoders import ImageTokens, TextTokens
 
 VISION_FOLDER, LANGUAGE_FOLDER = "vision_tower", "language_tower"
@@ -136,10 +137,9 @@ def _freeze_or_adapt(tower: Any, config: PolicyConfig) -> Any:
         return tower.requires_grad_(False)
     if not config.lora:
         return tower
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ValueError("--policy.lora needs PEFT: pip install 'mesotron[rlvr]'") from error
+    require("rlvr", ["peft"], "--policy.lora")
+    from peft import LoraConfig, get_peft_model
+
     lora = LoraConfig(
         r=config.lora,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]

@@ -4,12 +4,14 @@ Plain arithmetic on a clock. Dollars are hours times a price; what a machine cos
 command starts is not counted.
 """
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import mean
+from typing import Any
 
 from mesotron.config import PRICES, SftConfig, TrainConfig, parse_duration
 from mesotron.runs.process import num_processes
@@ -40,8 +42,38 @@ def limits_of(config: TrainConfig | SftConfig) -> Limits:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """spent.json: what the sessions of a run took so far, and how long its parts take."""
+
+    seconds: float = 0.0
+    dollars: float | None = None  # None applies the present price
+    start: float = 0.0  # seconds from the start of a process until everything is loaded
+    evaluation: float = 0.0  # seconds of one
+    step: float = 0.0  # seconds of one, with saving; 0 if unknown
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_spent(values: Mapping[str, Any], source: object = "spent.json") -> Spent:
+    """Spent from what spent.json holds; older ones have fewer keys. A missing price of a part is
+    unknown, but a run without its seconds cannot be billed: ValueError."""
+
+    def number(name: str) -> float | None:
+        value: Any = values.get(name)
+        return float(value) if type(value) in (int, float) and 0 <= value < math.inf else None
+
+    seconds = number("seconds")
+    if seconds is None:
+        raise ValueError(f"{source} has no valid seconds: correct it, or remove it to count from 0")
+    parts = {name: number(name) or 0.0 for name in ("start", "evaluation", "step")}
+    return Spent(seconds=seconds, dollars=number("dollars"), **parts)
+
+
 class Meter:
-    """Counts the time and money of a run from the start of the command."""
+    """Counts the time and money of a run from the start of the command; `known` is what earlier
+    sessions or runs measured."""
 
     def __init__(
         self,
@@ -49,17 +81,34 @@ class Meter:
         *,
         before: float = 0.0,  # seconds of earlier sessions
         paid: float | None = None,  # dollars that they cost; None applies this session's price
+        known: Spent | None = None,
         began: float | None = None,  # on the clock
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits, self.before, self.paid, self.clock = limits, before, paid, clock
+        self.known = known or Spent()
         self.began = clock() if began is None else began
         self.now = self.began
-        self.slowest_save = self.slowest_evaluation = 0.0
+        self.slowest_save, self.slowest_evaluation = 0.0, self.known.evaluation
+        self.start_seconds = 0.0
         self._evaluating = 0.0  # seconds of evaluation in the present step
         self._last: float | None = None
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._plain: deque[float] = deque(maxlen=RECENT)  # the same without evaluations
+
+    @property
+    def is_training(self) -> bool:
+        return self._last is not None
+
+    def loaded(self) -> None:
+        """Everything is loaded; work begins."""
+        self.now = self.clock()
+        self.start_seconds = self.now - self.began
+
+    def calibrate(self, seconds: float) -> None:
+        """A step takes at least so long; measured steps replace this."""
+        if not self.known.step:
+            self.known = replace(self.known, step=seconds)
 
     def start(self) -> None:
         """Training begins: the first step is timed from here."""
@@ -78,7 +127,8 @@ class Meter:
         """Time an evaluation; they are rare, so the slowest is kept separately."""
         began = self.clock()
         yield
-        self._evaluating = self.clock() - began
+        self.now = self.clock()
+        self._evaluating = self.now - began
         self.slowest_evaluation = max(self.slowest_evaluation, self._evaluating)
 
     def saved(self) -> None:
@@ -86,9 +136,16 @@ class Meter:
         self.slowest_save = max(self.slowest_save, self.clock() - self.now)
 
     @property
-    def slowest_step(self) -> float | None:
-        """Seconds of the slowest recent step with saving; None before the first."""
-        return max(self._plain) + self.slowest_save if self._plain else None
+    def slowest_step(self) -> float:
+        """Seconds of the slowest recent step with saving; before the first an estimate, or 0."""
+        return max(self._plain) + self.slowest_save if self._plain else self.known.step
+
+    def record(self, ahead: float = 0.0) -> Spent:
+        """Everything up to now and so many seconds ahead."""
+        seconds = self.before + self.clock() - self.began + ahead
+        start = self.start_seconds or self.known.start
+        return Spent(seconds=seconds, dollars=self.dollars(seconds), start=start,
+                     evaluation=self.slowest_evaluation, step=self.slowest_step)  # fmt: skip
 
     @property
     def spent(self) -> float:
@@ -106,18 +163,22 @@ class Meter:
             return None if price is None else seconds / 3600 * price
         return paid + (seconds - self.before) / 3600 * price
 
-    def refusal(self, evaluates: bool = False) -> str | None:
-        """Why the next step (with an evaluation) must not begin; None if it fits."""
-        if not self._recent:
-            return None
-        step = max(self._plain) + self.slowest_evaluation * evaluates
-        need, limits = step + self.slowest_save, self.limits
-        room = f"leaves no room for a step of up to {step:.3g} s and for saving"
-        if limits.seconds is not None and self.now - self.began + need > limits.seconds:
-            return f"the time limit of {limits.seconds:g} s {room}"
+    def refusal(self, evaluations: int = 0, steps: int = 1, starts: bool = False) -> str | None:
+        """Why the next step, with evaluations before or after it, must not begin; None if it fits.
+
+        `steps` is 0 where only evaluations are left; `starts`: everything must be loaded first.
+        """
+        need = self.slowest_step * steps + self.slowest_evaluation * evaluations
+        limits, session = self.limits, self.now - self.began
+        need += max(self.known.start - session, 0.0) * starts
+        after = f"{session:.3g} s have passed"
+        after += f" and what comes next takes about {need:.3g} s" if need else ""
+        if limits.seconds is not None and session + need > limits.seconds:
+            return f"the time limit of {limits.seconds:g} s is too short: {after}"
         cost = self.dollars(self.spent + need)
         if limits.dollars is not None and cost is not None and cost > limits.dollars:
-            return f"the budget of {limits.dollars:g} dollars {room}"
+            spent = f"{self.dollars(self.spent):.3g} are spent"
+            return f"the budget of {limits.dollars:g} dollars is too small: {spent}, {after}"
         return None
 
 

@@ -140,6 +140,9 @@ class Watch(TrainerCallback):
     ) -> None:  # fmt: skip
         """Take one row, report new events, and act on them if the guard is to."""
         logs = logs or {}
+        running = getattr(self.trainer, "_tr_loss", None)
+        if running is not None and not math.isfinite(logs.get("loss") or 0.0):
+            running.zero_()  # Transformers subtracts it from itself, and NaN - NaN stays NaN
         new = self.monitor.update(_as_row(logs, state.global_step))
         broken = self.guard == "rollback" and has_broken_weights(self.trainer.model, logs)
         if broken:  # with patience the next step would sample from them

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mesotron.config import WatchConfig, WatchSettings
+from mesotron.runs.console import SafeConsole
 from mesotron.runs.files import read_rows
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.detectors import DETECTORS, Detector, explain, load_detectors, with_own
@@ -38,7 +39,7 @@ def run(config: WatchConfig) -> int:
         print(explain(config.explain, own_detectors(config)))
         return 0
     quiet = config.json and not config.follow
-    console = Console(highlight=False, soft_wrap=True, stderr=config.json, quiet=quiet)
+    console = SafeConsole(highlight=False, soft_wrap=True, stderr=config.json, quiet=quiet)
     runs = [config.path] if config.follow else find_runs(config.path, config.kind)
     alerts = open_alerts(config)
     try:
@@ -113,7 +114,7 @@ def watch_many(
     unread: dict[str, str] = {}
     for path in runs:
         try:
-            silent = Console(quiet=True)
+            silent = SafeConsole(quiet=True)
             results.append(watch_one(config, path, silent, Alerts(())))
         except (ValueError, OSError) as error:
             unread[str(path)] = str(error)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from mesotron.config import RouteConfig
 from mesotron.optim.routing.route import route
+from mesotron.runs.console import SafeConsole
+from mesotron.runs.extras import require
 from mesotron.runs.process import go_offline_without_network
 from mesotron.spectral.routing import RoutingTable
 
@@ -33,7 +34,7 @@ def run(config: RouteConfig) -> int:
     matrix, aux = _RULES[config.optim]
     overrides = _parse_overrides(config.override)
     table = route(model, matrix=matrix, aux=aux, per_head=config.per_head, overrides=overrides)
-    console = Console()
+    console = SafeConsole()
     if console.is_terminal:
         table.render(console)
     else:
@@ -67,13 +68,9 @@ def load_on_meta(source: str) -> nn.Module:
     """Build a Transformers model on the meta device from a folder, a config.json or a hub name."""
     if not Path(source).exists():
         go_offline_without_network()
-    try:
-        import transformers
-    except ImportError as error:
-        raise ValueError(
-            "mesotron route needs Transformers to build a model from its config: pip install "
-            "'mesotron[rlvr]'"
-        ) from error
+    require("rlvr", ["transformers"], "mesotron route")
+    import transformers
+
     transformers.logging.set_verbosity_error()
     config = _load_config(source)
     model_class = _model_class(config)
@@ -135,9 +132,8 @@ def _model_class(config: Any) -> type[nn.Module]:
 
 
 def _add_lora(model: nn.Module, rank: int) -> nn.Module:
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ValueError("--lora needs PEFT: pip install 'mesotron[rlvr]'") from error
+    require("rlvr", ["peft"], "--lora")
+    from peft import LoraConfig, get_peft_model
+
     lora = LoraConfig(r=rank, target_modules="all-linear")
     return get_peft_model(model, lora, low_cpu_mem_usage=True)  # type: ignore[arg-type]

@@ -1,0 +1,33 @@
+"""Optional packages: checked by name before anything is loaded, with the extra that has them."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "rlvr": ("transformers", "trl", "accelerate", "datasets", "safetensors"),
+    "vla": ("transformers", "safetensors"),
+    "ppo": ("jax", "optax", "flax", "jumanji", "orbax.checkpoint", "matplotlib"),
+    "sweep": ("optuna",),
+    "plot": ("matplotlib",),
+    "lerobot": ("pyarrow",),
+}
+
+
+def require(extra: str, packages: Sequence[str] = (), what: str = "this command") -> None:
+    """Refuse to go on without the packages of an extra, or without these of it."""
+    missing = [name for name in packages or EXTRAS[extra] if not is_installed(name)]
+    if missing:
+        raise ValueError(f"{what} needs {', '.join(missing)}: pip install 'mesotron[{extra}]'")
+
+
+def require_package(package: str, what: str) -> None:
+    """The same for a package that is in no extra."""
+    if not is_installed(package):
+        raise ValueError(f"{what} needs {package}: pip install {package}")
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent of a dotted name
+        return False

@@ -1,0 +1,102 @@
+"""Files of others name code in every way they can, and none of it runs."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesotron import cli
+from mesotron.compare.kinds import make_kind
+from mesotron.compare.record import Cell, read_tournament
+from mesotron.compare.tournament import Progress
+from mesotron.config import CompareConfig, RewardConfig, TrainConfig, WorldConfig
+from mesotron.config.base import to_plain
+from mesotron.runs import RunFolder
+from mesotron.vla.checkpoint import Saved
+from mesotron.vla.command import choose_world
+from mesotron.vla.demos import write_manifest
+
+EVIL = "gift.evil:f"
+STRANGER = TrainConfig(reward=RewardConfig(parts=(EVIL,)), trust=True)
+ROWS = "".join(json.dumps({"step": k, "reward": 0.5, "loss": 0.1}) + "\n" for k in range(1, 9))
+
+
+@pytest.fixture
+def gift(tmp_path, monkeypatch) -> Path:
+    """A folder that is a package, a run and demonstrations at once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    folder = tmp_path / "gift"
+    RunFolder.create(folder, to_plain(STRANGER) | {"resume": "gift"}, {})
+    (folder / "metrics.jsonl").write_text(ROWS)
+    (folder / "checkpoints" / "checkpoint-1").mkdir()
+    write_manifest(folder, WorldConfig(name=EVIL), False, {"num_shards": 0, "cameras": []})
+    (folder / "evil.py").write_text("open('ran', 'w').close()\nf = W = dict\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("train --resume gift", 2),
+        ("train --resume gift --trust", 2),  # allowed, but not found: not in the working folder
+        ("train --resume gift --reward.parts sparse", 2),
+        ("sft --resume gift", 2),
+        ("eval gift", 2),
+        ("eval gift/checkpoints/checkpoint-1", 2),
+        ("vla train gift", 2),
+        ("vla eval gift", 2),
+        ("vla demos --render gift --out images", 2),
+        ("compare vla --set demos=gift", 2),
+        ("plan --resume gift", 2),
+        ("watch gift", 0),
+        ("report gift", 0),
+    ],
+)
+def test_nothing_of_a_stranger_runs(gift, capsys, words, code):
+    assert cli.main(words.split()) == code
+    assert not Path("ran").exists()
+    assert "gift.evil" not in sys.modules
+    if words in ("train --resume gift", "vla train gift", "compare vla --set demos=gift"):
+        error = capsys.readouterr().err
+        assert EVIL in error
+        assert "--trust" in error
+
+
+def test_a_world_of_a_checkpoint_needs_trust_or_its_name(gift):
+    policy: Any = None
+    saved = Saved(policy, 1, WorldConfig(name=EVIL), gift, None)
+    with pytest.raises(ValueError, match=EVIL):
+        choose_world(saved, None)
+    assert choose_world(saved, None, trust=True) == choose_world(saved, EVIL) == saved.world
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_names_on_the_command_line_or_in_a_file_are_the_users_own(gift, own):
+    assert not cli.parse(TrainConfig, ["--resume", "gift"]).trust  # whatever the folder says
+    assert os.getcwd() not in sys.path
+    if own:
+        words = ["--resume", "gift", "--reward.parts", EVIL]
+        assert cli.parse(TrainConfig, words).trust
+    else:
+        Path("own.toml").write_text(f'[reward]\nparts = ["{EVIL}"]\n')
+        assert cli.parse(TrainConfig, ["--config", "own.toml"]).reward.parts == (EVIL,)
+    assert os.getcwd() == sys.path[-1]
+
+
+def test_cells_of_a_tournament_are_not_believed(gift):
+    kind = make_kind("arith")
+    progress = Progress(kind, CompareConfig(), gift.parent)
+    cell = Cell(
+        id="gift", contender="muon", objective="", rate=1e-3, seed=0, stage="final", run="gift"
+    )
+    with pytest.raises(ValueError, match=EVIL):
+        progress.settings(cell)
+    record = {"recipe": "arith", "kind": "rlvr", "measure": "", "rule": [], "contenders": [],
+              "plan": {}, "cells": [vars(cell) | {"run": "../precious"}]}  # fmt: skip
+    (gift / "tournament.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="precious"):
+        read_tournament(gift)
