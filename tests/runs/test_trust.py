@@ -12,7 +12,13 @@ from mesotron import cli
 from mesotron.compare.kinds import make_kind
 from mesotron.compare.record import Cell, read_tournament
 from mesotron.compare.tournament import Progress
-from mesotron.config import CompareConfig, RewardConfig, TrainConfig, WorldConfig
+from mesotron.config import (
+    CompareConfig,
+    RewardConfig,
+    RunWatchConfig,
+    TrainConfig,
+    WorldConfig,
+)
 from mesotron.config.base import to_plain
 from mesotron.runs import RunFolder
 from mesotron.vla.checkpoint import Saved
@@ -20,7 +26,10 @@ from mesotron.vla.command import choose_world
 from mesotron.vla.demos import write_manifest
 
 EVIL = "gift.evil:f"
-STRANGER = TrainConfig(reward=RewardConfig(parts=(EVIL,)), trust=True)
+ALERT = "command:touch ran"
+STRANGER = TrainConfig(
+    reward=RewardConfig(parts=(EVIL,)), watch=RunWatchConfig(alerts=(ALERT,)), trust=True
+)
 ROWS = "".join(json.dumps({"step": k, "reward": 0.5, "loss": 0.1}) + "\n" for k in range(1, 9))
 
 
@@ -80,7 +89,8 @@ def test_names_on_the_command_line_or_in_a_file_are_the_users_own(gift, own):
     assert os.getcwd() not in sys.path
     if own:
         words = ["--resume", "gift", "--reward.parts", EVIL]
-        assert cli.parse(TrainConfig, words).trust
+        assert not cli.parse(TrainConfig, words).trust  # the alert is still the stranger's
+        assert cli.parse(TrainConfig, [*words, "--watch.alerts", ALERT]).trust
     else:
         Path("own.toml").write_text(f'[reward]\nparts = ["{EVIL}"]\n')
         assert cli.parse(TrainConfig, ["--config", "own.toml"]).reward.parts == (EVIL,)

@@ -42,8 +42,8 @@ def setting(
     is_code: bool = False, **bounds: float,
 ) -> Any:  # fmt: skip
     """A config field with bounds; None, which means "not given", always passes. `on_resume`:
-    `--resume` accepts another value. `positional`: the flag's name may be left out. `is_code`: the
-    value may name code, as MODULE:NAME. `bounds`: any of ge, gt, le and lt."""
+    `--resume` accepts another value. `positional`: the flag's name may be left out. `is_code`: a
+    value such as MODULE:NAME or command:PROGRAM acts. `bounds`: any of ge, gt, le and lt."""
     metadata = {"bounds": bounds, "overridable_on_resume": on_resume, "positional": positional,
                 "is_code": is_code}  # fmt: skip
     return field(default=default, metadata=metadata)

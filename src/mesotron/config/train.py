@@ -232,7 +232,7 @@ class RunWatchConfig(Config, prefix="watch."):
     """TOML file with detectors of your own."""
     snr_every: int = setting(0, ge=0)
     """Measure the gradient's SNR every N steps (0: never), at about one more backward pass."""
-    alerts: tuple[str, ...] = setting((), on_resume=True)
+    alerts: tuple[str, ...] = setting((), on_resume=True, is_code=True)
     """Where to send warnings and stops: webhook:$URL, slack:$URL, discord:$URL, ntfy:$TOPIC,
     command:PROGRAM, wandb or trackio; addresses come from environment variables."""
 
@@ -314,7 +314,7 @@ class TrainConfig(LanguageRunConfig):
     resume: Path | None = setting(None, on_resume=True)
     """Continue this run; only limits, --device, --threads and --report-to may change."""
     trust: bool = setting(False, on_resume=True)
-    """With --resume: run the code that the run's files name, such as a reward MODULE:FUNCTION."""
+    """With --resume: use code and addresses that the run's files name, such as MODULE:FUNCTION."""
     eval_every: int = setting(0, ge=0)
     """Evaluate every N steps (0: only before and after)."""
     guard: GuardName = "warn"

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mesotron.config import SnakeConfig
-from mesotron.runs.extras import require, require_package
+from mesotron.runs.extras import require
 
 if TYPE_CHECKING:
     from mesotron.ppo.evaluate import make_evaluation as make_evaluation
@@ -36,7 +36,7 @@ def run(config: SnakeConfig) -> int:
     """The command `mesotron ppo snake`: train or resume; returns the exit code."""
     require("ppo", what="mesotron ppo snake")
     if config.wandb:
-        require_package("wandb", "--wandb")
+        require(None, ["wandb"], "--wandb")
     if config.tensorboard:
         require("tensorboard", ["tensorboard"], "--tensorboard")
     from mesotron.ppo.training import train_snake

@@ -1,6 +1,7 @@
 """A problem as chat messages and as text: the same for training, evaluation and warm starts."""
 
 from collections.abc import Sequence
+from heapq import nlargest
 from typing import Any
 
 from mesotron.config import TaskConfig
@@ -69,19 +70,10 @@ def demonstrate(prompt: str, completion: str, tokenizer: Any) -> list[list[int]]
 def check_prompts(task: Task, config: TaskConfig, tokenizer: Any, model: Any, tokens: int) -> None:
     """Refuse training problems that leave too little of the model's context for a completion."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if context is None or not task.train:
-        return
-
-    def text(problem: Problem) -> str:
-        return render(build_prompt(problem, config, task.format, task.examples), tokenizer)
-
-    # A token has a byte or more: only long questions are tokenized.
-    frame = len(text(task.train[0]).encode()) - len(task.train[0].question.encode())
-    for problem in task.train:
-        if len(problem.question.encode()) + frame + tokens <= context:
-            continue
-        length = len(tokenizer.encode(text(problem), add_special_tokens=False))
-        if length + tokens > context:
+    for problem in nlargest(32, task.train, key=lambda problem: len(problem.question.encode())):
+        prompt = render(build_prompt(problem, config, task.format, task.examples), tokenizer)
+        length = len(tokenizer.encode(prompt, add_special_tokens=False))
+        if context is not None and length + tokens > context:
             raise ValueError(
                 f"the prompt of {problem.id} has {length} tokens; beside a completion of {tokens} "
                 f"(--rollout.max-tokens) the model takes {context}: shorten it or leave it out"

@@ -160,7 +160,8 @@ class Reward:
         totals: Scores = []
         for i in range(len(completions)):
             scores = [(weight, parts[name][i]) for name, weight in self.weights.items()]
-            values = [bound(weight * score) for weight, score in scores if score is not None]
+            # Sums stay finite; the trainer narrows further, and warns.
+            values = [max(-HUGE, min(HUGE, w * score)) for w, score in scores if score is not None]
             totals.append(math.fsum(values) if len(values) == len(scores) else None)
         if totals and all(total is None for total in totals):
             without = ", ".join(name for name, scores in parts.items() if None in scores)
@@ -255,11 +256,6 @@ def call_reward(
 
 def _copied(item: Any) -> Any:
     return type(item)(item) if type(item) in (list, dict) else item
-
-
-def bound(value: float) -> float:
-    """A finite number within what 32-bit sums hold; the trainer narrows and warns further."""
-    return max(-HUGE, min(HUGE, value))
 
 
 def _check_score(name: str, index: int, score: Any) -> float | None:

@@ -26,10 +26,6 @@ Row = dict[str, Any]
 # The advantages are computed in float32: the squares of larger rewards leave nothing of others.
 MAX_REWARD = 1e6
 TOO_LARGE = f"rewards beyond +-{MAX_REWARD:g} are clipped to that: scale the reward function down"
-NO_GRADIENT = (
-    "the gradient is exactly 0 although rewards differ within a group, so nothing is learned: "
-    "check the size of the rewards, the clip width and --objective.scale-rewards"
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from shlex import quote
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ from mesotron.runs.process import (
     num_processes,
 )
 from mesotron.runs.resume import Plan
-from mesotron.runs.trust import code_names
+from mesotron.runs.trust import code_settings
 from mesotron.watch.budget import limits_of
 from mesotron.watch.callback import Watch
 from mesotron.watch.settings import Setting, Settings, has_adapters
@@ -91,9 +92,8 @@ def resume_command(plan: Plan[Any]) -> str:
     if isinstance(plan.config, SftConfig):
         return f"mesotron sft --resume {plan.path}"
     # Code is named again: the folder alone is not believed.
-    parts = plan.config.reward.parts
-    own = f" {spell('reward.parts', parts)}" if code_names(plan.config) else ""
-    return f"mesotron train --resume {plan.path}{own}"
+    own = [spell(name, tuple(map(quote, values))) for name, values in code_settings(plan.config)]
+    return " ".join([f"mesotron train --resume {plan.path}", *own])
 
 
 def load(config: TrainConfig, verifier: Verifier) -> Parts:

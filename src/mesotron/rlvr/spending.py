@@ -8,7 +8,7 @@ same thread interrupts whatever crosses a limit, be it an import or an evaluatio
 import signal
 import threading
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -42,6 +42,7 @@ class Account:
         self.meter = Meter(limits, before=spent.seconds, paid=paid, known=known, began=began)
         self._crossed: str | None = None
         self._over, self._owner = threading.Event(), threading.current_thread()
+        self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._keep, daemon=True)
 
     def __enter__(self) -> Self:
@@ -78,7 +79,8 @@ class Account:
 
     def _write(self, ahead: float = 0.0) -> None:
         if self.run is not None:
-            self.run.save("spent", self.meter.record(ahead).record())
+            with self._writing:  # one draft at a time
+                self.run.save("spent", asdict(self.meter.record(ahead)))
 
     def _keep(self) -> None:
         """In a thread: write ahead, and interrupt what crosses a limit before the first step."""

@@ -22,7 +22,7 @@ from mesotron.rlvr.rewards import check_reward
 from mesotron.rlvr.spending import Account
 from mesotron.rlvr.tasks.load import check_task
 from mesotron.runs import new_run_path
-from mesotron.runs.extras import require, require_package
+from mesotron.runs.extras import require
 from mesotron.runs.process import go_offline_without_network, is_main, num_processes, started
 from mesotron.runs.resume import Plan, plan_new, plan_resume
 
@@ -70,9 +70,9 @@ def check_installed(config: TrainConfig | SftConfig) -> None:
         require("rlvr", ["peft"], "--model.lora")
     if isinstance(config, TrainConfig):
         for name in config.report_to:
-            require_package(name, f"--report-to {name}")
+            require(None, [name], f"--report-to {name}")
         if config.rollout.vllm != "off":
-            require_package("vllm", f"--rollout.vllm {config.rollout.vllm}")
+            require(None, ["vllm"], f"--rollout.vllm {config.rollout.vllm}")
 
 
 def check(config: TrainConfig | SftConfig) -> None:

@@ -61,7 +61,7 @@ from mesotron.rlvr.optimizer import (
     resolve_optim,
     unwrap_optimizer,
 )
-from mesotron.rlvr.scorer import NO_GRADIENT, Scored, Scorer, bound_rewards, vote, warn_once
+from mesotron.rlvr.scorer import Scored, Scorer, bound_rewards, vote
 
 # Every method of TRL and Transformers that is overridden here or in `SafeCheckpoints`, with the
 # parameters it has in the versions below. tests/rlvr/test_trainer.py compares them.
@@ -131,7 +131,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     resampler: Resampler | None = None
     scored: Scored  # the last round of sampling, over all processes
     usual_rows: int = 0  # of a whole rollout; see `GraphSampler.sample`
-    rewards_differ: bool = False  # within any group of that round
     auxiliary_norm: Tensor | None = None  # of this step's gradients
 
     def __init__(
@@ -336,8 +335,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: Any
     ) -> Tensor:
         rows, facts = self.scorer.annotate(inputs, completions, completion_ids_list)
-        given = super()._calculate_rewards(rows, prompts, completions, completion_ids_list)
-        rewards = bound_rewards(given)
+        rewards = super()._calculate_rewards(rows, prompts, completions, completion_ids_list)
+        rewards = bound_rewards(rewards)
         facts, dropped = gather_object(facts), []
         if self.self_labelled:
             golds = gather_object([row.get("gold") for row in inputs])
@@ -351,7 +350,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             tolerance=self.objective.dynamic_tolerance,
             dropped=dropped,
         )
-        self.rewards_differ = any(self.scored.spreads())
         own = repetition(completion_ids_list)["completions/repetition"]
         mean = self._gather(torch.tensor([own], device=rewards.device)).mean().item()
         self._note({"completions/repetition": mean})
@@ -575,9 +573,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         optimizer = unwrap_optimizer(self.optimizer)
         if optimizer is not None and "loss" in logs:
             self._note({f"optim/{name}": x for name, x in optimizer.stats().items()})
-        if self.rewards_differ and logs.get("grad_norm") == 0:
-            self._note({"groups/zero_gradient": 1.0})
-            warn_once(NO_GRADIENT)
         super().log(logs, start_time)
 
     def _note(self, metrics: dict[str, float]) -> None:
@@ -600,7 +595,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             "step": self._step,
             "buffer": None if used_up else self._buffered_inputs,
             "metrics": {name: list(values) for name, values in self._metrics["train"].items()},
-            "rewards_differ": self.rewards_differ,
         }
         if self.use_adaptive_entropy:
             state["entropy"] = [self.entropy_coef, self._last_world_entropy]
@@ -608,7 +602,6 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         self._step = state["step"]
-        self.rewards_differ = state.get("rewards_differ", False)  # older checkpoints have it not
         self._buffered_inputs = send_to_device(state["buffer"], self.accelerator.device)
         for name, values in state["metrics"].items():
             self._metrics["train"][name].extend(values)

@@ -13,17 +13,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 }
 
 
-def require(extra: str, packages: Sequence[str] = (), what: str = "this command") -> None:
-    """Refuse to go on without the packages of an extra, or without these of it."""
-    missing = [name for name in packages or EXTRAS[extra] if not is_installed(name)]
+def require(extra: str | None, packages: Sequence[str] = (), what: str = "") -> None:
+    """Refuse to go on without the packages of an extra, or without these, of none for None."""
+    missing = [name for name in packages or EXTRAS[extra or ""] if not is_installed(name)]
     if missing:
-        raise ValueError(f"{what} needs {', '.join(missing)}: pip install 'mesotron[{extra}]'")
-
-
-def require_package(package: str, what: str) -> None:
-    """The same for a package that is in no extra."""
-    if not is_installed(package):
-        raise ValueError(f"{what} needs {package}: pip install {package}")
+        source = f"'mesotron[{extra}]'" if extra else " ".join(missing)
+        raise ValueError(f"{what} needs {', '.join(missing)}: pip install {source}")
 
 
 def is_installed(name: str) -> bool:

@@ -1,7 +1,7 @@
 """Where a run starts: in a new folder, or at a stopped run's checkpoint with its own settings."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -70,8 +70,9 @@ def settings_to_resume(config_type: type[C], path: Path) -> C:
     # A field such as a budget stays None unless given: `resumed_settings` then takes the run's.
     left_open: dict[str, Any] = {
         item.name: item.default
-        for item in overridable(saved)
-        if item.default is None or item.name == "trust"  # no folder says that it is trusted
+        for item in fields(saved)
+        if item.metadata.get("overridable_on_resume")
+        and (item.default is None or item.name == "trust")  # no folder says that it is trusted
     }
     return replace(saved, **(left_open | {"resume": path}))
 
@@ -84,12 +85,18 @@ def resumed_settings(config: C, run: RunFolder, instead: str = "start a new run"
     for name, given, own in differences(config, saved):
         had = f"{'without' if own in (None, ()) else 'with'} {spell(name, own)}"
         raise ValueError(f"{run.path} started {had}: leave {spell(name, given)} out, or {instead}")
-    values = {item.name: getattr(config, item.name) for item in overridable(saved)}
-    return replace(saved, **{name: value for name, value in values.items() if value is not None})
+    return _override(saved, config)
 
 
-def overridable(config: Any) -> list[Field[Any]]:
-    return [item for item in fields(config) if item.metadata.get("overridable_on_resume")]
+def _override(saved: Any, given: Any) -> Any:
+    values = {}
+    for item in fields(saved):
+        own, new = getattr(saved, item.name), getattr(given, item.name)
+        if is_dataclass(own):
+            values[item.name] = _override(own, new)
+        elif item.metadata.get("overridable_on_resume") and new is not None:
+            values[item.name] = new
+    return replace(saved, **values)
 
 
 def differences(given: Any, own: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

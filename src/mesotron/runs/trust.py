@@ -1,35 +1,40 @@
-"""Who may name code: `module:name` comes from the command line or the user's own TOML file.
+"""Who may name code: the command line and the user's own TOML file.
 
-A run folder, a manifest or a checkpoint may be somebody else's. A name in one of them is imported
-only after `--trust`, and the working folder is not searched for it.
+A run folder, a manifest or a checkpoint may be somebody else's. A `module:name` or program in
+one of them runs only after `--trust`, and the working folder is not searched for it.
 """
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
 
 
-def code_names(config: Any) -> list[str]:
-    """Every `module:name` of a config and its sections."""
-    names: list[str] = []
+def code_settings(config: Any, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Name and values of the settings of a config and its sections that name code."""
     for item in fields(config):
         value = getattr(config, item.name)
         if is_dataclass(value):
-            names += code_names(value)
-        elif item.metadata.get("is_code"):
-            values = value if isinstance(value, tuple) else (value,)
-            names += [one for one in values if isinstance(one, str) and ":" in one]
-    return names
+            yield from code_settings(value, f"{prefix}{item.name}.")
+        elif item.metadata.get("is_code") and ":" in " ".join(values := as_tuple(value)):
+            yield prefix + item.name, values
+
+
+def code_names(config: Any) -> list[str]:
+    return [one for _, values in code_settings(config) for one in values if ":" in one]
+
+
+def as_tuple(value: Any) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
 def check_trusted(names: Collection[str], source: object, trust: bool) -> None:
     """Refuse names from a file that may be somebody else's, unless the user trusts it."""
     if names and not trust:
         raise ValueError(
-            f"{source} names code to run: {', '.join(names)}; read that code, then add --trust"
+            f"{source} names code or addresses: {', '.join(names)}; look at them, then add --trust"
         )
 
 

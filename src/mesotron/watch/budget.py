@@ -4,7 +4,6 @@ Plain arithmetic on a clock. Dollars are hours times a price; what a machine cos
 command starts is not counted.
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -52,23 +51,15 @@ class Spent:
     evaluation: float = 0.0  # seconds of one
     step: float = 0.0  # seconds of one, with saving; 0 if unknown
 
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def read_spent(values: Mapping[str, Any], source: object = "spent.json") -> Spent:
-    """Spent from what spent.json holds; older ones have fewer keys. A missing price of a part is
-    unknown, but a run without its seconds cannot be billed: ValueError."""
-
-    def number(name: str) -> float | None:
-        value: Any = values.get(name)
-        return float(value) if type(value) in (int, float) and 0 <= value < math.inf else None
-
-    seconds = number("seconds")
-    if seconds is None:
+    """Spent from what spent.json holds; older ones have fewer keys. A run without its seconds
+    cannot be billed: ValueError."""
+    known = {key: float(value) for key, value in values.items() if key in asdict(Spent())
+             and type(value) in (int, float) and 0 <= value < 1e300}  # fmt: skip
+    if "seconds" not in known:
         raise ValueError(f"{source} has no valid seconds: correct it, or remove it to count from 0")
-    parts = {name: number(name) or 0.0 for name in ("start", "evaluation", "step")}
-    return Spent(seconds=seconds, dollars=number("dollars"), **parts)
+    return Spent(**known)
 
 
 class Meter:
