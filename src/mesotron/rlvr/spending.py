@@ -41,8 +41,8 @@ class Account:
         limits = limits_of(plan.config)
         self.meter = Meter(limits, before=spent.seconds, paid=paid, known=known, began=began)
         self._crossed: str | None = None
-        self._over, self._owner = threading.Event(), threading.current_thread()
-        self._writing = threading.Lock()
+        self._over, self._writing = threading.Event(), threading.Lock()
+        self._is_main_thread = threading.current_thread() is threading.main_thread()
         self._thread = threading.Thread(target=self._keep, daemon=True)
 
     def __enter__(self) -> Self:
@@ -52,6 +52,9 @@ class Account:
         first = self.run is None or self.run.load("before") is None
         self.meter.now = self.meter.clock()
         self._refuse(self.meter.refusal(evaluates * (first or not steps), steps, starts=True))
+        if self._is_main_thread:
+            # Not SIGINT, which programs in the background ignore.
+            self._handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
         if is_main():
             self._write(WRITE_EVERY)
             self._thread.start()
@@ -69,6 +72,8 @@ class Account:
         if is_main():
             self._thread.join()
             self._write()
+        if self._is_main_thread:
+            signal.signal(signal.SIGALRM, self._handler)
         if kind is KeyboardInterrupt:
             self._refuse(self._crossed)
 
@@ -93,8 +98,8 @@ class Account:
             if self._crossed is None and not self.meter.is_training:
                 self.meter.now = self.meter.clock()
                 self._crossed = self.meter.refusal(steps=0)
-                if self._crossed is not None and self._owner is threading.main_thread():
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                if self._crossed is not None and self._is_main_thread:
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
 
 def earlier_run(config: TrainConfig | SftConfig, path: Path) -> Spent:
