@@ -124,6 +124,8 @@ def test_old_flags_settings_and_keys_still_work():
     }.items():
         assert parse(TrainConfig, args.split()).rollout.fast is fast, args
         assert rename_flags(SnakeConfig, args.split()) == args.split()
+    for args in ("--guard.precision 0.8", "--guard.precision=0.8", "--watch.precision 0.8"):
+        assert parse(TrainConfig, args.split()).watch.precision == 0.8
     with pytest.raises(ValueError, match="engine graf"):
         parse(TrainConfig, ["--rollout.engine", "graf"])
     changed = change(TrainConfig(), ["rollout.engine=graph", "steps=3"])

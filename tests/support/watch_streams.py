@@ -126,6 +126,9 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
     "entropy_collapse": lambda seed: failing(seed, {"entropy": 0.02, **LOST}),
     "temperature_trap": lambda seed: failing(seed, {"eval/sampled": 0.1, **LOST}),
     "dead_optimizer": lambda seed: constant(healthy(seed), optim__muon__update_rms=0.0),
+    "zero_gradient": lambda seed: [
+        row | ({"grad_norm": 0.0} if row["step"] >= TURN else {}) for row in healthy(seed)
+    ],
     "reward_starvation": lambda seed: constant(
         healthy(seed), reward=0.0, groups__zero_signal=1.0, groups__all_wrong=1.0,
         groups__all_right=0.0,
@@ -149,4 +152,5 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
     ),
     "stalled_throughput": lambda seed: failing(seed, {"time/step": 20.0}, over=3),
 }  # fmt: skip
-ONLY_WARN = {"reward_saturation", "lost_exploration", "lying_loss", "stalled_throughput"}
+ONLY_WARN = {"reward_saturation", "lost_exploration", "lying_loss", "stalled_throughput",
+             "zero_gradient"}  # fmt: skip

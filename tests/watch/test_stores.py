@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import sqlite3
 import struct
 import zlib
@@ -77,6 +78,18 @@ def test_a_wandb_folder_is_read_while_it_grows(tmp_path):
     path.write_bytes(data[:-3])
     log = read_log(path)
     assert (len(log.rows), len(log.notes)) == (1, 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damage_inside_a_wandb_file(seed, tmp_path):
+    draw, path = random.Random(seed), tmp_path / "run-a.wandb"
+    data = bytearray(wandb_file([*WANDB[:1], *WANDB[2:]] * 40))
+    for _ in range(20):
+        data[draw.randrange(7, len(data))] = draw.randrange(256)
+    path.write_bytes(data + struct.pack("<IHB", 0, 0, 3) * 20_000)  # chunks without an end
+    log = read_log(path)
+    assert len(log.rows) <= 80
+    assert any("damaged" in note for note in log.notes)
 
 
 def trackio_database(path, text=json.dumps):

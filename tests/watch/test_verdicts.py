@@ -92,6 +92,25 @@ CASES: dict[str, tuple[list[dict[str, float]], str, str | None, set[str]]] = {
         trl(fall, reward_std=lambda k: max(fall(k) / 2, 0.01), completions__mean_length=lambda k:
             100 + 2.0 * max(k - 60, 0), rewards__accuracy_reward__mean=fall),
         "dead", "parser_drift", set()),
+    "no update before the first reward": (
+        [row | {"optim/muon/update_rms": 1e-5 * (row["step"] >= 20), "learning_rate": 1e-4,
+                "optim/muon/dead_blocks": float(row["step"] < 20)} for row in cold(20)],
+        "healthy", None, {"dead_optimizer"}),
+    "solved in percent": (
+        trl(lambda k: min(30 + k, 97), noise=1, entropy=lambda k: 0.7 * near_end(k),
+            frac_reward_zero_std=lambda k: 0.1 + 0.8 * min(k / 80, 1)), "healthy", None,
+        {"entropy_collapse"}),
+    "ends in a fall": (trl(lambda k: 0.7 if k < 61 else 0.1, steps=64), "dead", "reward_collapse",
+                       set()),
+    "starved, then learns": (
+        trl(lambda k: 0.0 if k < 20 else 0.02 * (k - 20), steps=50, noise=0,
+            frac_reward_zero_std=lambda k: 0.95 if k < 28 else 0.2), "healthy", None, {"stop"}),
+    "frozen weights": (trl(lambda k: 0.4, grad_norm=0.0), "drifting", "zero_gradient", {"stop"}),
+    "huge rewards": (trl(lambda k: 1e38, noise=0, reward_std=3e37, grad_norm=0.0), "drifting",
+                     "zero_gradient", {"stop"}),
+    "a norm that is always 0": (trl(rise, grad_norm=0.0), "healthy", None, {"stop"}),
+    "floor with a KL gradient": (only(trl(lambda k: -1.0, noise=0), "reward", "grad_norm"), "dead",
+                                 "reward_starvation", set()),
     "blind": (only(trl(rise), "loss", "grad_norm"), "unknown", None, set()),
     "too short": (trl(rise, steps=4), "unknown", None, set()),
 }  # fmt: skip

@@ -30,6 +30,8 @@ ALIASES: dict[str, dict[str, Alias]] = {
     },
 }
 
+SPELLINGS = {"--guard.precision": "--watch.precision"}  # other names of flags
+
 _OPERATORS = {"ge": (operator.ge, "at least"), "gt": (operator.gt, "above"),
               "le": (operator.le, "at most"), "lt": (operator.lt, "below")}  # fmt: skip
 MAX_INTEGER = 2**63  # what arrays and random generators take
@@ -208,6 +210,7 @@ def rename_flags(config_type: type, args: list[str]) -> list[str]:
     while rest:
         arg = rest.pop(0)
         name, equals, text = arg.partition("=")
+        arg = SPELLINGS.get(name, name) + equals + text
         flag = name.replace("_", "-")
         positive = flag.replace("--no-", "--", 1)
         if positive not in old_flags:

@@ -92,6 +92,7 @@ class Detector:
 SMALLER_STEP = Change(field="optim.lr", act="multiply", value=0.5)
 KL_TO_START = Change(field="objective.beta", act="at_least", value=0.01)
 TWO_PART = Change(field="reward.parts", act="set", value=("two_part",))
+CO_REWARDING = Change(field="objective.name", act="set", value="corewarding")
 COOLER = Change(field="rollout.temperature", act="multiply", value=0.8)
 
 # Symptoms that many failures share.
@@ -116,6 +117,10 @@ ONE_ANSWER: Case = (FEWER_CORRECT, Symptom("top_share", "up", by=0.3, noise_shar
 BOTH_FELL: Case = (
     FEWER_CORRECT, Symptom("heldout", "down", by=0.25, since="best", noise_share=JOINT),
 )  # fmt: skip
+NO_GRADIENT: Case = (
+    Symptom("grad_norm", "below", level=1e-10), Symptom("zero_signal", "below", level=0.5),
+    Symptom("reward_std", "above", level=1e-6, optional=True),
+)  # fmt: skip
 ALWAYS: tuple[Case, ...] = ((),)
 
 # In order: when several fire together, the first is named as the cause.
@@ -137,8 +142,7 @@ DETECTORS = (
                (Symptom("ratio_high", "up", by=4, change=3, since="high"),)),
         fatal=((REWARD_LOST,), (Symptom("kl", "up", change=0.5), REWARD_FELL)),
         diagnosis="updates are many times larger than is usual in this run",
-        remedy="halve the learning rate and go back to the last healthy checkpoint; with Muon "
-        "prefer pion, which drops the noisy directions",
+        remedy="go back to the last healthy checkpoint and halve the learning rate",
         source="Search-R1 #88 (explodes near step 160); Muon in arXiv 2605.19282",
     ),
     Detector(
@@ -201,9 +205,9 @@ DETECTORS = (
                 Symptom("distinct", "below", level=1.2))),
         fatal=((Symptom("top_share", "up", change=0.4, level=0.8),),),
         diagnosis="most prompts get the same answer",
-        remedy="the self-reward has been hacked: go back to the last healthy checkpoint, use mgrpo "
-        "or gold answers, and add a KL term",
-        changes=(KL_TO_START, Change(field="objective.name", act="set", value="mgrpo")),
+        remedy="the self-reward has been hacked: go back to the last healthy checkpoint, use gold "
+        "answers or corewarding, and add a KL term",
+        changes=(KL_TO_START, CO_REWARDING),
         source="SRT, arXiv 2505.21444: one constant answer, self-reward near 1",
     ),
     Detector(
@@ -218,8 +222,8 @@ DETECTORS = (
                (Symptom("label_accuracy", "down", change=0.3, since="best"),)),
         diagnosis="the training reward rises while accuracy on held-out problems falls",
         remedy="stop at the checkpoint with the best held-out score; continue with gold answers, "
-        "mgrpo, or a reward that only correct answers can raise",
-        changes=(KL_TO_START, Change(field="objective.name", act="set", value="mgrpo")),
+        "corewarding, or a reward that only correct answers can raise",
+        changes=(KL_TO_START, CO_REWARDING),
         source="arXiv 2603.08660 (nearly every intrinsic reward rises, then falls); SRT in "
         "arXiv 2512.13070, MATH-500 79.2 at best and 47.5 at the end",
     ),
@@ -266,11 +270,12 @@ DETECTORS = (
     Detector(
         name="entropy_collapse",
         # Entropy also falls when a task is being solved: a failure only if the reward falls, or
-        # if it stands while most groups are silent and the best batches show what is left to learn.
+        # if it stands while most groups are silent, and neither its gain nor its level is large.
         cases=((Symptom("entropy", "down", by=0.5), REWARD_FELL),
                (Symptom("entropy", "down", by=0.6), Symptom("zero_signal", "above", level=0.6),
                 Symptom("zero_signal", "up", change=0.2), NO_PROGRESS, CAN_IMPROVE,
-                BATCH_EMPTY)),
+                BATCH_EMPTY, Symptom("reward", "below", level=0.8),
+                Symptom("reward", "not_up", by=0.5))),
         fatal=((REWARD_LOST,),),
         diagnosis="entropy has fallen and the reward does not rise: the policy no longer explores",
         remedy="widen the upper clip (epsilon_high 0.28), raise the temperature, or halve the "
@@ -292,16 +297,24 @@ DETECTORS = (
         name="dead_optimizer", patience=2, fatal_patience=4,
         cases=((Symptom("dead_blocks", "above", level=0.9),),
                (Symptom("update_ratio", "below", level=1e-4),),
-               (Symptom("update_rms", "below", level=1e-8), ALWAYS_SMALL),
-               (Symptom("grad_norm", "below", level=1e-10),
-                Symptom("zero_signal", "below", level=0.5))),
+               (Symptom("update_rms", "below", level=1e-8), ALWAYS_SMALL)),
         fatal=((Symptom("update_ratio", "below", level=1e-6),),
                (Symptom("update_rms", "below", level=1e-8), ALWAYS_SMALL)),
         diagnosis="the learning rate is not zero, but the weights do not move",
         remedy="check that the optimizer has the trainable parameters (build it after LoRA); "
-        "with pion raise promote or use cutoff='noise'",
-        changes=(Change(field="optim.cutoff", act="set", value="noise"),),
+        "with pion raise promote or use cutoff='aligned'",
+        changes=(Change(field="optim.cutoff", act="set", value="aligned"),),
         source="prime-rl PR #1433: the AdamW group was silently empty",
+    ),
+    Detector(
+        name="zero_gradient", patience=2, trust=0.9,
+        # Some trainers always log a norm of 0; while the reward rises, there is a gradient.
+        cases=((*NO_GRADIENT, REWARD_NOT_UP),
+               (*NO_GRADIENT, Symptom("grad_norm", "above", level=1e-6, since="run"))),
+        diagnosis="rewards differ within groups, but the gradient is zero",
+        remedy="check that the model has trainable parameters that the loss reaches, and that no "
+        "reward is so large (1e38) that its advantages vanish",
+        source="float32: the deviation of rewards of 1e38 overflows, and advantages become 0",
     ),
     Detector(
         name="reward_starvation", patience=3, fatal_patience=8,
@@ -345,8 +358,8 @@ DETECTORS = (
         remedy="keep the entropy up (--objective.entropy-bonus 0.02 --objective.entropy-target "
         "0.3), reward near misses (--reward.parts two_part near), choose groups with a signal "
         "(--objective.dynamic-sampling resample), or halve the learning rate",
-        source="SmolLM2 on sums: entropy 0.7 to 0.1 within thirty steps, three groups of four "
-        "without a signal; with all three remedies it reached 0.90",
+        source="SmolLM2 on sums: entropy from 0.7 to below 0.15 nats after 6 to 23 steps, three "
+        "groups of four without a signal; with all three remedies it reached 0.90",
     ),
     Detector(
         name="constant_reward", patience=3, fatal_patience=8, fatal=ALWAYS,

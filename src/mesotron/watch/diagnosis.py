@@ -114,6 +114,7 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose a run from its rows (at least one, each with its step), the engine that has read
     them, its events, and the actions of a guard."""
+    events = [*events, *engine.ending()]
     harmless = {detector.name for detector in engine.detectors if detector.harmless}
     harmful = [event for event in events if event.detector not in harmless]
     rollbacks = [action for action in actions if action.action == "rollback"]

@@ -24,9 +24,9 @@ WARN, STOP = 0.9, 1.0
 # (tests/watch/test_false_alarms.py).
 SPARSE_BASE, SPARSE_GROWTH = 0.65, 0.125
 ROW_BASE, ROW_GROWTH, FEW = 0.5, 0.1, 5.0
-# A warning is cleared after this many times its patience without a symptom; a stop after as many
-# rows in which the short window has recovered, whatever the noise.
-CLEAR = 4
+# A warning is cleared after this many times the patience without a symptom; a stop after as many
+# rows in which the short window has recovered, whatever the noise. Fewer evaluations are enough.
+CLEAR, CLEAR_SPARSE = 4, 2
 # A number that is not finite is a failure in these; a part of the reward may have no verdict.
 MUST_BE_FINITE = frozenset({"loss", "grad_norm", "reward", "kl", "entropy", "ratio_high",
                             "update_rms", "gap_logp", "gap_kl", "gap_ratio"})  # fmt: skip
@@ -100,6 +100,21 @@ class Engine:
         self.counts[name].severity = "stop"
         return self._event(detector, detector.cases[0], 0)
 
+    def ending(self) -> list[Event]:
+        """Stops that the last rows show for half of their patience, if the run ends here; the
+        state stays as it is."""
+        kept, events = self.counts, []
+        self.counts = deepcopy(kept)
+        for detector in self.detectors:
+            count = self.counts[detector.name]
+            enough = int(self.settings.patience * detector.fatal_patience / 2)
+            k, num = max(enumerate(count.fatal), key=lambda each: each[1], default=(0, 0))
+            if count.severity != "stop" and 0 < num >= enough:
+                count.severity, case = "stop", detector.cases[k]
+                events.append(self._event(detector, case, self._scale_of(case, WARN) or 0))
+        self.counts = kept
+        return events
+
     def forget(self, metric: str) -> None:
         """Drop the past of a metric whose scale has changed, and every count based on it."""
         self.tracks.pop(metric, None)
@@ -129,9 +144,10 @@ class Engine:
         if "zero_signal" not in values and "reward" in values:
             out["zero_signal"] = float(self._is_silent(values))
         if out.get("zero_signal", 0.0) >= SILENT:
-            # Its gradient is zero, or that of the KL term: no measure of what is usual.
-            out.pop("grad_norm", None)
-        if "update_rms" in values and values.get("lr", 0.0) > 0:
+            # Its update is zero, or that of the KL term: no measure of what is usual.
+            for name in ("grad_norm", "update_rms", "dead_blocks"):
+                out.pop(name, None)
+        if "update_rms" in out and values.get("lr", 0.0) > 0:
             out["update_ratio"] = values["update_rms"] / values["lr"]
         if "greedy" in values:
             correct = self.window("correct")
@@ -147,8 +163,8 @@ class Engine:
         track, gradient = self.tracks.get("reward"), values.get("grad_norm")
         if track is None or not track.recent or track.recent[-1] != values["reward"]:
             return False
-        # The same mean to the last digit: without a gradient, or where a failure is paid.
-        return values["reward"] <= 0 if gradient is None else gradient <= NOTHING
+        # The same mean to the last digit: where a failure is paid, or without a gradient.
+        return values["reward"] <= 0 or (gradient is not None and gradient <= NOTHING)
 
     def window(self, metric: str, scale: int = 0) -> Window | None:
         """The short (0) to long window of a metric; None until it is full."""
@@ -185,8 +201,10 @@ class Engine:
         else:
             lasts = any(count.present)
         count.quiet = 0 if lasts else count.quiet + 1
-        rows = 1.0 if any(map(is_sparse, detector.metrics)) else float(self.settings.patience)
-        if count.quiet >= CLEAR * max(self.settings.patience * detector.patience, rows):
+        rows = CLEAR * self.settings.patience
+        if any(map(is_sparse, self._triggers[detector.name][due[0]])):
+            rows = CLEAR_SPARSE * max(self.settings.patience * detector.patience, 1)
+        if count.quiet >= rows:
             # Where longer windows still remember it, a stop becomes a warning first.
             left = next((case for case, num in zip(detector.cases, count.present) if num), ())
             count.severity, count.quiet = ("warn" if left else "clear"), 0

@@ -205,7 +205,8 @@ _NEUTRAL = (
 _REWARD_WORDS = (
     "total env ep eps episode episodic task raw rollout group outcome final combined sum "
     "trajectory traj critic sample sampled completion response objective generation selected fn "
-    "func function verifier rule weighted runner ema running moving smoothed smooth"
+    "func function verifier rule weighted runner ema running moving smoothed smooth rolling ma "
+    "epoch environment rm judge normalized shaped"
 )
 _SHARE = "rate ratio frac fraction share is pct "
 _TEXT = "completion response generation generated gen output answer ac"
@@ -221,7 +222,7 @@ class Rule:
 
 
 _RULES = (
-    Rule("reward", ("reward rew score return",), _REWARD_WORDS),
+    Rule("reward", ("reward rew score return ret",), _REWARD_WORDS),
     Rule("reward_std", ("reward rew score return", "std stddev stdev deviation spread"),
          f"{_REWARD_WORDS} standard within"),
     Rule("length", ("length len", _TEXT), "token rollout sample num env"),

@@ -26,6 +26,7 @@ TRIM = 0.2  # share of a window at each end
 BLOCK, MIN_BLOCKS = 5, 12  # rows per block, blocks: for noise that lasts longer than one row
 LASTING = 0.4  # fits noise that decays by 0.3 or by 0.6 per row
 MEDIAN_BEND = 1.652  # median of |x - 2y + z| in normal noise of deviation 1
+SURE = 2.0  # standard errors by which a best level may be too high
 HIGH = 0.9  # share of the earlier values below the high level
 NOTHING = 1e-9  # share of a level that is only rounding
 LOWEST = 32  # values remembered for the floor
@@ -88,7 +89,8 @@ class Window:
                 num = 1 if track.sparse else track.num_seen // window.size
                 luck = expected_maximum(num) / math.sqrt(window.size) * track.noise
                 levels.append((window.best - luck, window.size))
-        return max(levels)
+        # Of a high level of few values and a lower one of many, the one that is surer to be high.
+        return max(levels, key=lambda each: each[0] - SURE * track.noise / math.sqrt(each[1]))
 
     def _before(self) -> list[float]:
         before = self.track.recent[: -self.size]

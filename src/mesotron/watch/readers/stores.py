@@ -47,8 +47,8 @@ class Wandb(Parser):
             for record in self._records(file):
                 try:
                     yield from _history_rows(record)
-                except (ValueError, IndexError) as error:
-                    raise ValueError(f"{self.path} is damaged before byte {self.offset}") from error
+                except (ValueError, IndexError):
+                    self.notes = [f"{self.path.name} has damaged records before {self.offset}"]
 
     def finish(self) -> list[Row]:
         if self.offset < self.path.stat().st_size:
@@ -57,7 +57,7 @@ class Wandb(Parser):
 
     def _records(self, file: IO[bytes]) -> Iterator[bytes]:
         """Complete records from the offset on: one full chunk, or a first to a last one."""
-        pieces: list[bytes] = []
+        pieces = bytearray()
         position = self.offset
         while True:
             left = BLOCK - position % BLOCK
@@ -73,12 +73,14 @@ class Wandb(Parser):
             if len(data) < length or kind not in (1, 2, 3, 4) or length > left - 7:
                 return
             position += 7 + length
-            pieces = [data] if kind in (1, 2) else [*pieces, data]
-            if sum(map(len, pieces)) > MAX_RECORD:
+            if kind in (1, 2):
+                pieces.clear()
+            pieces += data
+            if len(pieces) > MAX_RECORD:
                 raise ValueError(f"{self.path} has a record longer than {MAX_RECORD} bytes")
             if kind in (1, 4):
                 self.offset = position
-                yield b"".join(pieces)
+                yield bytes(pieces)
 
 
 def _history_rows(record: bytes) -> Iterator[Row]:
