@@ -66,6 +66,8 @@ COMMANDS = {
     "plan": Command(config.PlanConfig, "mesotron.rlvr.cost:run", PLAN),
     "sft": Command(config.SftConfig, "mesotron.rlvr.train:run", None, "rlvr"),
     "eval": Command(config.EvalConfig, "mesotron.rlvr.evaluate:run", RUN, "rlvr"),
+    "chat": Command(config.ChatConfig, "mesotron.rlvr.chat:run", None, "rlvr"),
+    "export": Command(config.ExportConfig, "mesotron.rlvr.export:run", None, "rlvr"),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
     "compare": Command(config.CompareConfig, "mesotron.compare.tournament:run"),
     "sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run", None, "sweep"),
@@ -76,6 +78,7 @@ COMMANDS = {
     "vla eval": Command(config.VlaEvalConfig, "mesotron.vla.command:run_eval", None, "vla"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.spectrum:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
+    "doctor": Command(config.DoctorConfig, "mesotron.runs.doctor:run"),
 }
 
 

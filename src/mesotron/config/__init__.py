@@ -3,8 +3,11 @@
 from mesotron.config.optim import OptimConfig, OptimizerName, PartRule, PartsOptimConfig
 from mesotron.config.ppo import SnakeConfig
 from mesotron.config.tools import (
+    ChatConfig,
     CompareConfig,
+    DoctorConfig,
     EvalConfig,
+    ExportConfig,
     LogKind,
     PlanConfig,
     ReportConfig,
@@ -44,11 +47,12 @@ from mesotron.config.vla import (
 )
 
 __all__ = [
-    "PRICES", "PRICES_AS_OF", "SELF_LABELED", "CompareConfig", "DemosConfig", "EvalConfig",
-    "FormatName", "GpuName", "GuardName", "LogKind", "ModelConfig", "ObjectiveConfig",
-    "ObjectiveName", "OptimConfig", "OptimizerName", "PartRule", "PartsOptimConfig", "Perturbation",
-    "PerturbationName", "PlanConfig", "PolicyConfig", "ReportConfig", "RewardConfig",
-    "RolloutConfig", "RouteConfig", "RunWatchConfig", "SftConfig", "SnakeConfig", "SpectrumConfig",
-    "SweepConfig", "TaskConfig", "TrainConfig", "VlaEvalConfig", "VlaTrainConfig", "WatchConfig",
-    "WatchSettings", "WorldConfig", "check_alert", "parse_duration",
+    "PRICES", "PRICES_AS_OF", "SELF_LABELED", "ChatConfig", "CompareConfig", "DemosConfig",
+    "DoctorConfig", "EvalConfig", "ExportConfig", "FormatName", "GpuName", "GuardName", "LogKind",
+    "ModelConfig", "ObjectiveConfig", "ObjectiveName", "OptimConfig", "OptimizerName", "PartRule",
+    "PartsOptimConfig", "Perturbation", "PerturbationName", "PlanConfig", "PolicyConfig",
+    "ReportConfig", "RewardConfig", "RolloutConfig", "RouteConfig", "RunWatchConfig", "SftConfig",
+    "SnakeConfig", "SpectrumConfig", "SweepConfig", "TaskConfig", "TrainConfig", "VlaEvalConfig",
+    "VlaTrainConfig", "WatchConfig", "WatchSettings", "WorldConfig", "check_alert",
+    "parse_duration",
 ]  # fmt: skip

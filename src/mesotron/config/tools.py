@@ -1,4 +1,4 @@
-"""Configs of the other commands: sft, eval, plan, watch, report, compare, sweep, spectrum, ..."""
+"""Configs of the other commands: sft, eval, plan, chat, export, watch, report, compare, ..."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +79,53 @@ class PlanConfig(TrainConfig):
             self.refuse("resume", "does not apply: plan estimates a run before it starts")
         if self.calibrate + bool(self.seconds_per_step) + bool(self.tokens_per_second) > 1:
             raise ValueError("choose one of --calibrate, --seconds-per-step, --tokens-per-second")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatConfig(Config):
+    """Talk to a trained model, beside the model it started from with --compare."""
+
+    model: str = setting("runs/last", positional=True)
+    """A run folder, a checkpoint, a model folder, or a model's name."""
+    prompt: str | None = None
+    """Answer this and exit (unset: a conversation until Ctrl-D; /new starts another)."""
+    compare: bool = False
+    """Also answer with the model that the run started from, side by side."""
+    system: str | None = None
+    """System prompt (unset: the one of the run's training)."""
+    max_tokens: int = setting(256, ge=1)
+    """Maximum completion length."""
+    temperature: float = setting(0.0, ge=0)
+    """Sampling temperature (0: greedy)."""
+    seed: int = 0
+    """Seed of the samples."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run (auto: CUDA if available)."""
+    threads: int | None = setting(None, ge=1)
+    """CPU threads (unset: torch's choice)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(Config):
+    """Write a run's model as a folder for from_pretrained, with a card of the run's evidence."""
+
+    model: str = setting("runs/last", positional=True)
+    """A run folder, or one of its checkpoints."""
+    out: Path | None = None
+    """New folder (unset: RUN/export)."""
+    merge_lora: bool = False
+    """Add the adapters to the weights (unset: write the adapters alone, if the run has any)."""
+    dtype: Literal["auto", "fp32", "bf16", "fp16", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the weights (auto: that of the model's own files)."""
+    gguf: bool = False
+    """Also write model.gguf, with llama.cpp's converter."""
+    push: str | None = None
+    """Upload the folder to this hub repository, USER/NAME; new ones are private."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig(Config):
+    """Check this machine: versions, GPU, kernels, extras, disk, and what would be slow."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -291,7 +291,7 @@ class _Model:
         ]  # fmt: skip
         # Five steps on m x n: the Gram matrix, its square, and the product with X.
         flops = s.layers * sum(5 * min(p) ** 2 * (4 * max(p) + 2 * min(p)) for p in shapes)
-        fast = optim.fused and self.device.pattern in ("H100", "H200", "B200")
+        fast = optim.fused and self.device.pattern in ("H100", "H200")
         seconds += flops / self.flops * (0.7 if fast else 1.5)
         launches = 0.0 if fast or not self.device.pattern else s.layers * len(shapes)
         return seconds + launches * OPTIMIZER_LAUNCH

@@ -1,9 +1,25 @@
 """This machine: GPUs, packages, disk; `mesotron doctor` says what works and what would be slow."""
 
+import os
+import re
 import shutil
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from platform import python_version
 from typing import NamedTuple
+
+from packaging.requirements import Requirement
+
+from mesotron.config import DoctorConfig
+from mesotron.runs.folder import describe_environment
+
+MIN_DISK = 10  # GiB
 
 
 class Gpu(NamedTuple):
@@ -30,3 +46,88 @@ def list_gpus() -> tuple[Gpu, ...]:
         )
     except (OSError, subprocess.SubprocessError, ValueError):
         return ()  # a driver that does not answer
+
+
+def run(config: DoctorConfig) -> int:
+    """Print one line for each check; the exit code is 0, since nothing here is fatal."""
+    for mark, subject, text in check_machine():
+        print(f"{mark:<5} {subject:<9} {text}")
+    return 0
+
+
+def check_machine() -> Iterator[tuple[str, str, str]]:
+    """Mark (ok, slow, none or fail), subject, and what it means for a run."""
+    versions = describe_environment("", 0)["packages"]
+    shown = ", ".join(f"{name} {number}" for name, number in versions.items() if name != "mesotron")
+    yield "ok", "mesotron", f"{versions.get('mesotron', 'from source')}, Python {python_version()}"
+    yield ("ok" if "torch" in versions else "fail"), "packages", shown or "none"
+    gpus = list_gpus()
+    for gpu in gpus:
+        free = f"{gpu.memory - gpu.used:.0f} of {gpu.memory:.0f} GiB free, driver {gpu.driver}"
+        yield "ok", "gpu", f"{gpu.name}, {free}"
+    if not gpus:
+        yield "slow", "gpu", "none: fine for the tiny model, see mesotron plan --gpu for others"
+    elif "+cpu" in versions.get("torch", ""):
+        yield "fail", "torch", f"{versions['torch']} cannot use the GPU: install a CUDA build"
+    yield check_kernels(gpus[0] if gpus else None)
+    if gpus and gpus[0].capability < (8, 0):
+        yield "slow", "bfloat16", "not on this GPU: training runs in float32, several times slower"
+    elif not gpus:
+        yield "slow", "bfloat16", "emulated on most CPUs: keep --model.dtype float32"
+    fast = "vllm" in versions
+    yield "ok" if fast else "slow", "sampling", (
+        f"vLLM {versions['vllm']}: --rollout.vllm colocate" if fast else
+        "no vLLM: on a GPU use --rollout.fast, else sampling takes most of a step"
+    )  # fmt: skip
+    for extra, missing in missing_extras().items():
+        state = f"pip install 'mesotron[{extra}]' ({', '.join(missing)})" if missing else "complete"
+        yield "none" if missing else "ok", "extra", f"{extra}: {state}"
+    linux = sys.platform == "linux"  # elsewhere every core may be used
+    cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    yield "ok" if cores > 2 else "slow", "cpu", f"{cores} cores, {memory:.0f} GiB of memory"
+    hub = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    for place in dict.fromkeys((Path.cwd(), Path(hub).expanduser(), Path(tempfile.gettempdir()))):
+        there = next(one for one in (place, *place.parents) if one.exists())
+        free = shutil.disk_usage(there).free / 2**30
+        writable = os.access(there, os.W_OK)
+        mark = "fail" if not writable else "slow" if free < MIN_DISK else "ok"
+        advice = ": lower --keep, raise --save-every" if free < MIN_DISK else ""
+        yield mark, "disk", f"{place}: {free:.0f} GiB free{advice if writable else ', read-only'}"
+    offline = os.environ.get("HF_HUB_OFFLINE") == "1"
+    yield "none" if offline else "ok", "hub", (
+        "HF_HUB_OFFLINE=1: only local models and data" if offline
+        else "not tried; without a network set HF_HUB_OFFLINE=1 and use local folders"
+    )  # fmt: skip
+
+
+def check_kernels(gpu: Gpu | None) -> tuple[str, str, str]:
+    if gpu is None:
+        return "slow", "kernels", "no GPU: Muon and Pion step with torch's own products"
+    if find_spec("triton") is None:
+        return (
+            "slow",
+            "kernels",
+            "no Triton (pip install triton): fused Muon and Pion steps are off",
+        )
+    if gpu.capability[0] != 9:
+        return "slow", "kernels", "fused Muon and Pion steps need a Hopper GPU; torch's are used"
+    return "ok", "kernels", "fused Muon and Pion steps; the first takes 12 s to compile"
+
+
+def missing_extras() -> dict[str, list[str]]:
+    """The packages that each extra lacks, by the installed metadata."""
+    missing: dict[str, list[str]] = {}
+    for text in requires("mesotron") or ():
+        requirement = Requirement(text)
+        extra = re.search(r"extra == ['\"](\w+)['\"]", str(requirement.marker or ""))
+        if extra is None or extra[1] in ("dev", "bench") or requirement.name == "mesotron":
+            continue
+        lacks = missing.setdefault(extra[1], [])
+        try:
+            installed = version(requirement.name)
+            if installed not in requirement.specifier:
+                lacks.append(f"{requirement.name} {installed} is not {requirement.specifier}")
+        except PackageNotFoundError:
+            lacks.append(f"no {requirement.name}")
+    return missing

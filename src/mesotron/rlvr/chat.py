@@ -1,0 +1,103 @@
+"""`mesotron chat`: a conversation with a trained model, or one answer, beside the start model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mesotron.config import ChatConfig, TaskConfig
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.evaluate import Subject, find_subject
+from mesotron.rlvr.prompts import Message, build_prompt, render
+from mesotron.rlvr.scores import printable
+from mesotron.rlvr.tasks.problem import Problem
+from mesotron.rlvr.train import set_library_variables
+from mesotron.runs.process import go_offline_without_network
+from mesotron.runs.resume import eval_defaults
+
+MAX_CHARACTERS = 20_000  # of an answer on the terminal
+NEW = "/new"
+
+
+class Chat:
+    """One model and its side of the conversation."""
+
+    def __init__(self, subject: Subject, system: Sequence[Message], config: ChatConfig) -> None:
+        from mesotron.optim.device import choose_device
+
+        device = choose_device(config.device, config.threads)
+        if device.type == "cpu":  # a run on a GPU may have had another precision
+            subject = replace(subject, model=replace(subject.model, dtype="float32"))
+        self.name, self.config, self.system = subject.name, config, list(system)
+        self.model, self.tokenizer = subject.load(device)
+        self.messages: list[Message] = list(system)
+
+    def answer(self, prompt: str) -> str:
+        from mesotron.rlvr.decode import generate
+
+        settings = self.config
+        self.messages.append({"role": "user", "content": prompt})
+        (completion,) = generate(
+            self.model, self.tokenizer, [render(self.messages, self.tokenizer)],
+            max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed,
+        )  # fmt: skip
+        self.messages.append({"role": "assistant", "content": completion.text})
+        return completion.text + (" [cut off: --max-tokens]" if completion.truncated else "")
+
+
+def run(config: ChatConfig) -> int:
+    subject = find_subject(config.model)
+    if config.compare and subject.start is None:
+        raise ValueError(f"--compare needs a run, which knows its start: {config.model} is none")
+    set_library_variables(TaskConfig(), subject.model.name)
+    go_offline_without_network()
+    before = [Subject(f"{subject.start.name} (before)", subject.start)] if subject.start else []
+    subjects = [*before * config.compare, subject]
+    chats = [Chat(one, system_of(config, subject), config) for one in subjects]
+    console = Console(highlight=False)
+    if config.prompt is not None:
+        say(chats, config.prompt, console)
+        return 0
+    asks = "you> " if sys.stdin.isatty() else ""
+    if asks:
+        console.print(f"Ctrl-D ends, {NEW} starts another conversation")
+    try:
+        while True:
+            prompt = input(asks).strip()
+            if prompt == NEW:
+                for chat in chats:
+                    chat.messages = list(chat.system)
+            elif prompt:
+                say(chats, prompt, console)
+    except (EOFError, KeyboardInterrupt):
+        print(end="\n" if asks else "")
+    return 0
+
+
+def system_of(config: ChatConfig, subject: Subject) -> list[Message]:
+    """The system prompt as in the run's training; none for a model that is not a run."""
+    if config.system is not None:
+        return [{"role": "system", "content": config.system}] if config.system else []
+    if subject.start is None:
+        return []
+    task = replace(eval_defaults(config.model).task, few_shot=0)
+    return build_prompt(Problem("", None, ""), task, FORMATS[task.format])[:-1]
+
+
+def say(chats: Sequence[Chat], prompt: str, console: Console) -> None:
+    answers = [printable(chat.answer(prompt), MAX_CHARACTERS) for chat in chats]
+    if len(chats) == 1:
+        console.print(Text(answers[0]), soft_wrap=True)
+        return
+    table: Any = Table(box=box.SIMPLE_HEAD, expand=True)
+    for chat in chats:
+        table.add_column(chat.name, ratio=1)
+    table.add_row(*map(Text, answers))
+    console.print(table)

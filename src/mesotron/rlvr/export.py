@@ -1,0 +1,179 @@
+"""`mesotron export`: a run's model as a folder for `from_pretrained`, a GGUF file or a hub
+repository, with a model card that carries the run's evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mesotron.config import ExportConfig, TaskConfig, TrainConfig
+from mesotron.config.base import to_plain
+from mesotron.rlvr.evaluate import Subject, find_subject
+from mesotron.rlvr.models import SHIPPED, locate, no_progress_bars
+from mesotron.rlvr.train import set_library_variables
+from mesotron.runs import RunFolder
+from mesotron.runs.process import go_offline_without_network
+from mesotron.runs.resume import run_of
+
+CONVERTER = "convert_hf_to_gguf.py"
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def run(config: ExportConfig) -> int:
+    run = run_of(config.model)
+    subject = find_subject(config.model)
+    if run is None:
+        raise ValueError(f"{config.model} is not a run: name a folder that mesotron train wrote")
+    out = config.out or run.path / "export"
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty: give --out another name")
+    if config.gguf and subject.adapter and not config.merge_lora:
+        raise ValueError("--gguf needs whole weights, and this run trained adapters: --merge-lora")
+    set_library_variables(TaskConfig(), subject.model.name)
+    go_offline_without_network()
+    converter = find_converter(out) if config.gguf else None
+    if config.push is not None:
+        check_push(config.push, out)
+    if subject.adapter and not config.merge_lora:
+        write_adapter(subject.adapter, out)
+    else:
+        write_weights(subject, config.dtype, out)
+    whole = not subject.adapter or config.merge_lora
+    title = config.push or (out if config.out else run.path).resolve().name
+    (out / "README.md").write_text(model_card(run, subject, title, whole), encoding="utf-8")
+    print(f"model: {out}; load with {load_line(subject, str(out), whole)}")
+    if converter is not None:
+        file = out / "model.gguf"
+        subprocess.run([sys.executable, converter, out, "--outfile", file], check=True)
+        print(f"gguf: {file}")
+    if config.push is not None:
+        push(config.push, out)
+    return 0
+
+
+def write_adapter(adapter: Path, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = [path.name for path in adapter.glob("*token*")]
+    for name in (*ADAPTER_FILES, *tokenizer, "chat_template.jinja"):
+        if (adapter / name).is_file():
+            shutil.copy(adapter / name, out / name)
+
+
+def write_weights(subject: Subject, dtype: str, out: Path) -> None:
+    """Merge in float32, then round once."""
+    import torch
+    from transformers import PreTrainedConfig
+
+    wide = replace(subject, model=replace(subject.model, dtype="float32"))
+    model, tokenizer = wide.load(torch.device("cpu"))
+    own, _ = PreTrainedConfig.get_config_dict(locate(subject.model.name))
+    name = DTYPES.get(dtype, dtype)
+    name = own.get("dtype") or own.get("torch_dtype") or "float32" if name == "auto" else name
+    with no_progress_bars():
+        model.to(getattr(torch, name)).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def load_line(subject: Subject, place: str, whole: bool) -> str:
+    if whole:
+        return f'AutoModelForCausalLM.from_pretrained("{place}")'
+    start = subject.model.name
+    return f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{start}"), "{place}")'
+
+
+def find_converter(out: Path) -> Path:
+    """llama.cpp's script, from the variable LLAMA_CPP or the path."""
+    folder = os.environ.get("LLAMA_CPP")
+    script = Path(folder).expanduser() / CONVERTER if folder else shutil.which(CONVERTER)
+    if script is None or not Path(script).is_file():
+        raise ValueError(
+            "--gguf needs llama.cpp's converter: set LLAMA_CPP to a clone of it, or export without "
+            f"--gguf and run python llama.cpp/{CONVERTER} {out} --outfile model.gguf"
+        )
+    return Path(script)
+
+
+def check_push(name: str, out: Path) -> None:
+    later = f"export without --push and run hf upload {name} {out} later"
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
+        raise ValueError(f"--push {name!r} is not a repository: write USER/NAME")
+    if find_spec("huggingface_hub") is None:
+        raise ValueError("--push needs huggingface_hub: pip install 'mesotron[rlvr]'")
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise ValueError(f"--push {name}: the hub cannot be reached from here; {later}")
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise ValueError(f"--push {name} needs a login: hf auth login, or set HF_TOKEN")
+
+
+def push(name: str, out: Path) -> None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        api = HfApi()
+        api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=out)
+    except (HfHubHTTPError, OSError) as error:
+        first = " ".join(str(error).split()).split(". ")[0]
+        raise ValueError(f"--push {name} failed, the model is in {out}: {first}") from error
+    print(f"pushed: https://huggingface.co/{name}")
+
+
+def model_card(run: RunFolder, subject: Subject, name: str, whole: bool) -> str:
+    """The README of an exported model: result, data, reward, watch verdict, settings, versions."""
+    from mesotron.rlvr.run_report import spell_scores, watch_lines
+
+    settings, result, env = run.config, run.result, run.environment
+    start = settings["model"]["name"]
+    on_hub = start not in SHIPPED and not Path(start).expanduser().exists()
+    head = {"library_name": "transformers" if whole else "peft"}
+    head |= {"base_model": start} if on_hub else {}
+    head["tags"] = json.dumps(["mesotron", "reinforcement-learning"])
+    rows = run.rows("metrics")
+    task, reward = settings["task"], settings.get("reward") or {}
+    lines = ["---", *(f"{key}: {value}" for key, value in head.items()), "---", "", f"# {name}", ""]
+    lines += [f"{public(start)} after {len(rows)} steps of `mesotron train`.", "", "## Result", ""]
+    if result and "gain" in result:
+        lines += [
+            f"Greedy accuracy on {result['problems']} held-out problems, 95 % intervals:", "",
+            "| before | after | gain |", "|---|---|---|",
+            "| " + " | ".join(spell_scores(result)) + " |",
+            *(f"\n{sentence}" for sentence in result.get("findings", ())),
+        ]  # fmt: skip
+    else:
+        lines.append("None: the run has not finished.")
+    parts = reward.get("parts") or ["none"]
+    weights = reward.get("weights") or [1.0] * len(parts)
+    named = [f"{public(part)} x {weight:g}" for part, weight in zip(parts, weights, strict=False)]
+    lines += ["", "## Data and reward", "", f"- data: {task['name']}"]
+    lines[-1] += f", {public(task['path'])}" if task.get("path") else ""
+    lines += [f"- reward: {', '.join(named)}", *watch_lines(rows, run.rows("events"))]
+    lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
+    for section, defaults in to_plain(TrainConfig()).items():
+        own, sectioned = settings.get(section), isinstance(defaults, dict)
+        for key, default in defaults.items() if sectioned else [("", defaults)]:
+            value = (own or {}).get(key) if sectioned else own
+            if key == "name" or section in ("steps", "seed") or value not in (default, None):
+                lines.append(f"| {section}{'.' if key else ''}{key} | {public(value)} |")
+    versions = ", ".join(f"{key} {value}" for key, value in env.get("packages", {}).items())
+    lines += ["", f"{env.get('device', 'unknown device')}; {versions}."]
+    line = load_line(subject, name, whole)
+    return "\n".join([*lines, "", "## Use", "", "```python", line, "```", ""])
+
+
+def public(value: Any) -> str:
+    """A setting as the card shows it: of a local path only its last part."""
+    text = str(value)
+    is_path = isinstance(value, str) and Path(value).expanduser().exists()
+    return Path(text).name if is_path else text.replace("|", "\\|")

@@ -1,0 +1,190 @@
+"""After training: exported weights against the adapter model, the card, the chat, the doctor."""
+
+import builtins
+import io
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from peft import PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mesotron.cli import main
+from mesotron.config import ChatConfig, ModelConfig, RewardConfig, TrainConfig
+from mesotron.rlvr import chat
+from mesotron.rlvr.models import load_model, lora_config
+from mesotron.runs import RunFolder
+from mesotron.runs.checkpoints import writing
+from mesotron.runs.doctor import Gpu, check_kernels, check_machine, list_gpus
+
+IDS = torch.tensor([[5, 6, 7, 20, 30]])
+SCORE = {"low": 0.2, "high": 0.4}
+
+
+def make_run(path, rank, model="tiny"):
+    """A finished run whose weights differ from the start's; its model and its start."""
+    lora = ModelConfig(name=model, lora=rank)
+    start, _ = load_model(ModelConfig(name=model))
+    trained, tokenizer = load_model(ModelConfig(name=model))
+    torch.manual_seed(0)
+    if rank:
+        trained = get_peft_model(trained, lora_config(lora)).eval()
+    with torch.no_grad():
+        for name, weight in trained.named_parameters():
+            if "lora_B" in name or (not rank and "mlp" in name):
+                weight += 0.05 * torch.randn_like(weight)
+    reward = RewardConfig(parts=("two_part", "length"), weights=(1.0, 0.25))
+    run = RunFolder.create(path, TrainConfig(model=lora, reward=reward, steps=3), {"device": "cpu"})
+    with writing(run.checkpoints, 3) as draft:
+        trained.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+    for step in (1, 2, 3):
+        run.append("metrics", {"step": step, "reward": 0.5})
+    values = {"before": 0.25, "after": 0.5, "gain": 0.375}
+    scores = {key: {"value": value, **SCORE} for key, value in values.items()}
+    run.save("result", {"problems": 8, **scores, "findings": []})
+    return trained, start
+
+
+@pytest.fixture(scope="module")
+def lora_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lora") / "runs" / "mine"
+    return folder, *make_run(folder, rank=4)
+
+
+def test_merged_weights_load_alone_and_agree_with_the_adapter(lora_run, tmp_path, capsys):
+    folder, trained, start = lora_run
+    out = tmp_path / "merged"
+    assert main(["export", str(folder), "--merge-lora", "--out", str(out)]) == 0
+    assert f'AutoModelForCausalLM.from_pretrained("{out}")' in capsys.readouterr().out
+    merged = AutoModelForCausalLM.from_pretrained(out)
+    with torch.no_grad():
+        expected = trained(IDS).logits
+        torch.testing.assert_close(merged(IDS).logits, expected, atol=2e-5, rtol=1e-4)
+        assert (start(IDS).logits - expected).abs().max() > 0.1
+    assert AutoTokenizer.from_pretrained(out).decode([20, 30])
+    small = tmp_path / "small"
+    assert (
+        main(["export", str(folder), "--merge-lora", "--dtype", "bf16", "--out", str(small)]) == 0
+    )
+    rounded = AutoModelForCausalLM.from_pretrained(small)
+    assert rounded.dtype == torch.bfloat16
+    with torch.no_grad():
+        torch.testing.assert_close(rounded(IDS).logits.float(), expected, atol=0.2, rtol=0.05)
+
+
+def test_adapters_alone_load_with_peft(lora_run, tmp_path):
+    folder, trained, start = lora_run
+    out = tmp_path / "adapter"
+    assert main(["export", str(folder), "--out", str(out)]) == 0
+    assert not (out / "model.safetensors").exists()
+    wrapped = PeftModel.from_pretrained(start, out)
+    with torch.no_grad():
+        torch.testing.assert_close(wrapped(IDS).logits, trained(IDS).logits)
+        wrapped.unload()
+
+
+def test_the_card_carries_the_evidence_and_no_local_path(tmp_path):
+    model, tokenizer = load_model(ModelConfig(name="tiny"))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    folder = tmp_path / "runs" / "full"
+    trained, _ = make_run(folder, 0, str(tmp_path / "base"))
+    assert main(["export", str(folder)]) == 0
+    with torch.no_grad():
+        again = AutoModelForCausalLM.from_pretrained(folder / "export")
+        torch.testing.assert_close(again(IDS).logits, trained(IDS).logits)
+    card = (folder / "export" / "README.md").read_text()
+    assert "0.375" in card
+    assert "two_part x 1, length x 0.25" in card
+    assert "## The watch" in card
+    assert "| optim.name | muon |" in card
+    assert "temperature" not in card  # a default
+    assert str(tmp_path) not in card
+    assert "base_model" not in card  # not on the hub
+    assert card.startswith("---\nlibrary_name: transformers\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--gguf"], "--merge-lora"),
+        (["--gguf", "--merge-lora"], "convert_hf_to_gguf.py"),
+        (["--push", "me"], "USER/NAME"),
+        (["--push", "me/model"], "hf upload me/model"),
+        (["--out", "full"], "--out"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_before_anything_is_loaded(
+    lora_run, arguments, named, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("LLAMA_CPP", raising=False)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    assert main(["export", str(lora_run[0]), *arguments]) == 2
+    assert named in capsys.readouterr().err
+    assert not (lora_run[0] / "export").exists()
+
+
+def test_only_runs_are_exported(capsys):
+    assert main(["export", "tiny"]) == 2
+    assert "tiny" in capsys.readouterr().err
+
+
+def test_one_answer_of_both_models(lora_run, capsys, monkeypatch):
+    folder, _, _ = lora_run
+    words = ["--prompt", "What is 3 + 4?", "--max-tokens", "12", "--device", "cpu"]
+    assert main(["chat", str(folder), "--compare", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "tiny (before)" in printed
+    assert main(["chat", "tiny", "--compare", *words]) == 2
+    assert "--compare" in capsys.readouterr().err
+    # The system prompt is that of training, and a conversation remembers.
+    config = ChatConfig(model=str(folder), max_tokens=4, device="cpu")
+    subject = chat.find_subject(str(folder))
+    (system,) = chat.system_of(config, subject)
+    assert "\\boxed" in system["content"]
+    one = chat.Chat(subject, [system], config)
+    one.answer("What is 1 + 1?")
+    one.answer("And 2 + 2?")
+    assert [m["role"] for m in one.messages] == ["system", *["user", "assistant"] * 2]
+
+
+def test_a_conversation_ends_without_a_traceback(lora_run, capsys, monkeypatch):
+    words = ["chat", str(lora_run[0]), "--max-tokens", "4", "--device", "cpu"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What is 3 + 4?\n\n/new\nWhat is 1 + 1?\n"))
+    assert main(words) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+    def interrupt(_=""):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(builtins, "input", interrupt)
+    assert main(words) == 0
+
+
+def test_doctor_prints_a_line_for_each_check(capsys):
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} <= {"ok", "slow", "none", "fail"}
+    subjects = {line.split()[1] for line in lines}
+    assert subjects >= {"mesotron", "packages", "gpu", "kernels", "extra", "cpu", "disk", "hub"}
+
+
+def test_doctor_reads_the_driver_and_says_what_is_slow(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'Tesla T4, 15360, 1024, 550.54, 7.5'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    list_gpus.cache_clear()
+    try:
+        assert list_gpus() == (Gpu("Tesla T4", 15.0, 1.0, "550.54", (7, 5)),)
+        marks = {subject: mark for mark, subject, _ in check_machine()}
+    finally:
+        list_gpus.cache_clear()
+    assert (marks["gpu"], marks["bfloat16"], marks["kernels"]) == ("ok", "slow", "slow")
+    hopper = check_kernels(Gpu("NVIDIA H100", 80, 0, "", (9, 0)))
+    assert hopper[0] == ("ok" if find_spec("triton") else "slow")
