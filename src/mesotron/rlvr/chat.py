@@ -16,13 +16,12 @@ from mesotron.config import ChatConfig, TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.evaluate import Subject, find_subject
 from mesotron.rlvr.prompts import Message, build_prompt, render
-from mesotron.rlvr.scores import printable
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.train import set_library_variables
+from mesotron.runs.files import printable
 from mesotron.runs.process import go_offline_without_network
 from mesotron.runs.resume import eval_defaults
 
-MAX_CHARACTERS = 20_000  # of an answer on the terminal
 NEW = "/new"
 
 
@@ -92,7 +91,7 @@ def system_of(config: ChatConfig, subject: Subject) -> list[Message]:
 
 
 def say(chats: Sequence[Chat], prompt: str, console: Console) -> None:
-    answers = [printable(chat.answer(prompt), MAX_CHARACTERS) for chat in chats]
+    answers = [printable(chat.answer(prompt)) for chat in chats]
     if len(chats) == 1:
         console.print(Text(answers[0]), soft_wrap=True)
         return
