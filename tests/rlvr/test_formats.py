@@ -3,7 +3,8 @@
 import pytest
 
 from mesotron.config import TaskConfig
-from mesotron.rlvr.answers.formats import FORMATS, MAX_ANSWER, MAX_TAIL, lenient_answer
+from mesotron.rlvr.answers.formats import FORMATS, MAX_ANSWER, MAX_TAIL
+from mesotron.rlvr.answers.lenient import lenient_answer
 from mesotron.rlvr.prompts import build_prompt, plain_text, solved_text
 from mesotron.rlvr.tasks.problem import Problem
 
@@ -76,14 +77,42 @@ def test_an_answer_at_the_cut_is_not_taken():
         ("The answer is 72, for 3 days.", "72"), ("Answer: $1,080 in 4 weeks", "$1,080"),
         ("3 + 4 = 7", "7"), ("10-5", "5"), ("it fell to -5", "-5"), ("about 3.50 each", "3.50"),
         ("3/4 of 100%", "100%"), ("version 1.2.3", "1.2"), (r"\boxed{7} and 8 more", "7"),
-        ("no number", None), ("", None), ("٧٢", None),
+        ("no number", None), ("", None), ("٧٢", None), ("it is .5", ".5"),
+        (r"The final answer is $\frac{3}{4}$.", r"\frac{3}{4}"), ("so 14{,}916 in all", "14{,}916"),
+        (r"The answer is: $$x \in [-2,7]$$ here", r"x \in [-2,7]"), ("answer is (3, 4).", "(3, 4)"),
+        (r"The answer is \(12\text{ m}^2\).", r"12\text{ m}^2"), ("**Answer:** 2x + 3", "2x + 3"),
+        ("the answer is $5 and then $7 more", "$5 and"), ("The answer is 5 or 6.", "5 or 6"),
+        ("The answer is $5$ or $6$.", "5, 6"), (r"so we get $y = 2\sqrt{3}$.", r"2\sqrt{3}"),
+        ("The answer is 20 - 5 = 15 pens.", "20 - 5 = 15 pens"), ("Answer: 12 (as 3*4)", "12"),
+        ("He had 3. The answer is Eva.", "Eva"), ("The answer is as follows.\n3 + 4 = 7", "7"),
     ],
 )  # fmt: skip
 def test_lenient_answer(text, answer):
     assert lenient_answer(text) == answer
 
 
-FLOODS = ["(", "{", "}", r"\boxed{", "####", "ANSWER:", "answer is ", "1", "1,111", "\\", " ", "-"]
+FLOODS = [
+    "(",
+    "{",
+    "}",
+    r"\boxed{",
+    "####",
+    "ANSWER:",
+    "answer is ",
+    "1",
+    "1,111",
+    "\\",
+    " ",
+    "-",
+    "$",
+    "$1",
+    r"\[",
+    r"\text{",
+    "answer is $a ",
+    "answer is a, ",
+    r"\frac{1}",
+    "a ",
+]
 
 
 @pytest.mark.parametrize("text", [*FLOODS, "\u200b", "\x00"])

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from mesotron.rlvr.answers.formats import AnswerFormat, lenient_answer
+from mesotron.rlvr.answers.formats import AnswerFormat
+from mesotron.rlvr.answers.lenient import lenient_answer
 from mesotron.rlvr.answers.numbers import Number, read_number
-from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.answers.verify import Verifier, literal
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,14 @@ class Judge:
         answers = [reading.answer or "" for reading, _ in cases]
         golds = [gold or "" for _, gold in cases]
         keys = self.verifier.keys(answers)
-        readable = [key is not None for key in self.verifier.keys(golds)]
+        readable = [
+            bool(key or literal(gold)) for key, gold in zip(self.verifier.keys(golds), golds)
+        ]
         right = self.verifier.same(answers, golds)
         return {
             (reading, gold): Facts(
                 answer=keys[i] if reading.formatted else None,
-                parsed=keys[i] is not None,
+                parsed=keys[i] is not None or right[i],
                 formatted=reading.formatted,
                 correct=right[i] and reading.formatted,
                 correct_unformatted=right[i] and not reading.formatted,

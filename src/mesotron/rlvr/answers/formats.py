@@ -14,13 +14,6 @@ MAX_TAIL = 16_384  # characters at the end of a completion that are searched
 MAX_ANSWER = 512  # longer is prose, not an answer
 
 _BRACES = re.compile(r"\\boxed\s*\{|\\[{}\\]|[{}]")
-_PHRASE = re.compile(r"(?i)\banswer\s*(?:is|:|=)([^\n]*)")
-_NUMBER = re.compile(
-    r"(?:(?<![\w)])[-+])?(?:\$|\\\$)?(?<!\d)(?<!\d\.)"  # a sign, not a minus; currency
-    r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,200})(?:\.\d{1,200})?"  # 1,080 or 1080 or 10.80
-    r"(?:/\d{1,200})?%?",
-    re.ASCII,
-)
 
 
 @dataclass(frozen=True)
@@ -97,22 +90,3 @@ FORMATS: dict[FormatName, AnswerFormat] = {
         AnswerFormat("hashes", "End with a line of the form #### n.", "#### "),
     )
 }
-
-
-def lenient_answer(text: str, *, complete: bool = True) -> str | None:
-    """The last answer in any known format; else the number after the last "answer is"; else the
-    last number. A number at the cut of a truncated (not complete) text is not taken.
-
-    >>> lenient_answer("So the answer is $1,080 for 3 days.")
-    '$1,080'
-    """
-    text = text[-MAX_TAIL:]
-    formatted = [found for form in FORMATS.values() if (found := form.find(text, complete))]
-    if formatted:
-        return max(formatted)[1]
-    for match in reversed(list(_PHRASE.finditer(text))):
-        number = _NUMBER.search(text, match.start(1), match.end(1))
-        if number and (complete or number.end() < len(text)):
-            return number[0]
-    numbers = [m[0] for m in _NUMBER.finditer(text) if complete or m.end() < len(text)]
-    return numbers[-1] if numbers else None

@@ -76,16 +76,39 @@ _REPEATING = re.compile(
 )
 _PLAIN = re.compile(_DECIMAL, re.ASCII)
 _UNIT = re.compile(
-    r"(?P<core>.*[\d.}%])(?:"
-    r" (?P<word>[a-z]{2,24}(?:[ /][a-z]{1,24}){0,3}(?:\^\{?[23]\}?)?)"
-    r"|(?P<short>cm|mm|km|kg|mg|ml|ft|lbs?|oz|mph|hrs?|mins?|secs?|am|pm|st|nd|rd|th))",
+    r"(?P<core>.*?[\d.}%])(?:"
+    r" (?P<word>[a-z]{2,24}\.?(?:[ /][a-z]{1,24}\.?){0,3})"
+    r"|(?P<short>cm|mm|km|kg|mg|ml|ft|lbs?|oz|mph|hrs?|mins?|secs?|am|pm|st|nd|rd|th)"
+    r"| ?(?P<halfday>[ap]\.m\.?))(?: ?\^ ?\{?(?P<power>[23])\}?)?",
     re.ASCII | re.IGNORECASE,
 )
+_BASE = re.compile(rf"({_DIGITS})_ ?\{{? ?(\d{{1,2}}) ?\}}?", re.ASCII)
+_AMOUNT = re.compile(r"([^$]*[\d.}]) ?[$€£¥]")  # the sign may stand behind: 12€, 12$
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+# One spelling of each word of a unit, so that 5 m equals 5 meters, and 5 sq. ft equals 5 ft^2.
+_SPELLINGS = {
+    "cm": "centimeter", "mm": "millimeter", "km": "kilometer", "kg": "kilogram", "mg": "milligram",
+    "ml": "milliliter", "ft": "foot", "feet": "foot", "in": "inch", "inche": "inch", "lb": "pound",
+    "oz": "ounce", "mph": "mile per hour", "hr": "hour", "min": "minute", "sec": "second",
+    "metre": "meter", "centimetre": "centimeter", "kilometre": "kilometer", "litre": "liter",
+    "a.m": "am", "p.m": "pm", "sq": "square", "cu": "cubic",
+}  # fmt: skip
+# A letter in text after a number is a unit: 5\text{ m}. Elsewhere it may be a variable.
+_LETTER_UNITS = {
+    "m": "meter", "s": "second", "g": "gram", "h": "hour", "L": "liter", "N": "newton",
+    "J": "joule", "W": "watt", "V": "volt", "K": "kelvin",
+}  # fmt: skip
+_TEXT_LETTER = re.compile(
+    r"(?<=[\d}])((?: |~|\\[,;! ])*\\(?:text(?:rm|normal)?|mathrm|mbox) ?\{[ ~]*)"
+    r"([mshgLNJWVK])(?=[ }/])",
+    re.ASCII,
+)
 # Not after another backslash, which ends a row of a matrix.
 _NO_SPACE = re.compile(r"(?<!\\)\\(?:[,!]|left(?![a-z])|right(?![a-z]))")
 _SPACE = re.compile(r"(?<!\\)\\(?:[;: ]|q?quad(?![a-z]))|~")
-_TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_TEXT = re.compile(
+    r"\\(?:text(?:bf|rm|it|normal)?|math(?:rm|bf|it)|mbox|underline|fbox|emph|bm)\s*\{([^{}]*)\}"
+)
 _DEGREES = re.compile(r" ?(?:\^ ?\{? ?\\circ ?\}?|\\degree|°)$")
 # What stands before the last = of "x = 5" or "48 + 24 = 72".
 _BEFORE = re.compile(r"(?:[A-Za-z] ?=|(?:[\d .,+*/()$%-]|\\times|\\cdot|\\div)*=)+ ?", re.ASCII)
@@ -114,7 +137,8 @@ def read_number(answer: str) -> Number | None:
     """
     if len(answer) > MAX_LENGTH:
         return None
-    text = _DEGREES.sub("", simplify_latex(clean(answer)))
+    text = _TEXT_LETTER.sub(lambda m: f"{m[1]}{_LETTER_UNITS[m[2]]}", clean(answer))
+    text = _DEGREES.sub("", simplify_latex(text))
     text = text[before.end() :] if (before := _BEFORE.match(text)) else text
     core, unit = _split_unit(text)
     percent = core.endswith("%") or unit == "percent"
@@ -154,9 +178,21 @@ def other_unit(answer: Number, gold: Number) -> bool:
 def _split_unit(text: str) -> tuple[str, str]:
     match = _UNIT.fullmatch(text)
     if match is None:
-        return text, ""
-    unit = (match["word"] or match["short"]).casefold()
-    return match["core"].rstrip(), unit.removesuffix("s") if len(unit) > 2 else unit
+        if base := _BASE.fullmatch(text):  # the base is a unit: 12_8 is not 12_9
+            return base[1], f"base {base[2]}"
+        amount = _AMOUNT.fullmatch(text)
+        return (amount[1], "") if amount else (text, "")
+    named = (match["word"] or match["short"] or match["halfday"]).casefold()
+    words = [_spell(word) for word in re.split("([ /])", named)]
+    power = match["power"] or {"square": "2", "cubic": "3"}.get(words[0], "")
+    unit = "".join(words).removeprefix("square ").removeprefix("cubic ")
+    return match["core"].rstrip(), f"{unit}^{power}" if power else unit
+
+
+def _spell(word: str) -> str:
+    word = word.removesuffix(".")
+    word = word.removesuffix("s") if len(word) > 2 else word
+    return _SPELLINGS.get(word, word)
 
 
 def _split_sign(text: str) -> tuple[bool, str]:

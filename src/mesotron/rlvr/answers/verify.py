@@ -24,6 +24,7 @@ from itertools import accumulate
 from typing import Any, Self
 
 from mesotron.rlvr.answers.numbers import (
+    _TEXT,
     MAX_LENGTH,
     clean,
     read_number,
@@ -90,8 +91,8 @@ class Verifier:
         """Whether each answer equals its gold.
 
         Two plain numbers are compared exactly. A gold in words is compared as words. Arithmetic
-        that was not carried out, such as 48 + 24, does not equal its result. Everything else goes
-        to math-verify. A gold that cannot be read equals nothing.
+        that was not carried out, such as 48 + 24 or 3!, does not equal its result. Identical text
+        is equal. Everything else goes to math-verify. A gold that cannot be read equals nothing.
 
         Args:
             answers: as a model wrote them, without their format.
@@ -167,6 +168,10 @@ def _decide(answer: str, gold: str) -> bool | None:
     left, right = read_number(answer), read_number(gold)
     if left and right:
         return same_number(left, right)
+    if (text := literal(gold)) and text == literal(answer):
+        return True
+    if _TIME.fullmatch(_tidy(gold)):  # math-verify would divide 6:01
+        return False
     left_words, right_words = words(answer), words(gold)
     if left_words is not None or right_words is not None:
         return left_words == right_words
@@ -184,8 +189,8 @@ def _as_expression(answer: str) -> str | None:
 def _plain_key(answer: str) -> str | None:
     if number := read_number(answer):
         return number.key
-    if unfinished(answer):
-        return clean(answer).replace(" ", "")
+    if unfinished(answer) or _TIME.fullmatch(_tidy(answer)):
+        return literal(answer)
     return words(answer)
 
 
@@ -198,8 +203,9 @@ MAX_DIGIT_RUN = 64
 
 _WORDS = re.compile(r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ ',.-]{1,2}[^\W\d_]+)*\.?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
-_ARITHMETIC = re.compile(r"(?:[\d\s.+*/(){}$%-]|\\times|\\cdot|\\div|\\frac)+", re.ASCII)
-_OPERATOR = re.compile(r"[+*/]|\\times|\\cdot|\\div|(?<=[\d)}]) ?- ?(?=[\d({\\])", re.ASCII)
+_ARITHMETIC = re.compile(r"(?:[\d\s.+*/(){}$%!-]|\\times|\\cdot|\\div|\\frac)+", re.ASCII)
+_OPERATOR = re.compile(r"[+*/!]|\\times|\\cdot|\\div|(?<=[\d)}]) ?- ?(?=[\d({\\])", re.ASCII)
+_TIME = re.compile(r"\d{1,2}(?: ?: ?\d\d){1,2}(?: ?[ap]\.?m\.?)?", re.ASCII | re.IGNORECASE)
 # More digits than fit in memory, and no real answer: 9^9^9, 9^{9^{9}}, 99999!, 1e9999. And a
 # product that would be read as a sum: 72 73.
 _ABSURD = re.compile(
@@ -251,6 +257,22 @@ def words(answer: str) -> str | None:
     would read a word as a product of letters, and take an anagram of the gold for correct."""
     text = _tidy(answer)
     return text.removesuffix(".").casefold() if _WORDS.fullmatch(text) else None
+
+
+def literal(answer: str) -> str | None:
+    r"""The text itself, to compare as it stands; None if it is broken or has no letter or digit.
+
+    >>> literal(r"12\!:\!00 \text{ P.M.}")
+    '12:00P.M'
+    """
+    text = _tidy(answer).replace(" ", "").removesuffix(".")
+    braces = list(accumulate(_BRACKETS[c] for c in re.sub(r"\\[{}]", "", text) if c in "{}"))
+    is_closed = min(braces, default=0) >= 0 == sum(braces[-1:])
+    return text if is_closed and any(map(str.isalnum, text)) else None
+
+
+def has_prose(text: str) -> bool:
+    return bool(_PROSE.search(_ENVIRONMENT.sub("", _TEXT.sub("", text))))
 
 
 def unfinished(answer: str) -> bool:
