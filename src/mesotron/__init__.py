@@ -12,12 +12,14 @@ if TYPE_CHECKING:
         AdamW,
         Muon,
         MuonSGD,
+        NorMuon,
         Pion,
         RoutingTable,
         adamw,
         import_state,
         muon,
         muon_sgd,
+        normuon,
         pion,
         route,
     )
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "AdamW", "GRPOTrainer", "Muon", "MuonSGD", "Pion", "RoutingTable", "Watch", "__version__",
-    "adamw", "import_state", "jax", "muon", "muon_sgd", "optim", "pion", "route", "spectral",
+    "AdamW", "GRPOTrainer", "Muon", "MuonSGD", "NorMuon", "Pion", "RoutingTable", "Watch",
+    "__version__", "adamw", "import_state", "jax", "muon", "muon_sgd", "normuon", "optim", "pion",
+    "route", "spectral",
 ]  # fmt: skip
 
 _MODULES = {"GRPOTrainer": "mesotron.rlvr.trainer", "Watch": "mesotron.watch.callback"}

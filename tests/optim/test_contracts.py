@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mesotron.optim import AdamW, Muon, MuonSGD, Pion, RoutedOptimizer
+from mesotron.optim import AdamW, Muon, MuonSGD, NorMuon, Pion, RoutedOptimizer
 
 
 def _with(cls: type[RoutedOptimizer], **fixed) -> Callable[..., RoutedOptimizer]:
@@ -24,6 +24,7 @@ OPTIMIZERS = {
     "polar_express": _with(Muon, filter="polar_express"),
     "low_rank": _with(Muon, filter="low_rank", rank=3),
     "muon_sgd": _with(MuonSGD),
+    "normuon": _with(NorMuon),
     "pion_promote": _with(Pion, promote=2),
     "pion_cutoff": _with(Pion, cutoff=0.3),
     "pion_noise": _with(Pion, cutoff="noise"),

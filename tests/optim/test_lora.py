@@ -181,9 +181,14 @@ def adapted(dtype: torch.dtype = torch.float32, **options) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("options", "scale"), [({}, 2.0), ({"use_rslora": True}, 4.0), ({"use_dora": True}, 2.0)]
+    ("options", "scale", "dtype"),
+    [
+        ({}, 2.0, torch.float32),
+        ({"use_rslora": True}, 4.0, torch.bfloat16),
+        ({"use_dora": True}, 2.0, torch.float32),
+    ],
+    ids=["lora", "rslora", "dora"],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_peft_adapters_train_and_resume(options, scale, dtype):
     model = adapted(dtype, **options)
     optimizer = mesotron.muon(model, 0.02, lora="product")
@@ -204,11 +209,11 @@ def test_peft_adapters_train_and_resume(options, scale, dtype):
         return loss_of(model).item()
 
     start = train(model, optimizer, 0)
-    train(model, optimizer, 10)
+    train(model, optimizer, 4)
     twin = copy.deepcopy(model)
     other = mesotron.muon(twin, 0.02, lora="product")
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert train(model, optimizer, 10) == train(twin, other, 10) < start
+    assert train(model, optimizer, 4) == train(twin, other, 4) < start
 
 
 def test_half_a_pair_is_refused():
@@ -222,3 +227,21 @@ def test_half_a_pair_is_refused():
         Muon([{"params": [A, B], "rule": "muon", "pairs": [1.0, 2.0]}])
     with pytest.raises(ValueError, match="LoRA pair"):
         Muon([{"params": [B, A], "rule": "muon", "pairs": [1.0]}])
+
+
+def test_the_leash_caps_the_product():
+    model, rho = adapted(), 0.05
+    optimizer = mesotron.muon(model, 0.02, lora="product", leash=rho)
+    group = next(g for g in optimizer.param_groups if g["pairs"])
+    generator = torch.Generator().manual_seed(0)
+    grads = [torch.randn(p.shape, generator=generator) for p in group["params"]]
+    for _ in range(40):
+        for p, grad in zip(group["params"], grads, strict=True):
+            p.grad = grad
+        optimizer.step()
+    (far,) = (v for key, v in optimizer.stats().items() if key.endswith("/distance"))
+    A, B = group["params"][:2]
+    start = torch.linalg.matrix_norm(model.base_model.model.up.base_layer.weight, 2).item()
+    assert 0.2 * rho < norm((2.0 * B @ A).detach()) / start <= far <= 1.3 * rho
+    with pytest.raises(ValueError, match="product"):
+        mesotron.muon(model, leash=rho)

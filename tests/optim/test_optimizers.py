@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import mesotron
-from mesotron.optim import AdamW, Muon, MuonSGD, Pion
+from mesotron.optim import AdamW, Muon, MuonSGD, NorMuon, Pion
 from mesotron.optim.optimizers import BUILDERS, SGD_LR
 from mesotron.optim.step import group_filter
 from mesotron.spectral import make_filter
@@ -54,6 +54,7 @@ ADAM = {"step", "exp_avg", "exp_avg_sq"}
     [
         ("muon", Muon, "muon", "adamw", {"momentum_buffer", *ADAM}),
         ("pion", Pion, "pion", "adamw", {"momentum_buffer", *ADAM}),
+        ("normuon", NorMuon, "normuon", "adamw", {"momentum_buffer", "line_moment", *ADAM}),
         ("muon_sgd", MuonSGD, "muon", "sgd", {"momentum_buffer"}),
         ("adamw", AdamW, "adamw", "adamw", ADAM),
     ],

@@ -6,7 +6,8 @@ from typing import Literal
 
 from mesotron.config.base import Config, setting
 
-OptimizerName = Literal["muon", "pion", "muon_sgd", "adamw"]
+OptimizerName = Literal["muon", "pion", "normuon", "muon_sgd", "adamw"]
+LoraRule = Literal["B", "A", "both", "product", "none"]
 PartRule = Literal["muon", "pion", "low_rank", "adamw"]
 
 MAX_CUTOFF = math.sqrt(2 / 3)  # the highest that Pion's suppression steps can aim at
@@ -18,7 +19,7 @@ class OptimConfig(Config, prefix="optim."):
     """The optimizer and its step size."""
 
     name: OptimizerName = "muon"
-    """muon, pion, muon_sgd or adamw."""
+    """muon, pion, normuon, muon_sgd or adamw."""
     lr: float = setting(1e-5, ge=0)
     """Learning rate in AdamW's unit, whatever the optimizer."""
     aux_lr: float | None = setting(None, ge=0)
@@ -33,6 +34,10 @@ class OptimConfig(Config, prefix="optim."):
     """Low-rank Muon: keep this many directions of each block, by an exact SVD (slow)."""
     momentum: float = setting(0.95, ge=0, lt=1)
     """Momentum of the spectral rules."""
+    lora: LoraRule = "B"
+    """Under --model.lora: the factors that are filtered, or product to step B A as one matrix."""
+    leash: float | None = setting(None, gt=0)
+    """Keep each matrix within this share of its starting spectral norm; replaces weight decay."""
     weight_decay: float = setting(0.0, ge=0)
     """Decoupled weight decay."""
     scale: float | Literal["rms", "moonlight", "spectral"] = setting("rms", gt=0)
@@ -52,6 +57,10 @@ class OptimConfig(Config, prefix="optim."):
         is_muon = self.name.startswith("muon")
         self.refuse_unless(self.name == "pion", "needs --optim.name pion", "promote", "cutoff")
         self.refuse_unless(is_muon, "needs --optim.name muon", "rank")
+        spectral = self.name != "adamw"
+        self.refuse_unless(spectral, "needs a spectral rule, such as --optim.name muon", "leash")
+        if self.lora == "product" and self.name in ("adamw", "normuon"):
+            self.refuse("lora", f"needs --optim.name muon or pion, not {self.name}")
         if self.promote and self.cutoff is not None:
             self.refuse("promote", "and --optim.cutoff are two strengths of Pion: give one")
         if self.clip == "all" and not self.max_grad_norm:

@@ -6,11 +6,13 @@ from mesotron.optim.optimizers import (
     AdamW,
     Muon,
     MuonSGD,
+    NorMuon,
     Pion,
     RoutedOptimizer,
     adamw,
     muon,
     muon_sgd,
+    normuon,
     pion,
 )
 from mesotron.optim.routing import RoutingTable, Row, route
@@ -19,7 +21,7 @@ from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
 __all__ = [
-    "BUILDERS", "AdamW", "Filtered", "Muon", "MuonSGD", "Pion", "RoutedOptimizer", "RoutingTable",
-    "Row", "View", "adamw", "apply_filter", "import_state", "muon", "muon_sgd", "pion", "route",
-    "step_scale",
+    "BUILDERS", "AdamW", "Filtered", "Muon", "MuonSGD", "NorMuon", "Pion", "RoutedOptimizer",
+    "RoutingTable", "Row", "View", "adamw", "apply_filter", "import_state", "muon", "muon_sgd",
+    "normuon", "pion", "route", "step_scale",
 ]  # fmt: skip

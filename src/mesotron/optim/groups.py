@@ -60,7 +60,7 @@ def own_filter(group: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
     if "filter" in group or rule not in SPECTRAL_RULES or inherits:
         return group
     own = {"steps": None, "promote": 0, "cutoff": None, "rank": None}
-    return {**own, **group, "filter": rule}
+    return {**own, **group, "filter": "pion" if rule == "pion" else "muon"}
 
 
 def check_group(group: dict[str, Any]) -> None:
@@ -74,8 +74,9 @@ def check_group(group: dict[str, Any]) -> None:
         elif not value >= 0 or (key == "momentum" and value >= 1):
             bound = "at least 0" + (" and below 1" if key == "momentum" else "")
             raise ValueError(f"{key}={value!r} must be {bound}")
-    if not all(0 <= beta < 1 for beta in group["betas"]):
-        raise ValueError(f"betas={group['betas']!r} must each be at least 0 and below 1")
+    if not all(0 <= beta < 1 for beta in (*group["betas"], group["beta2"])):
+        text = f"betas={group['betas']!r} and beta2={group['beta2']!r}"
+        raise ValueError(f"{text} must each be at least 0 and below 1")
     for p in group["params"]:
         check_not_flat(p)
         if not p.is_floating_point():
@@ -84,9 +85,15 @@ def check_group(group: dict[str, Any]) -> None:
         return
     if group["rule"] == "pion" and group["filter"] != "pion":
         raise ValueError(f"filter={group['filter']!r} belongs to rule='muon', not to rule='pion'")
+    if group["leash"] is not None and not group["leash"] > 0:
+        raise ValueError(f"leash={group['leash']!r} must be above 0, a share of a starting norm")
+    if group["rule"] == "normuon" and any(isinstance(p, DTensor) for p in group["params"]):
+        raise ValueError("rule='normuon' has no sharded step: use 'muon' for DTensor parameters")
     group_filter(group)
     check_scale(group["scale"])
     if group["pairs"] is not None:
+        if group["rule"] == "normuon":
+            raise ValueError("rule='normuon' does not step LoRA products: use 'muon' or 'pion'")
         check_pairs(group)
     for key in ("dtype", "momentum_dtype"):
         if group[key] is not None and group[key] not in _DTYPES:

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from mesotron.optim.device import round_stochastically, rounding_seed, wide_dtype
+from mesotron.optim.leash import spectral_norm, strength
 from mesotron.optim.matrix import Filtered, apply_filter
-from mesotron.optim.stats import SAMPLE_WINDOWS, StepStats
+from mesotron.optim.stats import SAMPLE_WINDOWS, StepStats, move
 from mesotron.optim.step import (
     Group,
     direction,
@@ -149,6 +150,7 @@ class Pair(NamedTuple):
     s: float
     group: Group
     number: int  # of A in the optimizer
+    start_norm: float | None  # of W0, for a leash
 
     @property
     def sides(self) -> tuple[Tensor, Tensor]:
@@ -161,15 +163,17 @@ def find_pairs(groups: list[dict[str, Any]]) -> list[Pair]:
     for group in groups:
         params = group["params"]
         for k, s in enumerate(group["pairs"] or ()):
-            pairs.append(Pair(params[2 * k], params[2 * k + 1], s, group, number + 2 * k))
+            norm = group["start_norms"][k] if group["start_norms"] else None
+            pairs.append(Pair(params[2 * k], params[2 * k + 1], s, group, number + 2 * k, norm))
         number += len(params)
     return pairs
 
 
-def pair_up(model: nn.Module, group: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a routed group of LoRA factors, with A before its own B."""
+def pair_up(model: nn.Module, group: dict[str, Any], norms: bool) -> dict[str, Any]:
+    """The keys of a routed group of LoRA factors, with A before its own B; with `norms`, also the
+    spectral norms of the weights they adapt."""
     named = dict(zip(group["param_names"], group["params"], strict=True))
-    names, scalings = [], []
+    names, scalings, start_norms = [], [], []
     for name in named:
         place, dot, leaf = name.partition(".lora_A.")
         if not dot:
@@ -182,9 +186,35 @@ def pair_up(model: nn.Module, group: dict[str, Any]) -> dict[str, Any]:
         names += [name, other]
         layer: Any = model.get_submodule(place)
         scalings.append(float(layer.scaling[leaf.partition(".")[0]]))
+        if norms:
+            start_norms.append(_base_norm(layer))
     view = group["view"].removeprefix("product").removeprefix("/") or "whole"
     params = [named[name] for name in names]
-    return {"params": params, "param_names": names, "pairs": scalings, "view": view}
+    keys = {"params": params, "param_names": names, "pairs": scalings, "view": view}
+    return keys | {"start_norms": start_norms} if norms else keys
+
+
+def _base_norm(layer: Any) -> float:
+    base = layer.get_base_layer()
+    weight = base.weight
+    if not weight.is_floating_point():  # 4 or 8 bits
+        from peft.utils.integrations import dequantize_module_weight
+
+        weight = dequantize_module_weight(base)
+    return spectral_norm(weight).item()
+
+
+def product_distances(group: dict[str, Any]) -> list[float]:
+    """Spectral norms of s B A over those of W0."""
+    far = []
+    for pair, norm in zip(find_pairs([group]), group["start_norms"] or (), strict=False):
+        if not isinstance(pair.A, DTensor):
+            A, B = pair.A.detach().flatten(1).double(), pair.B.detach().flatten(1).double()
+            product = _power(
+                (B.mT @ B)[None, None], (A @ A.mT)[None, None], A.sum(1)[None, None, :, None]
+            )
+            far.append(pair.s * product.item() / max(norm, 1e-30))
+    return far
 
 
 def _half_a_pair(name: str) -> str:
@@ -207,6 +237,11 @@ def check_pairs(group: dict[str, Any]) -> None:
                 f"A {tuple(A.shape)} and B {tuple(B.shape)} with scaling {s} are no LoRA pair: A "
                 "is (rank, inputs), B (outputs, rank), the scaling above 0"
             )
+    if group["leash"] is not None and len(group["start_norms"] or ()) != len(pairs):
+        raise ValueError(
+            "leash: give start_norms, the spectral norms of the weights that the pairs adapt (one "
+            "per pair), or build the optimizer with mesotron.muon(model, lora='product')"
+        )
     view = View.parse(group["view"] or "whole")
     if view.layout != "matrix":
         raise ValueError(f"view {group['view']!r} does not fit a LoRA product: use rows or cols")
@@ -254,7 +289,12 @@ def _step_bucket(pairs: list[Pair], states: Any, stats: StepStats) -> None:
     m, n = B.shape[1], A.shape[2]
     e = group["lr"] * step_scale(group["scale"], m, n)
     step = product_step(A, B, U_A, U_B, e, s, group)
-    keep = (1 - group["lr"] * group["weight_decay"]) ** 0.5  # of each factor, so of B A its square
+    # Of each factor, so that B A keeps its square.
+    keep = (1 - group["lr"] * group["weight_decay"]) ** 0.5
+    if group["leash"] is not None:
+        norms = torch.tensor([pair.start_norm for pair in pairs], dtype=wide)
+        share = strength(group, step_scale(group["scale"], m, n), norms).clamp(max=0.5)
+        keep = move(1 - share, A.device).sqrt()[:, None, None]
     for side, unit in enumerate((step.dA, step.dB)):
         new = keep * old[side] - (e / s / keep) * unit.to(wide)
         if mask is not None:

@@ -1,4 +1,4 @@
-"""Muon, Pion, MuonSGD and AdamW, and the builders that route a model to them.
+"""Muon, Pion, NorMuon, MuonSGD and AdamW, and the builders that route a model to them.
 
 Each param group names its rule, so one object has one state_dict, one scheduler and one step.
 `step` filters matrices (`triton` on Hopper GPUs), `auxiliary` is AdamW and SGD for everything else,
@@ -21,6 +21,7 @@ from mesotron.optim.auxiliary import STEPS, Batch
 from mesotron.optim.device import rounding_seed
 from mesotron.optim.groups import (
     AUXILIARY_RULES,
+    SPECTRAL_RULES,
     Place,
     check_group,
     check_same_rules,
@@ -29,7 +30,8 @@ from mesotron.optim.groups import (
     sort_parameters,
     split_by_rank,
 )
-from mesotron.optim.lora import find_pairs, pair_up, step_pairs
+from mesotron.optim.leash import distance, keep_start, pull
+from mesotron.optim.lora import find_pairs, pair_up, product_distances, step_pairs
 from mesotron.optim.routing import RoutingTable, route
 from mesotron.optim.sharding.step import sharded_step
 from mesotron.optim.stats import StepStats
@@ -39,6 +41,7 @@ from mesotron.optim.step import (
     dense_grad,
     filter_and_apply,
     gradients_finite,
+    lines_of,
     momentum_of,
     update_momentum,
 )
@@ -57,10 +60,10 @@ class RoutedOptimizer(torch.optim.Optimizer):
 
     Args:
         params: parameters or param groups. A group may set any argument below, `view` (see `View`),
-            `name`, and `rule`: "muon", "pion", "adamw" or "sgd"; `pairs`, LoRA's scalings, makes
-            its params [A, B, A, B, ...] products (`mesotron.optim.lora`). In a group without
-            `rule`, tensors of fewer than two dimensions go to `aux`; embeddings and heads look like
-            any matrix here, so prefer `mesotron.muon(model)`.
+            `name`, and `rule`: "muon", "pion", "normuon", "adamw" or "sgd"; `pairs`, LoRA's
+            scalings, makes its params [A, B, A, B, ...] products (`mesotron.optim.lora`). In a
+            group without `rule`, tensors of fewer than two dimensions go to `aux`; embeddings and
+            heads look like any matrix here, so prefer `mesotron.muon(model)`.
         lr: RMS change of a weight per step over 0.2, for a full-rank step under scale="rms":
             AdamW's lr carries over.
         momentum: mu of the running mean of gradients.
@@ -78,6 +81,10 @@ class RoutedOptimizer(torch.optim.Optimizer):
             of the block's shape would reach.
         rank: of the low_rank filter.
         betas, eps: of AdamW.
+        beta2: decay of NorMuon's second moments.
+        leash: decay matrices toward their starting weights, in place of `weight_decay`, so that no
+            filtered block ends further from its start than this share of the start's spectral norm
+            (`mesotron.optim.leash`). Keeps a copy of the weights, except for LoRA products.
         aux: the rule for vectors in groups without one, "adamw" or "sgd"; None is the class's own.
         dtype: of the filter's products ("float32", "bfloat16", "float64"); None picks the fastest.
         momentum_dtype: of the momentum buffer; None is float32.
@@ -107,6 +114,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
         rank: int | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        beta2: float = 0.95,
+        leash: float | None = None,
         aux: str | None = None,
         dtype: str | None = None,
         momentum_dtype: str | None = None,
@@ -123,7 +132,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
             "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
             "scale": scale, "filter": filter or ("pion" if self.rule == "pion" else "muon"),
             "steps": steps, "promote": promote, "cutoff": cutoff, "rank": rank, "betas": betas,
-            "eps": eps, "dtype": dtype, "momentum_dtype": momentum_dtype, "batched": batched,
+            "eps": eps, "beta2": beta2, "leash": leash, "start_norms": None,
+            "dtype": dtype, "momentum_dtype": momentum_dtype, "batched": batched,
             "fused": fused,
         }  # fmt: skip
         super().__init__(split_by_rank(params, rule=self.rule, aux=aux), defaults)
@@ -132,6 +142,9 @@ class RoutedOptimizer(torch.optim.Optimizer):
         for part in split_by_rank([param_group], rule=self.defaults["rule"], aux=self._aux):
             super().add_param_group(own_filter(part, self.defaults))
             group = self.param_groups[-1]
+            if group["leash"] is not None:  # toward the start instead of toward zero
+                spectral = group["rule"] not in AUXILIARY_RULES
+                group |= {"weight_decay": 0.0} if spectral else {"leash": None}
             try:
                 check_group(group)
                 group["view"] = group["view"] or default_view(group)
@@ -177,9 +190,13 @@ class RoutedOptimizer(torch.optim.Optimizer):
             self._auxiliary_step(places, stats)
         for device, places in work.spectral.items():
             members = [
-                Member(p, dense_grad(p), momentum_of(self.state[p], p, group), group, number)
+                Member(
+                    p, dense_grad(p), momentum_of(self.state[p], p, group), group, number,
+                    lines_of(self.state[p], p, group),
+                )
                 for p, group, number in places
-            ]
+            ]  # fmt: skip
+            self._pull_to_start([m for m in members if m.group["leash"] is not None])
             with torch.cuda.device(device if device.type == "cuda" else -1):  # for the kernels
                 if triton.available(device):
                     from mesotron.optim.triton.step import FusedStep  # needs Triton
@@ -199,8 +216,20 @@ class RoutedOptimizer(torch.optim.Optimizer):
     def stats(self) -> dict[str, float]:
         """What the last step did, as "<group>/<statistic>": update_rms, concentration, passed_rank,
         dead_blocks, cosine, skipped (formulas in docs/api/metrics.md). Waits for the device: call
-        it when you log."""
-        return self._stats.read()
+        it when you log. Groups with a leash report `distance`, the largest spectral distance to
+        the starting weights over their norm."""
+        stats = self._stats.read()
+        for group in self.param_groups:
+            if group["leash"] is None:
+                continue
+            if group["pairs"] is not None:
+                far = product_distances(group)
+            else:
+                each = (distance(p, self.state[p]) for p in group["params"])
+                far = [value for value in each if value is not None]
+            if far:
+                stats[f"{group['name']}/distance"] = max(far)
+        return stats
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in PyTorch, but state keeps the dtype it was saved in (PyTorch would round fp32
@@ -216,6 +245,15 @@ class RoutedOptimizer(torch.optim.Optimizer):
                     loaded = self.state[p][key]
                     if value.dtype != loaded.dtype or loaded.device != p.device:
                         self.state[p][key] = value.to(device=p.device, copy=True)
+
+    def _pull_to_start(self, members: list[Member]) -> None:
+        finite = gradients_finite([m.grad for m in members]) if members else ()
+        for member, ok in zip(members, finite, strict=True):
+            state, group = self.state[member.param], member.group
+            keep_start(state, member.param, group)
+            if ok.device.type != "cpu" or ok:
+                seed = rounding_seed(group["step"], member.number, 2**31)
+                pull(member.param, state, group, None if ok.device.type == "cpu" else ok, seed)
 
     def _momentum_step(self, members: list[Member], stats: StepStats) -> list[LocalJob]:
         """Update the momentum where the gradient is finite. On the CPU the other parameters are
@@ -290,6 +328,23 @@ class Pion(RoutedOptimizer):
     rule = "pion"
 
 
+class NorMuon(RoutedOptimizer):
+    """NorMuon: Muon whose filtered momentum is then normalized neuron by neuron.
+
+    Each line of a matrix's longer side (its neurons; the lines of the shorter side have equal norms
+    already) is divided by the root of a running mean of its squares, with decay `beta2`. The size
+    of the step stays Muon's; the state grows by one vector per matrix. Arguments as in `Muon`.
+
+    Example:
+        >>> import torch
+        >>> optimizer = NorMuon(torch.nn.Linear(8, 4).parameters(), lr=0.01)
+
+    References: Li et al., "NorMuon", 2025, arXiv 2510.05491.
+    """
+
+    rule = "normuon"
+
+
 class MuonSGD(Muon):
     """Muon with SGD with momentum as its auxiliary rule: no second moment anywhere."""
 
@@ -354,6 +409,17 @@ def pion(model: nn.Module, lr: Lr = 1e-3, *, aux_lr: Lr | None = None, **options
     return _build(Pion, model, lr, aux_lr, options)
 
 
+def normuon(
+    model: nn.Module, lr: Lr = 1e-3, *, aux_lr: Lr | None = None, **options: Any
+) -> NorMuon:
+    """NorMuon for the hidden matrices of a model, AdamW for the rest; arguments as in `muon`.
+
+    Example:
+        >>> optimizer = normuon(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), lr=3e-4)
+    """
+    return _build(NorMuon, model, lr, aux_lr, options)
+
+
 def muon_sgd(
     model: nn.Module, lr: Lr = 1e-3, *, aux_lr: Lr | None = None, **options: Any
 ) -> MuonSGD:
@@ -377,7 +443,9 @@ def adamw(model: nn.Module, lr: Lr = 1e-3, **options: Any) -> AdamW:
     return _build(AdamW, model, lr, None, options)
 
 
-BUILDERS = {"muon": muon, "pion": pion, "muon_sgd": muon_sgd, "adamw": adamw}
+BUILDERS = {
+    "muon": muon, "pion": pion, "normuon": normuon, "muon_sgd": muon_sgd, "adamw": adamw,
+}  # fmt: skip
 _ROUTING_OPTIONS = ("per_head", "overrides", "modalities", "lora")
 
 
@@ -388,6 +456,14 @@ def _build(
     rest = {key: value for key, value in options.items() if key not in _ROUTING_OPTIONS}
     aux = cls.default_aux
     table = route(model, matrix=cls.rule, aux=aux, **routing)
+    if rest.get("leash") is not None:
+        alone = [r for r in table if r.rule in SPECTRAL_RULES and r.role in ("lora_A", "lora_B")]
+        if any(not row.view.startswith("product") for row in alone):
+            raise ValueError("leash: a LoRA factor has no start to stay near; pass lora='product'")
+        if not any(row.rule in SPECTRAL_RULES for row in table):
+            raise ValueError(
+                "leash needs matrices under a spectral rule: AdamW's steps are not bounded"
+            )
     groups = []
     for group in table.groups(model):
         # aux_lr is in the unit of the auxiliary rule; a matrix of another rule keeps lr.
@@ -395,7 +471,7 @@ def _build(
         scale = group.pop("lr_scale")
         group["lr"] = rate if scale == 1 else rate * scale
         if group["view"].startswith("product"):
-            group |= pair_up(model, group)
+            group |= pair_up(model, group, norms=rest.get("leash") is not None)
         for vectors in (False, True):  # norm weights and biases apart, without weight decay
             picked = [i for i, p in enumerate(group["params"]) if (p.ndim < 2) == vectors]
             if picked:

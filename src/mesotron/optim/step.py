@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mesotron.optim.device import filter_dtype, round_stochastically, rounding_seed
+from mesotron.optim.device import filter_dtype, round_stochastically, rounding_seed, wide_dtype
 from mesotron.optim.matrix import apply_filter
 from mesotron.optim.stats import SAMPLE_ROWS, SAMPLE_WINDOWS, StepStats
 from mesotron.optim.views import View, Window
@@ -22,6 +22,7 @@ from mesotron.spectral.scale import step_scale
 Group = dict[str, Any]
 # Larger batches are filtered in parts: their products are long enough, and memory is not free.
 _BATCH_BYTES = 256 * 2**20
+_LINE_EPS = 1e-8
 
 
 class Member(NamedTuple):
@@ -32,6 +33,7 @@ class Member(NamedTuple):
     momentum: Tensor
     group: Group
     number: int
+    lines: Tensor | None = None  # NorMuon's second moments, one per line of each block
 
 
 class Job(Protocol):
@@ -40,6 +42,8 @@ class Job(Protocol):
 
     group: Group
     windows: list[Window]
+    lines: list[Tensor] | None  # NorMuon's state of each window, [num, long side]
+    finite: Tensor | None
 
     def pack(self, index: int, out: Tensor) -> None: ...
 
@@ -57,6 +61,11 @@ class LocalJob:
         view = View.parse(member.group["view"])
         tensors = (member.param, member.grad, member.momentum)
         self.windows, self._grads, self._momenta = (view.windows(tensor) for tensor in tensors)
+        self.lines = None
+        if member.lines is not None:
+            shapes = [(w.num, w.block_shape[1]) for w in self.windows]
+            parts = member.lines.split([num * long for num, long in shapes])
+            self.lines = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def pack(self, index: int, out: Tensor) -> None:
         G, M = self._grads[index].wide, self._momenta[index].wide
@@ -139,6 +148,17 @@ def momentum_of(state: dict[str, Any], p: Tensor, group: Group) -> Tensor:
     return state["momentum_buffer"]
 
 
+def lines_of(state: dict[str, Any], p: Tensor, group: Group) -> Tensor | None:
+    """NorMuon's second moments, created on first use; one vector for all blocks."""
+    if group["rule"] != "normuon":
+        return None
+    if "line_moment" not in state:
+        windows = View.parse(group["view"]).windows(p)
+        size = sum(w.num * w.block_shape[1] for w in windows)
+        state["line_moment"] = torch.zeros(size, dtype=wide_dtype(p.dtype), device=p.device)
+    return state["line_moment"]
+
+
 def work_dtype(group: Group, weights: torch.dtype, device: torch.device) -> torch.dtype:
     if group["dtype"] is not None:
         return getattr(torch, group["dtype"])
@@ -156,10 +176,11 @@ def filter_and_apply(jobs: Iterable[Job], stats: StepStats) -> None:
         for index, window in enumerate(job.windows):
             device = window.strided.device
             dtype = work_dtype(job.group, window.strided.dtype, device)
-            key = (group_filter(job.group), window.block_shape, dtype, device, alone)
+            beta2 = None if job.lines is None else job.group["beta2"]
+            key = (group_filter(job.group), window.block_shape, dtype, device, beta2, alone)
             buckets[key].append((job, index))
     for key, members in buckets.items():
-        _, (m, n), dtype, _, _ = key
+        _, (m, n), dtype, *_ = key
         part, size = [], 0
         for job, index in members:
             added = job.windows[index].num * m * n * dtype.itemsize
@@ -172,12 +193,14 @@ def filter_and_apply(jobs: Iterable[Job], stats: StepStats) -> None:
 
 
 def _run_batch(members: list[tuple[Job, int]], key: tuple, stats: StepStats) -> None:
-    filter, shape, dtype, device, _ = key
+    filter, shape, dtype, device, beta2, _ = key
     counts = [job.windows[index].num for job, index in members]
     X = torch.empty(sum(counts), *shape, dtype=dtype, device=device)
     for (job, index), block in zip(members, X.split(counts), strict=True):
         job.pack(index, block.view(job.windows[index].wide.shape))
     filtered = apply_filter(X, filter)
+    if beta2 is not None:
+        filtered = filtered._replace(X=_normalize_lines(filtered.X, members, beta2))
     # The cosine is sampled on a few windows of each group, evenly spaced over the layers.
     by_group: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for job, index in members:
@@ -202,3 +225,21 @@ def _run_batch(members: list[tuple[Job, int]], key: tuple, stats: StepStats) -> 
     else:
         vector = torch.tensor(sizes)  # stays on the host, where creating it waits for nothing
     stats.add_blocks(names, filtered, vector, shape[0] * shape[1])
+
+
+def _normalize_lines(X: Tensor, members: list[tuple[Job, int]], beta2: float) -> Tensor:
+    """NorMuon: divide each line of the longer side by the root of its running mean square, and keep
+    the block's norm. The lines of the shorter side have equal norms already, since X X^T = I."""
+    states = [job.lines[index] for job, index in members if job.lines is not None]
+    masks = [job.finite for job, _ in members]
+    V = torch.cat(states)  # [B, n]
+    new = V.lerp(X.to(V.dtype).square().mean(1), 1 - beta2)
+    if masks[0] is not None:
+        counts = torch.tensor([len(state) for state in states])
+        ok = torch.stack([mask for mask in masks if mask is not None])
+        new = torch.where(ok.repeat_interleave(counts.to(ok.device))[:, None], new, V)
+    torch._foreach_copy_(states, list(new.split([len(state) for state in states])))  # pyright: ignore
+    scaled = X / (new.sqrt() + _LINE_EPS)[:, None, :].to(X.dtype)
+    norms = [torch.linalg.vector_norm(x, dim=(1, 2), dtype=V.dtype) for x in (X, scaled)]
+    ratio = torch.where(norms[1] > 0, norms[0] / norms[1], 0.0)
+    return scaled * ratio[:, None, None].to(X.dtype)

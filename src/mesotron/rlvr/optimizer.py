@@ -22,7 +22,8 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
     options: dict[str, Any] = {"weight_decay": config.weight_decay, "per_head": config.per_head}
     if config.name != "adamw":
         options |= {"momentum": config.momentum, "scale": config.scale, "aux_lr": config.aux_lr}
-        options["fused"] = None if config.fused else False
+        options |= {"fused": None if config.fused else False, "leash": config.leash}
+        options["lora"] = config.lora
     strength = {"promote": config.promote, "cutoff": config.cutoff}
     options |= {key: value for key, value in strength.items() if value is not None}
     if config.rank is not None:

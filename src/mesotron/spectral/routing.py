@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from rich.console import Console
 
-SPECTRAL_RULES = ("muon", "pion")
+SPECTRAL_RULES = ("muon", "pion", "normuon")
 AUXILIARY_RULES = ("adamw", "sgd")
 RULES = SPECTRAL_RULES + AUXILIARY_RULES
 # Convolution inputs this narrow are raw channels of an image, a video or a depth map.
 MAX_RAW_CHANNELS = 4
 # JAX decides the spectral rule after the table is made and writes "matrix" for it.
-_COLORS = {"muon": "cyan", "pion": "magenta", "matrix": "cyan", "adamw": "yellow", "sgd": "green"}
+_COLORS = {
+    "muon": "cyan", "pion": "magenta", "normuon": "blue", "matrix": "cyan", "adamw": "yellow",
+    "sgd": "green",
+}  # fmt: skip
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
@@ -63,7 +66,7 @@ class Row:
     name: str
     shape: tuple[int, ...]  # of the (global) tensor
     role: str  # what the parameter is
-    rule: str  # "muon", "pion", "adamw" or "sgd"; in JAX "matrix" or "adamw"
+    rule: str  # "muon", "pion", "normuon", "adamw" or "sgd"; in JAX "matrix" or "adamw"
     view: str  # the matrices a spectral rule filters; "whole" or "-" under the other rules
     lr_scale: float
     reason: str

@@ -20,11 +20,12 @@ from mesotron.spectral.routing import RoutingTable
 _RULES = {
     "muon": ("muon", "adamw"),
     "pion": ("pion", "adamw"),
+    "normuon": ("normuon", "adamw"),
     "muon_sgd": ("muon", "sgd"),
     "adamw": ("adamw", "adamw"),
 }
 # Optimizer state in fp32: one momentum, or AdamW's two moments.
-_STATE_BYTES = {"muon": 4, "pion": 4, "sgd": 4, "adamw": 8}
+_STATE_BYTES = {"muon": 4, "pion": 4, "normuon": 4, "sgd": 4, "adamw": 8}
 
 
 def run(config: RouteConfig) -> int:

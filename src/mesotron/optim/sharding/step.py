@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from mesotron.optim.auxiliary import NEW_STATE, STEPS, Batch
 from mesotron.optim.device import rounding_seed
 from mesotron.optim.groups import AUXILIARY_RULES, Place
+from mesotron.optim.leash import keep_start, pull
 from mesotron.optim.sharding.exchange import (
     Member,
     Team,
@@ -95,7 +96,7 @@ class OwnerJob:
     holders, in the precision of their weights."""
 
     def __init__(self, whole: Tensor, group: Group, view: str, reference: float) -> None:
-        self.group, self.reference = group, reference
+        self.group, self.reference, self.lines, self.finite = group, reference, None, None
         self.windows = View.parse(view).windows(whole)
 
     def pack(self, index: int, out: Tensor) -> None:
@@ -130,6 +131,7 @@ def sharded_step(
         # all ranks.
         if group["rule"] not in AUXILIARY_RULES:
             momentum_of(states[p], p, group)
+            keep_start(states[p], p, group)
         elif not states[p]:
             states[p].update(NEW_STATE[group["rule"]](p))
     for mesh, parts in meshes.items():
@@ -273,6 +275,8 @@ def _step_spectral(
         # The same for all holders of a copy, another for every other shard.
         seed = rounding_seed(part.group["step"], part.number, plan.copies[k])
         step_size = part.group["lr"] * part.reference_scale()
+        if part.group["leash"] is not None:
+            pull(part.weight, states[part.param], part.group, mask, rounding_seed(seed, 0, 1))
         step_weights(part.weight, update, step_size, part.group, mask, seed)
         alignments.append(_alignment(part, update, agreed.largest[numbers[k]], mask))
     return torch.stack(alignments)

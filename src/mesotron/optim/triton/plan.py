@@ -63,7 +63,7 @@ class _Block(NamedTuple):
 
 def can_fuse(member: Member) -> bool:
     p, group = member.param, member.group
-    if group["fused"] is False or not triton.available(p.device):
+    if group["fused"] is False or member.lines is not None or not triton.available(p.device):
         return False
     if group_filter(group).rank is not None or group["dtype"] is not None:
         return False

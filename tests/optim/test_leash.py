@@ -1,0 +1,117 @@
+"""NorMuon against the formula, and the leash against its bound."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mesotron
+from mesotron.optim import Muon, NorMuon
+from mesotron.optim.leash import F_MAX, spectral_norm
+from mesotron.spectral.scale import step_scale
+
+LR = 0.02
+
+
+@pytest.mark.parametrize(
+    ("shape", "view"),
+    [((6, 10), "whole"), ((10, 6), "whole"), ((7, 7), "whole"), ((10, 6), "rows:2")],
+)
+def test_normuon_is_the_normalized_polar_factor(shape, view):
+    """Three float64 steps; the lines are those of the longer side of each block."""
+    generator = torch.Generator().manual_seed(0)
+    W = nn.Parameter(torch.randn(shape, generator=generator).double())
+    options = {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0, "beta2": 0.8}
+    exact = {"filter": "polar_express", "steps": 12, "dtype": "float64"}
+    group = {"params": [W], "rule": "normuon", "view": view}
+    optimizer = NorMuon([group], lr=LR, **options, **exact)
+    expected, M = W.detach().clone(), torch.zeros_like(W)
+    blocks = 2 if view == "rows:2" else 1
+    V: list[Tensor | float] = [0.0] * blocks
+    for _ in range(3):
+        W.grad = torch.randn(shape, generator=generator).double()
+        optimizer.step()
+        M = 0.9 * M + 0.1 * W.grad
+        for k, (part, m) in enumerate(zip(expected.chunk(blocks), M.chunk(blocks), strict=True)):
+            U, _, Vh = torch.linalg.svd(m, full_matrices=False)
+            O = U @ Vh
+            short = 0 if m.shape[0] <= m.shape[1] else 1
+            V[k] = 0.8 * V[k] + 0.2 * O.square().mean(short, keepdim=True)
+            scaled = O / (torch.as_tensor(V[k]).sqrt() + 1e-8)
+            part -= LR * step_scale("rms", *m.shape) * scaled * O.norm() / scaled.norm()
+    torch.testing.assert_close(W.detach(), expected, atol=1e-6, rtol=1e-5)
+
+
+def matrices(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return [nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in ((8, 12), (12, 5))]
+
+
+@pytest.mark.parametrize("rule", ["muon", "pion"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_leash_caps_the_spectral_distance(rule, dtype):
+    """Aligned steps, for which the bound is nearly tight, far beyond it without a leash."""
+    params, rho = matrices(dtype), 0.1
+    starts = [p.detach().clone().float() for p in params]
+    group = {"params": params, "rule": rule, "promote": 4 if rule == "pion" else 0}
+    optimizer = Muon([group], lr=0.01, leash=rho)
+    assert optimizer.param_groups[0]["weight_decay"] == 0
+    generator = torch.Generator().manual_seed(2)
+    grads = [torch.randn(p.shape, generator=generator).to(dtype) for p in params]
+    reached = 0.0
+    for _ in range(60):
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+        optimizer.step()
+        far = [
+            (torch.linalg.matrix_norm(p.detach().float() - W0, 2) / spectral_norm(W0)).item()
+            for p, W0 in zip(params, starts, strict=True)
+        ]
+        assert max(far) <= rho * (1.01 if dtype == torch.float32 else 1.3)  # rounding walks
+        reached = max(reached, *far)
+    assert reached > rho / F_MAX / 2
+    name = optimizer.param_groups[0]["name"]
+    assert optimizer.stats()[f"{name}/distance"] == pytest.approx(max(far), rel=0.05)
+
+
+def test_an_endless_leash_is_the_plain_step():
+    first, second = matrices(), matrices()
+    plain = Muon(first, lr=LR, weight_decay=0.0)
+    leashed = Muon(second, lr=LR, leash=math.inf)
+    for _ in range(3):
+        for p, q in zip(first, second, strict=True):
+            p.grad = q.grad = torch.randn(p.shape)
+        plain.step()
+        leashed.step()
+    assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
+
+
+def test_a_resumed_run_keeps_its_start_and_a_nan_does_not_pull():
+    params = matrices()
+    start = params[0].detach().clone()
+    optimizer = Muon(params, lr=LR, leash=0.1)
+
+    def step(value: float) -> None:
+        for p in params:
+            p.grad = torch.full_like(p, value)
+            p.grad[0, 0] = 0.5
+        optimizer.step()
+
+    step(1.0)
+    saved = optimizer.state_dict()
+    optimizer = Muon(params, lr=LR, leash=0.1)
+    optimizer.load_state_dict(saved)
+    step(1.0)
+    assert torch.equal(optimizer.state[params[0]]["start"], start)
+    before = params[0].detach().clone()
+    step(float("nan"))
+    assert torch.equal(params[0], before)
+
+
+def test_a_leash_needs_bounded_steps():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="leash"):
+        mesotron.adamw(model, leash=0.1)
+    with pytest.raises(ValueError, match="leash"):
+        mesotron.muon(model, leash=-1.0)
