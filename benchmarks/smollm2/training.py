@@ -24,6 +24,7 @@ from mesotron.config import TrainConfig
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import EvalEvery, SnrProbe
 from mesotron.rlvr.dataset import make_rows
+from mesotron.rlvr.models import lora_config
 from mesotron.rlvr.objectives import resolve
 from mesotron.rlvr.rewards import as_reward_function
 from mesotron.rlvr.session import (
@@ -123,6 +124,7 @@ def build(parts: Parts, run: RunFolder, given: Any, deadline: float) -> tuple[GR
         args=GRPOConfig(**(trainer_arguments(parts, run) | mixed)),
         train_dataset=make_rows(parts.task, config.task, parts.tokenizer),
         processing_class=parts.tokenizer,
+        peft_config=lora_config(config.model),
         optim=config.optim,
         objective=resolve(config.objective, config.rollout.generations),
         judge=parts.judge,

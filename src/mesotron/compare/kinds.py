@@ -176,6 +176,7 @@ class Language(Kind):
         "adamw": ("AdamW on every weight", OptimConfig(name="adamw")),
         "muon": ("Muon on hidden matrices, AdamW on the rest", OptimConfig(name="muon")),
         "muon_sgd": ("Muon on hidden matrices, SGD on the rest", OptimConfig(name="muon_sgd")),
+        "normuon": ("NorMuon on hidden matrices, AdamW on the rest", OptimConfig(name="normuon")),
         "muon_heads": ("Muon, per head in attention", OptimConfig(name="muon", per_head=True)),
         "pion": (
             "Pion as its paper trains language models, per head with k_p = 0",
@@ -236,7 +237,7 @@ class Language(Kind):
     ) -> TrainConfig:
         optim = self.optim_config(contender.optim)[1]
         # Embeddings, norms and head keep AdamW's rate; SGD's has another unit and its own default.
-        if optim.name in ("muon", "pion") and optim.aux_lr is None:
+        if optim.name in ("muon", "pion", "normuon") and optim.aux_lr is None:
             optim = replace(optim, aux_lr=rate)
         return replace(
             self.config,

@@ -207,9 +207,9 @@ class CompareConfig(Config):
     recipe: str = setting("arith", positional=True)
     """A recipe of mesotron train; snake for PPO; vla for a robot policy (--set demos=FOLDER)."""
     optims: tuple[str, ...] = ()
-    """Any of adamw, muon, muon_sgd, muon_heads, pion, pion_cutoff and lowrank (unset: all but the
-    last). Variants are written pion:promote=2. For snake: adam, muon and pion. For vla: adamw,
-    muon, pion_action, pion and lowrank."""
+    """Any of adamw, muon, muon_sgd, muon_heads, pion, pion_cutoff, normuon and lowrank (unset: all
+    but the last two). Variants are written pion:promote=2. For snake: adam, muon and pion. For vla:
+    adamw, muon, pion_action, pion and lowrank."""
     objectives: tuple[str, ...] = ()
     """Objectives to combine each optimizer with (unset: the recipe's)."""
     seeds: int = setting(3, ge=1)

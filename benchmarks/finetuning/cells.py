@@ -1,0 +1,273 @@
+"""One cell in a worker: supervised steps on word problems, or GRPO on sums, with forgetting.
+
+Supervised: linear warm-up over a tenth of the steps, then linear decay to zero; batches of solved
+problems; the weights of the transformer's linear layers are trained, by LoRA or themselves, and
+everything else is frozen, so that all ranks and "full" train the same matrices. Float32 weights,
+bfloat16 autocast on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import math
+import os
+import random
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.finetuning.plan import CONTENDERS, Cell
+
+GRACE = 25.0  # seconds for what is being evaluated when the time is up
+BATCH = 16
+LEVELS = (3, 4, 5)
+ALPHA = 32.0
+ROWS = 32  # of an evaluation
+
+
+def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | None:
+    given = argparse.Namespace(**settings)
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    import torch
+
+    torch.set_num_threads(given.threads)
+    torch.set_float32_matmul_precision("high")  # for what autocast does not cover
+    try:
+        made = supervised_cell if cell["kind"] == "sft" else rl_cell
+        return made(cell, given, deadline)
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def options_of(cell: Cell) -> tuple[str, dict[str, Any]]:
+    optim, lora, leash = CONTENDERS[cell["contender"]]
+    options: dict[str, Any] = {"weight_decay": 0.0}
+    if optim != "adamw":
+        options["fused"] = False  # kernels that would compile longer than a cell runs
+        options |= {"leash": leash} if leash else {}
+        options |= {"lora": lora} if lora else {}
+    if optim == "pion":
+        options["cutoff"] = "aligned"
+    return optim, options
+
+
+class Base:
+    """What all cells of a process share: the starting model and its view of the held-out texts."""
+
+    def __init__(self, given: Any) -> None:
+        import torch
+
+        from mesotron.config import ModelConfig, TaskConfig
+        from mesotron.probes.forgetting import read_text, text_blocks
+        from mesotron.rlvr.models import load_model
+        from mesotron.rlvr.tasks.load import load_task
+
+        self.device = torch.device(given.device)
+        config = ModelConfig(name=given.folder, dtype="float32")
+        self.model, self.tokenizer = load_model(config, self.device)
+        self.task_config = TaskConfig(
+            name="arith", levels=LEVELS, format="answer", num_train=20_000, num_eval=given.held_out
+        )
+        self.task = load_task(self.task_config)
+        self.read: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self.blocks = text_blocks(self.tokenizer, read_text())
+        self.held_out = self.batches(self.task.eval, ROWS, range(len(self.task.eval)))
+        self.before = self.measure(self.model)
+
+    def batches(self, problems: Any, size: int, order: Any) -> list[dict[str, Any]]:
+        """Solved problems, padded on the right, with labels on the completion."""
+        import torch
+
+        from mesotron.rlvr.dataset import IGNORED
+        from mesotron.rlvr.prompts import demonstrate, render_prompts, solved_text
+
+        made = []
+        order = list(order)
+        for first in range(0, len(order), size):
+            some = [problems[k] for k in order[first : first + size]]
+            prompts = render_prompts(some, self.task_config, self.tokenizer, self.task.examples)
+            pairs = [
+                demonstrate(prompt, solved_text(problem, self.task.format), self.tokenizer)
+                for problem, prompt in zip(some, prompts, strict=True)
+            ]
+            long, pad = max(sum(map(len, pair)) for pair in pairs), self.tokenizer.pad_token_id
+            rows: dict[str, list] = {"input_ids": [], "labels": [], "attention_mask": []}
+            for prompt, completion in pairs:
+                used = len(prompt) + len(completion)
+                rest = long - used
+                rows["input_ids"].append([*prompt, *completion, *[pad] * rest])
+                ignored = [IGNORED] * len(prompt)
+                rows["labels"].append([*ignored, *completion, *[IGNORED] * rest])
+                rows["attention_mask"].append([1] * used + [0] * rest)
+            made.append({k: torch.tensor(v, device=self.device) for k, v in rows.items()})
+        return made
+
+    def lessons(self, seed: int, steps: int) -> list[dict[str, Any]]:
+        """The training batches of a seed."""
+        if (seed, steps) not in self.read:
+            order = list(range(len(self.task.train)))
+            random.Random(f"finetuning {seed}").shuffle(order)
+            self.read[seed, steps] = self.batches(self.task.train, BATCH, order[: BATCH * steps])
+        return self.read[seed, steps]
+
+    def measure(self, model: Any) -> dict[str, float]:
+        """Held-out loss, share of problems whose solution greedy decoding would write exactly,
+        forward KL from the starting model on the same tokens, and the nll of general text."""
+        import torch
+
+        from mesotron.probes.forgetting import text_nll
+
+        total = right = tokens = problems = kl = 0.0
+        with torch.no_grad(), self.autocast():
+            for batch in self.held_out:
+                inputs = {k: batch[k] for k in ("input_ids", "attention_mask")}
+                learned = batch["labels"][:, 1:] >= 0
+                targets = batch["labels"][:, 1:].clamp_min(0)
+                logp = model(**inputs).logits[:, :-1].float().log_softmax(-1)
+                own = logp.gather(2, targets[..., None])[..., 0]
+                total -= own[learned].sum().item()
+                hit = (logp.argmax(-1) == targets) | ~learned
+                right += hit.all(1).sum().item()
+                start = self.model(**inputs).logits[:, :-1].float().log_softmax(-1)
+                kl += (start.exp() * (start - logp)).sum(-1)[learned].sum().item()
+                tokens += learned.sum().item()
+                problems += len(hit)
+            nll = text_nll(model, self.blocks)
+        return {
+            "loss": total / tokens, "accuracy": right / problems, "kl": kl / tokens, "nll": nll,
+        }  # fmt: skip
+
+    def autocast(self) -> Any:
+        import torch
+
+        return torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda")
+
+
+@cache
+def base_of(folder: str, device: str, held_out: int) -> Base:
+    return Base(argparse.Namespace(folder=folder, device=device, held_out=held_out))
+
+
+def trainable_model(base: Base, cell: Cell) -> Any:
+    """A copy of the start whose linear layers train, by LoRA or themselves."""
+    import torch
+    from torch import nn
+
+    model = copy.deepcopy(base.model)
+    torch.manual_seed(cell["seed"])
+    if cell["rank"]:
+        import peft
+
+        lora = peft.LoraConfig(r=cell["rank"], lora_alpha=ALPHA, target_modules="all-linear")  # pyright: ignore
+        return peft.get_peft_model(model, lora)
+    for p in model.parameters():
+        p.requires_grad_(False)
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            module.weight.requires_grad_(True)
+    return model
+
+
+def supervised_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
+    import torch
+
+    from mesotron.optim import BUILDERS
+    from mesotron.optim.groups import clip_gradients
+
+    began = time.time()
+    base = base_of(given.folder, given.device, given.held_out)
+    model = trainable_model(base, cell)
+    model.train()
+    name, options = options_of(cell)
+    optimizer = BUILDERS[name](model, cell["rate"], **options)
+    steps, warm = given.steps, max(1, given.steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda k: min((k + 1) / warm, (steps - k) / (steps - warm + 1))
+    )
+    for step, batch in enumerate(base.lessons(cell["seed"], steps)):
+        with base.autocast():
+            loss = model(**batch).loss
+        loss.backward()
+        clip_gradients(optimizer, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if time.time() > deadline + GRACE / 2:
+            return None
+        if step % 20 == 0 and not math.isfinite(loss.item()):
+            break
+    stats = optimizer.stats()
+    found = base.measure(model) | distances(model, base.model)
+    found["forgetting"] = found["nll"] - base.before["nll"]
+    found["leash"] = max((x for k, x in stats.items() if k.endswith("/distance")), default=None)
+    return cell | found | {"before": base.before, "seconds": time.time() - began}
+
+
+def distances(model: Any, start: Any) -> dict[str, float]:
+    """The Frobenius distance to the start over the start's norm, all trained matrices together."""
+    import torch
+
+    moved = size = 0.0
+    with torch.no_grad():
+        if hasattr(model, "merge_and_unload"):
+            model = model.merge_and_unload()
+        first = dict(start.named_parameters())
+        for name, p in model.named_parameters():
+            if p.ndim == 2 and "embed" not in name and "lm_head" not in name:
+                moved += (p - first[name]).square().sum().item()
+                size += first[name].square().sum().item()
+    return {"moved": (moved / max(size, 1e-30)) ** 0.5}
+
+
+def rl_cell(cell: Cell, given: Any, deadline: float) -> Cell | None:
+    """GRPO by the recipe arith_smollm2, as in benchmarks/smollm2."""
+    import shutil
+
+    from benchmarks.smollm2.training import build, config_of, summary
+    from mesotron.probes.forgetting import read_text, text_blocks, text_nll
+    from mesotron.rlvr.answers.verify import Verifier
+    from mesotron.rlvr.session import load, quiet_libraries
+    from mesotron.runs import RunFolder
+
+    began = time.time()
+    quiet_libraries()
+    optim, options = options_of(cell)
+    changes = [f"optim.lora={options['lora']}"] if options.get("lora") else []
+    changes += [f"optim.leash={options['leash']}"] if options.get("leash") else []
+    changes += [f"model.lora={cell['rank']}"] if cell["rank"] else []
+    changes.append("optim.fused=false")
+    # The auxiliary rate that suits SmolLM2 (benchmarks/smollm2/levers.md), where there is one.
+    variant = {"pion": "pion_cutoff:cutoff=aligned,aux_lr=1e-5"}
+    contender = "adamw" if optim == "adamw" else variant.get(optim, f"{optim}:aux_lr=1e-5")
+    full: Cell = {
+        "part": "finetuning", "stage": "final", "optim": contender, "objective": "grpo",
+        "gain": 1.0, "rate": cell["rate"], "seed": cell["seed"], "steps": given.rl_steps,
+        "set": changes,
+    }  # fmt: skip
+    path = given.state / "runs" / f"{os.getpid()}-{time.time_ns():x}"
+    config = config_of(full, given, path)
+    run = RunFolder.create(path, config, {})
+    with Verifier(config.reward.timeout) as verifier:
+        parts = load(config, verifier)
+        blocks = text_blocks(parts.tokenizer, read_text())
+        before = text_nll(parts.model, blocks)
+        trainer, kept = build(parts, run, given, deadline)
+        trainer.train()
+        if kept.late:
+            return None
+        found = summary(parts, trainer, kept.rows)
+        nll = text_nll(trainer.model, blocks)
+    shutil.rmtree(Path(path))
+    rewards = [row["reward"] for row in kept.rows if "reward" in row]
+    keep = {k: found[k] for k in ("accuracy", "formatted", "diverged", "steps_done")}
+    return cell | keep | {
+        "nll": nll, "forgetting": nll - before, "verdict": found["health"][0],
+        "reward": sum(rewards[-10:]) / max(len(rewards[-10:]), 1),
+        "seconds": time.time() - began,
+    }  # fmt: skip

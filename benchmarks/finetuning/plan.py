@@ -1,0 +1,124 @@
+"""Which cells the study has, and which come next: pure functions of what is finished.
+
+A cell is a dictionary of plain values. All contenders search the same rates on the same tuning
+seeds; the rate with the best mean is then run on other seeds, which are the ones reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any
+
+Cell = dict[str, Any]
+PARTS = ("rates", "supervised", "rl")
+RANKS = (4, 16, 64)
+RANK = 16  # of LoRA in the comparisons
+TUNING_SEEDS = (0, 1)
+FINAL_SEEDS = (10, 11, 12)
+RATES = tuple(1e-5 * 2**k for k in range(11))
+RL_RATES = tuple(1e-5 * 2**k for k in range(0, 9, 2))
+LEASHES = (0.003, 0.01)
+
+# name -> optimizer, LoRA rule (None trains the matrices themselves), leash
+CONTENDERS: dict[str, tuple[str, str | None, float | None]] = {
+    "full adamw": ("adamw", None, None),
+    "full muon": ("muon", None, None),
+    "full normuon": ("normuon", None, None),
+    "full pion": ("pion", None, None),
+    **{f"full muon, leash {x:g}": ("muon", None, x) for x in LEASHES},
+    "lora adamw": ("adamw", "B", None),
+    "lora muon on B": ("muon", "B", None),
+    "lora product": ("muon", "product", None),
+    "lora product, pion": ("pion", "product", None),
+    **{f"lora product, leash {x:g}": ("muon", "product", x) for x in LEASHES},
+}
+CURVES = ("lora product", "lora muon on B", "lora adamw")
+RL_CONTENDERS = (
+    "full adamw", "full muon", "lora adamw", "lora product", "full normuon", "full pion",
+    "full muon, leash 0.01", "lora product, leash 0.01",
+)  # fmt: skip
+
+
+def make(kind: str, contender: str, rank: int, rate: float, seed: int) -> Cell:
+    lora = CONTENDERS[contender][1] is not None
+    return {
+        "kind": kind, "contender": contender, "rank": rank if lora else 0, "rate": rate,
+        "seed": seed,
+    }  # fmt: skip
+
+
+def key_of(cell: Cell) -> str:
+    names = ("kind", "contender", "rank", "rate", "seed")
+    return "/".join(f"{cell[name]:g}" if name == "rate" else str(cell[name]) for name in names)
+
+
+def plan(given: Any, done: dict[str, Cell]) -> Iterator[Cell]:
+    """The cells of the parts in the order they are named, each part's most telling ones first."""
+    for part in given.parts:
+        yield from {"rates": rates, "supervised": supervised, "rl": rl}[part](done)
+
+
+def rates(done: dict[str, Cell]) -> Iterator[Cell]:
+    """Held-out loss against the rate, for each rank and for the whole matrices."""
+    curves = [(name, rank) for name in CURVES for rank in RANKS]
+    curves += [("full muon", 0), ("full adamw", 0)]
+    for seed, some in ((0, RATES[::2]), (0, RATES[1::2]), (1, RATES)):
+        for rate in some:
+            for name, rank in curves:
+                yield make("sft", name, rank, rate, seed)
+
+
+def supervised(done: dict[str, Cell]) -> Iterator[Cell]:
+    for seed in TUNING_SEEDS:
+        for rate in RATES:
+            for name in CONTENDERS:
+                yield make("sft", name, RANK, rate, seed)
+    yield from finals("sft", CONTENDERS, RATES, TUNING_SEEDS, done)
+
+
+def rl(done: dict[str, Cell]) -> Iterator[Cell]:
+    for rate in RL_RATES:
+        for name in RL_CONTENDERS:
+            yield make("rl", name, RANK, rate, 0)
+    yield from finals("rl", RL_CONTENDERS, RL_RATES, (0,), done)
+
+
+def finals(
+    kind: str, names: Any, grid: tuple[float, ...], seeds: tuple[int, ...], done: dict[str, Cell]
+) -> Iterator[Cell]:
+    for seed in FINAL_SEEDS:
+        for name in names:
+            rate = best_rate(kind, name, RANK, grid, seeds, done)
+            if rate is not None:
+                yield make(kind, name, RANK, rate, seed)
+
+
+def score(cell: Cell) -> float:
+    """What the search minimizes: the held-out loss, or one minus the accuracy of RL."""
+    value = cell["loss"] if cell["kind"] == "sft" else 1 - cell["accuracy"]
+    return value if math.isfinite(value) else 99.0
+
+
+def curve(
+    kind: str, name: str, rank: int, grid: tuple[float, ...], seeds: tuple[int, ...],
+    done: dict[str, Cell],
+) -> dict[float, float]:  # fmt: skip
+    """Rate -> mean score over the seeds that are all there."""
+    means = {}
+    for rate in grid:
+        cells = [done.get(key_of(make(kind, name, rank, rate, seed))) for seed in seeds]
+        found = [score(cell) for cell in cells if cell is not None]
+        if len(found) == len(seeds):
+            means[rate] = fmean(found)
+    return means
+
+
+def best_rate(
+    kind: str, name: str, rank: int, grid: tuple[float, ...], seeds: tuple[int, ...],
+    done: dict[str, Cell],
+) -> float | None:  # fmt: skip
+    """The best rate of a finished search; None before that."""
+    means = curve(kind, name, rank, grid, seeds, done)
+    return min(means, key=means.__getitem__) if len(means) == len(grid) else None
