@@ -1,14 +1,18 @@
-"""The default run over several seeds: `mesotron train`, its curves and its gain.
+"""`mesotron train` over several seeds: its curves, its gain and its time.
 
-    python -m benchmarks.default_run.run --seeds 0 1 2
+    python -m benchmarks.default_run.run --seeds 11 12 13 14 15
+    python -m benchmarks.default_run.run --recipe arith_collapse --guard rollback --seeds 11 12 13
 
-Finished runs are not made again, stopped ones are continued.
+Finished runs are not made again. One thread for each: the processor time of a run is what it would
+take on a core of its own, whatever else the machine does.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,44 +22,56 @@ CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatt
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15])
     parser.add_argument("--runs", type=Path, default=Path("runs/default_run"))
-    parser.add_argument("--workers", type=int, default=2, help="runs at once, one thread each")
+    parser.add_argument("--recipe", default="arith")
+    parser.add_argument("--guard", default="warn")
+    parser.add_argument("--workers", type=int, default=1, help="runs at once")
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of mesotron train")
     given = parser.parse_args()
+    folder = given.runs / f"{given.recipe}-{given.guard}"
     with ThreadPoolExecutor(given.workers) as pool:
-        list(pool.map(lambda seed: train(seed, given.runs), given.seeds))
-    result = [collect(seed, given.runs) for seed in given.seeds]
-    (HERE / "result.json").write_text(json.dumps(result, indent=1))
-    draw(result)
-    for row in result:
-        print(row["seed"], row["before"], row["after"], row["gain"], f"{row['seconds']:.0f} s")
+        rows = list(pool.map(lambda seed: train(seed, folder, given), given.seeds))
+    for row in rows:
+        print(json.dumps({key: value for key, value in row.items() if key != "curves"}))
+    if not given.flags:
+        name = "result" if given.recipe == "arith" else f"{given.recipe}_{given.guard}"
+        (HERE / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+        draw(rows, HERE / f"{name}.png")
 
 
-def train(seed: int, runs: Path) -> None:
-    path = runs / str(seed)
-    if (path / "result.json").exists():
-        return
-    command = [sys.executable, "-m", "mesotron", "train"]
-    if (path / "config.json").exists():
-        command += ["--resume", str(path)]
-    else:
-        command += ["--seed", str(seed), "--out", str(path), "--threads", "1"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+def train(seed: int, folder: Path, given: argparse.Namespace) -> dict:
+    path = folder / str(seed)
+    if not (path / "seconds.json").exists():
+        command = [sys.executable, "-m", "mesotron", "train", given.recipe, "--guard", given.guard]
+        command += ["--seed", str(seed), "--out", str(path), "--device", "cpu", "--threads", "1"]
+        began = time.monotonic()
+        child = subprocess.Popen([*command, *given.flags], stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(child.pid, 0)
+        if status:
+            raise RuntimeError(f"{path}: mesotron train failed")
+        seconds = {"wall": time.monotonic() - began, "processor": used.ru_utime + used.ru_stime}
+        (path / "seconds.json").write_text(json.dumps(seconds))
+    return collect(path)
 
 
-def collect(seed: int, runs: Path) -> dict:
-    path = runs / str(seed)
+def collect(path: Path) -> dict:
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    result = json.loads((path / "result.json").read_text())
-    return {
-        "seed": seed,
-        **{key: result[key] for key in ("problems", "before", "after", "gain")},
-        "seconds": sum(row["time/step"] for row in rows),
-        "curves": {name: [row[name] for row in rows] for name in CURVES},
-    }
+    names = ("problems", "before", "after", "gain", "lenient", "gained", "lost")
+    made = {"seed": int(path.name), "steps": len({row["step"] for row in rows})}
+    if (path / "result.json").exists():
+        result = json.loads((path / "result.json").read_text())
+        made |= {key: result[key] for key in names}
+    events = path / "events.jsonl"
+    lines = events.read_text().splitlines() if events.exists() else []
+    kept = ("kind", "step", "detector", "severity", "action", "checkpoint", "began", "changes")
+    made["events"] = [{k: v for k, v in json.loads(line).items() if k in kept} for line in lines]
+    made["seconds"] = json.loads((path / "seconds.json").read_text())
+    made["curves"] = {name: [[row["step"], row[name]] for row in rows] for name in CURVES}
+    return made
 
 
-def draw(result: list[dict]) -> None:
+def draw(result: list[dict], file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,13 +85,13 @@ def draw(result: list[dict]) -> None:
     }
     for axis, (name, title) in zip(axes, titles.items()):
         for row in result:
-            curve = row["curves"][name]
-            smooth = [sum(curve[max(0, k - 4) : k + 1]) / min(k + 1, 5) for k in range(len(curve))]
-            axis.plot(range(1, len(curve) + 1), smooth, label=f"seed {row['seed']}")
-        axis.set(title=f"{title}, mean of 5 steps", xlabel="step", ylim=(0, 1.02))
+            steps, curve = zip(*row["curves"][name])
+            axis.plot(steps, curve, label=f"seed {row['seed']}", linewidth=1)
+        axis.set(title=f"{title}, sampled", xlabel="step", ylim=(0, 1.02))
         axis.grid(alpha=0.3)
     axes[0].legend()
-    figure.savefig(HERE / "curve.png", dpi=110)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":

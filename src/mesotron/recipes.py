@@ -33,28 +33,37 @@ def arith() -> TrainConfig:
     """Generated word problems, the shipped tiny model, minutes on a CPU (the default)."""
     return TrainConfig(
         objective=ObjectiveConfig(beta=0.0),
-        optim=OptimConfig(lr=6e-4, schedule="linear"),
+        optim=OptimConfig(lr=1e-3, schedule="linear"),
         rollout=RolloutConfig(prompts=16, generations=8, max_tokens=32),
-        steps=60,
+        steps=40,
     )
 
 
+def arith_collapse() -> TrainConfig:
+    """Meant to fail: learns, then collapses at eight times arith's rate; try --guard rollback."""
+    # The accuracy peaks within ten steps: a rollback needs a checkpoint from before that.
+    return replace(
+        arith(), reward=RewardConfig(parts=("sparse",)),
+        optim=OptimConfig(lr=8e-3, schedule="linear"), steps=60, save_every=2, keep=30,
+    )  # fmt: skip
+
+
 def arith_sparse_collapse() -> TrainConfig:
-    """Meant to fail: a reward for the boxed right answer only, and too large a learning rate."""
+    """The same at a constant rate and with few checkpoints."""
     sparse = RewardConfig(parts=("sparse",))
-    return replace(arith(), reward=sparse, optim=OptimConfig(lr=5e-3))
+    return replace(arith(), reward=sparse, optim=OptimConfig(lr=5e-3), steps=60)
 
 
 def arith_mgrpo() -> TrainConfig:
     """Without gold answers: M-GRPO, which delays the collapse of self-labels, not prevents it."""
-    return replace(arith(), objective=ObjectiveConfig(name="mgrpo"))
+    optim = OptimConfig(lr=6e-4, schedule="linear")
+    return replace(arith(), objective=ObjectiveConfig(name="mgrpo"), optim=optim, steps=60)
 
 
 def arith_smollm2() -> TrainConfig:
     """Sums of three digits with SmolLM2-135M-Instruct, minutes on one GPU."""
     return TrainConfig(
-        # Updates of 1e-5 are below the spacing of bfloat16 weights.
-        model=ModelConfig(name="smollm2", dtype="float32"),
+        model=ModelConfig(name="smollm2"),
         task=TaskConfig(
             name="sums", format="answer", few_shot=2, system="Reply with ANSWER: n.", num_eval=512
         ),
@@ -191,9 +200,10 @@ def qwen3_math_mgrpo() -> TrainConfig:
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     recipe.__name__: recipe
     for recipe in (
-        arith, arith_sparse_collapse, arith_mgrpo, arith_smollm2, arith_smollm2_fast,
-        gsm8k_smollm2, qwen05_boxed_muon_sgd, qwen15_gsm8k_v1, qwen15_gsm8k_v2, qwen3_gsm8k_pion,
-        qwen3_gsm8k_pion_gmpo, qwen3_math_pion, qwen3_math_pion_gmpo, qwen3_math_mgrpo,
+        arith, arith_collapse, arith_sparse_collapse, arith_mgrpo, arith_smollm2,
+        arith_smollm2_fast, gsm8k_smollm2, qwen05_boxed_muon_sgd, qwen15_gsm8k_v1, qwen15_gsm8k_v2,
+        qwen3_gsm8k_pion, qwen3_gsm8k_pion_gmpo, qwen3_math_pion, qwen3_math_pion_gmpo,
+        qwen3_math_mgrpo,
     )
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mesotron.runs import console as live
-from mesotron.runs.console import LiveView, SafeConsole, shorten, sparkline, spell_time
+from mesotron.runs.console import LiveView, SafeConsole, chart, shorten, spell_time
 
 WATCHED = {"reward": "reward", "facts/formatted": "format"}
 
@@ -43,10 +43,13 @@ def test_a_terminal_shows_progress_sparklines_transcript_and_alert():
         view.start_at(1, [{"step": 1, "reward": 0.0}])
         view.show_transcript("3 + 4 = 7\x1b[2J")
         view.alarm("step 2 warn, entropy collapse\x1b[2J: lower the rate")
+        view.notes["greedy accuracy"] = "0.225 before"
+        view.watch_state = lambda: "warn: entropy collapse"
         view.update(2, {"reward": 1.0, "facts/formatted": 0.5, "cost/projected": 2.5})
         view.update(3, {"cost/spent": 1.25})  # the projection is remembered
     shown = output(view)
-    for text in ("step 2/4", "$1.25 of $2.50", "▁█", "0.500", "7\\x1b[2J", "collapse\\x1b[2J"):
+    for text in ("step 2/4", "$1.25 of $2.50", "▁█", "0.500", "7\\x1b[2J", "collapse\\x1b[2J",
+                 "0.225 before", "warn: entropy"):  # fmt: skip
         assert text in shown  # escape sequences are shown, not obeyed
     plain = make(4, terminal=False)
     plain.alarm("step 2 stop, dead")
@@ -69,9 +72,10 @@ def test_the_time_left_follows_the_recent_speed(monkeypatch):
     assert view.seconds_left() == pytest.approx(5.0)
 
 
-def test_sparklines_text_and_durations():
+def test_curves_text_and_durations():
     for values, shown in (([], ""), ([float("nan")], ""), ([2.0, 2.0], "▁▁"), ([0, 0, 1, 1], "▁█")):
-        assert sparkline(values, width=2) == shown
+        assert chart(values, width=2) == [shown]
+    assert chart([0, 1, 0.5], width=3, height=2) == [" █ ", "▁██"]
     assert shorten("x" * 1000).endswith("x ...")
     assert spell_time(59.6) == "1m 0s"
 

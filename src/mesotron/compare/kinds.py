@@ -183,8 +183,8 @@ class Language(Kind):
             OptimConfig(name="pion", per_head=True, promote=0),
         ),
         "pion_cutoff": (
-            "Pion with a continuous cutoff at the noise edge",
-            OptimConfig(name="pion", cutoff="noise"),
+            "Pion with a continuous cutoff, aligned with the strongest direction",
+            OptimConfig(name="pion", cutoff="aligned"),
         ),
         "lowrank": ("Muon's top 8 directions by exact SVD", OptimConfig(name="muon", rank=8)),
     }

@@ -50,8 +50,9 @@ class OptimConfig(Config, prefix="optim."):
     """Clip the gradient of the auxiliary groups to this norm (0: off). The full norm is logged."""
     clip: Literal["auxiliary", "all"] = "auxiliary"
     """Which gradients to clip; all also clips the matrices, by their own norm."""
-    fused: bool = True
-    """Use our GPU kernels for spectral steps; turn off for short runs, as they must compile."""
+    fused: bool | None = None
+    """Use our GPU kernels for spectral steps. They compile for up to 13 s once per machine (unset:
+    in mesotron train from 500 steps on)."""
 
     def check_fields(self) -> None:
         is_muon = self.name.startswith("muon")

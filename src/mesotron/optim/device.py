@@ -6,12 +6,13 @@ import zlib
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mesotron.runs.process import local_index
 
 _PROBE_SIZE = 96  # 1.8 MFLOP: 40 ms where bfloat16 is emulated, microseconds elsewhere
 _PROBE_MARGIN = 1.3  # bfloat16 must win clearly before accuracy is given up for it
+_SMALL_MODEL = 5_000_000  # weights; two threads made the tiny model three times slower
 _GOLDEN = 0x9E3779B1 - 2**32  # odd and without pattern: neighbors end far apart
 
 
@@ -24,6 +25,13 @@ def choose_device(name: str, threads: int | None = None) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     # Each process of a multi-process run has its own GPU.
     return torch.device(name, local_index()) if name == "cuda" else torch.device(name)
+
+
+def use_one_thread_if_small(model: nn.Module, device: torch.device, threads: int | None) -> None:
+    """Unless the user chose, give a small model on a CPU one thread: more wait for each other."""
+    size = sum(p.numel() for p in model.parameters())
+    if threads is None and device.type == "cpu" and size < _SMALL_MODEL:
+        torch.set_num_threads(1)
 
 
 def name_device(device: torch.device) -> str:

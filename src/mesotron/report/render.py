@@ -25,7 +25,7 @@ from mesotron.report import summary
 from mesotron.report.data import Chart, Line, make_chapters, make_grids, make_rest, make_spectra
 from mesotron.report.read import Run
 from mesotron.rlvr.answers.formats import FORMATS, MAX_TAIL, AnswerFormat
-from mesotron.rlvr.scores import Transcript, pair_up, verdict
+from mesotron.rlvr.scores import Transcript, describe_changes, pair_up, verdict
 from mesotron.runs.files import Row
 from mesotron.watch.events import Action
 from mesotron.watch.metrics import METRICS
@@ -347,11 +347,8 @@ def completion_blocks(run: Run, count: int) -> list[Block]:
     )
     blocks: list[Block] = []
     if pairs := pair_up(before, after, count):
-        first = {one.id: one.correct for one in before}
-        both = [(first[one.id], one.correct) for one in after if one.id in first]
         blocks.append(text(
-            f"{len(both)} held-out problems: {both.count((True, True))} right before and after, "
-            f"{both.count((False, True))} gained, {both.count((True, False))} lost."
+            f"{describe_changes(before, after)}. Below, {len(pairs)} problems in these proportions."
         ))  # fmt: skip
         blocks += [
             {"kind": "pair", "title": pair.change, "question": pair.before.question,

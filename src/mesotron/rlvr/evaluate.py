@@ -337,7 +337,7 @@ def run(config: EvalConfig) -> int:
 
 
 def _evaluate_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalResult]:
-    from mesotron.optim.device import choose_device
+    from mesotron.optim.device import choose_device, use_one_thread_if_small
 
     device = choose_device(config.device, config.threads)
     task = load_task(config.task)
@@ -350,6 +350,7 @@ def _evaluate_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalR
         options["examples"] = task.examples
         for subject in subjects:
             model, tokenizer = subject.load(device)
+            use_one_thread_if_small(model, device, config.threads)
             options["name"] = subject.name
             results.append(evaluate(model, tokenizer, task.eval, config.task, **options))
     return results

@@ -100,15 +100,21 @@ def _unify_special_tokens(model: Any, tokenizer: Any, name: str) -> None:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Resolve `ModelConfig.dtype`: as given, or (auto) bfloat16 where the GPU supports it."""
+    """Dtype of loaded weights: as given, or (auto) bfloat16 where the GPU supports it."""
     import torch
 
-    has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    has_bfloat16 = supports_bfloat16(device)
     if name in ("bfloat16", "mixed") and not has_bfloat16:
         raise ValueError(f"--model.dtype {name} needs a GPU with bfloat16: use float32 or auto")
     if name == "auto":
         return torch.bfloat16 if has_bfloat16 else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def supports_bfloat16(device: torch.device) -> bool:
+    import torch
+
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def lora_config(config: ModelConfig) -> LoraConfig | None:

@@ -1,5 +1,6 @@
 """The optimizer of a training run: built from its config, and logged to the run's folder."""
 
+import logging
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -8,10 +9,11 @@ from torch import nn
 from transformers import TrainerCallback
 
 from mesotron.config import OptimConfig
-from mesotron.optim import BUILDERS, RoutedOptimizer
+from mesotron.optim import BUILDERS, RoutedOptimizer, triton
 from mesotron.optim.spectra import Block, choose_blocks, measure_spectrum
 from mesotron.runs import RunFolder
 
+log = logging.getLogger("mesotron")
 NUM_SPECTRA = 5  # steps of a run whose spectra are kept
 
 
@@ -22,8 +24,8 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
     options: dict[str, Any] = {"weight_decay": config.weight_decay, "per_head": config.per_head}
     if config.name != "adamw":
         options |= {"momentum": config.momentum, "scale": config.scale, "aux_lr": config.aux_lr}
-        options |= {"fused": None if config.fused else False, "leash": config.leash}
-        options["lora"] = config.lora
+        fused = False if config.fused is False else None
+        options |= {"fused": fused, "leash": config.leash, "lora": config.lora}
     strength = {"promote": config.promote, "cutoff": config.cutoff}
     options |= {key: value for key, value in strength.items() if value is not None}
     if config.rank is not None:
@@ -65,6 +67,13 @@ def unwrap_optimizer(optimizer: Any) -> RoutedOptimizer | None:
     return inner if isinstance(inner, RoutedOptimizer) else None
 
 
+def uses_kernels(optimizer: RoutedOptimizer) -> bool:
+    """Whether a step runs our Triton kernels."""
+    spectral = [g for g in optimizer.param_groups if g["rule"] in ("muon", "pion")]
+    devices = {p.device for g in spectral if g["fused"] is not False for p in g["params"]}
+    return any(map(triton.available, devices))
+
+
 class OptimizerLog(TrainerCallback):
     """Writes routing.json at the start, and rows of spectra.jsonl at five steps of the run."""
 
@@ -77,6 +86,11 @@ class OptimizerLog(TrainerCallback):
         if optimizer is None or not state.is_world_process_zero:
             return
         self.blocks = choose_blocks(optimizer)
+        if uses_kernels(optimizer):
+            log.warning(
+                "the first step compiles GPU kernels, up to 13 s, unless they are in Triton's "
+                "cache on disk (--no-optim.fused does without them)"
+            )
         if optimizer.table is not None:
             self.run.save("routing", {"rows": [asdict(row) for row in optimizer.table.merged()]})
 

@@ -12,7 +12,7 @@ from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.evaluate import EvalResult, evaluate
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.runs import RunFolder
-from mesotron.runs.console import spell_time
+from mesotron.runs.console import print_line, spell_time
 from mesotron.watch.diagnosis import diagnose
 from mesotron.watch.guard import Monitor, merge_history
 
@@ -40,15 +40,22 @@ def compare(before: Row, after: Row) -> Row:
         "before": before["greedy"]["strict"],
         "after": after["greedy"]["strict"],
         "gain": {"value": gain.value, "low": gain.low, "high": gain.high},
+        "lenient": {"before": before["greedy"]["lenient"], "after": after["greedy"]["lenient"]},
+        "gained": pairs.count((False, True)),
+        "lost": pairs.count((True, False)),
         "findings": after["findings"],
     }
 
 
 def show(before: Row, after: Row, result: Row, console: Console) -> None:
-    console.print(scores.side_by_side(transcripts(before), transcripts(after), PAIRS_SHOWN))
+    both = transcripts(before), transcripts(after)
+    console.print(scores.side_by_side(*both, PAIRS_SHOWN))
+    changes = scores.describe_changes(*both)
+    print_line(console, f"{changes}; above, {PAIRS_SHOWN} problems in these proportions")
     title = f"greedy accuracy, {result['problems']} held-out problems, 95 % intervals"
-    table = Table("before", "after", "gain", title=title)
-    table.add_row(*spell_scores(result))
+    table = Table("", "before", "after", "gain", title=title)
+    for row in score_rows(result):
+        table.add_row(*row)
     console.print(table)
     for sentence in result["findings"]:
         console.print(f"note: {sentence}", soft_wrap=True, markup=False)
@@ -73,9 +80,9 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
         "",
         f"Greedy accuracy on {result['problems']} held-out problems, with 95 % intervals:",
         "",
-        "| before | after | gain |",
-        "|---|---|---|",
-        "| " + " | ".join(spell_scores(result)) + " |",
+        "| | before | after | gain |",
+        "|---|---|---|---|",
+        *("| " + " | ".join(row) + " |" for row in score_rows(result)),
         "",
         "In the format: {:.0%} before, {:.0%} after.".format(*formatted),
         "",
@@ -84,14 +91,19 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
         *watch_lines(rows, run.rows("events")),
         "",
         "## The same problems before and after",
+        "",
+        f"{scores.describe_changes(transcripts(before), transcripts(after))}. Below, problems in "
+        "these proportions.",
         *transcript_lines(before, after),
         "",
     ]
     return "\n".join(lines)
 
 
-def spell_scores(result: Row) -> list[str]:
-    return [str(scores.Score(**result[key])) for key in ("before", "after", "gain")]
+def score_rows(result: Row) -> list[list[str]]:
+    strict = [str(scores.Score(**result[key])) for key in ("before", "after", "gain")]
+    lenient = [str(scores.Score(**result["lenient"][key])) for key in ("before", "after")]
+    return [["strict: right and in the format", *strict], ["lenient: right anywhere", *lenient, ""]]
 
 
 def curve_lines(rows: list[Row]) -> list[str]:

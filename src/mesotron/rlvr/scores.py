@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,16 +112,37 @@ def verdict(transcript: Transcript) -> str:
     return "wrong" if transcript.answer is not None else "no answer"
 
 
-def pair_up(before: Sequence[Transcript], after: Sequence[Transcript], count: int) -> list[Pair]:
-    """Up to `count` problems that both lists have: gained, lost, still wrong and kept in turn."""
+# (right before, right after), in the order in which they are shown.
+CHANGES = {"gained": (False, True), "lost": (True, False), "still wrong": (False, False),
+           "right before and after": (True, True)}  # fmt: skip
+
+
+def sort_pairs(before: Sequence[Transcript], after: Sequence[Transcript]) -> dict[str, list[Pair]]:
+    """The problems that both lists have, by what changed (`CHANGES`)."""
     later = {transcript.id: transcript for transcript in after}
     pairs = [Pair(old, later[old.id]) for old in before if old.id in later]
-    kinds = [
-        [pair for pair in pairs if (pair.before.correct, pair.after.correct) == kind]
-        for kind in ((False, True), (True, False), (False, False), (True, True))
-    ]
-    turns = (pair for turn in zip_longest(*kinds) for pair in turn if pair is not None)
-    return list(islice(turns, count))
+    return {
+        name: [pair for pair in pairs if (pair.before.correct, pair.after.correct) == kind]
+        for name, kind in CHANGES.items()
+    }
+
+
+def pair_up(before: Sequence[Transcript], after: Sequence[Transcript], count: int) -> list[Pair]:
+    """Up to `count` typical problems: the first ones of each change, in proportion to how many
+    problems changed that way (largest remainders)."""
+    kinds = list(sort_pairs(before, after).values())
+    total = sum(map(len, kinds))
+    exact = [min(count, total) * len(kind) / max(total, 1) for kind in kinds]
+    shown = [int(share) for share in exact]
+    by_remainder = sorted(range(len(kinds)), key=lambda k: shown[k] - exact[k])
+    for k in by_remainder[: min(count, total) - sum(shown)]:
+        shown[k] += 1
+    return [pair for kind, number in zip(kinds, shown, strict=True) for pair in kind[:number]]
+
+
+def describe_changes(before: Sequence[Transcript], after: Sequence[Transcript]) -> str:
+    """Such as "42 gained, 7 lost, 91 still wrong, 60 right before and after"."""
+    return ", ".join(f"{len(kind)} {name}" for name, kind in sort_pairs(before, after).items())
 
 
 def side_by_side(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
@@ -22,13 +22,13 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.base import spell
-from mesotron.optim.device import choose_device, name_device
+from mesotron.optim.device import choose_device, name_device, use_one_thread_if_small
 from mesotron.rlvr.anchor import Anchor
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, EvalEvery, GracefulStop, RunLog, SnrProbe, Spending
 from mesotron.rlvr.dataset import make_rows
-from mesotron.rlvr.models import as_loaded, load_model, lora_config
+from mesotron.rlvr.models import as_loaded, load_model, lora_config, supports_bfloat16
 from mesotron.rlvr.objectives import resolve, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
 from mesotron.rlvr.prompts import check_prompts
@@ -58,6 +58,9 @@ from mesotron.watch.settings import Setting, Settings, has_adapters
 # An alarm may come three checkpoints late, and one from before its evidence must remain.
 KEPT_FOR_ROLLBACK = 4
 HANGS_AFTER = 60.0  # seconds in which a reward function should return
+FAST_BELOW = 1_000_000_000  # weights; larger models were not tried with --rollout.fast
+FUSED_FROM = 500  # steps that repay up to 13 s of compilation
+Run = TypeVar("Run", TrainConfig, SftConfig)
 REWARDS_FORMAT = ("two_part", "format")
 
 
@@ -78,6 +81,8 @@ def train(plan: Plan[TrainConfig], account: Account) -> int:
     console = SafeConsole(quiet=not is_main())
     for note in plan.notes:
         print_line(console, note)
+    model, task = plan.config.model.name, plan.config.task.name
+    print_line(console, f"loading the model {model} and the task {task}")
     with Verifier(plan.config.reward.timeout) as verifier:
         parts = load(plan.config, verifier)
         with (
@@ -104,9 +109,33 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     check_enough(len(task.train), config)
     judge = Judge(task.format, verifier)
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
+    config = choose_precision(config, supports_bfloat16(device))
     model, tokenizer = load_model(config.model, device)
     check_prompts(task, config.task, tokenizer, model, config.rollout.max_tokens)
+    use_one_thread_if_small(model, device, config.threads)
+    config = choose_speed(config, device.type == "cuda", model.num_parameters())
     return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
+
+
+def choose_precision(config: Run, has_bfloat16: bool) -> Run:
+    """The run's config with `model.dtype` auto resolved for training."""
+    if config.model.dtype != "auto" or not has_bfloat16:
+        return config
+    # An update of 1e-5 is lost in bfloat16 weights; frozen ones have none.
+    dtype = "bfloat16" if config.model.lora else "mixed"
+    return replace(config, model=replace(config.model, dtype=dtype))
+
+
+def choose_speed(config: TrainConfig, on_gpu: bool, num_weights: int) -> TrainConfig:
+    """The run's config with `rollout.fast` and `optim.fused` resolved where they are unset."""
+    fast, fused = config.rollout.fast, config.optim.fused
+    if fast is None:
+        alone = num_processes() == 1 and config.rollout.vllm == "off"
+        fast = on_gpu and alone and num_weights < FAST_BELOW
+    if fused is None:
+        fused = config.steps >= FUSED_FROM
+    rollout, optim = replace(config.rollout, fast=fast), replace(config.optim, fused=fused)
+    return replace(config, rollout=rollout, optim=optim)
 
 
 @contextmanager
@@ -128,30 +157,40 @@ def train_in(
     config, meter = plan.config, account.meter
     before = run.load("before")
     if before is None:
-        print_line(console, f"{run.path}: evaluating {config.model.name} first")
+        print_line(console, f"evaluating it on {len(parts.task.eval)} held-out problems")
         with meter.evaluation():
             before = evaluate_part(parts, parts.model, "before")
         if is_main():
             run.save("before", before)
     completions = config.rollout.prompts * config.rollout.generations
     meter.calibrate(sampling_time(meter.slowest_evaluation, before["problems"], completions))
+    scores = {name: before["greedy"][name]["value"] for name in ("strict", "lenient")}
+    spelled = ", ".join(f"{value:.3f} {name}" for name, value in scores.items())
+    print_line(console, f"greedy accuracy before: {spelled}; training for {config.steps} steps")
     trainer = build_trainer(parts, run)
     watch = make_watch(trainer, parts, run)
     spending = Spending(meter, trainer, config.eval_every, evaluates_at_end=True)
 
+    start = f"{scores['strict']:.3f} before"
+
     def accuracy() -> float:
+        step = trainer.state.global_step
         with meter.evaluation():
-            result = evaluate_part(parts, trainer.model, f"step {trainer.state.global_step}")
-        return result["greedy"]["strict"]["value"]
+            result = evaluate_part(parts, trainer.model, f"step {step}")
+        greedy = result["greedy"]["strict"]["value"]
+        view.notes["greedy accuracy"] = f"{start}, {greedy:.3f} at step {step}"
+        return greedy
 
     with live_view(run, plan, console) as (view, stop):
         parts.reward.waiting = partial(stop.waiting_for, seconds=HANGS_AFTER)
+        view.notes["greedy accuracy"] = start
+        view.watch_state = watch.state
         undoes = config.guard == "rollback"
         log = RunLog(run, view, trainer, refuse=not undoes)
         callbacks: list[Any] = [log, OptimizerLog(run), GracefulStop(stop)]
         if config.eval_every:
-            greedy, problems = before["greedy"]["strict"]["value"], before["problems"]
-            callbacks.append(EvalEvery(config.eval_every, trainer, accuracy, greedy, problems))
+            every, greedy = config.eval_every, scores["strict"]
+            callbacks.append(EvalEvery(every, trainer, accuracy, greedy, before["problems"]))
         callbacks.append(spending)
         # A watch sees a non-finite loss before the log, but a row is written before it is undone.
         callbacks.insert(len(callbacks) if undoes else 0, watch)
@@ -214,7 +253,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         optim=config.optim,
         objective=resolve(config.objective, config.rollout.generations),
         judge=parts.judge,
-        fast=config.rollout.fast,
+        fast=bool(config.rollout.fast),
     )
     if asks_for_sharding() and not trainer.is_fsdp_enabled:
         raise ValueError("FSDP needs GPUs here: launch with examples/scaling/ddp.yaml instead")

@@ -13,13 +13,13 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from mesotron.config import OptimConfig, SftConfig
 from mesotron.optim import RoutedOptimizer
-from mesotron.optim.device import choose_device
+from mesotron.optim.device import choose_device, use_one_thread_if_small
 from mesotron.optim.groups import clip_gradients
 from mesotron.rlvr import session
 from mesotron.rlvr.callbacks import GracefulStop, RunLog, Spending
 from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.dataset import make_demonstrations
-from mesotron.rlvr.models import load_model, lora_config
+from mesotron.rlvr.models import load_model, lora_config, supports_bfloat16
 from mesotron.rlvr.optimizer import OptimizerLog, build_optimizer, check_settings, unwrap_optimizer
 from mesotron.rlvr.spending import Account
 from mesotron.rlvr.tasks.load import load_task
@@ -68,13 +68,15 @@ class WarmStart(SafeCheckpoints, SFTTrainer):  # pyright: ignore[reportIncompati
 
 def train(plan: Plan[SftConfig], account: Account) -> int:
     session.quiet_libraries()
-    config, console = plan.config, SafeConsole()
+    console = SafeConsole()
     for note in plan.notes:
         print_line(console, note)
-    check_settings(config.optim)
-    device = choose_device(config.device, config.threads)
+    check_settings(plan.config.optim)
+    device = choose_device(plan.config.device, plan.config.threads)
+    config = session.choose_precision(plan.config, supports_bfloat16(device))
     task = load_task(config.task)
     model, tokenizer = load_model(config.model, device)
+    use_one_thread_if_small(model, device, config.threads)
     rows = make_demonstrations(task, config, tokenizer)
     how = f"continue with {session.resume_command(plan)}"
     with session.open_folder(plan, device) as run, explain_interrupt(how):

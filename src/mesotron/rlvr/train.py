@@ -38,6 +38,8 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
     with Account(plan, began) as account:
         set_library_variables(plan.config.task, plan.config.model.name)
         go_offline_without_network()
+        if is_main():
+            print(f"{plan.path}: loading PyTorch, Transformers and TRL", flush=True)
         # Only now: Hugging Face libraries read the variables at import.
         if isinstance(config, SftConfig):
             from mesotron.rlvr.sft import train

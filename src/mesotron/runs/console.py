@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -15,8 +15,9 @@ from rich.text import Text
 
 from mesotron.runs.files import printable
 
-BARS = "▁▂▃▄▅▆▇█"
+BARS = " ▁▂▃▄▅▆▇█"
 BAR_WIDTH = 40
+CHART_HEIGHT = 4  # lines of the first metric's curve
 PLAIN_LINES = 20  # per run, without a terminal
 WINDOW = 20  # steps from which the time left is estimated
 SHOWN_CHARACTERS = 600
@@ -33,7 +34,12 @@ class SafeConsole(Console):
 
 
 class LiveView:
-    """Progress, time left, cost, sparklines of `watched` metrics (name -> label), latest alert."""
+    """Progress, time left, cost, and curves of `watched` metrics (name -> label), the first large.
+
+    Attributes:
+        notes: further lines, label -> text.
+        watch_state: returns the watch's state in a few words.
+    """
 
     def __init__(self, steps: int, watched: dict[str, str], console: Console | None = None) -> None:
         self.steps = steps
@@ -43,6 +49,8 @@ class LiveView:
         self._times: deque[tuple[int, float]] = deque([(0, time.monotonic())], maxlen=WINDOW)
         self._transcript = self._alarm = ""
         self._spent = self._projected = None  # dollars
+        self.notes: dict[str, str] = {}
+        self.watch_state: Callable[[], str] | None = None
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
@@ -118,10 +126,16 @@ class LiveView:
             finite = [x for x in values if x - x == 0]
             ends = [spell_number(one(finite)) for one in (min, max)] if len(finite) > 1 else []
             scale = f"  ({' to '.join(ends)})" if ends else ""
-            table.add_row(label, sparkline(values, width), spell_number(values[-1]) + scale)
+            height = CHART_HEIGHT if label == next(iter(self._watched.values())) else 1
+            curve = "\n".join(chart(values, width, height))
+            table.add_row(label, curve, spell_number(values[-1]) + scale)
+        state = {"watch": self.watch_state()} if self.watch_state else {}
+        for label, text in (self.notes | state).items():
+            table.add_row(label, text)
         parts: list[RenderableType] = [table]
         if self._transcript:
-            height = max(self.console.height - len(self._watched) - 8, 3)  # of a low terminal
+            used = len(self._watched) + CHART_HEIGHT + len(self.notes) + 8
+            height = max(self.console.height - used, 3)  # of a low terminal
             lines = self._transcript.splitlines()[-height:]
             parts.append(Panel(Text("\n".join(lines)), title="latest transcript"))
         if self._alarm:
@@ -134,17 +148,21 @@ def print_line(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Numbers as a row of at most `width` bars, averaged if there are more."""
+def chart(values: Sequence[float], width: int = 40, height: int = 1) -> list[str]:
+    """Numbers as bars in `height` lines of at most `width` columns, averaged if there are more."""
     finite = [x for x in values if x - x == 0]
     if not finite:
-        return ""
+        return [""]
     size = -(-len(finite) // width)
     chunks = [finite[i : i + size] for i in range(0, len(finite), size)]
     means = [sum(chunk) / len(chunk) for chunk in chunks]
     low, high = min(means), max(means)
     span = high - low or 1.0
-    return "".join(BARS[int((x - low) / span * (len(BARS) - 1))] for x in means)
+    levels = [1 + int((x - low) / span * (8 * height - 1)) for x in means]  # eighths of a line
+    return [
+        "".join(BARS[min(max(level - 8 * line, 0), 8)] for level in levels)
+        for line in reversed(range(height))
+    ]
 
 
 def spell_number(x: float) -> str:

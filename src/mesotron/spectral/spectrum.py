@@ -108,7 +108,7 @@ def make_curves(config: SpectrumConfig) -> list[Curve]:
         raise ValueError("promote and cutoff belong to the pion filter: add pion to the filters")
     promote, cutoff = config.promote, config.cutoff
     if not promote and not cutoff:
-        promote, cutoff = (0, 2), ("noise",)
+        promote, cutoff = (0, 2), ("aligned",)
     variants: list[tuple[str, dict[str, Any]]] = [
         *((f"pion promote={k}", {"promote": k}) for k in promote),
         *((f"pion cutoff={c}", {"cutoff": c}) for c in cutoff),

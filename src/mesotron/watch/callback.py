@@ -108,6 +108,13 @@ class Watch(TrainerCallback):
         """All actions of the guard so far."""
         return self.monitor.actions
 
+    def state(self) -> str:
+        """The state of the run so far in a few words, such as "warn: entropy collapse"."""
+        active = self.engine.active().items()
+        words = [f"{severity}: {name.replace('_', ' ')}" for name, severity in active]
+        rollbacks = f"{n} rollbacks" if (n := self.monitor.num_rollbacks) else ""
+        return ", ".join([*words, rollbacks] if rollbacks else words) or "healthy so far"
+
     def diagnosis(self) -> Diagnosis | None:
         """The diagnosis of the run so far, or None before anything was logged."""
         m = self.monitor
