@@ -1,10 +1,12 @@
 # Two commands for a newcomer: `make demo` and `make test`. Both need Python 3.11+ and make.
-# The environment is .venv; it is made once and again when pyproject.toml or constraints.txt change.
+# The environment is .venv, made again when pyproject.toml or constraints.txt change. The demo
+# installs only the trainer; the tests install everything.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.demo
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
 # Tests build their models from configs. One thread for each of the two pytest workers.
@@ -17,10 +19,9 @@ WORKERS ?= 2
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# One thread: the model is too small for more, which wait for each other where other programs run.
-demo: $(STAMP)  ## what the filters do to a spectrum, then reinforcement learning in minutes
-	$(BIN)/mesotron spectrum
-	OMP_NUM_THREADS=1 $(BIN)/mesotron train --threads 1
+demo: $(DEMO_STAMP)  ## a small model learns in minutes, then one picture of the filters
+	$(BIN)/mesotron train
+	$(BIN)/mesotron spectrum muon pion --cutoff aligned --brief
 
 test: lint pytest  ## lint, types and every test that is not slow
 
@@ -55,14 +56,24 @@ format: $(STAMP)  ## let ruff rewrite what it can
 
 install: $(STAMP)  ## only make .venv
 
-$(STAMP): pyproject.toml constraints.txt
+INSTALL_TORCH = $(PIP) torch==2.13.0
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV); torch is large, the first time takes some minutes"
+	$(INSTALL_TORCH)
+	$(PIP) -e '.[dev]'
+	@touch $(STAMP) $(DEMO_STAMP)
+
+$(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing PyTorch and TRL into $(VENV); the first time takes some minutes"
+	$(INSTALL_TORCH)
+	$(PIP) -e '.[rlvr]'
+	@touch $(DEMO_STAMP)
+
+$(BIN)/python:
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit("mesotron needs Python 3.11 or newer, \
 	and $(PYTHON) is older: try make PYTHON=python3.12") if sys.version_info < (3, 11) else 0'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV); torch is large, the first time takes some minutes"
-	$(PIP) torch==2.13.0
-	$(PIP) -e '.[dev]'
-	@touch $(STAMP)
 
 clean:  ## remove the environment, caches and builds
 	rm -rf $(VENV) site dist .pytest_cache .ruff_cache

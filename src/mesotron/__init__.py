@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mesotron.rlvr.trainer import GRPOTrainer
     from mesotron.watch.callback import Watch
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "AdamW", "GRPOTrainer", "Muon", "MuonSGD", "NorMuon", "Pion", "RoutingTable", "Watch",
     "__version__", "adamw", "import_state", "jax", "muon", "muon_sgd", "normuon", "optim", "pion",

@@ -82,6 +82,10 @@ COMMANDS = {
 }
 
 
+# Optional package -> the extra that installs it.
+EXTRAS = {"torch": "rlvr", "transformers": "rlvr", "trl": "rlvr", "matplotlib": "plot"}
+
+
 def main(args: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0; 1 if the reader closed the pipe; 2 for unusable
     input; 130 after Ctrl-C."""
@@ -100,6 +104,10 @@ def main(args: list[str] | None = None) -> int:
         # The interpreter flushes stdout once more at exit; give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        return fail(f"this needs {error.name}: pip install 'mesotron[{EXTRAS[error.name]}]'")
     except OSError as error:
         if error.errno is None:  # not the system's: libraries raise it for anything
             raise

@@ -292,6 +292,8 @@ class SpectrumConfig(Config):
     """Steps of each filter, or suppression steps of a cutoff (unset: each filter's own)."""
     axis: Literal["log", "linear"] = "log"
     """Scale of sigma in the plots."""
+    brief: bool = False
+    """Show the plot without the tables."""
     plot: Path | None = None
     """Also plot the curves to this file (.png, .svg or .pdf)."""
     out: Path | None = None

@@ -94,8 +94,9 @@ def run(config: SpectrumConfig) -> int:
         draw(curves, config.plot, config.axis)
     console = SafeConsole(highlight=False)
     wide = console.width >= WIDE
-    console.print(response_table(curves, SIGMA if wide else NARROW_SIGMA))
-    console.print(property_table(curves, PROPERTIES if wide else NARROW_PROPERTIES))
+    if not config.brief:
+        console.print(response_table(curves, SIGMA if wide else NARROW_SIGMA))
+        console.print(property_table(curves, PROPERTIES if wide else NARROW_PROPERTIES))
     plot_width = max(min(PLOT_WIDTH, console.width - PLOT_MARGIN), 1)
     console.print(terminal_plot(curves, config.axis, plot_width))
     return 0
