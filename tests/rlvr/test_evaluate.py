@@ -226,6 +226,17 @@ def transcript(name: str, correct: bool, completion: str = "x") -> scores.Transc
     )  # fmt: skip
 
 
+def test_typical_pairs_in_proportion_to_what_changed():
+    before = [transcript(str(k), k < 3) for k in range(20)]  # three right, two of them lost
+    after = [transcript(str(k), k >= 2 and k < 18) for k in range(20)]
+    ids = [pair.before.id for pair in scores.pair_up(before, after, 4)]
+    assert ids == ["3", "4", "5", "0"]  # 15 gained, 2 lost, 2 still wrong, 1 right both times
+    shown = scores.describe_changes(before, after)
+    assert shown == "15 gained, 2 lost, 2 still wrong, 1 right before and after"
+    assert scores.pair_up(before, after, 100) == scores.pair_up(before, after, 20)
+    assert scores.pair_up([], [], 4) == []
+
+
 def test_pairs_by_problem_with_changes_first():
     before = [transcript("a", True), transcript("b", False), transcript("c", False)]
     before += [transcript("d", True), transcript("only before", True)]
