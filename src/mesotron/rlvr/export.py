@@ -132,7 +132,7 @@ def push(name: str, out: Path) -> None:
 
 def model_card(run: RunFolder, subject: Subject, name: str, whole: bool) -> str:
     """The README of an exported model: result, data, reward, watch verdict, settings, versions."""
-    from mesotron.rlvr.run_report import spell_scores, watch_lines
+    from mesotron.rlvr.run_report import score_rows, watch_lines
 
     settings, result, env = run.config, run.result, run.environment
     start = settings["model"]["name"]
@@ -147,8 +147,8 @@ def model_card(run: RunFolder, subject: Subject, name: str, whole: bool) -> str:
     if result and "gain" in result:
         lines += [
             f"Greedy accuracy on {result['problems']} held-out problems, 95 % intervals:", "",
-            "| before | after | gain |", "|---|---|---|",
-            "| " + " | ".join(spell_scores(result)) + " |",
+            "| | before | after | gain |", "|---|---|---|---|",
+            *("| " + " | ".join(row) + " |" for row in score_rows(result)),
             *(f"\n{sentence}" for sentence in result.get("findings", ())),
         ]  # fmt: skip
     else:

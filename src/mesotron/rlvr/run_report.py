@@ -101,9 +101,13 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
 
 
 def score_rows(result: Row) -> list[list[str]]:
+    """Lines of a table: strict and, unless the run is of an older version, lenient accuracy."""
     strict = [str(scores.Score(**result[key])) for key in ("before", "after", "gain")]
-    lenient = [str(scores.Score(**result["lenient"][key])) for key in ("before", "after")]
-    return [["strict: right and in the format", *strict], ["lenient: right anywhere", *lenient, ""]]
+    lines = [["strict: right and in the format", *strict]]
+    if "lenient" in result:
+        lenient = [str(scores.Score(**result["lenient"][key])) for key in ("before", "after")]
+        lines.append(["lenient: right anywhere", *lenient, ""])
+    return lines
 
 
 def curve_lines(rows: list[Row]) -> list[str]:
