@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +16,7 @@ from mesotron.rlvr.evaluate import Subject, find_subject
 from mesotron.rlvr.prompts import Message, build_prompt, render
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.rlvr.train import set_library_variables
-from mesotron.runs.files import printable
+from mesotron.runs.console import SafeConsole
 from mesotron.runs.process import go_offline_without_network
 from mesotron.runs.resume import eval_defaults
 
@@ -60,7 +58,7 @@ def run(config: ChatConfig) -> int:
     before = [Subject(f"{subject.start.name} (before)", subject.start)] if subject.start else []
     subjects = [*before * config.compare, subject]
     chats = [Chat(one, system_of(config, subject), config) for one in subjects]
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     if config.prompt is not None:
         say(chats, config.prompt, console)
         return 0
@@ -90,13 +88,13 @@ def system_of(config: ChatConfig, subject: Subject) -> list[Message]:
     return build_prompt(Problem("", None, ""), task, FORMATS[task.format])[:-1]
 
 
-def say(chats: Sequence[Chat], prompt: str, console: Console) -> None:
-    answers = [printable(chat.answer(prompt)) for chat in chats]
+def say(chats: Sequence[Chat], prompt: str, console: SafeConsole) -> None:
+    answers = [Text(chat.answer(prompt)) for chat in chats]
     if len(chats) == 1:
-        console.print(Text(answers[0]), soft_wrap=True)
+        console.print(answers[0], soft_wrap=True)
         return
-    table: Any = Table(box=box.SIMPLE_HEAD, expand=True)
+    table = Table(box=box.SIMPLE_HEAD, expand=True)
     for chat in chats:
-        table.add_column(chat.name, ratio=1)
-    table.add_row(*map(Text, answers))
+        table.add_column(Text(chat.name), ratio=1)
+    table.add_row(*answers)
     console.print(table)

@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mesotron.config import PRICES_AS_OF, GpuName, PlanConfig, TaskConfig, TrainConfig
 from mesotron.config.base import from_plain
@@ -337,7 +338,7 @@ def show(
             rows.append((f"memory of one {plan.gpu}", spell_memory(plan.prediction)))
         advice = advise(plan)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # names are no markup
     console.print(table)
     for line in advice:
         print_line(console, line)

@@ -22,31 +22,23 @@ GIB = 2**30
 
 
 class Device(NamedTuple):
-    """Peak numbers of a GPU: dense TFLOP/s, GB/s, usable GiB."""
+    """Peak numbers of a GPU from its data sheet: dense TFLOP/s, GB/s, usable GiB."""
 
     bf16: float  # 0 without bfloat16
     fp32: float
     bandwidth: float
     memory: float
-    pattern: str  # in the name that the driver gives
 
 
-# From the vendors' data sheets, without sparsity.
 DEVICES: dict[GpuName, Device] = {
-    "b200": Device(2250, 80, 8000, 178, r"B200"),
-    "h200": Device(989, 67, 4800, 139, r"H200"),
-    "h100": Device(989, 67, 3350, 79, r"H100"),
-    "a100": Device(312, 19.5, 2039, 79, r"A100"),
-    "l40s": Device(362, 91, 864, 44, r"L40S"),
-    "a6000": Device(155, 38, 768, 47, r"A6000"),
-    "a10": Device(125, 31, 600, 22, r"A10\b"),
-    "a10g": Device(70, 31, 600, 22, r"A10G"),
-    "l4": Device(121, 30, 300, 22, r"L4\b"),
-    "t4": Device(0, 8.1, 320, 14.5, r"T4\b"),
-    "4090": Device(165, 82, 1008, 23.5, r"4090"),
-}
-# One core; its memory is not judged.
-CPU = Device(0, 0.05, 12, 1e9, "")
+    "b200": Device(2250, 80, 8000, 178), "h200": Device(989, 67, 4800, 139),
+    "h100": Device(989, 67, 3350, 79), "a100": Device(312, 19.5, 2039, 79),
+    "l40s": Device(362, 91, 864, 44), "a6000": Device(155, 38, 768, 47),
+    "a10": Device(125, 31, 600, 22), "a10g": Device(70, 31, 600, 22),
+    "l4": Device(121, 30, 300, 22), "t4": Device(0, 8.1, 320, 14.5),
+    "4090": Device(165, 82, 1008, 23.5),
+}  # fmt: skip
+CPU = Device(0, 0.05, 12, 1e9)  # one core; its memory is not judged
 
 
 class Shape(NamedTuple):
@@ -63,30 +55,16 @@ class Shape(NamedTuple):
     head_norms: bool = False  # RMSNorm on queries and keys
 
     @property
-    def query(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def key_value(self) -> int:
-        return self.kv_heads * self.head_dim
-
-    @property
     def matrices(self) -> list[tuple[int, int]]:
         """Outputs and inputs of the linear layers of one layer."""
         h, q, kv, f = self.hidden, self.query, self.key_value, self.intermediate
         return [(q, h), (kv, h), (kv, h), (h, q), (f, h), (f, h), (h, f)]
 
-    @property
-    def linear(self) -> int:
-        return self.layers * sum(m * n for m, n in self.matrices)
-
-    @property
-    def embedding(self) -> int:
-        return self.vocabulary * self.hidden
-
-    @property
-    def parameters(self) -> int:
-        return self.linear + self.embedding * (1 if self.tied else 2)
+    query = property(lambda self: self.heads * self.head_dim)
+    key_value = property(lambda self: self.kv_heads * self.head_dim)
+    linear = property(lambda self: self.layers * sum(m * n for m, n in self.matrices))
+    embedding = property(lambda self: self.vocabulary * self.hidden)
+    parameters = property(lambda self: self.linear + self.embedding * (1 if self.tied else 2))
 
 
 # Published configs, by the part of the model's name that they share.
@@ -165,7 +143,8 @@ def _shape_of(config: Mapping[str, Any]) -> Shape | None:
 
 def find_device(name: str) -> GpuName | None:
     """The GPU behind the name that its driver gives."""
-    return next((key for key, one in DEVICES.items() if re.search(one.pattern, name)), None)
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    return next((key for key in DEVICES if key in words), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,23 +180,55 @@ class Prediction:
         return self.needed <= self.capacity
 
 
-class _Model:
-    """The numbers of one config on one device, as far as several phases need them."""
+def predict(config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Lengths) -> Prediction:
+    """Estimate one optimizer step of a config; `gpu` None is one core of a CPU."""
+    model = _Model(config, shape, gpu, lengths)
+    rollout, objective, world = config.rollout, model.objective, num_processes()
+    sizes = trl_arguments(config.objective, rollout, config.optim, world)
+    micro, accumulated = sizes["per_device_train_batch_size"], sizes["gradient_accumulation_steps"]
+    trained = micro * accumulated  # rows of one update
+    first = first_round_prompts(config.objective, rollout, world) / world
+    beside = objective.momentum_generations or 0 if objective.name == "corewarding" else 0
+    rows = first * (rollout.generations + beside)
+    prompts = trained / (rollout.generations if rollout.fast else 1)  # fast shares them
+    tokens = prompts * lengths.prompt + trained * lengths.longest
+    scored = trained * lengths.completion
+    # Log-probabilities of the policy that sampled, and of the reference.
+    extra = (rollout.updates > 1 or rollout.vllm != "off") + bool(objective.beta)
+    seconds = {
+        "generate": model.decode_seconds(rows) / rollout.updates,
+        "score": rows * SECONDS_PER_ROW / rollout.updates
+        + extra * model.pass_seconds(tokens, scored, accumulated, training=False),
+        "train": model.pass_seconds(tokens, scored, accumulated, training=True),
+        "optimizer": model.optimizer_seconds(),
+        "other": SECONDS_PER_STEP,
+    }
+    return Prediction(seconds, model.memory(rows, micro), model.device.memory)
 
-    def __init__(self, config: TrainConfig, shape: Shape, device: Device) -> None:
-        self.config, self.shape, self.device = config, shape, device
-        dtype = config.model.dtype
-        self.lora = config.model.lora
-        self.wide = dtype == "float32" or not device.bf16  # float32 products
-        self.weight_bytes = 4 if self.wide or dtype == "mixed" else 2
-        self.compute_bytes = 4 if self.wide else 2
-        self.flops = 1e12 * (device.fp32 * 0.8 if self.wide else device.bf16 * MATMUL)
-        self.bytes = 1e9 * device.bandwidth * TRAFFIC
+
+class _Model:
+    """The numbers of one config on one device that several phases need."""
+
+    def __init__(
+        self, config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Lengths
+    ) -> None:
+        self.config, self.shape, self.gpu, self.lengths = config, shape, gpu, lengths
+        self.device = CPU if gpu is None else DEVICES[gpu]
         self.objective = resolve(config.objective, config.rollout.generations)
-        adapters = shape.layers * sum(self.lora * (m + n) for m, n in shape.matrices)
-        self.trained = adapters or shape.parameters
-        # PEFT keeps adapters in float32.
-        self.trained_bytes = 4 if self.lora else self.weight_bytes
+        dtype, self.lora = config.model.dtype, config.model.lora
+        wide = dtype == "float32" or not self.device.bf16  # float32 products
+        self.mixed = dtype == "mixed" and not wide
+        self.weight_bytes = 4 if wide or self.mixed else 2
+        self.compute_bytes = 4 if wide else 2
+        self.flops = 1e12 * (self.device.fp32 * 0.8 if wide else self.device.bf16 * MATMUL)
+        self.bytes = 1e9 * self.device.bandwidth * TRAFFIC
+        r = self.lora
+        self.trained_matrices = shape.matrices if not r else [
+            pair for m, n in shape.matrices for pair in ((r, n), (m, r))
+        ]  # fmt: skip
+        adapters = shape.layers * sum(m * n for m, n in self.trained_matrices)
+        self.trained = adapters if r else shape.parameters
+        self.trained_bytes = 4 if r else self.weight_bytes  # PEFT keeps adapters in float32
 
     @property
     def activation_bytes(self) -> float:
@@ -225,60 +236,48 @@ class _Model:
         s, b = self.shape, self.compute_bytes
         norms = 2 * (4 + 2 * b) * s.hidden
         attention = (5 if s.heads != s.kv_heads else 4) * b * s.query
-        if s.head_norms:
-            attention += (4 + b) * (s.query + s.key_value)
-        mlp = 4 * b * s.intermediate
-        if self.lora:  # each adapter keeps a cast copy of its input
-            mlp += b * (5 * s.hidden + s.query + s.intermediate)
-        return norms + attention + mlp
+        attention += (4 + b) * (s.query + s.key_value) * s.head_norms
+        # Each adapter keeps a cast copy of its input.
+        inputs = b * (5 * s.hidden + s.query + s.intermediate) * bool(self.lora)
+        return norms + attention + 4 * b * s.intermediate + inputs
 
-    def pass_seconds(
-        self, tokens: float, scored: float, context: float, passes: int, training: bool
-    ) -> float:
+    def pass_seconds(self, tokens: float, scored: float, passes: int, training: bool) -> float:
         """A forward (and backward) pass over `tokens` with log-probabilities of `scored` of them,
         in `passes` micro-batches."""
-        s, checkpointed = self.shape, self.config.model.gradient_checkpointing
-        through = (2 if self.lora else 3) + checkpointed if training else 1
+        s, again = self.shape, self.config.model.gradient_checkpointing
+        through = (2 if self.lora else 3) + again if training else 1
         head = (3 if self.lora else 4) if training else 1
-        layer_flops = 2 * s.linear + 4 * s.layers * s.query * context
-        flops = through * tokens * layer_flops + head * scored * 2 * s.embedding
-        moved = (6 + 2 * checkpointed) if training else 2
-        traffic = moved * tokens * s.layers * self.activation_bytes
+        context = self.lengths.prompt + self.lengths.longest
+        flops = through * tokens * (2 * s.linear + 4 * s.layers * s.query * context)
+        flops += head * scored * 2 * s.embedding
+        traffic = (6 + 2 * again if training else 2) * tokens * s.layers * self.activation_bytes
         traffic += (7 if training else 2) * scored * 2 * s.vocabulary
-        per_layer = EAGER_TRAINING if training else EAGER_FORWARD
-        host = passes * s.layers * per_layer * (LAUNCHES_LORA if self.lora else 1)
-        if self.config.rollout.fast and not checkpointed:
+        launches = passes * s.layers * (LAUNCHES_LORA if self.lora else 1) * (self.gpu is not None)
+        host = launches * (EAGER_TRAINING if training else EAGER_FORWARD)
+        if self.config.rollout.fast and not again:
             host *= 0.25  # recorded passes
-        if not self.device.bf16 and not self.device.pattern:
-            host = 0.0  # on a CPU there is nothing to launch
         return max(flops / self.flops + traffic / self.bytes, host)
 
-    def decode_seconds(self, rows: float, lengths: Lengths) -> float:
+    def decode_seconds(self, rows: float) -> float:
         """Sampling `rows` completions, prompts included."""
-        s, rollout = self.shape, self.config.rollout
+        s, rollout, lengths = self.shape, self.config.rollout, self.lengths
         graph = rollout.fast or rollout.vllm != "off"
-        context = lengths.prompt + lengths.longest / 2
-        cache = 2 * s.key_value * s.layers * self.compute_bytes * rows * context
+        cache = self.cache_bytes(rows, lengths.prompt + lengths.longest / 2)
         # `generate` copies the cache for each token and repeats it for each group of heads.
         repeats = s.heads / s.kv_heads
         cache *= 1 if graph else 3 + (2 * repeats if repeats > 1 else 0)
         weights = (s.linear + s.embedding) * (self.compute_bytes if graph else self.weight_bytes)
-        if self.config.model.dtype == "mixed" and not graph:
-            weights *= 2  # cast for each token
-        logits = rows * s.vocabulary * 4 * 8
-        gpu = (weights + cache + logits) / self.bytes
-        gpu += rows * 2 * (s.linear + s.embedding) / self.flops
-        host = s.layers * (EAGER_TOKEN + HEAD_NORMS * s.head_norms + EAGER_LORA * bool(self.lora))
-        if not self.device.pattern:
-            token = gpu
-        elif graph:
-            fused = not (self.lora or s.head_norms) and rollout.vllm == "off"
-            token = gpu + s.layers * (FUSED_TOKEN if fused else GRAPH_TOKEN)
-        else:
-            token = max(gpu, host)
+        weights *= 2 if self.mixed and not graph else 1  # cast for each token
+        token = (weights + cache + rows * s.vocabulary * 4 * 8) / self.bytes
+        token += rows * 2 * (s.linear + s.embedding) / self.flops
+        host = EAGER_TOKEN + HEAD_NORMS * s.head_norms + EAGER_LORA * bool(self.lora)
+        if self.gpu is not None and graph:
+            fused = not (self.lora or s.head_norms or rollout.vllm != "off")
+            token += s.layers * (FUSED_TOKEN if fused else GRAPH_TOKEN)
+        elif self.gpu is not None:
+            token = max(token, s.layers * host)
         prompts = rows / rollout.generations if graph else rows
-        prefill = self.pass_seconds(prompts * lengths.prompt, 0, lengths.prompt, 1, False)
-        return prefill + lengths.longest * token
+        return self.pass_seconds(prompts * lengths.prompt, 0, 1, False) + lengths.longest * token
 
     def optimizer_seconds(self) -> float:
         s, optim = self.shape, self.config.optim
@@ -286,83 +285,48 @@ class _Model:
         seconds = self.trained * (2 * self.trained_bytes + 20) / self.bytes
         if optim.name == "adamw":
             return seconds
-        shapes = s.matrices if not self.lora else [
-            pair for m, n in s.matrices for pair in ((self.lora, n), (m, self.lora))
-        ]  # fmt: skip
         # Five steps on m x n: the Gram matrix, its square, and the product with X.
-        flops = s.layers * sum(5 * min(p) ** 2 * (4 * max(p) + 2 * min(p)) for p in shapes)
-        fast = optim.fused and self.device.pattern in ("H100", "H200")
-        seconds += flops / self.flops * (0.7 if fast else 1.5)
-        launches = 0.0 if fast or not self.device.pattern else s.layers * len(shapes)
+        sides = [sorted(pair) for pair in self.trained_matrices]
+        flops = s.layers * sum(5 * m * m * (4 * n + 2 * m) for m, n in sides)
+        fused = optim.fused and self.gpu in ("h100", "h200")
+        seconds += flops / self.flops * (0.7 if fused else 1.5)
+        launches = 0 if fused or self.gpu is None else s.layers * len(sides)
         return seconds + launches * OPTIMIZER_LAUNCH
 
-    def memory(self, rows: float, micro: int, lengths: Lengths) -> dict[str, float]:
-        s, config = self.shape, self.config
-        tokens = micro * (lengths.prompt + lengths.longest)
-        layers = s.layers
+    def cache_bytes(self, rows: float, tokens: float) -> float:
+        s = self.shape
+        return 2 * s.key_value * s.layers * self.compute_bytes * rows * tokens
+
+    def memory(self, rows: float, micro: int) -> dict[str, float]:
+        s, config, lengths, b = self.shape, self.config, self.lengths, self.compute_bytes
+        width = lengths.prompt + lengths.longest
+        saved = micro * width * s.layers * self.activation_bytes
         if config.model.gradient_checkpointing:
-            saved = tokens * (layers * self.compute_bytes * s.hidden + self.activation_bytes)
-        else:
-            saved = tokens * layers * self.activation_bytes
-        mask = micro * (lengths.prompt + lengths.longest) ** 2 * self.compute_bytes
-        head = HEAD_TILE * min(1, micro * lengths.completion / 4096) * min(1, s.vocabulary / 32768)
-        head += 0 if self.lora else 4 * s.embedding  # the head's gradient is summed in float32
+            saved = micro * width * (s.layers * b * s.hidden + self.activation_bytes)
+        saved += micro * width**2 * b  # the mask
+        tile = min(1, micro * lengths.completion / 4096) * min(1, s.vocabulary / 32768)
+        # The head's gradient is summed in float32.
+        head = HEAD_TILE * tile + (0 if self.lora else 4 * s.embedding)
         gradients = self.trained * self.trained_bytes
-        state = self.trained * 8.0
-        if config.optim.name != "adamw" and not self.lora:
-            state = s.linear * 4 + (s.parameters - s.linear) * 8
-        elif config.optim.name != "adamw":
-            state = self.trained * 4
-        cache = 2 * s.key_value * layers * self.compute_bytes * rows
-        cache *= lengths.prompt + lengths.longest
-        sampling = cache * (1 + 1 / layers) + rows * s.vocabulary * 4 * 4
-        sampling += rows * lengths.prompt * (6 * s.hidden + 3 * s.intermediate) * self.compute_bytes
-        if config.rollout.fast or config.model.dtype == "mixed":
-            state += s.parameters * self.compute_bytes * (config.model.dtype == "mixed")
-        stepping = gradients + min(3.2 * GIB, 12 * s.linear) * (config.optim.name != "adamw")
-        copies = s.parameters * self.weight_bytes
-        reference = bool(self.objective.beta) and not self.lora
-        anchored = self.objective.name in ANCHORED
-        parts = {
-            "weights": copies + (self.trained * 4 if self.lora else 0),
-            "optimizer": state,
-            "reference": copies * (reference + anchored),
-            "vllm": VLLM_SHARE * self.device.memory * GIB * (config.rollout.vllm == "colocate"),
-        }
+        matrices = self.trained if self.lora else s.linear
+        adamw = config.optim.name == "adamw"
         phases = {
-            "generation": sampling,
-            "activations and gradients": saved + mask + head + gradients,
-            "optimizer step": stepping,
+            "generation": self.cache_bytes(rows, width * (1 + 1 / s.layers))
+            + rows * (s.vocabulary * 16 + lengths.prompt * b * (6 * s.hidden + 3 * s.intermediate)),
+            "activations and gradients": saved + head + gradients,
+            "optimizer step": gradients + (0 if adamw else min(3.2 * GIB, 12 * matrices)),
         }
         largest = max(phases, key=lambda name: phases[name])
-        parts = {name: size for name, size in parts.items() if size}
-        parts[largest] = phases[largest] + WORKSPACE
-        return {name: size / GIB for name, size in parts.items()}
-
-
-def predict(config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Lengths) -> Prediction:
-    """Estimate one optimizer step of a config; `gpu` None is one core of a CPU."""
-    device = CPU if gpu is None else DEVICES[gpu]
-    model = _Model(config, shape, device)
-    rollout, world = config.rollout, num_processes()
-    sizes = trl_arguments(config.objective, rollout, config.optim, world)
-    micro, accumulated = sizes["per_device_train_batch_size"], sizes["gradient_accumulation_steps"]
-    trained = micro * accumulated  # rows of one update
-    first = first_round_prompts(config.objective, rollout, world) / world
-    beside = (model.objective.momentum_generations or 0) if model.objective.name in ANCHORED else 0
-    beside = beside if model.objective.name == "corewarding" else 0
-    rows = first * (rollout.generations + beside)
-    scored, width = trained * lengths.completion, lengths.prompt + lengths.longest
-    prompts = trained / (rollout.generations if rollout.fast else 1)
-    tokens = prompts * lengths.prompt + trained * lengths.longest
-    extra = (rollout.updates > 1 or rollout.vllm != "off") + bool(model.objective.beta)
-    once = 1 / rollout.updates  # rollouts per update
-    seconds = {
-        "generate": once * model.decode_seconds(rows, lengths),
-        "score": once * rows * SECONDS_PER_ROW
-        + extra * model.pass_seconds(tokens, scored, width, accumulated, False),
-        "train": model.pass_seconds(tokens, scored, width, accumulated, True),
-        "optimizer": model.optimizer_seconds(),
-        "other": SECONDS_PER_STEP,
-    }
-    return Prediction(seconds, model.memory(rows, micro, lengths), device.memory)
+        weights = s.parameters * self.weight_bytes
+        # The reference of a KL term (LoRA turns its adapters off instead), and an anchor.
+        copies = bool(self.objective.beta and not self.lora) + (self.objective.name in ANCHORED)
+        colocated = config.rollout.vllm == "colocate"
+        parts = {
+            "weights": weights + self.trained * 4 * bool(self.lora),
+            "casts": s.parameters * b * self.mixed,
+            "optimizer": 8 * self.trained - (0 if adamw else 4 * matrices),
+            "reference": weights * copies,
+            "vllm": VLLM_SHARE * self.device.memory * GIB * colocated,
+            largest: phases[largest] + WORKSPACE,
+        }
+        return {name: size / GIB for name, size in parts.items() if size}
