@@ -190,6 +190,15 @@ def test_detectors_of_ones_own(tmp_path):
     assert "tool calls" in explain("tool_errors", engine.detectors)
     ours = Detector(name="nonfinite", cases=(), diagnosis="", remedy="")
     assert [d for d in with_own([ours]) if d.name == "nonfinite"] == [ours]
+    symptom = '{metric = "tools/failed", moved = "above", level = 0.3}'
+    named = TOML.replace(symptom, '"calls_fail", "reward_lost"')
+    named = named.replace('{field = "optim.lr", act = "multiply", value = 0.5}', '"smaller_step"')
+    path.write_text(f"[symptoms]\ncalls_fail = {symptom}\n{named}")
+    assert load_detectors(path)[0].metrics == ("tools/failed", "reward")
+    assert load_detectors(path)[0].changes == own.changes
+    path.write_text(named.replace("calls_fail", "gone"))
+    with pytest.raises(ValueError, match="gone"):
+        load_detectors(path)
     path.write_text(TOML.replace("trust", "thrust"))
     with pytest.raises(ValueError, match="thrust"):
         load_detectors(path)

@@ -1,6 +1,6 @@
 """Our names for the numbers of a run, and what other trainers call them.
 
-A logged name is looked up in two ways. `_TABLE` lists names of TRL, verl, prime-rl, OpenRLHF,
+A logged name is looked up in two ways. metrics.toml lists names of TRL, verl, prime-rl, OpenRLHF,
 NeMo-RL, slime, SkyRL, AReaL, ms-swift, ART, tinker and others. `_RULES` reads any other name by
 its words: `train/avg_completion_len` has those of a length, and none of another number.
 """
@@ -8,9 +8,11 @@ its words: `train/avg_completion_len` has those of a length, and none of another
 import difflib
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 Row = Mapping[str, float]
@@ -27,147 +29,12 @@ class Metric:
     sparse: bool = False  # logged a few times per run (an evaluation): each value counts by itself
 
 
-_TABLE = (
-    Metric("reward", "mean reward",
-           ("reward", "rewards/mean", "critic/score/mean", "critic/rewards/mean",
-            "objective/scores", "reward/mean", "mean_reward", "rollout/ep_rew_mean",
-            "train_reward", "policy/reward", "reward_mean", "episode/fruit",
-            "agg/effective/*/reward/mean", "rollout/reward_mean", "rollout/raw_reward",
-            "reward/avg_raw_reward", "task_reward/avg", "env/all/reward/total",
-            "reward/evaluate_response/avg_total_reward", "reward/selected_mean")),
-    Metric("reward_std", "standard deviation of the reward, usually within groups",
-           ("reward_std", "rewards/std", "critic/score/std", "reward/std", "std_reward")),
-    Metric("zero_signal", "share of groups with equal rewards",
-           ("groups/zero_signal", "frac_reward_zero_std", "batch/solve_none_or_all",
-            "zero_std_ratio", "advantage/zero_rate")),
-    Metric("filled", "share of the batch that has a signal, with dynamic sampling",
-           ("dynamic/filled",)),
-    Metric("mixed", "share of groups with different rewards",
-           ("env/all/by_group/frac_mixed", "by_group/frac_mixed", "batch/solve_partial")),
-    Metric("all_right", "share of groups with only correct answers",
-           ("groups/all_right", "batch/solve_all", "agg/all/*/solved_all", "agg/*/solved_all",
-            "baseline_reward/pct_1", "env/all/by_group/frac_all_good", "by_group/frac_all_good")),
-    Metric("all_wrong", "share of groups with only wrong answers",
-           ("groups/all_wrong", "batch/solve_none", "agg/all/*/solved_none", "agg/*/solved_none",
-            "baseline_reward/pct_0", "env/all/by_group/frac_all_bad", "by_group/frac_all_bad")),
-    Metric("correct", "share of correct answers in the right format",
-           ("facts/correct", "rewards/*accuracy*/mean", "rewards/*correct*/mean", "accuracy",
-            "rewards/*accuracy*", "rewards/*correct*", "env/all/correct")),
-    Metric("correct_unformatted", "share of correct answers outside the format",
-           ("facts/correct_unformatted",)),
-    Metric("formatted", "share of completions in the format",
-           ("facts/formatted", "rewards/*format*/mean", "format_reward", "format_rate",
-            "rewards/*format*", "env/all/format")),
-    Metric("parsed", "share of completions with a readable answer", ("facts/parsed",)),
-    Metric("truncated", "share of completions cut by the token limit",
-           ("facts/truncated", "completions/clipped_ratio", "response_length/clip_ratio",
-            "completions/truncated", "episode/truncated", "agg/effective/*/is_truncated/mean",
-            "rollout/truncated_rate", "truncation_rate", "rollout/truncated_ratio",
-            "no_eos_ratios/avg", "length/cap_hit_rate", "truncation")),
-    Metric("length", "tokens per completion",
-           ("completions/mean_length", "completion_length", "response_length/mean",
-            "response_length", "mean_length", "val/num_generated_tokens",
-            "agg/effective/*num_output_tokens/mean", "rollout/response_length_mean",
-            "mean_gen_tokens_per_sample", "rollout/response_len/mean", "generate/avg_num_tokens",
-            "tokens/completion", "generator/generate/avg_tokens_generated",
-            "env/all/ac_tokens_per_turn", "length/mean")),
-    Metric("sequence_length", "tokens of prompt and completion", ("seq_len/avg",)),
-    Metric("prompt_length", "tokens per prompt", ("prompt_len/avg", "prompt_length/mean")),
-    Metric("repetition", "share of repeated n-grams",
-           ("completions/repetition", "repetition_rate", "repetition", "rollout/repetition_frac")),
-    Metric("entropy", "entropy per token in nats",
-           ("entropy", "actor/entropy", "actor/entropy_loss", "policy/entropy_avg",
-            "losses/entropy", "entropy/mean", "policy/entropy", "entropy/all/mean",
-            "entropy_loss", "approx_entropy", "policy/policy_entropy", "update/entropy/avg",
-            "loss/entropy", "optim/entropy")),
-    Metric("top_share", "share of the most common answer over all prompts",
-           ("answers/top_share",)),
-    Metric("distinct", "distinct answers per prompt", ("answers/distinct_in_group",)),
-    Metric("vote_share", "share of the majority answer",
-           ("votes/share", "majority_ratio", "train/majority_ratio")),
-    Metric("label_accuracy", "share of correct pseudo-labels",
-           ("votes/label_accuracy", "label_accuracy")),
-    Metric("heldout", "accuracy on held-out problems",
-           ("eval/greedy", "eval/accuracy", "eval_accuracy", "eval/facts/correct",
-            "eval_facts/correct", "val-core/*/mean@*", "val/test_score/*", "val-core/*/acc/*",
-            "eval/reward", "eval_reward", "validation/accuracy", "heldout_accuracy",
-            "eval/*/avg@*", "eval/eval_*_pass1", "eval/all/avg_score", "eval-rollout/reward",
-            "val/reward", "test/env/all/reward/total"),
-           sparse=True),
-    Metric("heldout_problems", "number of held-out problems", ("eval/problems",), sparse=True),
-    Metric("greedy", "accuracy of greedy decoding",
-           ("eval/greedy", "eval_greedy_accuracy", "eval/greedy_accuracy"), sparse=True),
-    Metric("sampled", "accuracy of sampling",
-           ("eval/sampled", "eval_sampled_accuracy", "eval/sampled_accuracy"), sparse=True),
-    Metric("loss", "loss",
-           ("loss", "actor/pg_loss", "policy_loss", "actor/loss", "loss/policy_avg", "act_loss",
-            "losses/policy_loss", "loss/policy", "loss/mean", "pg_loss", "policy/final_loss",
-            "update/actor_loss/avg", "loss/train", "rl_trainer/avg_loss", "training_loss")),
-    Metric("grad_norm", "gradient norm",
-           ("grad_norm", "actor/grad_norm", "optim/grad_norm", "train_grad_norm",
-            "optim/gradient_norm", "actor_grad_norm", "policy/grad_norm", "update/grad_norm",
-            "loss/grad_norm", "actor_train/grad_norm")),
-    Metric("kl", "KL divergence from the start in nats per token",
-           ("kl", "kl/start", "actor/kl_loss", "objective/kl", "policy/kl", "kl_loss",
-            "kl_penalty", "policy/policy_kl", "loss/kl_div")),
-    Metric("update_kl", "KL divergence of one update, new against old policy",
-           ("actor/ppo_kl", "ppo_kl", "losses/approxkl", "actor/approxkl", "update/approx_kl/avg")),
-    Metric("ratio_high", "largest log-ratio of new to old policy", ("ratio/log_max",), "max"),
-    Metric("clipped", "share of tokens or sequences clipped by the objective",
-           ("clip_ratio/region_mean", "actor/pg_clipfrac", "clip_ratio", "ppo_clip_ratio",
-            "actor/clipfrac", "pg_clipfrac", "policy/ppo_clip_ratio")),
-    # Of the trainer's log-probabilities against the sampler's, for the same tokens.
-    Metric("gap_logp", "mean absolute difference of trainer and sampler log-probabilities",
-           ("sampling/sampling_logp_difference/mean", "train_rollout_logprob_abs_diff",
-            "policy/rollout_train_logprobs_abs_diff_mean", "token_mult_prob_error",
-            "rollout_corr/log_ppl_abs_diff")),
-    Metric("gap_logp_max", "largest difference of trainer and sampler log-probabilities",
-           ("sampling/sampling_logp_difference/max",), "max"),
-    Metric("gap_kl", "KL divergence of sampler and trainer in nats per token",
-           ("rollout_corr/k3_kl", "rollout_correction/k3_kl", "mismatch_kl/all/mean",
-            "gen_kl_error", "rollout_corr/kl", "rollout_correction/kl", "mismatch_kl",
-            "mismatch_kl/mean", "vllm_kl", "update/compute_logp/kl_div_dual/avg",
-            "update/behave_approx_kl/avg", "optim/kl_sample_train_v2",
-            "optim/kl_sample_train_v1")),
-    Metric("gap_ratio", "mean importance ratio of trainer to sampler",
-           ("sampling/importance_sampling_ratio/mean", "rollout_corr/rollout_is_mean",
-            "rollout_correction/is_weight_mean", "sampling_importance_ratio", "tis",
-            "policy/loss_metrics/is_ratio_mean", "update/behave_imp_weight/avg",
-            "importance_ratio", "actor/train_infer_ratio_mean")),
-    Metric("gap_ratio_max", "largest importance ratio of trainer to sampler",
-           ("sampling/importance_sampling_ratio/max", "rollout_corr/rollout_is_max"), "max"),
-    Metric("gap_prob", "mean absolute difference of trainer and sampler probabilities",
-           ("training/rollout_probs_diff_mean",)),
-    Metric("gap_cut", "share clipped or masked for the difference of trainer and sampler",
-           ("rollout_corr/rollout_is_ratio_fraction_high", "rollout_correction/clipped_frac",
-            "is_masked/mean", "is_oob_ratio", "tis_clipfrac")),
-    Metric("gap_ess", "effective sample size of the importance weights, as a share",
-           ("rollout_corr/rollout_is_eff_sample_size", "rollout_correction/ess")),
-    Metric("staleness", "policy versions between sampling and training",
-           ("training/off_policy/trajectory_staleness/mean", "off_policy/mean",
-            "async/staleness_mean", "staleness/mean", "staleness")),
-    Metric("errors", "share of failed rollouts",
-           ("response/aborted_ratio", "agg/all/*/has_error/mean", "agg/*/has_error/mean")),
-    Metric("update_rms", "RMS change of a weight in one step",
-           ("optim/*/update_rms", "optim/update_rms", "update_rms"), "max"),
-    Metric("dead_blocks", "share of weight blocks that the optimizer does not move",
-           ("optim/*/dead_blocks", "optim/dead_blocks", "dead_blocks")),
-    Metric("skipped", "parameters with a non-finite gradient", ("optim/skipped", "skipped")),
-    Metric("lr", "learning rate",
-           ("learning_rate", "actor/lr", "lr", "optim/lr", "actor_lr", "lr-pg_0",
-            "policy/policy_lr", "loss/learning_rate", "rl_trainer/learning_rate")),
-    Metric("step_time", "seconds per step",
-           ("time/step", "step_time", "timing_s/step", "timing/step", "perf/time_per_step",
-            "timing/step_total", "timing/train/total_step_time", "perf/step_time", "time/total",
-            "time_per_step", "seconds_per_step", "sec_per_step")),
-    Metric("tokens", "tokens so far", ("num_tokens", "num_input_tokens_seen")),
-    # Computed by the engine from the others.
-    Metric("nonfinite", "non-finite numbers", sparse=True),
-    Metric("greedy_gap", "difference of greedy and sampled accuracy", sparse=True),
-    Metric("update_ratio", "RMS change of a weight over the learning rate"),
-)  # fmt: skip
-METRICS = {metric.name: metric for metric in _TABLE}
-_STANDARD = {metric.name: next(iter(metric.names), metric.name) for metric in _TABLE}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+METRICS = {
+    name: Metric(name, **table | {"names": tuple(table.get("names", ()))})
+    for name, table in _TABLES.items()
+}
+_STANDARD = {name: next(iter(metric.names), name) for name, metric in METRICS.items()}
 _STANDARD["heldout"] = "eval/accuracy"  # not known to be greedy
 _NATIVE = {*_STANDARD.values(), "eval/greedy"}
 
