@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ import pytest
 import mesotron as package
 from mesotron import cli
 from mesotron.cli import parse
+from mesotron.config import TrainConfig
 from mesotron.config.base import Config, flags_of, setting
+from mesotron.config.flags import SHORT, suggest_flag
 
 IMPORTS = """
 import sys, mesotron, mesotron.runs
@@ -66,7 +69,7 @@ def test_overview_lists_every_command(capsys):
 def test_every_command_has_help_and_a_target(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as stop:
-        cli.main([*name.split(), "--help"])
+        cli.main([*name.split(), "--help-all"])
     shown = capsys.readouterr().out
     assert stop.value.code == 0
     assert shown.startswith(f"usage: mesotron {name}")
@@ -74,6 +77,35 @@ def test_every_command_has_help_and_a_target(name, capsys, monkeypatch):
     assert callable(cli.load(command.target))
     for flag, (item, _) in flags_of(command.config_type).items():
         assert (item.name.upper() if item.metadata.get("positional") else flag) in shown
+
+
+@pytest.mark.parametrize("name", ["train", "plan", "sft"])
+def test_help_is_short_and_names_the_flags_that_people_use(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert (stop.value.code, shown.count("\n") < 50) == (0, True)
+    used = ["model", "data", "optim", "lr", "steps", "batch", "max-tokens", "lora", "budget"]
+    used += ["seed", "out"] + ["reward", "group", "vllm", "guard"] * (name != "sft")
+    assert re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE) == [x for x in SHORT if x in used]
+    assert "--help-all" in shown
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--batch-size", "--batch"), ("--learning_rate", "--lr"), ("--num_generations", "--group"),
+        ("--dataset", "--data"), ("--reward-funcs", "--reward"), ("--output_dir", "--out"),
+        ("--max_completion_length", "--max-tokens"), ("--epochs", "--steps"),
+        ("--temperature", "--rollout.temperature"), ("--optim.learning-rate", "--lr"),
+        ("--objectve.name", "--objective.name"), ("--kl", "--objective.beta"),
+        ("--modle", "--model"),
+    ],
+)  # fmt: skip
+def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
+    assert cli.main(["train", flag, "8"]) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+    assert suggest_flag("--xyzzy", TrainConfig) == ""
 
 
 @pytest.mark.parametrize(

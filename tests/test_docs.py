@@ -23,6 +23,7 @@ from torch import nn
 from mesotron import cli
 from mesotron.cli import parse
 from mesotron.config.base import flags_of
+from mesotron.config.flags import ALSO_SHORT, SHORT
 from mesotron.runs import RunFolder
 from mesotron.watch import DETECTORS
 from support.quick_jax import quick_compilation  # noqa: F401
@@ -38,7 +39,15 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 # Flags of other programs that the pages name.
-FOREIGN = {"--config_file", "--model", "--help", "--version", "--json-config", "--no-deps"}
+FOREIGN = {
+    "--batch-size",
+    "--learning_rate",
+    "--config_file",
+    "--help",
+    "--version",
+    "--json-config",
+    "--no-deps",
+}
 OFFLINE = {"--probe", "--target", "--piece", "--bare", "--files"}  # of benchmarks.offline
 SLOW = ("jax.md", "evaluating_and_comparing.md", "quickstart.md")
 
@@ -124,6 +133,8 @@ def command_lines(page: Path) -> list[str]:
 def test_commands_parse(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text('recipe = "arith"\nsteps = 3\n')
+    for block in blocks_of(page, "toml"):
+        (tmp_path / "run.toml").write_text(block.text)
     for line in sorted({*command_lines(page)} - {"mesotron --version"}):
         name, rest = cli.split_name(shlex.split(line)[1:])
         command = cli.COMMANDS[name]
@@ -131,13 +142,15 @@ def test_commands_parse(page, tmp_path, monkeypatch):
             (tmp_path / "runs").mkdir(exist_ok=True)
             path = tmp_path / "runs" / f"stopped-{name.replace(' ', '-')}"
             if not path.exists():
-                RunFolder.create(path, command.config_type(), {})
+                run = RunFolder.create(path, command.config_type(), {})
+                run.append("metrics", {"step": 1})
         parse(command.config_type, rest, f"mesotron {name}", command.presets)
 
 
 def test_flags_exist():
     flags = {name for c in cli.COMMANDS.values() for name in flags_of(c.config_type)}
     known = {"--config", *flags, *(name.replace("--", "--no-", 1) for name in flags)}
+    known |= {"--help-all", *(f"--{name}" for name in (*SHORT, *ALSO_SHORT))}
     for page in PAGES:
         named = set(re.findall(r"(?<![\w-])(--[a-z][\w.-]*\w)", page.read_text()))
         assert {flag.replace("_", "-") for flag in named - FOREIGN - OFFLINE} <= known, page
@@ -178,7 +191,7 @@ def test_troubleshooting_names_existing_metrics_and_every_detector():
     detectors = {detector.name for detector in DETECTORS}
     text = (DOCS / "troubleshooting.md").read_text()
     for line in text.splitlines():
-        if line.startswith("| `"):
+        if line.startswith("| `") and not line.startswith("| `mesotron"):
             row = line.split("|")[1:-1]
             assert set(re.findall(r"`([^`]+)`", row[0])) <= metrics
             assert set(re.findall(r"`([^`]+)`", row[2])) <= detectors

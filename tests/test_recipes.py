@@ -51,7 +51,7 @@ def test_flags_win_over_a_file_and_a_file_over_the_recipe(tmp_path):
 def test_help_shows_the_values_of_a_recipe(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
-        cli.main(["train", "qwen3_math_mgrpo", "--help"])
+        cli.main(["train", "qwen3_math_mgrpo", "--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "arith_sparse_collapse" in shown
     assert "Qwen/Qwen3-4B-Base" in shown
@@ -74,14 +74,14 @@ def small_model(folder: Path, kind: str) -> Path:
 
 def small_data(name: str) -> str:
     config = make_recipe(name)
-    if config.task.name in ("arith", "sums"):
+    if config.task.name in ("arith", "sums") and name != "own":
         return "--task.num-train 40"
     lines = [
-        GSM8K % (k, k, k + 2, k + 2) if config.task.name == "gsm8k" else MATH % (k, k + 2)
+        MATH % (k, k + 2) if config.task.name == "math" else GSM8K % (k, k, k + 2, k + 2)
         for k in range(40)
     ]
     Path("data.jsonl").write_text("\n".join(lines) + "\n")
-    return "--task.path data.jsonl"
+    return "--data data.jsonl" if name == "own" else "--task.path data.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,8 @@ def test_two_steps_of_a_recipe(name, tmp_path, monkeypatch):
     """Everything as in the recipe but the sizes, and a random model of the same family."""
     monkeypatch.chdir(tmp_path)
     config = make_recipe(name)
-    kind = next(kind for start, kind in FAMILIES.items() if start in config.model.name)
+    model = config.model.name or "tiny"
+    kind = next(kind for start, kind in FAMILIES.items() if start in model)
     group, anchor = (8, "--objective.momentum-generations 4") if "mgrpo" in name else (4, "")
     sizes = (
         f"--steps 2 --device cpu --model.name {small_model(tmp_path / 'model', kind)} "

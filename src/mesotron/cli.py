@@ -21,6 +21,8 @@ import tyro
 
 from mesotron import __version__, config
 from mesotron.config.base import flags_of, from_plain, rename_flags, suggest, unchecked, validate
+from mesotron.config.flags import expand_flags, expand_table, short_help, suggest_flag
+from mesotron.config.train import LanguageRunConfig
 from mesotron.recipes import describe_recipes, make_plan, make_recipe
 from mesotron.runs.extras import require
 from mesotron.runs.files import printable
@@ -42,6 +44,7 @@ class Presets(NamedTuple):
 
     make: Callable[[str], Any]  # raises ValueError for an unknown name
     describe: Callable[[], str]  # a paragraph for the help
+    for_data: str = ""  # the preset of a command line that gives --data and none by name
 
 
 class Command(NamedTuple):
@@ -58,8 +61,8 @@ class Command(NamedTuple):
         return (self.config_type.__doc__ or "").splitlines()[0]
 
 
-RECIPE = Presets(make_recipe, describe_recipes)
-PLAN = Presets(make_plan, describe_recipes)
+RECIPE = Presets(make_recipe, describe_recipes, "own")
+PLAN = Presets(make_plan, describe_recipes, "own")
 RUN = Presets(eval_defaults, lambda: "The task and length of a run are its own by default.")
 COMMANDS = {
     "train": Command(config.TrainConfig, "mesotron.recipes:run", RECIPE, "rlvr"),
@@ -190,15 +193,21 @@ def parse(
         >>> parse(SpectrumConfig, ["muon", "--shape", "64", "256"]).shape
         (64, 256)
     """
-    args = normalize(config_type, args)
+    if args and args[0].endswith(".toml") and issubclass(config_type, LanguageRunConfig):
+        args = ["--config", *args]
+    args = normalize(config_type, expand_flags(config_type, args))
     arguments = arguments_type(config_type)
-    wants_help = "-h" in args or "--help" in args
-    args = [arg for arg in args if arg not in ("-h", "--help")]
+    wants_help = bool({"-h", "--help", "--help-all"}.intersection(args))
+    wants_all = "--help-all" in args or not issubclass(config_type, LanguageRunConfig)
+    args = [arg for arg in args if arg not in ("-h", "--help", "--help-all")]
     with unchecked():  # only the final config is checked
         given = arguments() if wants_help and presets and not args else None
         if given is None and (presets or not wants_help):
             given = run_tyro(arguments, args, prog)
         default = given and defaults_of(config_type, given, presets)
+        if wants_help and not wants_all:
+            print(common_help(config_type, prog, default or config_type(), presets))
+            raise SystemExit(0)
         if wants_help:
             about = f"{config_type.__doc__}\n\n{presets.describe() if presets else ''}".strip()
             run_tyro(arguments, ["--help"], prog, default, about)
@@ -206,6 +215,17 @@ def parse(
             given = run_tyro(arguments, args, prog, default)
         made = make(config_type, given)
     return validate(made)
+
+
+def common_help(config_type: Any, prog: str, default: Any, presets: Presets | None) -> str:
+    """The flags that people use; `--help-all` has the rest."""
+    more = f"All {len(flags_of(config_type))} flags, by section: {prog} --help-all"
+    usage = f"usage: {prog}{' [RECIPE | FILE.toml]' if presets else ' [FILE.toml]'} [FLAGS]"
+    example = f"  {prog} --model M --data mine.jsonl"
+    example += " --reward my_rewards.py:score --lr 1e-5" if presets else " --lr 1e-5"
+    recipes = [presets.describe(), ""] if presets else []
+    flags = short_help(config_type, default)
+    return "\n".join([usage, "", config_type.__doc__, "", example, "", flags, "", *recipes, more])
 
 
 def normalize(config_type: type, args: list[str]) -> list[str]:
@@ -269,13 +289,16 @@ def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | 
             table = tomllib.loads(given.config.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:  # beyond syntax: depth, digits, encoding
             raise UsageError(f"{given.config} is not valid TOML: {error}") from error
+        table = expand_table(config_type, table)
     base = None
     if getattr(given, "resume", None) is not None:
         base = settings_to_resume(config_type, given.resume)
     elif presets is not None:
         item = next(item for item in fields(config_type) if item.metadata.get("positional"))
         name = getattr(given, item.name)
-        base = presets.make(table.get(item.name, name) if name == item.default else name)
+        name = table.get(item.name, name) if name == item.default else name
+        has_data = given.task.data or table.get("task", {}).get("data")
+        base = presets.make(presets.for_data if name == item.default and has_data else name)
     made: Any = from_plain(config_type, table, str(given.config), base) if table else base
     # Code that the command line or the user's file names is the user's own.
     saved = code_names(base) if base is not None else []
@@ -308,6 +331,6 @@ def run_tyro(
         name = arg.partition("=")[0]
         problem = f"unexpected argument {arg!r}"
         if name.startswith("-"):
-            problem = f"unknown flag {name}{suggest(name, flags_of(arguments))}"
+            problem = f"unknown flag {name}{suggest_flag(name, arguments)}"
         raise UsageError(f"{problem}; see {prog} --help")
     return made

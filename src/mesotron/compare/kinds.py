@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args,
 
 from mesotron.compare.record import Contender, Verdict
 from mesotron.config import (
+    CompareConfig,
     ObjectiveName,
     OptimConfig,
     SnakeConfig,
@@ -37,7 +38,9 @@ from mesotron.config.base import (
     unchecked,
     validate,
 )
+from mesotron.config.flags import expand_setting
 from mesotron.recipes import RECIPES, make_recipe
+from mesotron.rlvr.rewards import is_own
 from mesotron.runs import RunFolder
 from mesotron.runs.files import write_json
 from mesotron.runs.trust import code_names, search_working_folder
@@ -79,9 +82,9 @@ class Kind(ABC):
     config_type: ClassVar[type]
     command: ClassVar[str]  # the "module:function" that runs a config
     extra: ClassVar[str]  # whose packages a run needs
-    measure: ClassVar[str]  # what a score is, in words
+    measure: str  # what a score is, in words
     unit: ClassVar[str]  # what a rate means for the contenders, in a sentence
-    curve: ClassVar[str]  # the metric whose curve is timed against the threshold
+    curve: str  # the metric whose curve is timed against the threshold
     falls: ClassVar[bool] = False  # whether that curve falls as the run learns
     floor: ClassVar[float] = 0.0  # score of every problem for a diverged run
     before: ClassVar[str] = "before training"  # what the scores at the start are
@@ -200,6 +203,8 @@ class Language(Kind):
         self.config: TrainConfig = change(
             make_recipe(recipe), (*self.shorter.get(recipe, ()), *self.always, *changes)
         )
+        if self.config.task.data and is_own(self.config.reward):
+            self.measure, self.curve = "mean reward on held-out prompts", "reward"
         optim = self.config.optim
         if optim.scale not in ("rms", "moonlight"):
             raise ValueError(f"optim.scale={optim.scale}: compare in AdamW's unit, optim.scale=rms")
@@ -266,8 +271,9 @@ class Language(Kind):
 
     def evaluations(self, run: RunFolder) -> tuple[Scores, Scores]:
         def scores(name: str) -> Scores:
-            transcripts = (run.load(name) or {"transcripts": []})["transcripts"]
-            return {one["id"]: float(one["correct"]) for one in transcripts}
+            result = run.load(name) or {"transcripts": []}
+            kind = "reward" if result.get("measure") == "reward" else "correct"
+            return {one["id"]: float(one[kind] or 0.0) for one in result["transcripts"]}
 
         return scores("before"), scores("after") if run.result is not None else {}
 
@@ -424,6 +430,8 @@ OTHERS: dict[str, type[Kind]] = {"snake": Games, "vla": Robots}  # not recipes o
 
 
 def make_kind(recipe: str, changes: Sequence[str] = ()) -> Kind:
+    if recipe == CompareConfig.recipe and any(one.startswith("task.data=") for one in changes):
+        recipe = "own"
     _check_known("recipe", recipe, (*RECIPES, *OTHERS))
     return OTHERS.get(recipe, Language)(recipe, changes)
 
@@ -480,7 +488,8 @@ def change(config: Config, changes: Iterable[str]) -> Config:
             name, equals, text = item.partition("=")
             if not equals:
                 raise ValueError(f"{item!r} must look like NAME=VALUE, such as steps=20")
-            name, text = rename_setting(type(config), name.strip(), text)
+            name = expand_setting(type(config), name.strip())
+            name, text = rename_setting(type(config), name, text)
             name = name.replace("-", "_")
             if name not in known:
                 raise ValueError(f"{item!r}: there is no setting {name!r}{suggest(name, known)}")

@@ -41,6 +41,8 @@ class EvalConfig(Config):
     against: str | None = None
     """Another model to compare with on the same problems (unset: the start of a run)."""
     task: TaskConfig = TaskConfig()
+    reward: tuple[str, ...] = setting((), is_code=True)
+    """Also show the mean of these rewards, as in mesotron train; needed without gold answers."""
 
     samples: int = setting(8, ge=0)
     """Sampled completions per problem (0: greedy only)."""
@@ -202,7 +204,9 @@ class ReportConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(Config):
-    """Compare optimizers and objectives fairly: a rate search for each, then fresh seeds."""
+    """Compare optimizers and objectives fairly: a rate search for each, then fresh seeds.
+
+    The short flags of mesotron train (--model, --data, --reward, ...) apply to every run."""
 
     recipe: str = setting("arith", positional=True)
     """A recipe of mesotron train; snake for PPO; vla for a robot policy (--set demos=FOLDER)."""
@@ -245,7 +249,9 @@ class CompareConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(Config):
-    """Search a run's settings with Optuna, over the ranges of a W&B sweep file."""
+    """Search a run's settings with Optuna, over the ranges of a W&B sweep file.
+
+    The short flags of mesotron train (--model, --data, --reward, ...) apply to every run."""
 
     file: str = setting(positional=True)
     """A W&B sweep file (YAML or JSON), or a recipe as in mesotron compare together with --space."""

@@ -40,6 +40,12 @@ def parse_duration(text: str) -> float:
     return total
 
 
+def data_name(path: str) -> str:
+    """A short name for runs and problems: mine for data/mine.jsonl, gsm8k for openai/gsm8k:main."""
+    name = re.sub(r"\.(jsonl|json|csv|parquet)$", "", Path(path.partition(":")[0]).name)
+    return re.sub(r"[^\w.-]+", "_", name).strip("._") or "data"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config, prefix="model."):
     """Which language model, and which part of it trains."""
@@ -65,6 +71,14 @@ class TaskConfig(Config, prefix="task."):
     """arith and sums are generated; gsm8k and math are read from --task.path; file is your own."""
     path: str | None = None
     """A file, a folder, or a name on the hub (gsm8k, math and file)."""
+    data: tuple[str, ...] = ()
+    """Your own data instead of a task: JSONL, JSON, CSV or Parquet files, folders, names on the hub
+    (NAME:SUBSET)."""
+    columns: str = ""
+    """Columns of your data, as in prompt=q,gold=a (unset: guessed; gold= means none). Other names
+    give the reward a column under that name too."""
+    weights: tuple[float, ...] = setting((), ge=0)
+    """Shares of several --data in training (unset: every row once)."""
     levels: tuple[int, ...] = setting((), ge=1, le=5)
     """Difficulty levels to draw from, 1 to 5 (unset: 1 to 4 of arith, all of math)."""
     format: FormatName = "boxed"
@@ -85,10 +99,22 @@ class TaskConfig(Config, prefix="task."):
     """Seed of generated problems and of the held-out split; independent of the training seed."""
 
     def check_fields(self) -> None:
-        if self.levels and self.name not in ("arith", "math"):
-            self.refuse("levels", f"does not apply: the task {self.name} has no levels")
-        if self.path and self.name in GENERATED_TASKS:
-            self.refuse("path", f"does not apply: the task {self.name} is generated")
+        if self.levels and (self.data or self.name not in ("arith", "math")):
+            self.refuse("levels", f"does not apply: the task {self.title} has no levels")
+        if self.path and self.name in GENERATED_TASKS and not self.data:
+            use = f"use --data {self.path}"
+            self.refuse("path", f"does not apply: the task {self.name} is generated; {use}")
+        self.refuse_unless(bool(self.data), "needs --data", "columns", "weights")
+        if self.weights and (len(self.weights) != len(self.data) or not any(self.weights)):
+            self.refuse("weights", f"must give {len(self.data)} weights, not all of them 0")
+        for item in filter(None, self.columns.split(",")):
+            if not re.fullmatch(r"\w+=.*", item) or item == "prompt=":
+                self.refuse("columns", "must look like prompt=q,gold=a")
+
+    @property
+    def title(self) -> str:
+        """The task in a word: its name, or that of the data."""
+        return "+".join(map(data_name, self.data)) or self.name
 
 
 @dataclass(frozen=True, kw_only=True)

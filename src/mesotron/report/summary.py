@@ -50,6 +50,8 @@ def final_score(run: Run) -> Score | None:
     result = run.result or {}
     if "after" in result:
         value = result["after"]["value"]
+        if result.get("measure") == "reward":
+            return Score("held-out reward", value, f"{value:.3f}")
         return Score("held-out accuracy", value, f"{value:.1%}")
     if "greedy_fruit" in result:
         return Score("greedy fruit", result["greedy_fruit"], f"{result['greedy_fruit']:.2f}")
@@ -65,7 +67,13 @@ def final_score(run: Run) -> Score | None:
 def figures_of(run: Run) -> list[Figure]:
     figures: list[Figure] = []
     result, score = run.result or {}, final_score(run)
-    if "gain" in result:
+    if "gain" in result and result.get("measure") == "reward":
+        names = {"after": "held-out reward", "gain": "gain", "before": "before"}
+        figures = [
+            Figure(name, f"{result[key]['value']:.3f}", _interval(result[key], plain=True))
+            for key, name in names.items()
+        ]
+    elif "gain" in result:
         before, after, gain = result["before"], result["after"], result["gain"]
         figures = [
             Figure("held-out accuracy", f"{after['value']:.1%}", _interval(after)),
@@ -135,6 +143,12 @@ def _train(run: Run) -> str:
     before, after, gain = (run.result[key] for key in ("before", "after", "gain"))
     verb = "improved" if gain["low"] > 0 else "reduced" if gain["high"] < 0 else None
     verb = verb or "did not significantly change"
+    if run.result.get("measure") == "reward":
+        return (
+            f"{setup} {verb} the mean reward on held-out prompts: {before['value']:.3f} to "
+            f"{after['value']:.3f} in {run.last_step} steps (gain {gain['value']:+.3f}, "
+            f"{_interval(gain, plain=True)}, {run.result['problems']} prompts)."
+        )
     return (
         f"{setup} {verb} held-out accuracy: {before['value']:.1%} to {after['value']:.1%} in "
         f"{run.last_step} steps (gain {100 * gain['value']:+.1f} points, "
@@ -199,7 +213,9 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     return sum(values[:width]) / width, sum(values[-width:]) / width
 
 
-def _interval(value: Row, points: bool = False) -> str:
+def _interval(value: Row, points: bool = False, plain: bool = False) -> str:
+    if plain:
+        return f"95% interval {value['low']:.3f} to {value['high']:.3f}"
     if points:
         return f"95% interval {100 * value['low']:+.1f} to {100 * value['high']:+.1f}"
     return f"95% interval {value['low']:.1%} to {value['high']:.1%}"

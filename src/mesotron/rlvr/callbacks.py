@@ -179,19 +179,21 @@ class Spending(TrainerCallback):
 
 
 class EvalEvery(TrainerCallback):
-    """Puts the greedy accuracy into the row of every n-th step, as eval/greedy."""
+    """Puts the greedy accuracy into the row of every n-th step, as eval/greedy; for rewards of the
+    user's own their mean, as eval/reward."""
 
     def __init__(
-        self, every: int, trainer: Any, accuracy: Callable[[], float], start: float, problems: int
-    ) -> None:
-        self.every, self.trainer, self.accuracy = every, trainer, accuracy
-        self.start, self.problems = start, problems
+        self, every: int, trainer: Any, score: Callable[[], float], start: float, problems: int,
+        name: str = "eval/greedy",
+    ) -> None:  # fmt: skip
+        self.every, self.trainer, self.score = every, trainer, score
+        self.start, self.problems, self.name = start, problems, name
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         due = state.global_step % self.every == 0
         if due or state.global_step == 1:
             metrics = self.trainer._metrics["train"]
-            metrics["eval/greedy"].append(self.accuracy() if due else self.start)
+            metrics[self.name].append(self.score() if due else self.start)
             metrics["eval/problems"].append(float(self.problems))
 
 

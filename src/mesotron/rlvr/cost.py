@@ -113,6 +113,15 @@ def run(config: PlanConfig) -> int:
 
 def find_problems(task: TaskConfig) -> Problems:
     """Training problems by the table, by counting those on disk, or as given."""
+    if task.data:
+        hub = [name for name in task.data if not Path(name).expanduser().exists()]
+        local = tuple(name for name in task.data if name not in hub)
+        questions = load_task(replace(task, data=local, weights=())).train if local else []
+        tokens = mean([len(one.question) for one in questions] or [0]) / CHARACTERS_PER_TOKEN
+        parts = [Problems(len(questions), tokens)] if local else []
+        plain = replace(task, name="file", data=(), columns="", weights=())
+        parts += [find_problems(replace(plain, path=name.partition(":")[0])) for name in hub]
+        return Problems(sum(x.count for x in parts), mean(x.question_tokens for x in parts))
     if task.name == "arith":
         return Problems(GENERATED if task.num_train is None else task.num_train, 40)
     hub = task.path or task.name

@@ -5,6 +5,7 @@ The gold is for rewards and metrics; self-labelled objectives do not train on it
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -74,12 +75,15 @@ def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
         "gold": [problem.gold for problem in task.train],
         "id": [problem.id for problem in task.train],
     }
+    if any(problem.columns for problem in task.train):
+        # As JSON: Arrow would force one type on a column, and TRL takes some names for images.
+        columns["columns"] = [json.dumps(p.columns, default=str) for p in task.train]
     return Rows.from_dict(columns)  # pyright: ignore
 
 
 def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Dataset:
     """Solved problems as tokens with labels on the completion, in the order the whole run reads."""
-    problems = [problem for problem in task.train if problem.gold is not None]
+    problems = [one for one in task.train if one.gold is not None or one.solution]
     prompts = render_prompts(problems, config.task, tokenizer, task.examples)
     pairs = []
     for problem, prompt in zip(problems, prompts, strict=True):

@@ -13,20 +13,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mesotron.config import EvalConfig, ModelConfig, TaskConfig
+from mesotron.config import EvalConfig, ModelConfig, RewardConfig, TaskConfig
 from mesotron.config.base import from_plain
 from mesotron.rlvr.answers.facts import Facts, Judge, summarise
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.models import check_name
-from mesotron.rlvr.prompts import render_prompts
+from mesotron.rlvr.prompts import build_prompt, render_prompts
+from mesotron.rlvr.rewards import Reward, check_reward, is_own, make_reward
 from mesotron.rlvr.scores import (
     Score,
     Transcript,
@@ -34,11 +35,12 @@ from mesotron.rlvr.scores import (
     majority_right,
     pass_at_k,
     powers_of_two,
+    score_of,
     side_by_side,
     wilson,
 )
 from mesotron.rlvr.tasks.load import check_task, load_task
-from mesotron.rlvr.tasks.problem import Problem
+from mesotron.rlvr.tasks.problem import Problem, own_row
 from mesotron.rlvr.train import set_library_variables
 from mesotron.runs import newest_whole
 from mesotron.runs.console import SafeConsole, print_line
@@ -59,11 +61,12 @@ MANY_TRUNCATED = 0.05
 
 @dataclass(frozen=True)
 class Greedy:
-    strict: Score
-    lenient: Score
+    strict: Score | None  # None without gold answers
+    lenient: Score | None
     by_level: dict[str, Score]  # strict accuracy by level of difficulty, where problems have one
     rates: dict[str, float]  # facts/parsed, facts/formatted and so on, as in training
     mean_tokens: float
+    reward: Score | None = None  # mean of the user's own rewards
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class EvalResult:
     sampled: Sampled | None
     findings: list[str]  # gaps between the numbers that mislead, in words; empty if there are none
     transcripts: list[Transcript]  # the greedy completion of every problem
+    measure: Literal["accuracy", "reward"] = "accuracy"  # which of the two is the result
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -106,6 +110,7 @@ def evaluate(
     seed: int = 0,
     judge: Judge | None = None,
     progress: Callable[[int], None] | None = None,
+    reward: Reward | None = None,
 ) -> EvalResult:
     """Evaluate a model on problems.
 
@@ -123,6 +128,8 @@ def evaluate(
         seed: of the samples and the bootstrap.
         judge: checks answers; None makes one for the task's format.
         progress: called with the number of completions just finished.
+        reward: also the mean of this; it is the result if there is no gold answer, or if all its
+            parts are the user's own.
 
     Returns:
         Scores with 95% intervals over problems, findings, and every greedy transcript.
@@ -131,6 +138,9 @@ def evaluate(
         raise ValueError("there is no problem to evaluate on: raise --task.num-eval above 0")
     from mesotron.rlvr.decode import generate
 
+    has_gold = any(problem.gold is not None for problem in problems)
+    by_reward = reward is not None and (not has_gold or (bool(task.data) and is_own(reward.config)))
+    samples = samples if has_gold else 0
     prompts = render_prompts(problems, task, tokenizer, examples)
     was_training = model.training
     model.eval()
@@ -144,9 +154,12 @@ def evaluate(
         facts = _judge(judge, greedy, problems)
         repeated = [problem for problem in problems for _ in range(samples)]
         sampled_facts = _judge(judge, sampled, repeated)
-    greedy_scores, sampled_scores = score_greedy(greedy, facts, problems), None
-    strict = greedy_scores.strict.value
-    findings = describe_format(strict, greedy_scores.lenient.value, "greedy")
+    rewards = score_rewards(reward, greedy, facts, problems, task, examples)
+    greedy_scores, sampled_scores = score_greedy(greedy, facts, problems, rewards, seed), None
+    findings: list[str] = []
+    strict = greedy_scores.strict.value if greedy_scores.strict else 0.0
+    if greedy_scores.lenient and not by_reward:
+        findings += describe_format(strict, greedy_scores.lenient.value, "greedy")
     findings += describe_rates(greedy_scores.rates, "greedy")
     if samples:
         sampled_scores = score_sampled(sampled, sampled_facts, samples, temperature, seed)
@@ -159,10 +172,27 @@ def evaluate(
         findings += describe_temperature(bootstrap(gaps, seed), strict, mean, temperature)
         findings += describe_format(mean, sampled_scores.lenient.value, "sampled")
     transcripts = []
-    for p, completion, f in zip(problems, greedy, facts, strict=True):
-        verdict = (f.answer, f.correct, f.correct_unformatted, f.truncated)
+    for p, completion, f, earned in zip(problems, greedy, facts, rewards, strict=True):
+        shown = earned if by_reward else None
+        verdict = (f.answer, f.correct, f.correct_unformatted, f.truncated, shown)
         transcripts.append(Transcript(p.id, p.question, p.gold, completion.text, *verdict))
-    return EvalResult(name, len(problems), greedy_scores, sampled_scores, findings, transcripts)
+    return EvalResult(
+        name, len(problems), greedy_scores, sampled_scores, findings, transcripts,
+        "reward" if by_reward else "accuracy",
+    )  # fmt: skip
+
+
+def score_rewards(
+    reward: Reward | None, completions: Sequence[Completion], facts: Sequence[Facts],
+    problems: Sequence[Problem], task: TaskConfig, examples: Sequence[Problem],
+) -> list[float | None]:  # fmt: skip
+    if reward is None:
+        return [None] * len(problems)
+    form = FORMATS[task.format]
+    rows = [{"prompt": build_prompt(p, task, form, examples), **own_row(p)} for p in problems]
+    texts, ids = [one.text for one in completions], [one.ids for one in completions]
+    cut, golds = [one.truncated for one in completions], [p.gold for p in problems]
+    return reward(texts, ids, golds, cut, rows, facts)
 
 
 def _judge(
@@ -174,18 +204,22 @@ def _judge(
 
 
 def score_greedy(
-    completions: Sequence[Completion], facts: Sequence[Facts], problems: Sequence[Problem]
-) -> Greedy:
+    completions: Sequence[Completion], facts: Sequence[Facts], problems: Sequence[Problem],
+    rewards: Sequence[float | None] = (), seed: int = 0,
+) -> Greedy:  # fmt: skip
     levels: dict[str, list[bool]] = {}
     for problem, fact in zip(problems, facts, strict=True):
         if problem.level is not None:
             levels.setdefault(str(problem.level), []).append(fact.correct)
+    has_gold = any(problem.gold is not None for problem in problems)
+    earned = [reward for reward in rewards if reward is not None]
     return Greedy(
-        strict=wilson(sum(fact.correct for fact in facts), len(facts)),
-        lenient=wilson(sum(map(_lenient, facts)), len(facts)),
+        strict=wilson(sum(fact.correct for fact in facts), len(facts)) if has_gold else None,
+        lenient=wilson(sum(map(_lenient, facts)), len(facts)) if has_gold else None,
         by_level={level: wilson(sum(ok), len(ok)) for level, ok in sorted(levels.items())},
         rates=summarise(list(facts)),
         mean_tokens=sum(len(one.ids) for one in completions) / len(completions),
+        reward=bootstrap(earned, seed) if earned else None,
     )
 
 
@@ -248,7 +282,8 @@ def describe_format(strict: float, lenient: float, where: str) -> list[str]:
 
 
 def describe_rates(rates: Mapping[str, float], where: str) -> list[str]:
-    findings, cut, bad = [], rates["facts/truncated"], rates["facts/gold_unparseable"]
+    findings: list[str] = []
+    cut, bad = rates["facts/truncated"], rates["facts/gold_unparseable"]
     if cut > MANY_TRUNCATED:
         text = f"{cut:.1%} of the completions hit the token limit: raise --max-tokens"
         findings.append(f"{where}: {text}")
@@ -319,6 +354,9 @@ def find_subject(name: str) -> Subject:
 
 def run(config: EvalConfig) -> int:
     check_task(config.task)
+    rewards = RewardConfig(parts=config.reward) if config.reward else None
+    if rewards is not None:
+        check_reward(rewards)
     if config.out is not None:
         check_writable(config.out, "eval.json")
     names = [config.model, *([config.against] if config.against else [])]
@@ -341,12 +379,18 @@ def _evaluate_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalR
 
     device = choose_device(config.device, config.threads)
     task = load_task(config.task)
+    if not config.reward and all(problem.gold is None for problem in task.eval):
+        raise ValueError(f"{config.task.title} has no gold answers: give the --reward to average")
     names = ("max_tokens", "samples", "temperature", "batch", "seed")
     options: dict[str, Any] = {name: getattr(config, name) for name in names}
     results = []
     total = len(subjects) * len(task.eval) * (1 + config.samples)
     with Verifier() as verifier, _progress_bar(total) as advance:
-        options |= {"judge": Judge(task.format, verifier), "progress": advance}
+        judge = Judge(task.format, verifier)
+        options |= {"judge": judge, "progress": advance}
+        if config.reward:
+            parts = RewardConfig(parts=config.reward)
+            options["reward"] = make_reward(parts, judge, config.max_tokens)
         options["examples"] = task.examples
         for subject in subjects:
             model, tokenizer = subject.load(device)
@@ -389,18 +433,20 @@ def score_table(results: Sequence[EvalResult]) -> Table:
     for name in columns[0]:
         table.add_row(name, *(column[name] for column in columns))
     if len(results) == 2:
-        pairs = zip(*(result.transcripts for result in results), strict=True)
-        gain = bootstrap([float(new.correct) - float(old.correct) for old, new in pairs])
+        kind, before, after = results[0].measure, *(result.transcripts for result in results)
+        pairs = [(score_of(o, kind), score_of(n, kind)) for o, n in zip(before, after, strict=True)]
+        changes = [new - old for old, new in pairs if old is not None and new is not None]
         table.add_section()
-        table.add_row("greedy gain", "", str(gain))
+        table.add_row("greedy gain", "", str(bootstrap(changes)) if changes else "unknown")
     return table
 
 
 def _score_column(result: EvalResult) -> dict[str, str]:
     greedy, sampled = result.greedy, result.sampled
     rows: dict[str, Any] = {
-        "greedy, strict": greedy.strict,
-        "greedy, lenient": greedy.lenient,
+        **({"greedy, mean reward": greedy.reward} if greedy.reward else {}),
+        **({"greedy, strict": greedy.strict} if greedy.strict else {}),
+        **({"greedy, lenient": greedy.lenient} if greedy.lenient else {}),
         **{f"  level {level}": score for level, score in greedy.by_level.items()},
         "greedy, in the format": f"{greedy.rates['facts/formatted']:.3f}",
         "greedy, truncated": f"{greedy.rates['facts/truncated']:.3f}",

@@ -150,6 +150,8 @@ def locate(name: str) -> str:
 
 def check_name(name: str) -> None:
     """Raise ValueError for a name that cannot be a model; hub names are not looked up."""
+    if not name:
+        raise ValueError("own data needs a model: give --model, such as Qwen/Qwen2.5-0.5B-Instruct")
     path = Path(name).expanduser()
     if name in SHIPPED or (path.suffix == ".gguf" and path.is_file()):
         return

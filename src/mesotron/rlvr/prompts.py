@@ -19,15 +19,20 @@ def build_prompt(
     if len(examples) < config.few_shot:
         raise ValueError(f"few_shot={config.few_shot} needs as many examples, got {len(examples)}")
     system = f"{SYSTEM} {format.instruction}" if config.system is None else config.system
+    given = problem.messages or [{"role": "user", "content": problem.question}]
+    if given[0]["role"] == "system":
+        system = ""  # the data's own
     messages = [{"role": "system", "content": system}] if system else []
     for example in examples[: config.few_shot]:
         messages.append({"role": "user", "content": example.question})
         messages.append({"role": "assistant", "content": solved_text(example, format)})
-    return [*messages, {"role": "user", "content": problem.question}]
+    return [*messages, *given]
 
 
 def solved_text(problem: Problem, format: AnswerFormat) -> str:
     r"""The completion that solves a problem: its worked steps, then the gold in the format."""
+    if problem.gold is None and problem.solution:
+        return problem.solution  # a reply of chat data
     if problem.gold is None:
         raise ValueError(f"the problem {problem.id} has no gold answer")
     answer = format.render(problem.gold)
@@ -35,13 +40,15 @@ def solved_text(problem: Problem, format: AnswerFormat) -> str:
 
 
 def loose_text(problem: Problem) -> str:
+    if problem.gold is None:
+        return problem.solution or ""
     answer = f"The answer is {problem.gold}."
     return f"{problem.solution}\n{answer}" if problem.solution else answer
 
 
 def plain_text(messages: Sequence[Message]) -> str:
     names = {"user": "Question: ", "assistant": "Answer: ", "system": ""}
-    parts = [names[message["role"]] + message["content"] for message in messages]
+    parts = [names.get(one["role"], f"{one['role']}: ") + one["content"] for one in messages]
     return "\n\n".join(parts).replace("\n\nAnswer: ", "\nAnswer: ") + "\nAnswer:"
 
 

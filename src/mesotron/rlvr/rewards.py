@@ -1,14 +1,17 @@
 """Rewards: a weighted sum of named parts, each a number per completion, or None for no verdict.
 
-A part reads the completion's facts and tokens (`PARTS`) or is your own Python function, given as
-`module:function`. A completion whose gold answer cannot be read gets None: it is skipped.
+A part reads the completion's facts and tokens (`PARTS`) or is your own function or class, given as
+`file.py:name` or `module:name`. A completion whose gold answer cannot be read gets None: skipped.
 
 Your function receives by keyword whichever of completions, completion_ids, golds, truncated, facts,
 rows, max_tokens and the dataset's columns it names (all of them with **kwargs), and returns one
-number or None per completion. TRL's reward functions work as they are.
+number or None per completion. It may be async. TRL's rewards work as they are.
 """
 
+import ast
+import asyncio
 import inspect
+import json
 import logging
 import math
 import os
@@ -17,19 +20,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
+from threading import Thread
 from traceback import walk_tb
 from typing import Any
 
 from mesotron.config import RewardConfig
 from mesotron.config.base import suggest
-from mesotron.rlvr.answers.facts import Facts, Judge
+from mesotron.rlvr.answers.facts import Facts, Judge, no_facts
 from mesotron.rlvr.answers.numbers import distance, other_unit, read_number
+from mesotron.rlvr.tasks.problem import Problem, own_row
 from mesotron.runs.trust import import_named
 
 log = logging.getLogger("mesotron")
 Scores = list[float | None]
 HUGE = 1e30
 OwnReward = Callable[..., Any]
+# Own rewards that read completions as TRL's chat messages, [{"role": ..., "content": ...}].
+_takes_messages: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,7 @@ PARTS: dict[str, Callable[[Completion], float | None]] = {
     part.__name__: part
     for part in (two_part, sparse, near, correct, format, length, repetition, overlong)
 }
+WITHOUT_GOLD = ("format", "repetition", "overlong")
 
 
 class Reward:
@@ -213,38 +221,98 @@ def check_reward(config: RewardConfig) -> None:
     for name in config.parts:
         if name not in PARTS and ":" not in name:
             hint = suggest(name, PARTS) or f" (known: {', '.join(PARTS)})"
-            raise ValueError(f"--reward.parts {name!r} is unknown{hint}; or give module:function")
+            raise ValueError(f"--reward {name!r} is unknown{hint}; or give file.py:name")
+
+
+def is_own(config: RewardConfig) -> bool:
+    """Whether every part is the user's own, so that no answer format is needed."""
+    return not any(name in PARTS for name in config.parts)
+
+
+def needs_gold(config: RewardConfig) -> bool:
+    return any(name in PARTS and name not in WITHOUT_GOLD for name in config.parts)
+
+
+def try_reward(config: RewardConfig, problem: Problem, max_tokens: int) -> None:
+    """Call the user's own parts on one row, with its gold and with nothing as the completion."""
+    row = {"prompt": problem.messages or problem.question, **own_row(problem)}
+    for name in config.parts:
+        if name in PARTS:
+            continue
+        function = import_reward(name)
+        for text in (rf"The answer is \boxed{{{problem.gold or 0}}}.", ""):
+            batch = {
+                "completions": [text], "completion_ids": [[1] * len(text.split())],
+                "golds": [problem.gold], "truncated": [False], "rows": [row],
+                "facts": [no_facts(truncated=False)],
+            }  # fmt: skip
+            call_reward(name, function, batch, max_tokens)
 
 
 def import_reward(name: str) -> OwnReward:
-    """Import the function that `module:function` names."""
+    """The function, class or factory of `file.py:name` or `module:name`; a class is made with the
+    arguments behind it, as in `trl.rewards:get_soft_overlong_punishment(100, 20)`."""
+    place, parenthesis, _ = name.partition("(")
     try:
-        return import_named(name, "reward")
+        found = import_named(place, "reward")
     except ValueError as error:
         where = _where(error.__cause__) if error.__cause__ else ""
         raise ValueError(f"{error}{where}") from error.__cause__
+    if not parenthesis and not inspect.isclass(found):
+        return found
+    try:
+        call: Any = ast.parse(f"made{name[len(place) :] or '()'}", mode="eval").body
+        values = [ast.literal_eval(one) for one in call.args]
+        made = found(*values, **{one.arg: ast.literal_eval(one.value) for one in call.keywords})
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__} ({error}){_where(error)}"
+        raise ValueError(f"the reward {name} cannot be made: {reason}") from error
+    if not callable(made):
+        raise ValueError(f"the reward {name} is a {type(made).__name__}: give it a __call__ method")
+    return made
 
 
 def call_reward(
     name: str, function: OwnReward, batch: dict[str, list[Any]], max_tokens: int
 ) -> Scores:
-    rows = batch["rows"]
-    columns = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else {})}
-    if "prompt" in columns:
-        columns["prompts"] = columns.pop("prompt")
+    rows = [_with_columns(row) for row in batch["rows"]]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    columns: dict[str, Any] = {key: [row.get(key) for row in rows] for key in keys}
+    prompts = [row["prompt"] for row in batch["rows"] if "prompt" in row]
+    if prompts:
+        columns["prompts"] = prompts
     # Copies: a function may empty its arguments, which the other parts and the trainer still read.
     copies = {key: [_copied(item) for item in values] for key, values in batch.items()}
-    known = {**columns, **copies, "max_tokens": max_tokens}
+    known = {**columns, **copies, "rows": rows, "max_tokens": max_tokens}
     parameters = inspect.signature(function).parameters.values()
+    for one in parameters:
+        is_rest = one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+        if one.default is one.empty and not is_rest and one.name not in known:
+            known_names = ", ".join(["completions", "golds", *map(str, keys)])
+            raise ValueError(
+                f"the reward {name} needs {one.name!r}, but the data has {known_names}: rename its "
+                f"parameter, or map a column with --data.columns {one.name}=COLUMN"
+            )
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         known = {p.name: known[p.name] for p in parameters if p.name in known}
+    texts = batch["completions"]
+    messages = [[{"role": "assistant", "content": text}] for text in texts]
+    if name.startswith("trl.") or name in _takes_messages:
+        known |= {"completions": messages} if "completions" in known else {}
     try:
-        scores = function(**known)
+        scores = _finish(function(**known))
     except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"the reward {name} raised {type(error).__name__} ({error}){_where(error)}"
-        ) from error
-    count = len(batch["completions"])
+        try:  # one written for TRL's chat messages
+            if not isinstance(error, TypeError | AttributeError | KeyError):
+                raise error
+            scores = _finish(function(**{**known, "completions": messages}))
+            _takes_messages.add(name)
+        except (Exception, SystemExit):
+            shown = f" on the completion {texts[0]!r:.60}" if len(texts) == 1 else ""
+            raise ValueError(
+                f"the reward {name} raised {type(error).__name__} ({error}){shown}{_where(error)}"
+            ) from error
+    count = len(texts)
     if not isinstance(scores, list | tuple) or len(scores) != count:
         size = len(scores) if isinstance(scores, list | tuple) else type(scores).__name__
         raise ValueError(
@@ -252,6 +320,34 @@ def call_reward(
             f"{size} for {count} completions"
         )
     return [_check_score(name, i, score) for i, score in enumerate(scores)]
+
+
+def _finish(scores: Any) -> Any:
+    """Await an async reward, in a thread of its own: this one may have a running event loop."""
+    if inspect.isawaitable(scores):
+        done: list[Any] = []
+
+        async def wait() -> None:
+            try:
+                done.append(await scores)
+            except (Exception, SystemExit) as error:
+                done.append(error)
+
+        thread = Thread(target=lambda: asyncio.run(wait()), daemon=True)
+        thread.start()
+        thread.join()
+        scores = done[0]
+        if isinstance(scores, BaseException):
+            raise scores
+    return getattr(scores, "tolist", lambda: scores)()  # an array or tensor
+
+
+def _with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the user's columns under their own names."""
+    columns = row.get("columns") or {}
+    own = json.loads(columns) if isinstance(columns, str) else dict(columns)
+    kept = {key: value for key, value in row.items() if key not in ("columns", "prompt")}
+    return {**kept, **own}
 
 
 def _copied(item: Any) -> Any:

@@ -1,6 +1,7 @@
 """The greedy evaluations before and after a run, and the Markdown report that compares them."""
 
 import shlex
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +11,9 @@ from mesotron.config import TrainConfig
 from mesotron.rlvr import scores
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.evaluate import EvalResult, evaluate
+from mesotron.rlvr.rewards import Reward
 from mesotron.rlvr.tasks.problem import Task
+from mesotron.rlvr.train import run_name
 from mesotron.runs import RunFolder
 from mesotron.runs.console import print_line, spell_time
 from mesotron.watch.diagnosis import diagnose
@@ -22,41 +25,54 @@ CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatt
 
 
 def measure(
-    model: Any, tokenizer: Any, task: Task, config: TrainConfig, judge: Judge, name: str
-) -> EvalResult:
+    model: Any, tokenizer: Any, task: Task, config: TrainConfig, judge: Judge, name: str,
+    reward: Reward | None = None,
+) -> EvalResult:  # fmt: skip
     return evaluate(
         model, tokenizer, task.eval, config.task, examples=task.examples, name=name, samples=0,
-        max_tokens=config.rollout.max_tokens, seed=config.seed, judge=judge,
+        max_tokens=config.rollout.max_tokens, seed=config.seed, judge=judge, reward=reward,
     )  # fmt: skip
 
 
 def compare(before: Row, after: Row) -> Row:
-    """What changed, over paired problems; takes two `EvalResult.to_json()`."""
-    first = {one["id"]: one["correct"] for one in before["transcripts"]}
-    pairs = [(first[one["id"]], one["correct"]) for one in after["transcripts"]]
-    gain = scores.bootstrap([float(new) - float(old) for old, new in pairs])
-    return {
-        "problems": after["problems"],
-        "before": before["greedy"]["strict"],
-        "after": after["greedy"]["strict"],
-        "gain": {"value": gain.value, "low": gain.low, "high": gain.high},
-        "lenient": {"before": before["greedy"]["lenient"], "after": after["greedy"]["lenient"]},
-        "gained": pairs.count((False, True)),
-        "lost": pairs.count((True, False)),
-        "findings": after["findings"],
-    }
+    """What changed, over paired problems; takes two `EvalResult.to_json()`. Without gold answers
+    and without a reward of the user's own there is no number."""
+    kind = after.get("measure", "accuracy")
+    result = {"problems": after["problems"], "measure": kind, "findings": after["findings"]}
+    both = {one.id: one for one in transcripts(before)}
+    pairs = [(both[one.id], one) for one in transcripts(after)]
+    scored = [(scores.score_of(old, kind), scores.score_of(new, kind)) for old, new in pairs]
+    changes = [new - old for old, new in scored if old is not None and new is not None]
+    ends = {"before": main_score(before), "after": main_score(after)}
+    if not changes or None in ends.values():
+        return result
+    result |= ends | {"gain": asdict(scores.bootstrap(changes))}
+    if before["greedy"]["lenient"]:
+        graded = [(old.correct, new.correct) for old, new in pairs]
+        result |= {
+            "lenient": {"before": before["greedy"]["lenient"], "after": after["greedy"]["lenient"]},
+            "gained": graded.count((False, True)),
+            "lost": graded.count((True, False)),
+        }
+    return result
+
+
+def main_score(result: Row) -> Row | None:
+    """Value and interval of an `EvalResult.to_json()`: its accuracy, or its mean reward."""
+    return result["greedy"]["reward" if result.get("measure") == "reward" else "strict"]
 
 
 def show(before: Row, after: Row, result: Row, console: Console) -> None:
     both = transcripts(before), transcripts(after)
     console.print(scores.side_by_side(*both, PAIRS_SHOWN))
-    changes = scores.describe_changes(*both)
-    print_line(console, f"{changes}; above, {PAIRS_SHOWN} problems in these proportions")
-    title = f"greedy accuracy, {result['problems']} held-out problems, 95 % intervals"
-    table = Table("", "before", "after", "gain", title=title)
-    for row in score_rows(result):
-        table.add_row(*row)
-    console.print(table)
+    if result["measure"] == "accuracy" and "gain" in result:
+        changes = scores.describe_changes(*both)
+        print_line(console, f"{changes}; above, {PAIRS_SHOWN} problems in these proportions")
+    if "gain" in result:
+        table = Table("", "before", "after", "gain", title=f"{headline(result)}, 95 % intervals")
+        for row in score_rows(result):
+            table.add_row(*row)
+        console.print(table)
     for sentence in result["findings"]:
         console.print(f"note: {sentence}", soft_wrap=True, markup=False)
 
@@ -65,11 +81,13 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
     rows, rollout = run.rows("metrics"), config.rollout
     updates = "one update" if rollout.updates == 1 else f"{rollout.updates} updates"
     spent = sum(row.get("time/step", 0.0) for row in rows)
-    formatted = [one["greedy"]["rates"]["facts/formatted"] for one in (before, after)]
+    formatted = [one["greedy"]["rates"].get("facts/formatted", 0.0) for one in (before, after)]
+    in_format = "In the format: {:.0%} before, {:.0%} after.".format(*formatted)
+    by_accuracy = "gain" in result and result["measure"] == "accuracy"
     lines = [
-        f"# {config.recipe}: {config.steps} steps",
+        f"# {run_name(config)}: {config.steps} steps",
         "",
-        f"Model {config.model.name}, task {config.task.name}, objective {config.objective.name}, "
+        f"Model {config.model.name}, task {config.task.title}, objective {config.objective.name}, "
         f"optimizer {config.optim.name} at learning rate {config.optim.lr:g}, seed {config.seed}.",
         "",
         f"    mesotron {shlex.join(run.environment.get('command', []))}",
@@ -78,13 +96,12 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
         f"{rollout.max_tokens} tokens, for {updates}. The {len(rows)} steps took "
         f"{spell_time(spent)}, on {run.environment.get('device', 'an unknown device')}.",
         "",
-        f"Greedy accuracy on {result['problems']} held-out problems, with 95 % intervals:",
+        f"{headline(result)[0].upper()}{headline(result)[1:]}, with 95 % intervals:",
         "",
-        "| | before | after | gain |",
-        "|---|---|---|---|",
+        *(["| | before | after | gain |", "|---|---|---|---|"] if "gain" in result else []),
         *("| " + " | ".join(row) + " |" for row in score_rows(result)),
         "",
-        "In the format: {:.0%} before, {:.0%} after.".format(*formatted),
+        *([in_format] if by_accuracy else []),
         "",
         *(f"- {sentence}" for sentence in result["findings"]),
         *curve_lines(rows),
@@ -100,10 +117,20 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
     return "\n".join(lines)
 
 
+def headline(result: Row) -> str:
+    if "gain" not in result:
+        return "No result: neither gold answers nor a reward of your own"
+    what = "mean reward" if result["measure"] == "reward" else "greedy accuracy"
+    return f"{what} on {result['problems']} held-out problems"
+
+
 def score_rows(result: Row) -> list[list[str]]:
-    """Lines of a table: strict and, unless the run is of an older version, lenient accuracy."""
-    strict = [str(scores.Score(**result[key])) for key in ("before", "after", "gain")]
-    lines = [["strict: right and in the format", *strict]]
+    """Lines of a table: the reward or strict accuracy and, where known, lenient accuracy."""
+    if "gain" not in result:
+        return []
+    ends = [str(scores.Score(**result[key])) for key in ("before", "after", "gain")]
+    by_reward = result.get("measure") == "reward"
+    lines = [["mean reward" if by_reward else "strict: right and in the format", *ends]]
     if "lenient" in result:
         lenient = [str(scores.Score(**result["lenient"][key])) for key in ("before", "after")]
         lines.append(["lenient: right anywhere", *lenient, ""])

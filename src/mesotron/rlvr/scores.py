@@ -90,6 +90,12 @@ class Transcript:
     correct: bool
     correct_unformatted: bool
     truncated: bool
+    reward: float | None = None  # where the mean reward is the result
+
+
+def score_of(transcript: Transcript, measure: str) -> float | None:
+    """What a problem counts in the result; None where the reward had no verdict."""
+    return transcript.reward if measure == "reward" else float(transcript.correct)
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,8 @@ class Pair:
 
 
 def verdict(transcript: Transcript) -> str:
+    if transcript.reward is not None:
+        return f"reward {transcript.reward:.3g}"
     if transcript.correct:
         return "right"
     if transcript.correct_unformatted:
@@ -131,6 +139,10 @@ def pair_up(before: Sequence[Transcript], after: Sequence[Transcript], count: in
     """Up to `count` typical problems: the first ones of each change, in proportion to how many
     problems changed that way (largest remainders)."""
     kinds = list(sort_pairs(before, after).values())
+    if any(one.reward is not None for one in before):  # the largest changes of the reward
+        pairs = [pair for kind in kinds for pair in kind]
+        change = [-abs((pair.after.reward or 0) - (pair.before.reward or 0)) for pair in pairs]
+        return [pairs[k] for k in sorted(range(len(pairs)), key=change.__getitem__)[:count]]
     total = sum(map(len, kinds))
     exact = [min(count, total) * len(kind) / max(total, 1) for kind in kinds]
     shown = [int(share) for share in exact]
@@ -161,7 +173,8 @@ def side_by_side(
         table.add_column(title, ratio=3)
     colors = {"right": "green", "right outside the format": "yellow"}
     for pair in pair_up(before, after, count):
-        cells = [Text(f"{shorten(pair.before.question)}\ngold: {pair.before.gold}")]
+        gold = f"\ngold: {pair.before.gold}" if pair.before.gold is not None else ""
+        cells = [Text(f"{shorten(pair.before.question)}{gold}")]
         for transcript in (pair.before, pair.after):
             word = verdict(transcript)
             cell = Text(shorten(transcript.completion))

@@ -5,6 +5,7 @@ that evaluation, draws the same numbers.
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,11 +34,11 @@ from mesotron.rlvr.objectives import resolve, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
 from mesotron.rlvr.prompts import check_prompts
 from mesotron.rlvr.rewards import Reward, as_reward_function, make_reward
-from mesotron.rlvr.run_report import compare, measure, show, write_report
+from mesotron.rlvr.run_report import compare, main_score, measure, show, write_report
 from mesotron.rlvr.spending import Account, sampling_time
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
-from mesotron.rlvr.train import check_enough
+from mesotron.rlvr.train import check_enough, reads_answers
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.runs import RunFolder
 from mesotron.runs.console import LiveView, SafeConsole, print_line
@@ -71,7 +72,7 @@ class Parts:
     model: Any
     tokenizer: Any
     task: Task
-    judge: Judge
+    judge: Judge  # of evaluations
     reward: Reward
     objective_arguments: dict[str, Any]  # of `GRPOConfig`
 
@@ -164,33 +165,38 @@ def train_in(
             run.save("before", before)
     completions = config.rollout.prompts * config.rollout.generations
     meter.calibrate(sampling_time(meter.slowest_evaluation, before["problems"], completions))
-    scores = {name: before["greedy"][name]["value"] for name in ("strict", "lenient")}
+    kinds = ("reward",) if before.get("measure") == "reward" else ("strict", "lenient")
+    scores = {name: before["greedy"][name]["value"] for name in kinds if before["greedy"][name]}
     spelled = ", ".join(f"{value:.3f} {name}" for name, value in scores.items())
-    print_line(console, f"greedy accuracy before: {spelled}; training for {config.steps} steps")
+    first = main_score(before)
+    measure_name = "mean reward" if "reward" in scores else "greedy accuracy"
+    if first is not None:
+        spelled = spelled.removesuffix(" reward")
+        print_line(console, f"{measure_name} before: {spelled}; training for {config.steps} steps")
+    start = "unknown" if first is None else f"{first['value']:.3f} before"
     trainer = build_trainer(parts, run)
     watch = make_watch(trainer, parts, run)
     spending = Spending(meter, trainer, config.eval_every, evaluates_at_end=True)
 
-    start = f"{scores['strict']:.3f} before"
-
-    def accuracy() -> float:
+    def score() -> float:
         step = trainer.state.global_step
         with meter.evaluation():
             result = evaluate_part(parts, trainer.model, f"step {step}")
-        greedy = result["greedy"]["strict"]["value"]
-        view.notes["greedy accuracy"] = f"{start}, {greedy:.3f} at step {step}"
-        return greedy
+        value = (main_score(result) or {"value": math.nan})["value"]
+        view.notes[measure_name] = f"{start}, {value:.3f} at step {step}"
+        return value
 
     with live_view(run, plan, console) as (view, stop):
         parts.reward.waiting = partial(stop.waiting_for, seconds=HANGS_AFTER)
-        view.notes["greedy accuracy"] = start
+        view.notes |= {} if first is None else {measure_name: start}
         view.watch_state = watch.state
         undoes = config.guard == "rollback"
         log = RunLog(run, view, trainer, refuse=not undoes)
         callbacks: list[Any] = [log, OptimizerLog(run), GracefulStop(stop)]
-        if config.eval_every:
-            every, greedy = config.eval_every, scores["strict"]
-            callbacks.append(EvalEvery(every, trainer, accuracy, greedy, before["problems"]))
+        if config.eval_every and first is not None:
+            every, problems = config.eval_every, before["problems"]
+            name = "eval/reward" if before.get("measure") == "reward" else "eval/greedy"
+            callbacks.append(EvalEvery(every, trainer, score, first["value"], problems, name))
         callbacks.append(spending)
         # A watch sees a non-finite loss before the log, but a row is written before it is undone.
         callbacks.insert(len(callbacks) if undoes else 0, watch)
@@ -236,7 +242,9 @@ def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
 
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
     with as_loaded(model):
-        result = measure(model, parts.tokenizer, parts.task, parts.config, parts.judge, name)
+        config = parts.config
+        own = parts.reward if any(":" in part for part in config.reward.parts) else None
+        result = measure(model, parts.tokenizer, parts.task, config, parts.judge, name, own)
     return result.to_json()
 
 
@@ -252,7 +260,8 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         peft_config=lora_config(config.model),
         optim=config.optim,
         objective=resolve(config.objective, config.rollout.generations),
-        judge=parts.judge,
+        # Own rewards alone read no answers, and what is logged of answers would mislead the watch.
+        judge=Judge(parts.judge.format, parts.judge.verifier, reads=reads_answers(config)),
         fast=bool(config.rollout.fast),
     )
     if asks_for_sharding() and not trainer.is_fsdp_enabled:

@@ -120,7 +120,7 @@ def train_in(
     rows = run.rows("metrics")
     loss, accuracy = (last_value(rows, name) for name in ("loss", "mean_token_accuracy"))
     report = (
-        f"# Warm start of {config.model.name} on {config.task.name}: {step} steps\n\n"
+        f"# Warm start of {config.model.name} on {config.task.title}: {step} steps\n\n"
         f"Optimizer {config.optim.name} at learning rate {config.optim.lr:g}, {config.batch} "
         f"solved problems per step, seed {config.seed}. Last loss {loss:.4f}, token accuracy "
         f"{accuracy:.1%}.\n"

@@ -18,15 +18,18 @@ from mesotron.config import (
 )
 from mesotron.rlvr.models import SHIPPED, check_name
 from mesotron.rlvr.objectives import first_round_prompts, trl_arguments
-from mesotron.rlvr.rewards import check_reward
+from mesotron.rlvr.rewards import check_reward, is_own, needs_gold, try_reward
 from mesotron.rlvr.spending import Account
-from mesotron.rlvr.tasks.load import check_task
-from mesotron.runs import new_run_path
+from mesotron.rlvr.tasks.load import check_task, load_task
+from mesotron.rlvr.tasks.own import read_own
+from mesotron.rlvr.tasks.problem import Task, assemble
+from mesotron.runs import new_run_path, newest_whole
 from mesotron.runs.extras import require
 from mesotron.runs.process import go_offline_without_network, is_main, num_processes, started
 from mesotron.runs.resume import Plan, plan_new, plan_resume
 
 log = logging.getLogger("mesotron")
+MICRO_BATCH = 16  # completions per forward pass with one's own data, if it divides the batch
 Limited = TypeVar("Limited", TrainConfig, SftConfig)
 
 
@@ -34,6 +37,8 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
     """Train or resume; the main process calls `then` with the folder. Returns the exit code."""
     began = started()
     check_installed(config)
+    if config.task.data:  # a hub dataset is read before the rest is imported
+        set_library_variables(config.task, config.model.name)
     plan: Plan[Any] = resume_plan(config) if config.resume else new_run(config)
     with Account(plan, began) as account:
         set_library_variables(plan.config.task, plan.config.model.name)
@@ -48,13 +53,49 @@ def run(config: Limited, then: Callable[[Path], None] | None = None) -> int:
         code = train(plan, account)
         if then is not None and is_main():
             then(plan.path)
+    newest, _ = newest_whole(plan.path / "checkpoints")
+    if newest is not None and is_main():
+        is_adapter = (newest.path / "adapter_config.json").is_file()
+        loader = "peft.AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM"
+        print(f'model: {newest.path}; load it with {loader}.from_pretrained("{newest.path}")')
     return code
 
 
 def new_run(config: Limited) -> Plan[Limited]:
-    check(config)
-    name = "sft" if isinstance(config, SftConfig) else config.recipe
-    return plan_new(config, config.out or new_run_path(name))
+    for note in check(config, downloads=True) if is_main() else ():
+        print(note, flush=True)
+    if isinstance(config, TrainConfig):
+        config = resolve_own(config)
+    return plan_new(config, config.out or new_run_path(run_name(config)))
+
+
+def run_name(config: TrainConfig | SftConfig) -> str:
+    """The data's name, or the recipe's."""
+    names = ["sft"] if isinstance(config, SftConfig) else []
+    if config.task.data:
+        names.append(config.task.title[:60])
+    elif isinstance(config, TrainConfig):
+        names.append(config.recipe)
+    return "-".join(names)
+
+
+def resolve_own(config: TrainConfig) -> TrainConfig:
+    """Fill in what depends on several settings of a run on one's own data."""
+    if not reads_answers(config) and config.task.system is None:
+        # A format is requested for answers that are checked; own rewards get the prompts as is.
+        config = replace(config, task=replace(config.task, system=""))
+    rollout = config.rollout
+    if config.recipe == "own" and rollout.micro_batch is None:
+        rows = rollout.prompts * rollout.generations // (rollout.updates * num_processes())
+        micro = next(size for size in range(MICRO_BATCH, 0, -1) if rows % size == 0)
+        config = replace(config, rollout=replace(rollout, micro_batch=micro))
+    return config
+
+
+def reads_answers(config: TrainConfig) -> bool:
+    """Whether answers are searched for in completions; own rewards alone do not need them."""
+    is_self_labeled = config.objective.name in SELF_LABELED
+    return is_self_labeled or not (config.task.data and is_own(config.reward))
 
 
 def resume_plan(config: Limited) -> Plan[Limited]:
@@ -77,24 +118,55 @@ def check_installed(config: TrainConfig | SftConfig) -> None:
             require(None, ["vllm"], f"--rollout.vllm {config.rollout.vllm}")
 
 
-def check(config: TrainConfig | SftConfig) -> None:
-    """Refuse what depends on files, installed packages and processes, before torch is imported."""
+def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]:
+    """Refuse what depends on files, installed packages and processes, before torch is imported.
+    Returns what was guessed about the data, a sentence for each file; those on the hub are read
+    only if it `downloads`."""
     check_name(config.model.name)
     check_task(config.task)
+    task, notes = read_data(config.task, downloads)
     if isinstance(config, SftConfig):
         if num_processes() > 1:
             raise ValueError(f"mesotron sft runs in one process, not WORLD_SIZE={num_processes()}")
         trl_arguments(TrainConfig().objective, RolloutConfig(), config.optim)
-        return
+        return notes
     if num_processes() > 1 and config.out is None:
         raise ValueError("several processes must agree on the run's folder: give it with --out")
     check_reward(config.reward)
     trl_arguments(config.objective, config.rollout, config.optim, num_processes())
-    check_enough(math.inf if config.task.num_train is None else config.task.num_train, config)
+    num_problems = math.inf if config.task.num_train is None else config.task.num_train
+    check_enough(num_problems if task is None else len(task.train), config)
+    if task is not None:
+        check_rewards_on(task, config)
     parts, default = config.reward.parts, RewardConfig().parts
     if config.objective.name in SELF_LABELED and (parts != default or config.reward.weights):
         message = "%s trains on its votes only: the reward %s is logged as rewards/reward, not used"
         log.warning(message, config.objective.name, " + ".join(parts))
+    return notes
+
+
+def read_data(config: TaskConfig, downloads: bool) -> tuple[Task | None, list[str]]:
+    """The task if its data lie here or are the user's, and what was guessed about them."""
+    paths = config.data or ((config.path,) if config.path else ())
+    is_local = bool(paths) and all(Path(path).expanduser().exists() for path in paths)
+    if config.data and (is_local or downloads):
+        train, held_out, sources = read_own(config)
+        return assemble(train, held_out, config), [source.describe() for source in sources]
+    return load_task(config) if is_local and not config.data else None, []
+
+
+def check_rewards_on(task: Task, config: TrainConfig) -> None:
+    """Refuse rewards that cannot score these data, by calling the user's own on one row."""
+    problem = task.train[0]
+    is_self_labeled = config.objective.name in SELF_LABELED
+    if problem.gold is None and needs_gold(config.reward) and not is_self_labeled:
+        parts = " ".join(config.reward.parts)
+        raise ValueError(
+            f"--reward {parts} compares with gold answers, and {config.task.title} has none that "
+            "can be checked: name their column with --data.columns gold=NAME, or give your own "
+            "--reward"
+        )
+    try_reward(config.reward, problem, config.rollout.max_tokens)
 
 
 def check_enough(num_problems: float, config: TrainConfig) -> None:
@@ -105,7 +177,7 @@ def check_enough(num_problems: float, config: TrainConfig) -> None:
         oversampled = f" with --objective.dynamic-oversample {more:g}" if more > 1 else ""
         raise ValueError(
             f"{num_problems} training problems are fewer than the {first} prompts of one rollout "
-            f"batch{oversampled}: give more problems or a smaller --rollout.prompts"
+            f"batch{oversampled}: give more problems or a smaller --rollout.prompts (--batch)"
         )
 
 
@@ -116,7 +188,9 @@ def set_library_variables(task: TaskConfig, *models: str) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     # Without a path the data is generated, or the hub's GSM8K.
-    local = [Path(task.path).expanduser().exists() if task.path else task.name != "gsm8k"]
+    paths = task.data or ((task.path,) if task.path else ())
+    local = [Path(path).expanduser().exists() for path in paths]
+    local += [task.name != "gsm8k"] if not paths else []
     local += [name in SHIPPED or Path(name).expanduser().exists() for name in models]
     if all(local):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")

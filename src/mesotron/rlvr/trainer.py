@@ -346,7 +346,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         total[rewards.isnan().all(dim=1)] = torch.nan
         self.scored = Scored(
             rewards=total.view(-1, self._group_size()),
-            facts=facts,
+            facts=facts if self.scorer.judge is None or self.scorer.judge.reads else (),
             tolerance=self.objective.dynamic_tolerance,
             dropped=dropped,
         )

@@ -55,6 +55,9 @@ def check_free(path: Path, flag: str = "--out") -> None:
         is_run = (path / "config.json").is_file()
         resume = f", or continue it with --resume {path}" if is_run else ""
         raise ValueError(f"{path} is not empty; give {flag} another name{resume}")
+    place = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise ValueError(f"{path} cannot be made: {place} is no folder that can be written to")
 
 
 def try_lock(path: Path) -> IO[str] | None:
@@ -87,23 +90,27 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self._lock: IO[str] | None = None
+        self._is_last = False
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} is not a run: it has no config.json; name a folder of runs/")
 
     @classmethod
     def create(cls, path: Path, config: object, environment: Row) -> Self:
-        """Make a new run folder and point `runs/last` at it."""
+        """Make a new run folder; `runs/last` points at it from its first step on."""
         check_free(path)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         write_json(path / "env.json", environment)
         write_json(path / "config.json", to_plain(config))
-        root = path.resolve().parent
+        return cls(path)
+
+    def point_last(self) -> None:
+        path = self.path.resolve()
+        root = path.parent
         if root.name == "runs":
             draft = root / f".last.{os.getpid()}"
             draft.unlink(missing_ok=True)
             draft.symlink_to(path.name, target_is_directory=True)
             draft.replace(root / "last")
-        return cls(path)
 
     @property
     def config(self) -> Row:
@@ -119,6 +126,9 @@ class RunFolder:
 
     def append(self, stream: Stream, row: Row) -> None:
         append_row(self.path / f"{stream}.jsonl", row)
+        if stream == "metrics" and not self._is_last:  # a failed start leaves runs/last alone
+            self.point_last()
+            self._is_last = True
 
     def rows(self, stream: Stream) -> list[Row]:
         return rows_of_steps(read_rows(self.path / f"{stream}.jsonl"))

@@ -8,8 +8,12 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import fields, is_dataclass
-from importlib import import_module
+from importlib import import_module, util
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from mesotron.config.base import suggest
 
 
 def code_settings(config: Any, prefix: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -45,15 +49,39 @@ def search_working_folder() -> None:
 
 
 def import_named(name: str, what: str) -> Any:
-    """The object behind `module:name`; any failure of its module is a ValueError."""
+    """The object behind `module:name` or `file.py:name`; any failure is a ValueError."""
     module_name, _, attribute = name.partition(":")
+    is_file = module_name.endswith(".py")
+    if is_file and not Path(module_name).expanduser().is_file():
+        raise ValueError(f"there is no file {module_name} for the {what} {name!r}")
     try:
-        module = import_module(module_name)
+        module = import_file(module_name) if is_file else import_module(module_name)
     except (Exception, SystemExit) as error:  # user code may raise anything; a script exits
         is_absent = isinstance(error, ModuleNotFoundError) and error.name == module_name
-        hint = " (for a file of yours here set PYTHONPATH=.)" if is_absent else ""
+        hint = " (for a file of yours give FILE.py:NAME)" if is_absent else ""
         reason = f"{type(error).__name__}: {error}{hint}"
         raise ValueError(f"cannot import the {what} {name!r}: {reason}") from error
     if not callable(getattr(module, attribute, None)):
-        raise ValueError(f"the module {module_name} has no {what} {attribute!r}")
+        near = suggest(attribute, [one for one in dir(module) if not one.startswith("_")])
+        raise ValueError(f"{module_name} has no {what} {attribute!r}{near}")
     return getattr(module, attribute)
+
+
+def import_file(name: str) -> ModuleType:
+    """A Python file as a module, once; files beside it can be imported by it."""
+    path = Path(name).expanduser().resolve()
+    key = f"own_{path.stem}"
+    if getattr(sys.modules.get(key), "__file__", None) == str(path):
+        return sys.modules[key]
+    spec = util.spec_from_file_location(key, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[key] = module = util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[key]
+        raise
+    return module

@@ -36,6 +36,11 @@ class Facts:
     """The strict answer as a plain number, with its unit."""
 
 
+def no_facts(truncated: bool) -> Facts:
+    """For rewards that read no answer: only whether the completion was cut."""
+    return Facts(None, False, False, False, False, truncated, False, False)
+
+
 class Reading(NamedTuple):
     answer: str | None
     formatted: bool
@@ -51,6 +56,7 @@ class Judge:
     Args:
         format: requested by the prompt.
         verifier: compares answers.
+        reads: False for own rewards alone: no answer is searched for, and nothing is graded.
 
     Example:
         >>> from mesotron.rlvr.answers.formats import FORMATS
@@ -60,9 +66,10 @@ class Judge:
         [(True, False), (False, True)]
     """
 
-    def __init__(self, format: AnswerFormat, verifier: Verifier) -> None:
+    def __init__(self, format: AnswerFormat, verifier: Verifier, reads: bool = True) -> None:
         self.format = format
         self.verifier = verifier
+        self.reads = reads
 
     def judge(
         self, completions: Sequence[str], golds: Sequence[str | None], truncated: Sequence[bool]
@@ -74,6 +81,8 @@ class Judge:
             golds: correct answers, None where there is none.
             truncated: whether each was cut at the length limit.
         """
+        if not self.reads:
+            return [no_facts(bool(cut)) for cut in truncated]
         # Completions of a good policy are often alike: each distinct one is judged once.
         texts = list(zip(completions, map(bool, truncated), strict=True))
         read = {case: self._read(*case) for case in dict.fromkeys(texts)}

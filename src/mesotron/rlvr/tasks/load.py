@@ -7,6 +7,7 @@ import re
 from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.tasks import arith
+from mesotron.rlvr.tasks.own import CALCULATOR_MARK, make_problem, read_own
 from mesotron.rlvr.tasks.problem import Problem, Task, assemble, hold_out
 from mesotron.rlvr.tasks.table import Row, check_path, read_splits
 
@@ -14,7 +15,6 @@ GENERATED = 20_000  # default number of training problems of arith
 GENERATORS = ("arith", "sums")
 GSM8K_HUB = ("openai/gsm8k", "main")
 
-_CALCULATOR_MARK = re.compile(r"<<[^<>\n]{0,200}>>")
 _MATH_LEVEL = re.compile(r"(?:Level )?([1-5])", re.ASCII)
 
 
@@ -34,12 +34,19 @@ def load_task(config: TaskConfig) -> Task:
         (3, 2, 'boxed')
     """
     check_task(config)
-    train, held_out = _generate(config) if config.name in GENERATORS else _read(config)
-    return assemble(train, held_out, config, FORMATS[config.format])
+    if config.data:
+        train, held_out, _ = read_own(config)
+    else:
+        train, held_out = _generate(config) if config.name in GENERATORS else _read(config)
+    return assemble(train, held_out, config)
 
 
 def check_task(config: TaskConfig) -> None:
     """Refuse a path that does not exist, and more held-out sums than there are."""
+    for path in config.data:
+        check_path(path)
+    if config.data:
+        return
     if config.name == "sums":
         arith.generate_sums("eval", config.num_eval, config.seed)
     elif config.name not in GENERATORS:
@@ -59,8 +66,9 @@ def _generate(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
 def _read(config: TaskConfig) -> tuple[list[Problem], list[Problem]]:
     def table_problem(row: Row, name: str) -> Problem:
         # Without an answer column there is no gold: enough for majority-vote pseudo-labels.
-        gold = row.text(config.answer_column) if config.answer_column else None
-        return Problem(row.text(config.question_column), gold, name)
+        if config.answer_column:
+            row.text(config.answer_column)  # refuses what is no text
+        return make_problem(row, name, config.question_column, config.answer_column or None)
 
     readers = {"gsm8k": gsm8k_problem, "math": math_problem}
     make = readers.get(config.name, table_problem)
@@ -89,8 +97,8 @@ def gsm8k_problem(row: Row, name: str) -> Problem:
     gold = gold.strip().replace(",", "")
     if not mark or not gold:
         raise ValueError(f"{row.place}: the answer has no gold after '####'")
-    solution = _CALCULATOR_MARK.sub("", steps).strip() or None
-    return Problem(row.text("question"), gold, name, solution=solution)
+    solution = CALCULATOR_MARK.sub("", steps).strip() or None
+    return Problem(row.text("question"), gold, name, None, solution, columns=dict(row.values))
 
 
 def math_problem(row: Row, name: str) -> Problem:
@@ -108,4 +116,5 @@ def math_problem(row: Row, name: str) -> Problem:
         if match is None and text != "Level ?":  # three rows of the data have this
             raise ValueError(f"{row.place}: level {text[:40]!r} is not Level 1 to Level 5")
         level = int(match[1]) if match else None
-    return Problem(row.text("problem"), gold, name, level, solution)
+    columns = dict(row.values)
+    return Problem(row.text("problem"), gold, name, level, solution, columns=columns)

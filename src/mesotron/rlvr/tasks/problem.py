@@ -3,10 +3,11 @@
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from mesotron.config import TaskConfig
-from mesotron.rlvr.answers.formats import AnswerFormat
+from mesotron.rlvr.answers.formats import FORMATS, AnswerFormat
 
 log = logging.getLogger("mesotron")
 
@@ -20,6 +21,8 @@ class Problem:
     solution: str | None = None
     """Worked steps without the formatted answer; empty if the answer needs no steps, None if there
     is no solution."""
+    messages: list[dict[str, str]] | None = None  # the prompt of chat data, up to the question
+    columns: dict[str, Any] = field(default_factory=dict)  # of the user's table, for the reward
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,11 @@ class Task:
     eval: list[Problem]  # held out: shares no question with `train`
     format: AnswerFormat
     examples: tuple[Problem, ...] = ()  # few-shot examples; in neither list
+
+
+def own_row(problem: Problem) -> dict[str, Any]:
+    """What a reward may read of a problem, beside its prompt."""
+    return {"gold": problem.gold, "id": problem.id, "columns": problem.columns}
 
 
 def digest(text: str, seed: int | str = 0) -> int:
@@ -50,9 +58,7 @@ def _without(problems: Sequence[Problem], others: Sequence[Problem]) -> list[Pro
     return [problem for problem in problems if problem.question not in questions]
 
 
-def assemble(
-    train: Sequence[Problem], held_out: Sequence[Problem], config: TaskConfig, format: AnswerFormat
-) -> Task:
+def assemble(train: Sequence[Problem], held_out: Sequence[Problem], config: TaskConfig) -> Task:
     """Take the few-shot examples from the training problems and cut both lists to size."""
     train, held_out = _without(train, held_out), list(held_out)
     solved = [problem for problem in train if problem.solution is not None and problem.gold]
@@ -60,21 +66,21 @@ def assemble(
     if len(examples) < config.few_shot:
         raise ValueError(
             f"few_shot={config.few_shot} needs as many solved training problems, but "
-            f"{config.name} has {len(solved)}: lower --task.few-shot"
+            f"{config.title} has {len(solved)}: lower --task.few-shot"
         )
     train = _without(train, examples)
     if len(train) < (config.num_train or 0):
         message = "--task.num-train %d: %s has only %d"
-        log.warning(message, config.num_train, config.name, len(train))
+        log.warning(message, config.num_train, config.title, len(train))
     train = _cut(train, config.num_train, config.seed)
     held_out = _cut(held_out, config.num_eval, config.seed)
     if not train or (not held_out and config.num_eval):
         purpose = "evaluate" if train else "train"
         raise ValueError(
-            f"the task {config.name} has no problem left to {purpose} on: check --task.path, "
-            "--task.levels and --task.num-eval"
+            f"the task {config.title} has no problem left to {purpose} on: check --data, "
+            "--task.path, --task.levels and --task.num-eval"
         )
-    return Task(train, held_out, format, tuple(examples))
+    return Task(train, held_out, FORMATS[config.format], tuple(examples))
 
 
 def _cut(problems: list[Problem], count: int | None, seed: int) -> list[Problem]:

@@ -3,10 +3,13 @@
 import csv
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mesotron.config.base import suggest
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _EVAL_NAMES = ("test", "eval", "validation")
@@ -53,8 +56,12 @@ def check_path(path: str) -> None:
     local = Path(path).expanduser()
     if local.is_dir() or local.is_file():
         return
-    if local.suffix in SUFFIXES or path.startswith((".", "/", "~")) or local.exists():
-        raise ValueError(f"there is no file or folder {path}: check --task.path")
+    known = (*SUFFIXES, ".txt", ".tsv", ".gz", ".zip", ".xlsx")
+    if local.suffix in known or path.startswith((".", "/", "~")) or local.exists():
+        beside = [one.name for one in local.parent.glob("*")] if local.parent.is_dir() else []
+        raise ValueError(f"there is no file or folder {path}{suggest(local.name, beside)}")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?|[\w-]+", path):
+        raise ValueError(f"{path!r} is neither a file or folder here nor a name on the hub")
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -65,13 +72,24 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def _read_folder(folder: Path) -> tuple[list[Row], list[Row] | None]:
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
+        from datasets import load_from_disk
+
+        return _choose_splits(load_from_disk(str(folder)), str(folder))
+    files = [path for path in (*folder.iterdir(), *folder.glob("data/*")) if path.is_file()]
+    files = sorted(path for path in files if path.suffix in SUFFIXES)
+
     def read(*names: str) -> list[Row] | None:
-        candidates = (folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES)
-        path = next((path for path in candidates if path.is_file()), None)
-        return None if path is None else list(read_rows(path))
+        for name in names:  # train.jsonl, or the hub's train-00000-of-00002.parquet
+            parts = [path for path in files if re.fullmatch(rf"{name}(-\d+-of-\d+)?", path.stem)]
+            if parts:
+                return [row for path in parts for row in read_rows(path)]
+        return None
 
     train = read("train")
     if train is None:
+        if len(files) == 1:
+            return list(read_rows(files[0])), None
         raise ValueError(f"the folder {folder} has no train file ({', '.join(SUFFIXES)})")
     return train, read(*_EVAL_NAMES)
 
@@ -120,8 +138,11 @@ def _read_csv(path: Path) -> Iterator[Row]:
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
-    import pyarrow
-    import pyarrow.parquet as parquet
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{path} needs pyarrow: pip install pyarrow") from error
 
     number = 0
     try:
@@ -149,7 +170,11 @@ def _read_hub(name: str, subset: str | None) -> tuple[list[Row], list[Row] | Non
             f"{name!r} is not a local file and cannot be loaded from the hub{reason}: "
             f"{type(error).__name__}: {first}"
         ) from error
-    assert isinstance(splits, dict)  # all splits, since none is named
+    return _choose_splits(splits, name)
+
+
+def _choose_splits(data: Any, name: str) -> tuple[list[Row], list[Row] | None]:
+    splits = data if isinstance(data, dict) else {"train": data}
     found = {
         str(part): [Row(f"{name} {part}: row {i}", dict(row)) for i, row in enumerate(rows, 1)]
         for part, rows in splits.items()

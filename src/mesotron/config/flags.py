@@ -1,0 +1,172 @@
+"""The names people type: short flags for the common settings, the same in every command, and what
+other libraries call them."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mesotron.config.base import flags_of
+
+
+class Short(NamedTuple):
+    setting: str  # the setting it stands for
+    value: str
+    about: str
+
+
+SHORT = {
+    "model": Short("model.name", "NAME", "tiny, smollm2, a folder, a .gguf file, or a hub name"),
+    "data": Short("task.data", "FILE..", "your data: JSONL, CSV, Parquet, a folder or a hub name"),
+    "reward": Short("reward.parts", "NAME..", "file.py:name, module:name, or such as two_part"),
+    "optim": Short("optim.name", "NAME", "muon, pion, muon_sgd or adamw"),
+    "lr": Short("optim.lr", "RATE", "learning rate, in AdamW's unit for every optimizer"),
+    "steps": Short("steps", "N", "optimizer steps"),
+    "batch": Short("rollout.prompts", "N", "prompts per step"),
+    "group": Short("rollout.generations", "N", "completions per prompt"),
+    "max-tokens": Short("rollout.max_tokens", "N", "longest completion"),
+    "lora": Short("model.lora", "RANK", "train LoRA adapters of this rank (0: every weight)"),
+    "vllm": Short("rollout.vllm", "[MODE]", "sample with vLLM: colocate or server"),
+    "budget": Short("budget", "DOLLARS", "stop before it costs more; needs --price or --gpu"),
+    "guard": Short("guard", "ACTION", "what the watch may do: off, warn, stop or rollback"),
+    "seed": Short("seed", "N", "seed of all random draws"),
+    "out": Short("out", "FOLDER", "run folder (unset: runs/NAME-DATE)"),
+}
+ALSO_SHORT = {"data.columns": "task.columns", "data.weights": "task.weights"}
+
+# What other libraries and habits call a setting.
+SYNONYMS = {
+    "model": "model-name model-name-or-path base-model pretrained checkpoint llm",
+    "data": "dataset datasets dataset-name dataset-path train-file train-data data-path data-file "
+    "file path prompts input",
+    "data.columns": "columns column prompt-column question-column answer-column gold-column",
+    "reward": "rewards reward-fn reward-func reward-funcs reward-function reward-functions "
+    "reward-model reward-path scorer verifier grader",
+    "optim": "optimizer optimiser optimizer-name",
+    "lr": "learning-rate rate step-size actor-lr",
+    "steps": "max-steps num-steps train-steps total-steps iterations iters epochs num-epochs "
+    "num-train-epochs total-epochs",
+    "batch": "batch-size bs train-batch-size per-device-train-batch-size rollout-batch-size "
+    "prompts-per-step num-prompts",
+    "group": "group-size num-generations num-samples num-rollouts rollouts samples-per-prompt "
+    "n-samples-per-prompt rollout-n generations",
+    "max-tokens": "max-completion-length max-new-tokens max-length max-response-length "
+    "max-seq-length response-length completion-length",
+    "lora": "lora-r lora-rank use-lora use-peft peft qlora adapter",
+    "vllm": "use-vllm vllm-mode",
+    "budget": "cost max-cost dollars max-dollars",
+    "seed": "random-seed rng",
+    "out": "output output-dir out-dir save-dir run-dir run-name name",
+    "resume": "resume-from-checkpoint resume-from continue restart",
+    "report-to": "wandb tensorboard trackio logger loggers log-with use-wandb",
+    "eval-every": "eval-steps eval-interval evaluate-every",
+    "save-every": "save-steps save-interval checkpoint-every",
+    "objective.name": "objective algorithm algo loss loss-type advantage-estimator",
+    "objective.beta": "beta kl kl-coef kl-beta init-kl-coef",
+    "rollout.temperature": "temp sampling-temperature",
+    "rollout.micro-batch": "micro-batch-size gradient-accumulation-steps mini-batch-size",
+    "optim.schedule": "scheduler lr-scheduler lr-scheduler-type lr-schedule",
+    "optim.warmup": "warmup-ratio warmup-steps lr-warmup",
+    "model.dtype": "precision bf16 fp16 torch-dtype mixed-precision",
+    "task.system": "system-prompt system",
+    "time-limit": "timeout max-time walltime",
+    "device": "cuda cpu gpu-id",
+}
+_MEANT = {word: name for name, words in SYNONYMS.items() for word in words.split()}
+
+
+def short_flags(config_type: Any) -> dict[str, str]:
+    """Short flags of a command and the flags they stand for. A field of the same name is one."""
+    flags = flags_of(config_type)
+    targets = {name: one.setting for name, one in SHORT.items()} | ALSO_SHORT
+    long = {f"--{name}": f"--{path.replace('_', '-')}" for name, path in targets.items()}
+    return {short: flag for short, flag in long.items() if flag in flags and short not in flags}
+
+
+def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
+    """Replace short flags by those of the settings. Commands that start other runs, with settings
+    NAME=VALUE of theirs, get the short flags as such settings."""
+    short, flags = short_flags(config_type), flags_of(config_type)
+    passed_on = next((flag for flag in ("--set", "--space") if flag in flags), None)
+    expanded: list[str] = []
+    settings: list[str] = []
+    rest = list(args)
+    while rest:
+        arg = rest.pop(0)
+        name, equals, text = arg.partition("=")
+        flag = name.replace("_", "-")
+        key = flag.removeprefix("--")
+        target = SHORT[key].setting if key in SHORT else ALSO_SHORT.get(key)
+        if flag in short:
+            expanded.append(short[flag] + equals + text)
+            if key == "vllm" and not equals and (not rest or rest[0].startswith("-")):
+                expanded.append("colocate")
+        elif passed_on and name.startswith("--") and target and flag not in flags:
+            values = [text] if equals else []
+            while not equals and rest and not rest[0].startswith("--"):
+                values.append(rest.pop(0))
+            settings.append(f"{target}={','.join(values) or 'colocate'}")
+        else:
+            expanded.append(arg)
+    if not settings or passed_on is None:
+        return expanded
+    if passed_on in expanded:  # before the settings given by name, which win
+        place = expanded.index(passed_on) + 1
+        return [*expanded[:place], *settings, *expanded[place:]]
+    return [*expanded, passed_on, *settings]
+
+
+def expand_setting(config_type: Any, name: str) -> str:
+    """The setting that a name such as lr or batch stands for; other names as they are."""
+    flag = short_flags(config_type).get(f"--{name.replace('_', '-')}")
+    return name if flag is None else flag.removeprefix("--").replace("-", "_")
+
+
+def expand_table(config_type: Any, table: Mapping[str, Any]) -> dict[str, Any]:
+    """A TOML table with short names, such as lr = 1e-5, in their sections."""
+    made = {key: dict(one) if isinstance(one, Mapping) else one for key, one in table.items()}
+    found: dict[str, Any] = {}
+    for key in list(made):
+        if key == "data" and isinstance(made[key], Mapping):
+            found |= {f"data.{name}": value for name, value in made.pop(key).items()}
+        elif not isinstance(made[key], Mapping) and expand_setting(config_type, key) != key:
+            found[key] = made.pop(key)
+    for key, value in found.items():
+        path = "task.data" if key == "data.files" else expand_setting(config_type, key)
+        section, _, name = path.rpartition(".")
+        made.setdefault(section, {})[name] = value
+    return made
+
+
+def suggest_flag(word: str, config_type: Any) -> str:
+    """` (did you mean --batch?)` for a flag of the same meaning or a close name."""
+    flags, short = flags_of(config_type), short_flags(config_type)
+    known = [*short, *flags]
+    name = word.lstrip("-").replace("_", "-").lower()
+    leaf = name.rpartition(".")[2]
+    meant = [f"--{_MEANT[name]}"] if name in _MEANT else []
+    meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.85)
+    meant += [f"--{_MEANT[leaf]}"] if leaf in _MEANT else []
+    same = [flag for flag in known if flag.rpartition(".")[2] == leaf]
+    same += [flag for flag in known if flag.lstrip("-") == leaf]
+    words = {re.split(r"[.-]", flag.lstrip("-"))[-1]: flag for flag in reversed(known)}
+    close = difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.7)
+    close += [words[one] for one in difflib.get_close_matches(leaf, words, n=1, cutoff=0.8)]
+    choice = next((flag for flag in (*meant, *same, *close) if flag in known), None)
+    return f" (did you mean {choice}?)" if choice else ""
+
+
+def short_help(config_type: Any, default: Any) -> str:
+    """The common flags of a command, with the values of `default`."""
+    short, flags = short_flags(config_type), flags_of(config_type)
+    lines = []
+    for name, one in SHORT.items():
+        flag = short.get(f"--{name}", f"--{name}")
+        if flag in flags:
+            value = default
+            for part in flag.removeprefix("--").split("."):
+                value = getattr(value, part.replace("-", "_"))
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            given = f" [{shown}]" if value not in (None, (), "") else ""
+            lines.append(f"  {f'--{name} {one.value}':<20} {one.about}{given}")
+    return "\n".join(lines)

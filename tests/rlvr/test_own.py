@@ -1,0 +1,276 @@
+"""A user's own data and rewards: columns, chats, golds, mixtures, and every kind of reward."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mesotron import cli
+from mesotron.cli import parse
+from mesotron.config import EvalConfig, RewardConfig, SftConfig, TaskConfig, TrainConfig
+from mesotron.rlvr.prompts import build_prompt, solved_text
+from mesotron.rlvr.rewards import call_reward, import_reward, try_reward
+from mesotron.rlvr.tasks.load import load_task
+from mesotron.rlvr.tasks.own import read_own, read_source
+from mesotron.rlvr.train import check, resolve_own, run_name
+
+TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+
+
+def write(path: Path, rows: list) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def sums(count: int = 20, **more) -> list[dict]:
+    return [{"question": f"What is {k} + 1?", "answer": k + 1, **more} for k in range(count)]
+
+
+def one_of(path: str, **config):
+    return read_source(path, TaskConfig(data=(path,), **config)).train[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "question", "gold"),
+    [
+        ({"prompt": "P", "answer": "7"}, "", "P", "7"),
+        ({"problem": "P", "solution": r"So \boxed{\frac12}."}, "", "P", r"\frac12"),
+        ({"question": "P", "answer": "6 + 1 = <<6+1=7>>7\n#### 1,007"}, "", "P", "1007"),
+        ({"question": "P", "response": "It depends.\nOn much."}, "", "P", None),
+        ({"question": "P", "tests": ["a"], "answer": ["a"]}, "", "P", None),
+        ({"q": "P", "a": 7}, "prompt=q,gold=a", "P", "7"),
+        ({"question": "P", "answer": 7}, "gold=", "P", None),
+        ({"messages": [{"role": "user", "content": "P"}]}, "", "P", None),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "P"}]},
+                       {"role": "assistant", "content": "#### 7"}]}, "", "P", "7"),
+        ({"conversations": [{"from": "human", "value": "P"}, {"from": "gpt", "value": "7"}]},
+         "", "P", "7"),
+    ],
+)  # fmt: skip
+def test_columns_are_guessed_or_named(tmp_path, row, columns, question, gold):
+    problem = one_of(write(tmp_path / "mine.jsonl", [row]), columns=columns)
+    assert (problem.question, problem.gold) == (question, gold)
+    assert problem.columns == row
+
+
+def test_chat_prompts_stay_as_they_are(tmp_path):
+    system = {"role": "system", "content": "Be brief."}
+    turns = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]
+    last = {"role": "user", "content": "C"}
+    config = TaskConfig(data=(write(tmp_path / "c.jsonl", [{"prompt": [system, *turns, last]}]),))
+    source = read_source(config.data[0], config)
+    task = load_task(TaskConfig(num_train=1, num_eval=1))
+    assert build_prompt(source.train[0], config, task.format) == [system, *turns, last]
+    reply = {"role": "assistant", "content": "long\n" * 9}
+    write(tmp_path / "c.jsonl", [{"prompt": [last, reply]}])
+    source = read_source(config.data[0], config)
+    asked = build_prompt(source.train[0], config, task.format)
+    assert ([one["role"] for one in asked], asked[-1]) == (["system", "user"], last)
+    assert solved_text(source.train[0], task.format) == reply["content"]  # what sft trains on
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [{"role": "user"}], [{"role": "assistant", "content": "x"}], ["x"], [{}]]
+)
+def test_a_broken_chat_names_its_line(tmp_path, prompt):
+    path = write(tmp_path / "c.jsonl", [{"prompt": prompt}])
+    with pytest.raises(ValueError, match=r"c\.jsonl:1"):
+        one_of(path)
+
+
+def test_files_are_held_out_and_mixed_by_their_weights(tmp_path):
+    small = write(tmp_path / "small.jsonl", sums(10))
+    large = write(tmp_path / "large.jsonl", [{"question": f"Q{k}", "gold": k} for k in range(90)])
+    config = TaskConfig(data=(small, large))
+    train, held_out, sources = read_own(config)
+    assert (len(train), len(held_out)) == (80, 20)  # at most one in five
+    assert "gold = answer" in sources[0].describe()
+    train, held_out, _ = read_own(TaskConfig(data=(small, large), weights=(3, 1), num_eval=8))
+    count = sum(one.id.startswith("small") for one in train)
+    assert (count, len(train)) == (75, 100)  # repeated, in all as many as there are rows
+    assert not {one.question for one in train} & {one.question for one in held_out}
+    assert len({one.id for one in held_out}) == len(held_out)
+
+
+def test_folders_of_the_datasets_library(tmp_path):
+    from datasets import Dataset, DatasetDict
+
+    rows = Dataset.from_list(sums(8))
+    DatasetDict({"train": rows, "test": rows.select([0])}).save_to_disk(tmp_path / "saved")
+    (tmp_path / "parts" / "data").mkdir(parents=True)
+    rows.to_parquet(tmp_path / "parts" / "data" / "train-00000-of-00001.parquet")
+    config = TaskConfig(data=(str(tmp_path / "saved"), str(tmp_path / "parts")), num_eval=2)
+    saved, parts = read_own(config)[2]
+    assert (len(saved.train), len(saved.test), len(parts.train)) == (8, 1, 8)
+
+
+OWN = """
+import asyncio, math
+
+def by_columns(completions, hard, rows, **kwargs):
+    return [float(h) + len(row) for h, row in zip(hard, rows)]
+
+async def later(completions, prompts):
+    await asyncio.sleep(0)
+    return [float(len(text)) for text in completions]
+
+class Scaled:
+    def __init__(self, factor=2.0, *, plus=0.0):
+        self.factor, self.plus = factor, plus
+    def __call__(self, completions, **kwargs):
+        return [self.factor * len(text) + self.plus for text in completions]
+
+def of_chats(completions, **kwargs):
+    return [len(chat[0]["content"]) for chat in completions]
+
+def crashes(completions):
+    return [1 / len(text) for text in completions]
+
+def one_number(completions):
+    return 1.0
+
+def needs_level(completions, level):
+    return level
+
+def as_array(completions):
+    import numpy
+    return numpy.ones(len(completions))
+"""
+
+
+def batch_of(*texts: str, **columns):
+    rows = [{"prompt": "P", "gold": None, "id": "x", "columns": json.dumps(columns)}] * len(texts)
+    return {
+        "completions": [*texts], "completion_ids": [[1]] * len(texts), "golds": [None] * len(texts),
+        "truncated": [False] * len(texts), "facts": [None] * len(texts), "rows": rows,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "scores"),
+    [
+        ("by_columns", [4.0, 4.0]),
+        ("later", [1.0, 2.0]),
+        ("Scaled", [2.0, 4.0]),
+        ("Scaled(3, plus=0.5)", [3.5, 6.5]),
+        ("of_chats", [1.0, 2.0]),
+        ("as_array", [1.0, 1.0]),
+    ],
+)
+def test_every_kind_of_reward(tmp_path, monkeypatch, name, scores):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN)
+    name = f"mine.py:{name}"
+    assert call_reward(name, import_reward(name), batch_of("a", "ab", hard=1), 8) == scores
+
+
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [
+        ("think_format_reward", [1.0, 0.0]),
+        ("get_cosine_scaled_reward(max_len=4)", [0.5, -0.5]),
+        ("get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)", [0.0, 0.0]),
+    ],
+)
+def test_rewards_of_trl(name, score):
+    name = f"trl.rewards:{name}"
+    texts = [r"<think>6 + 1</think> \boxed{7}", r"\boxed{8}"]
+    given = {**batch_of(*texts, solution="$7$"), "completion_ids": [[1] * 4] * 2}
+    assert call_reward(name, import_reward(name), given, 8) == pytest.approx(score)
+
+
+def test_a_reward_is_tried_on_one_row(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    problem = one_of(write(tmp_path / "mine.jsonl", sums(hard=True)))
+    for name, named in (("crashes", "ZeroDivisionError"), ("needs_level", "--data.columns level=")):
+        with pytest.raises(ValueError, match=named):
+            try_reward(RewardConfig(parts=(f"{tmp_path}/mine.py:{name}",)), problem, 8)
+    try_reward(RewardConfig(parts=(f"{tmp_path}/mine.py:by_columns", "format")), problem, 8)
+
+
+def read(words: str) -> TrainConfig:
+    return parse(TrainConfig, shlex.split(words), "mesotron train", cli.COMMANDS["train"].presets)
+
+
+def test_one_line_sets_the_whole_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "mine.jsonl", sums(hard=True))
+    Path("mine.py").write_text(OWN)
+    flags = "--model tiny --data mine.jsonl --reward mine.py:Scaled format --reward.weights 1 2"
+    config = read(f"{flags} --lr 1e-4 --optim pion --batch 4 --group 2 --vllm --lora 8 --seed 3")
+    assert (config.recipe, config.task.data, config.model.lora) == ("own", ("mine.jsonl",), 8)
+    assert (config.rollout.prompts, config.rollout.generations) == (4, 2)
+    assert (config.rollout.max_tokens, config.rollout.vllm) == (512, "colocate")
+    assert (config.optim.name, config.optim.lr, config.seed) == ("pion", 1e-4, 3)
+    assert run_name(config) == "mine"
+    Path("run.toml").write_text(
+        'model = "tiny"\nreward = "mine.py:Scaled"\nlr = 1e-4\nbatch = 5\ngroup = 4\n'
+        '[data]\nfiles = "mine.jsonl"\ncolumns = "prompt=question"\n[optim]\nname = "pion"\n'
+    )
+    config = read("run.toml --seed 4")
+    assert (config.optim.lr, config.optim.name, config.seed) == (1e-4, "pion", 4)
+    assert (config.task.columns, config.rollout.prompts) == ("prompt=question", 5)
+    assert "prompt = question" in check(config)[0]
+    resolved = resolve_own(config)
+    # The user's reward gets the user's prompts; 20 completions divide into passes of 10.
+    assert (resolved.task.system, resolved.rollout.micro_batch) == ("", 10)
+    assert resolve_own(read("--data mine.jsonl --model tiny")).task.system is None
+
+
+def test_short_flags_mean_the_same_in_every_command():
+    def flags(config_type: type, words: str):
+        return parse(config_type, words.split(), "mesotron")
+
+    sft = flags(SftConfig, "--model smollm2 --data a.jsonl --lr 1e-3 --batch 4 --lora 2")
+    assert (sft.model.name, sft.optim.lr, sft.batch, sft.model.lora) == ("smollm2", 1e-3, 4, 2)
+    assert flags(EvalConfig, "tiny --data a.jsonl").task.data == ("a.jsonl",)
+    for name in ("compare", "sweep"):
+        command = cli.COMMANDS[name]
+        made = parse(
+            command.config_type, ["own", *["--model", "tiny", "--lr", "1e-3", "--steps", "4"]]
+        )
+        settings = made.set if name == "compare" else made.space
+        assert settings == ("model.name=tiny", "optim.lr=1e-3", "steps=4")
+
+
+FILES = {
+    "mine.jsonl": "".join(json.dumps(row) + "\n" for row in sums(hard=True)),
+    "prompts.jsonl": "".join(json.dumps({"prompt": f"P{k}"}) + "\n" for k in range(20)),
+    "table.csv": "text,label\nP,7\n",
+    "broken.jsonl": '{"prompt": "P"}\n{"prompt": \n',
+    "notes.txt": "P\n",
+    "my_rewards.py": OWN,
+    "run.toml": 'modle = "tiny"\n',
+}
+RUN_ALL = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from mesotron.cli import main
+for line in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(line)
+    heavy = [name for name in ("torch", "transformers", "trl") if name in sys.modules]
+    print(json.dumps([code, err.getvalue(), heavy]))
+"""
+
+
+def test_common_mistakes_are_answered_before_heavy_imports(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    table = TROUBLESHOOTING.read_text().split("## Common mistakes")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `mesotron (.*?)` \| `(.*?)`", table, re.MULTILINE)
+    assert len(rows) >= 20
+    command = [sys.executable, "-c", RUN_ALL]
+    lines = json.dumps([shlex.split(command) for command, _ in rows])
+    done = subprocess.run(command, cwd=tmp_path, input=lines, capture_output=True, text=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(rows), done.stderr
+    for (mistake, answer), (code, text, heavy) in zip(rows, answers, strict=True):
+        assert (code, heavy, text.count("\n")) == (2, [], 1), (mistake, text)
+        assert answer in text, (mistake, text)
+    assert not (tmp_path / "runs").exists()
