@@ -132,7 +132,7 @@ def push(name: str, out: Path) -> None:
 
 def model_card(run: RunFolder, subject: Subject, name: str, whole: bool) -> str:
     """The README of an exported model: result, data, reward, watch verdict, settings, versions."""
-    from mesotron.rlvr.run_report import score_rows, watch_lines
+    from mesotron.rlvr.run_report import headline, score_rows, watch_lines
 
     settings, result, env = run.config, run.result, run.environment
     start = settings["model"]["name"]
@@ -146,7 +146,7 @@ def model_card(run: RunFolder, subject: Subject, name: str, whole: bool) -> str:
     lines += [f"{public(start)} after {len(rows)} steps of `mesotron train`.", "", "## Result", ""]
     if result and "gain" in result:
         lines += [
-            f"Greedy accuracy on {result['problems']} held-out problems, 95 % intervals:", "",
+            f"{headline(result)}, 95 % intervals:", "",
             "| | before | after | gain |", "|---|---|---|---|",
             *("| " + " | ".join(row) + " |" for row in score_rows(result)),
             *(f"\n{sentence}" for sentence in result.get("findings", ())),
@@ -156,7 +156,8 @@ def model_card(run: RunFolder, subject: Subject, name: str, whole: bool) -> str:
     parts = reward.get("parts") or ["none"]
     weights = reward.get("weights") or [1.0] * len(parts)
     named = [f"{public(part)} x {weight:g}" for part, weight in zip(parts, weights, strict=False)]
-    lines += ["", "## Data and reward", "", f"- data: {task['name']}"]
+    data = ", ".join(task.get("data") or [task["name"]])
+    lines += ["", "## Data and reward", "", f"- data: {public(data)}"]
     lines[-1] += f", {public(task['path'])}" if task.get("path") else ""
     lines += [f"- reward: {', '.join(named)}", *watch_lines(rows, run.rows("events"))]
     lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]

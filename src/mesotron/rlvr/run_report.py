@@ -96,7 +96,7 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
         f"{rollout.max_tokens} tokens, for {updates}. The {len(rows)} steps took "
         f"{spell_time(spent)}, on {run.environment.get('device', 'an unknown device')}.",
         "",
-        f"{headline(result)[0].upper()}{headline(result)[1:]}, with 95 % intervals:",
+        f"{headline(result)}, with 95 % intervals:",
         "",
         *(["| | before | after | gain |", "|---|---|---|---|"] if "gain" in result else []),
         *("| " + " | ".join(row) + " |" for row in score_rows(result)),
@@ -120,7 +120,7 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
 def headline(result: Row) -> str:
     if "gain" not in result:
         return "No result: neither gold answers nor a reward of your own"
-    what = "mean reward" if result["measure"] == "reward" else "greedy accuracy"
+    what = "Mean reward" if result.get("measure") == "reward" else "Greedy accuracy"
     return f"{what} on {result['problems']} held-out problems"
 
 
