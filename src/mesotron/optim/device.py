@@ -66,9 +66,10 @@ def rounding_seed(step: int, number: int, part: int) -> int:
     return zlib.crc32(struct.pack("<III", step % 2**32, number, part))
 
 
-def step_seed(step: Tensor, stream: int) -> Tensor:
+def step_seed(step: Tensor, stream: int | Tensor) -> Tensor:
     """The seed of a step counted on the device, so that a replayed CUDA graph draws new ones."""
-    return _mix((step.int() * _GOLDEN).bitwise_xor(stream - 2**31))
+    signed = stream - 2**31
+    return _mix((step.int() * _GOLDEN) ^ (signed.int() if isinstance(signed, Tensor) else signed))
 
 
 def round_stochastically(values: Tensor, out: Tensor, seed: int | Tensor) -> None:

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from mesotron.optim import triton
-from mesotron.optim.auxiliary import STEPS, Batch
+from mesotron.optim.auxiliary import STEPS, Batch, adamw_state
 from mesotron.optim.device import rounding_seed
 from mesotron.optim.groups import (
     AUXILIARY_RULES,
     SPECTRAL_RULES,
     Place,
+    Work,
     check_group,
     check_same_rules,
     default_view,
@@ -126,7 +127,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
         if aux not in AUXILIARY_RULES:
             raise ValueError(f"aux={aux!r} must be one of {', '.join(AUXILIARY_RULES)}")
         self._stats = StepStats()
-        self._fused: dict[torch.device, FusedStep] = {}
+        self._fused: dict[torch.device, tuple[FusedStep, int]] = {}
         defaults = {
             "rule": self.rule, "view": None, "name": None, "pairs": None, "step": 0, "lr": lr,
             "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
@@ -186,8 +187,6 @@ class RoutedOptimizer(torch.optim.Optimizer):
                     f"none of the optimizer's {len(params)} parameters requires a gradient: build "
                     "it after the model is wrapped (LoRA) or frozen"
                 )
-        for places in work.auxiliary.values():
-            self._auxiliary_step(places, stats)
         for device, places in work.spectral.items():
             members = [
                 Member(
@@ -199,13 +198,10 @@ class RoutedOptimizer(torch.optim.Optimizer):
             self._pull_to_start([m for m in members if m.group["leash"] is not None])
             with torch.cuda.device(device if device.type == "cuda" else -1):  # for the kernels
                 if triton.available(device):
-                    from mesotron.optim.triton.step import FusedStep  # needs Triton
-
-                    plan = self._fused.get(device)
-                    if plan is None or not plan.fits(members):
-                        plan = self._fused[device] = FusedStep(members)
-                    members = plan.run(members, stats)
+                    members = self._fused_step(device, members, work, stats)
                 filter_and_apply(self._momentum_step(members, stats), stats)
+        for places in work.auxiliary.values():
+            self._auxiliary_step(places, stats)
         step_pairs(pairs, self.state, stats)
         if work.sharded:
             names = [group["name"] for group in self.param_groups]
@@ -254,6 +250,33 @@ class RoutedOptimizer(torch.optim.Optimizer):
             if ok.device.type != "cpu" or ok:
                 seed = rounding_seed(group["step"], member.number, 2**31)
                 pull(member.param, state, group, None if ok.device.type == "cpu" else ok, seed)
+
+    def _fused_step(
+        self, device: torch.device, members: list[Member], work: Work, stats: StepStats
+    ) -> list[Member]:
+        """Step by the kernels what they take, AdamW's groups on the device too, and remove these
+        from `work`; returns the other members."""
+        from mesotron.optim.triton.adamw import Vector  # needs Triton
+        from mesotron.optim.triton.step import FusedStep
+
+        keys = [key for key in work.auxiliary if key[1] == device]
+        beside = []
+        for key in keys:
+            for p, group, _ in work.auxiliary[key]:
+                if group["rule"] == "adamw" and not self.state[p]:
+                    self.state[p] = adamw_state(p)
+            beside.append([Vector(p, dense_grad(p), self.state[p], g, number)
+                           for p, g, number in work.auxiliary[key]])  # fmt: skip
+        plan, made = self._fused.get(device, (None, 0))
+        if plan is None or not plan.fits(members, beside):
+            # A capture pays if plans last: wait twice as long for it after each new one.
+            plan = FusedStep(members, beside, patience=2 ** min(made, 16))
+            self._fused[device] = plan, made + 1
+        members = plan.run(members, beside, stats)
+        for key, taken in zip(keys, plan.beside, strict=True):
+            if taken:
+                del work.auxiliary[key]
+        return members
 
     def _momentum_step(self, members: list[Member], stats: StepStats) -> list[LocalJob]:
         """Update the momentum where the gradient is finite. On the CPU the other parameters are

@@ -56,6 +56,10 @@ class StepStats:
     # replayed graph: its groups, the arguments of `add_blocks` after them, and its cosines.
     lazy: list[tuple[list[str], Callable, Callable]] = field(default_factory=list)
 
+    def extend(self, other: "StepStats") -> None:
+        for name in ("blocks", "updates", "finite", "cosines", "shared", "lazy"):
+            getattr(self, name).extend(getattr(other, name))
+
     def add_blocks(
         self, groups: list[str], filtered: Filtered, step_size: Tensor, numel: int
     ) -> None:

@@ -1,5 +1,6 @@
 """The fused step against the plain one: compiled on a GPU, in Triton's interpreter elsewhere."""
 
+import copy
 import os
 
 import pytest
@@ -118,7 +119,7 @@ def test_a_noise_cutoff_on_small_blocks_is_closer_to_float64_than_plain_bfloat16
 def test_the_statistics_agree_with_the_plain_step():
     _, plain = run(False, work="float32")
     _, fused = run(None)
-    (plan,) = fused._fused.values()
+    ((plan, _),) = fused._fused.values()
     assert plan._taken.count(True) == 8  # all but the interleaved view, not plain matrices
     expected, found = plain.stats(), fused.stats()
     assert expected.keys() == found.keys()
@@ -189,7 +190,7 @@ def step_once(view="whole", transposed=False, **options):
     p.grad = gradient.T.contiguous().T if transposed else gradient
     optimizer = Muon([{"params": [p], "rule": "muon", "view": view}], lr=0.02, **options)
     optimizer.step()
-    (plan,) = optimizer._fused.values()
+    ((plan, _),) = optimizer._fused.values()
     return p.detach(), sum(plan._taken) == 1
 
 
@@ -226,3 +227,66 @@ def test_more_blocks_than_a_launch_takes_are_split(monkeypatch):
     found, taken = step_once(view="rows:3")
     assert taken
     assert distance(found, expected, torch.zeros_like(found)) < 1e-3
+
+
+def replay(change=lambda step, optimizer, params: None, captures=True, steps=8, dtype=None):
+    """Train with gradients that move; the final parameters and the last plan's graph."""
+    groups = make_groups()
+    del groups[5]  # takes the plain step, which no graph holds
+    if dtype is not None:
+        for group in groups:
+            group["params"] = [torch.nn.Parameter(p.detach().to(dtype)) for p in group["params"]]
+    optimizer = Muon(groups, lr=0.02, weight_decay=0.1)
+    params = [p for g in optimizer.param_groups for p in g["params"]]
+    generator = torch.Generator().manual_seed(1)
+    kept = []
+    for step in range(steps):
+        for p in params:
+            grad = torch.randn(p.shape, generator=generator)
+            p.grad = grad.to(DEVICE, p.dtype)
+            kept.append(p.grad)  # so that the next ones are elsewhere
+        change(step, optimizer, params)
+        if not captures:
+            optimizer._fused.clear()  # a new plan never replays
+        optimizer.step()
+    ((plan, _),) = optimizer._fused.values()
+    return [p.detach().clone() for p in params], plan._graph, optimizer.stats()
+
+
+def schedule(step, optimizer, params):
+    for group in optimizer.param_groups:
+        group["lr"] = 0.02 / (1 + step)
+
+
+def poison(step, optimizer, params):
+    if step == 5:
+        params[0].grad.view(-1)[0] = float("nan")
+        params[-1].grad[0] = float("inf")
+
+
+def reload(step, optimizer, params):
+    if step == 4:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def drop(step, optimizer, params):
+    if step in (4, 5):
+        params[1].grad = None
+
+
+@pytest.mark.skipif(INTERPRETED, reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("change", [schedule, poison, reload, drop])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_replayed_step_is_bit_equal_to_launched_ones(change, dtype):
+    found, graph, stats = replay(change, dtype=dtype)
+    expected, none, launched = replay(change, captures=False, dtype=dtype)
+    assert none is None
+    assert graph is not None or change is drop  # which waits longer for the next capture
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert stats == launched
+
+
+@pytest.mark.skipif(INTERPRETED, reason="CUDA graphs need a GPU")
+def test_a_new_set_of_gradients_is_captured_after_a_longer_wait():
+    _, graph, _ = replay(drop, steps=24)
+    assert graph is not None

@@ -13,6 +13,7 @@ triton = pytest.importorskip("triton")
 if not ON_GPU and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
     pytest.skip("Triton's interpreter needs numpy < 2.4", allow_module_level=True)
 
+import mesotron  # noqa: E402
 from mesotron.optim.triton import elementwise as ew  # noqa: E402
 from mesotron.optim.triton import heads, symmetric  # noqa: E402
 
@@ -202,16 +203,12 @@ def peaks_of(views):
     return torch.stack([x.max() for x in found])
 
 
-def test_a_table_knows_alignment_and_can_be_rebased():
+def test_a_table_knows_alignment():
     assert ew.tabulate([randn(8, 16)]).aligned
     assert not ew.tabulate([randn(8, 18)]).aligned
     assert not ew.tabulate([randn(8, 16)[:, 1:9]]).aligned
     with pytest.raises(ValueError, match="contiguous"):
         ew.tabulate([randn(8, 16)[::2, ::2]])
-    old, new = window(6, 10, "transposed"), window(6, 10, "transposed")
-    table = ew.tabulate([old])
-    table.rebase([new.data_ptr()])
-    assert torch.equal(ew.inspect(table), peaks_of([new]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
@@ -413,3 +410,56 @@ def test_offsets_past_two_to_the_31():
     X = torch.randn(520, 2048, 2048, device=DEVICE, dtype=torch.float16)
     A = symmetric.gram(X, scale=1 / 2048)
     assert relative_error(A[-1:], exact_gram(X[-1:], 1 / 2048)) < EPSILON[torch.float16]
+
+
+# AdamW
+
+
+def adamw_steps(dtype, fused, steps=3, poison=None):
+    """A matrix and two AdamW vectors, one long; the vectors and the optimizer after the steps."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((16, 24), (33,), (70, 65))
+    params = [
+        torch.nn.Parameter(torch.randn(s, generator=generator).to(DEVICE, dtype)) for s in shapes
+    ]
+    groups = [{"params": params[:1], "rule": "muon"}, {"params": params[1:], "rule": "adamw"}]
+    optimizer = mesotron.Muon(groups, lr=0.01, weight_decay=0.1, fused=fused)
+    for step in range(steps):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator).to(DEVICE, dtype)
+        if step == poison:
+            params[1].grad[3] = torch.nan
+        optimizer.step()
+    return params[1:], optimizer
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    monkeypatch.setattr("mesotron.optim.triton.available", lambda device: True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("everywhere")
+def test_adamw_by_kernels_is_torchs_up_to_rounding(dtype):
+    found, ours = adamw_steps(dtype, None)
+    expected, plain = adamw_steps(dtype, False)
+    for a, b in zip(found, expected, strict=True):
+        if dtype == torch.float32:
+            torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-8)
+        else:  # the same random bits round nearly all of them alike
+            assert (a != b).float().mean() < 0.01
+        state, theirs = ours.state[a], plain.state[b]
+        assert state["step"] == theirs["step"] == 3
+        torch.testing.assert_close(state["exp_avg_sq"], theirs["exp_avg_sq"], rtol=2e-6, atol=0.0)
+    for key, value in plain.stats().items():
+        if key.startswith("adamw"):
+            assert ours.stats()[key] == pytest.approx(value, rel=0.05, abs=0.02), key
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_nan_skips_adamws_whole_group():
+    before, _ = adamw_steps(torch.float32, None, steps=1)
+    after, optimizer = adamw_steps(torch.float32, None, steps=2, poison=1)
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert [optimizer.state[p]["step"].item() for p in after] == [1, 1]
+    assert optimizer.stats()["adamw/skipped"] == 1

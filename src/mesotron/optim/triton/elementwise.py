@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mesotron.optim.stats import move
+
 LARGEST_GRID = 65535  # CUDA's limit on the second axis of a grid, which counts the windows
 # A "peak" is the largest |value| of a window as the int32 bit pattern of a float32. For floats >= 0
 # integer order is float order, with infinity above every number and NaN above infinity: one integer
@@ -31,7 +33,7 @@ INFINITY_BITS = 0x7F800000
 # sizes move 4.0 to 4.3 TB/s, as a plain copy does.
 TILE = 64
 INSPECT_TILE = 128
-_TRITON_DTYPES = {getattr(torch, x): getattr(tl, x) for x in ("float32", "bfloat16", "float16")}
+TRITON_DTYPES = {getattr(torch, x): getattr(tl, x) for x in ("float32", "bfloat16", "float16")}
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,6 @@ class WindowTable:
     def __len__(self) -> int:
         return len(self.strides)
 
-    def rebase(self, addresses: Sequence[int]) -> Tensor:
-        """Point the windows at new memory of equal strides and alignment (fresh gradients), in
-        place. Returns the host's copy of the table: keep it if the call is captured in a graph,
-        whose replays read it again."""
-        source = _on_host(addresses, self.strides, self.entries.device)
-        self.entries.copy_(source, non_blocking=True)
-        return source
-
 
 def tabulate(views: Sequence[Tensor]) -> WindowTable:
     """The table of B [m, n] views of one dtype and device, each contiguous along one axis (`p`,
@@ -71,18 +65,12 @@ def tabulate(views: Sequence[Tensor]) -> WindowTable:
     addresses = [view.data_ptr() for view in views]
     lines_aligned = strides.amax(dim=1) % (16 // first.element_size()) == 0
     return WindowTable(
-        entries=_on_host(addresses, strides, first.device).to(first.device, non_blocking=True),
+        entries=move(torch.cat([torch.tensor(addresses)[:, None], strides], dim=1), first.device),
         strides=strides,
         shape=tuple(first.shape),
         dtype=first.dtype,
         aligned=bool(lines_aligned.all()) and not any(address % 16 for address in addresses),
     )
-
-
-def _on_host(addresses: Sequence[int], strides: Tensor, device: torch.device) -> Tensor:
-    # [B, 3] in pinned memory, which the GPU can fetch while the host goes on.
-    entries = torch.cat([torch.tensor(addresses, dtype=torch.int64)[:, None], strides], dim=1)
-    return entries.pin_memory() if device.type == "cuda" else entries
 
 
 @triton.jit
@@ -190,7 +178,7 @@ def inspect(windows: WindowTable, peak: Tensor | None = None) -> Tensor:
     tile = INSPECT_TILE if m >= INSPECT_TILE else TILE
     _inspect_kernel[(num_tiles(windows.shape, tile), len(windows))](
         windows.entries, peak, m, n,
-        DTYPE=_TRITON_DTYPES[windows.dtype], ALIGNED=windows.aligned, TILE=tile, num_warps=8,
+        DTYPE=TRITON_DTYPES[windows.dtype], ALIGNED=windows.aligned, TILE=tile, num_warps=8,
     )  # fmt: skip
     return peak
 
@@ -277,7 +265,7 @@ def update_momentum(
     energies = torch.empty(len(grads), tiles, dtype=torch.float32, device=X.device)
     _update_kernel[(tiles, len(grads))](
         grads.entries, momenta.entries, X, mu, gradient_peak, momentum_peak, next_peak, energies,
-        m, n, G_DTYPE=_TRITON_DTYPES[grads.dtype], M_DTYPE=_TRITON_DTYPES[momenta.dtype],
+        m, n, G_DTYPE=TRITON_DTYPES[grads.dtype], M_DTYPE=TRITON_DTYPES[momenta.dtype],
         NESTEROV=nesterov, ALIGNED=grads.aligned and momenta.aligned, TILE=TILE, num_warps=4,
     )  # fmt: skip
     # Sum the tiles, take the root and the reciprocal, and keep the new peaks, in one launch.
@@ -394,7 +382,7 @@ def write_back(
     _write_kernel[(tiles, len(weights))](
         weights.entries, F, lr, lr.stride(0), weight_decay, weight_decay.stride(0), scale, gain,
         gradient_peak, gradient_peak if seed is None else seed, energies, m, n,
-        W_DTYPE=_TRITON_DTYPES[weights.dtype], ALIGNED=weights.aligned,
+        W_DTYPE=TRITON_DTYPES[weights.dtype], ALIGNED=weights.aligned,
         STOCHASTIC=seed is not None, TILE=TILE, num_warps=4,
     )  # fmt: skip
     return energies
@@ -454,7 +442,7 @@ def sample_alignment(
     sums = torch.empty(len(grads), samples, 3, dtype=torch.float32, device=F.device)
     _align_kernel[(samples, len(grads))](
         grads.entries, F, gradient_peak, sums, m, n, tiles,
-        G_DTYPE=_TRITON_DTYPES[grads.dtype], ALIGNED=grads.aligned, TILE=TILE, num_warps=4,
+        G_DTYPE=TRITON_DTYPES[grads.dtype], ALIGNED=grads.aligned, TILE=TILE, num_warps=4,
     )  # fmt: skip
     return sums
 

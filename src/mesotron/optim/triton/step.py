@@ -12,10 +12,13 @@ Legend: X is [B, m, n] with m <= n; R, Z, Q are [B, m, m]; all are float16, summ
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
+from itertools import chain, groupby
 from typing import Any
 
 import torch
@@ -23,9 +26,10 @@ from torch import Tensor
 
 from mesotron.optim.device import rounding_seed
 from mesotron.optim.matrix import Filtered, largest_eigenvalue
-from mesotron.optim.stats import StepStats, move
+from mesotron.optim.stats import StepStats
 from mesotron.optim.step import Member
-from mesotron.optim.triton import elementwise
+from mesotron.optim.triton import adamw, elementwise
+from mesotron.optim.triton.adamw import Vector
 from mesotron.optim.triton.elementwise import Packed
 from mesotron.optim.triton.heads import LARGEST_M, filter_heads
 from mesotron.optim.triton.plan import (
@@ -45,60 +49,188 @@ from mesotron.spectral.filters import aim
 # the plain bfloat16 iteration's and growing with the size.
 GRAM_TOLERANCE = 0.07
 
+_log = logging.getLogger("mesotron")
+
 
 class FusedStep:
-    """Plans a step for a set of parameters once and runs it many times. Learning rate, momentum and
-    decay are read from the groups at every step: numbers are uploaded when they change, device
-    tensors are read on the device, so a captured graph follows them."""
+    """Plans a step for a set of parameters once and runs it many times. What changes from step to
+    step, the gradients' addresses and the groups' numbers, is in one small buffer that one copy
+    refreshes; device tensors are read on the device. So the launches can be captured in a CUDA
+    graph, and from the second run on the host only replays it."""
 
-    def __init__(self, candidates: list[Member]) -> None:
-        self._signature = signature(candidates)
+    def __init__(
+        self, candidates: list[Member], beside: list[list[Vector]], patience: int = 1
+    ) -> None:
+        self._signature = _signature(candidates, beside)
         self._taken = [can_fuse(member) for member in candidates]
+        self.beside = [all(adamw.can_fuse(v) for v in vectors) for vectors in beside]
         members = [m for m, taken in zip(candidates, self._taken, strict=True) if taken]
+        groups = [vectors for vectors, taken in zip(beside, self.beside, strict=True) if taken]
         device = candidates[0].param.device
+        self._names = [m.group["name"] for m in members]
         self._buckets = make_buckets(members)
-        self._grad_bases = [m.grad.data_ptr() for m in members]
-        self._values = _GroupValues(unique_groups(members), self._buckets, device)
+        tables = [bucket.grads.entries for bucket in self._buckets]
+        self._entries = torch.cat(tables) if tables else torch.empty(0, 3, device=device)
+        for bucket, part in zip(self._buckets, self._entries.split(list(map(len, tables)))):
+            bucket.grads = replace(bucket.grads, entries=part)
+        self._adamw = _make_batches(groups, len(self._entries), len(unique_groups(members)))
+        self._inputs = _Inputs(
+            unique_groups(members) + [vectors[0].group for vectors in groups],
+            len(self._entries) + sum(map(len, groups)),
+            device,
+        )
+        self._owners = torch.tensor([g for b in self._buckets for g in b.groups], device=device)
         self._peaks = _GradientPeaks(self._buckets, len(members), device)
-        self._captured: list[Tensor] = []
         # 64 bits: the bucket and its first parameter above, the step below, counted on the device.
         step = max((m.group["step"] for m in members), default=0) - 1
         firsts = [members[bucket.members[0]].number for bucket in self._buckets]
         streams = [rounding_seed(0, number, k) >> 1 for k, number in enumerate(firsts)]
         seeds = [(stream << 32) + step for stream in streams]
         self._seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
+        # Runs before the capture; negative: never. What is left for the plain step cannot join.
+        whole = all(self._taken) and all(self.beside) and device.type == "cuda"
+        self._patience = patience if whole and members else -1
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._recorded = StepStats()
 
-    def fits(self, candidates: list[Member]) -> bool:
-        return self._signature == signature(candidates)
+    def fits(self, candidates: list[Member], beside: list[list[Vector]]) -> bool:
+        return self._signature == _signature(candidates, beside)
 
-    def run(self, candidates: list[Member], stats: StepStats) -> list[Member]:
-        """Step the members that the kernels support; returns the others, for the plain step."""
+    def run(
+        self, candidates: list[Member], beside: list[list[Vector]], stats: StepStats
+    ) -> list[Member]:
+        """Step the members that the kernels support, and the groups that `beside` marks; returns
+        the other members, for the plain step."""
         pairs = list(zip(candidates, self._taken, strict=True))
         members, left = ([m for m, taken in pairs if taken is wanted] for wanted in (True, False))
-        if not members:
-            return left
-        self._point_at_gradients(members)
-        table = self._values.table()
-        rates = self._values.per_bucket(table)
-        seeds = self._seeds.add_(1).unbind()  # on the device, so that a replayed graph goes on
-        peaks = self._peaks.find(self._buckets)
-        for bucket, peak, rate, seed in zip(self._buckets, peaks, rates, seeds, strict=True):
-            numbers = _run_bucket(bucket, peak, table[bucket.groups[0], 2], rate, seed)
-            stats.lazy.append((bucket.names, *numbers))
-        stats.finite.append(([m.group["name"] for m in members], self._peaks.finite(peaks)))
+        self._inputs.refresh(self._addresses(members, beside))
+        inside = self._patience >= 0 and torch.cuda.is_current_stream_capturing()
+        if self._graph is None and self._patience == 0 and not inside:
+            self._capture()
+        if self._graph is not None and not inside:
+            self._graph.replay()
+            stats.extend(self._recorded)
+        else:
+            self._launch(stats)
+            self._patience -= self._patience > 0
         return left
 
-    def _point_at_gradients(self, members: list[Member]) -> None:
+    def _addresses(self, members: list[Member], beside: list[list[Vector]]) -> list[int]:
         bases = [m.grad.data_ptr() for m in members]
-        if bases == self._grad_bases:
+        windows = [
+            bases[i] + offset
+            for bucket in self._buckets
+            for i, offset in zip(bucket.members, bucket.grad_offsets, strict=True)
+        ]
+        taken = [vectors for vectors, ok in zip(beside, self.beside, strict=True) if ok]
+        return windows + [v.grad.data_ptr() for vectors in taken for v in _by_dtype(vectors)]
+
+    def _launch(self, stats: StepStats) -> None:
+        numbers = self._inputs.numbers()
+        if self._buckets:
+            self._entries[:, 0].copy_(self._inputs.addresses[: len(self._entries)])
+            table = numbers[:, :3].float()
+            lr, decay = table.T[:2, self._owners]
+            sizes = [len(bucket.groups) for bucket in self._buckets]
+            rates = zip(lr.split(sizes), decay.split(sizes), strict=True)
+            seeds = self._seeds.add_(1).unbind()  # on the device, so that a replay goes on
+            peaks = self._peaks.find(self._buckets)
+            for bucket, peak, rate, seed in zip(self._buckets, peaks, rates, seeds, strict=True):
+                blocks = _run_bucket(bucket, peak, table[bucket.groups[0], 2], rate, seed)
+                stats.lazy.append((bucket.names, *blocks))
+            stats.finite.append((self._names, self._peaks.finite(peaks)))
+        for batches in self._adamw:
+            adamw.run(batches, self._inputs.addresses, numbers[batches[0].group], stats)
+
+    def _capture(self) -> None:
+        graph, recorded = torch.cuda.CUDAGraph(), StepStats()
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(current)
+        try:
+            with torch.cuda.stream(side):
+                # Other threads may allocate or copy meanwhile.
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self._launch(recorded)
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:  # also when memory is short
+            _log.warning("the optimizer's step is not captured in a CUDA graph: %s", error)
+            self._patience = -1
+        else:
+            self._graph, self._recorded = graph, recorded
+        current.wait_stream(side)
+
+
+def _signature(members: list[Member], beside: list[list[Vector]]) -> tuple[list, list]:
+    """Everything a plan depends on, cheap enough to compare at every step."""
+    vectors = [
+        (p.data_ptr(), *(state[key].data_ptr() for key in ("exp_avg", "exp_avg_sq", "step")),
+         grad.data_ptr() % 16, grad.dtype, grad.stride(), id(group), group["fused"])
+        if group["rule"] == "adamw" else id(group)
+        for p, grad, state, group, _ in chain.from_iterable(beside)
+    ]  # fmt: skip
+    return signature(members), vectors
+
+
+def _by_dtype(vectors: list[Vector]) -> list[Vector]:
+    return sorted(vectors, key=_dtypes)
+
+
+def _dtypes(vector: Vector) -> str:
+    return f"{vector.param.dtype} {vector.grad.dtype}"
+
+
+def _make_batches(groups: list[list[Vector]], first: int, number: int) -> list[list[adamw.Batch]]:
+    """For each group its batches; their gradients' addresses begin at `first`, the groups' numbers
+    at `number`."""
+    out = []
+    for index, vectors in enumerate(groups, start=number):
+        out.append([])
+        for _, same in groupby(_by_dtype(vectors), key=_dtypes):
+            out[-1].append(adamw.make_batch(list(same), index, first))
+            first += len(out[-1][-1].vectors)
+    return out
+
+
+class _Inputs:
+    """The part of a step that the host decides: the gradients' addresses and, of each group, lr,
+    weight decay, momentum, beta1, beta2 and eps."""
+
+    def __init__(self, groups: list[dict[str, Any]], num_addresses: int, device: torch.device):
+        self._groups = groups
+        self._buffer = torch.zeros(num_addresses + 6 * len(groups), dtype=torch.int64).to(device)
+        self.addresses = self._buffer[:num_addresses]
+        self._last: list[float] | None = None
+        self._captured: list[Tensor] = []
+
+    def _settings(self) -> list[Any]:
+        keys = ("lr", "weight_decay", "momentum")
+        return [x for g in self._groups for x in (*(g[k] for k in keys), *g["betas"], g["eps"])]
+
+    def refresh(self, addresses: list[int]) -> None:
+        """Upload what has changed, without waiting."""
+        numbers = [0.0 if isinstance(x, Tensor) else float(x) for x in self._settings()]
+        if self._last == [*addresses, *numbers]:
             return
-        for bucket in self._buckets:
-            pairs = zip(bucket.members, bucket.grad_offsets, strict=True)
-            source = bucket.grads.rebase([bases[i] + offset for i, offset in pairs])
-            copied = source.device.type != bucket.scale.device.type
-            if copied and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        self._last = [*addresses, *numbers]
+        words = torch.tensor(numbers, dtype=torch.float64).view(torch.int64)
+        source = torch.cat([torch.tensor(addresses, dtype=torch.int64), words])
+        if self._buffer.is_cuda:
+            source = source.pin_memory()
+            if torch.cuda.is_current_stream_capturing():
                 self._captured.append(source)  # replays read it again
-        self._grad_bases = bases
+        self._buffer.copy_(source, non_blocking=True)
+
+    def numbers(self) -> Tensor:
+        """[groups, 6] in float64; tensors are read where they are."""
+        table = self._buffer[len(self.addresses) :].view(torch.float64)
+        tensors = {i: x for i, x in enumerate(self._settings()) if isinstance(x, Tensor)}
+        if tensors:
+            table = table.clone()
+            for i, x in tensors.items():
+                table[i].copy_(x)
+        return table.view(-1, 6)
 
 
 def _run_bucket(
@@ -124,36 +256,6 @@ def _run_bucket(
         return seen, lr * bucket.scale, math.prod(bucket.shape)
 
     return blocks, lambda: elementwise.alignment_cosine(alignments)
-
-
-class _GroupValues:
-    def __init__(
-        self, groups: list[dict[str, Any]], buckets: list[Bucket], device: torch.device
-    ) -> None:
-        self._groups, self._device = groups, device
-        self._index = torch.tensor([g for b in buckets for g in b.groups], device=device)
-        self._sizes = [len(b.groups) for b in buckets]
-        self._numbers: list[float] | None = None
-        self._table = torch.empty(0)
-
-    def table(self) -> Tensor:
-        """[groups, 3]. Numbers are uploaded when they change; tensors are read where they are."""
-        flat = [g[key] for g in self._groups for key in ("lr", "weight_decay", "momentum")]
-        numbers = [0.0 if isinstance(x, Tensor) else float(x) for x in flat]
-        if numbers != self._numbers:
-            self._table = move(torch.tensor(numbers), self._device)
-            self._numbers = numbers
-        table = self._table
-        tensors = {i: x for i, x in enumerate(flat) if isinstance(x, Tensor)}
-        if tensors:
-            table = table.clone()
-            for i, x in tensors.items():
-                table[i].copy_(x)
-        return table.view(-1, 3)
-
-    def per_bucket(self, table: Tensor) -> list[tuple[Tensor, Tensor]]:
-        lr, decay = table.T[:2, self._index]
-        return list(zip(lr.split(self._sizes), decay.split(self._sizes), strict=True))
 
 
 class _GradientPeaks:

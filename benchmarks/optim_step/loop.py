@@ -1,0 +1,133 @@
+"""Time `optimizer.step()` in an ordinary training loop on a GPU.
+
+    python -m benchmarks.optim_step.loop OUT.json
+
+Whole models with random weights, float32; every step has a forward and a backward pass and
+`zero_grad(set_to_none=True)`, so gradients move. The device is idle when the step begins: `device`
+is the time until its last kernel ends, `host` until `step()` returns. `captured` is our step in a
+CUDA graph of the caller's, gradients at fixed addresses.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config, Qwen3Config
+
+import mesotron
+
+REPEATS, WARMUP = 25, 6
+CONFIGS = {
+    "GPT-2 124M": GPT2Config(),
+    "Qwen2.5-0.5B": Qwen2Config(
+        hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True,
+    ),
+    "Qwen3-1.7B": Qwen3Config(
+        hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True,
+    ),
+}  # fmt: skip
+
+
+class Both(torch.optim.Optimizer):
+    """torch.optim.Muon for the matrices that ours takes, fused AdamW for the rest."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        groups = mesotron.muon(model, lr=1e-4).param_groups
+        spectral = [p for g in groups if g["rule"] == "muon" for p in g["params"]]
+        others = [p for g in groups if g["rule"] != "muon" for p in g["params"]]
+        self.parts = [torch.optim.Muon(spectral, lr=1e-4)]
+        self.parts += [torch.optim.AdamW(others, lr=1e-4, fused=True)]
+        super().__init__(spectral + others, {})
+
+    def step(self, closure: Any = None) -> None:
+        for part in self.parts:
+            part.step()
+
+
+CONTENDERS: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
+    "mesotron.muon": lambda model: mesotron.muon(model, lr=1e-4),
+    "mesotron.pion": lambda model: mesotron.pion(model, lr=1e-4, cutoff="aligned"),
+    "torch.optim.Muon + AdamW": Both,
+    "torch.optim.AdamW fused": lambda model: torch.optim.AdamW(
+        model.parameters(), lr=1e-4, fused=True
+    ),
+}
+
+
+def timed(step: Callable[[], Any]) -> tuple[float, float]:
+    """Milliseconds of the device and of the host."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    start.record()
+    step()
+    end.record()
+    host = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return start.elapsed_time(end), 1e3 * host
+
+
+def in_a_loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    torch.cuda.reset_peak_memory_stats()
+    generator = torch.Generator().manual_seed(0)
+    rows, first = [], 0.0
+    for _ in range(WARMUP + REPEATS):
+        # Lengths vary, so the allocator hands out other addresses.
+        length = int(torch.randint(48, 128, (), generator=generator))
+        ids = torch.randint(0, 50000, (2, length), generator=generator).cuda()
+        model(input_ids=ids, labels=ids).loss.backward()
+        both = timed(optimizer.step)
+        first = first or both[1]
+        rows.append(both)
+        optimizer.zero_grad(set_to_none=True)
+    device, host = (median(values) for values in zip(*rows[WARMUP:], strict=True))
+    memory = torch.cuda.max_memory_allocated() / 2**30
+    return {"device_ms": device, "host_ms": host, "first_ms": first, "peak_gib": memory}
+
+
+def captured(model: torch.nn.Module) -> float:
+    for p in model.parameters():
+        p.grad = torch.randn_like(p) * 1e-3
+    optimizer = mesotron.muon(model, lr=1e-4)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        optimizer.step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    return median(timed(graph.replay)[0] for _ in range(REPEATS))
+
+
+def main(out: Path) -> int:
+    result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    for name, config in CONFIGS.items():
+        torch.manual_seed(0)
+        with torch.device("cuda"):
+            model = AutoModelForCausalLM.from_config(config)
+        rows: dict[str, Any] = {"captured_ms": captured(model)}
+        for contender, make in CONTENDERS.items():
+            model.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+            optimizer = make(model)
+            rows[contender] = in_a_loop(model, optimizer)
+            del optimizer
+        result[name] = rows
+        print(name, json.dumps(rows, indent=1), flush=True)
+        out.write_text(json.dumps(result, indent=1))
+        del model
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
