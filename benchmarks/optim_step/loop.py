@@ -3,9 +3,10 @@
     python -m benchmarks.optim_step.loop OUT.json
 
 Whole models with random weights, float32; every step has a forward and a backward pass and
-`zero_grad(set_to_none=True)`, so gradients move. The device is idle when the step begins: `device`
-is the time until its last kernel ends, `host` until `step()` returns. `captured` is our step in a
-CUDA graph of the caller's, gradients at fixed addresses.
+`zero_grad(set_to_none=True)`, so gradients move. `busy`: the device is still busy with the backward
+pass when the step begins, as in any loop that does not wait; `idle`: it has finished. Both are the
+time until the step's last kernel ends; `host` is the time until `step()` returns. `captured` is our
+step in a CUDA graph of the caller's, gradients at fixed addresses.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config, Qwen3Con
 import mesotron
 
 REPEATS, WARMUP = 25, 6
+BUSY_CYCLES = 150_000_000  # about 80 ms
 CONFIGS = {
     "GPT-2 124M": GPT2Config(),
     "Qwen2.5-0.5B": Qwen2Config(
@@ -63,10 +65,12 @@ CONTENDERS: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
 }
 
 
-def timed(step: Callable[[], Any]) -> tuple[float, float]:
-    """Milliseconds of the device and of the host."""
+def timed(step: Callable[[], Any], cycles: int = 0) -> tuple[float, float]:
+    """Milliseconds of the device, busy for some cycles before, and of the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
+    if cycles:
+        torch.cuda._sleep(cycles)
     begin = time.perf_counter()
     start.record()
     step()
@@ -79,19 +83,27 @@ def timed(step: Callable[[], Any]) -> tuple[float, float]:
 def in_a_loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
     torch.cuda.reset_peak_memory_stats()
     generator = torch.Generator().manual_seed(0)
-    rows, first = [], 0.0
-    for _ in range(WARMUP + REPEATS):
+    rows: dict[str, list[tuple[float, float]]] = {"idle": [], "busy": []}
+    first = 0.0
+    for step in range(WARMUP + 2 * REPEATS):
         # Lengths vary, so the allocator hands out other addresses.
         length = int(torch.randint(48, 128, (), generator=generator))
         ids = torch.randint(0, 50000, (2, length), generator=generator).cuda()
         model(input_ids=ids, labels=ids).loss.backward()
-        both = timed(optimizer.step)
+        state = "busy" if step % 2 else "idle"
+        both = timed(optimizer.step, BUSY_CYCLES if step % 2 else 0)
         first = first or both[1]
-        rows.append(both)
+        if step >= WARMUP:
+            rows[state].append(both)
         optimizer.zero_grad(set_to_none=True)
-    device, host = (median(values) for values in zip(*rows[WARMUP:], strict=True))
-    memory = torch.cuda.max_memory_allocated() / 2**30
-    return {"device_ms": device, "host_ms": host, "first_ms": first, "peak_gib": memory}
+    idle, host = (median(values) for values in zip(*rows["idle"], strict=True))
+    return {
+        "busy_ms": median(device for device, _ in rows["busy"]),
+        "idle_ms": idle,
+        "host_ms": host,
+        "first_ms": first,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+    }
 
 
 def captured(model: torch.nn.Module) -> float:

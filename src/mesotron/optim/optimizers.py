@@ -48,7 +48,7 @@ from mesotron.optim.step import (
 )
 
 if TYPE_CHECKING:
-    from mesotron.optim.triton.step import FusedStep
+    from mesotron.optim.triton.step import FusedStep, Replay
 
 _log = logging.getLogger("mesotron")
 
@@ -128,6 +128,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"aux={aux!r} must be one of {', '.join(AUXILIARY_RULES)}")
         self._stats = StepStats()
         self._fused: dict[torch.device, tuple[FusedStep, int]] = {}
+        self._replay: Replay | None = None
         defaults = {
             "rule": self.rule, "view": None, "name": None, "pairs": None, "step": 0, "lr": lr,
             "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
@@ -167,7 +168,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
         # Kernel plans would point at buffers that were replaced.
-        self._stats, self._fused = StepStats(), {}
+        self._stats, self._fused, self._replay = StepStats(), {}, None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore
@@ -179,8 +180,17 @@ class RoutedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group["step"] += 1
         stats = StepStats()
+<<<<<<< HEAD
         work, pairs = sort_parameters(self.param_groups), find_pairs(self.param_groups)
         if not any(work) and not pairs:
+=======
+        if self._replay is not None and self._replay.run(self.param_groups, self.state, stats):
+            self._stats = stats
+            return loss
+        self._replay = None
+        work = sort_parameters(self.param_groups)
+        if not any(work):
+>>>>>>> 7d8b1fc (Look once at what a captured step depends on)
             params = [p for group in self.param_groups for p in group["params"]]
             if params and not any(p.requires_grad for p in params):
                 raise ValueError(
@@ -200,6 +210,10 @@ class RoutedOptimizer(torch.optim.Optimizer):
                 if triton.available(device):
                     members = self._fused_step(device, members, work, stats)
                 filter_and_apply(self._momentum_step(members, stats), stats)
+        if self._fused and len(work.spectral) == 1 and not (work.auxiliary or work.sharded or pairs):
+            self._replay = self._fused[next(iter(work.spectral))][0].replayed(
+                self.param_groups, self.state
+            )
         for places in work.auxiliary.values():
             self._auxiliary_step(places, stats)
         step_pairs(pairs, self.state, stats)

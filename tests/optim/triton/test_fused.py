@@ -248,6 +248,7 @@ def replay(change=lambda step, optimizer, params: None, captures=True, steps=8, 
         change(step, optimizer, params)
         if not captures:
             optimizer._fused.clear()  # a new plan never replays
+            optimizer._replay = None
         optimizer.step()
     ((plan, _),) = optimizer._fused.values()
     return [p.detach().clone() for p in params], plan._graph, optimizer.stats()

@@ -445,12 +445,13 @@ def test_adamw_by_kernels_is_torchs_up_to_rounding(dtype):
     expected, plain = adamw_steps(dtype, False)
     for a, b in zip(found, expected, strict=True):
         if dtype == torch.float32:
-            torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-8)
+            torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)
         else:  # the same random bits round nearly all of them alike
             assert (a != b).float().mean() < 0.01
         state, theirs = ours.state[a], plain.state[b]
         assert state["step"] == theirs["step"] == 3
-        torch.testing.assert_close(state["exp_avg_sq"], theirs["exp_avg_sq"], rtol=2e-6, atol=0.0)
+        # On a GPU PyTorch's 1 - 0.999 is that of float32, 1.3e-5 too small.
+        torch.testing.assert_close(state["exp_avg_sq"], theirs["exp_avg_sq"], rtol=2e-5, atol=0.0)
     for key, value in plain.stats().items():
         if key.startswith("adamw"):
             assert ours.stats()[key] == pytest.approx(value, rel=0.05, abs=0.02), key

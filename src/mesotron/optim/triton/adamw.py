@@ -184,7 +184,8 @@ def run(batches: list[Batch], addresses: Tensor, numbers: Tensor, stats: StepSta
     stats.finite.append(([name] * len(vectors), finite))
     peak = peaks.amax()
     counters = [v.state["step"] for v in vectors]
-    torch._foreach_add_(counters, finite.all().float())  # pyright: ignore
+    # One flag for each: a single tensor would be read by the host.
+    torch._foreach_add_(counters, [finite.all().float()] * len(counters))  # pyright: ignore
     factors = torch.stack([lr * weight_decay, eps, 1 - beta1, beta2, 1 - beta2]).float()
     sums = []
     for batch in batches:

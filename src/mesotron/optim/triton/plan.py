@@ -101,15 +101,19 @@ def _block_strides(wide: Tensor) -> tuple[int, int] | None:
 def signature(members: list[Member]) -> list:
     """Everything a plan depends on, cheap enough to compare at every step. Of a gradient's address
     that is its alignment: views into a communication bucket can start anywhere."""
-    # The dict itself too: a plan reads lr, momentum and decay from the groups it was made for.
-    settings = {
-        id(g): (id(g), *(g[key] for key in _SETTINGS), _identity(g["momentum"]))
-        for g in unique_groups(members)
-    }
+    settings = {id(g): group_settings(g) for g in unique_groups(members)}
     return [
         (p.data_ptr(), M.data_ptr(), G.data_ptr() % 16, G.dtype, G.stride(), settings[id(group)])
         for p, G, M, group, _ in members
     ]
+
+
+def group_settings(group: dict[str, Any]) -> tuple:
+    """What a plan takes from a group. Numbers are read at every step, from the dict the plan was
+    made for; tensors are read on the device, so they must stay the same ones."""
+    values = (group["lr"], group["weight_decay"], *group["betas"], group["eps"])
+    tensors = (id(value) if isinstance(value, Tensor) else None for value in values)
+    return (id(group), *(group[k] for k in _SETTINGS), _identity(group["momentum"]), *tensors)
 
 
 def _identity(value: float | Tensor) -> float | int:

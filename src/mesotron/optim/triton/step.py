@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, groupby
@@ -36,6 +36,7 @@ from mesotron.optim.triton.plan import (
     WORK_DTYPE,
     Bucket,
     can_fuse,
+    group_settings,
     make_buckets,
     signature,
     unique_groups,
@@ -73,6 +74,12 @@ class FusedStep:
         self._entries = torch.cat(tables) if tables else torch.empty(0, 3, device=device)
         for bucket, part in zip(self._buckets, self._entries.split(list(map(len, tables)))):
             bucket.grads = replace(bucket.grads, entries=part)
+        self._windows = [
+            (members[i].number, offset)
+            for bucket in self._buckets
+            for i, offset in zip(bucket.members, bucket.grad_offsets, strict=True)
+        ]
+        self._windows += [(v.number, 0) for vectors in groups for v in _by_dtype(vectors)]
         self._adamw = _make_batches(groups, len(self._entries), len(unique_groups(members)))
         self._inputs = _Inputs(
             unique_groups(members) + [vectors[0].group for vectors in groups],
@@ -101,32 +108,41 @@ class FusedStep:
     ) -> list[Member]:
         """Step the members that the kernels support, and the groups that `beside` marks; returns
         the other members, for the plain step."""
-        pairs = list(zip(candidates, self._taken, strict=True))
-        members, left = ([m for m, taken in pairs if taken is wanted] for wanted in (True, False))
-        self._inputs.refresh(self._addresses(members, beside))
-        inside = self._patience >= 0 and torch.cuda.is_current_stream_capturing()
-        if self._graph is None and self._patience == 0 and not inside:
+        bases = {m.number: m.grad.data_ptr() for m in candidates}
+        bases |= {v.number: v.grad.data_ptr() for v in chain.from_iterable(beside)}
+        self.refresh(bases)
+        capturing = self._patience >= 0 and torch.cuda.is_current_stream_capturing()
+        if self._graph is None and self._patience == 0 and not capturing:
             self._capture()
-        if self._graph is not None and not inside:
-            self._graph.replay()
-            stats.extend(self._recorded)
+        if self._graph is not None and not capturing:
+            self.replay(stats)
         else:
             self._launch(stats)
             self._patience -= self._patience > 0
-        return left
+        return [m for m, taken in zip(candidates, self._taken, strict=True) if not taken]
 
-    def _addresses(self, members: list[Member], beside: list[list[Vector]]) -> list[int]:
-        bases = [m.grad.data_ptr() for m in members]
-        windows = [
-            bases[i] + offset
-            for bucket in self._buckets
-            for i, offset in zip(bucket.members, bucket.grad_offsets, strict=True)
-        ]
-        taken = [vectors for vectors, ok in zip(beside, self.beside, strict=True) if ok]
-        return windows + [v.grad.data_ptr() for vectors in taken for v in _by_dtype(vectors)]
+    def replayed(self, groups: list[dict[str, Any]], state: Mapping) -> Replay | None:
+        """For an optimizer whose steps are all in this plan; None before it is captured."""
+        return Replay(self, groups, state) if self._graph is not None else None
 
-    def _launch(self, stats: StepStats) -> None:
+    def refresh(self, bases: Mapping[int, int] | Sequence[int]) -> None:
+        """Upload the gradients' addresses, by the parameters' numbers, and the groups' numbers."""
+        self._inputs.refresh([bases[number] + offset for number, offset in self._windows])
+
+    def replay(self, stats: StepStats) -> None:
+        assert self._graph is not None
+        self._graph.replay()
+        stats.extend(self._recorded)
+
+    def _launch(self, stats: StepStats, branch: torch.cuda.Stream | None = None) -> None:
+        """On a second stream, if given, AdamW waits for memory while the filter computes."""
         numbers = self._inputs.numbers()
+        main = torch.cuda.current_stream() if branch is not None else None
+        if branch is not None:
+            branch.wait_stream(main)  # pyright: ignore
+        with torch.cuda.stream(branch) if branch is not None else nullcontext():
+            for batches in self._adamw:
+                adamw.run(batches, self._inputs.addresses, numbers[batches[0].group], stats)
         if self._buckets:
             self._entries[:, 0].copy_(self._inputs.addresses[: len(self._entries)])
             table = numbers[:, :3].float()
@@ -139,8 +155,8 @@ class FusedStep:
                 blocks = _run_bucket(bucket, peak, table[bucket.groups[0], 2], rate, seed)
                 stats.lazy.append((bucket.names, *blocks))
             stats.finite.append((self._names, self._peaks.finite(peaks)))
-        for batches in self._adamw:
-            adamw.run(batches, self._inputs.addresses, numbers[batches[0].group], stats)
+        if main is not None:
+            main.wait_stream(branch)  # pyright: ignore
 
     def _capture(self) -> None:
         graph, recorded = torch.cuda.CUDAGraph(), StepStats()
@@ -151,7 +167,7 @@ class FusedStep:
                 # Other threads may allocate or copy meanwhile.
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
-                    self._launch(recorded)
+                    self._launch(recorded, branch=torch.cuda.Stream())
                 finally:
                     graph.capture_end()
         except RuntimeError as error:  # also when memory is short
@@ -162,11 +178,54 @@ class FusedStep:
         current.wait_stream(side)
 
 
+class Replay:
+    """A captured step of a whole optimizer, replayed after a quick look at everything that it
+    depends on: a tenth of a millisecond where planning looks for one."""
+
+    def __init__(self, plan: FusedStep, groups: list[dict[str, Any]], state: Mapping) -> None:
+        self._plan = plan
+        self._groups = [(g, len(g["params"]), group_settings(g)) for g in groups]
+        self._params = [
+            (p, p.data_ptr(), p.grad is not None and _layout(p.grad), state.get(p),
+             tuple(state.get(p, {}).values()))
+            for group in groups for p in group["params"]
+        ]  # fmt: skip
+
+    def run(self, groups: list[dict[str, Any]], state: Mapping, stats: StepStats) -> bool:
+        """Whether the step was made; if not, nothing was changed."""
+        if len(groups) != len(self._groups):
+            return False
+        for group, (old, size, settings) in zip(groups, self._groups):
+            if group is not old or len(group["params"]) != size:
+                return False
+            if group_settings(group) != settings:
+                return False
+        bases = []
+        for p, address, layout, held, tensors in self._params:
+            grad = p.grad
+            if (grad is not None and _layout(grad)) != layout or p.data_ptr() != address:
+                return False
+            if layout:
+                own = state[p]
+                if own is not held or any(x is not y for x, y in zip(own.values(), tensors)):
+                    return False
+            bases.append(grad.data_ptr() if layout else 0)
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        self._plan.refresh(bases)
+        self._plan.replay(stats)
+        return True
+
+
+def _layout(grad: Tensor) -> tuple:
+    return grad.dtype, grad.stride(), grad.data_ptr() % 16
+
+
 def _signature(members: list[Member], beside: list[list[Vector]]) -> tuple[list, list]:
     """Everything a plan depends on, cheap enough to compare at every step."""
     vectors = [
         (p.data_ptr(), *(state[key].data_ptr() for key in ("exp_avg", "exp_avg_sq", "step")),
-         grad.data_ptr() % 16, grad.dtype, grad.stride(), id(group), group["fused"])
+         *_layout(grad), group_settings(group))
         if group["rule"] == "adamw" else id(group)
         for p, grad, state, group, _ in chain.from_iterable(beside)
     ]  # fmt: skip
