@@ -180,17 +180,12 @@ class RoutedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group["step"] += 1
         stats = StepStats()
-<<<<<<< HEAD
-        work, pairs = sort_parameters(self.param_groups), find_pairs(self.param_groups)
-        if not any(work) and not pairs:
-=======
         if self._replay is not None and self._replay.run(self.param_groups, self.state, stats):
             self._stats = stats
             return loss
         self._replay = None
-        work = sort_parameters(self.param_groups)
-        if not any(work):
->>>>>>> 7d8b1fc (Look once at what a captured step depends on)
+        work, pairs = sort_parameters(self.param_groups), find_pairs(self.param_groups)
+        if not any(work) and not pairs:
             params = [p for group in self.param_groups for p in group["params"]]
             if params and not any(p.requires_grad for p in params):
                 raise ValueError(
@@ -210,10 +205,9 @@ class RoutedOptimizer(torch.optim.Optimizer):
                 if triton.available(device):
                     members = self._fused_step(device, members, work, stats)
                 filter_and_apply(self._momentum_step(members, stats), stats)
-        if self._fused and len(work.spectral) == 1 and not (work.auxiliary or work.sharded or pairs):
-            self._replay = self._fused[next(iter(work.spectral))][0].replayed(
-                self.param_groups, self.state
-            )
+        plans = [self._fused[device][0] for device in work.spectral if device in self._fused]
+        if len(work.spectral) == len(plans) == 1 and not (work.auxiliary or work.sharded or pairs):
+            self._replay = plans[0].replayed(self.param_groups, self.state)
         for places in work.auxiliary.values():
             self._auxiliary_step(places, stats)
         step_pairs(pairs, self.state, stats)
