@@ -206,7 +206,9 @@ class RoutedOptimizer(torch.optim.Optimizer):
                     members = self._fused_step(device, members, work, stats)
                 filter_and_apply(self._momentum_step(members, stats), stats)
         plans = [self._fused[device][0] for device in work.spectral if device in self._fused]
-        if len(work.spectral) == len(plans) == 1 and not (work.auxiliary or work.sharded or pairs):
+        beside = work.auxiliary or work.sharded or pairs
+        beside = beside or any(group["leash"] is not None for group in self.param_groups)
+        if len(work.spectral) == len(plans) == 1 and not beside:
             self._replay = plans[0].replayed(self.param_groups, self.state)
         for places in work.auxiliary.values():
             self._auxiliary_step(places, stats)

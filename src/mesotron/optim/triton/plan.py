@@ -104,7 +104,7 @@ def signature(members: list[Member]) -> list:
     settings = {id(g): group_settings(g) for g in unique_groups(members)}
     return [
         (p.data_ptr(), M.data_ptr(), G.data_ptr() % 16, G.dtype, G.stride(), settings[id(group)])
-        for p, G, M, group, _ in members
+        for p, G, M, group, *_ in members
     ]
 
 
