@@ -1,12 +1,15 @@
 """The arithmetic of `mesotron plan`: shapes against published sizes, memory against hand counts."""
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from mesotron import cli
 from mesotron.config import (
     PRICES,
     ModelConfig,
@@ -169,6 +172,17 @@ def test_earlier_runs_calibrate_the_estimate(tmp_path):
 
 
 RUN_FIELDS = {"model", "task", "objective", "rollout", "optim", "steps"}
+
+
+def test_the_quickstart_shows_what_plan_prints(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text()
+    block = page.split("## The price before")[1].split("```console\n$ mesotron ")[1].split("```")[0]
+    command, _, shown = block.partition("\n")
+    monkeypatch.chdir(tmp_path)  # no earlier runs
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(shlex.split(command)) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert printed == shown.splitlines()
 
 
 def test_plan_needs_neither_torch_nor_the_network(tmp_path):

@@ -2,8 +2,10 @@
 
 import builtins
 import io
+import shlex
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -188,3 +190,19 @@ def test_doctor_reads_the_driver_and_says_what_is_slow(tmp_path, monkeypatch):
     assert (marks["gpu"], marks["bfloat16"], marks["kernels"]) == ("ok", "slow", "slow")
     hopper = check_kernels(Gpu("NVIDIA H100", 80, 0, "", (9, 0)))
     assert hopper[0] == ("ok" if find_spec("triton") else "slow")
+
+
+@pytest.mark.slow
+def test_the_quickstart_from_adapters_to_chat(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text()
+    block = page.split("## Adapters, export, chat")[1].split("```console\n")[1].split("```")[0]
+    commands = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        capsys.readouterr()
+        assert main(shlex.split(command)[1:]) == 0
+        if command.startswith("mesotron export"):
+            assert capsys.readouterr().out.strip() in block
+    assert "tiny (before)" in capsys.readouterr().out
+    card = (tmp_path / "runs" / "lora" / "export" / "README.md").read_text()
+    assert "200 held-out problems" in card
