@@ -29,6 +29,7 @@ def _with(make: Callable, **fixed) -> Callable:
 # Few steps of the filter compile sooner.
 OPTIMIZERS = {
     "muon": _with(mj.muon, steps=3),
+    "normuon": _with(mj.normuon, steps=3),
     "low_rank": _with(mj.muon, filter="low_rank", rank=3),
     "pion_promote": _with(mj.pion, promote=2, steps=3),
     "pion_noise": _with(mj.pion, cutoff="noise"),

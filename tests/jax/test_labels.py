@@ -5,7 +5,7 @@ import pytest
 jax = pytest.importorskip("jax")
 pytest.importorskip("optax")
 jnp = jax.numpy
-from mesotron.jax import chain_with_muon, label  # noqa: E402
+from mesotron.jax import chain_with_muon, label, labels  # noqa: E402
 
 
 def leaf(*shape: int) -> jax.ShapeDtypeStruct:
@@ -207,20 +207,54 @@ UNCLEAR = {
 
 
 @pytest.mark.parametrize("name", UNCLEAR)
-def test_unclear_leaves_ask_for_overrides(name):
+def test_unclear_leaves_are_filtered_with_one_warning_or_refused(name, monkeypatch):
+    monkeypatch.setattr(labels, "_warned", set())
     with pytest.raises(ValueError, match="overrides="):
-        label(UNCLEAR[name])
+        label(UNCLEAR[name], strict=True)
+    with pytest.warns(UserWarning, match="overrides="):
+        found = label(UNCLEAR[name])
+    assert [r.rule for r in label(UNCLEAR[name]).rows] == [r.rule for r in found.rows]
+    unclear = [r for r in found.rows if r.reason == "unclear, so filtered"]
+    assert all(r.rule == "matrix" for r in unclear)
+    assert bool(unclear) == (name != "no output layer")
+
+
+HAIKU = {
+    "embed": {"embeddings": leaf(9, 8)},
+    "mlp/~/linear_0": {"w": leaf(8, 32), "b": leaf(32)},
+    "mlp/~/linear_1": {"w": leaf(32, 8), "b": leaf(8)},
+    "block/~/multi_head_attention/query": {"w": leaf(8, 8), "b": leaf(8)},
+    "block/~/multi_head_attention/key": {"w": leaf(8, 8), "b": leaf(8)},
+    "block/~/multi_head_attention/value": {"w": leaf(8, 8), "b": leaf(8)},
+    "block/~/multi_head_attention/linear": {"w": leaf(8, 8), "b": leaf(8)},
+    "layer_norm": {"scale": leaf(8), "offset": leaf(8)},
+    "logits": {"w": leaf(8, 9), "b": leaf(9)},
+}
+# First and last layer without a number, as Haiku names them.
+HAIKU_MLP = {
+    name: {"w": leaf(*shape), "b": leaf(shape[1])}
+    for name, shape in (("linear", (3, 8)), ("linear_1", (8, 8)), ("linear_2", (8, 2)))
+}
+NAMED = {"embed": {"embedding": leaf(9, 8)}, "up": dense(8, 32), "down": dense(32, 8)}
+
+
+def test_usual_trees_need_no_override():
+    hidden = lambda tree: {path for path, (_, view) in table(tree).items() if view != "-"}  # noqa: E731
+    inside = {f"block/~/multi_head_attention/{x}/w" for x in ("query", "key", "value", "linear")}
+    assert hidden(HAIKU) == inside | {"mlp/~/linear_0/w", "mlp/~/linear_1/w"}
+    assert hidden(HAIKU_MLP) == {"linear_1/w"}
+    assert hidden({**NAMED, "head": dense(8, 9)}) == {"up/kernel", "down/kernel"}
 
 
 def test_per_head_needs_an_axis_of_heads():
     tree = {"b": {"q_proj": dense(8, 8), "k_proj": dense(8, 8)}, "embed": {"embedding": leaf(9, 8)}}
     assert table(tree)["b/q_proj/kernel"] == ("attention", "io")
-    with pytest.raises(ValueError, match="q_proj"):
+    with pytest.raises(ValueError, match="k_proj"):
         label(tree, per_head=True)
 
 
 def test_overrides():
-    tree = UNCLEAR["no bias"]
+    tree = UNCLEAR["no bias"]  # each override decides, so that nothing warns
     assert table(tree, overrides={"*mlp/kernel": "ioo"})["a/mlp/kernel"] == ("matrix", "ioo")
     assert table(tree, stacked=["a/*"])["a/mlp/kernel"] == ("matrix", "sio")
     assert table(tree, overrides={"*mlp*": "adamw"})["a/mlp/kernel"] == ("override", "-")

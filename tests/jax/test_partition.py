@@ -66,9 +66,70 @@ def test_clipping_equals_optax_and_handles_huge_gradients():
             np.testing.assert_allclose(clipped[k], wanted[k], rtol=1e-5)
 
 
-def test_tree_without_hidden_matrices_is_refused():
-    tree = [{"w": jnp.ones((3, 8))}, {"w": jnp.ones((8, 2))}]
+def test_tree_without_hidden_matrices_warns_or_is_refused():
+    tree = [{"w": jnp.ones((3, 8)), "b": jnp.ones(8)}, {"w": jnp.ones((8, 2))}]
     with pytest.raises(ValueError, match="overrides"):
-        mj.chain_with_muon(0.1).init(tree)
+        mj.chain_with_muon(0.1, strict=True).init(tree)
+    with pytest.warns(UserWarning, match="AdamW"):
+        mj.muon(0.1).init(tree)
     with pytest.raises(TypeError, match="mometum"):
         mj.chain_with_muon(0.1, mometum=0.9)
+
+
+def test_muon_routes_a_whole_tree_as_the_chain_does():
+    rng = np.random.default_rng(0)
+    shapes = [(3, 8), (8, 8), (8, 2)]
+    params = [{"w": jnp.asarray(rng.normal(size=s)), "b": jnp.zeros(s[1])} for s in shapes]
+    for ours, theirs in ((mj.muon, mj.chain_with_muon), (mj.pion, mj.chain_with_pion)):
+        tx, other = ours(0.1, steps=3), theirs(0.1, max_grad_norm=None, steps=3)
+        found, _ = tx.update(params, tx.init(params), params)
+        wanted, _ = other.update(params, other.init(params), params)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("torch_order", [False, True])
+@pytest.mark.parametrize("make", [mj.muon, mj.pion])
+def test_lora_product_equals_torch(make, torch_order):
+    """Five steps with momentum and decay from B = 0, next to a bias."""
+    torch = pytest.importorskip("torch")
+    from mesotron.optim import Muon
+
+    rng = np.random.default_rng(0)
+    A, B = rng.normal(size=(4, 12)).astype("float32"), np.zeros((10, 4), "float32")
+    rule, extra = ("muon", {}) if make is mj.muon else ("pion", {"promote": 4})
+    pair = [torch.nn.Parameter(torch.tensor(x)) for x in (A, B)]
+    group = {"params": pair, "rule": rule, "pairs": [2.0], **extra}
+    optimizer = Muon([group], lr=0.02, weight_decay=0.5, dtype="float32")
+    turn = (lambda x: x) if torch_order else (lambda x: x.T)
+    params = {"layer": {"lora_a": turn(A), "lora_b": turn(B)}, "norm": {"bias": np.ones(3, "f4")}}
+    params = jax.tree.map(jnp.asarray, params)
+    tx = make(0.02, weight_decay=0.5, lora="product", lora_scale=2.0, **extra)
+    state = tx.init(params)
+    update = jax.jit(tx.update)
+    for _ in range(5):
+        G = rng.normal(size=(10, 12)).astype("float32")
+        a, b = (p.detach().numpy() for p in pair)
+        g = 2 * b.T @ G, 2 * G @ a.T
+        pair[0].grad, pair[1].grad = map(torch.tensor, g)
+        optimizer.step()
+        grads = {
+            "layer": {"lora_a": turn(g[0]), "lora_b": turn(g[1])},
+            "norm": {"bias": np.ones(3)},
+        }
+        updates, state = update(jax.tree.map(jnp.asarray, grads), state, params)
+        params = optax.apply_updates(params, updates)
+    product = (pair[1] @ pair[0]).detach().numpy()
+    left, right = (turn(np.asarray(params["layer"][x])) for x in ("lora_b", "lora_a"))
+    np.testing.assert_allclose(left @ right, product, atol=2e-4 * np.abs(product).max())
+    assert not np.array_equal(params["norm"]["bias"], np.ones(3))
+
+
+def test_lora_factors_come_in_pairs():
+    alone = {"lora_a": jnp.ones((4, 2)), "b": jnp.ones(3)}
+    with pytest.raises(ValueError, match="lora_b"):
+        mj.muon(lora="product").init(alone)
+    with pytest.raises(ValueError, match="ranks"):
+        mj.muon(lora="product").init({"lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((3, 5))})
+    with pytest.raises(ValueError, match="lora"):
+        mj.muon(lora="B")

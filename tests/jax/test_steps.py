@@ -102,7 +102,7 @@ def test_torch_and_jax_share_names_and_defaults(ours, theirs):
     assert jax_side["learning_rate"].default == torch_side["lr"].default
     # The torch classes hold auxiliary groups too, and take the arguments of either filter.
     torch_only = set(torch_side) - both - {"params", "lr", "filter", "rank", "promote", "cutoff"}
-    assert torch_only == {"betas", "eps", "aux", "fused"}
+    assert torch_only == {"aux", "fused", "beta2", "leash"}
 
 
 def test_params_are_not_needed_without_decay():
@@ -225,7 +225,7 @@ def test_views_filter_the_matrices_they_name():
         (lambda: mj.muon(ns="septic"), "septic"),
         (lambda: mj.muon(ns="cubic", filter="polar_express"), "polar_express"),
         (lambda: mj.pion(promote=2, cutoff=0.3), "cutoff=0.3"),
-        (lambda: mj.muon().init({"b": jnp.ones(3)}), "chain_with_muon"),
+        (lambda: mj.scale_by_muon().init({"b": jnp.ones(3)}), "chain_with_muon"),
         (lambda: mj.muon(views="sxo").init({"w": jnp.ones((2, 3, 4))}), "sxo"),
         (lambda: mj.muon(views="io").init({"w": jnp.ones((2, 3, 4))}), "'io'"),
         (lambda: mj.read_stats(mj.muon().init({"w": jnp.ones((2, 2))})), "stats=True"),

@@ -11,15 +11,18 @@ from mesotron.jax.partition import (
     clip_by_global_norm,
     multi_transform_with_muon,
     multi_transform_with_pion,
+    muon,
+    normuon,
+    pion,
     skip_nonfinite,
 )
 from mesotron.jax.stats import read_stats
 from mesotron.jax.step import SpectralState
-from mesotron.jax.transforms import muon, pion, scale_by_muon, scale_by_pion
+from mesotron.jax.transforms import scale_by_muon, scale_by_pion
 from mesotron.spectral.routing import Row
 
 __all__ = [
     "LabelTable", "Row", "SpectralState", "apply_filter", "chain_with_muon", "chain_with_pion",
     "clip_by_global_norm", "label", "multi_transform_with_muon", "multi_transform_with_pion",
-    "muon", "pion", "read_stats", "scale_by_muon", "scale_by_pion", "skip_nonfinite",
+    "muon", "normuon", "pion", "read_stats", "scale_by_muon", "scale_by_pion", "skip_nonfinite",
 ]  # fmt: skip

@@ -5,12 +5,14 @@ roles come from the names that flax, Equinox and common code use (the small tabl
 shapes and from neighbors: a layer's bias distinguishes a stack of layers from a kernel with three
 dimensions. Names often do not show where a network begins and ends (a flax MLP is Dense_0, Dense_1,
 Dense_2), so numbered layers are chained by their widths, and the ends of a chain go to Adam. What
-cannot be determined raises.
+cannot be determined is filtered if it has two dimensions or more, with a warning that names the
+override; `strict=True` raises instead.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -19,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from mesotron.jax.lora import is_factor
 from mesotron.jax.views import attribute_leaves, check_view, default_view, named_leaves, read_view
 from mesotron.spectral.routing import MAX_RAW_CHANNELS, Role, RoutingTable, Row, Site, matrix, words
 
@@ -69,6 +72,8 @@ def label(
     per_head: bool = False,
     stacked: Sequence[str] = (),
     overrides: Mapping[str, str] | None = None,
+    strict: bool = False,
+    lora: bool = False,
 ) -> LabelTable:
     """Route the leaves of a parameter tree.
 
@@ -80,6 +85,9 @@ def label(
             Not needed for experts and for layers whose bias has that axis too.
         overrides: pattern of paths -> "adamw", "matrix" or a view such as "iso". Patterns are those
             of `fnmatch`; the first match wins, and a pattern without a match raises.
+        strict: raise where a role is in doubt; otherwise such a leaf is filtered, which is the
+            field's usual answer, and a warning names the override.
+        lora: label the leaves of LoRA pairs "lora", for `mesotron.jax.muon(lora="product")`.
 
     Returns:
         A `LabelTable`. A kernel is read as (inputs, outputs), JAX's order; only a field called
@@ -100,21 +108,55 @@ def label(
             raise ValueError(f"the pattern {pattern!r} matches no leaf; paths look like {known}")
     sites = _make_sites(shapes, attribute_leaves(params), stacked)
     fixed = {path for path in sites if _first_match(path, overrides) is not None}
-    roles = {path: _choose_role(site, overrides, per_head) for path, site in sites.items()}
+    roles = {
+        path: Role("lora", "a factor of a LoRA product")
+        if lora and is_factor(path)
+        else _choose_role(site, overrides, per_head)
+        for path, site in sites.items()
+    }
     roles = _find_ends(sites, roles, fixed)
     problems = [role.unclear for role in roles.values() if role.unclear]
     if problems:
-        raise ValueError(f"cannot route {'; '.join(problems)}. Please {_ADVICE}")
+        complain(f"filtered without certainty: {'; '.join(problems)}. To decide, {_ADVICE}", strict)
+        for path, role in roles.items():
+            if role.unclear:
+                view = role.view if role.is_matrix else default_view(len(shapes[path]))
+                roles[path] = matrix("matrix", "unclear, so filtered", view)
     names = {role.name for role in roles.values()}
     # A table can be the head as well (tied weights); an override means that the user has checked.
-    if not names & {"head", "embedding"} and not fixed and "matrix" in names:
-        raise ValueError(f"no leaf looks like an output layer. If there is one, {_ADVICE}")
+    if not names & {"head", "embedding", "lora"} and not fixed and "matrix" in names:
+        complain(f"no leaf looks like an output layer. If there is one, {_ADVICE}", strict)
     rows = []
     for path, shape in shapes.items():
         role = roles[path]
         rule, view = ("matrix", role.view) if role.is_matrix else ("adamw", "-")
+        rule = "lora" if role.name == "lora" else rule
         rows.append(Row(path, shape, role.name, rule, view, 1.0, role.reason))
     return LabelTable(rows, jax.tree.structure(params))
+
+
+_warned: set[str] = set()
+
+
+def complain(problem: str, strict: bool) -> None:
+    """Raise if strict; otherwise warn, once for each problem."""
+    if strict:
+        raise ValueError(f"cannot route: {problem}")
+    if problem not in _warned:
+        _warned.add(problem)
+        warnings.warn(f"mesotron.jax: {problem}; strict=True raises", stacklevel=4)
+
+
+def only_matrices(tree: Any) -> bool:
+    """Whether every leaf is a matrix and no name tells a role, such as that of a head."""
+    shapes = {path: tuple(leaf.shape) for path, leaf in named_leaves(tree)}
+    if any(len(shape) < 2 for shape in shapes.values()):
+        return False
+    sites = _make_sites(shapes, attribute_leaves(tree), ())
+    layers = any(base_name(site.leaf) in _MATRIX_LEAVES for site in sites.values())
+    small = () if layers else ("bias", "norm")  # a matrix may be called "b" where there is no "w"
+    roles = [_role_of(site) for site in sites.values()]
+    return all(role.is_matrix or role.unclear or role.name in small for role in roles)
 
 
 def _first_match(path: str, patterns: Iterable[str]) -> str | None:
@@ -140,7 +182,10 @@ def _choose_role(site: LeafSite, overrides: Mapping[str, str], per_head: bool) -
         if role.view.endswith(whole):
             view = role.view.removesuffix(whole) + split
             return replace(role, view=view, reason="projection, per head")
-    return replace(role, unclear=f"{site.name} {site.shape}, which has no axis of heads")
+    raise ValueError(
+        f"per_head: {site.name} {site.shape} has no axis of heads; pass per_head=False, or "
+        f"overrides={{'{site.name}': 'io'}}"
+    )
 
 
 @dataclass(frozen=True)
@@ -242,7 +287,8 @@ def _matrix_role(site: LeafSite) -> Role:
         return _conv_role(site, stack, kernel)
     if len(kernel) == 2:
         order, where = ("oi", "(out, in)") if site.outputs_first else ("io", "(in, out)")
-        attention = site.attention_part and site.in_attention
+        # Haiku calls attention's output projection "linear".
+        attention = site.in_attention and (site.attention_part or site.layer_name == "linear")
         name = "expert" if site.in_experts else "attention" if attention else "matrix"
         kind = "stacked hidden layers" if stack else "hidden"
         return matrix(name, f"{kind} {where}", stack + order)
@@ -375,7 +421,9 @@ def _mark_ends(
         first, last = piece[0], piece[-1]
         is_input = first.inputs not in fed and not (after_conv and first is run[0])
         is_head = last.outputs not in read
-        if (is_input or is_head) and first.number < 0:
+        if len(run) == 1 and first.number < 0 and fed and read:
+            continue  # both ends of the model are known, so it is hidden
+        if len(run) == 1 and (is_input or is_head) and first.number < 0:
             _set_unclear(roles, first, "may be hidden, the first or the last layer")
             continue
         if is_input:

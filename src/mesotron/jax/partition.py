@@ -1,5 +1,7 @@
-"""One transformation for a whole tree: Muon or Pion for the hidden matrices, AdamW for the rest.
-`multi_transform_with_*` routes the leaves by `mesotron.jax.label`; `chain_with_*` clips first.
+"""One transformation for a whole tree: Muon, NorMuon or Pion for the hidden matrices, AdamW for the
+rest. `muon`, `normuon` and `pion` are the twins of PyTorch's builders and route the leaves by
+`mesotron.jax.label`; `multi_transform_with_*` are the same under older names, and `chain_with_*`
+clips first.
 """
 
 from collections.abc import Callable
@@ -8,12 +10,173 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
-from mesotron.jax.labels import label
+from mesotron.jax.labels import complain, label, only_matrices
+from mesotron.jax.lora import is_factor, lora_product
 from mesotron.jax.stats import Rate, measured, value_at
-from mesotron.jax.transforms import muon, pion
+from mesotron.jax.step import Views
+from mesotron.jax.transforms import NEWTON_SCHULZ, matrix_muon, matrix_pion
+from mesotron.jax.views import named_leaves
+from mesotron.spectral import make_filter
+from mesotron.spectral.filters import Cutoff
 
-_ROUTING = ("per_head", "stacked", "overrides")
+_ROUTING = ("per_head", "stacked", "overrides", "strict")
+_FILTER = ("filter", "steps", "rank", "promote", "cutoff")
+
+
+def muon(
+    learning_rate: Rate = 1e-3,
+    momentum: Rate = 0.95,
+    nesterov: bool = True,
+    weight_decay: Rate = 0.01,
+    scale: str | float | Array = "rms",
+    *,
+    aux_lr: Rate | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    filter: str | None = None,
+    ns: str | None = None,
+    steps: int | None = None,
+    rank: int | None = None,
+    lora: str | None = None,
+    lora_scale: float = 1.0,
+    views: Views = None,
+    dtype: str | None = None,
+    momentum_dtype: str | None = None,
+    batched: bool = True,
+    shardings: Any = None,
+    stats: bool = False,
+    **routing: Any,
+) -> optax.GradientTransformation:
+    """Muon for the hidden matrices of a tree of parameters, AdamW for the rest.
+
+    Args:
+        learning_rate: a full-rank step has an RMS of 0.2 learning_rate under scale="rms", so
+            AdamW's rate carries over. A number or a schedule, like `momentum` and `weight_decay`.
+        momentum: mu of the running mean of gradients.
+        nesterov: look one step ahead.
+        weight_decay: decoupled, applied as learning_rate * weight_decay to all but norms and
+            biases; with 0, `update` needs no params.
+        scale: the unit of the learning rate: "rms", "moonlight", "spectral" or a number (see
+            `mesotron.spectral.step_scale`); m counts outputs and n inputs, as `views` says.
+        aux_lr: learning rate of AdamW; None is `learning_rate`.
+        betas, eps: of AdamW.
+        filter: "muon" (the default), "cubic", "polar_express" or "low_rank".
+        ns: "quintic" or "cubic", the same choice by another name. The cubic converges to exactly 1,
+            from 0.01 to 0.89 in 12 steps, its default; the quintic brings 0.01 to 0.7 in 5, and
+            everything above to between 0.7 and 1.2.
+        steps: of the filter; None is its own default.
+        rank: of the low_rank filter.
+        lora: "product" steps pairs of leaves called lora_a and lora_b so that the change of their
+            product is the filtered step (`mesotron.jax.lora`); None filters them like any matrix.
+        lora_scale: the factor of the product in the forward pass, alpha / r as a rule.
+        views: which axes hold outputs, inputs and separate matrices (`mesotron.jax.views`): one
+            string for all leaves, or path -> string. Then nothing is routed, and every leaf must
+            be a matrix; so is a tree of matrices alone without a name that tells their roles, with
+            (inputs, outputs) in the last two axes.
+        dtype: of the filter's matmuls, by name; None is float32 on a CPU and bfloat16 on an
+            accelerator.
+        momentum_dtype: of the momentum; None is float32.
+        batched: filter leaves of one shape, transposes included, together.
+        shardings: a tree like the parameters of their `jax.sharding.Sharding`s; needed (or
+            batched=False) where leaves of one shape differ in it.
+        stats: keep the statistics of the last step in the state, for `mesotron.jax.read_stats`.
+        **routing: `per_head`, `stacked`, `overrides` and `strict` of `mesotron.jax.label`.
+
+    Returns:
+        An `optax.GradientTransformation`. Under `optax.inject_hyperparams` and `vmap` every number
+        may be traced except those that shape the computation: if you pass `steps`, `rank` or a
+        numeric `cutoff`, name it in `static_args`.
+
+    Example:
+        >>> params = {"embed": jnp.ones((9, 4)), "Dense_0": {"kernel": jnp.eye(4)}}
+        >>> params["head"] = {"kernel": jnp.ones((4, 9)), "bias": jnp.zeros(9)}
+        >>> tx = muon(0.1, weight_decay=0.0)
+        >>> updates, state = tx.update(params, tx.init(params))
+
+    References: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
+    """
+    options = {
+        "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "scale": scale,
+        "filter": filter, "ns": ns, "steps": steps, "rank": rank, "lora": lora, "views": views,
+        "lora_scale": lora_scale, "dtype": dtype, "momentum_dtype": momentum_dtype,
+        "batched": batched, "shardings": shardings, "stats": stats,
+    }  # fmt: skip
+    return _multi_transform(matrix_muon, learning_rate, aux_lr, betas, eps, options | routing)
+
+
+def normuon(
+    learning_rate: Rate = 1e-3, *, beta2: Rate = 0.95, **options: Any
+) -> optax.GradientTransformation:
+    """NorMuon: `muon` whose filtered momentum is then normalized neuron by neuron.
+
+    Args:
+        beta2: decay of the second moments, one vector per matrix.
+        learning_rate, **options: as in `muon`, without `lora`.
+
+    Example:
+        >>> tx = normuon(0.02, beta2=0.95)
+
+    References: Li et al., "NorMuon", 2025, arXiv 2510.05491.
+    """
+    if options.get("lora") is not None:
+        raise ValueError("lora='product' belongs to muon and pion, not to normuon")
+    usual = {"momentum": 0.95, "nesterov": True, "weight_decay": 0.01, "scale": "rms"}
+    options = {**usual, **options, "beta2": beta2}
+    aux_lr, betas = options.pop("aux_lr", None), options.pop("betas", (0.9, 0.999))
+    eps = options.pop("eps", 1e-8)
+    return _multi_transform(matrix_muon, learning_rate, aux_lr, betas, eps, options)
+
+
+def pion(
+    learning_rate: Rate = 1e-3,
+    momentum: Rate = 0.95,
+    nesterov: bool = True,
+    weight_decay: Rate = 0.01,
+    scale: str | float | Array = "rms",
+    *,
+    promote: int | Array = 0,
+    cutoff: Cutoff | None = None,
+    aux_lr: Rate | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    steps: int | None = None,
+    lora: str | None = None,
+    lora_scale: float = 1.0,
+    views: Views = None,
+    dtype: str | None = None,
+    momentum_dtype: str | None = None,
+    batched: bool = True,
+    shardings: Any = None,
+    stats: bool = False,
+    **routing: Any,
+) -> optax.GradientTransformation:
+    """Pion for the hidden matrices of a tree: strong directions get a full step, weak ones none.
+
+    Args:
+        promote: how many of the filter's steps raise all directions before the rest suppress the
+            small ones. 0, the released code's default, lets at most one direction of a matrix pass.
+            It may be traced; then it is not checked, and ignored next to a `cutoff`.
+        cutoff: instead of `promote`, a continuous strength: a fraction of the largest singular
+            value, "aligned" for sqrt(2) - 1 of it, or "noise" for the edge of pure noise of the
+            matrix's shape.
+        learning_rate, momentum, nesterov, weight_decay, scale, aux_lr, betas, eps, steps, lora,
+            lora_scale, views, dtype, momentum_dtype, batched, shardings, stats, **routing: as in
+            `muon`.
+
+    Example:
+        >>> tx = pion(optax.linear_schedule(0.02, 0.0, 1000), cutoff="aligned")
+
+    References: Fan et al., "Pion", 2026, arXiv 2605.19282.
+    """
+    options = {
+        "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "scale": scale,
+        "promote": promote, "cutoff": cutoff, "steps": steps, "lora": lora, "views": views,
+        "lora_scale": lora_scale, "dtype": dtype, "momentum_dtype": momentum_dtype,
+        "batched": batched, "shardings": shardings, "stats": stats,
+    }  # fmt: skip
+    return _multi_transform(matrix_pion, learning_rate, aux_lr, betas, eps, options | routing)
 
 
 def multi_transform_with_muon(
@@ -35,8 +198,8 @@ def multi_transform_with_muon(
         momentum, nesterov: of Muon.
         weight_decay: decoupled, for all but norms and biases; with 0, `update` needs no params.
         betas, eps: of AdamW.
-        **options: routing (`per_head`, `stacked`, `overrides`: see `mesotron.jax.label`) and
-            any argument of `mesotron.jax.muon` (`scale`, `ns`, `steps`, `stats`, ...).
+        **options: routing (`per_head`, `stacked`, `overrides`, `strict`: see
+            `mesotron.jax.label`) and any argument of `mesotron.jax.muon` (`scale`, `ns`, ...).
 
     Returns:
         An `optax.GradientTransformation`. A nonfinite gradient skips its own matrix; outside the
@@ -49,7 +212,7 @@ def multi_transform_with_muon(
         >>> updates, state = tx.update(params, tx.init(params), params)
     """
     options |= {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
-    return _multi_transform(muon, muon_lr, aux_lr, betas, eps, options)
+    return _multi_transform(matrix_muon, muon_lr, aux_lr, betas, eps, options)
 
 
 def multi_transform_with_pion(
@@ -70,7 +233,7 @@ def multi_transform_with_pion(
         >>> tx = multi_transform_with_pion(0.02, 2.5e-4, cutoff="aligned", per_head=True)
     """
     options |= {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
-    return _multi_transform(pion, pion_lr, aux_lr, betas, eps, options)
+    return _multi_transform(matrix_pion, pion_lr, aux_lr, betas, eps, options)
 
 
 def chain_with_muon(
@@ -179,19 +342,37 @@ def _multi_transform(
     options: dict[str, Any],
 ) -> optax.GradientTransformation:
     # optax.inject_hyperparams passes a function's ** arguments as one, under their own name.
-    options |= options.pop("options", {})
+    options |= options.pop("options", {}) | options.pop("routing", {})
     routing = {key: options.pop(key) for key in _ROUTING if key in options}
+    views, lora = options.pop("views", None), options.pop("lora", None)
+    lora_scale = options.pop("lora_scale", 1.0)
     stats, decay = options.get("stats", False), options["weight_decay"]
     rule(lr, **options)  # refuses a wrong option now, not at the first step
+    if lora not in (None, "product"):
+        raise ValueError(f"lora={lora!r} must be 'product' or None")
     aux_lr = lr if aux_lr is None else aux_lr
+
+    def factors() -> optax.GradientTransformation:
+        shape = {key: options[key] for key in _FILTER if options.get(key) is not None}
+        name = "pion" if rule is matrix_pion else NEWTON_SCHULZ.get(options.get("ns") or "", "muon")
+        keys = ("momentum", "nesterov", "weight_decay", "scale", "momentum_dtype")
+        kept: dict[str, Any] = {key: options[key] for key in keys if key in options}
+        chosen = make_filter(shape.pop("filter", name), **shape)
+        return lora_product(lr, chosen, lora_scale=lora_scale, **kept)
 
     def route(tree: Any) -> optax.GradientTransformation:
         # Gradients have the paths and shapes of the parameters, so both give the same table.
-        table = label(tree, **routing)
-        if not table.views():
-            raise ValueError(
-                "no leaf is a hidden matrix, so this would be plain AdamW. Name one in "
-                f"overrides={{'<path>': 'matrix'}}:\n{table}"
+        pairs = lora is not None and any(is_factor(path) for path, _ in named_leaves(tree))
+        if views is not None or (not pairs and not routing and only_matrices(tree)):
+            return rule(lr, views=views, **options)
+        if pairs and all(is_factor(path) for path, _ in named_leaves(tree)):
+            return factors()
+        table = label(tree, lora=pairs, **routing)
+        if not table.views() and not pairs:
+            complain(
+                "no leaf is a hidden matrix, so this is plain AdamW. Name one in "
+                f"overrides={{'<path>': 'matrix'}}:\n{table}",
+                routing.get("strict", False),
             )
         parts = {
             "matrix": rule(lr, views=table.views(), **options),
@@ -201,6 +382,8 @@ def _multi_transform(
         if stats:
             for group, rate in (("adamw", decay), ("adamw_vectors", 0.0)):
                 parts[group] = measured(parts[group], group, aux_lr, rate)
+        if pairs:
+            parts["lora"] = factors()
         return optax.partition(parts, table.labels())  # pyright: ignore
 
     def init(params: Any) -> Any:

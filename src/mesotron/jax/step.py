@@ -28,6 +28,7 @@ from mesotron.jax.stats import (
 from mesotron.jax.views import check_view, default_view, from_wide, named_leaves, read_view, to_wide
 from mesotron.spectral import Filter, check_scale, step_scale
 
+_LINE_EPS = 1e-8
 Views = str | Mapping[str, str] | None
 
 
@@ -35,6 +36,7 @@ class SpectralState(NamedTuple):
     step: Array  # steps made, int32
     momentum: Any  # the raw running mean of gradients, like the parameters
     stats: Stats  # of the last step, for `mesotron.jax.read_stats`; empty without `stats=True`
+    lines: Any = ()  # NorMuon's second moments, [matrices, long side] for each leaf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class SpectralRule:
     group: str | None = None  # the prefix of its statistics; None keeps none
     rate: Rate = 1.0  # the learning rate applied afterwards, for the statistics
     promote: Array | None = None  # replaces the filter's own number if it is traced
+    beta2: Rate | None = None  # NorMuon's decay; None is Muon
 
     def __post_init__(self) -> None:
         if not isinstance(self.scale, Array):
@@ -71,7 +74,14 @@ class SpectralRule:
 
         keys = SPECTRAL if self.group is not None and jax.tree.leaves(params) else ()
         stats = name_stats(str(self.group), dict.fromkeys(keys, 0))
-        return SpectralState(jnp.zeros([], jnp.int32), jax.tree.map(zeros, params), stats)
+        lines = ()
+        if self.beta2 is not None:
+            lines = tuple(self._first_lines(name, leaf) for name, leaf in named_leaves(params))
+        return SpectralState(jnp.zeros([], jnp.int32), jax.tree.map(zeros, params), stats, lines)
+
+    def _first_lines(self, name: str, leaf: Array) -> Array:
+        num, rows, cols = read_view(self.view_of(name, leaf), leaf.shape)
+        return jnp.zeros((num, max(rows, cols)), jnp.promote_types(leaf.dtype, jnp.float32))
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, SpectralState]:
         """The direction scale f(U) + decay W of every leaf, and the new state."""
@@ -90,7 +100,12 @@ class SpectralRule:
         ]
         directions = [self._direction(g, m, mu) for g, m in zip(grads, momenta)]
         views = [self.view_of(name, g) for name, g in zip(names, grads)]
-        filtered = self._filter_all(views, directions)
+        filtered, lines = self._filter_all(views, directions), state.lines
+        if self.beta2 is not None:
+            beta2 = value_at(self.beta2, state.step)
+            triples = zip(filtered, state.lines, grads)
+            pairs = [_normalize_lines(x, v, _finite(g), beta2) for x, v, g in triples]
+            filtered, lines = [x for x, _ in pairs], tuple(v for _, v in pairs)
         steps = [self._scaled(view, x.X, d) for view, x, d in zip(views, filtered, directions)]
         stats = Stats({})
         if self.group is not None and grads:
@@ -103,7 +118,7 @@ class SpectralRule:
         steps, momenta = self._placed(names, steps), self._placed(names, momenta)
         structure = jax.tree.structure(updates)
         step = jnp.asarray(optax.safe_increment(state.step))
-        new_state = SpectralState(step, jax.tree.unflatten(structure, momenta), stats)
+        new_state = SpectralState(step, jax.tree.unflatten(structure, momenta), stats, lines)
         return jax.tree.unflatten(structure, steps), new_state
 
     def view_of(self, name: str, leaf: Array) -> str:
@@ -163,6 +178,17 @@ class SpectralRule:
             else leaf
             for name, leaf in zip(names, leaves)
         ]
+
+
+def _normalize_lines(x: Filtered, V: Array, ok: Array, beta2: Any) -> tuple[Filtered, Array]:
+    """Divide the lines of the longer side by the root of their running mean square, and keep the
+    matrix's norm, as in torch."""
+    X = x.X.astype(V.dtype)
+    new = jnp.where(ok, beta2 * V + (1 - beta2) * jnp.square(X).mean(1), V)
+    scaled = X / (jnp.sqrt(new) + _LINE_EPS)[:, None, :]
+    norms = [jnp.sqrt(jnp.square(y).sum((1, 2), keepdims=True)) for y in (X, scaled)]
+    ratio = jnp.where(norms[1] > 0, norms[0] / jnp.where(norms[1] > 0, norms[1], 1), 0)
+    return x._replace(X=(scaled * ratio).astype(x.X.dtype)), new
 
 
 def _mix(G: Array, M: Array, mu: float | Array) -> Array:

@@ -1,10 +1,10 @@
-"""Muon and Pion as optax transformations; the twins of `mesotron.Muon` and `mesotron.Pion`.
+"""Muon's, NorMuon's and Pion's steps on trees of matrices, as optax transformations.
 
 The step is the same as in PyTorch, with the same argument names and defaults:
 
     M <- mu M + (1 - mu) G;  U = (1 - mu) G + mu M (Nesterov);  W <- (1 - lr wd) W - lr scale f(U)
 
-These take matrices only; `mesotron.jax.partition` routes a whole tree of parameters.
+`mesotron.jax.partition` routes whole trees to them.
 """
 
 from typing import Any
@@ -41,11 +41,13 @@ def scale_by_muon(
     shardings: Any = None,
     stats: bool = False,
     stats_rate: Rate = 1.0,
+    beta2: Rate | None = None,
 ) -> optax.GradientTransformation:
     """Muon's direction, scale(m, n) f(U) + weight_decay W: `muon` without the learning rate.
 
-    Arguments are those of `muon`, and `stats_rate`: the learning rate applied afterwards, for the
-    statistic `update_rms`. The decay is included, so that a nonfinite gradient stops it too.
+    Takes matrices only. Arguments are those of `muon`; `stats_rate` is the learning rate applied
+    afterwards, for the statistic `update_rms`; `beta2` makes it NorMuon. The decay is included, so
+    that a nonfinite gradient stops it too.
 
     Example:
         >>> tx = scale_by_muon(scale="spectral", ns="cubic")
@@ -65,7 +67,8 @@ def scale_by_muon(
         filter=make_filter(filter or "muon", steps=steps, rank=rank), momentum=momentum,
         nesterov=nesterov, weight_decay=weight_decay, scale=scale, views=views, dtype=dtype,
         momentum_dtype=momentum_dtype, batched=batched, shardings=dict(named_leaves(shardings)),
-        group="muon" if stats else None, rate=stats_rate,
+        group=("muon" if beta2 is None else "normuon") if stats else None, rate=stats_rate,
+        beta2=beta2,
     )  # fmt: skip
     return optax.GradientTransformation(rule.init, rule.update)
 
@@ -107,113 +110,18 @@ def scale_by_pion(
     return optax.GradientTransformation(rule.init, rule.update)
 
 
-def muon(
-    learning_rate: Rate = 1e-3,
-    momentum: Rate = 0.95,
-    nesterov: bool = True,
-    weight_decay: Rate = 0.01,
-    scale: str | float | Array = "rms",
-    *,
-    filter: str | None = None,
-    ns: str | None = None,
-    steps: int | None = None,
-    rank: int | None = None,
-    views: Views = None,
-    dtype: str | None = None,
-    momentum_dtype: str | None = None,
-    batched: bool = True,
-    shardings: Any = None,
-    stats: bool = False,
+def matrix_muon(
+    learning_rate: Rate, momentum: Rate, nesterov: bool, **options: Any
 ) -> optax.GradientTransformation:
-    """Muon for a tree of matrices: every direction of the momentum gets the same step.
-
-    Args:
-        learning_rate: a full-rank step has an RMS of 0.2 learning_rate under scale="rms", so
-            AdamW's rate carries over. A number or a schedule, like `momentum` and `weight_decay`.
-        momentum: mu of the running mean of gradients.
-        nesterov: look one step ahead.
-        weight_decay: decoupled, applied as learning_rate * weight_decay; with 0, `update` needs no
-            params.
-        scale: the unit of the learning rate: "rms", "moonlight", "spectral" or a number (see
-            `mesotron.spectral.step_scale`); m counts outputs and n inputs, as `views` says.
-        filter: "muon" (the default), "cubic", "polar_express" or "low_rank".
-        ns: "quintic" or "cubic", the same choice by another name. The cubic converges to exactly 1,
-            from 0.01 to 0.89 in 12 steps, its default; the quintic brings 0.01 to 0.7 in 5, and
-            everything above to between 0.7 and 1.2.
-        steps: of the filter; None is its own default.
-        rank: of the low_rank filter.
-        views: which axes hold outputs, inputs and separate matrices (`mesotron.jax.views`): one
-            string for all leaves, or path -> string; None is (inputs, outputs) in the last two
-            axes and stacks in those before them.
-        dtype: of the filter's matmuls, by name; None is float32 on a CPU and bfloat16 on an
-            accelerator.
-        momentum_dtype: of the momentum; None is float32.
-        batched: filter leaves of one shape, transposes included, together.
-        shardings: a tree like the parameters of their `jax.sharding.Sharding`s; needed (or
-            batched=False) where leaves of one shape differ in it.
-        stats: keep the statistics of the last step in the state, for `mesotron.jax.read_stats`.
-
-    Returns:
-        An `optax.GradientTransformation`. Under `optax.inject_hyperparams` and `vmap` every number
-        may be traced except those that shape the computation: if you pass `steps`, `rank` or a
-        numeric `cutoff`, name it in `static_args`.
-
-    Example:
-        >>> params = {"w": jnp.eye(2)}
-        >>> tx = muon(0.1, weight_decay=0.0)
-        >>> updates, state = tx.update({"w": jnp.ones((2, 2))}, tx.init(params))
-        >>> bool((updates["w"] < 0).all())
-        True
-
-    References: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
-    """
-    direction = scale_by_muon(
-        momentum, nesterov, weight_decay=weight_decay, scale=scale, filter=filter, ns=ns,
-        steps=steps, rank=rank, views=views, dtype=dtype, momentum_dtype=momentum_dtype,
-        batched=batched, shardings=shardings, stats=stats, stats_rate=learning_rate,
-    )  # fmt: skip
+    """`scale_by_muon` with its learning rate: Muon for a tree of matrices."""
+    direction = scale_by_muon(momentum, nesterov, stats_rate=learning_rate, **options)
     return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
 
 
-def pion(
-    learning_rate: Rate = 1e-3,
-    momentum: Rate = 0.95,
-    nesterov: bool = True,
-    weight_decay: Rate = 0.01,
-    scale: str | float | Array = "rms",
-    *,
-    promote: int | Array = 0,
-    cutoff: Cutoff | None = None,
-    steps: int | None = None,
-    views: Views = None,
-    dtype: str | None = None,
-    momentum_dtype: str | None = None,
-    batched: bool = True,
-    shardings: Any = None,
-    stats: bool = False,
+def matrix_pion(
+    learning_rate: Rate, momentum: Rate, nesterov: bool, **options: Any
 ) -> optax.GradientTransformation:
-    """Pion for a tree of matrices: strong directions get a full step, weak ones none.
-
-    Args:
-        promote: how many of the filter's steps raise all directions before the rest suppress the
-            small ones. 0, the released code's default, lets at most one direction of a matrix pass.
-            It may be traced; then it is not checked, and ignored next to a `cutoff`.
-        cutoff: instead of `promote`, a continuous strength: a fraction of the largest singular
-            value, "aligned" for sqrt(2) - 1 of it, or "noise" for the edge of pure noise of the
-            matrix's shape.
-        learning_rate, momentum, nesterov, weight_decay, scale, steps, views, dtype, momentum_dtype,
-            batched, shardings, stats: as in `muon`.
-
-    Example:
-        >>> tx = pion(optax.linear_schedule(0.02, 0.0, 1000), cutoff="aligned")
-
-    References: Fan et al., "Pion", 2026, arXiv 2605.19282.
-    """
-    direction = scale_by_pion(
-        momentum, nesterov, promote=promote, cutoff=cutoff, weight_decay=weight_decay, scale=scale,
-        steps=steps, views=views, dtype=dtype, momentum_dtype=momentum_dtype, batched=batched,
-        shardings=shardings, stats=stats, stats_rate=learning_rate,
-    )  # fmt: skip
+    direction = scale_by_pion(momentum, nesterov, stats_rate=learning_rate, **options)
     return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
 
 

@@ -25,7 +25,7 @@ MAX_RAW_CHANNELS = 4
 # JAX decides the spectral rule after the table is made and writes "matrix" for it.
 _COLORS = {
     "muon": "cyan", "pion": "magenta", "normuon": "blue", "matrix": "cyan", "adamw": "yellow",
-    "sgd": "green",
+    "sgd": "green", "lora": "magenta",
 }  # fmt: skip
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
@@ -66,7 +66,7 @@ class Row:
     name: str
     shape: tuple[int, ...]  # of the (global) tensor
     role: str  # what the parameter is
-    rule: str  # "muon", "pion", "normuon", "adamw" or "sgd"; in JAX "matrix" or "adamw"
+    rule: str  # "muon", "pion", "normuon", "adamw" or "sgd"; in JAX "matrix", "adamw" or "lora"
     view: str  # the matrices a spectral rule filters; "whole" or "-" under the other rules
     lr_scale: float
     reason: str
