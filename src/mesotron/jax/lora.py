@@ -100,8 +100,8 @@ def lora_product(
                 sides.append(_stacked(weights[k].astype(G.dtype), inputs_first))
             (A, B), (U_A, U_B) = sides, directions
             m, n = B.shape[1], A.shape[2]
-            factor = step_scale(1.0, m, n) * scale if isinstance(scale, Array) else None
-            e = rate * (step_scale(scale, m, n) if factor is None else factor)
+            traced = isinstance(scale, Array)
+            e = rate * (scale * step_scale(1.0, m, n) if traced else step_scale(scale, m, n))
             units = product_step(A, B, U_A, U_B, e, lora_scale, filter)
             keep = jnp.sqrt(1 - rate * decay)
             for k, old, unit in zip(pair, (A, B), units):
