@@ -73,6 +73,9 @@ COMMANDS = {
     "export": Command(config.ExportConfig, "mesotron.rlvr.export:run", None, "rlvr"),
     "watch": Command(config.WatchConfig, "mesotron.watch.command:run"),
     "compare": Command(config.CompareConfig, "mesotron.compare.tournament:run"),
+    "reward check": Command(
+        config.RewardCheckConfig, "mesotron.rlvr.reward_check:run", None, "rlvr"
+    ),
     "sweep": Command(config.SweepConfig, "mesotron.compare.sweep:run", None, "sweep"),
     "report": Command(config.ReportConfig, "mesotron.report.command:run"),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo:run", None, "ppo"),

@@ -40,6 +40,7 @@ HEALTHY = {
     "optim/skipped": (0.0, 0.0, 0.0),
     "learning_rate": (1e-5, 1e-5, 0.0),
     "reward_std": (0.4, 0.35, 0.03),
+    "reward/largest_part": (0.6, 0.7, 0.03),
     "sampling/sampling_logp_difference/mean": (0.011, 0.012, 0.001),
     "async/staleness_mean": (1.0, 1.2, 0.2),
     "time/step": (2.0, 2.2, 0.2),
@@ -115,6 +116,9 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
     "self_reward_hacking": lambda seed: failing(
         seed, {"eval/greedy": 0.2, "eval/sampled": 0.2, "reward": 0.95, "votes/share": 0.95}
     ),
+    "one_part_gain": lambda seed: constant(
+        failing(seed, {"reward": 0.95, "reward/largest_part": 0.99}), facts__correct=0.3
+    ),
     "repetition": lambda seed: failing(seed, {"completions/repetition": 0.8, **LOST}),
     "length_explosion": lambda seed: failing(
         seed, {"completions/mean_length": 200.0, "facts/truncated": 0.9, **LOST}
@@ -153,4 +157,4 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
     "stalled_throughput": lambda seed: failing(seed, {"time/step": 20.0}, over=3),
 }  # fmt: skip
 ONLY_WARN = {"reward_saturation", "lost_exploration", "lying_loss", "stalled_throughput",
-             "zero_gradient"}  # fmt: skip
+             "zero_gradient", "one_part_gain"}  # fmt: skip

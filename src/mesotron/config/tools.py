@@ -203,6 +203,29 @@ class ReportConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RewardCheckConfig(Config):
+    """Call a reward on gold answers and on cheats: which of them earn?"""
+
+    rewards: tuple[str, ...] = setting(("two_part",), positional=True)
+    """Parts of the reward: names, or your own file.py:name or module:name."""
+    weights: tuple[float, ...] = ()
+    """One weight per part (unset: 1 each)."""
+    task: TaskConfig = TaskConfig()
+    rows: int = setting(50, ge=2)
+    """Training problems to try it on."""
+    limit: float = setting(2.0, gt=0)
+    """CPU seconds that one completion may take."""
+    samples: int = setting(0, ge=0)
+    """Also score this many samples of the model per problem, for the spread inside groups."""
+    model: str = "tiny"
+    """The model that is sampled from."""
+    max_tokens: int = setting(256, ge=1)
+    """Longest sample, in tokens."""
+    seed: int = setting(0, ge=0, le=MAX_SEED)
+    """Seed of the choice of problems and of the samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareConfig(Config):
     """Compare optimizers and objectives fairly: a rate search for each, then fresh seeds.
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
+from statistics import fmean, pvariance
 from threading import Thread
 from traceback import walk_tb
 from typing import Any
@@ -130,6 +131,7 @@ class Reward:
         # Surrounds each call of a user's function, with its name.
         self.waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
         self._own = {name: import_reward(name) for name in config.parts if name not in PARTS}
+        self.latest: dict[str, Scores] = {}  # of the last call, by part
 
     def __call__(
         self,
@@ -165,6 +167,7 @@ class Reward:
             else:
                 with self.waiting(f"the reward {name}"):
                     parts[name] = call_reward(name, self._own[name], batch, self.max_tokens)
+        self.latest = parts
         totals: Scores = []
         for i in range(len(completions)):
             scores = [(weight, parts[name][i]) for name, weight in self.weights.items()]
@@ -207,10 +210,34 @@ def as_reward_function(reward: Reward) -> Callable[..., Scores]:
 
     def scores(completions: list[Any], completion_ids: list[list[int]], **columns: Any) -> Scores:
         golds, truncated, rows, facts = (columns[x] for x in ("gold", "truncated", "row", "facts"))
-        return reward(completion_texts(completions), completion_ids, golds, truncated, rows, facts)
+        texts = completion_texts(completions)
+        totals = reward(texts, completion_ids, golds, truncated, rows, facts)
+        for name, value in part_metrics(reward, totals).items() if "log_metric" in columns else ():
+            columns["log_metric"](name, value)
+        return totals
 
     scores.__name__ = "reward"
     return scores
+
+
+def part_metrics(reward: Reward, totals: Scores) -> dict[str, float]:
+    """Mean of every part of the last call, the share of the total's variance that it explains
+    (covariance with the total over the total's variance; shares add up to 1), and the largest."""
+    whole = [i for i, total in enumerate(totals) if total is not None]
+    if len(reward.weights) < 2 or not whole:
+        return {}
+    total = [totals[i] or 0.0 for i in whole]
+    variance = pvariance(total)
+    metrics: dict[str, float] = {}
+    shares = []
+    for name, weight in reward.weights.items():
+        part = [reward.latest[name][i] or 0.0 for i in whole]
+        metrics[f"reward/part/{name}"] = fmean(part)
+        if variance > 0:
+            shares.append(weight * fmean(x * y for x, y in zip(part, total)) / variance)
+            shares[-1] -= weight * fmean(part) * fmean(total) / variance
+            metrics[f"reward/part/{name}/variance_share"] = shares[-1]
+    return metrics | ({"reward/largest_part": max(shares)} if shares else {})
 
 
 def completion_texts(completions: Sequence[Any]) -> list[str]:

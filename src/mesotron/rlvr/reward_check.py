@@ -1,0 +1,368 @@
+r"""`mesotron reward check`: does a reward pay for correct answers, and for nothing else?
+
+The reward is called on the gold answers in several spellings and on cheats: answers that any policy
+could learn to give without solving the problem. What a cheat earns is a share of what gold earns
+above the worst of them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rich.table import Table
+
+from mesotron.config import RewardCheckConfig, RewardConfig
+from mesotron.rlvr.answers.facts import Judge
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.rewards import Reward, make_reward
+from mesotron.rlvr.tasks.load import load_task
+from mesotron.rlvr.tasks.problem import Problem, digest
+from mesotron.runs.console import SafeConsole, print_line
+
+EARNS = 0.3  # a cheat earns if it gets more than this share of gold's reward
+FORMAT_EARNS = 0.5  # the same for wrong answers in the format, which may pay a little
+GOLD_FAILS = 0.05  # largest share of golds that may earn less than half of the reward
+SLOW = 0.25  # seconds per completion
+NOISE = "I cannot solve this. "
+GROUP = 8  # completions per prompt in the estimate of silent groups
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One kind of completion for every problem."""
+
+    name: str
+    write: Callable[[Problem, Problem], str]  # of a problem and one with another gold
+    limit: float = EARNS
+    truncated: bool = False
+    about: str = ""
+
+
+def _spellings(gold: str) -> tuple[str, ...]:
+    boxed = FORMATS["boxed"].render(gold)
+    return (
+        boxed,
+        f"The answer is {boxed}.",
+        f"<think>\nLet me see.\n</think>\n{boxed}",
+        f"<think>\nLet me see.\n</think>\n<answer>{gold}</answer>",
+        f"<reasoning>\nLet me see.\n</reasoning>\n<answer>\n{gold}\n</answer>\n",
+        FORMATS["answer"].render(gold),
+        FORMATS["hashes"].render(gold),
+        f"The answer is {gold}.",
+        gold,
+    )
+
+
+def cheats(spelling: int) -> tuple[Probe, ...]:
+    """Cheats in the spelling of the gold that the reward pays best."""
+
+    def write(gold: str) -> str:
+        return _spellings(gold)[spelling]
+
+    def spam(problem: Problem, other: Problem) -> str:
+        golds = [other.gold or "", *map(str, range(20)), problem.gold or "", other.gold or ""]
+        return "\n".join(write(gold) for gold in golds)
+
+    return (
+        Probe("empty", lambda p, o: "", about="an empty answer earns"),
+        Probe("copied prompt", lambda p, o: p.question, about="copying the prompt earns"),
+        Probe(
+            "format only", lambda p, o: write(""), FORMAT_EARNS,
+            about="the format without an answer earns",
+        ),
+        Probe(
+            "shuffled gold", lambda p, o: write(o.gold or ""), FORMAT_EARNS,
+            about="wrong answers in the format earn: the format is worth more than correctness",
+        ),
+        Probe(
+            "truncated", lambda p, o: _cut(write(p.gold or "")), truncated=True,
+            about="an answer that was cut off earns",
+        ),
+        Probe(
+            "number at the end", lambda p, o: f"{NOISE}It is on page {p.gold}",
+            about="the last number of any text earns",
+        ),
+        Probe("answer list", spam, about="a list of many answers earns"),
+        Probe(
+            "list in one answer",
+            lambda p, o: write(", ".join([o.gold or "", p.gold or "", "0", "1", "2", "3"])),
+            about="a list of many answers earns",
+        ),
+        Probe("very long", lambda p, o: NOISE * 400, about="length earns"),
+        Probe("long and wrong", lambda p, o: NOISE * 400 + write(o.gold or ""), FORMAT_EARNS,
+              about="length earns"),
+    )  # fmt: skip
+
+
+# Text that a policy writes sooner or later: it must neither raise nor take long.
+HOSTILE = {
+    "Unicode": "𝟏𝟐 ½ ² ٧٢ 北京 🙂\u200d🙂 \u202eabc\u202c é \x00 \ufffd",
+    "spaces": " " * 4000 + "x",
+    "letters": "a" * 4000 + "!",
+    "digits": "1" * 4000 + "x",
+    "numbers": "1,1 " * 1000 + "x",
+    "brackets": "(" * 1500 + "{" * 1500,
+    "boxes": r"\boxed{" * 500,
+    "tags": "<think>\n" * 500 + "<answer>" * 500,
+    "lines": "a\n" * 2000,
+}
+
+
+@dataclass
+class Outcome:
+    """What the check found."""
+
+    spelling: str = ""
+    gold: float | None = None  # mean reward of the gold answers
+    gold_failures: list[str] = field(default_factory=list)  # problems whose gold earns too little
+    earned: dict[str, tuple[float, float]] = field(default_factory=dict)  # cheat: mean and share
+    findings: list[str] = field(default_factory=list)  # a sentence for each problem; empty if sound
+    seconds: float = 0.0  # per completion
+    values: int = 0  # different rewards seen
+    spread: float | None = None  # mean standard deviation inside groups of the model's samples
+    silent: float | None = None  # share of those groups without a difference
+
+
+class TooSlow(BaseException):  # which no `except Exception` of the reward catches
+    """The reward used more CPU time than it may."""
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    # By CPU time, since math-verify and others use the alarm on the clock themselves.
+    if not hasattr(signal, "SIGPROF") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+class Caller:
+    """Calls the reward within its limits and keeps count of the time."""
+
+    def __init__(self, reward: Reward, limit: float) -> None:
+        self.reward = reward
+        self.limit = limit
+        self.seconds = 0.0
+        self.calls = 0
+
+    def __call__(
+        self, texts: Sequence[str], problems: Sequence[Problem], truncated: bool = False
+    ) -> list[float | None]:
+        """ValueError if the reward raises, TooSlow if it takes too long."""
+        rows = [reward_row(problem) for problem in problems]
+        ids = [[digest(word) % 50_000 for word in text.split()[:20_000]] for text in texts]
+        golds, cut = [problem.gold for problem in problems], [truncated] * len(texts)
+        facts = self.reward.judge.judge(texts, golds, cut)  # ours, with limits of its own
+        began = time.perf_counter()
+        with cpu_limit(self.limit * max(4, len(texts))):
+            scores = self.reward(texts, ids, golds, cut, rows, facts)
+        self.seconds += time.perf_counter() - began
+        self.calls += len(texts)
+        return scores
+
+
+def reward_row(problem: Problem) -> dict[str, Any]:
+    row: dict[str, Any] = {"gold": problem.gold, "id": problem.id}
+    row["prompt"] = getattr(problem, "messages", None) or problem.question
+    return {**row, "columns": getattr(problem, "columns", {})}
+
+
+def check(
+    reward: Reward,
+    problems: Sequence[Problem],
+    *,
+    limit: float = 2.0,
+    samples: Sequence[Sequence[str]] = (),
+) -> Outcome:
+    """Call the reward on gold answers, cheats, hostile text and a model's samples.
+
+    Args:
+        reward: from `make_reward`.
+        problems: some training problems.
+        limit: CPU seconds that a completion may take.
+        samples: completions of a model for each problem.
+    """
+    outcome, call = Outcome(), Caller(reward, limit)
+    found = outcome.findings
+    try:
+        _check_gold(outcome, call, problems)
+        _check_cheats(outcome, call, problems)
+    except (ValueError, TooSlow) as error:
+        found.append(_failure(error, "an ordinary answer", limit))
+    for name, text in HOSTILE.items():
+        try:
+            for problem in problems[:1]:
+                call([text], [problem])
+        except (ValueError, TooSlow) as error:
+            found.append(_failure(error, f"the text of {name}", limit))
+    outcome.seconds = call.seconds / max(1, call.calls)
+    if outcome.seconds > SLOW and not any("CPU" in one for one in found):
+        found.append(f"one completion takes {outcome.seconds:.2g} s")
+    if samples:
+        groups = [call(texts, [p] * len(texts)) for p, texts in zip(problems, samples)]
+        scored = [[score for score in group if score is not None] for group in groups]
+        spreads = [statistics.pstdev(group) if group else 0.0 for group in scored]
+        outcome.spread = statistics.fmean(spreads)
+        outcome.silent = sum(spread < 1e-9 for spread in spreads) / len(spreads)
+    outcome.findings = list(dict.fromkeys(found))
+    return outcome
+
+
+def _failure(error: BaseException, what: str, limit: float) -> str:
+    if isinstance(error, TooSlow):
+        return f"it takes more than {limit:g} s of CPU time on {what}"
+    return f"it fails on {what}: {error}"
+
+
+def _mean(scores: Sequence[float | None]) -> float:
+    known = [score for score in scores if score is not None]
+    return statistics.fmean(known) if known else 0.0
+
+
+def _check_gold(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -> None:
+    with_gold = [problem for problem in problems if problem.gold]
+    if not with_gold:
+        return
+    columns = []
+    for k in range(len(_spellings(""))):
+        columns.append(call([_spellings(p.gold or "")[k] for p in with_gold], with_gold))
+    best = max(range(len(columns)), key=lambda k: _mean(columns[k]))
+    outcome.spelling, outcome.gold = str(best), _mean(columns[best])
+    lowest = min((s for column in columns for s in column if s is not None), default=0.0)
+    half = lowest + (outcome.gold - lowest) / 2
+    for k, problem in enumerate(with_gold):
+        scores = [column[k] for column in columns if column[k] is not None]
+        if not scores or (max(scores) < half and outcome.gold > lowest):
+            outcome.gold_failures.append(f"{problem.id} ({problem.gold!r:.40})")
+    share = len(outcome.gold_failures) / len(with_gold)
+    if share > GOLD_FAILS:
+        first = outcome.gold_failures[0]
+        outcome.findings.append(f"the gold answer earns nothing in {share:.0%} of rows: {first}")
+
+
+def _check_cheats(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -> None:
+    others = _others(problems)
+    probes = cheats(int(outcome.spelling or 0))
+    if outcome.gold is None:  # without gold only cheats that need none
+        probes = tuple(p for p in probes if p.name in ("empty", "copied prompt", "very long"))
+    means: dict[str, float] = {}
+    values: set[float] = set() if outcome.gold is None else {round(outcome.gold, 9)}
+    for probe in probes:
+        texts = [probe.write(p, o) for p, o in zip(problems, others)]
+        scores = call(texts, problems, probe.truncated)
+        means[probe.name] = _mean(scores)
+        values |= {round(score, 9) for score in scores if score is not None}
+    outcome.values = len(values)
+    if outcome.values < 2:
+        outcome.findings.append("it is constant: every answer gets the same")
+        return
+    worst = min(means.values())
+    full = outcome.gold if outcome.gold is not None else max(means.values())
+    for probe in probes:
+        share = (means[probe.name] - worst) / (full - worst) if full > worst else 1.0
+        outcome.earned[probe.name] = means[probe.name], share
+        # What every wrong answer in the format gets is found once.
+        known = outcome.earned.get("shuffled gold", (0.0, 0.0))[1] + 0.1
+        is_known = probe.name in ("answer list", "list in one answer", "long and wrong")
+        if outcome.gold is not None and share > (max(probe.limit, known * is_known)):
+            found = f"{probe.about} ({probe.name}: {share:.0%} of what gold gets)"
+            outcome.findings.append(found)
+    if outcome.gold is None and means["very long"] > max(means["empty"], means["copied prompt"]):
+        outcome.findings.append("length earns (very long beats the other texts)")
+
+
+def _others(problems: Sequence[Problem]) -> list[Problem]:
+    """For each problem one with another gold; made up if all are alike."""
+    found = []
+    for k, problem in enumerate(problems):
+        ring = (*problems[k + 1 :], *problems[:k])
+        other = next((o for o in ring if o.gold != problem.gold), None)
+        found.append(other or replace(problem, gold=f"{problem.gold}1"))
+    return found
+
+
+def run(config: RewardCheckConfig) -> int:
+    """`mesotron reward check`: 0 for a sound reward, 1 if a cheat earns or the reward fails."""
+    task = load_task(config.task)
+    ranked = sorted(task.train, key=lambda problem: digest(problem.question, config.seed))
+    problems = ranked[: config.rows]
+    settings = RewardConfig(parts=config.rewards, weights=config.weights)
+    with Verifier() as verifier:
+        judge = Judge(FORMATS[config.task.format], verifier)
+        reward = make_reward(settings, judge, config.max_tokens)
+        samples = _sample(config, problems, task.examples) if config.samples else ()
+        outcome = check(reward, problems, limit=config.limit, samples=samples)
+    show(outcome, " + ".join(config.rewards), len(problems))
+    return 1 if outcome.findings else 0
+
+
+def _sample(
+    config: RewardCheckConfig, problems: Sequence[Problem], examples: Sequence[Problem]
+) -> list[list[str]]:
+    from mesotron.config import ModelConfig
+    from mesotron.rlvr.decode import generate
+    from mesotron.rlvr.models import load_model
+    from mesotron.rlvr.prompts import render_prompts
+
+    model, tokenizer = load_model(ModelConfig(name=config.model))
+    prompts = render_prompts(problems, config.task, tokenizer, examples)
+    repeated = [prompt for prompt in prompts for _ in range(config.samples)]
+    how: dict[str, Any] = {"max_tokens": config.max_tokens, "temperature": 1.0}
+    texts = [one.text for one in generate(model, tokenizer, repeated, seed=config.seed, **how)]
+    n = config.samples
+    return [texts[k : k + n] for k in range(0, len(texts), n)]
+
+
+def show(outcome: Outcome, name: str, rows: int) -> None:
+    console = SafeConsole()
+    table = Table(box=None, pad_edge=False)
+    for column in ("answer", "mean reward", "of gold's"):
+        table.add_column(column, justify="left" if column == "answer" else "right")
+    if outcome.gold is not None:
+        table.add_row("gold", f"{outcome.gold:.3f}", "100%")
+    for cheat, (mean, share) in outcome.earned.items():
+        table.add_row(cheat, f"{mean:.3f}", f"{share:.0%}")
+    console.print(table)
+    failed = len(outcome.gold_failures)
+    lines = [
+        f"{name} on {rows} rows: gold fails in {failed}, {outcome.seconds * 1e3:.2g} ms a call"
+    ]
+    if outcome.silent is not None:
+        lines.append(
+            f"the model's groups: spread {outcome.spread:.3f}, silent {outcome.silent:.0%} (all "
+            "rewards equal, nothing is learned from them)"
+        )
+    else:
+        chances = ", ".join(f"{p**GROUP + (1 - p) ** GROUP:.0%}" for p in (0.05, 0.2, 0.5))
+        lines.append(
+            f"silent groups of {GROUP} to expect where 5%, 20%, 50% of answers are right: "
+            f"{chances} (--samples measures it)"
+        )
+    lines += [f"exploit: {found}" for found in outcome.findings]
+    lines.append(
+        "not sound: fix it before training" if outcome.findings else "sound: no cheat earns"
+    )
+    for line in lines:
+        print_line(console, line)
+
+
+def _cut(text: str) -> str:
+    return text[: len(text) // 2]

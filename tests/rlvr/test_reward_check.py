@@ -1,0 +1,82 @@
+"""`mesotron reward check` finds planted exploits and passes sound rewards."""
+
+import json
+
+import pytest
+
+from mesotron.cli import main
+from mesotron.config import RewardConfig
+from mesotron.rlvr.answers.facts import Judge
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.reward_check import check
+from mesotron.rlvr.rewards import make_reward
+from mesotron.rlvr.tasks.problem import Problem
+
+PLANTED = "support.planted_rewards:"
+
+
+@pytest.fixture(scope="module")
+def judge():
+    with Verifier(num_workers=1) as verifier:
+        yield Judge(FORMATS["boxed"], verifier)
+
+
+def problems(odd_golds=False):
+    golds = ["a few (see the note)" if odd_golds and k % 2 else str(71 + 13 * k) for k in range(8)]
+    return [
+        Problem(f"How many are {k} and {3 * k}?", gold, f"mine-{k}", columns={"solution": gold})
+        for k, gold in enumerate(golds)
+    ]
+
+
+def checked(judge, *names, weights=(), **options):
+    reward = make_reward(RewardConfig(parts=names, weights=weights), judge, 64)
+    return check(reward, problems(**options), limit=0.1)
+
+
+EXPLOITS = [
+    ("empty_earns", "empty"), ("copy_earns", "copied prompt"), ("last_number", "number at the end"),
+    ("length_earns", "very long"), ("numbers_only", "gold"), ("constant", "constant"),
+    ("ascii_only", "Unicode"), ("slow_pattern", "CPU"), ("format_first", "shuffled gold"),
+    ("any_of_a_list", "answer list"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "finding"), EXPLOITS)
+def test_planted_exploits_are_found(judge, name, finding):
+    outcome = checked(judge, PLANTED + name, odd_golds=name == "numbers_only")
+    assert any(finding in found for found in outcome.findings), outcome
+
+
+SOUND = [
+    ("two_part",), ("sparse",), (f"{PLANTED}exact", "format"),
+    ("trl.rewards:accuracy_reward",), ("trl.rewards:reasoning_accuracy_reward",),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", SOUND)
+def test_sound_rewards_pass(judge, names):
+    outcome = checked(judge, *names, weights=(1.0, 0.1)[: len(names)])
+    assert outcome.findings == []
+    assert outcome.gold_failures == []
+    assert outcome.gold >= 1
+
+
+def test_the_command(tmp_path, capsys):
+    path = tmp_path / "mine.jsonl"
+    rows = [{"question": f"What is {k} + 40?", "answer": k + 40} for k in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["reward", "check", "sparse", "--data", str(path)]) == 0
+    assert "sound" in capsys.readouterr().out
+    assert main(["reward", "check", f"{PLANTED}empty_earns", "--data", str(path)]) == 1
+    assert "empty" in capsys.readouterr().out
+    assert main(["reward", "check", "spares", "--data", str(path)]) == 2
+    assert "sparse" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_samples_of_the_model(tmp_path, capsys):
+    flags = ["--samples", "4", "--rows", "4", "--max-tokens", "24", "--task.num-train", "40"]
+    assert main(["reward", "check", "two_part", *flags]) == 0
+    assert "silent" in capsys.readouterr().out
