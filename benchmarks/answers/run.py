@@ -305,7 +305,7 @@ def labelled(readers: Readers, path: Path) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=4000, help="generated golds")
+    parser.add_argument("--count", type=int, default=2000, help="generated golds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--golds", type=Path, nargs="*", default=[])
     parser.add_argument("--solutions", type=Path, nargs="*", default=[])

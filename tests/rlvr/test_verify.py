@@ -143,8 +143,8 @@ MATHEMATICS = [
     ("B", "B", True), ("A", "B", False), (r"\text{(B)}", "B", True), ("∞", r"\infty", True),
     # Several answers are none.
     ("72 or 73", "72", False), ("71, 72, 73", "72", False), (r"\pm 72", "72", False),
-    (r"\frac{1}{5^{98}}", r"\frac{1}{2^{98}}", False), (r"\text{A5}_{12}", r"\text{A5}_{11}", False),
-    (r"1.414214", r"\sqrt{2}", True), ("x > 72", "72", False), (r"\frac{1}{0}", "7", False),
+    (r"\frac{1}{5^{98}}", r"\frac{1}{2^{98}}", False), (r"A5_{12}", "A5_{11}", False),
+    ("x > 72", "72", False), (r"\frac{1}{0}", "7", False),
 ]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.rewards import Reward, make_reward
 from mesotron.rlvr.tasks.load import load_task
-from mesotron.rlvr.tasks.problem import Problem, digest
+from mesotron.rlvr.tasks.problem import Problem, digest, own_row
 from mesotron.runs.console import SafeConsole, print_line
 
 EARNS = 0.3  # a cheat earns if it gets more than this share of gold's reward
@@ -180,9 +180,7 @@ class Caller:
 
 
 def reward_row(problem: Problem) -> dict[str, Any]:
-    row: dict[str, Any] = {"gold": problem.gold, "id": problem.id}
-    row["prompt"] = getattr(problem, "messages", None) or problem.question
-    return {**row, "columns": getattr(problem, "columns", {})}
+    return {"prompt": problem.messages or problem.question, **own_row(problem)}
 
 
 def check(
