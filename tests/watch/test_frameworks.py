@@ -267,6 +267,7 @@ def test_numbers_that_follow_from_others():
         ("[Step 7/100] loss=0.25, mean_reward=0.5, kl: 1e-3",
          {"loss": 0.25, "reward": 0.5, "kl": 0.001}),
         ("iteration 7: avg reward: 0.5; grad norm: nan", {"reward": 0.5}),
+        ("Epoch 1, batch 7: mean reward = 0.5", {"reward": 0.5}),
     ],
 )  # fmt: skip
 def test_lines_that_trainers_print(line, expected, tmp_path):

@@ -70,6 +70,8 @@ TEXTS = {
     "verl.jsonl": as_jsonl(NESTED),
     "trainer_state.json": as_state(ROWS),
     "rows.json": json.dumps(ROWS),
+    "nested.json": json.dumps({"betas": [0.9, 0.99], "run": {"log": ROWS}}),
+    "by_step.json": json.dumps({str(int(row["step"])): row for row in ROWS}),
     "export.csv": as_csv(ROWS),
     "export.tsv": as_csv(ROWS).replace(",", "\t"),
     "console.log": as_verl(ROWS),

@@ -2,6 +2,7 @@
 offline; detectors of the user's own."""
 
 import json
+import logging
 import math
 import random
 from types import SimpleNamespace
@@ -151,6 +152,18 @@ def test_live_equals_offline(tmp_path, name):
     offline = watch_one(WatchConfig(path=log), log, QUIET, Alerts(())).diagnosis
     assert live is not None
     assert live.record() | {"notes": ()} == offline.record() | {"notes": ()}
+
+
+def test_a_healthy_run_ends_with_one_line(caplog):
+    watch, control = Watch(), SimpleNamespace()
+    for row in healthy(0, steps=30):
+        state: Any = SimpleNamespace(global_step=row["step"], is_world_process_zero=True)
+        watch.on_log(None, state, control, logs=row)  # type: ignore[arg-type]
+    with caplog.at_level(logging.INFO, logger="mesotron.watch"):
+        watch.on_train_end(None, state, control)
+    (line,) = caplog.messages
+    assert "healthy" in line
+    assert "\n" not in line
 
 
 def test_the_guard_acts_only_above_its_precision():

@@ -202,7 +202,7 @@ class Engine:
             lasts = any(count.present)
         count.quiet = 0 if lasts else count.quiet + 1
         rows = CLEAR * self.settings.patience
-        if any(map(is_sparse, self._triggers[detector.name][due[0]])):
+        if any(is_sparse(name) and name != "nonfinite" for name in triggers[due[0]]):
             rows = CLEAR_SPARSE * max(self.settings.patience * detector.patience, 1)
         if count.quiet >= rows:
             # Where longer windows still remember it, a stop becomes a warning first.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mesotron.config import LogKind
 from mesotron.watch.readers.parsers import (
+    COUNTED,
     PRINTED,
     STEP,
     VERL,
@@ -215,7 +216,7 @@ def _head(path: Path) -> bytes:
 
 def _is_console(head: bytes) -> bool:
     text = head.decode("utf-8", errors="replace")
-    return any(pattern.search(text) for pattern in (VERL, PRINTED, STEP))
+    return any(pattern.search(text) for pattern in (VERL, PRINTED, STEP, COUNTED))
 
 
 def _is_table(first: str, second: str) -> bool:

@@ -46,6 +46,7 @@ PRINTED = re.compile(
 STEP = re.compile(
     r"\b(?:step|iteration|iter|update)[\s:=#]{1,4}(\d{1,12})(?!\d|\.\d)", re.IGNORECASE
 )
+COUNTED = re.compile(r"\b(?:batch|episode|round)\s{1,4}#?(\d{1,12})(?!\d|\.\d)", re.IGNORECASE)
 NUMBERED = re.compile(r"\b(?:step|rollout|perf|eval) (\d{1,12}): ?$")
 NUMBER = r"([-+]?[\d.]{1,24}(?:e[-+]?\d{1,3})?|nan|[-+]?inf)(%?)"
 NAMED = re.compile(
@@ -214,20 +215,22 @@ class Document(Parser):
         return [row for item in rows if ACTION_KEY not in item and (row := to_row(item))]
 
 
-def _find_rows(value: Any) -> list[dict[str, Any]] | None:
-    """The longest list of objects in a document, or its columns as rows."""
-    if isinstance(value, dict):
-        values = [value["log_history"]] if "log_history" in value else list(value.values())
-        columns = {key: column for key, column in value.items() if _is_column(column)}
-        if columns and "log_history" not in value:
-            length = max(map(len, columns.values()))
-            return [{key: column[k] for key, column in columns.items() if k < len(column)}
-                    for k in range(length)]  # fmt: skip
-    else:
-        values = [value]
-    lists = [rows for rows in values if isinstance(rows, list)
-             and all(isinstance(row, dict) for row in rows)]  # fmt: skip
-    return max(lists, key=len, default=None)
+def _find_rows(value: Any, depth: int = MAX_DEPTH) -> list[dict[str, Any]] | None:
+    """The longest list of objects in a document, columns or objects by their step as rows."""
+    if not isinstance(value, dict):
+        is_rows = isinstance(value, list) and all(isinstance(row, dict) for row in value)
+        return value if is_rows else None
+    if "log_history" in value:
+        return _find_rows(value["log_history"], 0)
+    if value and all(key.isdecimal() and isinstance(row, dict) for key, row in value.items()):
+        return [{"step": key} | row for key, row in value.items()]
+    columns = {key: column for key, column in value.items() if _is_column(column)}
+    length = max(map(len, columns.values()), default=0)
+    rows = [{key: column[k] for key, column in columns.items() if k < len(column)}
+            for k in range(length)]  # fmt: skip
+    inside = (_find_rows(item, depth - 1) for item in value.values()) if depth else ()
+    found = [rows for rows in (rows or None, *inside) if rows is not None]
+    return max(found, key=len, default=None)
 
 
 def _is_column(value: Any) -> bool:
@@ -372,7 +375,7 @@ class Console(LineParser):
             if (number := NUMBERED.search(part[max(quote - 40, 0) : quote])) and "step" not in row:
                 row = {"step": float(number[1])} | row
             rows += [row] if len(row) > 1 else []
-        elif step := STEP.search(part):
+        elif step := STEP.search(part) or COUNTED.search(part):
             row = {"step": float(step[1])}
             row = parse_named(part[: step.start()]) | parse_named(part[step.end() :]) | row
             if self._is_known(row):
