@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import mesotron
-from mesotron.optim import Muon, NorMuon
+from mesotron.optim import Muon, NorMuon, lora, optimizers
 from mesotron.optim.leash import F_MAX, spectral_norm
 from mesotron.spectral.scale import step_scale
 
@@ -115,3 +115,36 @@ def test_a_leash_needs_bounded_steps():
         mesotron.adamw(model, leash=0.1)
     with pytest.raises(ValueError, match="leash"):
         mesotron.muon(model, leash=-1.0)
+
+
+@pytest.mark.parametrize("rule", ["muon", "normuon", "product"])
+def test_flags_that_stay_on_the_device_mask_the_step(rule, monkeypatch):
+    """As on a GPU, where the host does not read which gradients are finite."""
+
+    def run() -> tuple[list[Tensor], dict[str, float]]:
+        if rule == "product":
+            shapes, extra = ((2, 6), (5, 2), (2, 6), (5, 2)), {"pairs": [2.0, 2.0]}
+            extra["start_norms"] = [1.0, 2.0]
+        else:
+            shapes, extra = ((6, 4), (6, 4)), {}
+        generator = torch.Generator().manual_seed(0)
+        params = [nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
+        named = "muon" if rule == "product" else rule
+        group = {"params": params, "rule": named, "dtype": "float32", **extra}
+        optimizer = Muon([group], lr=LR, leash=0.3)
+        for k in range(3):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=generator)
+            if k == 1:
+                params[-1].grad[0, 0] = float("nan")
+            optimizer.step()
+        state = [x for p in params for x in optimizer.state[p].values()]
+        return [*(p.detach() for p in params), *state], optimizer.stats()
+
+    read, stats = run()
+    for module in (lora, optimizers):
+        monkeypatch.setattr(module, "on_host", lambda flags: False)
+    masked, other = run()
+    for a, b in zip(read, masked, strict=True):
+        torch.testing.assert_close(a, b)
+    assert stats == pytest.approx(other, rel=1e-4)

@@ -34,6 +34,7 @@ from mesotron.optim.step import (
     gradients_finite,
     group_filter,
     momentum_of,
+    on_host,
     update_momentum,
 )
 from mesotron.optim.views import View
@@ -63,7 +64,7 @@ def product_step(
     work = getattr(torch, group["dtype"] or "", None) or wide_dtype(U_A.dtype)
     A, B, U_A, U_B = (x.to(exact) for x in (A, B, U_A, U_B))
     C = _root(A @ A.mT)
-    identity = torch.eye(A.shape[1], dtype=exact, device=A.device).expand_as(C)
+    identity = torch.eye(A.shape[1], dtype=exact, device=A.device).repeat(len(A), 1, 1)
     inverse = torch.linalg.solve_triangular(C, identity, upper=False)
     E = _root(B.mT @ B + (DAMPING * e / s) ** 2 * (inverse.mT @ inverse))
     shape = (B.shape[1], A.shape[2])
@@ -269,7 +270,7 @@ def _step_bucket(pairs: list[Pair], states: Any, stats: StepStats) -> None:
     finite = gradients_finite([g for pair in grads for g in pair]).view(-1, 2).all(1)
     stats.finite.append(([group["name"]] * len(pairs), finite))
     mask: Tensor | None = finite[:, None, None]
-    if finite.device.type == "cpu":  # elsewhere reading the flags would wait
+    if on_host(finite):
         kept = [k for k, ok in enumerate(finite.tolist()) if ok]
         if not kept:
             return
@@ -292,9 +293,9 @@ def _step_bucket(pairs: list[Pair], states: Any, stats: StepStats) -> None:
     # Of each factor, so that B A keeps its square.
     keep = (1 - group["lr"] * group["weight_decay"]) ** 0.5
     if group["leash"] is not None:
-        norms = torch.tensor([pair.start_norm for pair in pairs], dtype=wide)
+        norms = move(torch.tensor([pair.start_norm for pair in pairs], dtype=wide), A.device)
         share = strength(group, step_scale(group["scale"], m, n), norms).clamp(max=0.5)
-        keep = move(1 - share, A.device).sqrt()[:, None, None]
+        keep = (1 - share).sqrt()[:, None, None]
     for side, unit in enumerate((step.dA, step.dB)):
         new = keep * old[side] - (e / s / keep) * unit.to(wide)
         if mask is not None:
@@ -302,7 +303,7 @@ def _step_bucket(pairs: list[Pair], states: Any, stats: StepStats) -> None:
         seed = rounding_seed(group["step"], pairs[0].number + side, 0)
         _write([pair.sides[side] for pair in pairs], new, seed)
     names = [group["name"]] * len(pairs)
-    size = torch.as_tensor(e, dtype=torch.float64).expand(len(pairs))
+    size = torch.as_tensor(e, dtype=torch.float64).repeat(len(pairs))
     stats.add_blocks(names, step.filtered._replace(passed=step.moved), size, m * n)
     for k in range(0, len(pairs), -(-len(pairs) // SAMPLE_WINDOWS)):
         seen = grads[k][1] if mask is None else torch.where(mask[k], grads[k][1].flatten(1), 0.0)

@@ -44,6 +44,7 @@ from mesotron.optim.step import (
     gradients_finite,
     lines_of,
     momentum_of,
+    on_host,
     update_momentum,
 )
 
@@ -257,9 +258,9 @@ class RoutedOptimizer(torch.optim.Optimizer):
         for member, ok in zip(members, finite, strict=True):
             state, group = self.state[member.param], member.group
             keep_start(state, member.param, group)
-            if ok.device.type != "cpu" or ok:
+            if not on_host(ok) or ok:
                 seed = rounding_seed(group["step"], member.number, 2**31)
-                pull(member.param, state, group, None if ok.device.type == "cpu" else ok, seed)
+                pull(member.param, state, group, None if on_host(ok) else ok, seed)
 
     def _fused_step(
         self, device: torch.device, members: list[Member], work: Work, stats: StepStats
@@ -296,7 +297,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             batch = list(same_group)
             finite = _report_finite(batch[0].group["name"], [m.grad for m in batch], stats)
             masks: list[Tensor | None] = list(finite.unbind())
-            if finite.device.type == "cpu":
+            if on_host(finite):
                 batch = [m for m, ok in zip(batch, finite.tolist(), strict=True) if ok]
                 masks = [None] * len(batch)
             for member, mask in zip(batch, masks, strict=True):

@@ -125,6 +125,11 @@ def dense_grad(p: Tensor) -> Tensor:
     return p.grad
 
 
+def on_host(flags: Tensor) -> bool:
+    """Whether reading the flags does not make the host wait for a device."""
+    return flags.device.type == "cpu"
+
+
 def gradients_finite(grads: Sequence[Tensor]) -> Tensor:
     largest = torch._foreach_norm(list(grads), float("inf"))  # pyright: ignore
     return torch.stack(list(largest)).isfinite()  # a float64 beyond float32's range is finite
@@ -235,9 +240,12 @@ def _normalize_lines(X: Tensor, members: list[tuple[Job, int]], beta2: float) ->
     V = torch.cat(states)  # [B, n]
     new = V.lerp(X.to(V.dtype).square().mean(1), 1 - beta2)
     if masks[0] is not None:
-        counts = torch.tensor([len(state) for state in states])
-        ok = torch.stack([mask for mask in masks if mask is not None])
-        new = torch.where(ok.repeat_interleave(counts.to(ok.device))[:, None], new, V)
+        each = [
+            mask.expand(len(state))
+            for mask, state in zip(masks, states, strict=True)
+            if mask is not None
+        ]
+        new = torch.where(torch.cat(each)[:, None], new, V)
     torch._foreach_copy_(states, list(new.split([len(state) for state in states])))  # pyright: ignore
     scaled = X / (new.sqrt() + _LINE_EPS)[:, None, :].to(X.dtype)
     norms = [torch.linalg.vector_norm(x, dim=(1, 2), dtype=V.dtype) for x in (X, scaled)]
