@@ -24,7 +24,6 @@ from mesotron.rlvr.estimate import (
     DEVICES,
     Lengths,
     Prediction,
-    Shape,
     find_device,
     find_shape,
     predict,
@@ -166,14 +165,10 @@ class Estimator:
         self.prediction = predict(config, self.shape, self.gpu, self.lengths)
         self.factor, self.runs = calibration(config, self.gpu, root or Path("runs"))
 
-    @property
-    def device(self) -> str:
-        return self.gpu or "one CPU core"
-
     def pace(self) -> Pace | None:
         if self.prediction is None:
             return None
-        source = f"estimate for {self.device}"
+        source = f"estimate for {self.gpu or 'one CPU core'}"
         if self.runs:
             source += f" times {self.factor:.2g}, measured in {', '.join(self.runs[:2])}"
             source += f" and {len(self.runs) - 2} more" if len(self.runs) > 2 else ""
@@ -338,27 +333,22 @@ def show(
         ("pace", speed),
         *_time_and_money(result, config),
     ]
-    advice = []
     if plan and plan.prediction and plan.shape:
-        rows[:0] = [("model", spell_model(config, plan.shape))]
+        part = f"LoRA of rank {config.model.lora}" if config.model.lora else "all trained"
+        size = f"{plan.shape.parameters / 1e6:,.0f} M weights, {part}"
         phases = [f"{name} {spell(seconds)} s" for name, seconds in plan.prediction.seconds.items()]
-        rows.insert(-len(_time_and_money(result, config)), ("estimated phases", ", ".join(phases)))
+        rows = [("model", f"{config.model.name}: {size}"), *rows]
+        rows.append(("estimated phases of a step", ", ".join(phases)))
         if plan.gpu:
             rows.append((f"memory of one {plan.gpu}", spell_memory(plan.prediction)))
-        advice = advise(plan)
     for row in rows:
         table.add_row(*map(Text, row))  # names are no markup
     console.print(table)
-    for line in advice:
+    for line in advise(plan) if plan else ():
         print_line(console, line)
     if config.gpu and config.price is None:
         console.print(f"price of {config.gpu} as of {PRICES_AS_OF}; --price sets your own")
     console.print("evaluations and start-up are not in the hours")
-
-
-def spell_model(config: PlanConfig, shape: Shape) -> str:
-    part = f"LoRA of rank {config.model.lora}" if config.model.lora else "all trained"
-    return f"{config.model.name}: {shape.parameters / 1e6:,.0f} M weights, {part}"
 
 
 def spell_memory(prediction: Prediction) -> str:
@@ -400,9 +390,11 @@ def smaller(config: PlanConfig) -> Iterator[Iterator[tuple[str, PlanConfig]]]:
     """Families of changes that save memory, each from mild to strong."""
     model, rollout = config.model, config.rollout
 
+    names = {"prompts": "batch", "max_tokens": "max-tokens", "micro_batch": "rollout.micro-batch"}
+
     def vary(base: PlanConfig, *sets: dict[str, int], flags: str = "") -> Any:
         for one in sets:
-            named = [f"--rollout.{name.replace('_', '-')} {n}" for name, n in one.items()]
+            named = [f"--{names[name]} {n}" for name, n in one.items()]
             changed = replace(base, rollout=replace(rollout, **one))  # type: ignore[arg-type]
             yield " ".join(filter(None, (flags, *named))), changed
 
@@ -420,8 +412,8 @@ def smaller(config: PlanConfig) -> Iterator[Iterator[tuple[str, PlanConfig]]]:
     checkpointed = replace(model, gradient_checkpointing=True)
     for flags, changed in (
         ("--model.gradient-checkpointing", checkpointed),
-        ("--model.lora 16", replace(model, lora=16)),
-        ("--model.lora 16 --model.gradient-checkpointing", replace(checkpointed, lora=16)),
+        ("--lora 16", replace(model, lora=16)),
+        ("--lora 16 --model.gradient-checkpointing", replace(checkpointed, lora=16)),
     ):
         if changed not in (model, checkpointed if model.lora else None):
             base = replace(config, model=changed)

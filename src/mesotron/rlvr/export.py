@@ -49,8 +49,8 @@ def run(config: ExportConfig) -> int:
         write_weights(subject, config.dtype, out)
     whole = not subject.adapter or config.merge_lora
     title = config.push or (out if config.out else run.path).resolve().name
-    (out / "README.md").write_text(model_card(run, subject, title, whole), encoding="utf-8")
-    print(f"model: {out}; load with {load_line(subject, str(out), whole)}")
+    (out / "README.md").write_text(model_card(run, title, whole), encoding="utf-8")
+    print(f"model: {out}; load with {load_line(subject.model.name, str(out), whole)}")
     if converter is not None:
         file = out / "model.gguf"
         subprocess.run([sys.executable, converter, out, "--outfile", file], check=True)
@@ -83,10 +83,9 @@ def write_weights(subject: Subject, dtype: str, out: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
-def load_line(subject: Subject, place: str, whole: bool) -> str:
+def load_line(start: str, place: str, whole: bool) -> str:
     if whole:
         return f'AutoModelForCausalLM.from_pretrained("{place}")'
-    start = subject.model.name
     return f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{start}"), "{place}")'
 
 
@@ -130,7 +129,7 @@ def push(name: str, out: Path) -> None:
     print(f"pushed: https://huggingface.co/{name}")
 
 
-def model_card(run: RunFolder, subject: Subject, name: str, whole: bool) -> str:
+def model_card(run: RunFolder, name: str, whole: bool) -> str:
     """The README of an exported model: result, data, reward, watch verdict, settings, versions."""
     from mesotron.rlvr.run_report import headline, score_rows, watch_lines
 
@@ -156,9 +155,8 @@ def model_card(run: RunFolder, subject: Subject, name: str, whole: bool) -> str:
     parts = reward.get("parts") or ["none"]
     weights = reward.get("weights") or [1.0] * len(parts)
     named = [f"{public(part)} x {weight:g}" for part, weight in zip(parts, weights, strict=False)]
-    data = ", ".join(task.get("data") or [task["name"]])
+    data = task.get("data") or [task["name"], *filter(None, [task.get("path")])]
     lines += ["", "## Data and reward", "", f"- data: {public(data)}"]
-    lines[-1] += f", {public(task['path'])}" if task.get("path") else ""
     lines += [f"- reward: {', '.join(named)}", *watch_lines(rows, run.rows("events"))]
     lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
     for section, defaults in to_plain(TrainConfig()).items():
@@ -169,12 +167,14 @@ def model_card(run: RunFolder, subject: Subject, name: str, whole: bool) -> str:
                 lines.append(f"| {section}{'.' if key else ''}{key} | {public(value)} |")
     versions = ", ".join(f"{key} {value}" for key, value in env.get("packages", {}).items())
     lines += ["", f"{env.get('device', 'unknown device')}; {versions}."]
-    line = load_line(subject, name, whole)
+    line = load_line(public(start), name, whole)
     return "\n".join([*lines, "", "## Use", "", "```python", line, "```", ""])
 
 
 def public(value: Any) -> str:
     """A setting as the card shows it: of a local path only its last part."""
+    if isinstance(value, list):
+        return ", ".join(map(public, value))
     text = str(value)
-    is_path = isinstance(value, str) and Path(value).expanduser().exists()
-    return Path(text).name if is_path else text.replace("|", "\\|")
+    local = text.startswith(("/", "~", ".")) or Path(text.partition(":")[0]).exists()
+    return Path(text).name if local else text.replace("|", "\\|")

@@ -69,11 +69,13 @@ def check_machine() -> Iterator[tuple[str, str, str]]:
         yield "slow", "gpu", "none: fine for the tiny model, see mesotron plan --gpu for others"
     elif "+cpu" in versions.get("torch", ""):
         yield "fail", "torch", f"{versions['torch']} cannot use the GPU: install a CUDA build"
-    yield check_kernels(gpus[0] if gpus else None)
+    yield (
+        ("ok", "kernels", "fused Muon and Pion steps; the first takes 12 s to compile")
+        if (gpus and gpus[0].capability[0] == 9 and find_spec("triton"))
+        else ("slow", "kernels", "fused Muon and Pion steps need a Hopper GPU and Triton")
+    )
     if gpus and gpus[0].capability < (8, 0):
         yield "slow", "bfloat16", "not on this GPU: training runs in float32, several times slower"
-    elif not gpus:
-        yield "slow", "bfloat16", "emulated on most CPUs: keep --model.dtype float32"
     fast = "vllm" in versions
     yield "ok" if fast else "slow", "sampling", (
         f"vLLM {versions['vllm']}: --rollout.vllm colocate" if fast else
@@ -94,25 +96,8 @@ def check_machine() -> Iterator[tuple[str, str, str]]:
         mark = "fail" if not writable else "slow" if free < MIN_DISK else "ok"
         advice = ": lower --keep, raise --save-every" if free < MIN_DISK else ""
         yield mark, "disk", f"{place}: {free:.0f} GiB free{advice if writable else ', read-only'}"
-    offline = os.environ.get("HF_HUB_OFFLINE") == "1"
-    yield "none" if offline else "ok", "hub", (
-        "HF_HUB_OFFLINE=1: only local models and data" if offline
-        else "not tried; without a network set HF_HUB_OFFLINE=1 and use local folders"
-    )  # fmt: skip
-
-
-def check_kernels(gpu: Gpu | None) -> tuple[str, str, str]:
-    if gpu is None:
-        return "slow", "kernels", "no GPU: Muon and Pion step with torch's own products"
-    if find_spec("triton") is None:
-        return (
-            "slow",
-            "kernels",
-            "no Triton (pip install triton): fused Muon and Pion steps are off",
-        )
-    if gpu.capability[0] != 9:
-        return "slow", "kernels", "fused Muon and Pion steps need a Hopper GPU; torch's are used"
-    return "ok", "kernels", "fused Muon and Pion steps; the first takes 12 s to compile"
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        yield "none", "hub", "HF_HUB_OFFLINE=1: only models and data on this machine"
 
 
 def missing_extras() -> dict[str, list[str]]:
