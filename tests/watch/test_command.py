@@ -44,7 +44,7 @@ def test_the_diagnosis_of_a_log(tmp_path, capsys):
     ("rows", "rename", "shown"),
     [
         ([{"step": k, "my/prize": 0.7 if k < 60 else 0.1} for k in range(100)],
-         ("reward=my/prize",), "log heldout"),  # a missing metric
+         ("reward=my/prize",), "heldout ("),  # a missing metric
         # TRL logs every tenth step: 300 steps are 30 rows.
         ([{"step": 10 * k, "reward": 0.7 if k < 18 else 0.05} for k in range(30)], (), "useful"),
     ],
