@@ -23,14 +23,20 @@ _FUSED_DEVICES = ("cpu", "cuda", "xpu", "mps")
 _BATCH_ELEMENTS = 2**26
 
 
+def _counter(p: Tensor) -> Tensor:
+    # A meta tensor has no value, and PyTorch's step reads the counter.
+    device = "cpu" if p.device.type == "meta" else p.device
+    return torch.zeros((), dtype=torch.float32, device=device)
+
+
 def adamw_state(p: Tensor) -> State:
-    step = torch.zeros((), dtype=torch.float32, device=p.device)
+    step = _counter(p)
     m, v = (torch.zeros_like(p, dtype=wide_dtype(p.dtype)) for _ in range(2))
     return {"step": step, "exp_avg": m, "exp_avg_sq": v}
 
 
 def sgd_state(p: Tensor) -> State:
-    step = torch.zeros((), dtype=torch.float32, device=p.device)
+    step = _counter(p)
     momentum = {"momentum_buffer": torch.zeros_like(p, dtype=wide_dtype(p.dtype))}
     return momentum if p.dtype == wide_dtype(p.dtype) else {"step": step, **momentum}
 
@@ -101,6 +107,8 @@ def _step_widened(
     for p, grad, state in zip(params, batch.grads, states, strict=True):
         if not state:
             state |= new_state(p)
+        elif "step" not in state and p.dtype != wide_dtype(p.dtype):  # SGD's, saved in float32
+            state["step"] = _counter(p)
         same = grad.stride() == p.stride()
         grads.append(grad if same else torch.empty_like(p, dtype=grad.dtype).copy_(grad))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
 
 from mesotron.optim import triton
@@ -93,6 +94,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
         batched: filter equal shapes together. False makes a matrix's bits independent of its
             neighbors.
         fused: None uses the Triton kernels on a CUDA GPU where available; False never.
+        foreach, capturable: PyTorch's words, accepted and ignored: steps are always batched and
+            can always be captured.
     """
 
     rule: str
@@ -123,7 +126,15 @@ class RoutedOptimizer(torch.optim.Optimizer):
         momentum_dtype: str | None = None,
         batched: bool = True,
         fused: bool | None = None,
+        foreach: bool | None = None,
+        capturable: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
     ) -> None:
+        if maximize or differentiable:
+            word = "maximize" if maximize else "differentiable"
+            fix = "negate the loss" if maximize else "a step here is never part of a graph"
+            raise ValueError(f"{word}=True is not supported: {fix}")
         self._aux = aux = aux or self.default_aux
         if aux not in AUXILIARY_RULES:
             raise ValueError(f"aux={aux!r} must be one of {', '.join(AUXILIARY_RULES)}")
@@ -171,6 +182,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
         # Kernel plans would point at buffers that were replaced.
         self._stats, self._fused, self._replay = StepStats(), {}, None
 
+    @_disable_dynamo  # a compiled step runs as it is: tracing would not end
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore
         """Step every parameter that has a gradient; `closure` re-evaluates the loss first."""
@@ -248,6 +260,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
         params = [p for g in self.param_groups for p in g["params"]]
         for index, p in zip(saved, params, strict=True):
             for key, value in state_dict["state"].get(index, {}).items():
+                if key == "step" and not isinstance(value, Tensor):  # as PyTorch once saved it
+                    self.state[p][key] = torch.tensor(float(value), device=p.device)
                 if isinstance(value, Tensor):
                     loaded = self.state[p][key]
                     if value.dtype != loaded.dtype or loaded.device != p.device:
@@ -313,7 +327,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
         found_inf = None
         if finite.device.type == "cpu":
             places = [place for place, ok in zip(places, finite.tolist(), strict=True) if ok]
-        else:
+        elif finite.device.type != "meta":
             found_inf = (~finite.all()).float()
         if places:
             params = [place.param for place in places]
