@@ -17,6 +17,7 @@ from mesotron.rlvr.rewards import call_reward, import_reward, try_reward
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.own import read_own, read_source
 from mesotron.rlvr.train import check, resolve_own, run_name
+from mesotron.runs import RunFolder
 
 TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 
@@ -237,6 +238,32 @@ def test_short_flags_mean_the_same_in_every_command():
         assert settings == ("model.name=tiny", "optim.lr=1e-3", "steps=4")
 
 
+def test_without_golds_the_mean_reward_is_the_result(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "mine.jsonl", [{"prompt": f"{k} + 1", "hard": True} for k in range(10)])
+    Path("mine.py").write_text(OWN)
+    sizes = "--steps 2 --save-every 1 --eval-every 2 --batch 2 --group 2 --max-tokens 4"
+    words = f"train --model tiny --data mine.jsonl --reward mine.py:Scaled {sizes} --device cpu"
+    assert cli.main(words.split()) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "gold = none" in shown[0]
+    assert shown[-1].startswith("model: runs/mine-")
+    run = RunFolder(Path("runs/last"))
+    assert (run.result["measure"], run.result["problems"]) == ("reward", 2)
+    assert "lenient" not in run.result
+    assert run.load("after")["greedy"]["strict"] is None
+    first, last = run.rows("metrics")
+    assert last["eval/reward"] == run.result["after"]["value"]
+    assert not [name for name in first if name.startswith(("facts/", "eval/greedy"))]
+    assert cli.main(["eval", "runs/last", "--samples", "0", "--device", "cpu"]) == 2
+    assert "--reward" in capsys.readouterr().err
+    # A run folder alone does not make its code run.
+    (run.path / "result.json").unlink()
+    assert cli.main(["train", "--resume", "runs/last"]) == 2
+    assert "--trust" in capsys.readouterr().err
+    assert cli.main(["train", "--resume", "runs/last", "--reward", "mine.py:Scaled"]) == 0
+
+
 FILES = {
     "mine.jsonl": "".join(json.dumps(row) + "\n" for row in sums(hard=True)),
     "prompts.jsonl": "".join(json.dumps({"prompt": f"P{k}"}) + "\n" for k in range(20)),
@@ -245,7 +272,12 @@ FILES = {
     "notes.txt": "P\n",
     "my_rewards.py": OWN,
     "run.toml": 'modle = "tiny"\n',
-}
+    "huge/model.safetensors": "",
+    "huge/config.json": json.dumps({
+        "num_hidden_layers": 1000, "hidden_size": 100_000, "intermediate_size": 300_000,
+        "num_attention_heads": 1000, "vocab_size": 1_000_000, "model_type": "llama",
+    }),
+}  # fmt: skip
 RUN_ALL = """
 import io, json, sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -260,6 +292,7 @@ for line in json.load(sys.stdin):
 
 
 def test_common_mistakes_are_answered_before_heavy_imports(tmp_path):
+    (tmp_path / "huge").mkdir()
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     table = TROUBLESHOOTING.read_text().split("## Common mistakes")[1].split("\n## ")[0]

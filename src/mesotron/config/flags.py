@@ -108,12 +108,11 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
             settings.append(f"{target}={','.join(values) or 'colocate'}")
         else:
             expanded.append(arg)
-    if not settings or passed_on is None:
-        return expanded
-    if passed_on in expanded:  # before the settings given by name, which win
+    if settings and passed_on:  # before the settings given by name, which win
+        expanded += [passed_on] * (passed_on not in expanded)
         place = expanded.index(passed_on) + 1
-        return [*expanded[:place], *settings, *expanded[place:]]
-    return [*expanded, passed_on, *settings]
+        expanded[place:place] = settings
+    return expanded
 
 
 def expand_setting(config_type: Any, name: str) -> str:
@@ -147,12 +146,9 @@ def suggest_flag(word: str, config_type: Any) -> str:
     meant = [f"--{_MEANT[name]}"] if name in _MEANT else []
     meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.85)
     meant += [f"--{_MEANT[leaf]}"] if leaf in _MEANT else []
-    same = [flag for flag in known if flag.rpartition(".")[2] == leaf]
-    same += [flag for flag in known if flag.lstrip("-") == leaf]
-    words = {re.split(r"[.-]", flag.lstrip("-"))[-1]: flag for flag in reversed(known)}
-    close = difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.7)
-    close += [words[one] for one in difflib.get_close_matches(leaf, words, n=1, cutoff=0.8)]
-    choice = next((flag for flag in (*meant, *same, *close) if flag in known), None)
+    meant += [flag for flag in known if re.split(r"[.]|--", flag)[-1] == leaf]
+    meant += difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.7)
+    choice = next((flag for flag in meant if flag in known), None)
     return f" (did you mean {choice}?)" if choice else ""
 
 

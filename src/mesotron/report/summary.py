@@ -49,10 +49,9 @@ def final_score(run: Run) -> Score | None:
     """Held-out accuracy, fruit, success, or the mean reward of the last tenth."""
     result = run.result or {}
     if "after" in result:
-        value = result["after"]["value"]
-        if result.get("measure") == "reward":
-            return Score("held-out reward", value, f"{value:.3f}")
-        return Score("held-out accuracy", value, f"{value:.1%}")
+        value, is_reward = result["after"]["value"], result.get("measure") == "reward"
+        name, text = ("reward", f"{value:.3f}") if is_reward else ("accuracy", f"{value:.1%}")
+        return Score(f"held-out {name}", value, text)
     if "greedy_fruit" in result:
         return Score("greedy fruit", result["greedy_fruit"], f"{result['greedy_fruit']:.2f}")
     if run.kind == "vla" and "success" in result:

@@ -17,11 +17,11 @@ import math
 import os
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean, pvariance
-from threading import Thread
 from traceback import walk_tb
 from typing import Any
 
@@ -351,21 +351,9 @@ def call_reward(
 
 def _finish(scores: Any) -> Any:
     """Await an async reward, in a thread of its own: this one may have a running event loop."""
-    if inspect.isawaitable(scores):
-        done: list[Any] = []
-
-        async def wait() -> None:
-            try:
-                done.append(await scores)
-            except (Exception, SystemExit) as error:
-                done.append(error)
-
-        thread = Thread(target=lambda: asyncio.run(wait()), daemon=True)
-        thread.start()
-        thread.join()
-        scores = done[0]
-        if isinstance(scores, BaseException):
-            raise scores
+    if inspect.iscoroutine(scores):
+        with ThreadPoolExecutor(1) as pool:
+            scores = pool.submit(asyncio.run, scores).result()
     return getattr(scores, "tolist", lambda: scores)()  # an array or tensor
 
 

@@ -3,6 +3,8 @@
 import logging
 import math
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from mesotron.config import (
     TaskConfig,
     TrainConfig,
 )
+from mesotron.rlvr.estimate import GIB, find_shape
 from mesotron.rlvr.models import SHIPPED, check_name
 from mesotron.rlvr.objectives import first_round_prompts, trl_arguments
 from mesotron.rlvr.rewards import check_reward, is_own, needs_gold, try_reward
@@ -29,6 +32,7 @@ from mesotron.runs.process import go_offline_without_network, is_main, num_proce
 from mesotron.runs.resume import Plan, plan_new, plan_resume
 
 log = logging.getLogger("mesotron")
+SMALL = 1.0  # GiB that every machine has
 MICRO_BATCH = 16  # completions per forward pass with one's own data, if it divides the batch
 Limited = TypeVar("Limited", TrainConfig, SftConfig)
 
@@ -123,6 +127,7 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     Returns what was guessed about the data, a sentence for each file; those on the hub are read
     only if it `downloads`."""
     check_name(config.model.name)
+    check_memory(config)
     check_task(config.task)
     task, notes = read_data(config.task, downloads)
     if isinstance(config, SftConfig):
@@ -143,6 +148,27 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
         message = "%s trains on its votes only: the reward %s is logged as rewards/reward, not used"
         log.warning(message, config.objective.name, " + ".join(parts))
     return notes
+
+
+def check_memory(config: TrainConfig | SftConfig) -> None:
+    """Refuse a model whose weights, gradients and momentum alone exceed the machine's memory."""
+    model, shape = config.model, find_shape(config.model.name)
+    has_gpu = config.device != "cpu" and shutil.which("nvidia-smi") is not None
+    width = 2 if has_gpu and (model.lora or model.dtype in ("auto", "bfloat16")) else 4
+    needed = (0 if shape is None else shape.parameters) * width * (1 if model.lora else 3) / GIB
+    if needed < SMALL or num_processes() > 1:
+        return
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    if has_gpu:
+        query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        found = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.split()
+        memory = max(map(float, found), default=memory * 1024) / 1024
+    if needed > memory:
+        remedy = "a smaller --model" if model.lora else "--lora 16 or a smaller --model"
+        raise ValueError(
+            f"training {model.name} takes at least {needed:,.0f} GiB, and this "
+            f"{'GPU' if has_gpu else 'machine'} has {memory:,.0f}: use {remedy}"
+        )
 
 
 def read_data(config: TaskConfig, downloads: bool) -> tuple[Task | None, list[str]]:

@@ -7,7 +7,7 @@ import re
 from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.tasks import arith
-from mesotron.rlvr.tasks.own import CALCULATOR_MARK, make_problem, read_own
+from mesotron.rlvr.tasks.own import make_problem, read_own
 from mesotron.rlvr.tasks.problem import Problem, Task, assemble, hold_out
 from mesotron.rlvr.tasks.table import Row, check_path, read_splits
 
@@ -93,12 +93,9 @@ def _location(config: TaskConfig) -> tuple[str, str | None]:
 
 
 def gsm8k_problem(row: Row, name: str) -> Problem:
-    steps, mark, gold = row.text("answer").rpartition("####")
-    gold = gold.strip().replace(",", "")
-    if not mark or not gold:
+    if not row.text("answer").rpartition("####")[2].strip() or "####" not in row.text("answer"):
         raise ValueError(f"{row.place}: the answer has no gold after '####'")
-    solution = CALCULATOR_MARK.sub("", steps).strip() or None
-    return Problem(row.text("question"), gold, name, None, solution, columns=dict(row.values))
+    return make_problem(row, name, "question", "answer")
 
 
 def math_problem(row: Row, name: str) -> Problem:
@@ -116,5 +113,4 @@ def math_problem(row: Row, name: str) -> Problem:
         if match is None and text != "Level ?":  # three rows of the data have this
             raise ValueError(f"{row.place}: level {text[:40]!r} is not Level 1 to Level 5")
         level = int(match[1]) if match else None
-    columns = dict(row.values)
-    return Problem(row.text("problem"), gold, name, level, solution, columns=columns)
+    return Problem(row.text("problem"), gold, name, level, solution, columns=dict(row.values))

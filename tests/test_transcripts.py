@@ -1,0 +1,53 @@
+"""The transcripts of the quickstart on one's own data, as a new user would type them, with fewer
+and smaller steps."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from mesotron import cli
+from mesotron.runs import RunFolder
+
+PAGE = Path(__file__).parents[1] / "docs" / "quickstart.md"
+SMALLER = {
+    "train": "--steps 2 --batch 4 --group 4 --task.num-eval 6 --device cpu",
+    "eval": "--task.num-eval 6 --device cpu",
+}
+SECTION = PAGE.read_text().split("## Your own data and reward")[1].split("\n## ")[0]
+TRANSCRIPTS = re.findall(r"```console\n(.*?)```", SECTION, re.DOTALL)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text in re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL):
+        name = re.match(r"# (\w+\.py)\n", text)
+        if name:
+            Path(name[1]).write_text(text)
+        else:
+            exec(compile(text, PAGE.name, "exec"), {})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=["own reward", "chats", "reward of TRL"])
+def test_a_transcript_runs_as_printed(transcript, capsys):
+    commands = re.findall(r"^\$ mesotron (.*)", transcript.replace("\\\n", " "), re.MULTILINE)
+    assert 1 <= len(commands) <= 3
+    printed = [line for line in transcript.splitlines() if line.startswith(("mine.", "chat."))]
+    for command in commands:
+        words = shlex.split(command)
+        assert cli.main([*words, *SMALLER[words[0]].split()]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        if words[0] == "train":
+            assert shown[0] == printed[0]
+            path = re.fullmatch(
+                r"model: (\S+); load it with .*from_pretrained\(\"\1\"\)", shown[-1]
+            )
+            assert AutoModelForCausalLM.from_pretrained(path[1]).num_parameters() > 0
+            result = RunFolder(Path("runs/last")).result
+            measure = "accuracy" if "chat.jsonl" in command else "reward"
+            assert (result["measure"], "gain" in result) == (measure, True)
