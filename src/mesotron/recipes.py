@@ -44,7 +44,7 @@ def arith_collapse() -> TrainConfig:
     # The accuracy peaks within ten steps: a rollback needs a checkpoint from before that.
     return replace(
         arith(), reward=RewardConfig(parts=("sparse",)),
-        optim=OptimConfig(lr=8e-3, schedule="linear"), steps=60, save_every=2, keep=30,
+        optim=OptimConfig(lr=8e-3, schedule="linear"), steps=60, save_every=2, keep=15,
     )  # fmt: skip
 
 
