@@ -164,17 +164,19 @@ def test_links_lead_to_files():
             assert [target for target in local if not (page.parent / target).exists()] == [], page
 
 
-def test_readme_tables_match_the_package():
-    text = README.read_text()
-    rows = re.findall(r"^\| `mesotron ([a-z ]+?)(?: \[?[A-Z]+\]?)?` \|", text, re.MULTILINE)
+def test_commands_extras_and_pinned_torch_match_the_package():
+    index = (DOCS / "index.md").read_text()
+    rows = re.findall(r"^\| `mesotron ([a-z ]+?)(?: \[?[A-Z]+\]?)?` \|", index, re.MULTILINE)
     assert rows == list(cli.COMMANDS)
+    text, quickstart = README.read_text(), (DOCS / "quickstart.md").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    listed = re.findall(r"`(\w+)`", text.split("Extras:")[1].split("\n\n")[0])
+    listed = re.findall(r"`(\w+)`", quickstart.split("Extras:")[1].split("\n\n")[0])
     assert set(listed) == set(project["optional-dependencies"])
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"^make (\w+)", text, re.MULTILINE)) <= targets
     pinned = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    for installer in (text, (ROOT / "Makefile").read_text()):  # torch first, and the pinned one
+    makefile = (ROOT / "Makefile").read_text()
+    for installer in (text, quickstart, makefile):  # torch first, and the pinned one
         assert 0 < installer.index(pinned[0]) < installer.index("-e '.[")
 
 

@@ -46,7 +46,7 @@ def test_quickstart(monkeypatch, tmp_path, capsys):
     for cell in cells:
         if not cell.startswith("%"):
             exec(
-                compile(cell.replace("STEPS = 60", "STEPS = 2"), "quickstart.ipynb", "exec"), names
+                compile(cell.replace("STEPS = 40", "STEPS = 2"), "quickstart.ipynb", "exec"), names
             )
     assert "runs/notebook" in capsys.readouterr().out
     assert len(names["rows"]) == 2

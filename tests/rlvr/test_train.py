@@ -19,7 +19,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.tiny_model import build_tokenizer
 from mesotron import cli
-from mesotron.config import RewardConfig, RolloutConfig, TaskConfig, TrainConfig
+from mesotron.config import (
+    ModelConfig,
+    OptimConfig,
+    RewardConfig,
+    RolloutConfig,
+    TaskConfig,
+    TrainConfig,
+)
 from mesotron.rlvr import session, spending, train
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
@@ -424,6 +431,30 @@ def test_samples_log_the_reward_that_trained(run):
     # The given reward is at most 0.3 and never 0 here; voting trains on 0 or 1.
     assert run("--steps 1 --objective.name vote --reward.weights 0.3 --out voted") == 0
     assert {sample["reward"] for sample in stream("voted", "samples")} <= {0.0, 1.0}
+
+
+def test_precision_and_speed_where_they_are_unset(monkeypatch):
+    def precision(model: ModelConfig, has_bfloat16: bool = True) -> str:
+        return session.choose_precision(TrainConfig(model=model), has_bfloat16).model.dtype
+
+    assert precision(ModelConfig()) == "mixed"
+    assert precision(ModelConfig(lora=8)) == "bfloat16"
+    assert precision(ModelConfig(), has_bfloat16=False) == "auto"
+    assert precision(ModelConfig(dtype="float32")) == "float32"
+
+    def speed(on_gpu: bool = True, weights: int = 10**8, **changed: Any) -> tuple[Any, Any]:
+        config = session.choose_speed(TrainConfig(**changed), on_gpu, weights)
+        return config.rollout.fast, config.optim.fused
+
+    assert speed() == (True, False)
+    assert speed(steps=500) == (True, True)
+    assert speed(on_gpu=False, steps=500) == (False, True)
+    assert speed(weights=10**10) == (False, False)
+    assert speed(rollout=RolloutConfig(vllm="colocate")) == (False, False)
+    given = {"rollout": RolloutConfig(fast=True), "optim": OptimConfig(fused=True)}
+    assert speed(on_gpu=False, weights=10**10, **given) == (True, True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert speed() == (False, False)
 
 
 def test_several_processes_need_a_name_for_the_folder(monkeypatch):

@@ -67,7 +67,8 @@ def show(before: Row, after: Row, result: Row, console: Console) -> None:
     console.print(scores.side_by_side(*both, PAIRS_SHOWN))
     if result["measure"] == "accuracy" and "gain" in result:
         changes = scores.describe_changes(*both)
-        print_line(console, f"{changes}; above, {PAIRS_SHOWN} problems in these proportions")
+        note = f"above, {PAIRS_SHOWN} typical problems in these proportions"
+        print_line(console, f"{changes}; {note}")
     if "gain" in result:
         table = Table("", "before", "after", "gain", title=f"{headline(result)}, 95 % intervals")
         for row in score_rows(result):

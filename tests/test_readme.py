@@ -1,0 +1,125 @@
+"""Every number among README's results, and in the caption of its picture, is in a data file."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?!\w)")
+
+
+def read(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / name).read_text())
+
+
+def default_run() -> set[str]:
+    rows = read("default_run/result.json")
+    ends = [row["after"]["value"] for row in rows]
+    lenient = [row["lenient"]["after"]["value"] for row in rows]
+    starts = {row["before"]["value"] for row in rows} | {
+        row["lenient"]["before"]["value"] for row in rows
+    }
+    seconds = [row["seconds"]["processor"] for row in rows]
+    values = {*starts, min(ends), max(ends), min(lenient), max(lenient)}
+    spelled = {f"{value:.3f}" for value in values}
+    return spelled | {f"{min(seconds):.0f}", f"{max(seconds):.0f}", f"{rows[0]['problems']}"}
+
+
+def rescue() -> set[str]:
+    values = [
+        row[when]["value"]
+        for guard in ("rollback", "warn")
+        for row in read(f"default_run/arith_collapse_{guard}.json")
+        for when in ("before", "after")
+    ]
+    seconds = [
+        row["seconds"]["processor"] for row in read("default_run/arith_collapse_rollback.json")
+    ]
+    return {f"{value:.3f}" for value in values} | {f"{second:.0f}" for second in seconds}
+
+
+def watch() -> set[str]:
+    seen, blind = (read(f"watch/held_out{name}.json") for name in ("", "_blind"))
+    numbers = [seen["corpus"]["runs"]]
+    for made in (seen, blind):
+        numbers += [
+            made["summary"]["watch"][key]["words"] for key in ("caught", "healthy runs stopped")
+        ]
+    public = read("watch/public_runs.json")
+    numbers.append(public["check"]["summary"]["collapses caught"]["words"])
+    stopped = [public[half]["summary"]["healthy stopped"]["words"] for half in ("tuning", "check")]
+    counts = [list(map(int, re.findall(r"\d+", words))) for words in stopped]
+    numbers.append(" of ".join(str(sum(pair)) for pair in zip(*counts, strict=True)))
+    return {number for words in numbers for number in re.findall(r"\d+", words)}
+
+
+def training() -> set[str]:
+    made = read("training/result.json")
+    losses = {row["optimizer"]: row["mean"] for row in made["summary"]}
+    shown = {f"{losses[name]:.3f}" for name in ("muon", "adamw_split", "pion")}
+    return shown | {str(made["steps"]), "0.4"}  # million weights, as the page says
+
+
+def ppo() -> set[str]:
+    cells = read("ppo/study.json")["boards"]["6x6"]["cells"]
+    fruit = {f"{mean(cell['greedy_fruit']):.1f}" for cell in cells.values()}
+    return fruit | {"35", f"{cells['muon']['steps_per_seed'] / 1e6:.1f}"}
+
+
+def vla() -> set[str]:
+    shown = {"64"}  # pixels, which `settings.world` stands for
+    for name, steps, decimals in (("", 600, 3), ("_adamw", 600, 3), ("_1600", 1600, 2)):
+        scores = defaultdict(list)
+        for cell in read(f"vla/object10{name}.json")["cells"]:
+            if cell["steps"] == steps and cell["contender"] in ("muon", "adamw"):
+                scores[cell["contender"], cell["rate"]].append(cell["test"])
+        shown |= {f"{mean(found):.{decimals}f}" for found in scores.values() if len(found) > 1}
+        shown.add(f"{steps:,}")
+    return shown
+
+
+SOURCES: dict[str, Callable[[], set[str]]] = {
+    "default_run/README.md)": default_run,
+    "default_run/README.md#the-rescue)": rescue,
+    "watch/README.md)": watch,
+    "training/README.md)": training,
+    "ppo/README.md)": ppo,
+    "vla/README.md)": vla,
+}
+
+
+@pytest.mark.parametrize("link", SOURCES)
+def test_results_come_from_files(link):
+    rows = [line for line in README.splitlines() if line.startswith("| [") and link in line]
+    assert len(rows) == 1
+    _, _, result, limits, _ = rows[0].split("|")
+    numbers = set(NUMBER.findall(re.sub(r"\]\([^)]*\)", "", result + limits)))
+    assert len(numbers) > 1
+    assert numbers - SOURCES[link]() == set()
+
+
+def test_the_pictured_run_is_the_kept_one():
+    run = ROOT / "tests" / "golden" / "runs" / "rescued"
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    (undone,) = [event for event in events if event.get("action") == "rollback"]
+    began = min(event["began"] for event in events if event.get("severity") == "stop")
+    (rate,) = [change for change in undone["changes"] if change["field"] == "optim.lr"]
+    caption = README.split("*`mesotron train arith_collapse")[1].split("*\n")[0]
+    assert NUMBER.findall(caption) == ["0", str(began), str(undone["checkpoint"])]
+    assert round(rate["old"] / rate["new"]) == 6  # "a sixth"
+    assert json.loads((run / "config.json").read_text())["seed"] == 0
+
+
+def test_the_page_is_short():
+    assert len(README.splitlines()) <= 120
+    cells = [
+        cell for line in README.splitlines() if line.startswith("|") for cell in line.split("|")
+    ]
+    assert max(len(cell.split()) for cell in cells) <= 45
