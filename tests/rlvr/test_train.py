@@ -31,6 +31,7 @@ from mesotron.rlvr import session, spending, train
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.models import choose_precision, choose_speed
 from mesotron.rlvr.prompts import solved_text
 from mesotron.rlvr.session import live_settings
 from mesotron.rlvr.tasks import arith
@@ -435,7 +436,7 @@ def test_samples_log_the_reward_that_trained(run):
 
 def test_precision_and_speed_where_they_are_unset(monkeypatch):
     def precision(model: ModelConfig, has_bfloat16: bool = True) -> str:
-        return session.choose_precision(TrainConfig(model=model), has_bfloat16).model.dtype
+        return choose_precision(TrainConfig(model=model), has_bfloat16).model.dtype
 
     assert precision(ModelConfig()) == "mixed"
     assert precision(ModelConfig(lora=8)) == "bfloat16"
@@ -443,7 +444,7 @@ def test_precision_and_speed_where_they_are_unset(monkeypatch):
     assert precision(ModelConfig(dtype="float32")) == "float32"
 
     def speed(on_gpu: bool = True, weights: int = 10**8, **changed: Any) -> tuple[Any, Any]:
-        config = session.choose_speed(TrainConfig(**changed), on_gpu, weights)
+        config = choose_speed(TrainConfig(**changed), on_gpu, weights)
         return config.rollout.fast, config.optim.fused
 
     assert speed() == (True, False)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mesotron.config import GpuName, TrainConfig
-from mesotron.rlvr.models import TINY_WEIGHTS
+from mesotron.rlvr.models import TINY_WEIGHTS, choose_precision, choose_speed
 from mesotron.rlvr.objectives import ANCHORED, first_round_prompts, resolve, trl_arguments
 from mesotron.runs.process import num_processes
 
@@ -182,6 +182,9 @@ class Prediction:
 
 def predict(config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Lengths) -> Prediction:
     """Estimate one optimizer step of a config; `gpu` None is one core of a CPU."""
+    has_bfloat16 = gpu is not None and DEVICES[gpu].bf16 > 0
+    config = choose_precision(config, has_bfloat16)
+    config = choose_speed(config, gpu is not None, shape.parameters)
     model = _Model(config, shape, gpu, lengths)
     rollout, objective, world = config.rollout, model.objective, num_processes()
     sizes = trl_arguments(config.objective, rollout, config.optim, world)

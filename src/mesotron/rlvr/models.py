@@ -14,12 +14,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mesotron.config import ModelConfig
+from mesotron.config import ModelConfig, SftConfig, TrainConfig
 from mesotron.runs.extras import require
+from mesotron.runs.process import num_processes
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +35,9 @@ CHAT_END = "<|im_end|>"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Increment when `_write_folder` changes, so that cached folders of the old layout are not used.
 GGUF_LAYOUT = 1
+FAST_BELOW = 1_000_000_000  # weights; larger models were not tried with --rollout.fast
+FUSED_FROM = 500  # steps that repay up to 13 s of compilation
+Run = TypeVar("Run", TrainConfig, SftConfig)
 
 
 def load_model(
@@ -109,6 +114,27 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if has_bfloat16 else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def choose_precision(config: Run, has_bfloat16: bool) -> Run:
+    """The run's config with `model.dtype` auto resolved for training."""
+    if config.model.dtype != "auto" or not has_bfloat16:
+        return config
+    # An update of 1e-5 is lost in bfloat16 weights; frozen ones have none.
+    dtype = "bfloat16" if config.model.lora else "mixed"
+    return replace(config, model=replace(config.model, dtype=dtype))
+
+
+def choose_speed(config: TrainConfig, on_gpu: bool, num_weights: int) -> TrainConfig:
+    """The run's config with `rollout.fast` and `optim.fused` resolved where they are unset."""
+    fast, fused = config.rollout.fast, config.optim.fused
+    if fast is None:
+        alone = num_processes() == 1 and config.rollout.vllm == "off"
+        fast = on_gpu and alone and num_weights < FAST_BELOW
+    if fused is None:
+        fused = config.steps >= FUSED_FROM
+    rollout, optim = replace(config.rollout, fast=fast), replace(config.optim, fused=fused)
+    return replace(config, rollout=rollout, optim=optim)
 
 
 def supports_bfloat16(device: torch.device) -> bool:

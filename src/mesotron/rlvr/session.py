@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -29,7 +29,14 @@ from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import WATCHED, EvalEvery, GracefulStop, RunLog, SnrProbe, Spending
 from mesotron.rlvr.dataset import make_rows
-from mesotron.rlvr.models import as_loaded, load_model, lora_config, supports_bfloat16
+from mesotron.rlvr.models import (
+    as_loaded,
+    choose_precision,
+    choose_speed,
+    load_model,
+    lora_config,
+    supports_bfloat16,
+)
 from mesotron.rlvr.objectives import resolve, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
 from mesotron.rlvr.prompts import check_prompts
@@ -59,9 +66,6 @@ from mesotron.watch.settings import Setting, Settings, has_adapters
 # An alarm may come three checkpoints late, and one from before its evidence must remain.
 KEPT_FOR_ROLLBACK = 4
 HANGS_AFTER = 60.0  # seconds in which a reward function should return
-FAST_BELOW = 1_000_000_000  # weights; larger models were not tried with --rollout.fast
-FUSED_FROM = 500  # steps that repay up to 13 s of compilation
-Run = TypeVar("Run", TrainConfig, SftConfig)
 REWARDS_FORMAT = ("two_part", "format")
 
 
@@ -116,27 +120,6 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     use_one_thread_if_small(model, device, config.threads)
     config = choose_speed(config, device.type == "cuda", model.num_parameters())
     return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
-
-
-def choose_precision(config: Run, has_bfloat16: bool) -> Run:
-    """The run's config with `model.dtype` auto resolved for training."""
-    if config.model.dtype != "auto" or not has_bfloat16:
-        return config
-    # An update of 1e-5 is lost in bfloat16 weights; frozen ones have none.
-    dtype = "bfloat16" if config.model.lora else "mixed"
-    return replace(config, model=replace(config.model, dtype=dtype))
-
-
-def choose_speed(config: TrainConfig, on_gpu: bool, num_weights: int) -> TrainConfig:
-    """The run's config with `rollout.fast` and `optim.fused` resolved where they are unset."""
-    fast, fused = config.rollout.fast, config.optim.fused
-    if fast is None:
-        alone = num_processes() == 1 and config.rollout.vllm == "off"
-        fast = on_gpu and alone and num_weights < FAST_BELOW
-    if fused is None:
-        fused = config.steps >= FUSED_FROM
-    rollout, optim = replace(config.rollout, fast=fast), replace(config.optim, fused=fused)
-    return replace(config, rollout=rollout, optim=optim)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from mesotron.rlvr import session
 from mesotron.rlvr.callbacks import GracefulStop, RunLog, Spending
 from mesotron.rlvr.checkpoint import SafeCheckpoints
 from mesotron.rlvr.dataset import make_demonstrations
-from mesotron.rlvr.models import load_model, lora_config, supports_bfloat16
+from mesotron.rlvr.models import choose_precision, load_model, lora_config, supports_bfloat16
 from mesotron.rlvr.optimizer import OptimizerLog, build_optimizer, check_settings, unwrap_optimizer
 from mesotron.rlvr.spending import Account
 from mesotron.rlvr.tasks.load import load_task
@@ -73,7 +73,7 @@ def train(plan: Plan[SftConfig], account: Account) -> int:
         print_line(console, note)
     check_settings(plan.config.optim)
     device = choose_device(plan.config.device, plan.config.threads)
-    config = session.choose_precision(plan.config, supports_bfloat16(device))
+    config = choose_precision(plan.config, supports_bfloat16(device))
     task = load_task(config.task)
     model, tokenizer = load_model(config.model, device)
     use_one_thread_if_small(model, device, config.threads)
