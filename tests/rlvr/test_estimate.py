@@ -80,13 +80,16 @@ def test_shapes_of_folders_and_of_unknown_models(tmp_path, monkeypatch):
 def test_weights_and_states_are_counted():
     muon, adamw = plan(), plan(replace(QWEN, optim=OptimConfig(name="adamw")))
     shape = find_shape(QWEN.model.name)
-    assert muon.memory["weights"] == pytest.approx(2 * shape.parameters / GIB)
+    assert muon.memory["weights"] == pytest.approx(4 * shape.parameters / GIB)  # auto is mixed
+    half = plan(with_model(dtype="bfloat16"))
+    assert half.memory["weights"] == pytest.approx(2 * shape.parameters / GIB)
+    assert plan(with_model(lora=16)).memory["weights"] < 1.1 * half.memory["weights"]
     assert adamw.memory["optimizer"] == pytest.approx(8 * shape.parameters / GIB)
     embedding = 151936 * 1536
     expected = 4 * (shape.parameters - embedding) + 8 * embedding
     assert muon.memory["optimizer"] == pytest.approx(expected / GIB)
     # Keys and values: 2 x 28 layers x 2 heads x 128 x 2 bytes for each of 256 x 612 tokens.
-    long = plan(with_rollout(micro_batch=1))
+    long = plan(replace(with_model(dtype="bfloat16"), rollout=with_rollout(micro_batch=1).rollout))
     assert long.memory["generation"] > 2 * 28 * 2 * 128 * 2 * 256 * 612 / GIB
     reference = plan(replace(QWEN, objective=ObjectiveConfig(beta=0.04)))
     assert reference.memory["reference"] == muon.memory["weights"]
@@ -118,7 +121,7 @@ def test_every_gpu_has_a_price_and_is_found_by_its_name():
 
 
 def test_a_run_that_does_not_fit_gets_changes_that_do():
-    config = replace(with_model(name="Qwen/Qwen2.5-7B"), gpu="a10g")
+    config = replace(with_model(name="Qwen/Qwen2.5-7B", dtype="bfloat16"), gpu="a10g")
     lines = advise(Estimator(config, 60))
     assert any("--lora 16" in line for line in lines)
     for line in lines:

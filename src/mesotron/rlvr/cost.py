@@ -410,7 +410,9 @@ def smaller(config: PlanConfig) -> Iterator[Iterator[tuple[str, PlanConfig]]]:
     yield vary(config, *({"max_tokens": rollout.max_tokens // k} for k in (2, 4)))
     yield vary(config, *prompts)
     checkpointed = replace(model, gradient_checkpointing=True)
+    half = replace(model, dtype="bfloat16")
     for flags, changed in (
+        ("--model.dtype bfloat16", half if model.dtype in ("auto", "mixed") else model),
         ("--model.gradient-checkpointing", checkpointed),
         ("--lora 16", replace(model, lora=16)),
         ("--lora 16 --model.gradient-checkpointing", replace(checkpointed, lora=16)),

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "rlvr": ("transformers", "trl", "accelerate", "datasets", "safetensors"),
-    "vla": ("transformers", "safetensors"),
+    "rlvr": ("torch", "transformers", "trl", "accelerate", "datasets", "safetensors"),
+    "vla": ("torch", "transformers", "safetensors"),
     "ppo": ("jax", "optax", "flax", "jumanji", "orbax.checkpoint", "matplotlib"),
     "sweep": ("optuna",),
     "plot": ("matplotlib",),
