@@ -246,7 +246,7 @@ def test_a_live_page_keeps_its_place(browser, page):
     ("name", "shown", "width", "height", "dark", "part"),
     [
         ("report_wide", "arith", 1280, 1180, False, None),
-        ("report_rescued", "rescued", 1280, 1500, False, None),
+        ("report_rescued", "rescued", 1280, 1425, False, None),
         ("report_dead", "vote", 1280, 1000, False, "watch"),
     ],
 )
