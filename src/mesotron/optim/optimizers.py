@@ -1,7 +1,7 @@
 """Muon, Pion, NorMuon, MuonSGD and AdamW, and the builders that route a model to them.
 
 Each param group names its rule, so one object has one state_dict, one scheduler and one step.
-`step` filters matrices (`triton` on Hopper GPUs), `auxiliary` is AdamW and SGD for everything else,
+`step` filters matrices (`triton` on NVIDIA GPUs), `auxiliary` is AdamW and SGD for everything else,
 `sharding` handles DTensors.
 """
 

@@ -71,8 +71,12 @@ def check_machine() -> Iterator[tuple[str, str, str]]:
         yield "fail", "torch", f"{versions['torch']} cannot use the GPU: install a CUDA build"
     yield (
         ("ok", "kernels", "fused Muon and Pion steps; the first takes 12 s to compile")
-        if (gpus and gpus[0].capability[0] == 9 and find_spec("triton"))
-        else ("slow", "kernels", "fused Muon and Pion steps need a Hopper GPU and Triton")
+        if (gpus and gpus[0].capability[0] >= 8 and find_spec("triton"))
+        else (
+            "slow",
+            "kernels",
+            "fused Muon and Pion steps need an NVIDIA GPU (Ampere or newer) and Triton",
+        )
     )
     if gpus and gpus[0].capability < (8, 0):
         yield "slow", "bfloat16", "not on this GPU: training runs in float32, several times slower"

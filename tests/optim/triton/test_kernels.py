@@ -153,7 +153,7 @@ FULL = pytest.param(140, 65, 64, marks=[] if ON_GPU else pytest.mark.slow)
 def test_gram_is_scaled_by_block_and_reports_its_sum_of_squares(num, m, n):
     X = randn(num, m, n, dtype=torch.float16)
     X[0] *= 100
-    squares = poisoned(num, symmetric.num_parts(num, m), dtype=torch.float32)
+    squares = poisoned(num, symmetric.num_parts(num, m, DEVICE), dtype=torch.float32)
     A = symmetric.gram(X, scale=1 / X.float().square().sum(dim=(1, 2)), squares=squares)
     trace = A.float().diagonal(dim1=1, dim2=2).sum(dim=1)
     assert torch.allclose(trace, torch.ones_like(trace), rtol=2 * EPSILON[torch.float16])
@@ -168,7 +168,7 @@ def test_pingpong_computes_the_same(num, m, n, dtype):
     out = poisoned(num, m, m, dtype=dtype)
     if not symmetric._takes_pingpong(X, X, None, out):
         pytest.skip("this version of Triton uses the other kernel")
-    squares = poisoned(num, symmetric.num_parts(num, m), dtype=torch.float32)
+    squares = poisoned(num, symmetric.num_parts(num, m, DEVICE), dtype=torch.float32)
     scale = torch.linspace(0.5, 1.0, num, device=DEVICE) / (4 * n)
     R = symmetric.gram(X, out, scale, squares)
     assert relative_error(R, exact_gram(X, scale)) < EPSILON[dtype]

@@ -1,4 +1,4 @@
-"""The spectral step by Triton kernels on Hopper GPUs; the plain step of `optim.step` is its oracle.
+"""The spectral step by Triton kernels on NVIDIA GPUs; the plain step of `optim.step` is its oracle.
 
 `plan` groups blocks into buckets, `step` orders the launches. Kernels: `elementwise` (momentum and
 packing, write-back), `symmetric` (half-price products) and `pingpong` (the same for many large
@@ -6,13 +6,21 @@ blocks), `heads` (the whole filter for small blocks). Only this file can be impo
 """
 
 import importlib.util
+from functools import lru_cache
 
 import torch
 
 
 def available(device: torch.device) -> bool:
-    """Whether the kernels run on this device: Triton is installed and it is a Hopper GPU, whose
-    shared memory and bulk copy engine they need."""
+    """Whether the kernels run on this device: Triton is installed, and it is an NVIDIA GPU of
+    compute capability 8.0 (Ampere) or newer. Tuned on Hopper; what other GPUs lack (the bulk copy
+    engine, shared memory for blocks of 128 rows) is left out there."""
     if device.type != "cuda" or torch.version.hip or importlib.util.find_spec("triton") is None:
         return False
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return capability(device) >= 8
+
+
+@lru_cache
+def capability(device: torch.device) -> int:
+    """The major compute capability; in Triton's interpreter, on a CPU, Hopper's."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9

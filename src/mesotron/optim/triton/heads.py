@@ -11,6 +11,7 @@ polynomials in the same A: they are symmetric and commute.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LARGEST_M = 128
+# The largest blocks, and the shared memory that they need: an A100 has 163 KiB, Hopper 227, and
+# consumer GPUs, which stay with 64 rows, 99.
+_SHARED_BYTES = {128: 131_200, 64: 33_000}
+
+
+@lru_cache
+def largest_m(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 128
+    there = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return next((m for m, needed in _SHARED_BYTES.items() if needed <= there), 0)
 
 
 class HeadStatistics(NamedTuple):

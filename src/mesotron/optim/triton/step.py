@@ -31,7 +31,7 @@ from mesotron.optim.step import Member
 from mesotron.optim.triton import adamw, elementwise
 from mesotron.optim.triton.adamw import Vector
 from mesotron.optim.triton.elementwise import Packed
-from mesotron.optim.triton.heads import LARGEST_M, filter_heads
+from mesotron.optim.triton.heads import filter_heads, largest_m
 from mesotron.optim.triton.plan import (
     WORK_DTYPE,
     Bucket,
@@ -354,12 +354,12 @@ def filter_blocks(
     m, n], in one of the two; the gain, [B], by which the reader divides; and [B, parts], to be
     summed: sum sigma^4 / (sum sigma^2)^2 of each input block."""
     num, m, n = X.shape
-    if m <= LARGEST_M and filter.cutoff is None:
+    if m <= largest_m(X.device) and filter.cutoff is None:
         gain = math.sqrt(n)  # keeps the entries of an orthogonal result near 1
         out, seen = filter_heads(X, _coefficients(filter, X.device), out=X, gain=gain)
         return out, _constant(gain, num, X.device), seen.concentration[:, None]
     gain, per_trace = packed.norm, packed.inverse_square
-    squares = torch.empty(num, num_parts(num, m), dtype=torch.float32, device=X.device)
+    squares = torch.empty(num, num_parts(num, m, X.device), dtype=torch.float32, device=X.device)
     R = gram(X, scale=per_trace, squares=squares)
     triples: Iterator = iter(filter.steps)
     if filter.cutoff is not None:

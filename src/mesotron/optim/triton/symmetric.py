@@ -19,6 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mesotron.optim.triton import capability
+
 
 @triton.jit
 def _lower_tile(index, tile_rows, RATIO: tl.constexpr):
@@ -136,14 +138,14 @@ class TileConfig:
 # each other's stores, won or tied at every size that fills the chip; small tiles fill it otherwise.
 _SMALL = TileConfig(64, 64, 64, num_warps=4, num_stages=4)
 _LARGE = TileConfig(128, 128, 64, num_warps=4, num_stages=3, persistent=2)
-_FULL_CHIP = 132  # multiprocessors of an H200
 # `pingpong` does the same as _LARGE and is quicker. Gluon, in which it is written, is experimental:
 # its names change with Triton's minor versions.
 _PINGPONG_WITH = "3.6."
 
 
-def _choose_tiles(num_blocks: int, m: int) -> TileConfig:
-    return _SMALL if m <= 64 or num_blocks * _LARGE.num_tiles(m) < _FULL_CHIP else _LARGE
+def _choose_tiles(num_blocks: int, m: int, device: torch.device) -> TileConfig:
+    fills = num_blocks * _LARGE.num_tiles(m) >= _num_processors(device)
+    return _LARGE if m > 64 and fills else _SMALL
 
 
 def _takes_pingpong(A: Tensor, B: Tensor, C: Tensor | None, out: Tensor) -> bool:
@@ -151,14 +153,18 @@ def _takes_pingpong(A: Tensor, B: Tensor, C: Tensor | None, out: Tensor) -> bool
     # The copy engine moves all four, and wants them to start on 16 bytes.
     aligned = all(x is None or x.data_ptr() % 16 == 0 for x in (A, B, C, out))
     alike = out.dtype == A.dtype and (C is None or C.dtype == A.dtype)
-    whole = m % _LARGE.tile_m == 0 and n % 8 == 0 and _choose_tiles(num_blocks, m) is _LARGE
+    whole = (
+        m % _LARGE.tile_m == 0 and n % 8 == 0 and _choose_tiles(num_blocks, m, A.device) is _LARGE
+    )
     if not (whole and alike and aligned and A.is_cuda):
         return False
-    return triton.__version__.startswith(_PINGPONG_WITH)
+    return capability(A.device) == 9 and triton.__version__.startswith(_PINGPONG_WITH)
 
 
 @lru_cache
 def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 132  # an H200's, in Triton's interpreter
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -177,12 +183,17 @@ def _launch(
 
         programs = min(num_blocks * _LARGE.num_tiles(m), _num_processors(A.device))
         return pingpong.launch(A, B, C, out, factors, programs, squares)
-    config = config or _choose_tiles(num_blocks, m)
+    config = config or _choose_tiles(num_blocks, m, A.device)
     programs = num_blocks * config.num_tiles(m)
     if config.persistent and A.is_cuda:  # Triton's interpreter has no processors to count
         programs = min(programs, config.persistent * _num_processors(A.device))
     # The copy engine wants rows that start on 16 bytes; other shapes take ordinary loads.
-    tma = n % 8 == 0 and A.data_ptr() % 16 == 0 and B.data_ptr() % 16 == 0
+    tma = (
+        capability(A.device) >= 9
+        and n % 8 == 0
+        and A.data_ptr() % 16 == 0
+        and B.data_ptr() % 16 == 0
+    )
     first, second = A, B
     if tma:
         flat, strides = [num_blocks * m, n], [n, 1]
@@ -211,9 +222,9 @@ def gram(
     return _launch(X, X, None, out, (scale, 0.0, 0.0), squares=squares)
 
 
-def num_parts(num_blocks: int, m: int) -> int:
+def num_parts(num_blocks: int, m: int, device: torch.device) -> int:
     """How many partial sums `gram` writes for each of B blocks of m rows."""
-    return _choose_tiles(num_blocks, m).num_tiles(m)
+    return _choose_tiles(num_blocks, m, device).num_tiles(m)
 
 
 def symmetric_product(
