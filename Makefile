@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE ?= 1
 TEST_ENV := OMP_NUM_THREADS=1
 WORKERS ?= 2
 
-.PHONY: help demo test lint pytest oldest slow screenshots docs format install clean
+.PHONY: help demo test lint pytest oldest slow faults screenshots docs format install clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ oldest: $(STAMP)  ## the trainer's tests with the oldest supported TRL
 
 slow: $(STAMP)  ## every test, the slow ones too
 	$(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) -m "slow or not slow"
+
+faults: $(STAMP)  ## kill, damage, fuzz and cheat the program for half an hour; prints a table
+	PYTHONPATH=src:tests:. $(TEST_ENV) $(BIN)/python -P -m faults
 
 screenshots: $(STAMP)  ## retake the documentation's screenshots of the report (needs chromium)
 	MESOTRON_SCREENSHOTS=1 $(TEST_ENV) $(BIN)/pytest -q tests/report/test_browser.py -k screenshots

@@ -34,6 +34,7 @@ SPENT = {"seconds": 990.0, "dollars": 0.99}
         ({"seconds": 1001.0}, 1.0, "budget"),  # an older run: without the time of a step
         (SPENT | {"step": 12.0}, 1.0, "budget"),
         (SPENT | {"step": 12.0}, 1.1, None),
+        (SPENT, 0.9905, "budget"),  # half a second is too little to start and exit
         (SPENT | {"step": 12.0, "start": 60.0, "evaluation": 50.0}, 1.1, "budget"),
         (SPENT | {"step": "12", "dollars": None}, 1.1, None),
         ({"dollars": 0.1}, 1.0, "spent.json"),
@@ -60,14 +61,14 @@ def test_a_resumed_run_begins_only_what_its_budget_allows(
 
 
 def test_what_crosses_a_limit_before_the_first_step_is_interrupted(tmp_path):
-    config = TrainConfig(time_limit="1s")
+    config = TrainConfig(time_limit="1.4s")
     run = RunFolder.create(tmp_path / "run", config, {})
     with (
-        pytest.raises(ValueError, match="time limit of 1 s"),
-        Account(Plan(config, run.path, run), time.monotonic() - 0.9),
+        pytest.raises(ValueError, match="time limit"),
+        Account(Plan(config, run.path, run), time.monotonic()),
     ):
         time.sleep(60)  # an import, or the first evaluation
-    assert run.load("spent")["seconds"] > 1
+    assert run.load("spent")["seconds"] > 0
 
 
 def test_what_a_budget_buys():

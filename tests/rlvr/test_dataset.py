@@ -10,7 +10,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.dataset import Batch, Rows
-from mesotron.rlvr.prompts import check_prompts
+from mesotron.rlvr.prompts import check_prompts, render
 from mesotron.rlvr.tasks.problem import Problem, Task
 from support.rlvr_tiny import make_model, make_tokenizer
 
@@ -55,3 +55,10 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused():
     for words, tokens in ((58, 8), (50, 20)):
         with pytest.raises(ValueError, match="long"):
             check(words, tokens)
+
+
+def test_a_chat_template_that_fails_is_named():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ cycler.__init__.__globals__ }}"
+    with pytest.raises(ValueError, match="chat template"):
+        render([{"role": "user", "content": "1 + 1"}], tokenizer)

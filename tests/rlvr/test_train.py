@@ -1,5 +1,6 @@
 """`mesotron train` as a user runs it: whole runs, interruptions, resumes, and failures."""
 
+import json
 import math
 import os
 import shutil
@@ -112,7 +113,12 @@ def stream(path: str | Path, name: Any = "metrics", without: tuple[str, ...] = T
 
 
 def assert_same_end(one: str | Path, other: str, step: int = 4, new: tuple = ()) -> None:
-    """Same weights to the last bit, same metrics (but `new` ones), same samples and events."""
+    """Same weights to the last bit, same metrics (but `new` ones), same samples and events, and in
+    each checkpoint the same one to go back to."""
+    states = [sorted(Path(path).glob("checkpoints/*/trainer_state.json")) for path in (one, other)]
+    healthy = [[Path(json.loads(file.read_text())["best_model_checkpoint"] or "").name
+                for file in files] for files in states]  # fmt: skip
+    assert healthy[0] == healthy[1]
     pattern = f"checkpoints/checkpoint-{step}/*model.safetensors"  # the model's or the adapter's
     assert same(*(load_file(*Path(path).glob(pattern)) for path in (one, other)))
     for name in ("metrics", "samples", "events"):

@@ -1,5 +1,6 @@
 """Demonstrations: recording, shards, continuing an interrupted run, refusals."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -196,3 +197,11 @@ def test_command(tmp_path, capsys):
     assert len(load_demos(tmp_path / "d").images["front"]) > 20
     assert cli.main([*arguments, "--world.tasks", "pink"]) == 2
     assert "pink" in capsys.readouterr().err
+
+
+def test_a_shard_that_is_no_archive_of_arrays_is_named(tmp_path):
+    np.savez(tmp_path / "a.npz", action=np.array([{}], dtype=object))
+    (tmp_path / "b.npz").write_bytes(b"PK\x03\x04 cut off")
+    for name in ("a.npz", "b.npz"):
+        with pytest.raises(ValueError, match=re.escape(name)):
+            demos_module.read_shard(tmp_path / name)

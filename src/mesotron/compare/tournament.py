@@ -105,7 +105,7 @@ class Progress:
     def _continue(self, old: Tournament) -> None:
         # Settings that a later version added have their defaults.
         config_type, file = type(self.kind.config), str(self.folder)
-        old.plan["config"] = to_plain(from_plain(config_type, old.plan["config"], file))
+        old.plan["config"] = to_plain(from_plain(config_type, old.plan.get("config", {}), file))
         _check_same_rule(self.folder, old, self.record)
         self.record.cells, self.record.problems = old.cells, old.problems
         self.record.start = old.start

@@ -118,6 +118,8 @@ def from_plain(
     config_type: type[C], values: Mapping[str, Any], source: str = "config", base: C | None = None
 ) -> C:
     """Build a config from plain values; `base` gives the fields left out."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{source} holds a {type(values).__name__} where settings belong")
     hints = get_type_hints(config_type)
     names = {item.name for item in fields(config_type)}  # type: ignore[arg-type]
     made = {} if base is None else {name: getattr(base, name) for name in names}

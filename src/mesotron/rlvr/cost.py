@@ -215,13 +215,13 @@ def earlier_runs(
     files = [path for path in root.glob("*/config.json") if not path.parent.is_symlink()]
     for file in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)[:RUNS_READ]:
         path = file.parent
-        rows = read_rows(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
-        times = [row["time/step"] for row in rows if row.get("time/step")]
         try:
+            rows = read_rows(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
+            times = [float(row["time/step"]) for row in rows if row.get("time/step")]
             config = from_plain(TrainConfig, read_json(file), str(file))
             device = str(read_json(path / "env.json").get("device", ""))
-        except (OSError, ValueError):
-            continue  # of another command or version
+        except (OSError, TypeError, ValueError):
+            continue  # of another command or version, or damaged
         gpu = find_device(device)
         if len(times) < 4 or (gpu is None and device != "cpu"):
             continue

@@ -55,7 +55,12 @@ def plain_text(messages: Sequence[Message]) -> str:
 def render(messages: Sequence[Message], tokenizer: Any) -> str:
     if tokenizer.chat_template is None:
         return plain_text(messages)
-    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    how = {"tokenize": False, "add_generation_prompt": True}
+    try:
+        return tokenizer.apply_chat_template(list(messages), **how)
+    except Exception as error:  # a template is the model author's code, in a sandbox
+        name = tokenizer.name_or_path
+        raise ValueError(f"the chat template of {name} fails: {error}; correct it") from error
 
 
 def render_prompts(

@@ -22,6 +22,7 @@ from mesotron.watch.budget import Meter, Spent, limits_of, read_spent
 
 WRITE_EVERY = 1.0  # seconds
 LOOK_EVERY = 0.2
+EXIT = 1.0  # what an interrupted process needs to end
 MAX_RUNS = 50  # earlier runs that are looked at
 # Settings that do not change how long a step takes.
 FREE = {"recipe", "steps", "seed", "out", "resume", "trust", "save_every", "keep", "guard", "watch",
@@ -51,7 +52,8 @@ class Account:
         evaluates = isinstance(self.plan.config, TrainConfig)
         first = self.run is None or self.run.load("before") is None
         self.meter.now = self.meter.clock()
-        self._refuse(self.meter.refusal(evaluates * (first or not steps), steps, starts=True))
+        evaluations = evaluates * (first or not steps)
+        self._refuse(self.meter.refusal(evaluations, steps, starts=True, reserve=EXIT))
         if self._is_main_thread:
             # Not SIGINT, which programs in the background ignore.
             self._handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -97,7 +99,7 @@ class Account:
                     self._write(WRITE_EVERY)
             if self._crossed is None and not self.meter.is_training:
                 self.meter.now = self.meter.clock()
-                self._crossed = self.meter.refusal(steps=0)
+                self._crossed = self.meter.refusal(steps=0, reserve=EXIT)
                 if self._crossed is not None and self._is_main_thread:
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -328,8 +329,11 @@ def write_shard(path: Path, arrays: Arrays) -> None:
 
 
 def read_shard(path: Path) -> Arrays:
-    with np.load(path) as file:
-        return {key: file[key] for key in file.files}
+    try:
+        with path.open("rb") as handle, np.load(handle) as file:
+            return {key: file[key] for key in file.files}
+    except (ValueError, EOFError, BadZipFile) as error:
+        raise ValueError(f"{path} is damaged: {error}; make it again") from error
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

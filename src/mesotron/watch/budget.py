@@ -154,12 +154,15 @@ class Meter:
             return None if price is None else seconds / 3600 * price
         return paid + (seconds - self.before) / 3600 * price
 
-    def refusal(self, evaluations: int = 0, steps: int = 1, starts: bool = False) -> str | None:
+    def refusal(
+        self, evaluations: int = 0, steps: int = 1, starts: bool = False, reserve: float = 0.0
+    ) -> str | None:
         """Why the next step, with evaluations before or after it, must not begin; None if it fits.
 
-        `steps` is 0 where only evaluations are left; `starts`: everything must be loaded first.
+        `steps` is 0 where only evaluations are left; `starts`: everything must be loaded first;
+        `reserve`: seconds for what comes after.
         """
-        need = self.slowest_step * steps + self.slowest_evaluation * evaluations
+        need = self.slowest_step * steps + self.slowest_evaluation * evaluations + reserve
         limits, session = self.limits, self.now - self.began
         need += max(self.known.start - session, 0.0) * starts
         after = f"{session:.3g} s have passed"

@@ -124,10 +124,10 @@ class Watch(TrainerCallback):
         """Start fresh; on a resumed run, replay what it has logged before."""
         self._restart()
         self.alerts.run = self.alerts.run or Path(getattr(args, "output_dir", "") or "").name
-        checkpoints = self._checkpoints() if state.global_step else ()
-        known = [step for step in checkpoints if step <= state.global_step]
-        self.monitor.replay(_history(state), known)
-        self._saved = sorted(known)
+        if state.global_step and self.guard != "off" and getattr(args, "output_dir", None):
+            complete = live.complete_checkpoints(Path(args.output_dir))
+            self._saved = sorted(step for step in complete if step <= state.global_step)
+        self.monitor.replay(_history(state), self._saved if self.guard == "rollback" else ())
         if self.guard in ("stop", "rollback") and state.is_world_process_zero:
             for name, severity in self.engine.active().items():
                 if severity == "stop":
@@ -249,7 +249,8 @@ class Watch(TrainerCallback):
         return replace(SMALLER_STEP, value=decide.lr_factor(steps, last - now, rise, number))
 
     def _choose(self, event: Event) -> tuple[int | None, str]:
-        checkpoint = decide.choose_checkpoint(self.monitor, event, self._checkpoints())
+        complete = live.complete_checkpoints(self._root)
+        checkpoint = decide.choose_checkpoint(self.monitor, event, complete)
         why = decide.why_give_up(self.monitor, event, checkpoint, self.tries, self._saves)
         return checkpoint, why
 
@@ -271,9 +272,6 @@ class Watch(TrainerCallback):
     @property
     def _root(self) -> Path:
         return Path(self.trainer.args.output_dir)
-
-    def _checkpoints(self) -> set[int]:
-        return live.complete_checkpoints(self._root) if self.guard == "rollback" else set()
 
     def _report(self, item: Event | Action) -> None:
         if self.run is not None:

@@ -121,7 +121,7 @@ def diagnose(
     first, last = int(rows[0]["step"]), int(rows[-1]["step"])
     phases = find_phases(harmful, first, last, rollbacks)
     condition = phases[-1].condition
-    last_rollback = max((action.step for action in rollbacks), default=-1)
+    last_rollback = max((action.step for action in rollbacks), default=first - 1)
     ending = [event for event in harmful if event.step > last_rollback]
     if condition == "dead":
         ending = _events_near_death(ending, rows)

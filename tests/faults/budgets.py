@@ -1,0 +1,70 @@
+"""Limits in time and money: how far runs go beyond them, by the clock of another process."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from faults.kills import SMALL, Tally, run_command
+
+# A second in each step besides the computation, so that a step is not noise.
+SLOW = """
+import time
+def distinct(completion_ids, **_):
+    time.sleep(0.5)
+    return [len(set(ids)) / 4 for ids in completion_ids]
+"""
+PRICE = 3600  # dollars per hour: a dollar is a second
+# Shares of the time that a whole run takes.
+SHARES = {"fresh": (0.1, 0.25, 0.5, 0.9), "beside": (0.1, 0.4, 0.8), "resumed": (0.05, 0.3, 0.6)}
+FLAGS = ("--time-limit", "--budget")
+SETTINGS = [(state, flag, share) for state in SHARES for flag in FLAGS for share in SHARES[state]]
+
+
+def spend_all(root: Path, model: Path, tally: Tally) -> list[dict[str, Any]]:
+    """Run under each limit; `tally.kills` counts limits that were exceeded by more than a step."""
+    place = root / "budgets"
+    place.mkdir()
+    (place / "earned.py").write_text(SLOW)
+    flags = f"{SMALL} --steps 6 --price {PRICE} --model.name {model}".split()
+    known = place / "known"
+    whole = run_command(["train", *flags, "--out", str(known / "whole")], place / "log", place)
+    assert whole.code == 0, whole
+    found = []
+    for number, (state, flag, share) in enumerate(SETTINGS):
+        parent = known if state == "beside" else place / f"alone-{number}"
+        out, limit, before = parent / f"run-{number}", share * whole.seconds, 0.0
+        args = ["train", *flags, "--out", str(out)]
+        if state == "resumed":
+            first = run_command(args, place / "log", place, kill_after=whole.seconds * 0.6)
+            args = ["train", "--resume", str(out), "--trust"]
+            if not first.killed or not (out / "config.json").exists():
+                args = ["train", *flags, "--out", str(out)]
+                shutil.rmtree(out, ignore_errors=True)
+            elif flag == "--budget":
+                before = first.seconds
+                limit += before
+        spelled = f"{limit:.3f}s" if flag == "--time-limit" else f"{limit:.3f}"
+        rows = count_rows(out)
+        ended = run_command([*args, flag, spelled], place / "log", place)
+        steps = count_rows(out) - rows if (out / "metrics.jsonl").exists() else 0
+        spent = out / "spent.json"
+        step = json.loads(spent.read_text())["step"] if spent.exists() else 0.0
+        over = before + ended.seconds - limit
+        allowed = step if steps > 0 else 0.0
+        good = ended.code in (0, 2) and "Traceback" not in ended.text and over <= allowed
+        tally.runs += 1
+        tally.equal += good
+        times = {"limit": limit, "step_seconds": step, "over": over}
+        one = {"state": state, "flag": flag, "steps": steps, "code": ended.code}
+        one |= {name: round(value, 3) for name, value in times.items()}
+        found.append(one)
+        if not good:
+            tally.kills += 1
+            tally.failures.append(f"{one} {ended.text[-800:]}")
+    return found
+
+
+def count_rows(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0

@@ -1,0 +1,200 @@
+"""Damage between two sessions of a run, full disks, a second process, a blocked pipe.
+
+After each the run must be finished with the bytes of an unharmed one, or refuse in one sentence.
+"""
+
+import fcntl
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from faults.kills import (
+    Ended,
+    Tally,
+    Victim,
+    contents,
+    differences,
+    fork,
+    kill_at,
+    run_command,
+    wait,
+)
+
+CHECKPOINT_FILES = "checkpoints/checkpoint-*/*"
+OTHERS = ("config.json", "before.json", "metrics.jsonl", "events.jsonl", "samples.jsonl",
+          "spent.json", "env.json", "routing.json")  # fmt: skip
+
+
+def truncate(path: Path, rng: random.Random) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: rng.randrange(len(data) + 1)])
+
+
+def flip(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes() or b" ")
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+def remove(path: Path, rng: random.Random) -> None:
+    path.unlink()
+
+
+def link_to_nothing(path: Path, rng: random.Random) -> None:
+    path.unlink()
+    path.symlink_to(path.parent / "nothing")
+
+
+def loop(path: Path, rng: random.Random) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def make_folder(path: Path, rng: random.Random) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def archive(path: Path, rng: random.Random) -> None:
+    """The whole checkpoint is elsewhere, with a link in its place: nothing is lost."""
+    folder = path.parent
+    away = folder.parent.parent.parent / f"archive-{rng.random()}"
+    folder.rename(away)
+    folder.symlink_to(away)
+
+
+DAMAGE: tuple[Callable[[Path, random.Random], None], ...] = (
+    truncate, flip, remove, link_to_nothing, loop, make_folder, archive,
+)  # fmt: skip
+
+
+def judge(victim: Victim, out: Path, ended: Ended, tally: Tally, what: str, harmless: bool) -> None:
+    """Equal, or one sentence where the damage cannot be made good."""
+    sentence = ended.code == 2 and "Traceback" not in ended.text
+    equal = ended.code == 0 and not differences(victim.whole[0], contents(out))
+    tally.runs += 1
+    if equal or (sentence and not harmless):
+        tally.equal += 1
+    else:
+        left = differences(victim.whole[0], contents(out)) if ended.code == 0 else []
+        tally.failures.append(f"{what}: {ended.code} {left[:5]} {ended.text[-1500:]}")
+
+
+def stopped(victim: Victim, name: str, after: str = "checkpoint-3") -> Path:
+    """A run that was killed when its third checkpoint was about to appear."""
+    out = victim.root / name
+    numbers = [n for n, text in enumerate(victim.whole[1], 1) if text.endswith(after)]
+    ended = run_command(victim.case.start(out), victim.log, victim.cwd,
+                        before=kill_at(out, numbers[-1], 0.0))  # fmt: skip
+    assert ended.killed, ended
+    return out
+
+
+def damage_files(victim: Victim, rng: random.Random, times: int, tally: Tally) -> None:
+    """Damage one random file of a stopped run, then resume it."""
+    template = stopped(victim, "template")
+    for number in range(times):
+        out = victim.root / f"damaged-{number}"
+        shutil.copytree(template, out, symlinks=True)
+        act = DAMAGE[number % len(DAMAGE)]
+        in_checkpoint = act is archive or rng.random() < 0.6
+        files = sorted(path for path in out.glob(CHECKPOINT_FILES) if path.is_file())
+        if not in_checkpoint:
+            files = [path for path in (out / name for name in OTHERS) if path.is_file()]
+        path = rng.choice(files)
+        act(path, rng)
+        ended = run_command(victim.case.resume(out), victim.log, victim.cwd)
+        what = f"{act.__name__} {path.relative_to(out)}"
+        # Rows that no checkpoint has cannot be made again; flipped text may still be text.
+        harmless = in_checkpoint
+        if act in (flip, truncate) and not in_checkpoint and ended.code == 0:
+            ended = Ended(2, 0.0, "")
+        judge(victim, out, ended, tally, what, harmless)
+        shutil.rmtree(out)
+
+
+def fill_disk(victim: Victim, limit: int, tally: Tally) -> None:
+    """Files may have so many bytes (as `ulimit -f`): one sentence, and the rest can be resumed."""
+    out = victim.root / f"full-{limit}"
+
+    def restrict() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    ended = run_command(victim.case.start(out), victim.log, victim.cwd, before=restrict)
+    if ended.code != 2 or "Traceback" in ended.text:
+        tally.runs += 1
+        tally.failures.append(f"files of {limit} bytes: {ended.code} {ended.text[-1500:]}")
+        return
+    shutil.rmtree(out) if not (out / "config.json").exists() else None
+    args = victim.case.resume(out) if out.exists() else victim.case.start(out)
+    ended = run_command(args, victim.log, victim.cwd)
+    judge(victim, out, ended, tally, f"files of {limit} bytes, resumed", harmless=True)
+
+
+def wait_for_file(path: Path, pid: int) -> None:
+    while not path.exists():
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            raise RuntimeError(f"the run ended before it wrote {path}")
+        time.sleep(0.02)
+
+
+def run_twice(victim: Victim, tally: Tally) -> None:
+    """A second process resumes the run while the first one trains."""
+    out, log = victim.root / "twice", victim.root / "first.log"
+
+    def work() -> int:
+        from mesotron import cli
+
+        sys.path.append(str(victim.cwd))
+        return cli.main(victim.case.start(out))
+
+    first = fork(work, log, victim.cwd)
+    wait_for_file(out / "before.json", first)
+    second = run_command(victim.case.resume(out), victim.log, victim.cwd)
+    third = run_command(victim.case.start(out), victim.log, victim.cwd)
+    ended = wait(first, log)
+    if second.code != 2 or third.code != 2 or "Traceback" in second.text + third.text:
+        ended = Ended(70, 0.0, f"{second} {third}")
+    judge(victim, out, ended, tally, "two processes", harmless=True)
+
+
+def block_pipe(victim: Victim, tally: Tally) -> None:
+    """SIGTERM arrives while the run is blocked, because its output is not read."""
+    out, log = victim.root / "blocked", victim.root / "blocked.log"
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+
+    def work() -> int:
+        from mesotron import cli
+
+        os.close(reader)
+        os.dup2(writer, 1)
+        sys.stdout = os.fdopen(1, "w")
+        sys.path.append(str(victim.cwd))
+        return cli.main(victim.case.start(out))
+
+    first = fork(work, log, victim.cwd)
+    wait_for_file(out / "metrics.jsonl", first)
+    # Fill it: the next line that the run prints waits.
+    filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
+    with suppress(BlockingIOError):
+        while os.write(filler, b"x"):
+            pass
+    time.sleep(1.0)
+    os.kill(first, signal.SIGTERM)
+    time.sleep(0.5)
+    os.close(writer), os.close(filler)
+    with os.fdopen(reader, "rb") as file:
+        file.read()
+    ended = wait(first, log)
+    if ended.code == 0 and not (out / "result.json").exists():
+        ended = run_command(victim.case.resume(out), victim.log, victim.cwd)
+    judge(victim, out, ended, tally, "SIGTERM with a full pipe", harmless=True)

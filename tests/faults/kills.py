@@ -1,0 +1,397 @@
+"""Kills of real training: at file operations, in checkpoints and at any time, then a resume.
+
+Children are forked from one process that has imported everything, so that a run takes seconds. A
+child counts the operations on its run folder with an audit hook and ends itself by SIGKILL at the
+chosen one, or a moment later, inside the write. What is left is resumed by the command line, maybe
+killed again, and at the end every file must have the bytes of a run that was left alone.
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+OPERATIONS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "shutil.rmtree"}
+MOMENTS = (0.0, 0.0, 0.0002, 0.001, 0.004)  # CPU seconds from an operation to the kill
+LIMIT = 300.0  # seconds that a child may take
+SELDOM = 4  # PPO compiles for a minute: only in each fourth round
+TIMES = ("time", "step_time", "cost", "seconds", "steps_per_second", "train_")
+# These hold times, versions and paths; pages and plots are made from the files that are compared.
+LEFT_OUT = {"env.json", "spent.json", "lock", "report.html", "manifest.json", "config.json",
+            "curves.png"}  # fmt: skip
+SPEED = r"took \w+|[\d,]+ steps/s, \w+ \w+"  # in report.md
+REWARD = """
+def distinct(completion_ids, **_):
+    return [len(set(ids)) / 4 for ids in completion_ids]
+"""
+SMALL = """--steps 4 --save-every 1 --reward.parts earned:distinct --optim.lr 1e-2 --device cpu
+    --threads 1 --rollout.prompts 4 --rollout.generations 4 --rollout.max-tokens 4 --task.num-eval 3
+    --task.num-train 14"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of run: the command and its flags."""
+
+    name: str
+    command: str
+    flags: str
+
+    def start(self, out: Path) -> list[str]:
+        place = f"--save-dir {out.parent} --run-name {out.name}"
+        place = place if self.command == "ppo snake" else f"--out {out}"
+        return [*self.command.split(), *self.flags.split(), *place.split()]
+
+    def resume(self, out: Path) -> list[str]:
+        trust = ["--trust"] if self.command == "train" else []
+        return [*self.command.split(), "--resume", str(out), *trust]
+
+
+def make_cases(model: Path, demos: Path | None) -> list[Case]:
+    """Every objective and guard, the optimizers, SFT, VLA (with demonstrations) and PPO."""
+    names = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "gmpo", "vote", "mgrpo",
+             "corewarding")  # fmt: skip
+    guards = ("off", "warn", "stop", "rollback")
+    more = {f"{name} {guard}": f"--objective.name {name} --guard {guard}"
+            for name, guard in zip(names, guards * 3, strict=False)}  # fmt: skip
+    more |= {
+        "two updates": "--rollout.updates 2 --save-every 1",
+        "lora": "--model.lora 2 --optim.name adamw",
+        "pion": "--optim.name pion --guard rollback",
+        "drop": "--objective.dynamic-sampling drop --rollout.prompts 2 --eval-every 2",
+        "resample": "--objective.dynamic-sampling resample --save-every 2",
+        "anchor": "--objective.name mgrpo --objective.momentum-update optimizer_step --keep 1",
+    }
+    train = f"{SMALL} --model.name {model} "
+    cases = [Case(name, "train", train + flags) for name, flags in more.items()]
+    sft = f"""--steps 4 --save-every 1 --batch 4 --model.name {model} --device cpu --threads 1
+        --task.num-train 14 --task.num-eval 3"""
+    cases += [Case("sft", "sft", sft), Case("sft lora", "sft", sft + " --model.lora 2")]
+    if demos is not None:
+        vla = f"""{demos} --steps 6 --batch 8 --episodes 0 --device cpu --threads 1 --log-every 1
+            --probe-every 4 --save-every 2 --policy.size ci --policy.chunk 6 --policy.head flow"""
+        cases += [Case("vla", "vla train", vla)]
+        cases += [Case("vla pion", "vla train", vla + " --optim.action pion --keep 1")]
+    snake = """--width 3 --height 3 --num-envs 8 --num-steps 8 --num-minibatches 2
+        --update-epochs 1 --total-timesteps 384 --d-model 8 --num-heads 1 --mlp-ratio 1 --chunk 2
+        --eval-episodes 4 --use-muon --no-gif --save-freq 2"""
+    return [*cases, Case("ppo", "ppo snake", snake)]
+
+
+def make_model(folder: Path) -> Path:
+    """A Llama with one layer of 16 features for the arithmetic task; REWARD is beside it."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from benchmarks.tiny_model import build_tokenizer
+    from mesotron.rlvr.answers.formats import FORMATS
+    from mesotron.rlvr.prompts import solved_text
+    from mesotron.rlvr.tasks import arith
+
+    problems = arith.generate("train", 200, (), 0)
+    tokenizer = build_tokenizer(
+        [f"{p.question} {solved_text(p, FORMATS['boxed'])}" for p in problems]
+    )
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_demos(folder: Path) -> Path:
+    from mesotron.config import DemosConfig, WorldConfig
+    from mesotron.vla.demos import write_demos
+
+    world = WorldConfig(name="blocks", pixels=8)
+    write_demos(DemosConfig(world=world, out=folder, episodes=4, starts=8, workers=1), log=None)
+    return folder
+
+
+def import_everything() -> None:
+    """What a child needs; done once, before the first fork."""
+    # Jumanji, and with it PPO's own modules, would start JAX's threads.
+    for name in ("torch", "mesotron.recipes", "mesotron.report.command", "mesotron.rlvr.session",
+                 "mesotron.rlvr.sft", "mesotron.vla.session", "jax", "optax", "chex", "flax.linen",
+                 "orbax.checkpoint", "matplotlib.figure"):  # fmt: skip
+        import_module(name)
+
+
+# Children
+
+
+@dataclass
+class Ended:
+    """How a child ended: its exit code, negative for a signal, and what it printed."""
+
+    code: int
+    seconds: float
+    text: str
+
+    @property
+    def killed(self) -> bool:
+        return self.code < 0
+
+
+def fork(work: Callable[[], int], log: Path, cwd: Path) -> int:
+    """Run `work` in a child whose output goes to a file; returns the process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        os.chdir(cwd)
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(handle, 1), os.dup2(handle, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+
+
+def wait(pid: int, log: Path, kill_after: float | None = None) -> Ended:
+    began = time.monotonic()
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        passed = time.monotonic() - began
+        if done:
+            return Ended(os.waitstatus_to_exitcode(status), passed, log.read_text(errors="replace"))
+        if passed > min(LIMIT, kill_after or LIMIT):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def run_command(
+    args: list[str], log: Path, cwd: Path, *, before: Callable[[], None] | None = None,
+    kill_after: float | None = None, own_folder: bool = True,
+) -> Ended:  # fmt: skip
+    """`mesotron ARGS` in a child; `before` runs there first. Modules in its own folder are found
+    there, as with PYTHONPATH."""
+
+    def work() -> int:
+        from mesotron import cli
+
+        if own_folder:
+            sys.path.append(str(cwd))
+        if before is not None:
+            before()
+        return cli.main(args)
+
+    return wait(fork(work, log, cwd), log, kill_after)
+
+
+def on_operations(folder: Path, act: Callable[[int, str], None]) -> None:
+    """Call `act` with the number and name of each operation that changes a folder, before it."""
+    seen, root, sync = 0, str(folder), os.fsync
+
+    def note(name: str, path: Any) -> None:
+        nonlocal seen
+        if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(root):
+            seen += 1
+            act(seen, f"{name} {os.fspath(path)}")
+
+    def see(event: str, args: tuple[Any, ...]) -> None:
+        if event in OPERATIONS or (event == "open" and args[2] and args[2] & WRITES):
+            note(event, args[0])
+
+    def sync_and_note(handle: int) -> None:
+        note("fsync", os.readlink(f"/proc/self/fd/{handle}"))
+        sync(handle)
+
+    sys.addaudithook(see)
+    os.fsync = sync_and_note
+
+
+def kill_at(folder: Path, number: int, moment: float) -> Callable[[], None]:
+    def act(seen: int, name: str) -> None:
+        if seen == number and moment:
+            signal.setitimer(signal.ITIMER_PROF, moment)  # SIGPROF ends the process
+        elif seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return lambda: on_operations(folder, act)
+
+
+# Comparison
+
+
+def contents(run: Path) -> dict[str, Any]:
+    """Every file of a run by its name: bytes, or the values of JSON without times."""
+    found: dict[str, Any] = {}
+    for path in sorted(run.rglob("*")):
+        if path.name in LEFT_OUT or path.name.startswith("."):
+            continue
+        name = str(path.relative_to(run))
+        if path.name == "state" and path.is_dir():
+            found[name] = arrays_of(path)
+        elif path.is_dir() or f"{os.sep}state{os.sep}" in name:
+            continue
+        else:
+            try:
+                found[name] = read(path, run)
+            except (OSError, ValueError) as error:
+                found[name] = f"unreadable: {error}"
+    return found
+
+
+def read(path: Path, run: Path) -> Any:
+    if path.suffix == ".json":
+        return clean(json.loads(path.read_text()), run)
+    if path.suffix == ".jsonl":
+        return [clean(json.loads(line), run) for line in path.read_text().splitlines()]
+    if path.suffix == ".md":
+        return re.sub(SPEED, "", path.read_text().replace(str(run), "RUN"))
+    return path.read_bytes()
+
+
+def arrays_of(state: Path) -> Any:
+    """Hashes of the arrays that Orbax saved; its files differ from run to run."""
+    hashes = state.parent.parent.parent / "hashes"
+
+    def work() -> int:
+        import jax
+        import numpy as np
+        import orbax.checkpoint as ocp
+
+        with ocp.StandardCheckpointer() as checkpointer:
+            leaves = jax.tree.leaves(checkpointer.restore(state.absolute()))
+        found = [hashlib.sha256(np.asarray(x).tobytes()).hexdigest() for x in leaves]
+        hashes.write_text(json.dumps(found))
+        return 0
+
+    log = state.parent.parent.parent.parent / "log"
+    if wait(fork(work, log, state.parent), log).code != 0:
+        return f"unreadable: {log.read_text()[-300:]}"
+    found = json.loads(hashes.read_text())
+    hashes.unlink()
+    return found
+
+
+def clean(value: Any, run: Path) -> Any:
+    if isinstance(value, dict):
+        return {k: clean(v, run) for k, v in value.items() if not k.startswith(TIMES)}
+    if isinstance(value, list):
+        return [clean(one, run) for one in value]
+    if isinstance(value, float) and value != value:
+        return "NaN"
+    return value.replace(str(run), "RUN") if isinstance(value, str) else value
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+# Chains of kills
+
+
+@dataclass
+class Tally:
+    kills: int = 0
+    runs: int = 0
+    equal: int = 0
+    by_kind: dict[str, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+class Victim:
+    """A case with its unharmed run, made when first needed."""
+
+    def __init__(self, case: Case, root: Path, cwd: Path) -> None:
+        self.case, self.root, self.cwd = case, root / case.name.replace(" ", "-"), cwd
+        self.root.mkdir(parents=True)
+        self.log = self.root / "log"
+
+    @cached_property
+    def whole(self) -> tuple[dict[str, Any], list[str], float]:
+        """Contents, file operations and seconds of a run that is left alone."""
+        out, trace = self.root / "whole", self.root / "trace"
+
+        def record() -> None:
+            file = trace.open("w", buffering=1)
+            on_operations(out, lambda seen, name: print(name, file=file))
+
+        ended = run_command(self.case.start(out), self.log, self.cwd, before=record)
+        if ended.code != 0:
+            raise RuntimeError(f"{self.case.name} does not run: {ended.text[-2000:]}")
+        return contents(out), trace.read_text().splitlines(), ended.seconds
+
+    def attack(self, rng: random.Random, kills: int, tally: Tally) -> None:
+        """One run with up to so many kills, resumed to its end and compared."""
+        expected, operations, seconds = self.whole
+        out, ended, finished = self.root / "killed", None, False
+        shutil.rmtree(out, ignore_errors=True)
+        history = []
+        for _ in range(kills):
+            kind = rng.choice(("operation", "checkpoint", "time"))
+            history.append(kind)
+            # What was resumed has less to do: a kill after its end would be none.
+            most = 1.0 if len(history) == 1 else 0.5
+            if kind == "time":
+                ended = self._run(out, kill_after=rng.uniform(0, seconds * most))
+            else:
+                early = operations[: round(len(operations) * most)]
+                numbers = [n for n, text in enumerate(early, 1)
+                           if kind == "operation" or "checkpoint-" in text]  # fmt: skip
+                at, moment = rng.choice(numbers), rng.choice(MOMENTS)
+                history[-1] += f" {at} +{moment:g} s ({operations[at - 1].rpartition('/')[2]})"
+                ended = self._run(out, before=kill_at(out, at, moment))
+            if not ended.killed:
+                break
+            tally.kills += 1
+            tally.by_kind[kind] = tally.by_kind.get(kind, 0) + 1
+        if ended is None or ended.killed:
+            ended = self._run(out)
+        # A kill between the result and its report leaves a finished run.
+        finished = ended.code == 2 and (out / "result.json").exists()
+        tally.runs += 1
+        found = contents(out) if out.exists() else {}
+        left = [name for name in differences(expected, found)
+                if not (finished and name == "report.md")]  # fmt: skip
+        if (ended.code != 0 and not finished) or left:
+            tail = ended.text[-1500:] if ended.code else ""
+            tally.failures.append(f"{self.case.name}: {history}: {ended.code} {left[:5]} {tail}")
+            print(tally.failures[-1], file=sys.stderr, flush=True)
+            shutil.copytree(out, self.root / f"failure-{len(tally.failures)}", symlinks=True)
+        else:
+            tally.equal += 1
+
+    def _run(self, out: Path, **how: Any) -> Ended:
+        is_made = (out / "config.json").exists()
+        args = self.case.resume(out) if is_made else self.case.start(out)
+        return run_command(args, self.log, self.cwd, **how)
+
+
+def attack(
+    root: Path, cases: list[Case], *, seed: int, kills: int, until: Callable[[], bool]
+) -> Iterator[tuple[str, Tally]]:
+    """Attack the cases in turn until there are enough kills; yields a name after each run."""
+    rng, tally = random.Random(seed), Tally()
+    victims = [Victim(case, root / "runs", root) for case in cases]
+    for number in count():
+        for victim in victims:
+            if tally.kills >= kills or until():
+                return
+            if victim.case.command != "ppo snake" or number % SELDOM == 0:
+                victim.attack(rng, rng.choice((1, 2, 4, 6, 8)), tally)
+                yield victim.case.name, tally

@@ -1,0 +1,90 @@
+"""A small sample of `make faults`, and a larger one among the slow tests."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faults import fuzz
+from faults.kills import fork, kill_at, wait
+from mesotron.runs import RunFolder, newest_whole
+from mesotron.runs.checkpoints import prune, writing
+
+TESTS = Path(__file__).parents[1]
+OPERATIONS = [*range(1, 28, 2), 100]  # the last is more than the session below has
+
+
+def save(run: RunFolder, step: int) -> None:
+    run.append("metrics", {"step": step})
+    with writing(run.checkpoints, step) as draft:
+        for name in ("model", "state"):
+            (draft / name).write_text(f"{name} of step {step}")
+    prune(run.checkpoints, keep=1, newest=step)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning")  # JAX may run in this process
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_kill_at_any_file_operation_leaves_a_run_that_goes_on(tmp_path):
+    codes = set()
+    for number in OPERATIONS:
+        run = RunFolder.create(tmp_path / str(number), {"steps": 2}, {})
+        save(run, 1)
+
+        def work(run=run, number=number) -> int:
+            kill_at(run.path, number, 0.0)()
+            with run:
+                save(run, 2)
+                run.finish({"steps": 2}, lambda: "done")
+            return 0
+
+        ended = wait(fork(work, tmp_path / "log", tmp_path), tmp_path / "log")
+        codes.add(ended.code)
+        checkpoint, damaged = newest_whole(run.checkpoints)
+        assert checkpoint is not None
+        assert not damaged
+        texts = [(checkpoint.path / name).read_text() for name in ("model", "state")]
+        assert texts == [f"{name} of step {checkpoint.step}" for name in ("model", "state")]
+        run.cut_after(checkpoint.step)
+        assert [row["step"] for row in run.rows("metrics")] == [*range(1, checkpoint.step + 1)]
+        if run.result is not None:
+            assert run.result == {"steps": 2}
+        with run:  # whose lock is free again
+            save(run, 2)
+    assert codes == {-signal.SIGKILL, 0}  # the last ones come after the end
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [("toml", 5), ("config", 5), ("rows", 8), ("log", 40), ("answer", 150), ("reward", 100)],
+)
+def test_random_input_is_one_sentence_or_an_answer(name, inputs):
+    assert fuzz.fuzz(name, inputs) >= min(inputs, 5)
+
+
+FOUND = [
+    ("rows", ([{"step": -1, "reward": 10**150}], [], None)),  # no cause for a dead run
+    ("config", ("train", {"watch": []})),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), FOUND)
+def test_input_that_once_failed(tmp_path, name, value):
+    fuzz.TARGETS[name].check(value, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_sample_of_every_attack_holds(tmp_path):
+    numbers = {"--kills": 12, "--damage": 7, "--inputs": 300, "--steps": 40}
+    small = [str(word) for pair in numbers.items() for word in pair]
+    small += ["--cases", "dr_grpo warn", "sft", "vla"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])}
+    command = [sys.executable, "-P", "-m", "faults", *small, "--out", str(tmp_path / "out.json")]
+    done = subprocess.run(command, cwd=TESTS.parent, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["kills"]["kills"] >= 12
+    assert found["strangers"]["executed"] == 0
