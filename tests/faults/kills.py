@@ -159,6 +159,7 @@ def fork(work: Callable[[], int], log: Path, cwd: Path) -> int:
     code = 70
     try:
         os.chdir(cwd)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(handle, 1), os.dup2(handle, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")

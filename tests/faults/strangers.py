@@ -54,6 +54,7 @@ def make_gift(root: Path, model: Path) -> None:
     configs = {
         "gift": TrainConfig(reward=RewardConfig(parts=(EVIL,)), trust=True),
         "alert": TrainConfig(watch=watch, trust=True),
+        "file": TrainConfig(reward=RewardConfig(parts=("gift/evil.py:f",)), trust=True),
         "cells/a": TrainConfig(reward=RewardConfig(parts=(EVIL,)), trust=True),
     }
     for name, config in configs.items():
@@ -124,6 +125,7 @@ train --resume gift --time-limit 1m --trust
 train --resume alert
 train --resume alert --reward.parts sparse
 train --resume cells/a
+train --resume file
 train --resume own
 train --model.name remote --steps 1
 train --model.name pickle --steps 1
@@ -136,7 +138,12 @@ sft --resume gift
 sft --model.name remote --steps 1
 eval gift
 eval gift/checkpoints/checkpoint-1
+eval file
 eval remote
+export file --out exported
+export remote --out exported
+chat gift
+chat remote
 eval pickle
 eval template --task.num-eval 1 --max-tokens 2
 eval model.gguf
