@@ -210,7 +210,8 @@ def fuzz_log(case: tuple[bytes, str], folder: Path) -> None:
 
 
 def fuzz_answer(case: tuple[str, str, bool], folder: Path) -> None:
-    from mesotron.rlvr.answers.formats import FORMATS, lenient_answer
+    from mesotron.rlvr.answers.formats import FORMATS
+    from mesotron.rlvr.answers.lenient import lenient_answer
     from mesotron.rlvr.answers.numbers import distance, read_number, same_number
 
     text, gold, complete = case
