@@ -54,14 +54,14 @@ def case(
     tokens: int = 96,
     micro: int | None = None,
     fast: bool = False,
+    dtype: str = "bfloat16",
     **more: Any,
 ) -> TrainConfig:
     rollout = RolloutConfig(
         prompts=16, generations=8, max_tokens=tokens, fast=fast, micro_batch=micro
     )
-    return TrainConfig(
-        model=ModelConfig(name=model, **more), optim=optim, objective=objective, rollout=rollout
-    )
+    chosen = ModelConfig(name=model, dtype=dtype, **more)  # type: ignore[arg-type]
+    return TrainConfig(model=chosen, optim=optim, objective=objective, rollout=rollout)
 
 
 # The most wanted first: the rest is left out when the time is up.
@@ -199,7 +199,7 @@ def measure(
     train = step - phases["rollout"] - phases["optimizer"]
     plan = predict(config, shape, find_device(name_device(device)), lengths)
     row: dict[str, Any] = {
-        "case": name, "parameters": shape.parameters, "lengths": vars(lengths),
+        "case": name, "parameters": shape.parameters, "lengths": lengths._asdict(),
         "steps_s": [round(one, 3) for one in steps], "measured_step_s": step,
         "planned_step_s": plan.step, "step_ratio": plan.step / step,
         "measured_phases_s": phases | {"train and rest": train},

@@ -10,7 +10,7 @@ import pytest
 from mesotron import cli
 from mesotron.config import ObjectiveConfig, PlanConfig, RolloutConfig, TrainConfig
 from mesotron.rlvr import spending
-from mesotron.rlvr.cost import Pace, estimate, find_pace, maths_of
+from mesotron.rlvr.cost import Estimator, Pace, estimate, find_pace, maths_of
 from mesotron.rlvr.spending import Account
 from mesotron.runs import RunFolder
 from mesotron.runs.resume import Plan
@@ -89,7 +89,7 @@ def test_oversampled_prompts_cost_time_and_tokens():
     objective = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=2)
     config = PlanConfig(rollout=RolloutConfig(prompts=4, generations=4, max_tokens=100), steps=10,
                         objective=objective, tokens_per_second=160)  # fmt: skip
-    pace = find_pace(config, 5000)
+    pace = find_pace(config, 5000, Estimator(config, 60))
     assert pace.seconds_per_step == 2 * 16 * 50 / 160
     found = estimate(config, 5000, pace)
     assert found.tokens == (320, 320 * 50, (320 + 2 * 160) * 100)  # and two further rounds at most

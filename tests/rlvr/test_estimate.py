@@ -19,7 +19,7 @@ from mesotron.config import (
     RolloutConfig,
     TaskConfig,
 )
-from mesotron.rlvr.cost import Estimator, advise, find_problems
+from mesotron.rlvr.cost import Estimator, advise, find_pace, find_problems
 from mesotron.rlvr.estimate import DEVICES, GIB, Lengths, find_device, find_shape, predict
 from mesotron.runs import RunFolder
 
@@ -134,25 +134,25 @@ def test_a_run_that_does_not_fit_gets_changes_that_do():
 
 
 def test_sizes_of_datasets_without_the_network(tmp_path):
-    assert find_problems(TaskConfig(name="gsm8k")).count == 7473
+    assert find_problems(TaskConfig(name="gsm8k")).number == 7473
     task = TaskConfig(name="math", path="DigitalLearningGmbH/MATH-lighteval", levels=(3, 4, 5))
-    assert find_problems(task).count == 1592 + 1690 + 2304
-    assert find_problems(replace(task, num_train=100)).count == 100
+    assert find_problems(task).number == 1592 + 1690 + 2304
+    assert find_problems(replace(task, num_train=100)).number == 100
     with pytest.raises(ValueError, match="num-train"):
         find_problems(TaskConfig(name="file", path="me/unknown"))
-    assert find_problems(TaskConfig(name="file", path="me/unknown", num_train=9)).count == 9
+    assert find_problems(TaskConfig(name="file", path="me/unknown", num_train=9)).number == 9
     rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(30)]
     path = tmp_path / "mine.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     found = find_problems(TaskConfig(name="file", path=str(path), num_eval=10))
-    assert found.count == 20
+    assert found.number == 20
     assert 3 < found.question_tokens < 6
 
 
 def test_earlier_runs_calibrate_the_estimate(tmp_path):
     plain = Estimator(QWEN, 60, tmp_path)
     assert (plain.factor, plain.runs) == (1.0, [])
-    expected = predict(QWEN, plain.shape, "h100", plain.lengths).step
+    expected = plain.prediction.step
 
     def add_run(name, model, device, times):
         config = replace(QWEN, model=replace(QWEN.model, name=model))
@@ -170,7 +170,7 @@ def test_earlier_runs_calibrate_the_estimate(tmp_path):
     calibrated = Estimator(QWEN, 60, tmp_path)
     assert [name.split("/")[-1] for name in calibrated.runs] == ["same"]
     assert calibrated.factor == pytest.approx(2.0, rel=0.05)
-    pace = calibrated.pace()
+    pace = find_pace(QWEN, 7473, calibrated)
     assert pace.seconds_per_step == pytest.approx(calibrated.factor * expected)
 
 

@@ -6,12 +6,11 @@ The hours do not count evaluations and further rounds of dynamic sampling.
 
 import math
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean, mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +20,7 @@ from mesotron.config import PRICES_AS_OF, GpuName, PlanConfig, TaskConfig, Train
 from mesotron.config.base import from_plain
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.estimate import (
+    DATASETS,
     DEVICES,
     Lengths,
     Prediction,
@@ -40,17 +40,6 @@ from mesotron.runs.process import num_processes
 from mesotron.watch.budget import Limits, StepMath, limits_of, step_math
 
 CALIBRATION_STEPS = 3
-# Training rows of common datasets and tokens of a typical question, by their names on the hub.
-DATASETS = {
-    "openai/gsm8k": (7473, 60), "gsm8k": (7473, 60),
-    "DigitalLearningGmbH/MATH-lighteval": (7500, 90), "EleutherAI/hendrycks_math": (7500, 90),
-    "hendrycks/competition_math": (7500, 90), "hiyouga/math12k": (12000, 90),
-    "HuggingFaceH4/MATH-500": (500, 90), "GAIR/LIMO": (817, 120), "ChilleD/SVAMP": (700, 45),
-    "agentica-org/DeepScaleR-Preview-Dataset": (40315, 110), "AI-MO/NuminaMath-TIR": (72441, 110),
-    "AI-MO/NuminaMath-CoT": (859494, 110), "open-r1/OpenR1-Math-220k": (93733, 110),
-    "zwhe99/DeepMath-103K": (103022, 90), "trl-lib/DeepMath-103K": (103022, 90),
-    "Jiayi-Pan/Countdown-Tasks-3to4": (490364, 60), "tatsu-lab/alpaca": (52002, 40),
-}  # fmt: skip
 MATH_LEVELS = {1: 564, 2: 1348, 3: 1592, 4: 1690, 5: 2304}  # of the 7,500
 QUESTION_TOKENS = 80  # where nothing is known
 CHARACTERS_PER_TOKEN = 3.5
@@ -58,42 +47,35 @@ CHAT_TOKENS = 20  # marks of a chat around its messages
 RUNS_READ = 12  # newest runs that may calibrate an estimate
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     seconds_per_step: float | None  # of one optimizer step; None if unknown
     completion_tokens: float  # of a typical completion
     source: str  # where both come from, in words
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     num_prompts: int  # training problems
     maths: StepMath  # of a step and of an epoch
-    steps: int  # of the run
+    sampled: float  # completions per update, without further rounds of dynamic sampling
     tokens: tuple[float, float, float]  # sampled in the run: at least, expected, at most
     pace: Pace
     limits: Limits  # price and budget
 
-    def seconds(self, steps: float) -> float | None:
-        pace = self.pace.seconds_per_step
-        return None if pace is None else steps * pace
-
     def dollars(self, steps: float) -> float | None:
-        seconds, price = self.seconds(steps), self.limits.price
-        return None if seconds is None or price is None else seconds / 3600 * price
+        seconds, price = self.pace.seconds_per_step, self.limits.price
+        return None if seconds is None or price is None else steps * seconds / 3600 * price
 
     @property
     def affordable_steps(self) -> int | None:
         """Steps within budget and time limit; None without a pace or a limit."""
-        limits = self.limits
-        pairs = ((limits.dollars, self.dollars(1)), (limits.seconds, self.seconds(1)))
+        limits, seconds = self.limits, self.pace.seconds_per_step
+        pairs = ((limits.dollars, self.dollars(1)), (limits.seconds, seconds))
         fits = [limit / step for limit, step in pairs if limit is not None and step]
         return math.floor(min(fits) * (1 + 1e-9)) if fits else None
 
 
-@dataclass(frozen=True)
-class Problems:
-    count: int
+class Problems(NamedTuple):
+    number: int
     question_tokens: float
 
 
@@ -105,8 +87,8 @@ def run(config: PlanConfig) -> int:
     problems = find_problems(config.task)
     set_library_variables(config.task, config.model.name)
     plan = Estimator(config, problems.question_tokens)
-    pace = find_pace(config, problems.count, plan)
-    show(estimate(config, problems.count, pace), config, SafeConsole(highlight=False), plan)
+    pace = find_pace(config, problems.number, plan)
+    show(estimate(config, problems.number, pace), plan, SafeConsole(highlight=False))
     return 0
 
 
@@ -115,30 +97,30 @@ def find_problems(task: TaskConfig) -> Problems:
     if task.data:
         hub = [name for name in task.data if not Path(name).expanduser().exists()]
         local = tuple(name for name in task.data if name not in hub)
-        questions = load_task(replace(task, data=local, weights=())).train if local else []
-        tokens = mean([len(one.question) for one in questions] or [0]) / CHARACTERS_PER_TOKEN
-        parts = [Problems(len(questions), tokens)] if local else []
+        parts = [_count(replace(task, data=local, weights=()))] if local else []
         plain = replace(task, name="file", data=(), columns="", weights=())
         parts += [find_problems(replace(plain, path=name.partition(":")[0])) for name in hub]
-        return Problems(sum(x.count for x in parts), mean(x.question_tokens for x in parts))
+        return Problems(sum(x.number for x in parts), mean(x.question_tokens for x in parts))
     if task.name == "arith":
         return Problems(GENERATED if task.num_train is None else task.num_train, 40)
     hub = task.path or task.name
-    if task.path is not None and not Path(task.path).expanduser().exists():
-        count, question = DATASETS.get(hub, (task.num_train, QUESTION_TOKENS))
-        if count is None:
-            raise ValueError(
-                f"the size of {hub} is not known here and plan downloads nothing: give the number "
-                "of its problems with --task.num-train"
-            )
-        if task.levels and count == sum(MATH_LEVELS.values()) + 2:  # two rows have no level
-            count = sum(MATH_LEVELS[level] for level in task.levels)
-        count -= task.few_shot
-        return Problems(min(count, task.num_train or count), question)
-    if hub in DATASETS:
-        return find_problems(replace(task, path=hub))
-    questions = [problem.question for problem in load_task(task).train]
-    return Problems(len(questions), mean(map(len, questions)) / CHARACTERS_PER_TOKEN)
+    if hub not in DATASETS if task.path is None else Path(task.path).expanduser().exists():
+        return _count(task)
+    number, question = DATASETS.get(hub, (task.num_train, QUESTION_TOKENS))
+    if number is None:
+        raise ValueError(
+            f"the size of {hub} is not known here and plan downloads nothing: give the number "
+            "of its problems with --task.num-train"
+        )
+    if task.levels and number == sum(MATH_LEVELS.values()) + 2:  # two rows have no level
+        number = sum(MATH_LEVELS[level] for level in task.levels)
+    number -= task.few_shot
+    return Problems(min(number, task.num_train or number), question)
+
+
+def _count(task: TaskConfig) -> Problems:
+    lengths = [len(problem.question) for problem in load_task(task).train]
+    return Problems(len(lengths), mean(lengths or [0]) / CHARACTERS_PER_TOKEN)
 
 
 class Estimator:
@@ -147,37 +129,26 @@ class Estimator:
     `prediction` is None if the model's shape or the GPU is unknown; `problem` then says which.
     """
 
-    def __init__(self, config: PlanConfig, question_tokens: float, root: Path | None = None):
+    def __init__(self, config: PlanConfig, question_tokens: float, root: Path = Path("runs")):
         self.config, self.question_tokens = config, question_tokens
         self.shape, self.problem = find_shape(config.model.name), ""
         self.gpu: GpuName | None = config.gpu
         self.prediction: Prediction | None = None
+        gpus = () if self.gpu or config.device == "cpu" else list_gpus()
+        if gpus:
+            self.gpu = find_device(gpus[0].name)
         if self.shape is None:
             self.problem = f"the shape of {config.model.name} is unknown: give its folder"
-            return
-        if self.gpu is None and config.device != "cpu":
-            gpus = list_gpus()
-            self.gpu = find_device(gpus[0].name) if gpus else None
-            if gpus and self.gpu is None:
-                self.problem = f"{gpus[0].name} is not in the table: give a similar one by --gpu"
-                return
-        self.lengths = lengths_of(config, question_tokens, config.completion_tokens)
-        self.prediction = predict(config, self.shape, self.gpu, self.lengths)
-        self.factor, self.runs = calibration(config, self.gpu, root or Path("runs"))
+        elif gpus and self.gpu is None:
+            self.problem = f"{gpus[0].name} is not in the table: give a similar one by --gpu"
+        else:
+            self.prediction = self.predict(config, self.gpu)
+            self.factor, self.runs = calibration(config, self.gpu, root)
 
-    def pace(self) -> Pace | None:
-        if self.prediction is None:
-            return None
-        source = f"estimate for {self.gpu or 'one CPU core'}"
-        if self.runs:
-            source += f" times {self.factor:.2g}, measured in {', '.join(self.runs[:2])}"
-            source += f" and {len(self.runs) - 2} more" if len(self.runs) > 2 else ""
-        return Pace(self.prediction.step * self.factor, self.lengths.completion, source)
-
-    def changed(self, config: PlanConfig) -> Prediction:
+    def predict(self, config: PlanConfig, gpu: GpuName | None) -> Prediction:
         assert self.shape is not None
         lengths = lengths_of(config, self.question_tokens, config.completion_tokens)
-        return predict(config, self.shape, self.gpu, lengths)
+        return predict(config, self.shape, gpu, lengths)
 
 
 def lengths_of(config: TrainConfig, question: float, completion: float | None = None) -> Lengths:
@@ -231,60 +202,44 @@ def earlier_runs(
         yield path, config, gpu, median(times[2:]), mean(lengths) if lengths else None
 
 
-def find_pace(config: PlanConfig, num_prompts: int, plan: Estimator | None = None) -> Pace:
-    length = config.completion_tokens or config.rollout.max_tokens / 2
+def find_pace(config: PlanConfig, num_prompts: int, plan: Estimator) -> Pace:
+    length = lengths_of(config, 0, config.completion_tokens).completion
     if config.calibrate:
         return calibrate(config)
     if config.tokens_per_second:
-        per_step = completions_per_update(config, num_prompts) * length / config.tokens_per_second
-        return Pace(per_step, length, f"{config.tokens_per_second:g} tokens per second, as given")
+        sampled = estimate(config, num_prompts, Pace(None, length, "")).sampled
+        source = f"{config.tokens_per_second:g} tokens per second, as given"
+        return Pace(sampled * length / config.tokens_per_second, length, source)
     if config.seconds_per_step:
         return Pace(config.seconds_per_step, length, "as given")
-    estimated = plan.pace() if plan else None
-    problem = f"{plan.problem}; " if plan else ""
-    return estimated or Pace(
-        None, length, f"unknown: {problem}or add --calibrate or --seconds-per-step"
-    )
+    if plan.prediction is None:
+        source = f"unknown: {plan.problem}; or add --calibrate or --seconds-per-step"
+        return Pace(None, length, source)
+    source = f"estimate for {plan.gpu or 'one CPU core'}"
+    if plan.runs:
+        source += f" times {plan.factor:.2g}, measured in {', '.join(plan.runs[:2])}"
+        source += f" and {len(plan.runs) - 2} more" if len(plan.runs) > 2 else ""
+    return Pace(plan.prediction.step * plan.factor, length, source)
 
 
 def calibrate(config: PlanConfig) -> Pace:
     """Time a few whole rollouts on this machine; the first, a warm-up, is not counted."""
-    from transformers import TrainerCallback
-
     from mesotron.rlvr.answers.verify import Verifier
     from mesotron.rlvr.session import build_trainer, load, quiet_libraries
 
-    moments: list[float] = []
-
-    class Clock(TrainerCallback):
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            moments.append(time.monotonic())
-
-        def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
-            if "loss" in (logs or {}):
-                moments.append(time.monotonic())
-
     quiet_libraries()
-    updates = config.rollout.updates
-    steps = CALIBRATION_STEPS * updates
+    steps = CALIBRATION_STEPS * config.rollout.updates
     short = replace(config, steps=steps, save_every=0, guard="off", report_to=())
     with tempfile.TemporaryDirectory() as folder, Verifier(config.reward.timeout) as verifier:
         run = RunFolder.create(Path(folder) / "run", short, {})
         trainer = build_trainer(load(short, verifier), run)
-        trainer.add_callback(Clock())
         trainer.train()
+    rows = trainer.state.log_history
+    times = [row["time/step"] for row in rows if "time/step" in row][config.rollout.updates :]
     key = "completions/mean_length"
-    lengths = [row[key] for row in trainer.state.log_history if key in row]
-    seconds = (moments[-1] - moments[updates]) / (steps - updates)
-    length = config.completion_tokens or mean(lengths)
+    length = config.completion_tokens or mean(row[key] for row in rows if key in row)
     source = f"{steps} steps on this machine, {length:.3g} tokens per completion"
-    return Pace(seconds, length, source)
-
-
-def completions_per_update(config: PlanConfig, num_prompts: int) -> float:
-    """Completions sampled per optimizer step, without further rounds of dynamic sampling."""
-    first = first_round_prompts(config.objective, config.rollout, num_processes())
-    return maths_of(config, num_prompts).completions_per_update * first / config.rollout.prompts
+    return Pace(mean(times), length, source)
 
 
 def maths_of(config: PlanConfig, num_prompts: int) -> StepMath:
@@ -296,130 +251,120 @@ def maths_of(config: PlanConfig, num_prompts: int) -> StepMath:
 
 
 def estimate(config: PlanConfig, num_prompts: int, pace: Pace) -> Estimate:
-    maths = maths_of(config, num_prompts)
+    maths, rollout, objective = maths_of(config, num_prompts), config.rollout, config.objective
+    first_round = first_round_prompts(objective, rollout, num_processes())
+    sampled = maths.completions_per_update * first_round / rollout.prompts
     # The last rollout is sampled whole, though the run may end within its updates.
-    updates = config.rollout.updates * math.ceil(config.steps / config.rollout.updates)
-    first = completions_per_update(config, num_prompts) * updates
-    resamples = config.objective.dynamic_sampling == "resample"
-    rounds = config.objective.dynamic_max_rounds - 1 if resamples else 0
-    further = maths.completions_per_update * updates * rounds
-    tokens = (first, first * pace.completion_tokens, (first + further) * config.rollout.max_tokens)
-    return Estimate(num_prompts, maths, config.steps, tokens, pace, limits_of(config))
+    updates = rollout.updates * math.ceil(config.steps / rollout.updates)
+    rounds = objective.dynamic_max_rounds - 1 if objective.dynamic_sampling == "resample" else 0
+    first, further = sampled * updates, maths.completions_per_update * updates * rounds
+    tokens = (first, first * pace.completion_tokens, (first + further) * rollout.max_tokens)
+    return Estimate(num_prompts, maths, sampled, tokens, pace, limits_of(config))
 
 
-def show(
-    result: Estimate, config: PlanConfig, console: Console, plan: Estimator | None = None
-) -> None:
-    maths, steps, pace = result.maths, result.steps, result.pace
-    sampled = completions_per_update(config, result.num_prompts)
-    trained = maths.completions_per_update
-    completions = f"{trained:,g}"
-    if sampled != trained:
+def show(result: Estimate, plan: Estimator, console: Console) -> None:
+    config, maths, pace, prediction = plan.config, result.maths, result.pace, plan.prediction
+    completions = f"{maths.completions_per_update:,g}"
+    if result.sampled != maths.completions_per_update:
         further = " or more" if config.objective.dynamic_max_rounds > 1 else ""
-        completions += f", chosen from {sampled:,g}{further}"
-    tokens = " / ".join(f"{count:,.0f}" for count in result.tokens)
+        completions += f", chosen from {result.sampled:,g}{further}"
     speed = pace.source
     if pace.seconds_per_step is not None:
         speed = f"{spell(pace.seconds_per_step)} s per step ({speed})"
-    table = Table(title=f"{config.recipe}: {steps:,} steps", show_header=False)
+    tokens = " / ".join(f"{number:,.0f}" for number in result.tokens)
     rows = [
         ("training problems", f"{result.num_prompts:,}"),
         ("prompts per update", f"{maths.prompts_per_update:,g}"),
         ("completions per update", completions),
         ("updates per epoch", f"{maths.updates_per_epoch:,}"),
         ("completions per epoch", f"{maths.completions_per_epoch:,}"),
-        ("epochs of this run", f"{steps / maths.updates_per_epoch:.3g}"),
+        ("epochs of this run", f"{config.steps / maths.updates_per_epoch:.3g}"),
         ("tokens sampled, at least / expected / at most", tokens),
         ("pace", speed),
         *_time_and_money(result, config),
     ]
-    if plan and plan.prediction and plan.shape:
+    if prediction and plan.shape:
         part = f"LoRA of rank {config.model.lora}" if config.model.lora else "all trained"
         size = f"{plan.shape.parameters / 1e6:,.0f} M weights, {part}"
-        phases = [f"{name} {spell(seconds)} s" for name, seconds in plan.prediction.seconds.items()]
+        phases = [f"{name} {spell(seconds)} s" for name, seconds in prediction.seconds.items()]
         rows = [("model", f"{config.model.name}: {size}"), *rows]
         rows.append(("estimated phases of a step", ", ".join(phases)))
         if plan.gpu:
-            rows.append((f"memory of one {plan.gpu}", spell_memory(plan.prediction)))
+            verdict = "fits" if prediction.fits else "does not fit"
+            parts = ", ".join(f"{name} {size:.1f}" for name, size in prediction.memory.items())
+            total = f"{prediction.needed:.1f} of {prediction.capacity:g} GiB"
+            rows.append((f"memory of one {plan.gpu}", f"{verdict}: {total} (estimate: {parts})"))
+    table = Table(title=f"{config.recipe}: {config.steps:,} steps", show_header=False)
     for row in rows:
         table.add_row(*map(Text, row))  # names are no markup
     console.print(table)
-    for line in advise(plan) if plan else ():
+    for line in advise(plan):
         print_line(console, line)
     if config.gpu and config.price is None:
         console.print(f"price of {config.gpu} as of {PRICES_AS_OF}; --price sets your own")
     console.print("evaluations and start-up are not in the hours")
 
 
-def spell_memory(prediction: Prediction) -> str:
-    verdict = "fits" if prediction.fits else "does not fit"
-    parts = ", ".join(f"{name} {size:.1f}" for name, size in prediction.memory.items())
-    total = f"{prediction.needed:.1f} of {prediction.capacity:g} GiB"
-    return f"{verdict}: {total} (estimate: {parts})"
-
-
 def advise(plan: Estimator) -> list[str]:
     """What to change if the run does not fit, or if sampling takes most of the time."""
-    config, now, shape, gpu = plan.config, plan.prediction, plan.shape, plan.gpu
-    if now is None or shape is None or gpu is None:
+    config, now, gpu, rollout = plan.config, plan.prediction, plan.gpu, plan.config.rollout
+    if now is None or gpu is None:
         return []
-    if not now.fits:
-        fitting: list[str] = []
-        for family in smaller(config):
-            found = ((flags, plan.changed(changed)) for flags, changed in family)
-            flags, other = next((one for one in found if one[1].fits), ("", None))
-            if other and not any(f"{flags} ".startswith(one.split("(")[0]) for one in fitting):
-                pace = spell(other.step * plan.factor)
-                fitting.append(f"{flags} ({other.needed:.0f} GiB, {pace} s per step)")
-        by_memory: list[GpuName] = sorted(DEVICES, key=lambda name: DEVICES[name].memory)
-        enough = [n for n in by_memory if predict(config, shape, n, plan.lengths).fits]
-        fitting += [f"--gpu {name}" for name in enough[:1]]
-        weights = now.memory["weights"]
-        apart = f"LoRA on 8-bit weights in your own script ({weights / 2:.0f} of {weights:.0f} GiB)"
-        fitting = fitting or [f"several GPUs (docs/scaling.md), or {apart}"]
-        return ["it would fit with one of:", *(f"  {one}" for one in fitting)]
-    share, rollout = now.seconds["generate"] / now.step, config.rollout
-    if share > 0.5 and not rollout.fast and rollout.vllm == "off":
-        faster = plan.changed(replace(config, rollout=replace(rollout, fast=True)))
+    if now.fits:
+        share = now.seconds["generate"] / now.step
+        if share <= 0.5 or rollout.fast or rollout.vllm != "off":
+            return []
+        faster = plan.predict(replace(config, rollout=replace(rollout, fast=True)), gpu)
         pace = spell(faster.step * plan.factor)
         return [f"sampling takes {share:.0%} of a step; with --rollout.fast {pace} s per step"]
-    return []
+    fitting: list[str] = []
+    for family in smaller(config):
+        found = ((flags, plan.predict(changed, gpu)) for flags, changed in family)
+        flags, other = next((one for one in found if one[1].fits), ("", None))
+        if other and not any(f"{flags} ".startswith(one.split("(")[0]) for one in fitting):
+            pace = spell(other.step * plan.factor)
+            fitting.append(f"{flags} ({other.needed:.0f} GiB, {pace} s per step)")
+    by_memory: list[GpuName] = sorted(DEVICES, key=lambda name: DEVICES[name].memory)
+    enough = [name for name in by_memory if plan.predict(config, name).fits]
+    fitting += [f"--gpu {name}" for name in enough[:1]]
+    weights = now.memory["weights"]
+    apart = f"LoRA on 8-bit weights in your own script ({weights / 2:.0f} of {weights:.0f} GiB)"
+    fitting = fitting or [f"several GPUs (docs/scaling.md), or {apart}"]
+    return ["it would fit with one of:", *(f"  {one}" for one in fitting)]
 
 
-def smaller(config: PlanConfig) -> Iterator[Iterator[tuple[str, PlanConfig]]]:
+# Flags that save memory, and what they set.
+MODEL_CHANGES: dict[str, dict[str, Any]] = {
+    "--model.dtype bfloat16": {"dtype": "bfloat16"},
+    "--model.gradient-checkpointing": {"gradient_checkpointing": True},
+    "--lora 16": {"lora": 16},
+    "--lora 16 --model.gradient-checkpointing": {"lora": 16, "gradient_checkpointing": True},
+}
+ROLLOUT_FLAGS = {"prompts": "--batch", "max_tokens": "--max-tokens",
+                 "micro_batch": "--rollout.micro-batch"}  # fmt: skip
+
+
+def smaller(config: PlanConfig) -> Iterator[list[tuple[str, PlanConfig]]]:
     """Families of changes that save memory, each from mild to strong."""
     model, rollout = config.model, config.rollout
-
-    names = {"prompts": "batch", "max_tokens": "max-tokens", "micro_batch": "rollout.micro-batch"}
-
-    def vary(base: PlanConfig, *sets: dict[str, int], flags: str = "") -> Any:
-        for one in sets:
-            named = [f"--{names[name]} {n}" for name, n in one.items()]
-            changed = replace(base, rollout=replace(rollout, **one))  # type: ignore[arg-type]
-            yield " ".join(filter(None, (flags, *named))), changed
-
     rows = rollout.prompts * rollout.generations // rollout.updates // num_processes()
-    most = rollout.micro_batch or rows
-    micro = [{"micro_batch": n} for n in range(most - 1, 0, -1) if rows % n == 0]
-    prompts = [{"prompts": rollout.prompts // k} for k in (2, 4, 8) if rows % (k * most) == 0]
-    both = [
-        {"prompts": rollout.prompts // k, "micro_batch": n}
-        for k, n in ((2, 4), (4, 2), (8, 1)) if rows % (k * n) == 0 and rollout.prompts % k == 0
-    ]  # fmt: skip
-    yield vary(config, *micro)
-    yield vary(config, *({"max_tokens": rollout.max_tokens // k} for k in (2, 4)))
-    yield vary(config, *prompts)
-    checkpointed = replace(model, gradient_checkpointing=True)
-    half = replace(model, dtype="bfloat16")
-    for flags, changed in (
-        ("--model.dtype bfloat16", half if model.dtype in ("auto", "mixed") else model),
-        ("--model.gradient-checkpointing", checkpointed),
-        ("--lora 16", replace(model, lora=16)),
-        ("--lora 16 --model.gradient-checkpointing", replace(checkpointed, lora=16)),
-    ):
-        if changed not in (model, checkpointed if model.lora else None):
-            base = replace(config, model=changed)
-            yield vary(base, {}, *micro, *prompts, *both, flags=flags)
+    micro = range((rollout.micro_batch or rows) - 1, 0, -1)
+    sizes = [{"micro_batch": n} for n in micro if rows % n == 0]
+    halves = [k for k in (2, 4, 8) if rows % k == rollout.prompts % k == 0]
+    sizes += [{"prompts": rollout.prompts // k, "micro_batch": 1} for k in halves]
+    shorter = [{"max_tokens": rollout.max_tokens // k} for k in (2, 4)]
+    families = [("", model, sizes), ("", model, shorter)]
+    kept = {"lora", "dtype"} if model.lora else {"dtype"} if model.dtype == "float32" else set()
+    for flags, change in MODEL_CHANGES.items():
+        if not kept & change.keys():
+            families.append((flags, replace(model, **change), [{}, *sizes]))
+    for flags, changed, sets in families:
+        named = [[f"{ROLLOUT_FLAGS[name]} {n}" for name, n in one.items()] for one in sets]
+        yield [
+            (" ".join(filter(None, (flags, *names))),
+             replace(config, model=changed, rollout=replace(rollout, **one)))
+            for names, one in zip(named, sets, strict=True)
+        ]  # fmt: skip
 
 
 def spell(seconds: float) -> str:
@@ -427,17 +372,17 @@ def spell(seconds: float) -> str:
 
 
 def _time_and_money(result: Estimate, config: PlanConfig) -> list[tuple[str, str]]:
-    rows = []
-    for what, steps in (("this run", result.steps), ("one epoch", result.maths.updates_per_epoch)):
-        seconds, dollars = result.seconds(steps), result.dollars(steps)
-        if seconds is not None:
+    rows, pace = [], result.pace.seconds_per_step
+    for what, steps in (("this run", config.steps), ("one epoch", result.maths.updates_per_epoch)):
+        if pace is not None:
+            dollars = result.dollars(steps)
             cost = "" if dollars is None else f", {dollars:,.2f} dollars"
-            rows.append((f"time of {what}", f"{spell_time(seconds)}{cost}"))
+            rows.append((f"time of {what}", f"{spell_time(steps * pace)}{cost}"))
     affordable = result.affordable_steps
     if affordable is not None:
         limits = [] if config.budget is None else [f"{config.budget:g} dollars"]
         limits += [] if config.time_limit is None else [config.time_limit]
         share = affordable / result.maths.updates_per_epoch
-        enough = "all of this run" if affordable >= result.steps else f"{affordable:,} steps of it"
+        enough = "all of this run" if affordable >= config.steps else f"{affordable:,} steps of it"
         rows.append((f"{' and '.join(limits)} buy", f"{enough}; {share:.3g} epochs"))
     return rows

@@ -1,5 +1,5 @@
 """Seconds and memory of a training step before it runs: plain arithmetic on a model's shape and a
-GPU's published peak numbers, with a few constants that `benchmarks/plan` measures.
+GPU's published peak numbers (`estimate.toml`), with constants that `benchmarks/plan` checks.
 
 Decoding is bound by memory traffic (weights and keys and values for each token) or by the host's
 launches, training passes by products and by the traffic of activations. Torch is not imported.
@@ -8,10 +8,9 @@ launches, training passes by products and by the traffic of activations. Torch i
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mesotron.config import GpuName, TrainConfig
 from mesotron.rlvr.models import TINY_WEIGHTS, choose_precision, choose_speed
@@ -19,25 +18,17 @@ from mesotron.rlvr.objectives import ANCHORED, first_round_prompts, resolve, trl
 from mesotron.runs.process import num_processes
 
 GIB = 2**30
+TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 class Device(NamedTuple):
-    """Peak numbers of a GPU from its data sheet: dense TFLOP/s, GB/s, usable GiB."""
-
-    bf16: float  # 0 without bfloat16
+    bf16: float  # TFLOP/s
     fp32: float
-    bandwidth: float
-    memory: float
+    bandwidth: float  # GB/s
+    memory: float  # GiB
 
 
-DEVICES: dict[GpuName, Device] = {
-    "b200": Device(2250, 80, 8000, 178), "h200": Device(989, 67, 4800, 139),
-    "h100": Device(989, 67, 3350, 79), "a100": Device(312, 19.5, 2039, 79),
-    "l40s": Device(362, 91, 864, 44), "a6000": Device(155, 38, 768, 47),
-    "a10": Device(125, 31, 600, 22), "a10g": Device(70, 31, 600, 22),
-    "l4": Device(121, 30, 300, 22), "t4": Device(0, 8.1, 320, 14.5),
-    "4090": Device(165, 82, 1008, 23.5),
-}  # fmt: skip
+DEVICES: dict[GpuName, Device] = {name: Device(*row) for name, row in TABLES["devices"].items()}
 CPU = Device(0, 0.05, 12, 1e9)  # one core; its memory is not judged
 
 
@@ -67,44 +58,24 @@ class Shape(NamedTuple):
     parameters = property(lambda self: self.linear + self.embedding * (1 if self.tied else 2))
 
 
-# Published configs, by the part of the model's name that they share.
-SHAPES = {
-    "smollm2-135m": Shape(30, 576, 1536, 9, 3, 64, 49152),
-    "smollm2-360m": Shape(32, 960, 2560, 15, 5, 64, 49152),
-    "smollm2-1.7b": Shape(24, 2048, 8192, 32, 32, 64, 49152),
-    "qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 64, 151936),
-    "qwen2.5-1.5b": Shape(28, 1536, 8960, 12, 2, 128, 151936),
-    "qwen2.5-3b": Shape(36, 2048, 11008, 16, 2, 128, 151936),
-    "qwen2.5-7b": Shape(28, 3584, 18944, 28, 4, 128, 152064, tied=False),
-    "qwen2.5-14b": Shape(48, 5120, 13824, 40, 8, 128, 152064, tied=False),
-    "qwen3-0.6b": Shape(28, 1024, 3072, 16, 8, 128, 151936, head_norms=True),
-    "qwen3-1.7b": Shape(28, 2048, 6144, 16, 8, 128, 151936, head_norms=True),
-    "qwen3-4b": Shape(36, 2560, 9728, 32, 8, 128, 151936, head_norms=True),
-    "qwen3-8b": Shape(36, 4096, 12288, 32, 8, 128, 151936, tied=False, head_norms=True),
-    "qwen3-14b": Shape(40, 5120, 17408, 40, 8, 128, 151936, tied=False, head_norms=True),
-    "llama-3.2-1b": Shape(16, 2048, 8192, 32, 8, 64, 128256),
-    "llama-3.2-3b": Shape(28, 3072, 8192, 24, 8, 128, 128256),
-    "llama-3.1-8b": Shape(32, 4096, 14336, 32, 8, 128, 128256, tied=False),
-    "gemma-2-2b": Shape(26, 2304, 9216, 8, 4, 256, 256000),
-    "gemma-3-270m": Shape(18, 640, 2048, 4, 1, 256, 262144, head_norms=True),
-    "gemma-3-1b": Shape(26, 1152, 6912, 4, 1, 256, 262144, head_norms=True),
-    "gemma-3-4b": Shape(34, 2560, 10240, 8, 4, 256, 262208, head_norms=True),
-}
+SHAPES = {name: Shape(*row) for name, row in TABLES["shapes"].items()}
+DATASETS: dict[str, tuple[int, int]] = TABLES["datasets"]  # rows, tokens of a typical question
 
-# Measured on an H200 by benchmarks/plan.
+# Seconds of host fit one run of benchmarks/plan on an H200; the other constants are assumed.
 MATMUL = 0.60  # share of the peak that large products reach
 TRAFFIC = 0.75  # share of the peak bandwidth that elementwise kernels reach
-EAGER_TOKEN = 0.90e-3  # seconds of host per layer and decoded token of `generate`
-EAGER_LORA = 0.75e-3  # the same for the adapters of a layer
-HEAD_NORMS = 0.15e-3  # the same for norms of queries and keys
+EAGER_TOKEN = 1.45e-3  # seconds of host per layer and decoded token of `generate`
+EAGER_LORA = 1.2e-3  # the same for the adapters of a layer
+HEAD_NORMS = 0.25e-3  # the same for norms of queries and keys
 GRAPH_TOKEN = 0.20e-3  # seconds of GPU per layer and token replayed as a graph, beside traffic
 FUSED_TOKEN = 0.09e-3  # the same with the fused decoder
-EAGER_FORWARD = 0.45e-3  # seconds of host per layer of a forward pass
-EAGER_TRAINING = 1.4e-3  # the same of a forward and backward pass
+EAGER_FORWARD = 0.7e-3  # seconds of host per layer of a forward pass
+EAGER_TRAINING = 2.2e-3  # the same of a forward and backward pass
 LAUNCHES_LORA = 2.0  # how many times as many launches a pass has with adapters
 OPTIMIZER_LAUNCH = 0.08e-3  # seconds of host per matrix without our kernels
-SECONDS_PER_ROW = 0.4e-3  # tokenizing, scoring and collecting one completion
+SECONDS_PER_ROW = 0.3e-3  # tokenizing, scoring and collecting one completion
 SECONDS_PER_STEP = 0.05  # logs, callbacks and the trainer's loop
+REST = 0.08  # gaps between the phases, as a share of them
 HEAD_TILE = 4096 * 32768 * 6  # bytes of logits that are live at once
 WORKSPACE = 0.25 * GIB  # of cuBLAS and of batches
 CONTEXT = 0.6  # GiB of the CUDA context and kernels, outside torch's allocator
@@ -114,28 +85,25 @@ VLLM_SHARE = 0.3  # of the GPU, TRL's default
 
 def find_shape(name: str) -> Shape | None:
     """The shape of a model by its folder, its name, or the hub's cache; None if unknown."""
-    path = Path(name).expanduser()
-    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HF_HOME", "~/.cache/huggingface")
-    cached = Path(cache).expanduser() / ("hub" if "HF_HUB_CACHE" not in os.environ else "")
-    files = [TINY_WEIGHTS if name == "tiny" else path]
-    files += (cached / f"models--{name.replace('/', '--')}" / "snapshots").glob("*")
-    for folder in files:
-        if (folder / "config.json").is_file():
-            return _shape_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    plain = re.sub(r"-(math|coder|it|pt)\b", "", name.lower().replace("_", "-"))
-    plain = "smollm2-135m" if plain == "smollm2" else plain
-    return next((shape for key, shape in SHAPES.items() if f"{key}-" in f"{plain}-"), None)
-
-
-def _shape_of(config: Mapping[str, Any]) -> Shape | None:
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+    folders = [TINY_WEIGHTS if name == "tiny" else Path(name).expanduser()]
+    folders += (cache / f"models--{name.replace('/', '--')}" / "snapshots").glob("*")
+    file = next((one / "config.json" for one in folders if (one / "config.json").is_file()), None)
+    if file is None:
+        plain = re.sub(r"-(math|coder|it|pt)\b", "", name.lower().replace("_", "-"))
+        plain = "smollm2-135m" if plain == "smollm2" else plain
+        return next((shape for key, shape in SHAPES.items() if f"{key}-" in f"{plain}-"), None)
+    config = json.loads(file.read_text(encoding="utf-8"))
     text = config.get("text_config") or config
     try:
         hidden, heads = text["hidden_size"], text["num_attention_heads"]
+        kind = text.get("model_type", "")
         return Shape(
             text["num_hidden_layers"], hidden, text["intermediate_size"], heads,
             text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads,
             text["vocab_size"], bool(text.get("tie_word_embeddings", True)),
-            "qwen3" in text.get("model_type", "") or "gemma3" in text.get("model_type", ""),
+            "qwen3" in kind or "gemma3" in kind,
         )  # fmt: skip
     except KeyError:
         return None  # another architecture
@@ -147,8 +115,7 @@ def find_device(name: str) -> GpuName | None:
     return next((key for key in DEVICES if key in words), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
+class Lengths(NamedTuple):
     """Tokens of a typical prompt and completion, and of the longest completion of a batch."""
 
     prompt: float
@@ -156,34 +123,21 @@ class Lengths:
     longest: float
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     seconds: dict[str, float]  # of an optimizer step, by phase
     memory: dict[str, float]  # GiB held throughout, and the largest of what phases add
     capacity: float  # GiB
 
-    @property
-    def step(self) -> float:
-        return sum(self.seconds.values())
-
-    @property
-    def allocated(self) -> float:
-        """GiB of tensors at the peak."""
-        return sum(self.memory.values())
-
-    @property
-    def needed(self) -> float:
-        return self.allocated * FRAGMENTS + CONTEXT
-
-    @property
-    def fits(self) -> bool:
-        return self.needed <= self.capacity
+    step = property(lambda self: sum(self.seconds.values()))
+    allocated = property(lambda self: sum(self.memory.values()))  # GiB of tensors at the peak
+    needed = property(lambda self: self.allocated * FRAGMENTS + CONTEXT)
+    fits = property(lambda self: self.needed <= self.capacity)
 
 
 def predict(config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Lengths) -> Prediction:
     """Estimate one optimizer step of a config; `gpu` None is one core of a CPU."""
-    has_bfloat16 = gpu is not None and DEVICES[gpu].bf16 > 0
-    config = choose_precision(config, has_bfloat16)
+    device = CPU if gpu is None else DEVICES[gpu]
+    config = choose_precision(config, device.bf16 > 0)
     config = choose_speed(config, gpu is not None, shape.parameters)
     model = _Model(config, shape, gpu, lengths)
     rollout, objective, world = config.rollout, model.objective, num_processes()
@@ -204,9 +158,9 @@ def predict(config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Len
         + extra * model.pass_seconds(tokens, scored, accumulated, training=False),
         "train": model.pass_seconds(tokens, scored, accumulated, training=True),
         "optimizer": model.optimizer_seconds(),
-        "other": SECONDS_PER_STEP,
     }
-    return Prediction(seconds, model.memory(rows, micro), model.device.memory)
+    seconds["other"] = SECONDS_PER_STEP + REST * sum(seconds.values())
+    return Prediction(seconds, model.memory(rows, micro), device.memory)
 
 
 class _Model:
