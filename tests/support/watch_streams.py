@@ -155,6 +155,10 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
         reward=0.5, votes__share=0.6,
     ),
     "stalled_throughput": lambda seed: failing(seed, {"time/step": 20.0}, over=3),
+    "forgetting": lambda seed: [
+        row | ({"forgetting/nll": 3.0 + 0.05 * k} if k % 10 == 0 else {})
+        for k, row in enumerate(healthy(seed))
+    ],
 }  # fmt: skip
 ONLY_WARN = {"reward_saturation", "lost_exploration", "lying_loss", "stalled_throughput",
-             "zero_gradient", "one_part_gain"}  # fmt: skip
+             "zero_gradient", "one_part_gain", "forgetting"}  # fmt: skip

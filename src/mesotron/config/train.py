@@ -259,6 +259,10 @@ class RunWatchConfig(Config, prefix="watch."):
     """TOML file with detectors of your own."""
     snr_every: int = setting(0, ge=0)
     """Measure the gradient's SNR every N steps (0: never), at about one more backward pass."""
+    forgetting_every: int = setting(0, ge=0)
+    """Measure the likelihood of general text every N steps (0: never), as forgetting/nll."""
+    forgetting_file: Path | None = None
+    """Plain text that the model should not forget (unset: the shipped sample, 2,000 tokens)."""
     alerts: tuple[str, ...] = setting((), on_resume=True, is_code=True)
     """Where to send warnings and stops: webhook:$URL, slack:$URL, discord:$URL, ntfy:$TOPIC,
     command:PROGRAM, wandb or trackio; addresses come from environment variables."""
@@ -266,6 +270,8 @@ class RunWatchConfig(Config, prefix="watch."):
     def check_fields(self) -> None:
         for text in self.alerts:
             check_alert(text)
+        needs = "needs --watch.forgetting-every above 0"
+        self.refuse_unless(self.forgetting_every > 0, needs, "forgetting_file")
 
 
 def check_alert(text: str) -> tuple[str, str]:

@@ -80,6 +80,8 @@ CATALOG: dict[str, tuple[Plot, ...]] = {
         Plot("Distinct answers per prompt", {"answers/distinct_in_group": "answers"}),
         Plot("Most common answer", {"answers/top_share": "share"},
              "Above one half: one answer to everything."),
+        Plot("Forgetting", {"forgetting/nll": "nll"},
+             "Nats per token of general text that training never shows; rising is forgetting."),
         Plot("KL from the start", {"kl": "KL", "kl/start": "KL", "policy/kl": "KL"},
              "In nats per token, as estimated by the trainer."),
     ),

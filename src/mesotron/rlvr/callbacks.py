@@ -1,4 +1,4 @@
-"""Callbacks of a training run: rows, live view, stopping, evaluation, gradient SNR.
+"""Callbacks of a training run: rows, live view, stopping, evaluation, forgetting, gradient SNR.
 
 Plain Transformers callbacks; only the main process writes. Row metrics go to TRL's `_metrics`.
 """
@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from trl.trainer.utils import split_tensor_dict
 
 from mesotron.probes import snr_from_norms
+from mesotron.probes.forgetting import text_nll
 from mesotron.rlvr.checkpoint import random_state, restore_random_state
 from mesotron.rlvr.dataset import Rows
 from mesotron.runs import RunFolder
@@ -195,6 +196,30 @@ class EvalEvery(TrainerCallback):
             metrics = self.trainer._metrics["train"]
             metrics[self.name].append(self.score() if due else self.start)
             metrics["eval/problems"].append(float(self.problems))
+
+
+class ForgettingProbe(TrainerCallback):
+    """Puts forgetting/nll into the first row (that of the start) and the row of every n-th step."""
+
+    def __init__(self, every: int, trainer: Any, blocks: Tensor) -> None:
+        self.every, self.trainer, self.blocks = every, trainer, blocks
+        self.start: float | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self.start = self._measure()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        due = state.global_step % self.every == 0
+        if due or self.start is not None:
+            nll = self._measure() if due or self.start is None else self.start
+            self.start = None
+            self.trainer._metrics["train"]["forgetting/nll"].append(nll)
+
+    def _measure(self) -> float:
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        with self.trainer.compute_loss_context_manager():
+            return text_nll(model, self.blocks)
 
 
 class SnrProbe(TrainerCallback):

@@ -24,10 +24,19 @@ from trl.trainer.grpo_config import GRPOConfig
 from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.base import spell
 from mesotron.optim.device import choose_device, name_device, use_one_thread_if_small
+from mesotron.probes.forgetting import read_text, text_blocks
 from mesotron.rlvr.anchor import Anchor
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.callbacks import WATCHED, EvalEvery, GracefulStop, RunLog, SnrProbe, Spending
+from mesotron.rlvr.callbacks import (
+    WATCHED,
+    EvalEvery,
+    ForgettingProbe,
+    GracefulStop,
+    RunLog,
+    SnrProbe,
+    Spending,
+)
 from mesotron.rlvr.dataset import make_rows
 from mesotron.rlvr.models import (
     as_loaded,
@@ -180,6 +189,9 @@ def train_in(
             every, problems = config.eval_every, before["problems"]
             name = "eval/reward" if before.get("measure") == "reward" else "eval/greedy"
             callbacks.append(EvalEvery(every, trainer, score, first["value"], problems, name))
+        if config.watch.forgetting_every:
+            text = text_blocks(parts.tokenizer, read_text(config.watch.forgetting_file))
+            callbacks.append(ForgettingProbe(config.watch.forgetting_every, trainer, text))
         callbacks.append(spending)
         # A watch sees a non-finite loss before the log, but a row is written before it is undone.
         callbacks.insert(len(callbacks) if undoes else 0, watch)

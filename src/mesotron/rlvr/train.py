@@ -138,6 +138,11 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     if num_processes() > 1 and config.out is None:
         raise ValueError("several processes must agree on the run's folder: give it with --out")
     check_reward(config.reward)
+    text = config.watch.forgetting_file
+    if text is not None and not text.is_file():
+        raise ValueError(
+            f"--watch.forgetting-file {text} does not exist: give a file of plain text"
+        )
     trl_arguments(config.objective, config.rollout, config.optim, num_processes())
     num_problems = math.inf if config.task.num_train is None else config.task.num_train
     check_enough(num_problems if task is None else len(task.train), config)
