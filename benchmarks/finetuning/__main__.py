@@ -102,6 +102,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 16, 64])
     parser.add_argument("--first", type=int, default=0, help="rates are 1e-5 * 2^k, from this k")
     parser.add_argument("--last", type=int, default=10, help="to this one")
+    parser.add_argument("--only", nargs="*", default=[], help="some rules of the part rates")
     parser.add_argument("--one-seed", action="store_true", help="of the part rates")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--held-out", type=int, default=256, help="problems of an evaluation")

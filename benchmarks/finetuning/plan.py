@@ -66,6 +66,7 @@ def rates(given: Any) -> Iterator[Cell]:
     """Held-out loss against the rate, for each rank and for the whole matrices."""
     curves = [(name, rank) for name in CURVES for rank in given.ranks]
     curves += [("full muon", 0), ("full adamw", 0)]
+    curves = [curve for curve in curves if not given.only or curve[0] in given.only]
     grid = [1e-5 * 2**k for k in range(given.first, given.last + 1)]
     rounds = [(0, grid[::2]), (0, grid[1::2]), (1, grid)]
     for seed, some in rounds[:2] if given.one_seed else rounds:

@@ -33,6 +33,7 @@ def polar(X: Tensor) -> Tensor:
 def optimizer_of(A: Tensor, B: Tensor, **options) -> Muon:
     group = {"params": [A, B], "rule": options.pop("rule", "muon"), "pairs": [LORA_SCALE]}
     group |= {"view": options.pop("view", None)}
+    options = {"lora_unit": "direction", **options}
     options = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0, **EXACT, **options}
     return Muon([group], lr=LR, **options)
 
@@ -74,6 +75,19 @@ def test_the_first_step_from_zero_b_moves_b_alone_by_the_whole_budget():
     rms = (change.square().mean() ** 0.5).item()
     assert optimizer.stats()["muon/update_rms"] == pytest.approx(rms, rel=1e-6)
     assert optimizer.stats()["muon/passed_rank"] == pytest.approx(4, rel=1e-6)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 16])
+def test_in_the_rms_unit_every_rank_moves_the_product_by_the_same_rms(rank):
+    A, B, G = lora_pair(rank)
+    B.data.zero_()
+    _, _, change = step(A, B, optimizer_of(A, B, lora_unit="rms"), G)
+    assert change.square().mean().sqrt().item() == pytest.approx(0.2 * LR, rel=1e-6)
+    for _ in range(5):  # B has grown, and A moves too
+        *_, change = step(A, B, optimizer_of(A, B, lora_unit="rms"), G)
+    assert change.square().mean().sqrt().item() == pytest.approx(0.2 * LR, rel=0.5)
+    with pytest.raises(ValueError, match="lora_unit"):
+        optimizer_of(A, B, lora_unit="spectral")
 
 
 def test_at_full_rank_it_is_muon():
@@ -231,7 +245,7 @@ def test_half_a_pair_is_refused():
 
 def test_the_leash_caps_the_product():
     model, rho = adapted(), 0.05
-    optimizer = mesotron.muon(model, 0.02, lora="product", leash=rho)
+    optimizer = mesotron.muon(model, 0.005, lora="product", leash=rho)
     group = next(g for g in optimizer.param_groups if g["pairs"])
     generator = torch.Generator().manual_seed(0)
     grads = [torch.randn(p.shape, generator=generator) for p in group["params"]]

@@ -62,7 +62,7 @@ def healthy(seed: int, steps: int = STEPS) -> list[Row]:
             name: a + (b - a) * share + draw.gauss(0, noise)
             for name, (a, b, noise) in levels.items()
         }
-        rows.append({"step": step, **row})
+        rows.append({"step": step, **row} | ({"forgetting/nll": 3.0} if step % 16 == 0 else {}))
     return rows
 
 
@@ -156,7 +156,7 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
     ),
     "stalled_throughput": lambda seed: failing(seed, {"time/step": 20.0}, over=3),
     "forgetting": lambda seed: [
-        row | ({"forgetting/nll": 3.0 + 0.05 * k} if k % 10 == 0 else {})
+        row | ({"forgetting/nll": 3.0 + 0.02 * k} if k % 16 == 0 else {})
         for k, row in enumerate(healthy(seed))
     ],
 }  # fmt: skip

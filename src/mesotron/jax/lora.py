@@ -7,6 +7,7 @@ A pair is two leaves of one module whose names end in `lora_a` and `lora_b` (any
 Legend: K layers; A is [K, r, n], B is [K, m, r]; the adapted weight is m x n.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -64,6 +65,7 @@ def lora_product(
     weight_decay: Rate,
     scale: Any = "rms",
     lora_scale: float,
+    lora_unit: str = "rms",
     momentum_dtype: str | None = None,
 ) -> optax.GradientTransformation:
     """Steps a tree of LoRA pairs so that the change of each product is the filtered step. The
@@ -102,6 +104,8 @@ def lora_product(
             m, n = B.shape[1], A.shape[2]
             traced = isinstance(scale, Array)
             e = rate * (scale * step_scale(1.0, m, n) if traced else step_scale(scale, m, n))
+            if lora_unit == "rms":  # r directions change the product by Muon's RMS
+                e = e * math.sqrt(min(m, n) / min(A.shape[1], m, n))
             units = product_step(A, B, U_A, U_B, e, lora_scale, filter)
             keep = jnp.sqrt(1 - rate * decay)
             for k, old, unit in zip(pair, (A, B), units):

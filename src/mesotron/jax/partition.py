@@ -41,6 +41,7 @@ def muon(
     rank: int | None = None,
     lora: str | None = None,
     lora_scale: float = 1.0,
+    lora_unit: str = "rms",
     views: Views = None,
     dtype: str | None = None,
     momentum_dtype: str | None = None,
@@ -71,6 +72,8 @@ def muon(
         lora: "product" steps pairs of leaves called lora_a and lora_b so that the change of their
             product is the filtered step (`mesotron.jax.lora`); None filters them like any matrix.
         lora_scale: the factor of the product in the forward pass, alpha / r as a rule.
+        lora_unit: "rms" changes the product by full Muon's RMS at every rank, "direction" each of
+            its directions as full Muon would.
         views: which axes hold outputs, inputs and separate matrices (`mesotron.jax.views`): one
             string for all leaves, or path -> string. Then nothing is routed, and every leaf must
             be a matrix; so is a tree of matrices alone without a name that tells their roles, with
@@ -100,8 +103,8 @@ def muon(
     options = {
         "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "scale": scale,
         "filter": filter, "ns": ns, "steps": steps, "rank": rank, "lora": lora, "views": views,
-        "lora_scale": lora_scale, "dtype": dtype, "momentum_dtype": momentum_dtype,
-        "batched": batched, "shardings": shardings, "stats": stats,
+        "lora_scale": lora_scale, "lora_unit": lora_unit, "dtype": dtype, "batched": batched,
+        "momentum_dtype": momentum_dtype, "shardings": shardings, "stats": stats,
     }  # fmt: skip
     return _multi_transform(matrix_muon, learning_rate, aux_lr, betas, eps, options | routing)
 
@@ -144,6 +147,7 @@ def pion(
     steps: int | None = None,
     lora: str | None = None,
     lora_scale: float = 1.0,
+    lora_unit: str = "rms",
     views: Views = None,
     dtype: str | None = None,
     momentum_dtype: str | None = None,
@@ -162,8 +166,8 @@ def pion(
             value, "aligned" for sqrt(2) - 1 of it, or "noise" for the edge of pure noise of the
             matrix's shape.
         learning_rate, momentum, nesterov, weight_decay, scale, aux_lr, betas, eps, steps, lora,
-            lora_scale, views, dtype, momentum_dtype, batched, shardings, stats, **routing: as in
-            `muon`.
+            lora_scale, lora_unit, views, dtype, momentum_dtype, batched, shardings, stats,
+            **routing: as in `muon`.
 
     Example:
         >>> tx = pion(optax.linear_schedule(0.02, 0.0, 1000), cutoff="aligned")
@@ -173,8 +177,8 @@ def pion(
     options = {
         "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "scale": scale,
         "promote": promote, "cutoff": cutoff, "steps": steps, "lora": lora, "views": views,
-        "lora_scale": lora_scale, "dtype": dtype, "momentum_dtype": momentum_dtype,
-        "batched": batched, "shardings": shardings, "stats": stats,
+        "lora_scale": lora_scale, "lora_unit": lora_unit, "dtype": dtype, "batched": batched,
+        "momentum_dtype": momentum_dtype, "shardings": shardings, "stats": stats,
     }  # fmt: skip
     return _multi_transform(matrix_pion, learning_rate, aux_lr, betas, eps, options | routing)
 
@@ -345,9 +349,12 @@ def _multi_transform(
     options |= options.pop("options", {}) | options.pop("routing", {})
     routing = {key: options.pop(key) for key in _ROUTING if key in options}
     views, lora = options.pop("views", None), options.pop("lora", None)
-    lora_scale = options.pop("lora_scale", 1.0)
+    unit = {"lora_scale": options.pop("lora_scale", 1.0)}
+    unit["lora_unit"] = options.pop("lora_unit", "rms")
     stats, decay = options.get("stats", False), options["weight_decay"]
     rule(lr, **options)  # refuses a wrong option now, not at the first step
+    if unit["lora_unit"] not in ("rms", "direction"):
+        raise ValueError(f"lora_unit={unit['lora_unit']!r} must be 'rms' or 'direction'")
     if lora not in (None, "product"):
         raise ValueError(f"lora={lora!r} must be 'product' or None")
     aux_lr = lr if aux_lr is None else aux_lr
@@ -358,7 +365,7 @@ def _multi_transform(
         keys = ("momentum", "nesterov", "weight_decay", "scale", "momentum_dtype")
         kept: dict[str, Any] = {key: options[key] for key in keys if key in options}
         chosen = make_filter(shape.pop("filter", name), **shape)
-        return lora_product(lr, chosen, lora_scale=lora_scale, **kept)
+        return lora_product(lr, chosen, **unit, **kept)
 
     def route(tree: Any) -> optax.GradientTransformation:
         # Gradients have the paths and shapes of the parameters, so both give the same table.

@@ -4,8 +4,9 @@ step.
     A A^T = C C^T;  dB = -(e c / s) f(U_B C^-T) C^-1
     B^T B + (DAMPING e / s)^2 (A A^T)^-1 = E E^T;  dA = -(e c / s) E^-T f(E^-1 U_A)
 
-U are the directions (momenta), f the filter, e = lr scale(m, n) the spectral norm of Muon's step on
-W. To first order the product changes by -e c S with S = f(U_B C^-T) C^-1 A + B E^-T f(E^-1 U_A),
+U are the directions (momenta), f the filter, e the spectral norm of the step: lr scale(m, n), as
+Muon's on W, times sqrt(min(m, n) / r) in the unit "rms", where r directions then change W by Muon's
+RMS. To first order the product changes by -e c S with S = f(U_B C^-T) C^-1 A + B E^-T f(E^-1 U_A),
 and c in [1/2, 1] gives it the spectral norm of a filtered matrix: S is twice Muon's step where the
 two terms coincide (full rank) and one term alone at B = 0. Nothing changes under B -> B R,
 A -> R^-1 A: a Cholesky factor differs from the symmetric root by a rotation, which f carries along.
@@ -16,6 +17,7 @@ Legend: K pairs of one shape; A is [K, r, n], B is [K, m, r]; W is m x n.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -41,6 +43,7 @@ from mesotron.optim.views import View
 from mesotron.spectral.scale import step_scale
 
 DAMPING = 2.0
+UNITS = ("rms", "direction")
 _JITTER = 1e-10  # of a Gram matrix's mean diagonal, far below any adapter that still has its rank
 _POWER_STEPS = 8
 
@@ -225,8 +228,15 @@ def _half_a_pair(name: str) -> str:
     )
 
 
+def unit_factor(unit: str, m: int, n: int, r: int) -> float:
+    """The spectral norm of a product's step over that of Muon's on W."""
+    return math.sqrt(min(m, n) / min(r, m, n)) if unit == "rms" else 1.0
+
+
 def check_pairs(group: dict[str, Any]) -> None:
     pairs, params = group["pairs"], group["params"]
+    if group["lora_unit"] not in UNITS:
+        raise ValueError(f"lora_unit={group['lora_unit']!r} must be one of {', '.join(UNITS)}")
     if len(params) != 2 * len(pairs):
         raise ValueError(
             f"pairs={pairs!r} names {len(pairs)} LoRA scalings for {len(params)} parameters: give "
@@ -288,13 +298,14 @@ def _step_bucket(pairs: list[Pair], states: Any, stats: StepStats) -> None:
         old.append(torch.stack([_whole(p).flatten(1) for p in params]).to(wide))
     (A, B), (U_A, U_B) = old, directions
     m, n = B.shape[1], A.shape[2]
-    e = group["lr"] * step_scale(group["scale"], m, n)
+    scale = step_scale(group["scale"], m, n) * unit_factor(group["lora_unit"], m, n, A.shape[1])
+    e = group["lr"] * scale
     step = product_step(A, B, U_A, U_B, e, s, group)
     # Of each factor, so that B A keeps its square.
     keep = (1 - group["lr"] * group["weight_decay"]) ** 0.5
     if group["leash"] is not None:
         norms = move(torch.tensor([pair.start_norm for pair in pairs], dtype=wide), A.device)
-        share = strength(group, step_scale(group["scale"], m, n), norms).clamp(max=0.5)
+        share = strength(group, scale, norms).clamp(max=0.5)
         keep = (1 - share).sqrt()[:, None, None]
     for side, unit in enumerate((step.dA, step.dB)):
         new = keep * old[side] - (e / s / keep) * unit.to(wide)

@@ -88,6 +88,8 @@ class RoutedOptimizer(torch.optim.Optimizer):
         leash: decay matrices toward their starting weights, in place of `weight_decay`, so that no
             filtered block ends further from its start than this share of the start's spectral norm
             (`mesotron.optim.leash`). Keeps a copy of the weights, except for LoRA products.
+        lora_unit: of a LoRA product's rate: "rms" changes B A by full Muon's RMS at every rank,
+            "direction" each of its directions as full Muon would.
         aux: the rule for vectors in groups without one, "adamw" or "sgd"; None is the class's own.
         dtype: of the filter's products ("float32", "bfloat16", "float64"); None picks the fastest.
         momentum_dtype: of the momentum buffer; None is float32.
@@ -121,6 +123,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
         eps: float = 1e-8,
         beta2: float = 0.95,
         leash: float | None = None,
+        lora_unit: str = "rms",
         aux: str | None = None,
         dtype: str | None = None,
         momentum_dtype: str | None = None,
@@ -146,7 +149,7 @@ class RoutedOptimizer(torch.optim.Optimizer):
             "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
             "scale": scale, "filter": filter or ("pion" if self.rule == "pion" else "muon"),
             "steps": steps, "promote": promote, "cutoff": cutoff, "rank": rank, "betas": betas,
-            "eps": eps, "beta2": beta2, "leash": leash, "start_norms": None,
+            "eps": eps, "beta2": beta2, "leash": leash, "start_norms": None, "lora_unit": lora_unit,
             "dtype": dtype, "momentum_dtype": momentum_dtype, "batched": batched,
             "fused": fused,
         }  # fmt: skip

@@ -1,0 +1,73 @@
+"""The figure and the table of the page: `python -m benchmarks.finetuning.draw results.json.gz`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.finetuning.plan import CURVES, FINAL_SEEDS, score
+
+COLORS = {4: "#c23b22", 16: "#e0912f", 64: "#3b7a57", 0: "#26418f"}
+
+
+def main(path: Path, out: Path) -> None:
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    cells = [cell for cell in json.loads(data)["cells"] if cell["kind"] == "sft"]
+    draw(cells, out)
+    print(table(cells))
+
+
+def curves(cells: list[dict[str, Any]]) -> dict[tuple[str, int], dict[float, float]]:
+    """(contender, rank) -> rate -> mean held-out loss over the tuning seeds."""
+    found: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        if cell["seed"] not in FINAL_SEEDS:
+            found[cell["contender"], cell["rank"]][cell["rate"]].append(score(cell))
+    return {
+        key: {rate: fmean(losses) for rate, losses in sorted(rates.items())}
+        for key, rates in found.items()
+    }
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    """Best rate and loss of each curve."""
+    lines = ["| rule | rank | best rate | held-out loss |", "|---|---|---|---|"]
+    for (name, rank), means in sorted(curves(cells).items()):
+        best = min(means, key=means.__getitem__)
+        lines.append(f"| {name} | {rank or 'full'} | {best:.1e} | {means[best]:.3f} |")
+    return "\n".join(lines)
+
+
+def draw(cells: list[dict[str, Any]], out: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    found = curves(cells)
+    figure, axes = plt.subplots(1, len(CURVES), figsize=(10, 3.2), sharey=True)
+    for axis, name in zip(axes, CURVES, strict=True):
+        full = "full adamw" if name == "lora adamw" else "full muon"
+        lines = [(r, found[n, r]) for n, r in sorted(found) if n == name]
+        lines += [(0, found[full, 0])] if (full, 0) in found else []
+        for rank, means in lines:
+            label = f"rank {rank}" if rank else full
+            axis.plot(
+                [*means], [*means.values()], marker="o", ms=3, color=COLORS[rank], label=label
+            )
+            best = min(means, key=means.__getitem__)
+            axis.plot(best, means[best], marker="*", ms=11, color=COLORS[rank])
+        axis.set(xscale="log", xlabel="learning rate", title=name)
+        axis.legend(fontsize=7, frameon=False)
+    axes[0].set(ylabel="held-out loss", yscale="log")
+    figure.tight_layout()
+    figure.savefig(out, dpi=110)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(__file__).with_name("rates.png"))
