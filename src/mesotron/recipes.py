@@ -40,11 +40,12 @@ def arith() -> TrainConfig:
 
 
 def arith_collapse() -> TrainConfig:
-    """Meant to fail: learns, then collapses at eight times arith's rate; try --guard rollback."""
+    """Meant to fail: learns, then collapses at twelve times arith's rate; try --guard rollback."""
     # The accuracy peaks within ten steps: a rollback needs a checkpoint from before that.
     return replace(
         arith(), reward=RewardConfig(parts=("sparse",)),
-        optim=OptimConfig(lr=8e-3, schedule="linear"), steps=60, save_every=2, keep=15,
+        optim=OptimConfig(lr=1.2e-2, schedule="linear"), steps=60, save_every=2, keep=15,
+        eval_every=5,
     )  # fmt: skip
 
 

@@ -61,9 +61,11 @@ def plain_trainer(folder: Path, watch: Watch | None = None, **changed: Any) -> T
 def test_stop_ends_the_run_with_a_checkpoint_and_the_diagnosis(tmp_path, caplog):
     folder = RunFolder.create(tmp_path / "run", config={}, environment={})
     watch = Watch(guard="stop", run=folder.path, settings=SETTINGS)
+    assert watch.state() == "healthy so far"
     with caplog.at_level(logging.INFO, logger="mesotron.watch"):
         plain_trainer(tmp_path / "out", watch).train()
     assert watch.stopped_by is not None
+    assert "stop: reward collapse" in watch.state()
     step = watch.stopped_by.step
     assert FALL < step < FALL + 8
     assert (tmp_path / "out" / f"checkpoint-{step}" / "trainer_state.json").exists()
