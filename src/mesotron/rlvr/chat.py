@@ -32,9 +32,8 @@ class Chat:
         device = choose_device(config.device, config.threads)
         if device.type == "cpu":  # a run on a GPU may have had another precision
             subject = replace(subject, model=replace(subject.model, dtype="float32"))
-        self.name, self.config, self.system = subject.name, config, list(system)
+        self.name, self.config, self.messages = subject.name, config, list(system)
         self.model, self.tokenizer = subject.load(device)
-        self.messages: list[Message] = list(system)
 
     def answer(self, prompt: str) -> str:
         from mesotron.rlvr.decode import generate
@@ -50,15 +49,14 @@ class Chat:
 
 
 def run(config: ChatConfig) -> int:
-    subject = find_subject(config.model)
+    subject, console = find_subject(config.model), SafeConsole(highlight=False)
     if config.compare and subject.start is None:
         raise ValueError(f"--compare needs a run, which knows its start: {config.model} is none")
     set_library_variables(TaskConfig(), subject.model.name)
     go_offline_without_network()
     before = [Subject(f"{subject.start.name} (before)", subject.start)] if subject.start else []
-    subjects = [*before * config.compare, subject]
-    chats = [Chat(one, system_of(config, subject), config) for one in subjects]
-    console = SafeConsole(highlight=False)
+    system = system_of(config, subject)
+    chats = [Chat(one, system, config) for one in (*before * config.compare, subject)]
     if config.prompt is not None:
         say(chats, config.prompt, console)
         return 0
@@ -70,7 +68,7 @@ def run(config: ChatConfig) -> int:
             prompt = input(asks).strip()
             if prompt == NEW:
                 for chat in chats:
-                    chat.messages = list(chat.system)
+                    chat.messages = list(system)
             elif prompt:
                 say(chats, prompt, console)
     except (EOFError, KeyboardInterrupt):

@@ -40,6 +40,7 @@ from mesotron.runs.process import num_processes
 from mesotron.watch.budget import Limits, StepMath, limits_of, step_math
 
 CALIBRATION_STEPS = 3
+LENGTH = "completions/mean_length"
 MATH_LEVELS = {1: 564, 2: 1348, 3: 1592, 4: 1690, 5: 2304}  # of the 7,500
 QUESTION_TOKENS = 80  # where nothing is known
 CHARACTERS_PER_TOKEN = 3.5
@@ -165,41 +166,27 @@ def calibration(config: TrainConfig, gpu: GpuName | None, root: Path) -> tuple[f
     """How many times as long as estimated earlier runs took, and which: those with the same model
     on the same device, else any on that device, else any on a GPU."""
     ranked: dict[int, list[tuple[float, str]]] = {}
-    for path, run, device, seconds, completion in earlier_runs(root):
-        shape = find_shape(run.model.name)
-        if shape is None or (device is None) != (gpu is None):
-            continue
-        question = DATASETS.get(run.task.path or run.task.name, (0, QUESTION_TOKENS))[1]
-        predicted = predict(run, shape, device, lengths_of(run, question, completion)).step
-        rank = (device != gpu) * 2 + (run.model.name != config.model.name)
-        ranked.setdefault(rank, []).append((seconds / predicted, str(path)))
-    if not ranked:
-        return 1.0, []
-    best = ranked[min(ranked)]
-    return geometric_mean([ratio for ratio, _ in best]), [name for _, name in best]
-
-
-def earlier_runs(
-    root: Path,
-) -> Iterator[tuple[Path, TrainConfig, GpuName | None, float, float | None]]:
-    """Path, config, GPU (None: a CPU), seconds per step and mean completion of the newest runs."""
     files = [path for path in root.glob("*/config.json") if not path.parent.is_symlink()]
     for file in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)[:RUNS_READ]:
-        path = file.parent
         try:
-            rows = read_rows(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
-            times = [float(row["time/step"]) for row in rows if row.get("time/step")]
-            config = from_plain(TrainConfig, read_json(file), str(file))
-            device = str(read_json(path / "env.json").get("device", ""))
-        except (OSError, TypeError, ValueError):
-            continue  # of another command or version, or damaged
-        gpu = find_device(device)
-        if len(times) < 4 or (gpu is None and device != "cpu"):
+            run = from_plain(TrainConfig, read_json(file), str(file))
+            name = str(read_json(file.with_name("env.json")).get("device", ""))
+            rows = read_rows(file.with_name("metrics.jsonl"))
+        except (OSError, ValueError):
+            continue  # of another command or version, or without a step
+        device, shape = find_device(name), find_shape(run.model.name)
+        times = [row["time/step"] for row in rows if row.get("time/step")]
+        comparable = name == "cpu" if gpu is None else device is not None
+        if shape is None or len(times) < 4 or not comparable:
             continue
-        lengths = [
-            row["completions/mean_length"] for row in rows if "completions/mean_length" in row
-        ]
-        yield path, config, gpu, median(times[2:]), mean(lengths) if lengths else None
+        sampled = [row[LENGTH] for row in rows if LENGTH in row]
+        question = DATASETS.get(run.task.path or run.task.name, (0, QUESTION_TOKENS))[1]
+        lengths = lengths_of(run, question, mean(sampled) if sampled else None)
+        ratio = median(times[2:]) / predict(run, shape, device, lengths).step
+        rank = (device != gpu) * 2 + (run.model.name != config.model.name)
+        ranked.setdefault(rank, []).append((ratio, str(file.parent)))
+    best = ranked[min(ranked)] if ranked else []
+    return geometric_mean([ratio for ratio, _ in best] or [1.0]), [name for _, name in best]
 
 
 def find_pace(config: PlanConfig, num_prompts: int, plan: Estimator) -> Pace:
@@ -236,8 +223,7 @@ def calibrate(config: PlanConfig) -> Pace:
         trainer.train()
     rows = trainer.state.log_history
     times = [row["time/step"] for row in rows if "time/step" in row][config.rollout.updates :]
-    key = "completions/mean_length"
-    length = config.completion_tokens or mean(row[key] for row in rows if key in row)
+    length = config.completion_tokens or mean(row[LENGTH] for row in rows if LENGTH in row)
     source = f"{steps} steps on this machine, {length:.3g} tokens per completion"
     return Pace(mean(times), length, source)
 

@@ -3,14 +3,12 @@ repository, with a model card that carries the run's evidence."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +18,36 @@ from mesotron.rlvr.evaluate import Subject, find_subject
 from mesotron.rlvr.models import SHIPPED, locate, no_progress_bars
 from mesotron.rlvr.train import set_library_variables
 from mesotron.runs import RunFolder
+from mesotron.runs.extras import require
+from mesotron.runs.folder import check_free
 from mesotron.runs.process import go_offline_without_network
 from mesotron.runs.resume import run_of
 
 CONVERTER = "convert_hf_to_gguf.py"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def run(config: ExportConfig) -> int:
-    run = run_of(config.model)
-    subject = find_subject(config.model)
+    run, subject = run_of(config.model), find_subject(config.model)
     if run is None:
         raise ValueError(f"{config.model} is not a run: name a folder that mesotron train wrote")
-    out = config.out or run.path / "export"
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty: give --out another name")
-    if config.gguf and subject.adapter and not config.merge_lora:
+    out, whole = config.out or run.path / "export", config.merge_lora or not subject.adapter
+    check_free(out)
+    if config.gguf and not whole:
         raise ValueError("--gguf needs whole weights, and this run trained adapters: --merge-lora")
     set_library_variables(TaskConfig(), subject.model.name)
     go_offline_without_network()
     converter = find_converter(out) if config.gguf else None
     if config.push is not None:
         check_push(config.push, out)
-    if subject.adapter and not config.merge_lora:
-        write_adapter(subject.adapter, out)
-    else:
+    if whole:
         write_weights(subject, config.dtype, out)
-    whole = not subject.adapter or config.merge_lora
+    elif subject.adapter:
+        tokenizer = ("*token*", "chat_template.jinja")
+        files = [file for one in ("adapter_*", *tokenizer) for file in subject.adapter.glob(one)]
+        out.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.copy(file, out)
     title = config.push or (out if config.out else run.path).resolve().name
     (out / "README.md").write_text(model_card(run, title, whole), encoding="utf-8")
     print(f"model: {out}; load with {load_line(subject.model.name, str(out), whole)}")
@@ -58,14 +58,6 @@ def run(config: ExportConfig) -> int:
     if config.push is not None:
         push(config.push, out)
     return 0
-
-
-def write_adapter(adapter: Path, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer = [path.name for path in adapter.glob("*token*")]
-    for name in (*ADAPTER_FILES, *tokenizer, "chat_template.jinja"):
-        if (adapter / name).is_file():
-            shutil.copy(adapter / name, out / name)
 
 
 def write_weights(subject: Subject, dtype: str, out: Path) -> None:
@@ -102,12 +94,11 @@ def find_converter(out: Path) -> Path:
 
 
 def check_push(name: str, out: Path) -> None:
-    later = f"export without --push and run hf upload {name} {out} later"
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
         raise ValueError(f"--push {name!r} is not a repository: write USER/NAME")
-    if find_spec("huggingface_hub") is None:
-        raise ValueError("--push needs huggingface_hub: pip install 'mesotron[rlvr]'")
+    require("rlvr", ["huggingface_hub"], "--push")
     if os.environ.get("HF_HUB_OFFLINE") == "1":
+        later = f"export without --push and run hf upload {name} {out} later"
         raise ValueError(f"--push {name}: the hub cannot be reached from here; {later}")
     from huggingface_hub import get_token
 
@@ -133,42 +124,42 @@ def model_card(run: RunFolder, name: str, whole: bool) -> str:
     """The README of an exported model: result, data, reward, watch verdict, settings, versions."""
     from mesotron.rlvr.run_report import headline, score_rows, watch_lines
 
-    settings, result, env = run.config, run.result, run.environment
-    start = settings["model"]["name"]
+    settings, result, env, rows = run.config, run.result, run.environment, run.rows("metrics")
+    start, task, reward = settings["model"]["name"], settings["task"], settings.get("reward") or {}
     on_hub = start not in SHIPPED and not Path(start).expanduser().exists()
-    head = {"library_name": "transformers" if whole else "peft"}
-    head |= {"base_model": start} if on_hub else {}
-    head["tags"] = json.dumps(["mesotron", "reinforcement-learning"])
-    rows = run.rows("metrics")
-    task, reward = settings["task"], settings.get("reward") or {}
-    lines = ["---", *(f"{key}: {value}" for key, value in head.items()), "---", "", f"# {name}", ""]
-    lines += [f"{public(start)} after {len(rows)} steps of `mesotron train`.", "", "## Result", ""]
+    scored = ["None: the run has not finished."]
     if result and "gain" in result:
-        lines += [
+        scored = [
             f"{headline(result)}, 95 % intervals:", "",
             "| | before | after | gain |", "|---|---|---|---|",
             *("| " + " | ".join(row) + " |" for row in score_rows(result)),
             *(f"\n{sentence}" for sentence in result.get("findings", ())),
         ]  # fmt: skip
-    else:
-        lines.append("None: the run has not finished.")
     parts = reward.get("parts") or ["none"]
     weights = reward.get("weights") or [1.0] * len(parts)
     named = [f"{public(part)} x {weight:g}" for part, weight in zip(parts, weights, strict=False)]
     data = task.get("data") or [task["name"], *filter(None, [task.get("path")])]
-    lines += ["", "## Data and reward", "", f"- data: {public(data)}"]
-    lines += [f"- reward: {', '.join(named)}", *watch_lines(rows, run.rows("events"))]
-    lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
+    table = []
     for section, defaults in to_plain(TrainConfig()).items():
         own, sectioned = settings.get(section), isinstance(defaults, dict)
         for key, default in defaults.items() if sectioned else [("", defaults)]:
             value = (own or {}).get(key) if sectioned else own
             if key == "name" or section in ("steps", "seed") or value not in (default, None):
-                lines.append(f"| {section}{'.' if key else ''}{key} | {public(value)} |")
+                table.append(f"| {section}{'.' if key else ''}{key} | {public(value)} |")
     versions = ", ".join(f"{key} {value}" for key, value in env.get("packages", {}).items())
-    lines += ["", f"{env.get('device', 'unknown device')}; {versions}."]
-    line = load_line(public(start), name, whole)
-    return "\n".join([*lines, "", "## Use", "", "```python", line, "```", ""])
+    lines = [
+        "---", f"library_name: {'transformers' if whole else 'peft'}",
+        *([f"base_model: {start}"] if on_hub else []),
+        'tags: ["mesotron", "reinforcement-learning"]', "---", "", f"# {name}", "",
+        f"{public(start)} after {len(rows)} steps of `mesotron train`.",
+        "", "## Result", "", *scored,
+        "", "## Data and reward", "", f"- data: {public(data)}", f"- reward: {', '.join(named)}",
+        *watch_lines(rows, run.rows("events")),
+        "", "## Settings", "", "| setting | value |", "|---|---|", *table,
+        "", f"{env.get('device', 'unknown device')}; {versions}.",
+        "", "## Use", "", "```python", load_line(public(start), name, whole), "```", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
 
 
 def public(value: Any) -> str:
