@@ -231,21 +231,17 @@ def make_axes(run: Run, buckets: Buckets) -> dict[str, list[float]]:
 
 
 def make_chapters(runs: Sequence[Run], grids: Grids) -> dict[str, list[Chart]]:
-    chapters = {
-        question: [chart for plot in plots for chart in _draw(plot, runs, grids)]
-        for question, plots in CATALOG.items()
-    }
+    chapters = {question: [chart for plot in plots for chart in _draw(plot, runs, grids)]
+                for question, plots in CATALOG.items()}  # fmt: skip
     return {question: charts for question, charts in chapters.items() if charts}
 
 
 def make_rest(runs: Sequence[Run], grids: Grids) -> list[Chart]:
     named = {metric for run in runs for metric in _named_metrics(run)}
     names = {metric for run in runs for metric in run.columns if metric not in named}
-    return [
-        Chart(metric, lines, rest=True)
-        for metric in sorted(names)
-        if (lines := _overlaid_lines(metric, runs, grids.rest, grids.styles, bands=False))
-    ]
+    lines = {metric: _overlaid_lines(metric, runs, grids.rest, grids.styles, bands=False)
+             for metric in sorted(names)}  # fmt: skip
+    return [Chart(metric, shown, rest=True) for metric, shown in lines.items() if shown]
 
 
 def make_spectra(run: Run) -> list[Chart]:
@@ -283,9 +279,8 @@ def match(pattern: str, metric: str) -> str | None:
     head, star, tail = pattern.partition("*")
     if not star:
         return "" if metric == pattern else None
-    inside = len(metric) > len(head) + len(tail)
-    fits = inside and metric.startswith(head) and metric.endswith(tail)
-    return metric[len(head) : len(metric) - len(tail)] if fits else None
+    matched = metric.removeprefix(head).removesuffix(tail)
+    return matched if matched and f"{head}{matched}{tail}" == metric else None
 
 
 def _draw(plot: Plot, runs: Sequence[Run], grids: Grids) -> list[Chart]:

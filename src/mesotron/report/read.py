@@ -10,7 +10,8 @@ from typing import Any, Literal
 from mesotron.runs import RunFolder
 from mesotron.runs.files import Row, read_rows, rows_of_steps
 from mesotron.watch import DETECTORS
-from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose
+from mesotron.watch.diagnosis import Condition, Diagnosis, diagnose, find_phases
+from mesotron.watch.engine import is_number
 from mesotron.watch.events import Action, Event, Evidence
 from mesotron.watch.guard import Monitor, merge_history
 from mesotron.watch.metrics import canonical, standard_row
@@ -74,7 +75,11 @@ class Run:
             return None
         monitor = Monitor()
         monitor.replay(merge_history(self.rows, self.logged_events), ())
-        events = monitor.events if self.kind == "other" else read_events(self.logged_events)
+        events = monitor.events
+        if self.kind != "other":
+            known = {detector.name for detector in DETECTORS}
+            found = map(parse_event, self.logged_events)
+            events = [e for e in found if isinstance(e, Event) and e.detector in known]
         return diagnose(self.rows, monitor.engine, events, actions=monitor.actions)
 
     @cached_property
@@ -90,15 +95,10 @@ class Run:
         if self.kind not in ("train", "vla"):
             return self.diagnosis.condition if self.kind == "other" and self.diagnosis else None
         harmless = {detector.name for detector in DETECTORS if detector.harmless}
-        active: dict[str, str] = {}
-        for event in self.events:
-            name, severity = str(event.get("detector")), event.get("severity")
-            if event.get("action") == "rollback":
-                active.clear()
-            elif severity and name not in harmless:
-                active[name] = str(severity)
-        severities = active.values()
-        return "dead" if "stop" in severities else "drifting" if "warn" in severities else "healthy"
+        items = [*map(parse_event, self.events)]
+        events = [e for e in items if isinstance(e, Event) and e.detector not in harmless]
+        rollbacks = [a for a in items if isinstance(a, Action) and a.action == "rollback"]
+        return find_phases(events, 0, self.last_step, rollbacks)[-1].condition
 
     def finite(self, metric: str) -> list[float]:
         return finite_values(self.columns.get(metric, []))
@@ -138,13 +138,6 @@ def finite_values(column: Column) -> list[float]:
     return [x for x in column if x is not None and math.isfinite(x)]
 
 
-def read_events(rows: Sequence[Row]) -> list[Event]:
-    """Logged events of the watch, without those of unknown detectors."""
-    known = {detector.name for detector in DETECTORS}
-    found = [parse_event(row) for row in rows if row.get("detector") in known]
-    return [event for event in found if isinstance(event, Event)]
-
-
 def parse_event(row: Row) -> Event | Action | None:
     """A row of events.jsonl; None if it is incomplete, such as one of another program."""
     names = {each.name for each in fields(Event)}
@@ -181,7 +174,3 @@ def make_columns(rows: Sequence[Row]) -> dict[str, Column]:
                 columns[key][index] = float(value)
     columns.pop("step", None)
     return columns
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -33,8 +33,8 @@ from mesotron.watch.metrics import METRICS
 Block = dict[str, Any]  # what the template renders: "kind" and the fields of that kind
 Cell = str | dict[str, Any]
 
-KINDS = {"train": "reinforcement learning", "sft": "supervised warm start"}
-KINDS |= {"snake": "PPO on Snake", "vla": "vision-language-action"}
+KINDS = {"train": "reinforcement learning", "sft": "supervised warm start",
+         "snake": "PPO on Snake", "vla": "vision-language-action"}  # fmt: skip
 EVENT_NAMES = {"warn": "warning", "clear": "resolved", "rollback": "rolled back"}
 VERDICTS = {"right": "good", "right outside the format": "fair"}
 # Controls, formats (text direction, zero width), surrogates, private use, separators.
@@ -140,11 +140,9 @@ def fingerprint(text: str) -> str:
 
 def visible(value: Any) -> Any:
     r"""Text with invisible characters spelled out, except line breaks and tabs."""
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else str(value)
+    text = "" if value is None else str(value)
     if isinstance(value, Markup) or (text.isascii() and text.isprintable()):
-        return value
+        return "" if value is None else value
     return "".join(
         f"⟨U+{ord(c):04X}⟩" if unicodedata.category(c) in INVISIBLE and c not in "\n\t" else c
         for c in text
@@ -167,9 +165,6 @@ def embed(value: Any) -> Markup:
         return visible(value) if isinstance(value, str) else value
 
     return htmlsafe_json_dumps(plain(value), separators=(",", ":"), allow_nan=False)
-
-
-# --- blocks ---
 
 
 def text(words: str, css: str = "", bold: str = "") -> Block:
@@ -225,15 +220,13 @@ def trend(line: Line) -> str:
 
 def numbers_table(chart: Chart) -> Block:
     """A chart as a table: for screen readers, and where no script runs."""
-    caption = f"{chart.title} in numbers"
+    caption, rows = f"{chart.title} in numbers", []
     if chart.x_name:
-        rows = []
         for line in chart.lines:
             xs = line.x or []
             places = sorted({round(k * (len(xs) - 1) / 7) for k in range(8)}) if xs else []
             rows += [[line.name, number(xs[k]), number(line.mean[k])] for k in places]
         return table(["line", chart.x_name, "value"], rows, caption)
-    rows = []
     for line in chart.lines:
         found, cells = line.summary, ["", "", "", ""]
         if found["count"]:
@@ -266,8 +259,7 @@ def watch_blocks(run: Run) -> list[Block]:
             missing = f"{len(diagnosis.blind)} checks lack a metric. To know more, log {names}."
             blocks.append(text(missing, "note"))
     if run.events:
-        events = [describe_event(event) for event in run.events]
-        blocks.append({"kind": "events", "events": events})
+        blocks.append({"kind": "events", "events": [*map(describe_event, run.events)]})
     return blocks
 
 
@@ -334,9 +326,6 @@ def flatten(values: Row, prefix: str = "") -> dict[str, str]:
     return out
 
 
-# --- completions ---
-
-
 def completion_blocks(run: Run, count: int) -> list[Block]:
     task = run.config.get("task")
     name = task.get("format") if isinstance(task, dict) else None
@@ -387,8 +376,7 @@ def highlight(text: str, format: AnswerFormat, complete: bool = True) -> tuple[s
 
 
 def _transcript(when: str, one: Transcript, format: AnswerFormat) -> dict[str, Any]:
-    word = verdict(one)
-    shown = highlight(one.completion, format, not one.truncated)
+    shown, word = highlight(one.completion, format, not one.truncated), verdict(one)
     return {"label": when, "verdict": word, "css": VERDICTS.get(word, "bad"), "text": shown}
 
 

@@ -17,11 +17,9 @@ _STYLES = {"drifting": "yellow", "dead": "red", "diverged": "red", "failed": "ma
 
 
 class Entry(NamedTuple):
-    """A cell of a table: its text, a state to style it by, and a longer text for a tooltip."""
-
     text: str
-    state: str = ""
-    tip: str = ""
+    state: str = ""  # to style it by
+    tip: str = ""  # a longer text
 
 
 @dataclass(frozen=True)
@@ -183,9 +181,7 @@ def to_markdown(record: Row) -> str:
 
 
 def with_interval(value: float | None, low: float | None, high: float | None) -> str:
-    if value is None or low is None or high is None:
-        return ""
-    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    return "" if None in (value, low, high) else f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _known(value: float | None, spec: str) -> str:

@@ -22,9 +22,9 @@ class Score(NamedTuple):
 
 def summarize_run(run: Run) -> list[str]:
     makers = {"train": _train, "sft": _sft, "snake": _snake, "vla": _vla}
-    what = makers[run.kind](run) if run.kind in makers else None
+    what = f"{run.last_step} steps, {len(run.columns)} metrics."
+    what = makers[run.kind](run) if run.kind in makers else what
     cost = f"{'Cost' if run.result else 'Cost so far'}: {text}." if (text := cost_of(run)) else ""
-    what = what or f"{run.last_step} steps, {len(run.columns)} metrics."
     return [sentence for sentence in (what, _condition(run), cost) if sentence]
 
 
@@ -66,28 +66,19 @@ def final_score(run: Run) -> Score | None:
 def figures_of(run: Run) -> list[Figure]:
     figures: list[Figure] = []
     result, score = run.result or {}, final_score(run)
-    if "gain" in result and result.get("measure") == "reward":
-        names = {"after": "held-out reward", "gain": "gain", "before": "before"}
-        figures = [
-            Figure(name, f"{result[key]['value']:.3f}", _interval(result[key], plain=True))
-            for key, name in names.items()
-        ]
-    elif "gain" in result:
-        before, after, gain = result["before"], result["after"], result["gain"]
-        figures = [
-            Figure("held-out accuracy", f"{after['value']:.1%}", _interval(after)),
-            Figure("gain", f"{100 * gain['value']:+.1f} points", _interval(gain, points=True)),
-            Figure("before", f"{before['value']:.1%}", _interval(before)),
-        ]
+    if "gain" in result:
+        label = f"held-out {result.get('measure') or 'accuracy'}"
+        names = {"after": label, "gain": "gain", "before": "before"}
+        figures = [Figure(name, *_with_interval(result, key)) for key, name in names.items()]
     elif "greedy_fruit" in result:
         base = result["baselines"]
-        won = f"of {base['maximum']:.0f}; {result['greedy_won']:.0%} won"
+        greedy = f"of {base['maximum']:.0f}; {result['greedy_won']:.0%} won"
+        sampled = f"{result['sampled_won']:.0%} won"
         figures = [
-            Figure("fruit, greedy", f"{result['greedy_fruit']:.2f}", won),
-            Figure("fruit, sampled", f"{result['sampled_fruit']:.2f}",
-                   f"{result['sampled_won']:.0%} won"),
+            Figure("fruit, greedy", f"{result['greedy_fruit']:.2f}", greedy),
+            Figure("fruit, sampled", f"{result['sampled_fruit']:.2f}", sampled),
             Figure("random", f"{base['random_masked']:.2f}", "legal moves"),
-        ]  # fmt: skip
+        ]
     elif run.kind == "vla" and "success" in result:
         shares = {name: x for name, x in result.items() if name not in ("steps", "loss")}
         figures = [Figure(name, f"{share:.1%}") for name, share in shares.items()]
@@ -108,9 +99,8 @@ def figures_of(run: Run) -> list[Figure]:
 
 def cost_of(run: Run) -> str:
     """Such as "3m 12s on cpu, 237 thousand tokens"; "" if nothing is known."""
-    seconds, parts = seconds_of(run), []
-    device = str(run.environment.get("device", ""))
-    if seconds is not None:
+    parts, device = [], run.environment.get("device", "")
+    if (seconds := seconds_of(run)) is not None:
         parts.append(f"{spell_time(seconds)}{f' on {device}' if device else ''}")
     for metric, unit in (("num_tokens", "tokens"), ("time/env_steps", "environment steps")):
         if count := run.last(metric):
@@ -139,19 +129,17 @@ def _train(run: Run) -> str:
     if run.result is None or "gain" not in run.result:
         planned = run.config.get("steps", "?")
         return f"{setup}, step {run.last_step} of {planned}{_change(run, 'reward')}."
-    before, after, gain = (run.result[key] for key in ("before", "after", "gain"))
-    verb = "improved" if gain["low"] > 0 else "reduced" if gain["high"] < 0 else None
+    measured = run.result["gain"]
+    verb = "improved" if measured["low"] > 0 else "reduced" if measured["high"] < 0 else None
     verb = verb or "did not significantly change"
+    what, unit = "held-out accuracy", "problems"
     if run.result.get("measure") == "reward":
-        return (
-            f"{setup} {verb} the mean reward on held-out prompts: {before['value']:.3f} to "
-            f"{after['value']:.3f} in {run.last_step} steps (gain {gain['value']:+.3f}, "
-            f"{_interval(gain, plain=True)}, {run.result['problems']} prompts)."
-        )
+        what, unit = "the mean reward on held-out prompts", "prompts"
+    before, after = (_with_interval(run.result, key)[0] for key in ("before", "after"))
+    gain = ", ".join(_with_interval(run.result, "gain"))
     return (
-        f"{setup} {verb} held-out accuracy: {before['value']:.1%} to {after['value']:.1%} in "
-        f"{run.last_step} steps (gain {100 * gain['value']:+.1f} points, "
-        f"{_interval(gain, points=True)}, {run.result['problems']} problems)."
+        f"{setup} {verb} {what}: {before} to {after} in {run.last_step} steps "
+        f"(gain {gain}, {run.result['problems']} {unit})."
     )
 
 
@@ -212,9 +200,13 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     return sum(values[:width]) / width, sum(values[-width:]) / width
 
 
-def _interval(value: Row, points: bool = False, plain: bool = False) -> str:
-    if plain:
-        return f"95% interval {value['low']:.3f} to {value['high']:.3f}"
-    if points:
-        return f"95% interval {100 * value['low']:+.1f} to {100 * value['high']:+.1f}"
-    return f"95% interval {value['low']:.1%} to {value['high']:.1%}"
+def _with_interval(result: Row, key: str) -> tuple[str, str]:
+    """A measured number of a result (before, after or gain) and its interval, as texts."""
+    value, low, high = (result[key][part] for part in ("value", "low", "high"))
+    if result.get("measure") == "reward":
+        sign = "+" if key == "gain" else ""
+        return f"{value:{sign}.3f}", f"95% interval {low:.3f} to {high:.3f}"
+    if key == "gain":
+        interval = f"95% interval {100 * low:+.1f} to {100 * high:+.1f}"
+        return f"{100 * value:+.1f} points", interval
+    return f"{value:.1%}", f"95% interval {low:.1%} to {high:.1%}"

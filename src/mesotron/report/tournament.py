@@ -27,11 +27,8 @@ def render_tournament(folder: Path, live: float | None = None) -> str:
     page = Page(title, "mesotron report · tournament", sentences, names, top_figures(record))
     page.add("Ranking", ranking_block(record, names))
     page.add("Learning curves", *curves(page, folder, record, names))
-    edges = [
-        f" The best rate of {one['contender']} is the {one['edge']}est tried."
-        for one in record["standings"]
-        if one["edge"]
-    ]
+    edges = [f" The best rate of {one['contender']} is the {one['edge']}est tried."
+             for one in record["standings"] if one["edge"]]  # fmt: skip
     note = text(
         "Every contender starts with the same number of trials, around the rate that makes its "
         f"step as large as AdamW's.{''.join(edges)}"

@@ -12,6 +12,7 @@ its own sends, with a timeout; whatever goes wrong there is logged once and stop
 """
 
 import contextvars
+import html
 import json
 import logging
 import os
@@ -43,27 +44,15 @@ log = logging.getLogger("mesotron.watch")
 
 
 class Alerts:
-    """Sends events of the watch to channels, from a thread of its own.
-
-    Args:
-        channels: see the top of this file.
-        run: the run's name, in each alert.
-        link: address of the run's page; a file is named once it exists.
-        price: dollars per hour of the machine: what a dead run loses.
-        clock: seconds, for the limits on how often something is sent.
-
-    Example:
-        >>> alerts = Alerts(["command:cat"], run="demo", price=3.95)
-        >>> alerts.close()
-    """
+    """Sends events of the watch to channels, from a thread of its own."""
 
     def __init__(
         self,
         channels: Sequence[str],
         *,
-        run: str = "",
-        link: str = "",
-        price: float | None = None,
+        run: str = "",  # its name
+        link: str = "",  # address of its page; a file is named once it exists
+        price: float | None = None,  # dollars per hour of the machine: what a dead run loses
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.channels = [Channel(text) for text in channels]
@@ -125,14 +114,7 @@ class Alerts:
             "run": self.run,
             "title": f"{self.run or 'The run'} {state[event.severity]}: {name}",
             "text": "\n".join(line for line in lines if line),
-            "severity": event.severity,
-            "detector": event.detector,
-            "step": event.step,
-            "began": event.began,
-            "diagnosis": event.diagnosis,
-            "evidence": [asdict(item) for item in event.evidence],
-            "remedy": event.remedy,
-            "changes": list(event.changes),
+            **{key: value for key, value in asdict(event).items() if key != "confidence"},
             "dollars_per_hour": lost,
             "link": link or None,
         }
@@ -176,8 +158,9 @@ class Channel:
         elif self.kind in ("wandb", "trackio"):
             self._tracker(payload)
         elif self.kind == "ntfy":
-            headers = {"Title": _ascii(payload["title"]), "Tags": "rotating_light",
-                       "Priority": PRIORITIES[payload["severity"]]}  # fmt: skip
+            title = re.sub(r"[^ -~]", "?", payload["title"])[:200]  # a header is ASCII
+            priority = PRIORITIES[payload["severity"]]
+            headers = {"Title": title, "Tags": "rotating_light", "Priority": priority}
             self._post(payload["text"].encode(), headers)
         else:
             body = {"webhook": payload, "slack": _slack(payload), "discord": _discord(payload)}
@@ -200,23 +183,18 @@ class Channel:
 
     def _tracker(self, payload: dict[str, Any]) -> None:
         module: Any = sys.modules.get(self.kind)  # the run is active only where it was imported
-        if module is None:
+        if module is None or (self.kind == "wandb" and module.run is None):
             raise LookupError(f"no run of {self.kind} is active in this process")
         title, text = payload["title"][:63], payload["text"]
         level = LEVELS[payload["severity"]]
         if self.kind == "trackio":
             module.alert(title, text, level=module.AlertLevel(level.lower()))
-        elif module.run is None:
-            raise LookupError("no run of wandb is active in this process")
         else:
             module.run.alert(title, text, level=level)
 
 
 def _slack(payload: dict[str, Any]) -> dict[str, Any]:
-    title, text = (
-        re.sub("[&<>]", lambda mark: {"&": "&amp;", "<": "&lt;", ">": "&gt;"}[mark[0]], each)
-        for each in (payload["title"], payload["text"])
-    )
+    title, text = (html.escape(payload[key], quote=False) for key in ("title", "text"))
     block = {"type": "section", "text": {"type": "mrkdwn", "text": f"*{title}*\n{text}"[:2900]}}
     return {"text": title[:300], "blocks": [block]}
 
@@ -225,7 +203,3 @@ def _discord(payload: dict[str, Any]) -> dict[str, Any]:
     embed = {"title": payload["title"][:250], "description": payload["text"][:4000],
              "color": COLORS[payload["severity"]]}  # fmt: skip
     return {"embeds": [embed], "allowed_mentions": {"parse": []}}
-
-
-def _ascii(text: str) -> str:
-    return re.sub(r"[^ -~]", "?", text)[:200]

@@ -53,8 +53,7 @@ class Spent:
 
 
 def read_spent(values: Mapping[str, Any], source: object = "spent.json") -> Spent:
-    """Spent from what spent.json holds; older ones have fewer keys. A run without its seconds
-    cannot be billed: ValueError."""
+    """What spent.json holds; older ones have fewer keys, but none lacks the seconds."""
     known = {key: float(value) for key, value in values.items() if key in asdict(Spent())
              and type(value) in (int, float) and 0 <= value < 1e300}  # fmt: skip
     if "seconds" not in known:
@@ -97,7 +96,7 @@ class Meter:
         self.start_seconds = self.now - self.began
 
     def calibrate(self, seconds: float) -> None:
-        """A step takes at least so long; measured steps replace this."""
+        """A step takes at least so long, until steps are measured."""
         if not self.known.step:
             self.known = replace(self.known, step=seconds)
 
@@ -157,11 +156,8 @@ class Meter:
     def refusal(
         self, evaluations: int = 0, steps: int = 1, starts: bool = False, reserve: float = 0.0
     ) -> str | None:
-        """Why the next step, with evaluations before or after it, must not begin; None if it fits.
-
-        `steps` is 0 where only evaluations are left; `starts`: everything must be loaded first;
-        `reserve`: seconds for what comes after.
-        """
+        """Why the next step (0 if only evaluations are left) must not begin; None if it fits.
+        `starts`: everything must be loaded first; `reserve`: seconds for what comes after."""
         need = self.slowest_step * steps + self.slowest_evaluation * evaluations + reserve
         limits, session = self.limits, self.now - self.began
         need += max(self.known.start - session, 0.0) * starts
@@ -178,8 +174,6 @@ class Meter:
 
 @dataclass(frozen=True)
 class StepMath:
-    """How prompts become optimizer steps."""
-
     prompts_per_update: float
     completions_per_update: float
     updates_per_epoch: int

@@ -75,9 +75,8 @@ class Watch(TrainerCallback):
             raise ValueError(f"guard {guard!r} is not one of {', '.join(GUARDS)}")
         if guard == "rollback":
             live.check_rollback(trainer, tries)
-        self.guard = guard
+        self.guard, self.settings = guard, settings
         self.run = None if run is None else RunFolder(Path(run))
-        self.settings = settings
         self.trainer, self.tries, self.more = trainer, tries, more or {}
         if isinstance(detectors, Path | str):
             detectors = load_detectors(Path(detectors))
@@ -117,8 +116,8 @@ class Watch(TrainerCallback):
 
     def diagnosis(self) -> Diagnosis | None:
         """The diagnosis of the run so far, or None before anything was logged."""
-        m = self.monitor
-        return diagnose(m.rows, m.engine, m.events, actions=m.actions) if m.rows else None
+        rows, events = self.monitor.rows, self.events
+        return diagnose(rows, self.engine, events, actions=self.actions) if rows else None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Start fresh; on a resumed run, replay what it has logged before."""
@@ -135,7 +134,10 @@ class Watch(TrainerCallback):
                     log.warning(f"resumed after a stop for {name}: not stopped for that again")
         if self.guard != "rollback":
             return
-        self._reapply_remedies()
+        settings = self._settings()
+        for change in (change for action in self.actions for change in action.changes):
+            if not settings[change["field"]].in_checkpoint:
+                settings[change["field"]].write(change["new"])
         if not state.global_step and self._saves:
             # A run that fails before its first checkpoint can go back to its start.
             self.trainer._save_checkpoint(self.trainer.model, trial=None)
@@ -253,14 +255,6 @@ class Watch(TrainerCallback):
         checkpoint = decide.choose_checkpoint(self.monitor, event, complete)
         why = decide.why_give_up(self.monitor, event, checkpoint, self.tries, self._saves)
         return checkpoint, why
-
-    def _reapply_remedies(self) -> None:
-        """Apply again what the checkpoint of a resumed run does not store of earlier remedies."""
-        settings = self._settings()
-        for change in (change for action in self.actions for change in action.changes):
-            setting = settings[change["field"]]
-            if not setting.in_checkpoint:
-                setting.write(change["new"])
 
     def _settings(self) -> Settings:
         return live.settings_of(self.trainer) | self.more

@@ -41,7 +41,9 @@ def run(config: WatchConfig) -> int:
     quiet = config.json and not config.follow
     console = SafeConsole(highlight=False, soft_wrap=True, stderr=config.json, quiet=quiet)
     runs = [config.path] if config.follow else find_runs(config.path, config.kind)
-    alerts = open_alerts(config)
+    path = config.path.resolve()
+    link = config.link or str(path / "report.html")
+    alerts = Alerts(config.alerts, run=path.name, link=link, price=config.price)
     try:
         if len(runs) > 1:
             results, record = watch_many(config, runs, console)
@@ -86,10 +88,9 @@ class Result:
 
 
 def watch_one(config: WatchConfig, path: Path, console: Console, alerts: Alerts) -> Result:
-    events = path / "events.jsonl"
-    names = Names(path, config.rename)
-    path_of_events = events if events.is_file() else None
-    watcher = Watcher(config.settings, names, path_of_events, own_detectors(config))
+    names, events = Names(path, config.rename), path / "events.jsonl"
+    detectors = own_detectors(config)
+    watcher = Watcher(config.settings, names, events if events.is_file() else None, detectors)
     if config.follow:
         log = follow(config, watcher, console, alerts)
     else:
@@ -97,8 +98,7 @@ def watch_one(config: WatchConfig, path: Path, console: Console, alerts: Alerts)
         watcher.update(log.rows, log.actions)
     diagnosis = watcher.diagnosis(log)
     if not config.follow:
-        causes = [e for e in diagnosis.events if e.detector == diagnosis.cause]
-        for event in causes[-1:]:
+        for event in [e for e in diagnosis.events if e.detector == diagnosis.cause][-1:]:
             alerts.send(event)
     show(diagnosis, console, with_events=not config.follow)
     if names.given and (file := remember_names(path, names.given)):
@@ -114,8 +114,7 @@ def watch_many(
     unread: dict[str, str] = {}
     for path in runs:
         try:
-            silent = SafeConsole(quiet=True)
-            results.append(watch_one(config, path, silent, Alerts(())))
+            results.append(watch_one(config, path, SafeConsole(quiet=True), Alerts(())))
         except (ValueError, OSError) as error:
             unread[str(path)] = str(error)
     if not results:
@@ -123,11 +122,10 @@ def watch_many(
         raise ValueError(f"{config.path}: none of {len(runs)} logs can be read; {first}")
     order = [*VERDICTS]
     results.sort(key=lambda each: (order.index(each.diagnosis.condition), str(each.log.path)))
-    width = max(len(_short(each.log.path, config.path)) for each in results)
-    for each in results:
-        found, name = each.diagnosis, _short(each.log.path, config.path)
+    names = [_short(each.log.path, config.path) for each in results]
+    for found, name in zip((each.diagnosis for each in results), names):
         verdict, _ = VERDICTS[found.condition]
-        line = f"{verdict:8} {name:{width}}  {found.text()}"
+        line = f"{verdict:8} {name:{max(map(len, names))}}  {found.text()}"
         console.print(Text(line, STYLES[found.condition]))
     for path, error in unread.items():
         console.print(f"unread   {_short(Path(path), config.path)}: {error}")
@@ -235,12 +233,6 @@ def own_detectors(config: WatchConfig) -> tuple[Detector, ...]:
     return with_own(load_detectors(config.detectors) if config.detectors else ())
 
 
-def open_alerts(config: WatchConfig) -> Alerts:
-    path = config.path.resolve()
-    link = config.link or str(path / "report.html")
-    return Alerts(config.alerts, run=path.name, link=link, price=config.price)
-
-
 def show(diagnosis: Diagnosis, console: Console, with_events: bool) -> None:
     for event in diagnosis.events if with_events else ():
         console.print(Text(event.sentence(with_remedy=False), STYLES[event.severity]))
@@ -256,12 +248,5 @@ def show(diagnosis: Diagnosis, console: Console, with_events: bool) -> None:
 
 def to_json(record: dict[str, Any]) -> str:
     """JSON that every parser reads: numbers that are not finite are null."""
-    return json.dumps(_finite(record), indent=2) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+    finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
+    return json.dumps(finite, indent=2) + "\n"

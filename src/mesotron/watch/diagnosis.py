@@ -21,6 +21,7 @@ USEFUL, DAMAGED, LOST = 0.05, 0.1, 0.25
 HEADLINES = ("reward", "correct", "heldout")
 WANTED = (*HEADLINES, "reward_std", "length", "entropy", "grad_norm", "kl", "truncated",
           "formatted", "gap_logp")  # fmt: skip
+MOST_MISSING = 3
 # Rows after the first stop in which another stop may still be the cause: as many as a warning
 # lasts. What a dead run does later (repeat itself, starve) did not kill it.
 TOGETHER = 12
@@ -72,17 +73,13 @@ class Diagnosis:
         return out | {"events": events, "acts": [action.record() for action in self.actions]}
 
     def text(self) -> str:
-        text = ", ".join(
-            f"steps {phase.first}-{phase.last} {phase.condition}" for phase in self.phases[:-1]
-        )
         last = self.phases[-1]
-        text += ", " if text else ""
+        parts = [f"steps {each.first}-{each.last} {each.condition}" for each in self.phases]
         if last.condition == "dead":
-            text += f"dead after step {last.first}"
-        else:
-            text += f"steps {last.first}-{last.last} {last.condition}"
-        if self.condition == "unknown":
-            text = f"cannot tell how steps {self.phases[0].first}-{self.phases[0].last} went"
+            parts[-1] = f"dead after step {last.first}"
+        text = ", ".join(parts)
+        if last.condition == "unknown":  # the only phase
+            text = f"cannot tell how steps {last.first}-{last.last} went"
         for action in self.actions:
             if action.action == "rollback":
                 text += f", rolled back from step {action.step} to {action.checkpoint}"
@@ -135,11 +132,16 @@ def diagnose(
         curve = reward_curve([row for row in rows if row["step"] > last_rollback])
         useful = max(onset or first, first)
         if curve and 1 - curve[-1][1] >= LOST:  # the reward itself says when
-            useful, onset = (last_above(curve, 1 - share) for share in (USEFUL, DAMAGED))
+            useful, onset = (max(step for step, value in curve if value >= 1 - share)
+                             for share in (USEFUL, DAMAGED))  # fmt: skip
         phases = _dated(phases, onset or first)
         wasted, unit = _cost_after(rows, useful)
-    if condition == "healthy" and not _is_seen(engine):
+    tracks = [engine.tracks[name] for name in HEADLINES if name in engine.tracks]
+    is_seen = any(track.start is not None and track.num_seen >= 2 for track in tracks)
+    if condition == "healthy" and not is_seen:  # neither a baseline nor two evaluations
         phases = (Phase(condition="unknown", first=first, last=last),)
+    blind = engine.blind()
+    lacking = {"heldout"} - engine.tracks.keys() | {x for names in blind.values() for x in names}
     return Diagnosis(
         phases=phases,
         cause=cause.name if cause else None,
@@ -150,10 +152,10 @@ def diagnose(
         wasted=wasted,
         unit=unit,
         events=tuple(events),
-        blind=engine.blind(),
+        blind=blind,
         onset=onset,
         confidence=alarm.confidence if alarm else None,
-        missing=_missing(engine),
+        missing=tuple(name for name in WANTED if name in lacking)[:MOST_MISSING],
         notes=tuple(notes),
         actions=tuple(actions),
     )
@@ -197,18 +199,6 @@ def _dated(phases: Sequence[Phase], onset: int) -> tuple[Phase, ...]:
     return (*before, replace(phases[-1], first=onset))
 
 
-def _is_seen(engine: Engine) -> bool:
-    """Whether the log shows if the model learns: a baseline of the reward, or two evaluations."""
-    tracks = [engine.tracks[name] for name in HEADLINES if name in engine.tracks]
-    return any(track.start is not None and track.num_seen >= 2 for track in tracks)
-
-
-def _missing(engine: Engine, most: int = 3) -> tuple[str, ...]:
-    lacking = {name for names in engine.blind().values() for name in names}
-    return tuple(name for name in WANTED if name in lacking or (name == "heldout"
-                 and name not in engine.tracks))[:most]  # fmt: skip
-
-
 def _events_near_death(events: Sequence[Event], rows: Sequence[Row]) -> list[Event]:
     """Events up to a few rows after the stop that is still in force, or of evaluations up to the
     second one, since that is how long their detectors wait."""
@@ -222,12 +212,11 @@ def _events_near_death(events: Sequence[Event], rows: Sequence[Row]) -> list[Eve
             active.pop(event.detector, None)
     later = [row for row in rows if row["step"] > death]
     evaluations = [row for row in later if any(map(is_sparse, canonical(row)))]
-    soon, next_evaluations = later[:TOGETHER], evaluations[:2]
-    last = soon[-1]["step"] if soon else death
-    last_sparse = max(last, next_evaluations[-1]["step"] if next_evaluations else death)
+    last, second = (max([death, *(row["step"] for row in soon)])
+                    for soon in (later[:TOGETHER], evaluations[:2]))  # fmt: skip
     sparse = {event.detector for event in events
               if any(is_sparse(item.metric) for item in event.evidence)}  # fmt: skip
-    ends = {e.detector: last_sparse if e.detector in sparse else last for e in events}
+    ends = {e.detector: max(last, second) if e.detector in sparse else last for e in events}
     return [e for e in events if e.step <= ends[e.detector] and (
         e.severity != "stop" or e.step >= death)]  # fmt: skip
 
@@ -245,9 +234,8 @@ def _find_cause(
 
 def reward_curve(rows: Sequence[Row]) -> list[tuple[int, float]]:
     """(step, share of its best that the smoothed reward has); the last is the mean of a tenth."""
-    numbers = [(int(row["step"]), canonical(row)) for row in rows]
-    points = [(step, values["reward"]) for step, values in numbers
-              if is_finite(values.get("reward", math.nan))]  # fmt: skip
+    numbers = [(int(row["step"]), canonical(row).get("reward", math.nan)) for row in rows]
+    points = [point for point in numbers if is_finite(point[1])]
     values = [value for _, value in points]
     if len(values) < SMOOTH:
         return []
@@ -260,10 +248,6 @@ def reward_curve(rows: Sequence[Row]) -> list[tuple[int, float]]:
     if best <= 0:
         return []
     return [(step, (value - floor) / best) for (step, _), value in zip(points, smooth)]
-
-
-def last_above(curve: Sequence[tuple[int, float]], share: float) -> int:
-    return max(step for step, value in curve if value >= share)
 
 
 def _cost_after(rows: Sequence[Row], step: int) -> tuple[float, str]:

@@ -55,7 +55,11 @@ class Engine:
         self.step = -1
         names = (name for detector in self.detectors for name in detector.metrics)
         self._own_names = [name for name in dict.fromkeys(names) if name not in METRICS]
-        self._triggers = {d.name: [trigger_metrics(case) for case in d.cases] for d in detectors}
+        # Of these a row must have one for a case to be checked: the sparse metrics, if it has any,
+        # so that patience counts evaluations and not the rows between them.
+        cases = {d.name: [{s.metric for s in case} for case in d.cases] for d in detectors}
+        self._triggers = {name: [{*filter(is_sparse, metrics)} or metrics for metrics in each]
+                          for name, each in cases.items()}  # fmt: skip
 
     def update(self, row: Mapping[str, Any]) -> list[Event]:
         """Take one row of numbers by their logged names and return the new events, usually none.
@@ -245,7 +249,11 @@ class Engine:
         for symptom in symptoms:
             window = self.window(symptom.metric, scale)
             if window is not None:
-                seen.setdefault(symptom.metric, evidence(symptom, window))
+                name, is_level = symptom.metric, symptom.moved in ("above", "below")
+                before = None if is_level else window.reference(symptom.since)
+                since = None if before is None else symptom.since
+                found = Evidence(metric=name, since=since, before=before, now=window.now)
+                seen.setdefault(name, found)
                 onsets.append(symptom.onset(window))
         count = self.counts[detector.name]
         # A stop begins no later than the warning before it.
@@ -286,23 +294,9 @@ def length_factor(track: Track) -> float:
     return ROW_BASE + ROW_GROWTH * math.log(track.num_seen) + FEW / track.num_seen
 
 
-def trigger_metrics(case: Case) -> frozenset[str]:
-    """The metrics of which a row must have one for a case to be checked: the sparse ones, if it
-    has any, so that patience counts evaluations and not the rows between them."""
-    names = frozenset(symptom.metric for symptom in case)
-    return frozenset(filter(is_sparse, names)) or names
-
-
 def is_sparse(name: str) -> bool:
     """Whether each value counts by itself; a name of the user's own is logged in every row."""
     return name in METRICS and METRICS[name].sparse
-
-
-def evidence(symptom: Symptom, window: Window) -> Evidence:
-    is_level = symptom.moved in ("above", "below")
-    before = None if is_level else window.reference(symptom.since)
-    since = None if before is None else symptom.since
-    return Evidence(metric=symptom.metric, since=since, before=before, now=window.now)
 
 
 def is_number(value: Any) -> bool:

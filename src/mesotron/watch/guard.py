@@ -149,12 +149,8 @@ def lr_factor(steps: int, left: int, rise: float = 1.0, number: int = 1) -> floa
 
     A policy is ruined by how far its weights have moved, more than by any one step: in
     benchmarks/watch Muon does it within 10 to 20 steps at a rate of 6e-3 and within 40 at 1.5e-3.
-
-    Args:
-        steps: steps at the rate that failed, up to the onset of the failure.
-        left: steps still to come.
-        rise: mean scheduled rate of those over the mean rate of the steps so far.
-        number: of the rollback: the first halves at least, the second quarters.
+    `steps` led to the failure, `left` are to come, at a mean scheduled rate `rise` times as high;
+    the first rollback (`number`) halves at least, the second quarters.
     """
     lasting = max(SAFETY * steps / max(left, 1), SMALLEST)
     return min(lasting, 0.5**number) / max(rise, 1.0)

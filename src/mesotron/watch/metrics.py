@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 Row = Mapping[str, float]
+Convert = Callable[[float], float]  # of a unit
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ _STANDARD["heldout"] = "eval/accuracy"  # not known to be greedy
 _NATIVE = {*_STANDARD.values(), "eval/greedy"}
 
 # Other units, by plain name.
-_UNITS: dict[str, Callable[[float], float]] = {
+_UNITS: dict[str, Convert] = {
     "baseline_reward/pct_0": lambda percent: percent / 100,
     "baseline_reward/pct_1": lambda percent: percent / 100,
     "token_mult_prob_error": lambda x: math.log(x) if x > 0 else math.nan,  # mean of exp(abs gap)
@@ -143,23 +144,16 @@ def canonical(row: Row) -> dict[str, float]:
         >>> canonical({"train/reward": 0.5, "completions / mean_length": 80.0, "my/thing": 1.0})
         {'reward': 0.5, 'length': 80.0}
     """
-    best: dict[str, tuple[int, list[float]]] = {}
-    for key, value in row.items():
-        for name, rank, convert in _matches(key):
-            kept = best.get(name)
-            if kept is None or rank < kept[0]:
-                best[name] = (rank, [convert(value) if convert else value])
-            elif rank == kept[0]:
-                kept[1].append(convert(value) if convert else value)
-    if "train_runtime" in row:  # Trainer's last row: train_loss is the mean over the run
-        best.pop("loss", None)
     out: dict[str, float] = {}
-    for name, (_, values) in best.items():
+    for name, keys in _sources(tuple(row)).items():
+        values = [convert(row[key]) if convert else row[key] for key, convert in keys]
         if name in _PARTS:  # TRL logs NaN for a reward function that judged no completion
             values = [value for value in values if math.isfinite(value)]
         if values:
             largest = METRICS[name].combine == "max"
             out[name] = max(values) if largest else sum(values) / len(values)
+    if "train_runtime" in row:  # Trainer's last row: train_loss is the mean over the run
+        out.pop("loss", None)
     return _derive(out) if {"mixed", "sequence_length", "all_wrong"} & out.keys() else out
 
 
@@ -202,13 +196,18 @@ def is_known(name: str) -> bool:
 
 def sources(names: Iterable[str]) -> dict[str, list[str]]:
     """Which of the logged names each metric is read from."""
-    best: dict[str, tuple[int, list[str]]] = {}
+    return {name: [key for key, _ in keys] for name, keys in _sources(tuple(names)).items()}
+
+
+@lru_cache(maxsize=256)
+def _sources(names: tuple[str, ...]) -> dict[str, list[tuple[str, Convert | None]]]:
+    best: dict[str, tuple[int, list[tuple[str, Convert | None]]]] = {}
     for key in names:
-        for name, rank, _ in _matches(key):
+        for name, rank, convert in _matches(key):
             if name not in best or rank < best[name][0]:
                 best[name] = (rank, [])
             if rank == best[name][0]:
-                best[name][1].append(key)
+                best[name][1].append((key, convert))
     return {name: keys for name, (_, keys) in best.items()}
 
 
@@ -238,9 +237,8 @@ def suggest_names(unknown: Iterable[str], metric: str = "reward") -> list[str]:
 
 
 @lru_cache(maxsize=65536)
-def _matches(key: str) -> tuple[tuple[str, int, Callable[[float], float] | None], ...]:
-    """The metrics that a logged name stands for, each with the rank of the source (0 is best) and
-    the conversion of its unit."""
+def _matches(key: str) -> tuple[tuple[str, int, Convert | None], ...]:
+    """The metrics that a logged name stands for, with the rank of the source (0 is best)."""
     if len(key) > MAX_NAME:
         return ()
     plain = plain_name(key)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -160,21 +160,13 @@ def _plain_scheduler(trainer: Any) -> Any:
     return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # Accelerate wraps it
 
 
-@runtime_checkable
-class RestoresPolicy(Protocol):
-    """A trainer with its own kind of checkpoints."""
-
-    def restore_policy(self, checkpoint: Path) -> None: ...
-
-
 def roll_back(trainer: Any, checkpoint: Path) -> None:
     """Restore weights and optimizer from a checkpoint. Nothing else is rewound: learning rates and
     files stay as they are, and a Trainer's loop cannot go back from inside."""
     rates = [{key: group[key] for key in ("lr", "initial_lr") if key in group}
              for group in trainer.optimizer.param_groups]  # fmt: skip
-    restorer: Any = trainer
-    if isinstance(restorer, RestoresPolicy):
-        restorer.restore_policy(checkpoint)
+    if hasattr(trainer, "restore_policy"):  # it has its own kind of checkpoints
+        trainer.restore_policy(checkpoint)
     else:
         trainer._load_from_checkpoint(str(checkpoint))
         state = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
@@ -191,30 +183,21 @@ def check_rollback(trainer: Any, tries: int) -> None:
         raise ValueError("guard='rollback' needs the trainer: Watch('rollback', trainer=trainer)")
     if tries < 1:
         raise ValueError(f"tries {tries} must be at least 1; or use guard='stop'")
-    is_fsdp = trainer.is_fsdp_enabled
+    is_fsdp, why = trainer.is_fsdp_enabled, ""
     if trainer.is_deepspeed_enabled or (is_fsdp and not trainer.accelerator.is_fsdp2):
-        raise ValueError(
-            "guard='rollback' cannot restore the flat shards of DeepSpeed and FSDP1: use "
-            "guard='stop', FSDP2, or data parallelism"
-        )
-    if trainer.args.save_only_model:
-        raise ValueError(
-            "guard='rollback' needs the optimizer state, which save_only_model=True leaves out: "
-            "turn it off, or use guard='stop'"
-        )
-    if is_fsdp and not isinstance(trainer, RestoresPolicy):
-        raise ValueError(
-            "guard='rollback' needs unsharded checkpoints, which this trainer does not write under "
-            "FSDP: use mesotron.GRPOTrainer, or guard='stop'"
-        )
+        why = "cannot restore the flat shards of DeepSpeed and FSDP1: use FSDP2, data parallelism,"
+    elif trainer.args.save_only_model:
+        why = "needs the optimizer state: turn save_only_model off,"
+    elif is_fsdp and not hasattr(trainer, "restore_policy"):
+        why = "needs unsharded checkpoints under FSDP: use mesotron.GRPOTrainer,"
+    if why:
+        raise ValueError(f"guard='rollback' {why} or guard='stop'")
 
 
 def complete_checkpoints(root: Path) -> set[int]:
     """Steps of the checkpoints in a Trainer's output folder that a rollback can use: those with a
     manifest must match it, others must have their last file."""
-
-    def is_complete(path: Path) -> bool:
-        has_manifest = (path / MANIFEST).exists()
-        return damage(path) is None if has_manifest else (path / "trainer_state.json").exists()
-
-    return {found.step for found in list_checkpoints(root) if is_complete(found.path)}
+    found = {each.step: each.path for each in list_checkpoints(root)}
+    return {step for step, path in found.items() if (
+        damage(path) is None if (path / MANIFEST).exists()
+        else (path / "trainer_state.json").exists())}  # fmt: skip

@@ -52,18 +52,12 @@ class Window:
 
     def reference(self, since: Since) -> float | None:
         """The level to compare with; None while it is unknown."""
-        if since in ("usual", "high"):
-            before = self._before()
-            if not before:
-                return None
-            return level(before) if since == "usual" else sorted(before)[int(HIGH * len(before))]
-        return self.track.start if since == "start" else self._best()[0]
+        return self._reference(since)[0]
 
     def standard_error(self, since: Since) -> float:
         """Of the present level minus that reference."""
-        count = self._num_values(since)
-        inverse = 1 / self.size + 1 / max(count, 1)
-        trials, reference = self.track.trials, self.reference(since)
+        reference, count = self._reference(since)
+        inverse, trials = 1 / self.size + 1 / max(count, 1), self.track.trials
         if not trials or reference is None:
             error = math.sqrt(inverse) * self.track.noise
             return error if self.track.sparse else error * TRIMMED_ERROR
@@ -71,16 +65,17 @@ class Window:
         pooled = (self.size * self.now + count * reference) / (self.size + count)
         return math.sqrt(bernoulli_variance(pooled) * inverse / trials)
 
-    def _num_values(self, since: Since) -> int:
-        if since in ("usual", "high"):
-            return len(self._before())
-        return self.track.warmup if since == "start" else self._best()[1]
-
-    def _best(self) -> tuple[float | None, int]:
-        """The best level so far and the number of values behind it."""
+    def _reference(self, since: Since) -> tuple[float | None, int]:
+        """The level to compare with and the number of values behind it."""
         track = self.track
-        if track.start is None:
-            return None, track.warmup
+        if since in ("usual", "high"):
+            before = track.recent[: -self.size]
+            if len(before) < max(self.size, track.warmup):
+                return None, 0  # too few values do not tell what is usual
+            high = int(HIGH * len(before))
+            return level(before) if since == "usual" else sorted(before)[high], len(before)
+        if since == "start" or track.start is None:
+            return track.start, track.warmup
         # A fall in the first rows leaves no high plateau behind, but a high start.
         levels = [(track.start, track.warmup)]
         for window in track.windows[-1:] if track.sparse else track.windows:
@@ -92,18 +87,10 @@ class Window:
         # Of a high level of few values and a lower one of many, the one that is surer to be high.
         return max(levels, key=lambda each: each[0] - SURE * track.noise / math.sqrt(each[1]))
 
-    def _before(self) -> list[float]:
-        before = self.track.recent[: -self.size]
-        # Too few values do not tell what is usual.
-        return before if len(before) >= max(self.size, self.track.warmup) else []
-
 
 class Track:
-    """The past of one metric.
-
-    The first `warmup` values are the baseline; the short window has `window` values, the others
-    two and five times as many; for a sparse share (`pooled`) one and three.
-    """
+    """The past of one metric. The first `warmup` values are the baseline; the short window has
+    `window` values, the others two and five times as many; of a sparse share (`pooled`) three."""
 
     def __init__(self, warmup: int, window: int, *, pooled: bool = False) -> None:
         self.warmup = warmup
@@ -289,11 +276,8 @@ class Symptom:
         return f"{out} (if logged)" if self.optional else out
 
     def onset(self, window: Window) -> int | None:
-        """The first step of the change: an alarm comes late by its window and its patience.
-
-        The step after the last healthy value, or the oldest remembered one; None for a symptom
-        that is no change (not_up, still).
-        """
+        """The first step of the change: the one after the last healthy value, or the oldest
+        remembered; None for a symptom that is no change (not_up, still)."""
         is_healthy = self._healthy_range(window)
         if is_healthy is None:
             return None
@@ -342,11 +326,8 @@ def median(values: Sequence[float]) -> float:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Standard deviation of the noise, from second differences: neither level nor trend counts.
-
-    Their mean without the largest tenth is steadier than their median over the ten values of a
-    warmup, and a sudden fall does not enter it. Few values get a surcharge for the uncertainty.
-    """
+    """Standard deviation of the noise, from second differences without the largest tenth, so that
+    neither level, trend nor a sudden fall counts; few values get a surcharge."""
     bends = sorted(abs(a - 2 * b + c) for a, b, c in zip(values, values[1:], values[2:]))
     if not bends:
         return 0.0

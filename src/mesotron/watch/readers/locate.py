@@ -1,37 +1,26 @@
 """Finds the logs at a path: their format, their files, and the runs of a folder or a database."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from mesotron.config import LogKind
-from mesotron.watch.readers.parsers import (
-    COUNTED,
-    PRINTED,
-    STEP,
-    VERL,
-    Console,
-    Csv,
-    Document,
-    EventFile,
-    JsonLines,
-    Parser,
-    open_bytes,
-    read_bytes,
-)
-from mesotron.watch.readers.stores import Database, Mlflow, Parquet, Wandb
+from mesotron.watch.readers import parsers, stores
 
-PARSERS: dict[LogKind, type[Parser]] = {
-    "run": JsonLines, "jsonl": JsonLines, "trainer_state": Document, "csv": Csv,
-    "tensorboard": EventFile, "console": Console, "wandb": Wandb, "database": Database,
-    "parquet": Parquet, "mlflow": Mlflow,
+PARSERS: dict[LogKind, type[parsers.Parser]] = {
+    "run": parsers.JsonLines, "jsonl": parsers.JsonLines, "trainer_state": parsers.Document,
+    "csv": parsers.Csv, "tensorboard": parsers.EventFile, "console": parsers.Console,
+    "wandb": stores.Wandb, "database": stores.Database, "parquet": stores.Parquet,
+    "mlflow": stores.Mlflow,
 }  # fmt: skip
 SUFFIXES: dict[str, LogKind] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "csv", ".wandb": "wandb",
     ".parquet": "parquet", ".db": "database", ".sqlite": "database", ".sqlite3": "database",
     ".json": "trainer_state", ".ipynb": "trainer_state",
 }  # fmt: skip
+MAGIC: dict[bytes, LogKind] = {b"SQLite format 3\0": "database", b":W&B": "wandb",
+                               b"PAR1": "parquet"}  # fmt: skip
 CONSOLES = (".log", ".out", ".txt", ".err")
 PEEK = 2**16  # bytes to recognize a format by
 MAX_ENTRIES = 10_000  # searched at each level of a folder
@@ -97,14 +86,12 @@ def locate(path: Path, kind: LogKind = "auto") -> Source:
         parts = PARSERS[source.kind].parts(source.files[0])
         if source.part is not None and source.part not in parts:
             raise ValueError(f"{path} names no run of the file: it has {', '.join(parts) or 'one'}")
-        if source.part is None and parts:
-            if len(parts) > 1:
-                raise ValueError(f"{path} has {len(parts)} runs: give one, as in {path}#{parts[0]}")
-            return Source(source.kind, source.files, parts[0])
-        return source
+        if source.part is None and len(parts) > 1:
+            raise ValueError(f"{path} has {len(parts)} runs: give one, as in {path}#{parts[0]}")
+        return replace(source, part=source.part or next(iter(parts), None))
     source = _run_of(path, kind)
     if source and source.is_file:
-        return Source(source.kind, source.files, locate(source.files[0], source.kind).part)
+        return replace(source, part=locate(source.files[0], source.kind).part)
     if source:
         return source
     runs = find_runs(path, kind)
@@ -155,9 +142,10 @@ def _files_of(path: Path, kind: LogKind) -> list[Source]:
         matching = [file for file in files if SUFFIXES.get(inner_suffix(file)) == name]
         if matching and kind in ("auto", name):
             return [Source(name, [file]) for file in matching]
+    if kind != "console":
+        return []
     consoles = [file for file in files if inner_suffix(file) in CONSOLES and not file.is_symlink()]
-    is_given = kind == "console"
-    return [Source("console", [file]) for file in consoles if is_given and _is_console(_head(file))]
+    return [Source("console", [file]) for file in consoles if _is_console(_head(file))]
 
 
 def _event_files(path: Path) -> tuple[list[Path], bool]:
@@ -182,10 +170,7 @@ def recognize(path: Path) -> LogKind:
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
     head = _head(path)
-    magic: dict[bytes, LogKind] = {
-        b"SQLite format 3\0": "database", b":W&B": "wandb", b"PAR1": "parquet",
-    }  # fmt: skip
-    for mark, kind in magic.items():
+    for mark, kind in MAGIC.items():
         if head.startswith(mark):
             return kind
     if b"brain.Event:" in head[:64]:  # the version in the first record
@@ -210,13 +195,14 @@ def inner_suffix(path: Path) -> str:
 
 
 def _head(path: Path) -> bytes:
-    with open_bytes(path) as file:
-        return read_bytes(file, PEEK, path)
+    with parsers.open_bytes(path) as file:
+        return parsers.read_bytes(file, PEEK, path)
 
 
 def _is_console(head: bytes) -> bool:
     text = head.decode("utf-8", errors="replace")
-    return any(pattern.search(text) for pattern in (VERL, PRINTED, STEP, COUNTED))
+    patterns = (parsers.VERL, parsers.PRINTED, parsers.STEP, parsers.COUNTED)
+    return any(pattern.search(text) for pattern in patterns)
 
 
 def _is_table(first: str, second: str) -> bool:

@@ -3,6 +3,7 @@ report; a file beside the log remembers them."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mesotron.config.base import suggest
@@ -47,11 +48,9 @@ def remember_names(path: Path, names: Mapping[str, str]) -> Path | None:
     """Add names to the file beside a log, or in the working folder; None if neither is writable."""
     text = json.dumps(remembered_names(path) | dict(names), indent=2) + "\n"
     for folder in (_folder(path), Path()):
-        try:
+        with suppress(OSError):
             write_whole(folder / NAMES_FILE, text)
-        except OSError:
-            continue
-        return folder / NAMES_FILE
+            return folder / NAMES_FILE
     return None
 
 
@@ -71,10 +70,9 @@ class Names:
 
     def learn(self, names: Collection[str]) -> bool:
         """Take the names of new rows; True if the reward is now read from elsewhere."""
-        new = set(names) - self.seen
-        if not new:
+        if self.seen.issuperset(names):
             return False
-        before, self.seen = self.reward_from, self.seen | new
+        before, self.seen = self.reward_from, self.seen | set(names)
         mapped = self.mapped.get("reward") in self.seen
         self.reward_from = [] if mapped else guess_reward(sorted(self.seen))
         return self.reward_from != before

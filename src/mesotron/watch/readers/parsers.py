@@ -60,7 +60,7 @@ JOINED = re.compile(rf"([a-z][\w@./-]{{0,80}})\s?[:=]\s?{NUMBER}(?![\w.])", re.I
 class Parser(ABC):
     """Reads the rows of one file, or of one run (`part`) of a file with several."""
 
-    whole: ClassVar[bool] = False  # rewritten as a whole, so `finish` may be called many times
+    whole: ClassVar[bool] = False  # see `Whole`
 
     def __init__(self, path: Path, part: str | None = None) -> None:
         self.path, self.part = path, part
@@ -106,7 +106,7 @@ class LineParser(Parser):
 
     def last(self) -> list[Row]:
         """The rows that wait for another line."""
-        return []
+        return self._take()
 
     def read(self) -> Iterator[Row]:
         self._rest = b""
@@ -117,8 +117,7 @@ class LineParser(Parser):
                 if newline:
                     yield from self._parse_block(block)
                 if len(self._rest) > MAX_LINE:
-                    self.num_lines += 1
-                    raise self.error(f"is longer than {MAX_LINE} bytes")
+                    self._parse(self._rest)  # raises
 
     def _parse_block(self, block: bytes) -> Iterator[Row]:
         for line in block.split(b"\n"):
@@ -183,27 +182,31 @@ class JsonLines(LineParser):
         return [to_row(value)]
 
 
-class Document(Parser):
-    """A trainer_state.json, its log_history (rows and a guard's actions), a list of rows, a
-    dictionary of columns, or a notebook with the output of a trainer."""
+class Whole(Parser):
+    """A log that is read again as a whole, by `finish`, when it has changed."""
 
     whole = True
 
     def read(self) -> list[Row]:
-        self.offset = self.path.stat().st_size
-        with open_bytes(self.path) as file:
-            self._data = read_bytes(file, MAX_DOCUMENT + 1, self.path)
-        if len(self._data) > MAX_DOCUMENT:
-            raise ValueError(f"{self.path} is larger than {MAX_DOCUMENT} bytes: use its JSONL")
+        self.offset = self.size(self.path)
         return []
 
+
+class Document(Whole):
+    """A trainer_state.json, its log_history (rows and a guard's actions), a list of rows, a
+    dictionary of columns, or a notebook with the output of a trainer."""
+
     def finish(self) -> list[Row]:
+        with open_bytes(self.path) as file:
+            data = read_bytes(file, MAX_DOCUMENT + 1, self.path)
+        if len(data) > MAX_DOCUMENT:
+            raise ValueError(f"{self.path} is larger than {MAX_DOCUMENT} bytes: use its JSONL")
         try:
-            value = json.loads(self._data.decode("utf-8-sig", errors="replace"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{self.path} is not JSON: {_reason(error)}") from error
-        if isinstance(value, dict) and isinstance(value.get("cells"), list):
-            return [row for row in _notebook_rows(value["cells"]) if row]
+            value = json.loads(data.decode("utf-8-sig", errors="replace"))
+            if isinstance(value, dict) and isinstance(value.get("cells"), list):
+                return [row for row in _notebook_rows(value["cells"]) if row]
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{self.path} is not JSON of a log: {_reason(error)}") from error
         rows = _find_rows(value)
         if rows is None:
             raise ValueError(
@@ -224,7 +227,9 @@ def _find_rows(value: Any, depth: int = MAX_DEPTH) -> list[dict[str, Any]] | Non
         return _find_rows(value["log_history"], 0)
     if value and all(key.isdecimal() and isinstance(row, dict) for key, row in value.items()):
         return [{"step": key} | row for key, row in value.items()]
-    columns = {key: column for key, column in value.items() if _is_column(column)}
+    lists = {key: x for key, x in value.items() if isinstance(x, list) and len(x) > 1}
+    columns = {key: x for key, x in lists.items()
+               if all(item is None or isinstance(item, int | float) for item in x)}  # fmt: skip
     length = max(map(len, columns.values()), default=0)
     rows = [{key: column[k] for key, column in columns.items() if k < len(column)}
             for k in range(length)]  # fmt: skip
@@ -233,18 +238,11 @@ def _find_rows(value: Any, depth: int = MAX_DEPTH) -> list[dict[str, Any]] | Non
     return max(found, key=len, default=None)
 
 
-def _is_column(value: Any) -> bool:
-    return isinstance(value, list) and len(value) > 1 and all(
-        item is None or isinstance(item, int | float) for item in value
-    )  # fmt: skip
-
-
 def _notebook_rows(cells: list[Any]) -> Iterator[Row]:
     """Rows of the tables and dictionaries in the outputs of a notebook."""
     console = Console(Path())
-    for output in (each for cell in _dicts({"": cells}, "") for each in _dicts(cell, "outputs")):
-        data = output.get("data")
-        html = _text(data.get("text/html")) if isinstance(data, dict) else ""
+    for output in (output for cell in cells for output in cell.get("outputs", ())):
+        html = "".join(output.get("data", {}).get("text/html", ""))  # a text or its lines
         header: list[str] = []
         for line in html.split("<tr")[1:]:
             texts = re.findall(r"<t[hd][^>]{0,200}>([^<]{0,200})</t[hd]>", line)
@@ -252,19 +250,9 @@ def _notebook_rows(cells: list[Any]) -> Iterator[Row]:
                 header = [text.strip() for text in texts]
             elif header and len(texts) == len(header):
                 yield to_row(dict(zip(header, texts)))
-        for line in _text(output.get("text")).split("\n"):
+        for line in "".join(output.get("text", "")).split("\n"):
             yield from console.parse(line[:MAX_LINE])
     yield from console.last()
-
-
-def _dicts(values: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    items = values.get(key)
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-
-
-def _text(value: Any) -> str:
-    lines = value if isinstance(value, list) else [value]
-    return "".join(line for line in lines if isinstance(line, str))
 
 
 class Csv(LineParser):
@@ -393,9 +381,6 @@ class Console(LineParser):
             self._names |= row.keys()
         return any(is_known(name) for name in row if name in self._names)
 
-    def last(self) -> list[Row]:
-        return self._take()
-
 
 def _pairs_of_block(line: str) -> Row:
     """The numbers of a line in a block under a step: `'name': '0.5',` or `name: 0.5`."""
@@ -490,8 +475,7 @@ def read_bytes(file: IO[bytes], count: int, path: Path) -> bytes:
 
 def parse_pairs(text: str) -> Row:
     matches = (PAIR.fullmatch(part.strip()) for part in re.split(r"(?:^|\s)-\s", text))
-    numbers = ((match[1], to_number(match[2])) for match in matches if match)
-    return {name: value for name, value in numbers if value is not None}
+    return _numbers((match[1], match[2], "") for match in matches if match)
 
 
 def to_row(values: Mapping[str, Any]) -> Row:

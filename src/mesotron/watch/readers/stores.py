@@ -8,7 +8,7 @@ import math
 import sqlite3
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import groupby, islice
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +19,7 @@ from mesotron.watch.readers.parsers import (
     RUN_COLUMNS,
     Parser,
     Row,
+    Whole,
     to_number,
     to_row,
 )
@@ -91,10 +92,10 @@ def _history_rows(record: bytes) -> Iterator[Row]:
         values: dict[str, Any] = {}
         for _, item in (field for field in _fields(history) if field[0] == 1):
             fields = [*_fields(item)] if isinstance(item, bytes) else []
-            key = "/".join(_utf8(part) for number, part in fields if number in (1, 2))
-            text = next((part for number, part in fields if number == 16), b"")
-            if key and isinstance(text, bytes) and len(text) < MAX_LINE:
-                values[key] = _json(text)
+            names = [part for number, part in fields if number in (1, 2)]
+            key = "/".join(str(name, "utf-8", "replace") for name in names if type(name) is bytes)
+            if key:
+                values[key] = _json(next((part for number, part in fields if number == 16), b""))
         if row := to_row(values):
             yield row
 
@@ -126,25 +127,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number longer than 64 bits")
 
 
-def _utf8(value: bytes | int) -> str:
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else ""
-
-
-def _json(text: bytes | str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-class Whole(Parser):
-    """A store that is read again as a whole when it has changed."""
-
-    whole = True
-
-    def read(self) -> list[Row]:
-        self.offset = self.size(self.path)
-        return []
+def _json(text: Any) -> Any:
+    with suppress(RecursionError, TypeError, ValueError):
+        return json.loads(text) if len(text) < MAX_LINE else None
 
 
 class Database(Whole):
@@ -167,9 +152,7 @@ class Database(Whole):
             if "run_name" in columns:
                 query = "SELECT step, metrics FROM metrics WHERE run_name IS ? ORDER BY step, id"
                 for step, text in database.execute(query, (self.part,)):
-                    is_text = isinstance(text, str | bytes) and len(text) < MAX_LINE
-                    values = _json(text) if is_text else None
-                    if isinstance(values, dict):
+                    if isinstance(values := _json(text), dict):
                         yield to_row({**values, "step": step})
                 return
             query = ("SELECT step, key, CASE WHEN is_nan THEN NULL ELSE value END FROM metrics "
@@ -206,45 +189,37 @@ class Parquet(Whole):
 
     @classmethod
     def parts(cls, path: Path) -> list[str]:
-        run, rows = _read_parquet(path, only_runs=True)
-        return sorted({str(values[run]) for values in rows})[:1000] if run else []
+        with _open_parquet(path) as (table, run, _):
+            batches = table.iter_batches(batch_size=1024, columns=[run]) if run else ()
+            return sorted({str(row[run]) for rows in batches for row in rows.to_pylist()})[:1000]
 
     def finish(self) -> Iterator[Row]:
-        run, rows = _read_parquet(self.path)
-        for values in rows:
-            if run is None or str(values.pop(run, None)) == self.part:
-                yield to_row(values)
+        with _open_parquet(self.path) as (table, run, columns):
+            for rows in table.iter_batches(batch_size=1024, columns=columns):
+                for values in rows.to_pylist():
+                    if run is None or str(values.pop(run, None)) == self.part:
+                        yield to_row(values)
 
 
-def _read_parquet(
-    path: Path, only_runs: bool = False
-) -> tuple[str | None, Iterator[dict[str, Any]]]:
-    """The column that names the run, if there is one, and the rows of numbers and short texts."""
+@contextmanager
+def _open_parquet(path: Path) -> Iterator[tuple[Any, str | None, list[str]]]:
+    """The table, the column that names the run, if any, and those with numbers and texts."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise ValueError(f"{path} needs the reader of Parquet: pip install pyarrow") from error
-
-    def rows() -> Iterator[dict[str, Any]]:
-        try:
-            for batch in table.iter_batches(batch_size=1024, columns=columns):
-                yield from batch.to_pylist()
-        except (ArrowException, OSError) as error:
-            raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
-
     try:
         table = ParquetFile(path)
+        if table.metadata.num_rows * table.metadata.num_columns > MAX_CELLS:
+            raise ValueError(f"{path} has more than {MAX_CELLS} cells: export fewer metrics")
+        types = {column.name: str(column.type) for column in table.schema_arrow}
+        run = next((name for name in RUN_COLUMNS if name in types), None)
+        texts = {"float", "double", "halffloat", "string", "large_string"}
+        yield table, run, [name for name, x in types.items() if x in texts or "int" in x]
     except (ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not Parquet: {str(error).splitlines()[0]}") from error
-    if table.metadata.num_rows * table.metadata.num_columns > MAX_CELLS:
-        raise ValueError(f"{path} has more than {MAX_CELLS} cells: export fewer metrics")
-    types = {column.name: str(column.type) for column in table.schema_arrow}
-    run = next((name for name in RUN_COLUMNS if name in types), None)
-    texts = {"float", "double", "halffloat", "string", "large_string"}
-    plain = [name for name, kind in types.items() if kind in texts or "int" in kind]
-    columns = [run] if only_runs and run else plain
-    return run, rows()
+        why = str(error).splitlines()[0]
+        raise ValueError(f"{path} is not Parquet, or is damaged: {why}") from error
 
 
 class Mlflow(Whole):

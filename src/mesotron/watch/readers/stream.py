@@ -115,10 +115,9 @@ class Stream:
         self.log.actions = parser.actions
         self.log.rows.clear()
         self.log.notes.clear()
-        self._table = Table(self.log)
+        self._table, self.resumed = Table(self.log), True
         self._table.add(rows)
         self._table.finish()
-        self.resumed = True
         return self._table.num_ready
 
 
@@ -236,9 +235,8 @@ class Table:
 
     def _join_last(self, row: Row) -> bool:
         rows = self._open or self.rows
-        if not self._joins or not rows or rows[-1]["step"] != self._last:
-            return False
-        if not is_other(row, rows[-1]):
+        can_join = self._joins and rows and rows[-1]["step"] == self._last
+        if not can_join or not is_other(row, rows[-1]):
             return False
         self._lag = max(self._lag, 0.0)
         self.changed |= rows is self.rows and self.num_ready >= len(rows)
