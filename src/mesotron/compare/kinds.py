@@ -52,18 +52,15 @@ Row = dict[str, Any]
 Scores = dict[str, float]  # by problem
 Config = TypeVar("Config")
 
-# Errors of a run whose weights are not finite though every logged loss was: from the check before
-# saving, and from PyTorch when it samples from such a model.
+# Errors of a run whose weights are not finite: before saving, and when PyTorch samples from them.
 NOT_FINITE = ("weights are not finite", "probability tensor contains either `inf`, `nan`")
 XLA_ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
 
 
 class Health(NamedTuple):
-    """The watch's verdict on a run, its cause, and the diagnosis in words."""
-
     verdict: Verdict
     cause: str | None
-    story: str
+    story: str  # the watch's diagnosis in words
 
 
 @dataclass(frozen=True)
@@ -138,8 +135,7 @@ class Kind(ABC):
         return None
 
     def outcome(self, path: Path, last_line: str = "") -> Outcome | None:
-        """Results of a run; None if it has neither finished nor diverged. A run whose loss or
-        weights are not finite has finished with the floor's score."""
+        """Results of a run; None if it has neither finished nor diverged (to the floor's score)."""
         if not (path / "config.json").is_file():
             return None
         run = RunFolder(path)
@@ -191,8 +187,7 @@ class Language(Kind):
         ),
         "lowrank": ("Muon's top 8 directions by exact SVD", OptimConfig(name="muon", rank=8)),
     }
-    # Shorter, so that a tournament takes about an hour on two cores; with more held-out problems,
-    # since one half of them chooses rates and the other ranks.
+    # About an hour on two cores; one half of the held-out problems chooses rates, the other ranks.
     shorter: ClassVar = {"arith": ("steps=32", "rollout.prompts=8", "task.num_eval=600")}
     always = ("guard=warn", "save_every=0", "keep=1")
     probe_steps = 12  # momentum has half settled by then
@@ -282,8 +277,7 @@ class Language(Kind):
         return seconds, [float(row.get("num_tokens", 0.0)) for row in rows]
 
     def update_ratio(self, run: RunFolder, rows: Sequence[Row]) -> float | None:
-        """Of the hidden matrices, over the later half of the steps; None for AdamW, and if the rate
-        was not constant."""
+        """Of the hidden matrices, in the later half; None for AdamW, or if the rate changed."""
         optim = run.config["optim"]
         if optim["schedule"] != "constant" or optim["warmup"] > 0 or not optim["lr"] > 0:
             return None
@@ -328,9 +322,8 @@ class Games(Kind):
     def settings(
         self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
     ) -> SnakeConfig:
-        # Muon's and Pion's own rate is the spectral norm of a step of a wide matrix. The RMS change
-        # of a weight by a step of full rank is that over sqrt(inputs), AdamW's usual one 0.2 of its
-        # rate. PPO logs no update RMS, so what Pion's filter removes is not compensated.
+        # Muon's rate is the spectral norm of a step; the RMS change of a weight by a step of full
+        # rank is that over sqrt(inputs). What Pion's filter removes is not compensated.
         muon_lr = 0.2 * rate * gain * math.sqrt(self.config.d_model)
         rates = {"lr": rate, "muon_lr": muon_lr, "aux_adam_lr": rate}
         place = {"save_dir": run.parent, "run_name": run.name}
@@ -467,8 +460,7 @@ def health_of(rows: Sequence[Row], error: str = "") -> Health:
     return Health(verdict, diagnosis.cause, text)
 
 
-def is_for_choosing(problem: str) -> bool:
-    """Whether a problem chooses rates, not ranks: by a hash of its id, the same on any machine."""
+def is_for_choosing(problem: str) -> bool:  # rates, not for ranking
     return hashlib.sha256(problem.encode()).digest()[0] % 2 == 0
 
 

@@ -59,8 +59,7 @@ def search(grid: Grid, known: Mapping[int, float | None]) -> Search:
 
 def best_index(tried: list[int], known: Mapping[int, float | None]) -> int | None:
     """The index with the highest smoothed score; among equal ones the nearest to the recipe's rate.
-    Smoothed (1/4, 1/2, 1/4), since one seed's lone peak is mostly luck, and the last rate before a
-    cliff falls off it with the next seed. A missing neighbor counts as the index itself."""
+    Smoothed (1/4, 1/2, 1/4), since one seed's lone peak is mostly luck."""
     scored = {k: value for k in tried if (value := known[k]) is not None}
 
     def smooth(k: int) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Value = float | int | str | bool
-RANGE = re.compile(r"(?P<low>[^,]+?)\.\.(?P<high>[^,]+)")
+RANGE = re.compile(r"([^,]+?)\.\.([^,]+)")
 DISTRIBUTIONS = ("constant", "categorical", "int_uniform", "uniform", "log_uniform_values")
 # Commands other than `mesotron train`.
 OTHERS = {"snake": ("ppo", "snake"), "vla": ("vla", "train")}
@@ -27,6 +27,11 @@ class Dimension:
     low: float | int = 0  # without choices: any value from low to high, integers if both are
     high: float | int = 0
     log: bool = False  # sample the logarithm uniformly
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high or (self.log and not self.low > 0):
+            kind = "a positive range" if self.log else "a range"
+            raise ValueError(f"{self.name} from {self.low:g} to {self.high:g} is not {kind}")
 
     @property
     def varies(self) -> bool:
@@ -78,8 +83,7 @@ def _read_file(path: Path) -> Space:
         raise ValueError(f"{path} needs PyYAML: pip install 'mesotron[sweep]'") from error
     except Exception as error:  # of either library, or of the decoder
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must be a mapping with parameters")
+    values = values if isinstance(values, dict) else {"parameters": values}
     metric, parameters = (values.get(key) or {} for key in ("metric", "parameters"))
     if not isinstance(metric, dict) or not isinstance(parameters, dict):
         raise ValueError(f"{path}: metric and parameters must be mappings")
@@ -120,7 +124,7 @@ def _read_parameter(name: str, about: Any, path: Path) -> Dimension:
         raise ValueError(f"{path}: parameter {name} must have value, values, or min and max")
     if kind in ("uniform", "log_uniform_values"):
         low, high = float(low), float(high)
-    return _checked(Dimension(name, low=low, high=high, log=kind == "log_uniform_values"))
+    return Dimension(name, low=low, high=high, log=kind == "log_uniform_values")
 
 
 def read_range(item: str) -> Dimension:
@@ -132,21 +136,10 @@ def read_range(item: str) -> Dimension:
     match = RANGE.fullmatch(words)
     if match is None:
         return Dimension(name, choices=tuple(words.split(",")))
-    low, high = (_read_number(match[end], item) for end in ("low", "high"))
-    integers = isinstance(low, int) and isinstance(high, int)
-    log = not integers and low > 0 and high / low >= 10
-    return _checked(Dimension(name, low=low, high=high, log=log))
-
-
-def _read_number(word: str, item: str) -> float | int:
+    number = int if all(re.fullmatch(r"[-+]?\d+", end) for end in match.groups()) else float
     try:
-        return int(word) if re.fullmatch(r"[-+]?\d+", word) else float(word)
+        low, high = map(number, match.groups())
     except ValueError as error:
-        raise ValueError(f"--space {item!r}: {word!r} is not a number") from error
-
-
-def _checked(one: Dimension) -> Dimension:
-    if not one.low <= one.high or (one.log and not one.low > 0):
-        kind = "a positive range" if one.log else "a range"
-        raise ValueError(f"{one.name} from {one.low:g} to {one.high:g} is not {kind}")
-    return one
+        raise ValueError(f"--space {item!r} is not a range of numbers") from error
+    log = number is float and low > 0 and high / low >= 10
+    return Dimension(name, low=low, high=high, log=log)

@@ -56,8 +56,7 @@ def _standing(record: Tournament, name: str, search: Search, rate: float) -> Sta
 
 
 def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
-    """The paired test of every contender against the first, corrected and pooled over all pairs,
-    since any of them might have been the one with the largest lead."""
+    """The paired test of every contender against the first, corrected and pooled over all pairs."""
     pairs = [
         (first, second, D)
         for first, second in combinations(rows, 2)
@@ -91,8 +90,7 @@ def _difference(record: Tournament, first: Standing, second: Standing) -> np.nda
 
 
 def _final_cells(record: Tournament, name: str, rate: float) -> list[Cell]:
-    """Finished final cells by seed, at the chosen rate only: an extended search may have left
-    cells at another."""
+    """Finished final cells by seed; an extended search may have left some at another rate."""
     cells = [
         cell
         for cell in record.cells
@@ -112,9 +110,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def time_to_threshold(kind: Kind, record: Tournament, curves: Mapping[str, list[Row]]) -> None:
-    """Set the threshold from the final cells' curves, and when each cell passed it. Halfway from
-    the mean of all curves' first steps to the mean of the best contender's last ones (downward for
-    a curve that falls). There is none if no curve improved."""
+    """Set the threshold, halfway from the mean start of the final cells' curves to the best
+    contender's mean end, and when each cell passed it. There is none if no curve improved."""
     assert record.threshold is not None
     name = record.threshold.metric
     sign = -1.0 if kind.falls else 1.0

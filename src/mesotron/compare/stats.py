@@ -1,7 +1,6 @@
 """Intervals and tests for scores of S seeds on the same P problems.
 
-Both the seed and the problem move a score, and answers to one problem, or of one trained model, are
-not independent. So intervals resample both, and the test of a difference clusters by both.
+Both move a score, so intervals resample both, and the test of a difference clusters by both.
 
 Shapes: X [S, P] scores of one contender; D [S, P] paired differences of two.
 """
@@ -31,10 +30,8 @@ class Difference(Interval):
 
 
 def bootstrap(X: np.ndarray, seed: int = 0) -> Interval:
-    """The mean of X with a percentile interval; seeds and problems are resampled independently.
-    Owen, The pigeonhole bootstrap, 2007 (arXiv 0712.1111). SciPy's bootstrap resamples one axis
-    only. With three seeds the interval is rather too narrow: there are only ten ways to draw
-    them."""
+    """The mean of X with a percentile interval; seeds and problems are resampled independently
+    (Owen, The pigeonhole bootstrap, 2007, arXiv 0712.1111). Rather too narrow with three seeds."""
     S, P = X.shape
     rng = np.random.default_rng(seed)
     seeds = rng.multinomial(S, np.full(S, 1 / S), size=RESAMPLES) / S
@@ -54,11 +51,9 @@ class SeedNoise:
 
 
 def pool_seeds(differences: Sequence[np.ndarray]) -> SeedNoise:
-    """The noise of seeds, pooled over all pairs of a family. Three seeds say little about their own
-    spread, and among fifteen pairs some have three that happen to agree. The mean over pairs is the
-    residual of a table of contenders and seeds (Fisher, The Design of Experiments, 1935), with (K -
-    1)(S - 1) degrees of freedom instead of S - 1. Pairs with one seed so far are skipped; K counts
-    the others."""
+    """The noise of seeds, pooled over all pairs with several: three seeds say little about their
+    own spread. The mean over pairs is the residual of a table of contenders and seeds (Fisher, The
+    Design of Experiments, 1935), with (K - 1)(S - 1) degrees of freedom."""
     several = [D for D in differences if len(D) > 1]
     if not several:
         return SeedNoise(0.0, 0.0)
@@ -72,12 +67,9 @@ def paired_test(D: np.ndarray, pooled: SeedNoise | None = None) -> Difference:
     """A two-sided t-test of a zero mean, with the variance clustered by seed and by problem.
 
     V = V_seed + V_problem - V_both, never less than either of the first two: the variances of the
-    mean of the S seed means, of the P problem means, and of all S P numbers, which the first two
-    count twice (Cameron, Gelbach and Miller, Robust inference with multiway clustering, 2011). The
-    degrees of freedom are Satterthwaite's, V^2 / (V_seed^2 / (S - 1) + V_problem^2 / (P - 1) +
-    V_both^2 / (S P - 1)). For one seed V_problem stands alone. With three seeds that do not differ,
-    5% of the p-values are below 0.05 (see the tests). That fails further into the tail, where the
-    best of many pairs is picked: so V_seed is at least that of `pooled`.
+    mean of the S seed means, of the P problem means, and of all S P numbers (Cameron, Gelbach and
+    Miller, Robust inference with multiway clustering, 2011), with Satterthwaite's degrees of
+    freedom. For one seed V_problem stands alone. V_seed is at least that of `pooled`.
     """
     from scipy.stats import t as student  # slow to import
 

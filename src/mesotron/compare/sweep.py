@@ -112,8 +112,7 @@ def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float
     if not (run / "config.json").is_file():
         return None
     folder = RunFolder(run)
-    result = folder.result
-    if result is None:
+    if folder.result is None:
         return None
     path: Sequence[str] = COMMANDS[command_name(arguments)].score
     if metric is not None:
@@ -122,7 +121,7 @@ def read_score(run: Path, metric: str | None, arguments: Sequence[str]) -> float
         if values:
             return fmean(values[-max(1, round(LAST_SHARE * len(values))) :])
         path = name.removeprefix("eval/").split(".")
-    value: Any = result
+    value: Any = folder.result
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return float(value) if isinstance(value, int | float) else None
@@ -157,16 +156,14 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.space, self.config, self.folder = space, config, folder
         self.metric = config.metric or space.metric
-        self._reasons = folder / "reasons.jsonl"
+        self.reasons = folder / "reasons.jsonl"  # why trials have no score
         storage: Any = config.storage
         if storage is None:
             storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
         goal = config.goal or space.goal
+        name = config.study or space.name
         self.study = optuna.create_study(
-            study_name=config.study or space.name,
-            storage=storage,
-            direction=goal,
-            load_if_exists=True,
+            study_name=name, storage=storage, direction=goal, load_if_exists=True
         )
         # Scores of one study must mean the same and have the same direction.
         metric = self.metric or "score"
@@ -228,20 +225,9 @@ class Study:
         """End a trial that is dead (pruned) or crashed (failed: it does not count)."""
         from optuna.trial import TrialState
 
-        append_row(self._reasons, {"trial": trial.number, "state": state, "why": why})
+        append_row(self.reasons, {"trial": trial.number, "state": state, "why": why})
         self.study.tell(trial.number, state=TrialState[state])
         trial.claim.close()
-
-    def reasons(self) -> dict[int, str]:
-        return {row["trial"]: row["why"] for row in read_rows(self._reasons)}
-
-    def ended(self) -> "list[FrozenTrial]":
-        trials = self.study.get_trials(deepcopy=False)
-        sign = 1 if self.study.direction.name == "MINIMIZE" else -1
-        return sorted(
-            (one for one in trials if one.state.name in ("COMPLETE", "PRUNED")),
-            key=lambda one: (one.value is None, 0.0 if one.value is None else sign * one.value),
-        )
 
 
 def _suggest(trial: "optuna.Trial", one: Dimension) -> Value:
@@ -331,14 +317,17 @@ def _spell(value: object) -> str:
 
 
 def finish(study: Study, space: Space, folder: Path, console: Console) -> None:
-    ended, reasons = study.ended(), study.reasons()
+    reasons = {row["trial"]: row["why"] for row in read_rows(study.reasons)}
     rows: list[dict[str, Any]] = [
         {"number": x.number, "score": x.value, "values": x.params, "why": reasons.get(x.number, "")}
-        for x in ended
+        for x in study.study.get_trials(deepcopy=False)
+        if x.state.name in ("COMPLETE", "PRUNED")
     ]
+    sign = 1 if study.study.direction.name == "MINIMIZE" else -1
+    rows.sort(key=lambda row: (row["score"] is None, sign * (row["score"] or 0.0)))
     write_json(folder / "sweep.json", {"name": space.name, "metric": study.metric, "trials": rows})
     names = [one.name for one in space.dimensions if one.varies]
-    title = f"{space.name}: {count(len(ended), 'trial')}, best first"
+    title = f"{space.name}: {count(len(rows), 'trial')}, best first"
     table = Table(title=title, box=SIMPLE_HEAD)
     for heading in ("trial", study.metric or "score", *names, "pruned because"):
         table.add_column(heading)

@@ -78,8 +78,7 @@ def run(config: CompareConfig) -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """Lock a folder. Cells keep the yielded file descriptor open, so that the folder is locked
-    until the last of them has ended, however this process ends."""
+    """Lock a folder until the last cell, which keeps the yielded descriptor open, has ended."""
     lock = try_lock(folder / "lock")
     if lock is None:
         raise ValueError(f"{folder} is in use by another process or running cell")
@@ -108,8 +107,7 @@ class Progress:
         old.plan["config"] = to_plain(from_plain(config_type, old.plan.get("config", {}), file))
         _check_same_rule(self.folder, old, self.record)
         self.record.cells, self.record.problems = old.cells, old.problems
-        self.record.start = old.start
-        self._wall_before = old.wall
+        self.record.start, self._wall_before = old.start, old.wall
         known = {one.name for one in self.contenders}
         self.record.contenders += [one for one in old.contenders if one.name not in known]
         self.contenders = self.record.contenders
@@ -131,8 +129,7 @@ class Progress:
                     self._add(contender, self.grid.rate(state.best), seed, "final", gain)
 
     def _gain(self, contender: Contender) -> float | None:
-        """The factor on a contender's rates; None until its probe has measured it. A contender
-        whose probe fails is left out: any gain would be a guess."""
+        """The factor on a contender's rates; None if its probe has not measured it, or failed."""
         if self.kind.probe(contender, self.config.seed, self.folder) is None:
             return 1.0
         self._add(contender, self.grid.base, self.config.seed, "probe", 1.0)

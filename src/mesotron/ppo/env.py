@@ -1,7 +1,6 @@
 """Snake for PPO: a thin adapter over Jumanji's game (Bonnet et al. 2023, arXiv 2306.09884).
 
-Adds what training needs: automatic resets, a time limit that is distinct from death, the
-observation before the reset, and a shaped reward next to the true fruit count.
+Adds automatic resets, a time limit distinct from death, and a shaped reward beside the fruit.
 
 Legend: T board cells in row-major order; F features per cell. One game; `jax.vmap` makes many.
 """

@@ -1,9 +1,6 @@
 """Whole games from the first step to the end: greedy, sampled and random play, and their pictures.
 
-Scores are fruit, never the shaped reward. A game counts up to its own end; the next one, which the
-environment has started by then, is ignored.
-
-Legend: E games, R runs.
+Scores are fruit, never the shaped reward. A game counts up to its own end. E games, R runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -175,9 +172,8 @@ class Curve(NamedTuple):
 def draw_curves(
     curves: Mapping[str, Curve], baselines: Mapping[str, float], path: Path, title: str
 ) -> None:
-    """Mean fruit over seeds with a 95% bootstrap band, against steps and against seconds. Baselines
-    from `measure_baselines` are always drawn: the mask alone is worth forty times random play, so a
-    curve without them says nothing."""
+    """Mean fruit over seeds with a 95% bootstrap band, against steps and against seconds, with the
+    baselines: the mask alone is worth forty times random play."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

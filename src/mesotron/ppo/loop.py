@@ -1,9 +1,7 @@
 """The PPO loop as pure functions: rollout, advantages, epochs and minibatches, all of them scans.
 
 `make_train(config)` is a whole run; `run_updates` makes any number of updates and is what
-`mesotron.ppo.program` compiles, so a run in chunks is bit-equal to a run in one piece. Several
-devices share a run by where its arrays are placed (`program.shardings_of`); this file does not
-depend on it.
+`mesotron.ppo.program` compiles, so a run in chunks is bit-equal to a run in one piece.
 
 Legend: S steps of a rollout, N games, B = S N; G shards, each shuffling its own N / G games.
 """
@@ -61,10 +59,10 @@ class Rollout(NamedTuple):
     cut_values: Array
 
 
-def init_state(key: Array, config: SnakeConfig, hyper: Hyper | None = None) -> TrainState:
+def init_state(key: Array, config: SnakeConfig, hyper: Hyper) -> TrainState:
     key, policy_key, env_key = jax.random.split(key, 3)
     params = init_policy(policy_key, config)
-    tx = make_optimizer(config, make_hyper(config) if hyper is None else hyper)
+    tx = make_optimizer(config, hyper)
     env, observation = jax.vmap(SnakeEnv(config).reset)(jax.random.split(env_key, config.num_envs))
     return TrainState(params, tx.init(params), env, observation, key, jnp.zeros((), jnp.int32))
 
@@ -101,8 +99,7 @@ def run_updates(
     max_updates: int,
 ) -> tuple[TrainState, Metrics]:
     """Make `count` updates; metrics are [max_updates], of which the first `count` are filled. The
-    count is traced, so a shorter last chunk needs no second compilation and every chunk runs the
-    same machine code."""
+    count is traced, so that every chunk runs the same machine code."""
     update = partial(update_once, hyper=hyper, config=config, pretrained=pretrained)
     shapes = jax.eval_shape(lambda s: update(s)[1], state)
     buffers = jax.tree.map(lambda x: jnp.zeros((max_updates, *x.shape), x.dtype), shapes)

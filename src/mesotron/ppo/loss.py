@@ -4,9 +4,8 @@ Generalized advantage estimation (Schulman et al. 2016, arXiv 1506.02438):
 
     delta_t = r_t + gamma V(next_t) - V_t;    A_t = delta_t + gamma lambda (not done_t) A_{t+1}
 
-The loss (Schulman et al. 2017, arXiv 1707.06347) is the clipped ratio, the value error and an
-entropy bonus. The value error is not clipped: values grow to ten and more here, and limiting their
-change to clip_eps would hold the critic back.
+The loss (Schulman et al. 2017, arXiv 1707.06347) is the clipped ratio, the value error (not
+clipped: values grow to ten and more) and an entropy bonus.
 
 Legend: S steps of a rollout, N games; B steps of a minibatch.
 """
@@ -33,10 +32,9 @@ def estimate_advantages(
     gamma: float | Array,
     gae_lambda: float | Array,
 ) -> Array:
-    """Advantages [S, N] of a rollout; advantages + values are the critic's targets. A game that
-    died has no next value; one stopped by the time limit has the value of its state before the
-    reset (`cut_values` [N]; at most one such game per rollout). Neither passes an advantage on to
-    the previous game. `last_values` [N] are those after the rollout."""
+    """Advantages [S, N] of a rollout. A game that died has no next value; one stopped by the time
+    limit has that of its state before the reset (`cut_values` [N]; at most one such game per
+    rollout). `last_values` [N] are those after the rollout."""
     following = jnp.concatenate([values[1:], last_values[None]])
     following = jnp.where(truncated, cut_values, jnp.where(terminated, 0, following))
     deltas = rewards + gamma * following - values

@@ -9,7 +9,7 @@ Legend: B observations, T cells, F features, d width of a token, L layers, H hea
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,8 +73,7 @@ def apply_policy(
     layers = (params["layers"], jnp.arange(config.num_layers))
     over_all = config.num_layers - (config.readout == "head")
     first = jax.tree.map(lambda x: x[:over_all], layers)
-    # Unrolled: a loop stores and reloads all residuals between its iterations, which made the
-    # gradient of two layers 1.8 times slower on an H200.
+    # Unrolled: a loop made the gradient of two layers 1.8 times slower on an H200.
     X, _ = jax.lax.scan(lambda X, layer: (block(X, layer), None), X, first, unroll=True)
     # The readout must start from a materialized array: XLA's Triton emitter (jax 0.11) fuses tiles
     # of several boards with the last layer and reads wrong rows of a flat product for all but the
@@ -92,16 +91,6 @@ def apply_policy(
     if config.action_mask:
         logits = mask_logits(logits, observation.mask)
     return logits, _apply(params["critic"], features)[..., 0]
-
-
-def choose_attention(Q: Array, config: SnakeConfig) -> Literal["xla", "cudnn"]:
-    """The attention implementation for queries [B, T, H, d / H]. Measured on an H200: cuDNN's fused
-    kernel takes 0.74x the time of XLA's for a gradient on 10x10 and 1.4x on 6x6, where the scores
-    are small. It does not help a single query."""
-    if config.attention != "auto":
-        return config.attention if Q.shape[1] > 1 else "xla"
-    fused = jax.default_backend() == "gpu" and Q.dtype == jnp.bfloat16
-    return "cudnn" if fused and Q.shape[1] >= 64 and Q.shape[1] % 2 == 0 else "xla"
 
 
 def mask_logits(logits: Array, mask: Array) -> Array:
@@ -157,8 +146,7 @@ def _init_layers(key: Array, specs: dict[str, _Spec]) -> Params:
 
 
 def _apply(layer: Params, X: Array) -> Array:
-    # As one matrix: with three axes XLA's CPU gradient copies a transposed factor, which makes the
-    # backward pass of this network 1.2 times slower.
+    # With three axes XLA's CPU gradient copies a transposed factor and is 1.2 times slower.
     rows = X.reshape(-1, X.shape[-1]) if jax.default_backend() == "cpu" else X
     Y = rows @ layer["kernel"].astype(X.dtype) + layer["bias"].astype(X.dtype)
     return Y.reshape(*X.shape[:-1], -1)
@@ -201,9 +189,15 @@ def _attend(layer: Params, X: Array, config: SnakeConfig, tokens: Array | None =
 
 def _attention(Q: Array, K: Array, V: Array, config: SnakeConfig) -> Array:
     """softmax(Q K^T / sqrt(d / H)) V of [B, T, H, d / H] each; there may be fewer queries. On a
-    CPU, an axis order that keeps a head's rows together takes 0.6x the time."""
+    CPU, an axis order that keeps a head's rows together takes 0.6x the time. On an H200 cuDNN takes
+    0.74x the time of XLA for a gradient on 10x10 and 1.4x on 6x6; it does not help one query."""
     if jax.default_backend() != "cpu":
-        return jax.nn.dot_product_attention(Q, K, V, implementation=choose_attention(Q, config))
+        chosen, num = config.attention, Q.shape[1]
+        if chosen == "auto":
+            fused = jax.default_backend() == "gpu" and Q.dtype == jnp.bfloat16
+            chosen = "cudnn" if fused and num >= 64 and num % 2 == 0 else "xla"
+        chosen = chosen if num > 1 else "xla"
+        return jax.nn.dot_product_attention(Q, K, V, implementation=chosen)
     Q, K, V = (jnp.swapaxes(Y, 1, 2) for Y in (Q, K, V))
     scores = jnp.einsum("bhsk,bhtk->bhst", Q / math.sqrt(Q.shape[-1]), K)
     Y = jnp.einsum("bhst,bhtk->bhsk", jax.nn.softmax(scores), V)

@@ -1,14 +1,8 @@
 """Runs side by side: one compiled program over seeds and hyperparameters, on one or more devices.
 
-Every array has a leading axis of runs, even for a single run, so metrics, checkpoints and
-evaluation have one form. Buffers are donated: a chunk of updates needs no second copy.
-
-Devices share the seeds, or the games of one run; only the placement of arrays differs. Games on a
-device are shuffled among themselves (`loop.by_group`), so minibatches need no exchange; the
-gradient's mean is the only sum over devices, and the compiler inserts it.
-
-Checkpoints are orbax arrays (never pickles) of the whole `TrainState` inside the run folder's
-atomic checkpoints, so a resumed run is bit-equal to an uninterrupted one.
+Every array has a leading axis of runs, even for a single run. Devices share the seeds, or the games
+of one run, which are shuffled per device (`loop.by_group`): the gradient's mean is the only sum
+over devices, and the compiler inserts it. Checkpoints are orbax arrays (never pickles).
 
 Legend: R runs, K updates of the longest chunk.
 """
@@ -72,9 +66,8 @@ def _read_axis(item: str) -> tuple[str, list[float]]:
 
 
 class Program(NamedTuple):
-    """The compiled parts of a training. `start(runs)` makes the states before the first update;
-    `advance(states, runs, num_updates)` returns the new states and metrics [R, K]. It donates the
-    states, which cannot be used again."""
+    """`start(runs)` makes the states before the first update; `advance(states, runs, num_updates)`
+    returns new states and metrics [R, K]. It donates the states: they cannot be used again."""
 
     start: Callable[[Runs], TrainState]
     advance: Callable[[TrainState, Runs, int], tuple[TrainState, Metrics]]
@@ -114,8 +107,7 @@ def make_program(config: SnakeConfig, num_runs: int, pretrained: Params | None =
 
 
 def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.vmap`, but a single run calls the function itself: an axis of one turns every matmul
-    into a batched one, which is 1.2 times slower on a CPU and which the compiler does not undo."""
+    """`jax.vmap`, but a single run calls the function itself: 1.2 times faster on a CPU."""
 
     def mapped(*trees: Any) -> Any:
         if jax.tree.leaves(trees)[0].shape[0] > 1:
@@ -135,8 +127,7 @@ def make_mesh(config: SnakeConfig) -> Mesh:
 
 
 def shardings_of(states: TrainState, config: SnakeConfig, mesh: Mesh) -> Any:
-    """A tree of shardings for the leaves [R, ...] of all states (or of their shapes). Several runs
-    are split over the devices; of a single run, its games are."""
+    """Shardings of the leaves [R, ...]: several runs are split over the devices, or one's games."""
 
     def place(tree: Any, *axes: str | None) -> Any:
         sharding = NamedSharding(mesh, PartitionSpec(*axes))
@@ -160,9 +151,8 @@ def save_states(root: Path, step: int, states: TrainState) -> None:
 
 
 def restore_states(root: Path, like: TrainState) -> tuple[TrainState, int, list[str]]:
-    """The newest complete checkpoint: its states, their updates, and problems of newer checkpoints.
-    `like` has the same shapes and shardings; without a complete checkpoint it is returned, with
-    0."""
+    """The newest complete checkpoint (else `like`, 0): its states, their updates, and problems of
+    newer ones. `like` has the same shapes and shardings."""
     newest, damaged = newest_whole(root)
     if newest is None:
         return like, 0, damaged

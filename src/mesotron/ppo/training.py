@@ -44,9 +44,8 @@ _LIVE_METRICS = {
 
 
 class Guard:
-    """Runs the watch on every row, writes its events, and decides whether the run must stop.
-    `stopped_by` is the event that stops it, or None. Runs side by side are judged by their means
-    and never stopped: one bad rate of a sweep says nothing about the others."""
+    """Runs the watch on every row. Runs side by side are judged by their means and never stopped:
+    one bad rate of a sweep says nothing about the others."""
 
     def __init__(
         self, config: SnakeConfig, folder: RunFolder, notify: Callable[[str], None]
@@ -54,7 +53,7 @@ class Guard:
         self.config, self.folder, self.notify = config, folder, notify
         self.monitor = Monitor()
         self.stopped_by: Event | None = None
-        self._reported_mismatch = False
+        self._reported_mismatch = False  # a broken device or compiler, whatever the guard setting
 
     def replay(self) -> None:
         """Process the rows written before a resume, without reporting their events again."""
@@ -62,7 +61,13 @@ class Guard:
             self.monitor.update(row)
 
     def update(self, row: Row) -> None:
-        self._check_mismatch(row)
+        mismatch = row.get("policy/mismatch", 0.0)
+        if mismatch > MAX_MISMATCH and not self._reported_mismatch:
+            self._reported_mismatch = True
+            self.notify(
+                f"policy/mismatch is {mismatch:.2g} at update {row['step']}, a bug of the device "
+                "or its compiler: try another --dtype, --attention xla or another jax"
+            )
         for event in self.monitor.update(row):
             self.folder.append("events", event.record())
             if self.config.guard != "off":
@@ -74,20 +79,9 @@ class Guard:
     def diagnosis(self) -> Diagnosis:
         return diagnose(self.monitor.rows, self.monitor.engine, self.monitor.events)
 
-    def _check_mismatch(self, row: Row) -> None:
-        """Warn once about a broken device or compiler, whatever the guard setting."""
-        mismatch = row.get("policy/mismatch", 0.0)
-        if mismatch > MAX_MISMATCH and not self._reported_mismatch:
-            self._reported_mismatch = True
-            self.notify(
-                f"policy/mismatch is {mismatch:.2g} at update {row['step']}, a bug of the device "
-                "or its compiler: try another --dtype, --attention xla or another jax"
-            )
-
 
 class Mirrors:
-    """Copies each row of metrics to Weights & Biases and TensorBoard, if the config enables them.
-    The run folder stays the source of truth; nothing is read back from these services."""
+    """Copies each row of metrics to Weights & Biases and TensorBoard, as configured."""
 
     def __init__(self, config: SnakeConfig, path: Path) -> None:
         self._wandb: Any = None
@@ -132,8 +126,7 @@ class Session(NamedTuple):
     guard: Guard
 
     @property
-    def runs_file(self) -> Path:
-        """Rows per run, if several are trained side by side."""
+    def runs_file(self) -> Path:  # one row per run, if there are several
         return self.folder.path / "runs.jsonl"
 
 
@@ -141,7 +134,12 @@ def train_snake(config: SnakeConfig) -> int:
     folder, config = open_run(config)
     with folder:
         runs = program.read_runs(config)
-        compiled = program.make_program(config, len(runs.values), load_pretrained(config))
+        pretrained = None
+        if config.pretrained_model is not None:
+            shapes = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
+            checkpoints = RunFolder(config.pretrained_model).checkpoints
+            pretrained = program.load_params(checkpoints, shapes)
+        compiled = program.make_program(config, len(runs.values), pretrained)
         with (
             LiveView(config.num_updates, _LIVE_METRICS) as view,
             Mirrors(config, folder.path) as mirrors,
@@ -174,13 +172,6 @@ def open_run(config: SnakeConfig) -> tuple[RunFolder, SnakeConfig]:
     device = jax.devices()[0].device_kind
     environment = describe_environment(device, config.seed, num_devices=config.num_shards)
     return RunFolder.create(path, config, environment), config
-
-
-def load_pretrained(config: SnakeConfig) -> Params | None:
-    if config.pretrained_model is None:
-        return None
-    shapes = jax.eval_shape(lambda: init_policy(jax.random.PRNGKey(0), config))
-    return program.load_params(RunFolder(config.pretrained_model).checkpoints, shapes)
 
 
 def initial_states(session: Session) -> tuple[TrainState, int]:
@@ -218,10 +209,11 @@ def train(
         now = time.perf_counter()
         write_chunk(session, metrics, done, count, before - began, now - began)
         done += count
-        if is_due(config.eval_freq, done) and done < config.num_updates:
+        is_last = done == config.num_updates
+        if config.eval_freq and done % config.eval_freq == 0 and not is_last:
             write_evaluation(session, session.evaluate(states.params, EVALUATION_SEED), done)
-        ends = done == config.num_updates or stop.requested or session.guard.stopped_by
-        if is_due(config.save_freq, done) or ends:
+        ends = is_last or stop.requested or session.guard.stopped_by
+        if ends or (config.save_freq and done % config.save_freq == 0):
             program.save_states(folder.checkpoints, done, states)
     return states, done
 
@@ -231,10 +223,6 @@ def next_chunk(config: SnakeConfig, done: int) -> int:
     limits = [config.chunk, config.num_updates - done]
     limits += [every - done % every for every in (config.eval_freq, config.save_freq) if every]
     return min(limits)
-
-
-def is_due(every: int, done: int) -> bool:
-    return bool(every) and done % every == 0
 
 
 def write_chunk(

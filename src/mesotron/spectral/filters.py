@@ -1,5 +1,4 @@
-"""The filters: each is a list of odd quintics p(s) = a s + b s^3 + c s^5, applied one after the
-other.
+"""The filters: lists of odd quintics p(s) = a s + b s^3 + c s^5, applied one after the other.
 
 Muon (Jordan et al. 2024) and Pion (Fan et al. 2026, arXiv 2605.19282) differ by this list alone.
 The values assume singular values in [0, 1], so a matrix is first divided by a norm that bounds its
@@ -25,8 +24,7 @@ PROMOTE: Triple = (1.875, -1.25, 0.375)
 SUPPRESS: Triple = (0.0, 2.5, -1.5)
 # Where suppression neither grows nor shrinks a singular value: s = 2.5 s^3 - 1.5 s^5 at s^2 = 2/3.
 FIXED_POINT = math.sqrt(2 / 3)
-# Of the steps u1 v1^T and u1 v1^T + u2 v2^T the second has the larger cosine with a gradient
-# s1 u1 v1^T + s2 u2 v2^T + ... where (s1 + s2) / sqrt(2) > s1.
+# A second direction raises the step's cosine with the gradient where (s1 + s2) / sqrt(2) > s1.
 ALIGNED = math.sqrt(2) - 1
 # A cutoff filter cannot be aimed lower; far below the noise edge of any weight matrix in use.
 SMALLEST_AIM = 1e-4
@@ -53,19 +51,15 @@ class Filter:
 
     def num_steps(self, m: int, n: int) -> int:
         """How many steps an m x n matrix takes; only a cutoff filter's number depends on the shape.
-
-        A cutoff filter promotes until its threshold stands at the fixed point, then suppresses. The
-        lowest place it can start from follows from the shape: the Schatten-8 norm exceeds the
-        largest singular value by at most min(m, n)^(1/8), and the Frobenius norm exceeds both.
-        """
+        It promotes until its threshold stands at the fixed point, then suppresses."""
         if self.cutoff is None:
             return len(self.steps)
+        # The Schatten-8 norm exceeds the largest singular value by at most min(m, n)^(1/8).
         t = noise_edge(m, n) if self.cutoff == "noise" else self.cutoff * min(m, n) ** -0.125
         return num_promotions(t) + self.suppress
 
     def steepest_steps(self, m: int, n: int) -> tuple[Triple, ...]:
-        """The triples to plan an m x n matrix with. A cutoff filter's own depend on the matrix;
-        none of them has a larger slope at zero than promotion, which stands for them."""
+        """The triples to plan an m x n matrix with; a cutoff filter's own are no steeper."""
         return self.steps if self.cutoff is None else (PROMOTE,) * self.num_steps(m, n)
 
 
@@ -82,10 +76,8 @@ def muon(steps: int = 5) -> Filter:
 
 
 def cubic(steps: int = 12) -> Filter:
-    """The cubic Newton-Schulz step s <- 1.5 s - 0.5 s^3: two products a step instead of three.
-
-    Small singular values grow by 1.5 a step, then converge quadratically to exactly 1: sigma = 0.01
-    in about 12 steps.
+    """The cubic Newton-Schulz step s <- 1.5 s - 0.5 s^3: two products a step instead of three, and
+    quadratic convergence to exactly 1, from sigma = 0.01 in about 12 steps.
 
     References: Bjorck and Bowie, "An iterative algorithm for computing the best estimate of an
         orthogonal matrix", 1971.
@@ -108,8 +100,7 @@ def polar_express(steps: int = 5, lower: float = 1e-3, safety: float = 1.02) -> 
     """
     low, high, triples = lower, 1.0, []
     for k in range(_positive(steps)):
-        # An interval much longer than this makes the best quintic so steep that it slows the later
-        # steps down.
+        # A longer interval makes the best quintic so steep that it slows the later steps down.
         a, b, c = _best_quintic(max(low, 0.0240732743 * high), high)
         at_low, at_high = _quintic((a, b, c), low), _quintic((a, b, c), high)
         centre = 2 / (at_low + at_high)
@@ -215,10 +206,8 @@ def aim(t: Any) -> tuple[tuple[Any, Any, Any], Any]:
     t then stands.
 
     With f_0 the cubic step, the family is f_c(s) = f_0(s) + c s (1 - s^2)^2, linear in c, so the
-    member with f_c(t) = sqrt(2/3) is found in closed form and clipped to the monotone range.
-
-    `t` is in [0, 1]: a numpy scalar, or an array or tensor with one threshold per matrix. Returns
-    ((a, b, c), new t), of its type.
+    member with f_c(t) = sqrt(2/3) is found in closed form and clipped to the monotone range. `t` is
+    in [0, 1]: a numpy scalar, or an array or tensor with one threshold per matrix.
 
     Example:
         >>> (a, b, c), t = aim(np.float64(FIXED_POINT))  # in place already: pure suppression
@@ -253,11 +242,8 @@ def _quintic(triple: Triple, s: float) -> float:
 
 
 def _best_quintic(low: float, high: float) -> Triple:
-    """The odd quintic nearest to 1 on [low, high] in the maximum norm, by the Remez exchange.
-
-    Its error takes its extreme value with alternating signs at four points: both ends and the two
-    stationary points between them.
-    """
+    """The odd quintic nearest to 1 on [low, high] in the maximum norm, by the Remez exchange: its
+    error alternates between its extremes at both ends and the stationary points between them."""
     if high - low < 1e-6 * high:  # one point: p(s) = s (15 - 10 s^2 + 3 s^4) / 8 about the middle
         s = (low + high) / 2
         return 1.875 / s, -1.25 / s**3, 0.375 / s**5

@@ -1,9 +1,8 @@
 """What a filter does to one singular value, where it cuts, and what it costs.
 
-An odd polynomial in X acts on its singular values alone, so a filter is a scalar map. The standard
-form X <- (a I + b A + c A A) X with A = X X^T takes three products a step. The Gram form (Gram
-Newton-Schulz, 2026) iterates m x m matrices (m <= n) and multiplies X once. Rounding in R = X X^T
-grows with the squared slopes of the steps, so they are cut into segments that each recompute R.
+The standard form X <- (a I + b A + c A A) X with A = X X^T takes three products a step. The Gram
+form (Gram Newton-Schulz, 2026) iterates m x m matrices (m <= n) and multiplies X once. Rounding in
+R = X X^T grows with the squared slopes of the steps, so segments of them recompute R.
 """
 
 import math
@@ -151,11 +150,8 @@ def plan_flops(m: int, n: int, plan: tuple[Segment, ...], cost: Cost = PLAIN) ->
 def gram_plan(
     steps: tuple[Triple, ...], roundoff: float, tolerance: float = GRAM_TOLERANCE
 ) -> tuple[Segment, ...]:
-    """Cut the steps into Gram segments that stay accurate with this unit roundoff of R.
-
-    Inside a segment an error e in R becomes a^2 e after each step but the last, a being the slope
-    at zero; a segment ends before that passes `tolerance`.
-    """
+    """Cut the steps into Gram segments that stay accurate with this unit roundoff of R: an error of
+    R grows by the squared slope at zero with each step, up to `tolerance`."""
     segments: list[list[Triple]] = []
     growth = float("inf")
     for triple in steps:

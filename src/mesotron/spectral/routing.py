@@ -166,18 +166,6 @@ class RoutingTable:
             is refused.
         """
         named = dict(model.named_parameters(remove_duplicate=False))
-        self._check_covers(named)
-        groups: dict[tuple[str, str, float], dict[str, Any]] = {}
-        for row in self.rows:
-            key = (row.rule, row.view, row.lr_scale)
-            if key not in groups:
-                groups[key] = {"params": [], "param_names": [], "name": _group_name(*key), **common}
-                groups[key] |= {"rule": row.rule, "view": row.view, "lr_scale": row.lr_scale}
-            groups[key]["params"].append(named[row.name])
-            groups[key]["param_names"].append(row.name)
-        return list(groups.values())
-
-    def _check_covers(self, named: dict[str, Any]) -> None:
         advice = "the model changed since route() (LoRA, freezing, tying?): call route(model) again"
         seen: set[int] = set()
         for row in self.rows:
@@ -189,6 +177,19 @@ class RoutingTable:
         for name, param in named.items():
             if param.requires_grad and id(param) not in seen:
                 raise ValueError(f"{name} is trainable but not in the table: {advice}")
+        groups: dict[tuple[str, str, float], dict[str, Any]] = {}
+        for row in self.rows:
+            key = (row.rule, row.view, row.lr_scale)
+            if key not in groups:
+                is_viewed = row.rule in SPECTRAL_RULES and row.view != "whole"
+                group_name = f"{row.rule} {row.view}" if is_viewed else row.rule
+                if row.lr_scale != 1.0:
+                    group_name += f" lr*{row.lr_scale:g}"
+                groups[key] = {"params": [], "param_names": [], "name": group_name, **common}
+                groups[key] |= {"rule": row.rule, "view": row.view, "lr_scale": row.lr_scale}
+            groups[key]["params"].append(named[row.name])
+            groups[key]["param_names"].append(row.name)
+        return list(groups.values())
 
     def to_json(self) -> str:
         """The rows as a JSON array."""
@@ -204,12 +205,10 @@ class RoutingTable:
     def summary(self) -> str:
         """One line: how many tensors and parameters each rule has."""
         total = max(sum(row.numel for row in self.rows), 1)
-        parts = [
-            f"{rule}: {count.tensors} tensors, {count.parameters:,} parameters "
-            f"({count.parameters / total:.1%})"
-            for rule, count in self.counts().items()
-        ]
-        return "; ".join(parts)
+        return "; ".join(
+            f"{rule}: {tensors} tensors, {size:,} parameters ({size / total:.1%})"
+            for rule, (tensors, size) in self.counts().items()
+        )
 
     def render(self, console: Console, *, full: bool = False) -> None:
         """Print the table with one color per rule."""
@@ -242,11 +241,6 @@ class RoutingTable:
             cells.append([row.name, shape, row.role, row.rule, view, f"{row.lr_scale:g}", reason])
         scaled = any(row.lr_scale != 1.0 for row in self.rows)
         return cells if scaled else [[*line[:5], line[6]] for line in cells]
-
-
-def _group_name(rule: str, view: str, lr_scale: float) -> str:
-    name = f"{rule} {view}" if rule in SPECTRAL_RULES and view != "whole" else rule
-    return name if lr_scale == 1.0 else f"{name} lr*{lr_scale:g}"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -123,7 +123,7 @@ def make_curves(config: SpectrumConfig) -> list[Curve]:
     return curves
 
 
-def response_table(curves: list[Curve], grid: tuple[float, ...] = SIGMA) -> Table:
+def response_table(curves: list[Curve], grid: tuple[float, ...]) -> Table:
     table = _new_table("response f(σ), σ a fraction of the matrix's norm", "filter \\ σ")
     for sigma in grid:
         table.add_column(f"{sigma:g}".removeprefix("0"), justify="right", no_wrap=True)
@@ -132,7 +132,7 @@ def response_table(curves: list[Curve], grid: tuple[float, ...] = SIGMA) -> Tabl
     return table
 
 
-def property_table(curves: list[Curve], headings: tuple[str, ...] = PROPERTIES) -> Table:
+def property_table(curves: list[Curve], headings: tuple[str, ...]) -> Table:
     m, n = curves[0].shape
     table = _new_table(f"where it cuts, and what one {m} × {n} matrix costs", "filter")
     for heading in headings:
@@ -155,12 +155,15 @@ def _new_table(title: str, first: str) -> Table:
     return table
 
 
-def terminal_plot(curves: list[Curve], axis: str, width: int = PLOT_WIDTH) -> Text:
+def terminal_plot(curves: list[Curve], axis: str, width: int) -> Text:
     sigma = sigma_grid(axis, width)
     plot = Text()
     for curve, style in zip(curves, cycle(STYLES)):
-        for row, line in enumerate(area_rows(curve.at(sigma))):
-            plot.append(f"{curve.label if row == PLOT_HEIGHT - 1 else '':>{PLOT_MARGIN - 1}} ")
+        filled = np.round(curve.at(sigma) / PLOT_TOP * PLOT_HEIGHT * 8).astype(int)
+        filled = filled.clip(1, PLOT_HEIGHT * 8)  # at least a dot, which shows the axis
+        for row in reversed(range(PLOT_HEIGHT)):
+            line = "".join(BLOCKS[min(max(n - 8 * row, 0), 8)] for n in filled)
+            plot.append(f"{curve.label if row == 0 else '':>{PLOT_MARGIN - 1}} ")
             plot.append(line + "\n", style)
     left = f"σ = {sigma[0]:.3g}"
     legend = f"{axis} axis, f from 0 to {PLOT_TOP}".center(width - len(left) - 1)
@@ -170,13 +173,6 @@ def terminal_plot(curves: list[Curve], axis: str, width: int = PLOT_WIDTH) -> Te
 
 def sigma_grid(axis: str, num_points: int) -> np.ndarray:
     return np.geomspace(1e-3, 1, num_points) if axis == "log" else np.linspace(0, 1, num_points)
-
-
-def area_rows(heights: np.ndarray) -> list[str]:
-    filled = np.round(heights / PLOT_TOP * PLOT_HEIGHT * 8).astype(int)
-    filled = filled.clip(1, PLOT_HEIGHT * 8)  # at least a dot, which shows the axis
-    floors = [8 * row for row in reversed(range(PLOT_HEIGHT))]
-    return ["".join(BLOCKS[min(max(n - floor, 0), 8)] for n in filled) for floor in floors]
 
 
 def short(value: float) -> str:

@@ -1,7 +1,6 @@
 """Checkpoints of a policy: weights and normalization in safetensors, everything else in JSON.
 
-Nothing is pickled. A checkpoint can act on any machine: it says what the policy observes and
-controls, and the world of its demonstrations.
+A checkpoint says what the policy observes and controls, and the world of its demonstrations.
 """
 
 from __future__ import annotations

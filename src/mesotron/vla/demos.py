@@ -1,15 +1,11 @@
 """Demonstrations by scripted experts: planned, recorded in worker processes, stored as npz shards.
 
-A folder holds demos.json and npz shards with LeRobot's keys. A shard is written to a draft and
-renamed, so a killed run leaves complete shards and the next run makes the missing ones. Compact
-shards hold the simulator's state instead of images.
+A folder holds demos.json and npz shards with LeRobot's keys; a killed run leaves complete shards
+and the next run makes the missing ones. Compact shards hold the simulator's state, not images.
 
-Besides whole episodes there are single frames with the hand anywhere. In an episode the hand is
-soon near the object it must take, and a policy learns to read the hand instead of the image. Frames
-with a scattered hand, each scene with two instructions, made the difference between 8 % and 98 %
-success in our prototype.
-
-Legend: n actions, m observations of a shard.
+In an episode the hand is soon near the object it must take, and a policy learns to read the hand
+instead of the image. Single frames with a scattered hand, each scene with two instructions, made
+the difference between 8 % and 98 % success in our prototype.
 """
 
 from __future__ import annotations
@@ -167,9 +163,8 @@ def _write_shards(
     # Of whole episodes: a single frame cannot fail.
     success = 1 - failed / max(1, read_manifest(config.out)["episodes"])
     if success < MIN_SUCCESS:
-        raise ValueError(
-            f"the expert succeeded in only {success:.0%} of the episodes: lower --noise"
-        )
+        share = f"{success:.0%} of the episodes"
+        raise ValueError(f"the expert succeeded in only {share}: lower --noise")
 
 
 # Planning and recording.
@@ -186,15 +181,13 @@ class DemoSpec:
 
 
 class Recording(NamedTuple):
-    """A recorded demonstration; `answers` are the action numbers taken at the observations."""
-
     spec: DemoSpec
     observations: list[Observation]
     where: list[np.ndarray]
     qpos: list[np.ndarray]
     actions: list[np.ndarray]
     success: bool
-    answers: list[int]
+    answers: list[int]  # numbers of the actions taken at the observations
 
 
 def plan_demos(config: DemosConfig, world: World) -> list[DemoSpec]:
@@ -224,9 +217,8 @@ def plan_demos(config: DemosConfig, world: World) -> list[DemoSpec]:
 
 
 def record(world: World, spec: DemoSpec, noise: float, horizon: int, every: int = 1) -> Recording:
-    """Let the expert act and record what it observes and does. Noise of this standard deviation is
-    added to each action after it is recorded, so that the expert shows corrections (Laskey et al.
-    2017, arXiv 1703.09327)."""
+    """Let the expert act and record what it observes and does. Noise is added to each action after
+    it is recorded, so that the expert shows corrections (Laskey et al. 2017, arXiv 1703.09327)."""
     rng = np.random.default_rng([spec.seed, spec.task, spec.swap, 17])
     first = world.reset(spec.seed, spec.task, spec.swap, spec.scatter)
     recording = Recording(spec, [], [], [], [], success=False, answers=[])
@@ -356,7 +348,6 @@ def world_of(manifest: dict[str, Any]) -> WorldConfig:
 
 
 def trusted_world(folder: Path, trust: bool) -> WorldConfig:
-    """The world of a folder's demonstrations, which may be built."""
     world = world_of(read_manifest(folder))
     check_trusted(code_names(world), folder / MANIFEST, trust)
     return world
@@ -367,9 +358,9 @@ def load_shards(folder: Path) -> Demos:
     if manifest["compact"] and manifest["cameras"]:
         raise ValueError(f"{folder} has no images: run mesotron vla demos --render {folder}")
     paths = [shard_path(folder, number) for number in range(manifest["num_shards"])]
-    missing = [path for path in paths if not path.is_file()]
+    missing = sum(not path.is_file() for path in paths)
     if missing:
-        count = f"{len(missing)} of {len(paths)} shards"
+        count = f"{missing} of {len(paths)} shards"
         raise ValueError(f"{folder} lacks {count}: run the command that made it again")
     shards = [arrays for arrays in map(read_shard, paths) if len(arrays["action"])]
     texts = sorted({str(text) for arrays in shards for text in arrays["tasks"]})

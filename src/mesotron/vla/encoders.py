@@ -1,10 +1,8 @@
 """Image and instruction encoders trained from scratch, and the transformer layers of the policy.
 
-`towers` has the pretrained ones; both kinds return `ImageTokens` and `TextTokens`. Layers are
-pre-norm with PyTorch's SDPA. Every weight is a plain matrix with a name that routing knows.
+`towers` has the pretrained ones; both kinds return `ImageTokens` and `TextTokens`.
 
-Legend: B batch, T tokens, S context tokens, C cameras, P patches per image, L words, D width,
-H heads.
+Legend: B batch, T tokens, S context tokens, C cameras, P patches per image, L words, D width.
 """
 
 import re
@@ -142,11 +140,9 @@ MIN_LIT = 0.125  # fraction of lit pixels needed to estimate the light
 class Vision(nn.Module):
     """A vision transformer (arXiv 2010.11929) that attends to what differs from the usual image.
 
-    Few patches of an image show an object; the rest is the same table as always. Attention starts
-    uniform and would weigh five objects among sixty patches a tenth as much: a policy for ten
-    objects never learned which one is meant. So each image, normalized for brightness, is replaced
-    by its difference from the median image of the demonstrations, and the log-energy of a patch is
-    added to every attention's scores.
+    Few patches show an object, and attention starts uniform: a policy for ten objects never learned
+    which one is meant. So each image, normalized for brightness, is replaced by its difference from
+    the demonstrations' median image, and a patch's log-energy is added to all attention scores.
     """
 
     usual: Tensor  # the median image
@@ -173,9 +169,8 @@ class Vision(nn.Module):
             self.spread[camera] = max(float(np.square(some - usual).mean()) ** 0.5, 1.0)
 
     def brightness(self, images: Tensor) -> Tensor:
-        """Brightness of each image relative to the usual one, [B, C, 1, 1, 1]. The median ratio
-        over pixels, so that a hand before the camera does not count, and over lit pixels only,
-        since dark ones are noise. 1 if there are too few."""
+        """Brightness of each image relative to the usual one, [B, C, 1, 1, 1]: the median ratio
+        over lit pixels, since dark ones are noise. 1 if there are too few."""
         step = max(1, images.shape[-1] // 32)  # a thousand pixels are enough
         gray = images[..., ::step, ::step].float().mean(dim=2).flatten(2)
         usual = self.usual[..., ::step, ::step].mean(dim=1).flatten(1)
@@ -202,9 +197,8 @@ class Vision(nn.Module):
 
 
 def patch_positions(side: int, width: int) -> Tensor:
-    """Initial positions of patches, [side * side, D]: linear in row and column. Each of D numbers
-    grows along its own direction in the image, so that one matrix can read a place (CoordConv,
-    arXiv 1807.03247). From sines it was learned too late, or never."""
+    """Initial positions of patches, [side * side, D], linear in row and column, so that one matrix
+    can read a place (CoordConv, arXiv 1807.03247). From sines it was learned too late, or never."""
     places = (torch.arange(side) + 0.5) / side - 0.5
     rows, columns = (place.flatten() for place in torch.meshgrid(places, places, indexing="ij"))
     angles = 2 * torch.pi * torch.arange(width) / width
@@ -212,8 +206,7 @@ def patch_positions(side: int, width: int) -> Tensor:
     return 6**0.5 * (rows[:, None] * angles.sin() + columns[:, None] * angles.cos())
 
 
-# Instructions as word ids, without a download: a small vocabulary, and hash buckets for other
-# words. Two unknown words share a bucket once in a few hundred pairs.
+# Instructions as word ids: a small vocabulary, and hash buckets for other words.
 PADDING = 0
 _COMMON_WORDS = """
     a an the and to of in into on onto inside at from with up down left right behind front
@@ -231,8 +224,7 @@ _WORD_IDS = {word: number for number, word in enumerate(VOCABULARY, 1)}
 
 
 def encode_words(texts: Sequence[str]) -> Tensor:
-    """Word ids of B instructions, int64 [B, L], padded with `PADDING`. Case and punctuation are
-    dropped, and words past the first 24. L is at least 1."""
+    """Word ids of B instructions, int64 [B, L >= 1], padded; case and punctuation are dropped."""
 
     def word_id(word: str) -> int:
         bucket = 1 + len(VOCABULARY) + zlib.crc32(word.encode()) % NUM_BUCKETS
@@ -251,7 +243,6 @@ class Language(nn.Module):
         self.encoder = Stack(size, size.language)
 
     def encode(self, texts: list[str]) -> Tensor:
-        """Instructions as word ids, [B, L], for `forward`."""
         return encode_words(texts)
 
     def forward(self, ids: Tensor) -> TextTokens:

@@ -1,7 +1,7 @@
 """Success tables of a policy with its controls, as `vla train` and `vla eval` print them.
 
 Columns: success, success with a wrong instruction (what remains without language), the scripted
-expert (an upper bound), and named perturbations. Scenes are never those of training.
+expert (an upper bound), and named perturbations.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Read and write LeRobotDataset v3.0: parquet files, images inside them or as video.
 
-Format: LeRobot (Cadene et al., github.com/huggingface/lerobot). Needs pyarrow and pillow, av for
-video. The lerobot package itself is not used: it pins older versions of torch and numpy.
+Format: LeRobot (Cadene et al., github.com/huggingface/lerobot). The lerobot package itself is not
+used: it pins older versions of torch and numpy.
 """
 
 import importlib.util
@@ -117,8 +117,7 @@ def read_videos(
     pixels: int | None,
     decode: Decoder = _decode_video,
 ) -> np.ndarray:
-    """The frames of a camera stored as video, in the order of the rows, uint8 (N, H, W, 3). An
-    episode is a stretch of a file: it starts at `from_timestamp`, one frame per row."""
+    """The frames of a camera stored as video, in the order of the rows, uint8 (N, H, W, 3)."""
     rows_by_file: dict[Path, dict[int, int]] = {}  # file to frame number to row
     fps = info["fps"]
     names = ["chunk_index", "file_index", "from_timestamp"]

@@ -34,8 +34,7 @@ def route_parts(policy: nn.Module, config: PartsOptimConfig) -> RoutingTable:
 
 
 def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimizer:
-    """The optimizer of a policy (with its LoRA adapters in place), in groups named PART/RULE. What
-    has another rate or no weight decay is a group of its own."""
+    """The optimizer of a policy (with its LoRA adapters in place), in groups named PART/RULE."""
     table = route_parts(policy, config)
     cutoff = "noise" if config.promote is None and config.cutoff is None else config.cutoff
     aux_lr = config.lr if config.aux_lr is None else config.aux_lr
@@ -53,10 +52,8 @@ def build_optimizer(policy: nn.Module, config: PartsOptimConfig) -> RoutedOptimi
                 suffix = "" if rule in SPECTRAL_RULES else suffix
                 lr = config.lr * (config.action_scale if part == "action" else 1.0)
                 new = {"params": [], "param_names": [], "rule": rule, "view": routed["view"]}
-                new |= {
-                    "lr": lr if is_matrix else aux_lr,
-                    "name": f"{part}/{routed['name']}{suffix}",
-                }
+                new["lr"] = lr if is_matrix else aux_lr
+                new["name"] = f"{part}/{routed['name']}{suffix}"
                 if is_vector:
                     new["weight_decay"] = 0.0
                 if getattr(config, part, "") == "low_rank" and rule == "muon":
@@ -90,9 +87,8 @@ def part_updates(optimizer: RoutedOptimizer, stats: Mapping[str, float]) -> dict
 
 
 class GradientProbe:
-    """Effective rank and signal-to-noise ratio of each part's gradient, as in the Pion paper. Costs
-    another pass over the batch in four micro-batches, and singular values. It covers hidden
-    matrices whatever their rule, so that all optimizers can be compared."""
+    """Effective rank and signal-to-noise ratio of each part's gradient, as in the Pion paper, for
+    hidden matrices whatever their rule. Costs another pass over the batch, and singular values."""
 
     def __init__(self, policy: nn.Module) -> None:
         params = dict(policy.named_parameters())

@@ -1,8 +1,7 @@
 """The policy: images, an instruction and the robot's state in; a chunk of actions out.
 
 Four parts whose names drive the optimizer's routing: `vision`, `language`, `fusion` over all their
-tokens, and `action`, whose queries attend to the fused tokens. The context is computed once, the
-action module as often as its head needs it. The policy has no memory of earlier observations.
+tokens, and `action`, whose queries attend to the fused tokens as often as its head needs it.
 
 Legend: B batch, C cameras, L words, K actions per chunk, A action size, S state size, D width,
 T tokens, t time from 1 (noise) to 0 (action).
@@ -78,16 +77,14 @@ class Context(NamedTuple):
 Predict = Callable[[Tensor | None, Tensor | None], Tensor]
 """(noisy actions [B, K, A], their time [B]) -> [B, K, A]; both None for a head without noise."""
 
-# Every chunk starts from the same noise, so that a policy is a function of its observation and an
-# episode does not depend on the others in its batch.
+# Every chunk starts from the same noise, so that episodes do not depend on others in their batch.
 NOISE_SEED = 20_260
 
 
 class KeyedRandom:
-    """Random numbers as a function of a key, equal in an eager step and a replayed CUDA graph. A
-    `torch.Generator` keeps its state on the host, which a graph does not see. Here it is a tensor:
-    SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators") in wrapping
-    signed 64-bit arithmetic. The key is an int64 [1] on the device that draws."""
+    """Random numbers as a function of a key, int64 [1], equal in an eager step and a replayed CUDA
+    graph, which does not see the state of a `torch.Generator`. SplitMix64 (Steele et al. 2014,
+    "Fast splittable pseudorandom number generators") in wrapping signed 64-bit arithmetic."""
 
     _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
     _FIRST = 0xBF58476D1CE4E5B9 - 2**64
@@ -194,8 +191,7 @@ class Normalizer(nn.Module):
 
 class Fusion(nn.Module):
     """A transformer over image tokens, words and the state. The pooled instruction is added to
-    every token: attention starts uniform, and one token among fifty would at first have little
-    weight."""
+    every token: one among fifty would at first have little weight."""
 
     def __init__(self, size: Size, state_dim: int) -> None:
         super().__init__()
@@ -245,8 +241,7 @@ class Action(nn.Module):
 
 
 def chunk_positions(num: int, width: int) -> Tensor:
-    """Initial queries [num, D]: sines and cosines of the place in the chunk, from a quarter of a
-    period to one every two places. Queries that start alike are slow to differ."""
+    """Initial queries [num, D]: sines and cosines of the place, since equal ones differ slowly."""
     places = (torch.arange(num) + 0.5) / num
     frequencies = torch.logspace(math.log10(0.25), math.log10(max(num / 2, 0.5)), width // 2)
     angles = 2 * math.pi * places[:, None] * frequencies
@@ -262,8 +257,7 @@ def _time_features(time: Tensor, width: int) -> Tensor:
 
 class Policy(nn.Module):
     """A vision-language-action policy. With `where` it also predicts the position of the named
-    object, for the auxiliary loss. `checkpoint` is a folder that describes its pretrained towers;
-    they are built without weights.
+    object. `checkpoint` is a folder that describes its pretrained towers, built without weights.
 
     Example:
         >>> body = Body(cameras=("front",), pixels=24, state_dim=4, action_dim=4)
@@ -292,7 +286,6 @@ class Policy(nn.Module):
             self.language = Language(size)
         self.fusion = Fusion(size, body.state_dim)
         self.action = Action(size, config.chunk, body.action_dim, self.head.needs_noise)
-        # Auxiliary output: the position of the named object, from the state token.
         self.where = nn.ModuleDict({"head": nn.Linear(size.width, 3)}) if where else None
         sizes = {"state": body.state_dim, "action": body.action_dim, "where": 3}
         self.units: Any = nn.ModuleDict({name: Normalizer(n) for name, n in sizes.items()})

@@ -1,8 +1,7 @@
 """Success of a policy over seeded episodes of a world's tasks.
 
 Episodes are played in waves: one call of the policy answers all live episodes, simulation runs in
-worker processes. Waves do not depend on the number of workers, so neither does the result. An
-episode that raises has failed; its error is kept and its world rebuilt.
+worker processes, whose number does not change the result. An episode that raises has failed.
 """
 
 import os
@@ -120,22 +119,15 @@ def _play_wave(
     live = {slot: state for slot, state in states.items() if not state.done}
     while live:
         slots = sorted(live)
-        actions = _ask_policy(act, [live[slot].observation for slot in slots], execute)
-        now = call("advance", {s: (s, chunk) for s, chunk in zip(slots, actions, strict=True)})
+        actions = np.asarray(act([live[slot].observation or {} for slot in slots]))
+        if actions.ndim != 3 or len(actions) != len(slots) or actions.shape[1] < execute:
+            needed = f"({len(slots)}, chunk of {execute} or more, action)"
+            raise ValueError(f"execute={execute} needs actions {needed}, not shape {actions.shape}")
+        chunks = zip(slots, actions[:, :execute], strict=True)
+        now = call("advance", {slot: (slot, chunk) for slot, chunk in chunks})
         states |= now
         live = {slot: state for slot, state in now.items() if not state.done}
     return [states[job.slot] for job in jobs]
-
-
-def _ask_policy(act: Act, observations: list[Observation | None], execute: int) -> np.ndarray:
-    """The first `execute` actions for each observation, (B, execute, A)."""
-    actions = np.asarray(act([one for one in observations if one is not None]))
-    num = len(observations)
-    if actions.ndim != 3 or len(actions) != num:
-        raise ValueError(f"actions must be ({num}, chunk, action), not shape {actions.shape}")
-    if actions.shape[1] < execute:
-        raise ValueError(f"execute={execute} exceeds the policy's chunk of {actions.shape[1]}")
-    return actions[:, :execute]
 
 
 def _summarize(
@@ -145,14 +137,13 @@ def _summarize(
     ends: list[EpisodeState],
     control: str,
 ) -> EvalResult:
-    pairs = list(zip(jobs, ends, strict=True))
-    episodes = [
-        Episode(tasks[job.task], job.seed, end.success, end.steps, end.error) for job, end in pairs
-    ]
-    frames = {
-        (tasks[job.task], job.seed): end.frames for job, end in pairs if end.frames is not None
-    }
-    return EvalResult(world, episodes, control, frames)
+    result = EvalResult(world, [], control)
+    for job, end in zip(jobs, ends, strict=True):
+        task = tasks[job.task]
+        result.episodes.append(Episode(task, job.seed, end.success, end.steps, end.error))
+        if end.frames is not None:
+            result.frames[task, job.seed] = end.frames
+    return result
 
 
 # In the workers: worlds and live episodes of this process, by slot.

@@ -85,19 +85,17 @@ def _auxiliary_note(config: VlaTrainConfig) -> str:
 
 
 def _summarize_routing(table: RoutingTable) -> Table:
-    counts: dict[tuple[str, str], list[int]] = {}
+    sizes: dict[tuple[str, str], list[int]] = {}
     for row in table:
-        count = counts.setdefault((row.name.split(".")[0], row.rule), [0, 0])
-        count[0] += 1
-        count[1] += row.numel
+        sizes.setdefault((row.name.split(".")[0], row.rule), []).append(row.numel)
     summary = Table("part", "rule", "tensors", "parameters", box=None, pad_edge=False)
-    for (part, rule), (tensors, parameters) in counts.items():
-        summary.add_row(part, rule, str(tensors), f"{parameters:,}")
+    for (part, rule), each in sizes.items():
+        summary.add_row(part, rule, str(len(each)), f"{sum(each):,}")
     return summary
 
 
 def _fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Event | None:
-    """Train to the end, or until a signal or the guard stops the run; returns the guard's event."""
+    """Train to the end, or until a signal or the guard, whose event is returned, stops the run."""
     config = trainer.config
     resume = f"resume with mesotron vla train --resume {run.path}"
     with (
@@ -123,8 +121,7 @@ def _fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Ev
 
 
 class MetricsLog:
-    """Writes metrics to the folder, the view and the watch; a resumed run first replays its own.
-    `stopped_by` is the event at which the guard stops the run, or None."""
+    """Writes metrics to the folder, the view and the watch; a resumed run first replays its own."""
 
     def __init__(self, run: RunFolder, view: LiveView, guard: str, step: int) -> None:
         self.run, self.view, self.guard = run, view, guard

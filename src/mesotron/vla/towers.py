@@ -25,9 +25,8 @@ IMAGE_SIZE = 224
 
 
 class VisionTower(nn.Module):
-    """A pretrained image model and a projection to the policy's width. The model's output has
-    `last_hidden_state`, tokens or a feature map; `preprocessor` is its preprocessor_config.json.
-    Cameras are distinguished by a learned vector."""
+    """A pretrained image model and a projection to the policy's width; `preprocessor` is the
+    model's preprocessor_config.json. Cameras are distinguished by a learned vector."""
 
     def __init__(
         self, tower: Any, width: int, num_cameras: int, preprocessor: Mapping[str, Any]
@@ -54,8 +53,7 @@ class VisionTower(nn.Module):
         X = X + self.positions.to(X.dtype).repeat(B, 1, 1)
         return ImageTokens(X.reshape(B, -1, X.shape[-1]), None)
 
-    def save_description(self, folder: Path) -> None:
-        """Write what `load_vision_tower` needs, without the weights."""
+    def save_description(self, folder: Path) -> None:  # without the weights
         _base_model(self.tower).config.save_pretrained(folder / VISION_FOLDER)
 
 
@@ -79,7 +77,6 @@ class LanguageTower(nn.Module):
         return TextTokens(self.project(output.last_hidden_state), mask)
 
     def save_description(self, folder: Path) -> None:
-        """Write what `load_language_tower` needs, without the weights."""
         _base_model(self.tower).config.save_pretrained(folder / LANGUAGE_FOLDER)
         self.tokenizer.save_pretrained(folder / LANGUAGE_FOLDER)
 
@@ -122,9 +119,8 @@ def _load_model(place: str, checkpoint: Path | None) -> Any:
     try:
         if checkpoint is not None:
             return AutoModel.from_config(AutoConfig.from_pretrained(place, **options))
-        return AutoModel.from_pretrained(
-            place, dtype=torch.float32, use_safetensors=True, **options
-        )
+        options |= {"dtype": torch.float32, "use_safetensors": True}
+        return AutoModel.from_pretrained(place, **options)
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split()).split(". ")[0]
         raise ValueError(f"Transformers cannot load the tower {place}: {reason}") from error
@@ -140,19 +136,14 @@ def _freeze_or_adapt(tower: Any, config: PolicyConfig) -> Any:
     require("rlvr", ["peft"], "--policy.lora")
     from peft import LoraConfig, get_peft_model
 
-    lora = LoraConfig(
-        r=config.lora,
-        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
-        target_modules="all-linear",
-    )
+    alpha: Any = config.lora_alpha
+    lora = LoraConfig(r=config.lora, lora_alpha=alpha, target_modules="all-linear")
     return get_peft_model(tower, lora)
 
 
 def _width(config: Any) -> int:
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
-    if width is None:  # convolutional models have one per stage
-        width = config.hidden_sizes[-1]
-    return int(width)
+    return int(width or config.hidden_sizes[-1])  # convolutional models have one per stage
 
 
 def _base_model(tower: Any) -> Any:

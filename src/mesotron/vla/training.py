@@ -1,8 +1,7 @@
 """Behavior cloning: one step at a time, each a function of the seed and the step number.
 
-Data order, noise and learning rate follow from the step, so a checkpoint holds only weights and
-optimizer state. On a GPU they are read from tables on the device and the step is a replayed CUDA
-graph. `session` is the run around it.
+Data order, noise and learning rate follow from the step; on a GPU they are read from tables on the
+device and the step is a replayed CUDA graph. `session` is the run around it.
 """
 
 import math
@@ -147,9 +146,8 @@ class Trainer:
 
 
 class GraphReplay:
-    """Runs the same work repeatedly, from the fourth call on as a CUDA graph. The step of a small
-    policy takes the GPU a few milliseconds and Python ten times that. The work reads and writes
-    tensors that stay in place; its host code runs only when it is captured."""
+    """Runs the same work repeatedly, from the fourth call on as a CUDA graph, without Python's time
+    between kernels. The work reads and writes tensors that stay in place."""
 
     WARMUP_CALLS = 3  # allocate state, choose kernels and compile them
 

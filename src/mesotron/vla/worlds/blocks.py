@@ -157,9 +157,8 @@ class Table:
 
 
 def pick_and_place(table: Table, index: int) -> np.ndarray:
-    """The scripted expert's action, float32 (4,) in [-1, 1]. A smooth function of hand, gap and
-    object position. It keeps no phase: a policy that imitates a hidden phase stalls between two of
-    them (5 % success instead of 100 % in our prototype)."""
+    """The scripted expert's action, float32 (4,) in [-1, 1], a smooth function of hand, gap and
+    object position: a policy that imitates a hidden phase stalls between two of them."""
     hand, goal = table.hand, table.position(index)
     half = HALF_WIDTH[table.scene.objects[index].shape]
     distance = float(np.hypot(*(goal - hand)[:2]))
@@ -218,17 +217,13 @@ class BlocksWorld(World):
         self.table, self.num_steps = Table(self.scene), 0
         self._view = perturb_view(FRONT, name, seed)
         self._noise = np.random.default_rng([seed, 13])
-        self._colors = self._geom_colors()
+        names = [self.table.model.geom(k).name for k in range(self.table.model.ngeom)]
+        colors = {f"object{k}": COLORS[item.color] for k, item in enumerate(self.scene.objects)}
+        colors |= FURNITURE_COLORS
+        self._colors = np.array([colors.get(one) or colors[one.split("_")[0]] for one in names])
         if scatter:
             self.table.place_hand(draw_free_hand(scene, np.random.default_rng([seed, task, 11])))
         return self.observe()
-
-    def _geom_colors(self) -> np.ndarray:
-        model = self.table.model
-        names = [model.geom(k).name for k in range(model.ngeom)]
-        colors = {f"object{k}": COLORS[item.color] for k, item in enumerate(self.scene.objects)}
-        colors |= FURNITURE_COLORS
-        return np.array([colors.get(name) or colors[name.split("_")[0]] for name in names])
 
     @property
     def where(self) -> np.ndarray:
@@ -247,9 +242,8 @@ class BlocksWorld(World):
         state = [*hand, *self.where] if self.gives_position else hand
         observation: Observation = {STATE: np.array(state, np.float32), TASK: self.instruction}
         for name in self.cameras:
-            camera, offset = self._view.camera, 0
-            if name == "wrist":
-                camera, offset = WRIST, self.table.hand
+            is_wrist = name == "wrist"
+            camera, offset = (WRIST, self.table.hand) if is_wrist else (self._view.camera, 0)
             image = self._render(camera, self.config.pixels, offset)
             noise = self._view.noise
             observation[IMAGES + name] = add_noise(image, noise, self._noise) if noise else image

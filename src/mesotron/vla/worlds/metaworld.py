@@ -1,9 +1,7 @@
 """Meta-World (Yu et al. 2019, arXiv 1910.10897; package metaworld 3.1) as a `World`.
 
-Scenes, physics, success and scripted experts are the package's; seeds, sentences and ray-cast
-images are ours. Each task has its own scene, so language is mostly redundant and a wrong
-instruction is a weak control here. Tested with metaworld 3.1.1; only `_open_task` uses its private
-names.
+Seeds, sentences and ray-cast images are ours. Each task has its own scene, so a wrong instruction
+is a weak control here. Tested with metaworld 3.1.1.
 """
 
 import os
@@ -27,8 +25,7 @@ from mesotron.vla.worlds.rendering import (
     render_meshes,
 )
 
-# LeRobot's camera "corner2", but as narrow as hand, object and goal of MT10's experts allow (they
-# fill 0.92 of it): a puck is four of 64 pixels instead of two with the original 60 degrees.
+# LeRobot's camera "corner2", but as narrow as hand, object and goal of MT10's experts allow.
 FRONT = View(Camera((0.75, 0.075, 0.7), (-0.03, 0.64, 0.14), 37.0), Light((0.6, -0.3, 0.75)))
 # The package's horizon; about twice the experts' longest of 200 MT10 episodes (251).
 MAX_STEPS = 500

@@ -1,8 +1,7 @@
 """Ray-cast images of MuJoCo models: no OpenGL, the same picture on every machine, about 1 ms.
 
-Each pixel is one ray (`mj_multiRay`), colored by the geom it hits and shaded by the angle between
-the surface and the light. No shadows, no antialiasing. Two shaders share the ray caster: analytic
-normals for boxes and cylinders (the blocks worlds), normals from depth for meshes (Meta-World).
+Each pixel is one ray (`mj_multiRay`), colored by the geom it hits and shaded by its angle to the
+light: analytic normals for boxes and cylinders, normals from depth for meshes (Meta-World).
 
 Legend: H x W pixels, P = H * W rays, G geoms, V rays that hit a solid.
 """
@@ -47,25 +46,21 @@ class Camera:
     target: tuple[float, float, float]
     field_of_view: float
 
+    @lru_cache(maxsize=8)  # noqa: B019  # keeps a few tuples alive
     def rays(self, pixels: int) -> np.ndarray:
         """Unit directions of a square image's pixels, row by row from the top left, (P, 3)."""
-        return _camera_rays(self, pixels)
-
-
-@lru_cache(maxsize=8)
-def _camera_rays(camera: Camera, pixels: int) -> np.ndarray:
-    forward = np.subtract(camera.target, camera.position)
-    forward = forward / np.linalg.norm(forward)
-    right = np.cross(forward, (0.0, 0.0, 1.0))  # a camera never looks straight down
-    right /= np.linalg.norm(right)
-    up = np.cross(right, forward)
-    half = np.tan(np.radians(camera.field_of_view) / 2)
-    offsets = half * ((np.arange(pixels) + 0.5) * 2 / pixels - 1)
-    grid = forward + offsets[None, :, None] * right - offsets[:, None, None] * up
-    grid = grid.reshape(-1, 3)
-    rays = grid / np.linalg.norm(grid, axis=1, keepdims=True)
-    rays.flags.writeable = False
-    return rays
+        forward = np.subtract(self.target, self.position)
+        forward = forward / np.linalg.norm(forward)
+        right = np.cross(forward, (0.0, 0.0, 1.0))  # a camera never looks straight down
+        right /= np.linalg.norm(right)
+        up = np.cross(right, forward)
+        half = np.tan(np.radians(self.field_of_view) / 2)
+        offsets = half * ((np.arange(pixels) + 0.5) * 2 / pixels - 1)
+        grid = forward + offsets[None, :, None] * right - offsets[:, None, None] * up
+        grid = grid.reshape(-1, 3)
+        rays = grid / np.linalg.norm(grid, axis=1, keepdims=True)
+        rays.flags.writeable = False
+        return rays
 
 
 @dataclass(frozen=True)
@@ -88,9 +83,8 @@ class View:
 
 
 def perturb_view(view: View, name: PerturbationName, seed: int) -> View:
-    """The view of an evaluation episode, in the spirit of LIBERO-Plus (arXiv 2510.13626). Drawn
-    from the scene's seed, so perturbed episodes repeat too. The perturbations "position" and
-    "wording" change the scene, not the view."""
+    """The view of an evaluation episode, in the spirit of LIBERO-Plus (arXiv 2510.13626). The
+    perturbations "position" and "wording" change the scene, not the view."""
     rng = np.random.default_rng([seed, 7])
     if name == "camera":
         x, y, z = np.add(view.camera.position, rng.uniform(-CAMERA_SHIFT, CAMERA_SHIFT, 3))

@@ -1,7 +1,6 @@
 """Scenes of the blocks worlds: which objects lie where and what the instruction is.
 
-A scene is a pure function of (seed, task), so training and evaluation are disjoint by their seeds
-and every policy is evaluated on the same scenes. Lengths in meters, z up, the table at z = 0.
+A scene is a pure function of (seed, task). Lengths in meters, z up, the table at z = 0.
 """
 
 from __future__ import annotations
