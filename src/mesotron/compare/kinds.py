@@ -27,17 +27,9 @@ from mesotron.config import (
     SnakeConfig,
     TrainConfig,
     VlaTrainConfig,
+    base,
 )
-from mesotron.config.base import (
-    describe_type,
-    flags_of,
-    from_plain,
-    rename_setting,
-    suggest,
-    to_plain,
-    unchecked,
-    validate,
-)
+from mesotron.config.base import from_plain, suggest, to_plain
 from mesotron.config.flags import expand_setting
 from mesotron.recipes import RECIPES, make_recipe
 from mesotron.rlvr.rewards import is_own
@@ -225,8 +217,8 @@ class Language(Kind):
         """Description and config of an optimizer; `pion:promote=2` is a variant."""
         name, _, variant = optim.partition(":")
         _check_known("optimizer", name, self.optims)
-        about, base = self.optims[name]
-        config = replace(self.config.optim, **{field: getattr(base, field) for field in self.own})
+        about, own = self.optims[name]
+        config = replace(self.config.optim, **{field: getattr(own, field) for field in self.own})
         if variant:
             about = f"{about}, with {variant.replace(',', ', ')}"
             config = change(config, variant.split(","))
@@ -464,9 +456,6 @@ def is_for_choosing(problem: str) -> bool:  # rates, not for ranking
     return hashlib.sha256(problem.encode()).digest()[0] % 2 == 0
 
 
-# Settings by name: `rollout.prompts=8`, `optim.promote=none`.
-
-
 def change(config: Config, changes: Iterable[str]) -> Config:
     """A config with some values replaced by NAME=VALUE. Nested names have dots, lists commas; none
     is None unless the setting has a choice of that name.
@@ -474,19 +463,20 @@ def change(config: Config, changes: Iterable[str]) -> Config:
     >>> change(TrainConfig(), ["rollout.prompts=8", "task.levels=1,2"]).task.levels
     (1, 2)
     """
-    known = {flag[2:].replace("-", "_"): kind for flag, (_, kind) in flags_of(type(config)).items()}
-    with unchecked():  # several changes may only be valid together
+    flags = base.flags_of(type(config))
+    known = {flag[2:].replace("-", "_"): kind for flag, (_, kind) in flags.items()}
+    with base.unchecked():  # several changes may only be valid together
         for item in changes:
             name, equals, text = item.partition("=")
             if not equals:
                 raise ValueError(f"{item!r} must look like NAME=VALUE, such as steps=20")
             name = expand_setting(type(config), name.strip())
-            name, text = rename_setting(type(config), name, text)
+            name, text = base.rename_setting(type(config), name, text)
             name = name.replace("-", "_")
             if name not in known:
                 raise ValueError(f"{item!r}: there is no setting {name!r}{suggest(name, known)}")
             config = _replace_at(config, name.split("."), _read(known[name], text, item))
-    return validate(config)
+    return base.validate(config)
 
 
 def _replace_at(config: Any, path: list[str], value: Any) -> Any:
@@ -504,7 +494,7 @@ def _read(kind: Any, text: str, item: str) -> Any:
     for one in kinds:
         if one is not NoneType and (value := _read_one(one, text, item)) is not None:
             return value
-    raise ValueError(f"{item!r}: {text!r} is not {describe_type(kind)}")
+    raise ValueError(f"{item!r}: {text!r} is not {base.describe_type(kind)}")
 
 
 def _read_one(kind: Any, text: str, item: str) -> Any:
@@ -518,9 +508,6 @@ def _read_one(kind: Any, text: str, item: str) -> Any:
         return kind(text)
     except ValueError:
         return None
-
-
-# One cell in its own process.
 
 
 def cell_command(path: Path, kind: str, config: Any) -> list[str]:

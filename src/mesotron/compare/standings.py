@@ -151,9 +151,6 @@ def smoothed(rows: Sequence[Row], name: str, sign: float = 1.0) -> list[tuple[in
     return [(part[-1][0], fmean(value for _, value in part)) for part in windows]
 
 
-# The conclusion in sentences.
-
-
 def conclude(record: Tournament) -> list[str]:
     cells, rows = record.cells, [row for row in record.standings if row.score is not None]
     not_measured = [

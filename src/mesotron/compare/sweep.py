@@ -52,9 +52,6 @@ def run(config: SweepConfig) -> int:
     return 0
 
 
-# Trials as run folders.
-
-
 @dataclass(frozen=True)
 class Command:
     place: tuple[str, ...]  # flags for the run folder; {parent} and {name} stand for its parts

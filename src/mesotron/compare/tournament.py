@@ -19,19 +19,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from mesotron.compare import record as records
 from mesotron.compare import standings
 from mesotron.compare.jobs import make_pool, run_jobs
 from mesotron.compare.kinds import Kind, Outcome, cell_command, is_for_choosing, make_kind
-from mesotron.compare.record import (
-    NAME,
-    Cell,
-    Contender,
-    Stage,
-    Threshold,
-    Tournament,
-    read_tournament,
-    write_tournament,
-)
+from mesotron.compare.record import Cell, Contender, Stage, Tournament
 from mesotron.compare.search import Grid, Search, gain_of, search
 from mesotron.compare.standings import count
 from mesotron.config import CompareConfig, SnakeConfig
@@ -69,7 +61,7 @@ def run(config: CompareConfig) -> int:
     (folder / "cells").mkdir(parents=True, exist_ok=True)
     console = SafeConsole()
     with locked(folder) as lock:
-        old = read_tournament(folder) if (folder / NAME).exists() else None
+        old = records.read_tournament(folder) if (folder / records.NAME).exists() else None
         progress = Progress(kind, config, folder, old)
         Runner(progress, console, lock).run()
         finish(progress, console)
@@ -252,7 +244,7 @@ class Progress:
 
     def write(self) -> None:
         self.record.wall = self._wall_before + time.monotonic() - self._start
-        write_tournament(self.folder, self.record)
+        records.write_tournament(self.folder, self.record)
 
 
 def _new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contender]) -> Tournament:
@@ -272,7 +264,7 @@ def _new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contende
         rule=_rule(config, kind),
         contenders=list(contenders),
         plan=plan,
-        threshold=Threshold(metric=kind.curve),
+        threshold=records.Threshold(metric=kind.curve),
         environment=describe_environment("see the cells", config.seed),
     )
 

@@ -11,16 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mesotron.spectral.filters import (
-    FIXED_POINT,
-    PROMOTE,
-    SUPPRESS,
-    Filter,
-    Triple,
-    _quintic,
-    aim,
-    noise_edge,
-)
+from mesotron.spectral import filters
+from mesotron.spectral.filters import FIXED_POINT, Filter, Triple, aim, noise_edge
 
 # The largest rounding error that a Gram segment may make of R's, as a share of the largest singular
 # value. In float32 Muon's five steps stay below it in one segment; Polar Express takes two.
@@ -61,7 +53,7 @@ def response(filter: Filter, sigma: ArrayLike, shape: tuple[int, int] | None = N
     """
     s = np.asarray(sigma, dtype=np.float64)
     for triple in steps_at(filter, shape):
-        s = _quintic(triple, s)  # pyright: ignore[reportArgumentType]  # numpy broadcasts
+        s = filters._quintic(triple, s)  # pyright: ignore[reportArgumentType]  # numpy broadcasts
     return np.asarray(s)
 
 
@@ -81,9 +73,9 @@ def limit_cutoff(filter: Filter, shape: tuple[int, int] | None = None) -> float 
     """
     if filter.cutoff is not None:
         return min(float(_edge(filter, shape)), FIXED_POINT)
-    if SUPPRESS not in filter.steps:
+    if filters.SUPPRESS not in filter.steps:
         return None
-    promotions = Filter(filter.name, tuple(t for t in filter.steps if t == PROMOTE))
+    promotions = Filter(filter.name, tuple(t for t in filter.steps if t == filters.PROMOTE))
     return threshold(promotions, FIXED_POINT) if promotions.steps else FIXED_POINT
 
 

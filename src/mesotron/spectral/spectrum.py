@@ -11,20 +11,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from mesotron import spectral
 from mesotron.config import SpectrumConfig
 from mesotron.runs.console import SafeConsole
 from mesotron.runs.extras import require
 from mesotron.spectral.filters import Filter, make_filter, noise_edge
-from mesotron.spectral.response import (
-    gram_plan,
-    limit_cutoff,
-    plan_flops,
-    response,
-    slope_at_zero,
-    standard_flops,
-    steps_at,
-    threshold,
-)
+from mesotron.spectral.response import limit_cutoff, response, steps_at, threshold
 
 SIGMA = (0.001, 0.01, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1.0)
 LEVELS = (0.1, 0.5, 0.9)
@@ -79,8 +71,8 @@ class Curve:
         """GFLOP for one matrix in the standard and in the Gram form."""
         m, n = self.shape
         steps = steps_at(self.filter, self.shape)
-        gram = plan_flops(m, n, gram_plan(steps, FP32_ROUNDOFF))
-        return standard_flops(m, n, steps) / 1e9, gram / 1e9
+        gram = spectral.plan_flops(m, n, spectral.gram_plan(steps, FP32_ROUNDOFF))
+        return spectral.standard_flops(m, n, steps) / 1e9, gram / 1e9
 
 
 def run(config: SpectrumConfig) -> int:
@@ -139,7 +131,7 @@ def property_table(curves: list[Curve], headings: tuple[str, ...]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for curve, style in zip(curves, cycle(STYLES)):
         cells = [limit_cutoff(curve.filter, curve.shape), *map(curve.crossing, LEVELS)]
-        slope = slope_at_zero(curve.filter, curve.shape)
+        slope = spectral.slope_at_zero(curve.filter, curve.shape)
         texts = ["–" if cell is None else f"{cell:.4f}".removeprefix("0") for cell in cells]
         texts.append(f"{slope:.3g}" if slope == 0 or slope > 1e-3 else f"{slope:.0e}")
         texts += [str(curve.max_directions), *(f"{cost:.3g}" for cost in curve.gigaflops)]
@@ -191,7 +183,7 @@ def as_record(curves: list[Curve]) -> dict[str, Any]:
             "response": curve.at(sigma).tolist(),
             "limit_cutoff": limit_cutoff(curve.filter, curve.shape),
             "sigma_giving": {str(level): curve.crossing(level) for level in LEVELS},
-            "slope_at_zero": slope_at_zero(curve.filter, curve.shape),
+            "slope_at_zero": spectral.slope_at_zero(curve.filter, curve.shape),
             "max_directions": curve.max_directions,
             "gigaflops": dict(zip(("standard", "gram"), curve.gigaflops, strict=True)),
         }

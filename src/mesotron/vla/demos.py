@@ -167,9 +167,6 @@ def _write_shards(
         raise ValueError(f"the expert succeeded in only {share}: lower --noise")
 
 
-# Planning and recording.
-
-
 @dataclass(frozen=True)
 class DemoSpec:
     """A demonstration to record; see `World.reset` for the fields."""
@@ -272,9 +269,6 @@ def render_shard(path: Path, source: Path, world: WorldConfig) -> int:
         arrays[IMAGES + camera] = np.stack([seen[IMAGES + camera] for seen in observations])
     write_shard(path, {k: v for k, v in arrays.items() if k not in ("qpos", *SPEC_FIELDS)})
     return len(observations)
-
-
-# Files.
 
 
 def shard_path(folder: Path, number: int) -> Path:

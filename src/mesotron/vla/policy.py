@@ -19,17 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from mesotron.config import PolicyConfig
-from mesotron.vla.encoders import (
-    SIZES,
-    ImageTokens,
-    Language,
-    Mlp,
-    Size,
-    Stack,
-    TextTokens,
-    Vision,
-    mask_to_bias,
-)
+from mesotron.vla import encoders
+from mesotron.vla.encoders import SIZES, ImageTokens, Size, Stack, TextTokens, Vision
 from mesotron.vla.interface import IMAGES, STATE, TASK, Act, Demos, Observation
 from mesotron.vla.towers import load_language_tower, load_vision_tower
 
@@ -161,9 +152,6 @@ def masked_mean(errors: Tensor, real: Tensor) -> Tensor:
     return (errors * weights).sum() / weights.sum().clamp_min(1)
 
 
-# Parts.
-
-
 class Normalizer(nn.Module):
     """x -> (x - mean) / spread and back; saved with the weights, since actions depend on it."""
 
@@ -205,7 +193,7 @@ class Fusion(nn.Module):
         tokens = [self.state(state)[:, None]]
         biases: list[Tensor | None] = [None]
         if self.word_tokens:
-            tokens, biases = [*tokens, text.tokens], [*biases, mask_to_bias(text.mask)]
+            tokens, biases = [*tokens, text.tokens], [*biases, encoders.mask_to_bias(text.mask)]
         if image is not None:
             tokens, biases = [*tokens, image.tokens], [*biases, image.salience]
         bias = None  # attention is faster without
@@ -226,7 +214,7 @@ class Action(nn.Module):
         super().__init__()
         self.queries = nn.Parameter(chunk_positions(chunk, size.width))
         self.noisy = nn.Linear(action_dim, size.width) if needs_noise else None
-        self.time = Mlp(size.width, size.width) if needs_noise else None
+        self.time = encoders.Mlp(size.width, size.width) if needs_noise else None
         self.decoder = Stack(size, size.action, cross=True)
         self.head = nn.Linear(size.width, action_dim)
 
@@ -283,7 +271,7 @@ class Policy(nn.Module):
         if config.language_tower is not None:
             self.language = load_language_tower(config, size.width, checkpoint)
         else:
-            self.language = Language(size)
+            self.language = encoders.Language(size)
         self.fusion = Fusion(size, body.state_dim)
         self.action = Action(size, config.chunk, body.action_dim, self.head.needs_noise)
         self.where = nn.ModuleDict({"head": nn.Linear(size.width, 3)}) if where else None

@@ -11,30 +11,10 @@ import numpy as np
 
 from mesotron.config import WorldConfig
 from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, World, check_tasks
-from mesotron.vla.worlds.rendering import (
-    Camera,
-    Light,
-    Model,
-    View,
-    add_noise,
-    mj,
-    perturb_view,
-    render_primitives,
-)
-from mesotron.vla.worlds.scene import (
-    BIN,
-    BIN_HALF,
-    BIN_HEIGHT,
-    COLORS,
-    HALF_HEIGHT,
-    HALF_WIDTH,
-    SUITES,
-    WORKSPACE,
-    Scene,
-    Shape,
-    draw_free_hand,
-    draw_scene,
-)
+from mesotron.vla.worlds import rendering
+from mesotron.vla.worlds import scene as scenes
+from mesotron.vla.worlds.rendering import Camera, Light, Model, View, mj
+from mesotron.vla.worlds.scene import BIN, BIN_HALF, BIN_HEIGHT, HALF_HEIGHT, HALF_WIDTH, Scene
 
 FRONT = View(Camera((0.0, -0.47, 0.52), (0.0, 0.015, 0.0), 37.0), Light())
 WRIST = Camera((0.0, -0.06, 0.07), (0.0, 0.0, -0.04), 80.0)  # relative to the hand
@@ -54,7 +34,7 @@ OPEN = 0.040  # half the gap between open fingers
 FINGER = (0.006, 0.012, 0.032)  # half sizes; a finger reaches 1.2 cm below the grasp point
 WALL = 0.004  # half the thickness of the bin's walls
 HAND_DOFS = 5
-LOW, HIGH = (np.array(ends) for ends in zip(*WORKSPACE))
+LOW, HIGH = (np.array(ends) for ends in zip(*scenes.WORKSPACE))
 
 # The expert.
 ABOVE = 0.09  # meters above the object at which the hand approaches
@@ -65,7 +45,7 @@ DROP = 0.085  # height above the bin at which it is released
 
 
 @lru_cache(maxsize=128)
-def compile_model(shapes: tuple[Shape, ...]) -> Model:
+def compile_model(shapes: tuple[scenes.Shape, ...]) -> Model:
     """The MuJoCo model of a table with these objects; never modified."""
     (x, y), (a, b), h = BIN, BIN_HALF, BIN_HEIGHT / 2
     boxes = {
@@ -196,7 +176,7 @@ class BlocksWorld(World):
 
     def __init__(self, config: WorldConfig) -> None:
         self.config = config
-        self.suite = SUITES[config.name.removesuffix("_state")]
+        self.suite = scenes.SUITES[config.name.removesuffix("_state")]
         self.gives_position = config.name.endswith("_state")
         self.cameras = () if self.gives_position else ("front", "wrist")[: 1 + config.wrist]
         self.state_dim = 7 if self.gives_position else 4
@@ -210,19 +190,21 @@ class BlocksWorld(World):
     def reset(self, seed: int, task: int, swap: bool = False, scatter: bool = False) -> Observation:
         name = self.config.perturbation
         target = self._target_of_task[task]
-        scene = draw_scene(self.suite, seed, target, name == "position", name == "wording")
+        scene = scenes.draw_scene(self.suite, seed, target, name == "position", name == "wording")
         self.scene = scene.swapped() if swap else scene
         self.instruction = self.scene.instruction
         self.wrong_instruction = self.scene.swapped().instruction
         self.table, self.num_steps = Table(self.scene), 0
-        self._view = perturb_view(FRONT, name, seed)
+        self._view = rendering.perturb_view(FRONT, name, seed)
         self._noise = np.random.default_rng([seed, 13])
         names = [self.table.model.geom(k).name for k in range(self.table.model.ngeom)]
-        colors = {f"object{k}": COLORS[item.color] for k, item in enumerate(self.scene.objects)}
+        objects = enumerate(self.scene.objects)
+        colors = {f"object{k}": scenes.COLORS[item.color] for k, item in objects}
         colors |= FURNITURE_COLORS
         self._colors = np.array([colors.get(one) or colors[one.split("_")[0]] for one in names])
         if scatter:
-            self.table.place_hand(draw_free_hand(scene, np.random.default_rng([seed, task, 11])))
+            rng = np.random.default_rng([seed, task, 11])
+            self.table.place_hand(scenes.draw_free_hand(scene, rng))
         return self.observe()
 
     @property
@@ -245,8 +227,9 @@ class BlocksWorld(World):
             is_wrist = name == "wrist"
             camera, offset = (WRIST, self.table.hand) if is_wrist else (self._view.camera, 0)
             image = self._render(camera, self.config.pixels, offset)
-            noise = self._view.noise
-            observation[IMAGES + name] = add_noise(image, noise, self._noise) if noise else image
+            if self._view.noise:
+                image = rendering.add_noise(image, self._view.noise, self._noise)
+            observation[IMAGES + name] = image
         return observation
 
     def _render(self, camera: Camera, pixels: int, offset: np.ndarray | float = 0) -> np.ndarray:
@@ -255,7 +238,7 @@ class BlocksWorld(World):
         mj.mj_kinematics(model, data)
         origin = offset + np.array(camera.position)
         rays, light = camera.rays(pixels), self._view.light
-        return render_primitives(model, data, origin, rays, self._colors, light)
+        return rendering.render_primitives(model, data, origin, rays, self._colors, light)
 
     def picture(self, pixels: int) -> np.ndarray:
         return self._render(self._view.camera, pixels)

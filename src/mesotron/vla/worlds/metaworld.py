@@ -13,17 +13,8 @@ import numpy as np
 
 from mesotron.config import WorldConfig
 from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, World, check_tasks
-from mesotron.vla.worlds.rendering import (
-    Ball,
-    Camera,
-    Light,
-    View,
-    add_noise,
-    geom_colors,
-    mj,
-    perturb_view,
-    render_meshes,
-)
+from mesotron.vla.worlds import rendering
+from mesotron.vla.worlds.rendering import Ball, Camera, Light, View, mj
 
 # LeRobot's camera "corner2", but as narrow as hand, object and goal of MT10's experts allow.
 FRONT = View(Camera((0.75, 0.075, 0.7), (-0.03, 0.64, 0.14), 37.0), Light((0.6, -0.3, 0.75)))
@@ -119,7 +110,7 @@ class MetaWorld(World):
         if self.tasks[task] != self._name:
             self._name = self.tasks[task]
             self.env, self._policy = _open_task(self._name)
-            self._colors = geom_colors(self.env.model)
+            self._colors = rendering.geom_colors(self.env.model)
             _close_renderers(self._renderers)
         others = [name for name in (*self.tasks, *MT10) if name != self._name]
         self.instruction = self._sentence(self._name)
@@ -130,7 +121,7 @@ class MetaWorld(World):
         # `reset` moves bodies after the last forward pass.
         mj.mj_forward(self.env.model, self.env.data)
         self._full = self.env._get_obs()
-        self._view = perturb_view(FRONT, self.config.perturbation, seed)
+        self._view = rendering.perturb_view(FRONT, self.config.perturbation, seed)
         self._noise = np.random.default_rng([seed, 13])
         return self.observe()
 
@@ -156,7 +147,7 @@ class MetaWorld(World):
     def observe(self) -> Observation:
         image = self.picture(self.config.pixels)
         if self._view.noise:
-            image = add_noise(image, self._view.noise, self._noise)
+            image = rendering.add_noise(image, self._view.noise, self._noise)
         state = self._full[:4].astype(np.float32)  # hand and gripper
         return {STATE: state, TASK: self.instruction, IMAGES + "front": image}
 
@@ -167,7 +158,7 @@ class MetaWorld(World):
         origin, rays = np.array(camera.position), camera.rays(pixels)
         goal = Ball(np.asarray(self.env._target_pos), GOAL_RADIUS, GOAL_COLOR)
         model, data = self.env.model, self.env.data
-        return render_meshes(model, data, origin, rays, self._colors, light, goal)
+        return rendering.render_meshes(model, data, origin, rays, self._colors, light, goal)
 
     def _render_gl(self, pixels: int) -> np.ndarray:
         model, camera = self.env.model, self._view.camera
