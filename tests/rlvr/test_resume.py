@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from datasets import Dataset
 from peft import LoraConfig
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,7 @@ from transformers import LlamaForCausalLM, TrainerCallback
 import mesotron
 from mesotron.rlvr import checkpoint as resume
 from mesotron.rlvr.checkpoint import Shard, load_state, save_state
+from mesotron.rlvr.curriculum import Curriculum
 from mesotron.rlvr.trainer import GRPOTrainer
 from support import rlvr_tiny
 from support.rlvr_tiny import make_data, rows, same, weights
@@ -63,6 +65,28 @@ def train(folder, **changed: Any):
 
 def log_rows(trainer: Any) -> list[dict[str, float]]:
     return [{key: row[key] for key in row if "time" not in key} for row in rows(trainer)]
+
+
+def test_a_curriculum_resumes_with_the_same_prompts(tmp_path):
+    prompts = [row["prompt"] for row in make_data(10)]
+    pools = [
+        [{"id": str(k), "prompt": prompts[(k + level) % 10]} for k in range(10)]
+        for level in range(3)
+    ]
+
+    def curriculum_trainer(folder, **changed):
+        trainer = make_trainer(folder, {"train_dataset": Dataset.from_list(pools[0])}, **changed)
+        trainer.use_curriculum(Curriculum(pools, bound=0.0))  # up after every four rollouts
+        return trainer
+
+    whole = curriculum_trainer(tmp_path)
+    whole.train()
+    levels = [row["curriculum/level"] for row in rows(whole)]
+    assert levels == [0, 0, 0, 0, 1, 1]
+    resumed = curriculum_trainer(tmp_path / "again", save_strategy="no")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert log_rows(resumed)[-3:] == log_rows(whole)[-3:]
+    assert same(weights(resumed.model), weights(whole.model))
 
 
 # The step to resume from, and the settings. A step of the plain run takes two of ten prompts, so

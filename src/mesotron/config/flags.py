@@ -32,7 +32,7 @@ SHORT = {
     "seed": Short("seed", "N", "seed of all random draws"),
     "out": Short("out", "FOLDER", "run folder (unset: runs/NAME-DATE)"),
 }
-ALSO_SHORT = {"data.columns": "task.columns", "data.weights": "task.weights"}
+ALSO_SHORT = {"task": "task.name", "data.columns": "task.columns", "data.weights": "task.weights"}
 
 # What other libraries and habits call a setting.
 SYNONYMS = {

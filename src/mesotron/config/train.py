@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mesotron.config.base import MAX_SEED, Config, setting
+from mesotron.config.base import MAX_SEED, Config, setting, suggest
 from mesotron.config.optim import OptimConfig
 
 FormatName = Literal["boxed", "answer", "hashes"]
@@ -16,6 +16,7 @@ ObjectiveName = Literal[
 ]  # fmt: skip
 SELF_LABELED = ("vote", "mgrpo", "corewarding")  # objectives that never read the gold answer
 GENERATED_TASKS = ("arith", "sums")
+TASKS = (*GENERATED_TASKS, "gsm8k", "math", "file")
 
 GpuName = Literal[
     "b200", "h200", "h100", "a100", "l40s", "a6000", "a10", "a10g", "l4", "t4", "4090"
@@ -67,8 +68,9 @@ class ModelConfig(Config, prefix="model."):
 class TaskConfig(Config, prefix="task."):
     """Problems with a checkable answer, and how they are posed."""
 
-    name: Literal["arith", "sums", "gsm8k", "math", "file"] = "arith"
-    """arith and sums are generated; gsm8k and math are read from --task.path; file is your own."""
+    name: str = "arith"
+    """arith and sums are generated; gsm8k and math are read from --task.path; file is your own;
+    rg:NAME is a dataset of reasoning-gym, rg:A+B a mixture."""
     path: str | None = None
     """A file, a folder, or a name on the hub (gsm8k, math and file)."""
     data: tuple[str, ...] = ()
@@ -78,7 +80,14 @@ class TaskConfig(Config, prefix="task."):
     """Columns of your data, as in prompt=q,gold=a (unset: guessed; gold= means none). Other names
     give the reward a column under that name too."""
     weights: tuple[float, ...] = setting((), ge=0)
-    """Shares of several --data in training (unset: every row once)."""
+    """Shares of several --data in training (unset: every row once), or of a rg: mixture."""
+    settings: str = ""
+    """Settings of a rg: dataset, as in min_terms=2,max_terms=4 (in a mixture: A.min_terms=2)."""
+    difficulty: int | None = setting(None, ge=0)
+    """Level of a rg: dataset's own curriculum, from 0; --task.settings win over it."""
+    curriculum: float | None = setting(None, gt=0, le=1)
+    """Start a rg: dataset at the lowest level (or --task.difficulty) and raise it by one when this
+    share of the answers was correct over four rollout batches. --task.num-train is per level."""
     levels: tuple[int, ...] = setting((), ge=1, le=5)
     """Difficulty levels to draw from, 1 to 5 (unset: 1 to 4 of arith, all of math)."""
     format: FormatName = "boxed"
@@ -99,14 +108,25 @@ class TaskConfig(Config, prefix="task."):
     """Seed of generated problems and of the held-out split; independent of the training seed."""
 
     def check_fields(self) -> None:
+        if self.name not in TASKS and not self.is_gym:
+            hint = suggest(self.name, TASKS) or f": one of {', '.join(TASKS)} or rg:NAME"
+            self.refuse("name", f"is unknown{hint}")
+        self.refuse_unless(
+            self.is_gym, "needs --task rg:NAME", "settings", "difficulty", "curriculum"
+        )
+        for item in filter(None, re.split(r",(?=[\w.]+=)", self.settings)):
+            if not re.fullmatch(r"[\w.]+=.+", item):
+                self.refuse("settings", "must look like min_terms=2,max_terms=4")
         if self.levels and (self.data or self.name not in ("arith", "math")):
             self.refuse("levels", f"does not apply: the task {self.title} has no levels")
         if self.path and self.name in GENERATED_TASKS and not self.data:
             use = f"use --data {self.path}"
             self.refuse("path", f"does not apply: the task {self.name} is generated; {use}")
-        self.refuse_unless(bool(self.data), "needs --data", "columns", "weights")
-        if self.weights and (len(self.weights) != len(self.data) or not any(self.weights)):
-            self.refuse("weights", f"must give {len(self.data)} weights, not all of them 0")
+        self.refuse_unless(bool(self.data), "needs --data", "columns")
+        self.refuse_unless(bool(self.data) or self.is_gym, "needs --data", "weights")
+        count = len(self.data) or self.name.count("+") + 1
+        if self.weights and (len(self.weights) != count or not any(self.weights)):
+            self.refuse("weights", f"must give {count} weights, not all of them 0")
         for item in filter(None, self.columns.split(",")):
             if not re.fullmatch(r"\w+=.*", item) or item == "prompt=":
                 self.refuse("columns", "must look like prompt=q,gold=a")
@@ -114,7 +134,11 @@ class TaskConfig(Config, prefix="task."):
     @property
     def title(self) -> str:
         """The task in a word: its name, or that of the data."""
-        return "+".join(map(data_name, self.data)) or self.name
+        return "+".join(map(data_name, self.data)) or self.name.removeprefix("rg:")
+
+    @property
+    def is_gym(self) -> bool:
+        return self.name.startswith("rg:") and not self.data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +146,8 @@ class RewardConfig(Config, prefix="reward."):
     """The reward of a completion: a weighted sum of named parts."""
 
     parts: tuple[str, ...] = setting(("two_part",), is_code=True)
-    """Names (two_part, sparse, near, correct, format, length, repetition, overlong) or your own
-    module:function."""
+    """Names (two_part, sparse, near, scorer, correct, format, length, repetition, overlong) or
+    your own module:function."""
     weights: tuple[float, ...] = ()
     """One weight per part (unset: 1 each)."""
     format_share: float = setting(0.1, ge=0, lt=1)

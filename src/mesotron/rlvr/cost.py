@@ -30,6 +30,7 @@ from mesotron.rlvr.estimate import (
 )
 from mesotron.rlvr.objectives import first_round_prompts, resolve
 from mesotron.rlvr.prompts import SYSTEM
+from mesotron.rlvr.tasks import gym
 from mesotron.rlvr.tasks.load import GENERATED, load_task
 from mesotron.rlvr.train import check, check_enough, check_installed, set_library_variables
 from mesotron.runs import RunFolder
@@ -102,6 +103,10 @@ def find_problems(task: TaskConfig) -> Problems:
         plain = replace(task, name="file", data=(), columns="", weights=())
         parts += [find_problems(replace(plain, path=name.partition(":")[0])) for name in hub]
         return Problems(sum(x.number for x in parts), mean(x.question_tokens for x in parts))
+    if task.is_gym:
+        return Problems(
+            gym.GENERATED if task.num_train is None else task.num_train, QUESTION_TOKENS
+        )
     if task.name == "arith":
         return Problems(GENERATED if task.num_train is None else task.num_train, 40)
     hub = task.path or task.name

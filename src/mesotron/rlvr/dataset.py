@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from datasets import Dataset
 
 from mesotron.config import SftConfig, TaskConfig
+from mesotron.rlvr.curriculum import Curriculum
 from mesotron.rlvr.prompts import (
     build_prompt,
     demonstrate,
@@ -21,7 +23,7 @@ from mesotron.rlvr.prompts import (
     render_prompts,
     solved_text,
 )
-from mesotron.rlvr.tasks.problem import Task, digest
+from mesotron.rlvr.tasks.problem import Problem, Task, digest
 
 IGNORED = -100  # the label that the loss skips
 
@@ -79,6 +81,26 @@ def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
         # As JSON: Arrow would force one type on a column, and TRL takes some names for images.
         columns["columns"] = [json.dumps(p.columns, default=str) for p in task.train]
     return Rows.from_dict(columns)  # pyright: ignore
+
+
+def first_level(task: Task, config: TaskConfig) -> Task:
+    """The problems that a run starts with: with a curriculum, those of the lowest level."""
+    if config.curriculum is None:
+        return task
+    return replace(task, train=_by_level(task)[0])
+
+
+def make_curriculum(task: Task, config: TaskConfig, tokenizer: Any) -> Curriculum:
+    pools = [
+        list(make_rows(replace(task, train=problems), config, tokenizer))
+        for problems in _by_level(task)
+    ]
+    return Curriculum(pools, config.curriculum or 1.0)
+
+
+def _by_level(task: Task) -> list[list[Problem]]:
+    levels = sorted({problem.level or 0 for problem in task.train})
+    return [[one for one in task.train if (one.level or 0) == level] for level in levels]
 
 
 def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Dataset:

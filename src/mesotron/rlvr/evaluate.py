@@ -39,6 +39,7 @@ from mesotron.rlvr.scores import (
     side_by_side,
     wilson,
 )
+from mesotron.rlvr.tasks.gym import regrade
 from mesotron.rlvr.tasks.load import check_task, load_task
 from mesotron.rlvr.tasks.problem import Problem, own_row
 from mesotron.rlvr.train import set_library_variables
@@ -200,7 +201,8 @@ def _judge(
 ) -> list[Facts]:
     texts = [completion.text for completion in completions]
     truncated = [completion.truncated for completion in completions]
-    return judge.judge(texts, [problem.gold for problem in problems], truncated)
+    facts = judge.judge(texts, [problem.gold for problem in problems], truncated)
+    return regrade(facts, texts, [problem.columns for problem in problems], judge.format)
 
 
 def score_greedy(

@@ -7,12 +7,9 @@ above the worst of them all.
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +20,7 @@ from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.rewards import Reward, make_reward
+from mesotron.rlvr.tasks.gym import OutOfTime, cpu_limit, regrade
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem, digest, own_row
 from mesotron.runs.console import SafeConsole, print_line
@@ -131,29 +129,6 @@ class Outcome:
     silent: float | None = None  # share of those groups without a difference
 
 
-class TooSlow(BaseException):  # which no `except Exception` of the reward catches
-    """The reward used more CPU time than it may."""
-
-
-@contextlib.contextmanager
-def cpu_limit(seconds: float) -> Iterator[None]:
-    # By CPU time, since math-verify and others use the alarm on the clock themselves.
-    if not hasattr(signal, "SIGPROF") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise TooSlow
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
 class Caller:
     """Calls the reward within its limits and keeps count of the time."""
 
@@ -166,11 +141,13 @@ class Caller:
     def __call__(
         self, texts: Sequence[str], problems: Sequence[Problem], truncated: bool = False
     ) -> list[float | None]:
-        """ValueError if the reward raises, TooSlow if it takes too long."""
+        """ValueError if the reward raises, OutOfTime if it takes too long."""
         rows = [reward_row(problem) for problem in problems]
         ids = [[digest(word) % 50_000 for word in text.split()[:20_000]] for text in texts]
         golds, cut = [problem.gold for problem in problems], [truncated] * len(texts)
-        facts = self.reward.judge.judge(texts, golds, cut)  # ours, with limits of its own
+        judge, columns = self.reward.judge, [problem.columns for problem in problems]
+        # Ours, with limits of its own.
+        facts = regrade(judge.judge(texts, golds, cut), texts, columns, judge.format)
         began = time.perf_counter()
         with cpu_limit(self.limit * max(4, len(texts))):
             scores = self.reward(texts, ids, golds, cut, rows, facts)
@@ -203,13 +180,13 @@ def check(
     try:
         _check_gold(outcome, call, problems)
         _check_cheats(outcome, call, problems)
-    except (ValueError, TooSlow) as error:
+    except (ValueError, OutOfTime) as error:
         found.append(_failure(error, "an ordinary answer", limit))
     for name, text in HOSTILE.items():
         try:
             for problem in problems[:1]:
                 call([text], [problem])
-        except (ValueError, TooSlow) as error:
+        except (ValueError, OutOfTime) as error:
             found.append(_failure(error, f"the text of {name}", limit))
     outcome.seconds = call.seconds / max(1, call.calls)
     if outcome.seconds > SLOW and not any("CPU" in one for one in found):
@@ -225,7 +202,7 @@ def check(
 
 
 def _failure(error: BaseException, what: str, limit: float) -> str:
-    if isinstance(error, TooSlow):
+    if isinstance(error, OutOfTime):
         return f"it takes more than {limit:g} s of CPU time on {what}"
     return f"it fails on {what}: {error}"
 

@@ -78,6 +78,13 @@ def near(completion: Completion) -> float | None:
     return completion.graded(float(1 / (1 + off)))
 
 
+def scorer(completion: Completion) -> float | None:
+    """What the task's own scorer gives the answer in the format (0 to 1, partly right answers
+    between); of a task without one, 1 for a correct answer."""
+    facts = completion.facts
+    return completion.graded(float(facts.correct) if facts.score is None else facts.score)
+
+
 def correct(completion: Completion) -> float | None:
     """1 for a correct answer, in the format or not."""
     facts = completion.facts
@@ -114,7 +121,7 @@ def overlong(completion: Completion) -> float | None:
 
 PARTS: dict[str, Callable[[Completion], float | None]] = {
     part.__name__: part
-    for part in (two_part, sparse, near, correct, format, length, repetition, overlong)
+    for part in (two_part, sparse, near, scorer, correct, format, length, repetition, overlong)
 }
 WITHOUT_GOLD = ("format", "repetition", "overlong")
 

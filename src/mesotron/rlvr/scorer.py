@@ -19,6 +19,7 @@ from mesotron.probes import answer_diversity, group_signal, group_spreads
 from mesotron.rlvr.answers.facts import Facts, Judge, summarise
 from mesotron.rlvr.labels import Ballots, label_accuracy, label_by_vote
 from mesotron.rlvr.rewards import completion_texts
+from mesotron.rlvr.tasks.gym import regrade
 
 log = logging.getLogger("mesotron")
 Item = TypeVar("Item")
@@ -67,7 +68,9 @@ class Scorer:
         if self.judge is None:
             return list(rows), []
         cut, golds = self.truncated(completion_ids), [row.get("gold") for row in rows]
-        facts = self.judge.judge(completion_texts(completions), golds, cut)
+        texts = completion_texts(completions)
+        facts = self.judge.judge(texts, golds, cut)
+        facts = regrade(facts, texts, [row.get("columns") for row in rows], self.judge.format)
         pairs = zip(rows, facts, strict=True)
         annotated = [{**r, "facts": f, "truncated": f.truncated, "row": r} for r, f in pairs]
         return annotated, facts

@@ -37,7 +37,7 @@ from mesotron.rlvr.callbacks import (
     SnrProbe,
     Spending,
 )
-from mesotron.rlvr.dataset import make_rows
+from mesotron.rlvr.dataset import first_level, make_curriculum, make_rows
 from mesotron.rlvr.models import (
     as_loaded,
     choose_precision,
@@ -250,7 +250,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         model=parts.model,
         reward_funcs=as_reward_function(parts.reward),
         args=GRPOConfig(**trainer_arguments(parts, run)),
-        train_dataset=make_rows(parts.task, config.task, parts.tokenizer),
+        train_dataset=make_rows(first_level(parts.task, config.task), config.task, parts.tokenizer),
         processing_class=parts.tokenizer,
         peft_config=lora_config(config.model),
         optim=config.optim,
@@ -259,6 +259,8 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         judge=Judge(parts.judge.format, parts.judge.verifier, reads=reads_answers(config)),
         fast=bool(config.rollout.fast),
     )
+    if config.task.curriculum is not None:
+        trainer.use_curriculum(make_curriculum(parts.task, config.task, parts.tokenizer))
     if asks_for_sharding() and not trainer.is_fsdp_enabled:
         raise ValueError("FSDP needs GPUs here: launch with examples/scaling/ddp.yaml instead")
     trainer.remove_callback(PrinterCallback)

@@ -39,6 +39,7 @@ from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import StepEnd
 from mesotron.rlvr.checkpoint import SafeCheckpoints
+from mesotron.rlvr.curriculum import Curriculum
 from mesotron.rlvr.dataset import Batch, Rows
 from mesotron.rlvr.dynamic import PromptStream, Resampler
 from mesotron.rlvr.fast import FastPaths, choose_fast_paths
@@ -129,6 +130,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
     sampler: GraphSampler | None = None
     shared_prompts: SharedPromptPass | None = None
     resampler: Resampler | None = None
+    curriculum: Curriculum | None = None
     scored: Scored  # the last round of sampling, over all processes
     usual_rows: int = 0  # of a whole rollout; see `GraphSampler.sample`
     auxiliary_norm: Tensor | None = None  # of this step's gradients
@@ -205,6 +207,10 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             )
         self.add_callback(StepEnd(self))
 
+    def use_curriculum(self, curriculum: Curriculum) -> None:
+        """Raise the difficulty of the prompts with success; before `train`."""
+        self.curriculum = self.stateful["curriculum"] = curriculum
+
     @property
     def policy(self) -> nn.Module:
         assert self.model is not None
@@ -236,7 +242,13 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         return batch
 
     def _score_round(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.curriculum is not None and self.policy.training:
+            inputs = self.curriculum.place(inputs)
         batch = super()._generate_and_score_completions(inputs)
+        if self.curriculum is not None and self.policy.training:
+            self._note({"curriculum/level": float(self.curriculum.level)})
+            facts = self.scored.facts
+            self.curriculum.update(sum(fact.correct for fact in facts) / max(1, len(facts)))
         if self.scored.dropped:
             batch = self._drop_rows(batch, self.scored.dropped)
         metrics = self.scored.metrics()

@@ -8,6 +8,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "vla": ("torch", "transformers", "safetensors"),
     "ppo": ("jax", "optax", "flax", "jumanji", "orbax.checkpoint", "matplotlib"),
     "sweep": ("optuna",),
+    "gym": ("reasoning_gym",),
     "plot": ("matplotlib",),
     "lerobot": ("pyarrow",),
 }

@@ -34,6 +34,8 @@ class Facts:
     """There is a gold that can be read; without one `correct` means nothing."""
     number: Number | None = None
     """The strict answer as a plain number, with its unit."""
+    score: float | None = None
+    """What the task's own scorer gives the strict answer, 0 to 1; None if it has none."""
 
 
 def no_facts(truncated: bool) -> Facts:

@@ -3,10 +3,11 @@ MATH (arXiv 2103.03874), which are not shipped but read from a file or from the 
 """
 
 import re
+from dataclasses import replace
 
 from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.tasks import arith
+from mesotron.rlvr.tasks import arith, gym
 from mesotron.rlvr.tasks.own import make_problem, read_own
 from mesotron.rlvr.tasks.problem import Problem, Task, assemble, hold_out
 from mesotron.rlvr.tasks.table import Row, check_path, read_splits
@@ -36,8 +37,15 @@ def load_task(config: TaskConfig) -> Task:
     check_task(config)
     if config.data:
         train, held_out, _ = read_own(config)
+    elif config.is_gym:
+        usual = gym.GENERATED if config.curriculum is None else gym.PER_LEVEL
+        count = usual if config.num_train is None else config.num_train
+        held_out = gym.generate(config, "eval", config.num_eval)
+        train = gym.generate(config, "train", count)
     else:
         train, held_out = _generate(config) if config.name in GENERATORS else _read(config)
+    if config.curriculum is not None:  # as many of each level
+        config = replace(config, num_train=None)
     return assemble(train, held_out, config)
 
 
@@ -47,7 +55,9 @@ def check_task(config: TaskConfig) -> None:
         check_path(path)
     if config.data:
         return
-    if config.name == "sums":
+    if config.is_gym:
+        gym.generate(replace(config, seed=-1), "eval", 1)  # refuses names and settings
+    elif config.name == "sums":
         arith.generate_sums("eval", config.num_eval, config.seed)
     elif config.name not in GENERATORS:
         check_path(_location(config)[0])

@@ -1,0 +1,127 @@
+"""Tasks of reasoning-gym: splits, settings, mixtures, levels, scorers, and the curriculum."""
+
+import json
+
+import pytest
+
+pytest.importorskip("reasoning_gym")
+
+from mesotron.cli import main
+from mesotron.config import TaskConfig
+from mesotron.rlvr.answers.facts import Judge
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.answers.verify import Verifier
+from mesotron.rlvr.curriculum import ROLLOUTS, Curriculum
+from mesotron.rlvr.tasks import gym
+from mesotron.rlvr.tasks.load import load_task
+
+
+def task(name="rg:chain_sum", **settings):
+    return TaskConfig(name=name, num_train=40, num_eval=20, **settings)
+
+
+def test_problems_are_seeded_and_held_out():
+    config = task(settings="min_terms=2,max_terms=2,min_digits=1,max_digits=1")
+    first, second = load_task(config), load_task(config)
+    assert first == second
+    questions = [{p.question for p in part} for part in (first.train, first.eval)]
+    assert not questions[0] & questions[1]
+    assert len(first.eval) == 20
+    for problem in first.train:
+        terms = problem.question.split(": ")[1].removesuffix("=")
+        assert problem.gold == str(eval(terms))
+        assert len(terms.split()) == 3
+    other = load_task(task(settings=config.settings, seed=1))
+    assert {p.question for p in other.train} != questions[0]
+
+
+def test_mixtures_and_levels():
+    mixed = load_task(task("rg:chain_sum+leg_counting", weights=(3.0, 1.0)))
+    names = [p.id.split("-")[0] for p in mixed.train]
+    assert (names.count("chain_sum"), names.count("leg_counting")) == (30, 10)
+    lengths = [
+        sum(len(p.question) for p in load_task(task(difficulty=level)).train) for level in (0, 3)
+    ]
+    assert lengths[1] > lengths[0]
+    levels = {p.level for p in load_task(task(curriculum=0.8)).train}
+    assert levels == set(range(gym.num_levels("chain_sum")))
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--task rg:chain_sums", "chain_sum"),
+        ("--task rg:chain_sum --task.settings min_term=2", "min_terms"),
+        ("--task rg:chain_sum --task.settings min_terms", "--task.settings"),
+        ("--task rg:chain_sum --task.settings min_terms=9,max_terms=2", "chain_sum"),
+        ("--task rg:chain_sum+products --task.weights 1", "--task.weights"),
+        ("--task arith --task.difficulty 2", "--task.difficulty"),
+        ("--task ariht", "arith"),
+    ],
+)
+def test_mistakes_are_one_sentence(flags, named, capsys):
+    assert main(["train", *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert "Traceback" not in error
+
+
+def test_scorers_are_bounded(monkeypatch):
+    problem = load_task(task()).train[0]
+    address = tuple(problem.columns[gym.KEY])
+    assert gym.score(problem.gold, address) == 1
+    assert gym.score("no number", address) < 1
+    dataset = gym.make_dataset(*address[:3])
+
+    def replies(reply):
+        monkeypatch.setattr(dataset, "score_answer", lambda answer, entry: reply())
+        return gym.score("1", address)
+
+    assert [replies(lambda: 7), replies(lambda: -1), replies(lambda: float("nan"))] == [1, 0, 0]
+    assert replies(lambda: 1 / 0) == 0
+    monkeypatch.setattr(gym, "SCORER_SECONDS", 0.05)
+
+    def hang():
+        while True:
+            pass
+
+    assert replies(hang) == 0
+
+
+def test_the_scorer_decides_what_is_correct():
+    # A countdown has many right answers; the gold is one of them.
+    config = TaskConfig(name="rg:countdown", num_train=4, num_eval=1)
+    problem = load_task(config).train[0]
+    entry = gym.entry_of(tuple(problem.columns[gym.KEY]))
+    other = f"({problem.gold}) + 0 * 1"
+    texts = [rf"\boxed{{{answer}}}" for answer in (problem.gold, "1 + 1")] + [problem.gold]
+    with Verifier(num_workers=1) as verifier:
+        judge = Judge(FORMATS["boxed"], verifier)
+        facts = judge.judge(texts, [problem.gold] * 3, [False] * 3)
+    facts = gym.regrade(facts, texts, [json.dumps(problem.columns)] * 3, FORMATS["boxed"])
+    assert [fact.correct for fact in facts] == [True, False, False]
+    assert facts[0].score == 1 > facts[1].score
+    assert entry["answer"] == problem.gold
+    assert gym.score(other, tuple(problem.columns[gym.KEY])) < 1
+
+
+def test_a_curriculum_rises_and_resumes():
+    pools = [
+        [{"id": f"{level}-{k}", "prompt": f"{level} {k}"} for k in range(4)] for level in "012"
+    ]
+    first = Curriculum(pools, 0.75)
+    rows = [{"id": "0-2", "prompt": "0 2", "row": 1}]
+    assert first.place(rows)[0] == {"id": "0-2", "prompt": "0 2", "row": 1}
+    for rate in [0.7, 0.8] * ROLLOUTS:
+        first.update(rate)
+    assert (first.level, first.place(rows)[0]["prompt"]) == (2, "2 2")
+    second = Curriculum(pools, 0.75)
+    for rate in [0.7, 0.8] * (ROLLOUTS // 2) + [0.9]:
+        second.update(rate)
+    resumed = Curriculum(pools, 0.75)
+    resumed.load_state_dict(second.state_dict())
+    for _ in range(ROLLOUTS - 1):
+        second.update(0.8)
+        resumed.update(0.8)
+        assert resumed.state_dict() == second.state_dict()
+    assert resumed.level == 2
