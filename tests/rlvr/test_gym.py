@@ -1,6 +1,8 @@
 """Tasks of reasoning-gym: splits, settings, mixtures, levels, scorers, and the curriculum."""
 
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +105,20 @@ def test_the_scorer_decides_what_is_correct():
     assert facts[0].score == 1 > facts[1].score
     assert entry["answer"] == problem.gold
     assert gym.score(other, tuple(problem.columns[gym.KEY])) < 1
+
+
+@pytest.mark.slow
+def test_the_quickstart_on_reasoning_gym(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text()
+    block = page.split("## A reasoning-gym task")[1].split("```console\n")[1].split("```")[0]
+    commands = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
+    monkeypatch.chdir(tmp_path)
+    assert len(commands) == 2
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "runs/gym/metrics.jsonl").open()]
+    assert {row["curriculum/level"] for row in rows} == {0.0}
+    assert rows[-1]["reward/part/scorer"] > rows[0]["reward/part/scorer"]
 
 
 def test_a_curriculum_rises_and_resumes():

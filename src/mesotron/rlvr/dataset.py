@@ -91,7 +91,7 @@ def first_level(task: Task, config: TaskConfig) -> Task:
 
 
 def make_curriculum(task: Task, config: TaskConfig, tokenizer: Any) -> Curriculum:
-    pools = [
+    pools: list[list[Any]] = [
         list(make_rows(replace(task, train=problems), config, tokenizer))
         for problems in _by_level(task)
     ]

@@ -102,7 +102,8 @@ def num_levels(name: str) -> int:
 
     if name not in CURRICULA:
         return 1
-    attributes = CURRICULA[name]().attributes.values()
+    make: Any = CURRICULA[name]
+    attributes = make().attributes.values()
     return max((len(one.levels) for one in attributes), default=1)
 
 
@@ -117,7 +118,8 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
     values: dict[str, Any] = {}
     try:
         if level is not None and name in CURRICULA:
-            curriculum = CURRICULA[name]()
+            make_curriculum: Any = CURRICULA[name]
+            curriculum = make_curriculum()
             for key, one in curriculum.attributes.items():
                 curriculum.set_attr_level(key, min(level, len(one.levels) - 1))
             made = curriculum.generate_configuration({"seed": seed, "size": given["size"]})
