@@ -12,6 +12,7 @@ import json
 import logging
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -45,7 +46,8 @@ class OutOfTime(BaseException):  # which no `except Exception` of a scorer or re
 def cpu_limit(seconds: float) -> Iterator[None]:
     """Raise `OutOfTime` after so much CPU time: math-verify and others use the alarm on the clock
     themselves. No limit outside the main thread."""
-    if not hasattr(signal, "SIGPROF") or threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if sys.platform == "win32" or not is_main:
         yield
         return
 
