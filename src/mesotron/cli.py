@@ -300,7 +300,10 @@ def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | 
         item = next(item for item in fields(config_type) if item.metadata.get("positional"))
         name = getattr(given, item.name)
         name = table.get(item.name, name) if name == item.default else name
-        has_data = given.task.data or table.get("task", {}).get("data")
+        if not isinstance(name, str):
+            raise UsageError(f"{given.config}: {item.name} = {name!r:.80} is not a name")
+        task = table.get("task")
+        has_data = given.task.data or (isinstance(task, dict) and task.get("data"))
         base = presets.make(presets.for_data if name == item.default and has_data else name)
     made: Any = from_plain(config_type, table, str(given.config), base) if table else base
     # Code that the command line or the user's file names is the user's own.

@@ -124,6 +124,7 @@ def run_fuzz(args: Any, root: Path, model: Path) -> dict[str, Any]:
                 raise
             notes = " ".join(getattr(error, "__notes__", ()))
             failures.append(f"{name}: {type(error).__name__}: {error} {notes}"[:2000])
+            say(failures[-1])
         say(f"{name}: {inputs.get(name, 'a traceback')}")
     return {"inputs": sum(inputs.values()), "by_target": inputs, "tracebacks": len(failures),
             "failures": failures, "good": not failures}  # fmt: skip

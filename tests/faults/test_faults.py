@@ -68,6 +68,8 @@ def test_random_input_is_one_sentence_or_an_answer(name, inputs):
 FOUND = [
     ("rows", ([{"step": -1, "reward": 10**150}], [], None)),  # no cause for a dead run
     ("config", ("train", {"watch": []})),
+    ("toml", "[recipe]"),
+    ("toml", "task = 1"),
 ]
 
 
