@@ -20,8 +20,7 @@ def run_jobs(
     end: Callable[[Job, bool], None],
     wait: Callable[[], None],
 ) -> None:
-    """Call `start` to fill the pool, `wait`, and `end(job, stopping)`, until no job is left. After
-    Ctrl-C jobs save and stop."""
+    """Call `start` to fill the pool, `wait`, and `end(job, stopping)`, until no job is left."""
     how_to_continue = f"the same command continues {folder}"
     try:
         with StopRequest(say, how_to_continue) as stop:

@@ -1,7 +1,6 @@
 """Kinds of runs that can be compared: `mesotron train`, `ppo snake` and `vla train`.
 
-A kind sets up the config of a run and reads its folder. Nothing here loads a model. As a script it
-runs one cell in its own process: python -m mesotron.compare.kinds cells/ID.json
+A kind sets up the config of a run and reads its folder. As a script this file runs one cell.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ import statistics
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
@@ -55,8 +54,7 @@ class Health(NamedTuple):
     story: str  # the watch's diagnosis in words
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     scores: Scores  # after training
     start: Scores  # before training; empty if it was not measured
     seconds: float  # time of the training steps

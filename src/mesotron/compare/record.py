@@ -32,9 +32,7 @@ class Cell:
     objective: str
     rate: float  # learning rate in AdamW's unit
     seed: int
-    # A probe measures the size of a contender's updates; search cells choose its rate; final cells,
-    # with other seeds, rank it.
-    stage: Stage
+    stage: Stage  # a probe measures the size of updates, a search chooses the rate, finals rank
     gain: float = 1.0  # the matrices' own rate / `rate`, for updates as large as AdamW's
     state: State = "waiting"
     why: str = ""  # error of a failed cell; when and how a done one diverged

@@ -1,21 +1,16 @@
 """Which rates each contender tries: one rule for all, a pure function of the scores so far.
 
-Rates are base * factor^k in AdamW's unit; `gain` makes a contender's updates as large as AdamW's at
-the same rate. If the best rate is at an end of the tried ones, the search goes on beyond it.
+Rates are base * factor^k in AdamW's unit. If the best is at an end, the search goes on beyond it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-# RMS of AdamW's update divided by its rate, once its moments have settled.
-USUAL_RATIO = 0.2
-# A filter that passes almost nothing would otherwise ask for an unbounded step.
-MAX_GAIN = 32.0
+USUAL_RATIO = 0.2  # RMS of AdamW's update divided by its rate, once its moments have settled
+MAX_GAIN = 32.0  # a filter may pass almost nothing
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     base: float  # the recipe's rate, in AdamW's unit
     factor: float  # between neighboring rates, above 1
     rates: int  # number that every contender tries
@@ -33,8 +28,7 @@ def gain_of(update_ratio: float | None) -> float:
     return float(f"{max(gain, 1 / MAX_GAIN):.2g}")
 
 
-@dataclass(frozen=True)
-class Search:
+class Search(NamedTuple):
     wanted: tuple[int, ...]  # indices to try, in order, including the known ones
     best: int | None  # the best index once the search is done; None before, or if every cell failed
     extended: int  # how many of `wanted` are beyond the first grid

@@ -14,8 +14,7 @@ from typing import Any, Literal
 Value = float | int | str | bool
 RANGE = re.compile(r"([^,]+?)\.\.([^,]+)")
 DISTRIBUTIONS = ("constant", "categorical", "int_uniform", "uniform", "log_uniform_values")
-# Commands other than `mesotron train`.
-OTHERS = {"snake": ("ppo", "snake"), "vla": ("vla", "train")}
+OTHERS = {"snake": ("ppo", "snake"), "vla": ("vla", "train")}  # besides `mesotron train`
 # Arguments that send metrics to W&B, which needs an account.
 TO_WANDB = (["--wandb"], ["--report-to", "wandb"], ["--report-to=wandb"])
 
@@ -36,10 +35,6 @@ class Dimension:
     @property
     def varies(self) -> bool:
         return len(self.choices) > 1 if self.choices else self.low < self.high
-
-    @property
-    def is_integer(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int)
 
 
 @dataclass(frozen=True)

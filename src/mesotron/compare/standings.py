@@ -62,8 +62,6 @@ def compare_with_best(record: Tournament, rows: Sequence[Standing]) -> None:
         for first, second in combinations(rows, 2)
         if (D := _difference(record, first, second)) is not None
     ]
-    if not pairs:
-        return
     pooled = pool_seeds([D for *_, D in pairs])
     tests = [paired_test(D, pooled) for *_, D in pairs]
     corrected = holm([test.p for test in tests])

@@ -1,8 +1,7 @@
 """Intervals and tests for scores of S seeds on the same P problems.
 
-Both move a score, so intervals resample both, and the test of a difference clusters by both.
-
-Shapes: X [S, P] scores of one contender; D [S, P] paired differences of two.
+Intervals resample both, and the test of a difference clusters by both. X [S, P] are the scores of
+one contender, D [S, P] paired differences of two.
 """
 
 import math
@@ -43,8 +42,7 @@ def bootstrap(X: np.ndarray, seed: int = 0) -> Interval:
 
 @dataclass(frozen=True)
 class SeedNoise:
-    """Variance of one seed's mean difference by chance, and the degrees of freedom of that
-    estimate; 0 if no pair has two seeds."""
+    """Variance of one seed's mean difference by chance, and its degrees of freedom (0: unknown)."""
 
     variance: float
     freedom: float

@@ -232,8 +232,8 @@ def _suggest(trial: "optuna.Trial", one: Dimension) -> Value:
         choice = trial.suggest_categorical(one.name, one.choices)
         assert choice is not None
         return choice
-    if one.is_integer:
-        return trial.suggest_int(one.name, int(one.low), int(one.high), log=one.log)
+    if isinstance(one.low, int) and isinstance(one.high, int):
+        return trial.suggest_int(one.name, one.low, one.high, log=one.log)
     return trial.suggest_float(one.name, one.low, one.high, log=one.log)
 
 

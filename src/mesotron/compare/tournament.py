@@ -1,7 +1,6 @@
 """`mesotron compare RECIPE`: which cells are due, their processes, and the result.
 
-Everything follows from the record and the run folders, so a tournament that was stopped or killed
-continues where it was.
+Everything follows from the record and the run folders, so a stopped tournament can continue.
 """
 
 import shutil
@@ -109,9 +108,13 @@ class Progress:
 
     def plan(self) -> None:
         for contender in self.contenders:
-            gain = self._gain(contender)
-            if gain is None:
-                continue
+            gain = 1.0
+            if self.kind.probe(contender, self.config.seed, self.folder) is not None:
+                self._add(contender, self.grid.base, self.config.seed, "probe", gain)
+                probe = self._cells_of(contender, "probe")[0]
+                if probe.state != "done":
+                    continue  # if it failed, any gain would be a guess
+                gain = gain_of(probe.update_ratio)
             state = self.search_of(contender)
             for k in state.wanted:
                 for seed in self.search_seeds:
@@ -119,14 +122,6 @@ class Progress:
             if state.best is not None:
                 for seed in self.final_seeds:
                     self._add(contender, self.grid.rate(state.best), seed, "final", gain)
-
-    def _gain(self, contender: Contender) -> float | None:
-        """The factor on a contender's rates; None if its probe has not measured it, or failed."""
-        if self.kind.probe(contender, self.config.seed, self.folder) is None:
-            return 1.0
-        self._add(contender, self.grid.base, self.config.seed, "probe", 1.0)
-        probe = self._cells_of(contender, "probe")[0]
-        return gain_of(probe.update_ratio) if probe.state == "done" else None
 
     def _cells_of(self, contender: Contender, stage: Stage) -> list[Cell]:
         own = (contender.name, stage)
@@ -152,10 +147,6 @@ class Progress:
             cell = Cell(id=id, contender=contender.name, objective=contender.objective, rate=rate,
                         seed=seed, stage=stage, gain=gain, run=f"cells/{id}")  # fmt: skip
             self.record.cells.append(cell)
-
-    def waiting(self) -> list[Cell]:
-        cells = [cell for cell in self.record.cells if cell.state == "waiting"]
-        return sorted(cells, key=lambda cell: STAGES.index(cell.stage))
 
     def num_done(self) -> int:
         return sum(cell.state in ("done", "failed") for cell in self.record.cells)
@@ -345,7 +336,8 @@ class Runner:
     def _start(self) -> None:
         progress = self.progress
         progress.plan()
-        for cell in progress.waiting():
+        waiting = [cell for cell in progress.record.cells if cell.state == "waiting"]
+        for cell in sorted(waiting, key=lambda cell: STAGES.index(cell.stage)):
             if not self.pool.has_free_slot:
                 return
             if progress.take_outcome(cell):

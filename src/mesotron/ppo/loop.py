@@ -51,14 +51,6 @@ class Transition(NamedTuple):
     dropout_keys: Array | None
 
 
-class Rollout(NamedTuple):
-    """Steps [S, N] and the bootstrap values [N] (see `estimate_advantages`)."""
-
-    steps: Transition
-    last_values: Array
-    cut_values: Array
-
-
 def init_state(key: Array, config: SnakeConfig, hyper: Hyper) -> TrainState:
     key, policy_key, env_key = jax.random.split(key, 3)
     params = init_policy(policy_key, config)
@@ -116,11 +108,10 @@ def update_once(
     state: TrainState, *, hyper: Hyper, config: SnakeConfig, pretrained: Params | None = None
 ) -> tuple[TrainState, Metrics]:
     key, play_key, learn_key = jax.random.split(state.key, 3)
-    env, observation, rollout = play(state, play_key, config)
-    steps = rollout.steps
+    env, observation, steps, last_values, cut_values = play(state, play_key, config)
     advantages = estimate_advantages(
-        steps.rewards, steps.values, steps.terminated, steps.truncated, rollout.last_values,
-        rollout.cut_values, hyper.gamma, hyper.gae_lambda,
+        steps.rewards, steps.values, steps.terminated, steps.truncated, last_values, cut_values,
+        hyper.gamma, hyper.gae_lambda,
     )  # fmt: skip
     batch = Batch(
         steps.observation, steps.actions, steps.rollout_log_probs, advantages,
@@ -138,9 +129,9 @@ def update_once(
 
 def play(
     state: TrainState, key: Array, config: SnakeConfig
-) -> tuple[EnvState, Observation, Rollout]:
-    """Act for S steps in N games. A truncated game keeps its last observation in a separate slot;
-    no rollout is longer than a game, so one slot per game is enough."""
+) -> tuple[EnvState, Observation, Transition, Array, Array]:
+    """Act for S steps in N games; the last two are the bootstrap values of `estimate_advantages`. A
+    truncated game keeps its last observation in a separate slot, of which one is enough."""
     env_step = jax.vmap(SnakeEnv(config).step)
     # One key per game and rollout, kept with every step, so that the loss drops the same units.
     split = jax.random.split(jax.random.fold_in(key, 0), config.num_envs)
@@ -164,7 +155,8 @@ def play(
     ends = jax.tree.map(lambda *pair: jnp.concatenate(pair), observation, cut)
     twice = jax.tree.map(lambda keys: jnp.tile(keys, (2, 1)), dropout_keys)
     _, values = apply_policy(state.params, ends, config, twice)
-    return env, observation, Rollout(steps, *jnp.split(values, 2))
+    last_values, cut_values = jnp.split(values, 2)
+    return env, observation, steps, last_values, cut_values
 
 
 def learn(

@@ -1,7 +1,6 @@
 """`mesotron ppo snake`: one training from start to end, in a run folder.
 
-The device works in chunks of updates. Between chunks metrics are written, Ctrl-C is handled and
-checkpoints are saved, so memory does not grow with the run.
+The device works in chunks of updates, between which metrics and checkpoints are written.
 """
 
 import time
@@ -29,12 +28,9 @@ from mesotron.watch import Event
 from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.guard import Monitor
 
-# Evaluation games come from a seed far away from those users give to training.
-EVALUATION_SEED = 1_000_003
-# Rounding to bfloat16 makes a few ten thousandths.
-MAX_MISMATCH = 0.01
-# Scores of games that ended; undefined in an update where none did.
-SCORES = ("episode/fruit", "episode/length", "episode/truncated")
+EVALUATION_SEED = 1_000_003  # far away from those users give to training
+MAX_MISMATCH = 0.01  # rounding to bfloat16 makes a few ten thousandths
+SCORES = ("episode/fruit", "episode/length", "episode/truncated")  # of games that ended
 _LIVE_METRICS = {
     "episode/fruit": "fruit",
     "policy/entropy": "entropy",

@@ -1,8 +1,7 @@
 """The filters: lists of odd quintics p(s) = a s + b s^3 + c s^5, applied one after the other.
 
 Muon (Jordan et al. 2024) and Pion (Fan et al. 2026, arXiv 2605.19282) differ by this list alone.
-The values assume singular values in [0, 1], so a matrix is first divided by a norm that bounds its
-largest one, in `mesotron.optim` and `mesotron.jax`.
+They assume singular values in [0, 1]: a matrix is first divided by a norm that bounds its largest.
 """
 
 import math
@@ -16,8 +15,7 @@ import numpy as np
 Triple = tuple[float, float, float]
 Cutoff = float | Literal["aligned", "noise"]
 
-# Jordan's coefficients: the largest slope at zero that still keeps sigma in about [0.7, 1.2] after
-# five steps.
+# Jordan's: the largest slope at zero that keeps sigma in about [0.7, 1.2] after five steps.
 QUINTIC: Triple = (3.4445, -4.7750, 2.0315)
 CUBIC: Triple = (1.5, -0.5, 0.0)
 PROMOTE: Triple = (1.875, -1.25, 0.375)
@@ -26,8 +24,7 @@ SUPPRESS: Triple = (0.0, 2.5, -1.5)
 FIXED_POINT = math.sqrt(2 / 3)
 # A second direction raises the step's cosine with the gradient where (s1 + s2) / sqrt(2) > s1.
 ALIGNED = math.sqrt(2) - 1
-# A cutoff filter cannot be aimed lower; far below the noise edge of any weight matrix in use.
-SMALLEST_AIM = 1e-4
+SMALLEST_AIM = 1e-4  # far below the noise edge of any weight matrix in use
 
 
 @dataclass(frozen=True)
@@ -87,14 +84,12 @@ def cubic(steps: int = 12) -> Filter:
 
 @lru_cache(maxsize=64)
 def polar_express(steps: int = 5, lower: float = 1e-3, safety: float = 1.02) -> Filter:
-    """Polar Express: each step is the best odd quintic for the interval that the steps before it
-    leave.
+    """Polar Express: each step is the best odd quintic for the interval left by those before it.
 
     Args:
         steps: number of steps.
         lower: singular values in [lower, 1] are brought to 1 as fast as any quintics can.
-        safety: each step but the last is composed with s / safety, so that rounding above 1 does
-            not diverge.
+        safety: each step but the last is composed with s / safety, against rounding above 1.
 
     References: Amsel, Persson, Musco, Gower, "The Polar Express", 2025, arXiv 2505.16932.
     """
@@ -147,8 +142,7 @@ def high_pass(cutoff: Cutoff, suppress: int = 3) -> Filter:
 
 
 def low_rank(rank: int = 128) -> Filter:
-    """LRMuon: the polar factor of the top `rank` directions by an exact SVD. The slow reference of
-    Fan et al."""
+    """LRMuon: the polar factor of the top `rank` directions by an exact SVD; a slow reference."""
     return Filter("low_rank", rank=_positive(rank))
 
 

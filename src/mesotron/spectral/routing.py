@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 SPECTRAL_RULES = ("muon", "pion", "normuon")
 AUXILIARY_RULES = ("adamw", "sgd")
 RULES = SPECTRAL_RULES + AUXILIARY_RULES
-# Convolution inputs this narrow are raw channels of an image, a video or a depth map.
-MAX_RAW_CHANNELS = 4
+MAX_RAW_CHANNELS = 4  # of a convolution's input: an image, a video or a depth map
 # JAX decides the spectral rule after the table is made and writes "matrix" for it.
 _COLORS = {
     "muon": "cyan", "pion": "magenta", "normuon": "blue", "matrix": "cyan", "adamw": "yellow",

@@ -21,8 +21,7 @@ from mesotron.spectral.response import limit_cutoff, response, steps_at, thresho
 SIGMA = (0.001, 0.01, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1.0)
 LEVELS = (0.1, 0.5, 0.9)
 PROPERTIES: tuple[str, ...] = ("cutoff", "σ→.1", "σ→.5", "σ→.9", "f'(0)", "passes", "GFLOP", "Gram")
-# A narrow terminal gets fewer columns rather than truncated numbers.
-WIDE = 78
+WIDE = 78  # a narrower terminal gets fewer columns
 NARROW_SIGMA = (0.001, 0.01, 0.1, 0.3, 0.8, 1.0)
 NARROW_PROPERTIES = ("cutoff", "σ→.5", "passes", "GFLOP", "Gram")
 FP32_ROUNDOFF = 2.0**-24
@@ -33,8 +32,7 @@ STYLES = ("cyan", "blue", "magenta", "red", "yellow", "green")
 # Picture colors: cool for Muon's family, warm for Pion's.
 COOL = ("#33658a", "#5b9bb5", "#7a8b99")
 WARM = ("#b3402a", "#d9822b", "#a8a032", "#8a4f7d", "#5f7a3a", "#c05a7a", "#6d5a46")
-# Left end of a log axis, which shows Muon's rise.
-SMALLEST = 5e-4
+SMALLEST = 5e-4  # left end of a log axis, which shows Muon's rise
 # Without a date the same curves give the same file.
 METADATA = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 

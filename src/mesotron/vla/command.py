@@ -62,7 +62,8 @@ def run_eval(config: VlaEvalConfig) -> int:
     console.print(evaluation.as_table(results))
     out = config.out or config.run / "eval"
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "evaluation.json", evaluation.as_json(results))
+    columns = {name: column.to_json() for name, column in results.items()}
+    write_json(out / "evaluation.json", columns)
     if config.gifs:
         evaluation.write_gifs(results[evaluation.SUCCESS], out / "gifs")
     console.print(f"written to {out}", soft_wrap=True, markup=False)

@@ -1,9 +1,4 @@
-"""Demonstrations as tensors: batches by row, and an order of rows that depends only on the step.
-
-A step's data is a function of (seed, step), so resuming needs no data state.
-
-Legend: M observations, B batch, C cameras, K actions per chunk, A action size.
-"""
+"""Demonstrations as tensors: batches by row, and an order of rows from seed and step alone."""
 
 from collections.abc import Callable
 
@@ -14,13 +9,11 @@ from torch import Tensor
 from mesotron.vla.interface import Demos
 from mesotron.vla.policy import Body, Inputs, Targets
 
-# Larger image sets stay in host memory and go to the GPU batch by batch.
-MAX_BYTES_ON_DEVICE = 16 * 2**30
+MAX_BYTES_ON_DEVICE = 16 * 2**30  # of images; more stay in host memory
 
 
 class Frames:
-    """All observations of some demonstrations, ready for batches on `device`. `encode` is the
-    policy's: instructions to token ids."""
+    """Observations ready for batches on `device`; `encode` turns instructions into token ids."""
 
     def __init__(
         self, demos: Demos, chunk: int, encode: Callable[[list[str]], Tensor], device: torch.device

@@ -36,8 +36,7 @@ SHARD_ACTIONS = 600  # per shard, about half a second of simulation
 MIN_SUCCESS = 0.9
 
 Arrays = dict[str, np.ndarray]
-Log = Callable[[str], None] | None
-"""Called with progress messages; None prints nothing and shows no progress bar."""
+Log = Callable[[str], None] | None  # None prints nothing and shows no progress bar
 
 
 def load_demos(path: Path, pixels: int | None = None) -> Demos:

@@ -78,10 +78,6 @@ def as_markdown(results: dict[str, EvalResult]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def as_json(results: dict[str, EvalResult]) -> dict[str, Any]:
-    return {name: result.to_json() for name, result in results.items()}
-
-
 def write_gifs(result: EvalResult, folder: Path) -> list[Path]:
     """Write a GIF per episode recorded by `frames`, such as `red-cube-1000000-success.gif`."""
     require("vla", ["PIL"], "--gifs")

@@ -3,8 +3,7 @@
 An observation is a dictionary with LeRobot's keys: "observation.images.front" uint8 (H, W, 3),
 "observation.state" float32 (S,) and "task", the instruction as text. Actions lie in [-1, 1].
 
-Legend: N recorded actions, M recorded observations, B batch, K actions per chunk, A action size,
-S state size, H x W pixels.
+Legend: N actions, M observations, B batch, K actions per chunk, A action size, S state size.
 """
 
 from abc import ABC, abstractmethod

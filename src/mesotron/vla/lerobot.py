@@ -27,8 +27,7 @@ EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.par
 CHUNK_FILES = 1000
 FILE_FRAMES = 20_000
 
-Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]
-"""A video file to (seconds, uint8 (H, W, 3)), in order."""
+Decoder = Callable[[Path], Iterable[tuple[float, np.ndarray]]]  # (seconds, image) in order
 
 
 def load_lerobot(folder: Path, pixels: int | None = None) -> Demos:
@@ -170,8 +169,7 @@ def export_lerobot(demos: Demos, folder: Path) -> int:
     }
     bounds = np.flatnonzero(np.diff(episode, prepend=-1, append=-1)).tolist()
     files = _write_frames(demos, rows, columns, bounds, folder)
-    _write_episodes(demos, columns, bounds, files, folder)
-    _write_tasks(demos.tasks, folder)
+    _write_episodes_and_tasks(demos, columns, bounds, files, folder)
     write_json(folder / INFO, _describe(demos, columns, len(bounds) - 1))
     stats = {key: moments(values, axis=0) for key, values in columns.items()}
     for camera, images in demos.images.items():  # by channel, in 0..1
@@ -231,7 +229,7 @@ def _file_path(folder: Path, template: str, number: int) -> Path:
     return path
 
 
-def _write_episodes(
+def _write_episodes_and_tasks(
     demos: Demos, columns: dict[str, np.ndarray], bounds: list[int], files: list[int], folder: Path
 ) -> None:
     pairs = list(pairwise(bounds))
@@ -247,19 +245,16 @@ def _write_episodes(
         "meta/episodes/file_index": [0] * len(pairs),
     }
     parquet.write_table(pa.table(table), _file_path(folder, EPISODES_PATH, 0))
-
-
-def _write_tasks(tasks: list[str], folder: Path) -> None:
     # The instructions are the index of a pandas table, as LeRobot reads them.
-    table = pa.table({"task_index": list(range(len(tasks))), "task": tasks})
+    tasks = pa.table({"task_index": list(range(len(demos.tasks))), "task": demos.tasks})
     types = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
-    columns = [
+    described = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": stored}
         for name, (kind, stored) in types.items()
     ]
-    metadata = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
-    table = table.replace_schema_metadata({"pandas": json.dumps(metadata)})
-    parquet.write_table(table, folder / TASKS)
+    metadata = {"index_columns": ["task"], "column_indexes": [], "columns": described}
+    tasks = tasks.replace_schema_metadata({"pandas": json.dumps(metadata)})
+    parquet.write_table(tasks, folder / TASKS)
 
 
 def _describe(demos: Demos, columns: dict[str, np.ndarray], num_episodes: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """One optimizer for all parts of a policy, a rule for each part, and probes of their gradients.
 
-The Pion paper (arXiv 2605.19282) uses Muon for vision and language and Pion for the action module;
-flags allow every other combination. Groups are split by part, so that `stats()` reports each.
+The Pion paper (arXiv 2605.19282) uses Muon for vision and language and Pion for the action module.
 """
 
 from collections import defaultdict
@@ -17,12 +16,10 @@ from mesotron.optim.groups import SPECTRAL_RULES
 from mesotron.probes.gradients import effective_rank, snr_from_norms, squared_norm
 from mesotron.vla.policy import PARTS
 
-# Low-rank Muon is Muon's rule with another filter.
 _RULES = {"muon": "muon", "pion": "pion", "low_rank": "muon", "adamw": "adamw"}
 _LOW_RANK = {"filter": "low_rank", "steps": None, "promote": 0, "cutoff": None}
 NUM_MICRO_BATCHES = 4
-# Singular values of more matrices would take longer than the steps between two probes.
-MAX_MATRICES = 6
+MAX_MATRICES = 6  # whose singular values are found by a probe
 
 
 def route_parts(policy: nn.Module, config: PartsOptimConfig) -> RoutingTable:

@@ -3,8 +3,7 @@
 Four parts whose names drive the optimizer's routing: `vision`, `language`, `fusion` over all their
 tokens, and `action`, whose queries attend to the fused tokens as often as its head needs it.
 
-Legend: B batch, C cameras, L words, K actions per chunk, A action size, S state size, D width,
-T tokens, t time from 1 (noise) to 0 (action).
+Legend: B batch, C cameras, L words, K actions per chunk, A action size, S state size, D width.
 """
 
 import math
@@ -24,8 +23,7 @@ from mesotron.vla.encoders import SIZES, ImageTokens, Size, Stack, TextTokens, V
 from mesotron.vla.interface import IMAGES, STATE, TASK, Act, Demos, Observation
 from mesotron.vla.towers import load_language_tower, load_vision_tower
 
-PARTS = ("vision", "language", "fusion", "action")
-"""Prefixes of the parameters; a policy without cameras has no vision."""
+PARTS = ("vision", "language", "fusion", "action")  # without cameras there is no vision
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,7 @@ class Inputs(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """Actions [B, K, A], `real` [B, K] False for padding, and the position of the named object
-    [B, 3] or None."""
+    """Actions [B, K, A], `real` [B, K] False for padding, the named object's position [B, 3]."""
 
     actions: Tensor
     real: Tensor
@@ -62,8 +59,6 @@ class Context(NamedTuple):
     bias: Tensor | None
     state: Tensor
 
-
-# Heads: how the action module's predictions become a loss and actions. Actions are normalized.
 
 Predict = Callable[[Tensor | None, Tensor | None], Tensor]
 """(noisy actions [B, K, A], their time [B]) -> [B, K, A]; both None for a head without noise."""
@@ -119,11 +114,9 @@ class RegressionHead:
 
 
 class FlowHead:
-    """Predict the velocity of a straight path from noise to actions; a few Euler steps to act.
-
-    x_t = t noise + (1 - t) actions; the target is noise - actions; t ~ Beta(1.5, 1), nearer noise.
-    References: Black et al., pi0, 2024, arXiv 2410.24164; Lipman et al., 2023, arXiv 2210.02747.
-    """
+    """Predict the velocity of a straight path from noise to actions, t noise + (1 - t) actions with
+    t ~ Beta(1.5, 1); a few Euler steps to act. References: Black et al., pi0, 2024, arXiv
+    2410.24164; Lipman et al., 2023, arXiv 2210.02747."""
 
     needs_noise = True
 

@@ -71,8 +71,7 @@ def simulation_pool(workers: int | None) -> Iterator[WorkerPool]:
         _live.clear()
 
 
-@dataclass(frozen=True)
-class EpisodeJob:
+class EpisodeJob(NamedTuple):
     slot: int
     seed: int
     task: int

@@ -22,7 +22,7 @@ from mesotron.runs.process import StopRequest
 from mesotron.runs.resume import Plan, plan_new, plan_resume
 from mesotron.vla import checkpoint
 from mesotron.vla.demos import is_lerobot, load_demos, trusted_world
-from mesotron.vla.evaluation import as_json, as_markdown, as_table, default_execute, measure
+from mesotron.vla.evaluation import as_markdown, as_table, default_execute, measure
 from mesotron.vla.interface import Demos
 from mesotron.vla.optimizer import route_parts
 from mesotron.vla.policy import PARTS, make_act
@@ -174,7 +174,7 @@ def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) ->
             execute=config.execute or default_execute(config.policy.chunk),
             workers=config.workers,
         )
-        run.save("evaluation", as_json(results))
+        run.save("evaluation", {name: column.to_json() for name, column in results.items()})
         result |= {name: column.success for name, column in results.items()}
         console.print(as_table(results))
         title = f"Success over {config.episodes} held-out episodes per task, 95 % intervals:"

@@ -1,7 +1,6 @@
 """Pretrained image and language models of Transformers as parts of the policy.
 
-A folder or a name on the hub; safetensors only, no remote code. All their weights train, or LoRA
-adapters, or none. A checkpoint keeps their configs and tokenizer, so that it is self-contained.
+Safetensors only, no remote code. A checkpoint keeps their configs and tokenizer.
 
 Legend: B batch, C cameras, P tokens per image, L words, D width of the policy.
 """
@@ -19,8 +18,7 @@ from mesotron.runs.extras import require
 from mesotron.vla.encoders import ImageTokens, TextTokens
 
 VISION_FOLDER, LANGUAGE_FOLDER = "vision_tower", "language_tower"
-# Defaults of most image models; others have a preprocessor_config.json.
-PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
+PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)  # without a preprocessor_config.json
 IMAGE_SIZE = 224
 
 

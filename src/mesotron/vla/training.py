@@ -20,8 +20,7 @@ from mesotron.vla.policy import PARTS, KeyedRandom, Policy
 
 
 class Trainer:
-    """A policy in training; trainers on the same demonstrations can share their `frames`. See
-    `mesotron.vla.session.train`, and benchmarks/vla for a bare loop."""
+    """A policy in training; trainers on the same demonstrations can share their `frames`."""
 
     def __init__(
         self,
@@ -176,8 +175,7 @@ class GraphReplay:
 
 
 def uses_graph(config: VlaTrainConfig, frames: Frames) -> bool:
-    """Whether steps are CUDA graphs: on a GPU that holds the images, unless the step must
-    synchronize with the host (an SVD) or may do so (a pretrained tower)."""
+    """Whether steps are CUDA graphs: not with an SVD or a tower, which synchronize the host."""
     has_svd = "low_rank" in (getattr(config.optim, part) for part in PARTS)
     has_tower = config.policy.vision_tower or config.policy.language_tower
     is_able = frames.device.type == "cuda" and frames.is_on_device and not has_svd

@@ -1,8 +1,7 @@
 """The blocks worlds: put the named object into the bin. Physics, scripted expert and `World`.
 
 `blocks` shows two objects and has two tasks; `object10` shows four to six of ten and has ten tasks.
-Every scene allows another instruction, so language is needed. Not LIBERO: small worlds of our own.
-The hand moves on three servos and its fingers on two more; only friction holds what it grasps.
+Every scene allows another instruction, so language is needed. Only friction holds what is grasped.
 """
 
 from functools import lru_cache
@@ -18,8 +17,7 @@ from mesotron.vla.worlds.scene import BIN, BIN_HALF, BIN_HEIGHT, HALF_HEIGHT, HA
 
 FRONT = View(Camera((0.0, -0.47, 0.52), (0.0, 0.015, 0.0), 37.0), Light())
 WRIST = Camera((0.0, -0.06, 0.07), (0.0, 0.0, -0.04), 80.0)  # relative to the hand
-# Twice the expert's longest of 600 episodes in each world; the mean is 19.
-MAX_STEPS = 54
+MAX_STEPS = 54  # twice the expert's longest of 600 episodes in each world; the mean is 19
 FURNITURE_COLORS = {
     "table": (0.62, 0.58, 0.52),
     "palm": (0.25, 0.25, 0.27),
@@ -55,8 +53,7 @@ def compile_model(shapes: tuple[scenes.Shape, ...]) -> Model:
         "bin_front": (x, y - b, h, a + WALL, WALL, h),
         "bin_back": (x, y + b, h, a + WALL, WALL, h),
     }
-    # Palm and fingers on slides; the body's origin is the point between the fingertips. Servos are
-    # stiff and critically damped with limited force: jerks would tear an object from the hand.
+    # Servos are stiff and critically damped: jerks would tear an object from the hand.
     bin_xml = slides = servos = fingers = objects = ""
     for name, (p, q, r, u, v, w) in boxes.items():
         bin_xml += f'<geom name="{name}" type="box" pos="{p} {q} {r}" size="{u} {v} {w}"/>'
@@ -106,17 +103,14 @@ class Table:
         mj.mj_forward(self.model, self.data)
 
     @property
-    def hand(self) -> np.ndarray:
-        """The point between the fingertips, (3,)."""
+    def hand(self) -> np.ndarray:  # the point between the fingertips
         return self.data.qpos[:3].copy()
 
     @property
-    def gap(self) -> float:
-        """Half the distance between the fingers."""
+    def gap(self) -> float:  # half the distance between the fingers
         return float(self.data.qpos[3] + self.data.qpos[4]) / 2
 
-    def position(self, index: int) -> np.ndarray:
-        """The center of an object, (3,)."""
+    def position(self, index: int) -> np.ndarray:  # of an object's center
         start = HAND_DOFS + 7 * index
         return self.data.qpos[start : start + 3].copy()
 

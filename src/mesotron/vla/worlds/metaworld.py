@@ -18,8 +18,7 @@ from mesotron.vla.worlds.rendering import Ball, Camera, Light, View, mj
 
 # LeRobot's camera "corner2", but as narrow as hand, object and goal of MT10's experts allow.
 FRONT = View(Camera((0.75, 0.075, 0.7), (-0.03, 0.64, 0.14), 37.0), Light((0.6, -0.3, 0.75)))
-# The package's horizon; about twice the experts' longest of 200 MT10 episodes (251).
-MAX_STEPS = 500
+MAX_STEPS = 500  # the package's horizon; about twice the experts' longest of 200 MT10 episodes
 # The goals of reach, push and the like are drawn as balls of a color used for nothing else.
 GOAL_COLOR, GOAL_RADIUS = (1.0, 0.2, 0.9), 0.025
 

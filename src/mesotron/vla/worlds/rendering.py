@@ -1,9 +1,8 @@
 """Ray-cast images of MuJoCo models: no OpenGL, the same picture on every machine, about 1 ms.
 
 Each pixel is one ray (`mj_multiRay`), colored by the geom it hits and shaded by its angle to the
-light: analytic normals for boxes and cylinders, normals from depth for meshes (Meta-World).
-
-Legend: H x W pixels, P = H * W rays, G geoms, V rays that hit a solid.
+light: analytic normals for boxes and cylinders, normals from depth for meshes (Meta-World). P rays,
+G geoms, V rays that hit a solid.
 """
 
 from dataclasses import dataclass, replace
@@ -28,10 +27,8 @@ AMBIENT = 0.45
 SKY = (0.55, 0.65, 0.75)
 FAR = 5.0  # meters
 CYLINDER = int(mj.mjtGeom.mjGEOM_CYLINDER)
-# Geom groups that MuJoCo's viewer shows; the others hold collision shapes.
-VISIBLE_GROUPS = np.array([1, 1, 1, 0, 0, 0], np.uint8)
-# MuJoCo's default geom color; any other color wins over the material.
-DEFAULT_RGBA = (0.5, 0.5, 0.5, 1.0)
+VISIBLE_GROUPS = np.array([1, 1, 1, 0, 0, 0], np.uint8)  # the others hold collision shapes
+DEFAULT_RGBA = (0.5, 0.5, 0.5, 1.0)  # MuJoCo's; any other color wins over the material
 
 CAMERA_SHIFT = 0.05  # meters, at most, along each axis
 LIGHT_STRENGTH = (0.6, 1.3)
@@ -115,8 +112,7 @@ def cast_rays(
 def render_primitives(
     model: Model, data: Data, origin: Array, rays: Array, colors: Array, light: Light
 ) -> Array:
-    """Render boxes and cylinders with exact normals, uint8 (H, W, 3). Geom 0 is a plane that faces
-    up; `colors` (G, 3) in 0..1."""
+    """Render boxes and cylinders with exact normals, uint8 (H, W, 3); geom 0 is the table."""
     direction = light.unit()
     geoms, distances = cast_rays(model, data, origin, rays)
     shade = np.full(len(rays), light.shade(direction[2]), np.float32)

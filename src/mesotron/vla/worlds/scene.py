@@ -25,8 +25,7 @@ HALF_WIDTH: dict[Shape, float] = {"cube": 0.022, "can": 0.020}
 # Ranges of x and y in which objects lie; the perturbation "position" uses a ring around them.
 REGION = ((-0.13, 0.13), (-0.15, 0.05))
 OUTER_REGION = ((-0.165, 0.165), (-0.185, 0.065))
-# Open fingers reach 5.2 cm from an object's center and must not touch its neighbor, whose corners
-# are at most 3.1 cm from its center.
+# Open fingers reach 5.2 cm from an object's center, a neighbor's corners 3.1 cm from its own.
 SPACING = 0.085
 HAND_START = ((-0.12, 0.12), (-0.15, 0.10), (0.13, 0.19))
 WORKSPACE = ((-0.18, 0.18), (-0.20, 0.20), (0.025, 0.20))
