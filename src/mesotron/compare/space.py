@@ -1,7 +1,6 @@
 """The search space of a sweep: a W&B sweep file, or ranges on the command line.
 
-The same file works with `wandb sweep` and `wandb agent`; W&B is not imported. Used are `command`,
-`metric` and `parameters` with value, values, or min and max.
+The same file works with `wandb sweep`. Used are `command`, `metric` and `parameters`.
 """
 
 import json

@@ -1,7 +1,6 @@
 """`mesotron sweep FILE`: trials side by side, each a run; the watch prunes dead ones.
 
-The study is kept in Optuna (arXiv 1907.10902): in a journal file for one machine, or a database for
-several. A running trial whose process is gone is taken up by the next worker.
+The study is kept by Optuna (arXiv 1907.10902). The next worker takes up what a dead one has left.
 """
 
 import sys

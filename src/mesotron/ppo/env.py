@@ -1,8 +1,7 @@
 """Snake for PPO: a thin adapter over Jumanji's game (Bonnet et al. 2023, arXiv 2306.09884).
 
-Adds automatic resets, a time limit distinct from death, and a shaped reward beside the fruit.
-
-Legend: T board cells in row-major order; F features per cell. One game; `jax.vmap` makes many.
+Adds automatic resets, a time limit distinct from death, and a shaped reward beside the fruit. One
+game of T board cells in row-major order, with F features each; `jax.vmap` makes many.
 """
 
 from typing import Any, NamedTuple

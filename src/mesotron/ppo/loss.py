@@ -5,9 +5,7 @@ Generalized advantage estimation (Schulman et al. 2016, arXiv 1506.02438):
     delta_t = r_t + gamma V(next_t) - V_t;    A_t = delta_t + gamma lambda (not done_t) A_{t+1}
 
 The loss (Schulman et al. 2017, arXiv 1707.06347) is the clipped ratio, the value error (not
-clipped: values grow to ten and more) and an entropy bonus.
-
-Legend: S steps of a rollout, N games; B steps of a minibatch.
+clipped: values grow to ten and more) and an entropy bonus. S steps of a rollout, N games.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,6 @@
 """The hyperparameters that may differ between runs of one program, and the optimizer they define.
 
-They are traced numbers, so one compiled program trains every combination side by side. Learning
-rates are annealed over gradient steps (updates x epochs x minibatches), not over updates.
+They are traced numbers, so one compiled program trains every combination side by side.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """The policy: a transformer over the cells of the board, in plain JAX.
 
 Tokens are cells; the outputs are read from the token of the snake's head and the mean token. Every
-projection is a 2-D matrix and layers are stacked for a scan, so a spectral optimizer sees batches
-of matrices. Dropout is off by default; if on, acting and the loss drop the same units.
+projection is a 2-D matrix and layers are stacked, so a spectral optimizer sees batches of matrices.
 
 Legend: B observations, T cells, F features, d width of a token, L layers, H heads.
 """
@@ -59,8 +58,7 @@ def init_policy(key: Array, config: SnakeConfig) -> Params:
 def apply_policy(
     params: Params, observation: Observation, config: SnakeConfig, dropout_keys: Array | None = None
 ) -> tuple[Array, Array]:
-    """Logits [B, 4] in float32, very small for illegal moves, and values [B]; `dropout_keys` [B, 2]
-    are raw keys, one per observation, None disables dropout."""
+    """Logits [B, 4], very small for illegal moves, and values [B]; `dropout_keys` are [B, 2]."""
     X = _embed(params, observation.cells, config)
 
     def block(X: Array, scanned: tuple[Params, Array], tokens: Array | None = None) -> Array:

@@ -2,9 +2,7 @@
 
 Every array has a leading axis of runs, even for a single run. Devices share the seeds, or the games
 of one run, which are shuffled per device (`loop.by_group`): the gradient's mean is the only sum
-over devices, and the compiler inserts it. Checkpoints are orbax arrays (never pickles).
-
-Legend: R runs, K updates of the longest chunk.
+over devices, and the compiler inserts it. R runs, K updates of the longest chunk.
 """
 
 from collections.abc import Callable

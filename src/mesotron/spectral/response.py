@@ -19,8 +19,7 @@ GRAM_TOLERANCE = 2e-3
 
 
 def steps_at(filter: Filter, shape: tuple[int, int] | None = None) -> tuple[Triple, ...]:
-    """The triples of a filter; of a cutoff filter, those for a matrix whose norm bound is tight.
-    `shape` (m, n) is needed by cutoff="noise" alone."""
+    """The triples of a filter; of a cutoff filter, those for a matrix whose norm bound is tight."""
     if filter.rank is not None:
         raise ValueError(f"the {filter.name} filter keeps a rank and has no scalar response")
     if filter.cutoff is None:

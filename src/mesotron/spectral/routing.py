@@ -1,7 +1,6 @@
 """Routing tables: which rule updates each parameter, as a value. Shared by PyTorch and JAX.
 
-`mesotron.route` and `mesotron.jax.label` walk a model, describe each parameter's place (`Site`),
-find out what it is (`Role`) and return the table of `Row`s defined here.
+`mesotron.route` and `mesotron.jax.label` find the `Role` of each parameter and return the table.
 """
 
 from __future__ import annotations

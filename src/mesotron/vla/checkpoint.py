@@ -1,7 +1,4 @@
-"""Checkpoints of a policy: weights and normalization in safetensors, everything else in JSON.
-
-A checkpoint says what the policy observes and controls, and the world of its demonstrations.
-"""
+"""Checkpoints of a policy: weights and normalization in safetensors, everything else in JSON."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ Log = Callable[[str], None] | None  # None prints nothing and shows no progress 
 
 
 def load_demos(path: Path, pixels: int | None = None) -> Demos:
-    """Load a folder of `mesotron vla demos`, or a LeRobotDataset (v3.0), into memory. Larger images
-    of a LeRobotDataset are shrunk to `pixels` in width and height."""
+    """Load a folder of `mesotron vla demos`, or a LeRobotDataset with images shrunk to `pixels`."""
     if not is_lerobot(path):
         return load_shards(path)
     require("lerobot", what=f"{path}, a LeRobotDataset,")

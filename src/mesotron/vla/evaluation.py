@@ -1,7 +1,6 @@
 """Success tables of a policy with its controls, as `vla train` and `vla eval` print them.
 
-Columns: success, success with a wrong instruction (what remains without language), the scripted
-expert (an upper bound), and named perturbations.
+Columns: success, also with a wrong instruction, of the scripted expert, and named perturbations.
 """
 
 from collections.abc import Sequence

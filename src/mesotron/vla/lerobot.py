@@ -1,7 +1,6 @@
 """Read and write LeRobotDataset v3.0: parquet files, images inside them or as video.
 
-Format: LeRobot (Cadene et al., github.com/huggingface/lerobot). The lerobot package itself is not
-used: it pins older versions of torch and numpy.
+Not by the package (github.com/huggingface/lerobot), which pins older versions of torch and numpy.
 """
 
 import importlib.util

@@ -1,7 +1,4 @@
-"""Simulated worlds with language that implement `mesotron.vla.interface.World`.
-
-Ours need the package mujoco and no OpenGL; Meta-World needs the extra `metaworld`.
-"""
+"""Simulated worlds with language that implement `mesotron.vla.interface.World`."""
 
 import os
 

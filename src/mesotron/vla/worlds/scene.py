@@ -1,7 +1,4 @@
-"""Scenes of the blocks worlds: which objects lie where and what the instruction is.
-
-A scene is a pure function of (seed, task). Lengths in meters, z up, the table at z = 0.
-"""
+"""Scenes of the blocks worlds, functions of (seed, task). In meters, z up, the table at z = 0."""
 
 from __future__ import annotations
 
