@@ -1,7 +1,6 @@
 """PPO in pure JAX (Schulman et al. 2017, arXiv 1707.06347): Snake, a transformer, Muon and Pion.
 
-Needs the extra `ppo` (jax, optax, jumanji, orbax). Public names are imported on first use. To
-understand it, read `loop` top to bottom; `training` is the command around it.
+To understand it, read `loop` top to bottom; `training` is the command around it.
 """
 
 from importlib import import_module

@@ -34,8 +34,7 @@ class Filter:
     Args:
         name: what a user types.
         steps: the (a, b, c) of each step. Empty for the two kinds below.
-        cutoff: a continuous high-pass strength; the triples then follow from each matrix (see
-            `high_pass`).
+        cutoff: a high-pass strength; the triples then follow from each matrix (see `high_pass`).
         suppress: with `cutoff`, how many suppression steps sharpen the edge.
         rank: keep exactly this many directions by an exact SVD (LRMuon): a reference, slow.
     """
@@ -106,8 +105,7 @@ def polar_express(steps: int = 5, lower: float = 1e-3, safety: float = 1.02) -> 
 
 
 def pion(promote: int = 0, steps: int = 5) -> Filter:
-    """Pion: `promote` steps that raise all singular values, then `steps - promote` that suppress
-    the small ones.
+    """Pion: `promote` steps raise all singular values, `steps - promote` suppress the small ones.
 
     The limit cutoff, as a fraction of the Frobenius norm, is 0.8165, 0.5230, 0.2957, 0.1605, 0.0860
     for promote = 0..4 of 5. With promote = 0 at most one direction can pass.
@@ -183,8 +181,7 @@ def make_filter(
 
 
 def noise_edge(m: int, n: int) -> float:
-    """The largest singular value of an m x n matrix of independent noise, as a fraction of its
-    Frobenius norm.
+    """The largest singular value of m x n independent noise, as a share of its Frobenius norm.
 
     References: Marchenko and Pastur, 1967: sigma_max -> sqrt(m) + sqrt(n), ||.||_F -> sqrt(m n).
 
@@ -196,8 +193,7 @@ def noise_edge(m: int, n: int) -> float:
 
 
 def aim(t: Any) -> tuple[tuple[Any, Any, Any], Any]:
-    """The triple that moves a threshold t one step toward the fixed point of suppression, and where
-    t then stands.
+    """The triple that moves a threshold t one step toward suppression's fixed point, and the new t.
 
     With f_0 the cubic step, the family is f_c(s) = f_0(s) + c s (1 - s^2)^2, linear in c, so the
     member with f_c(t) = sqrt(2/3) is found in closed form and clipped to the monotone range. `t` is

@@ -61,8 +61,7 @@ def slope_at_zero(filter: Filter, shape: tuple[int, int] | None = None) -> float
 
 
 def limit_cutoff(filter: Filter, shape: tuple[int, int] | None = None) -> float | None:
-    """The singular value below which more suppression goes to 0 and above which to 1; None without
-    suppression.
+    """The singular value below which more suppression goes to 0 and above which to 1, or None.
 
     Example:
         >>> from mesotron.spectral import pion

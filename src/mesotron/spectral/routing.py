@@ -159,9 +159,8 @@ class RoutingTable:
             **common: keys for every group, e.g. `weight_decay=0.01`.
 
         Returns:
-            Groups with `params`, `param_names`, `rule`, `view`, `lr_scale` and `name`. Each
-            trainable parameter of the model is in exactly one; a model that changed since `route`
-            is refused.
+            Groups with `params`, `param_names`, `rule`, `view`, `lr_scale` and `name`. A model that
+            changed since `route` is refused.
         """
         named = dict(model.named_parameters(remove_duplicate=False))
         advice = "the model changed since route() (LoRA, freezing, tying?): call route(model) again"

@@ -29,8 +29,7 @@ PLOT_WIDTH, PLOT_HEIGHT, PLOT_MARGIN = 56, 3, 22
 PLOT_TOP = 1.25  # above Muon's largest overshoot, about 1.2
 BLOCKS = " ▁▂▃▄▅▆▇█"
 STYLES = ("cyan", "blue", "magenta", "red", "yellow", "green")
-# Picture colors: cool for Muon's family, warm for Pion's.
-COOL = ("#33658a", "#5b9bb5", "#7a8b99")
+COOL = ("#33658a", "#5b9bb5", "#7a8b99")  # for Muon's family; warm for Pion's
 WARM = ("#b3402a", "#d9822b", "#a8a032", "#8a4f7d", "#5f7a3a", "#c05a7a", "#6d5a46")
 SMALLEST = 5e-4  # left end of a log axis, which shows Muon's rise
 # Without a date the same curves give the same file.

@@ -1,7 +1,5 @@
 """Image and instruction encoders trained from scratch, and the transformer layers of the policy.
 
-`towers` has the pretrained ones; both kinds return `ImageTokens` and `TextTokens`.
-
 Legend: B batch, T tokens, S context tokens, C cameras, P patches per image, L words, D width.
 """
 

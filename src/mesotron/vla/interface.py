@@ -32,11 +32,9 @@ VALIDATION_SEED = 2_000_000
 
 
 class Step(NamedTuple):
-    """The result of an action; `done` after success or when time is up."""
-
     observation: Observation
     success: bool
-    done: bool
+    done: bool  # after success or when time is up
 
 
 class World(ABC):
@@ -137,13 +135,11 @@ class Demos:
 
 @dataclass(frozen=True)
 class Episode:
-    """An evaluated episode; one that raised has failed, with the exception in `error`."""
-
     task: str
     seed: int
     success: bool
     steps: int
-    error: str = ""
+    error: str = ""  # the exception of an episode that raised, which has failed
 
 
 @dataclass

@@ -114,9 +114,8 @@ class RegressionHead:
 
 
 class FlowHead:
-    """Predict the velocity of a straight path from noise to actions, t noise + (1 - t) actions with
-    t ~ Beta(1.5, 1); a few Euler steps to act. References: Black et al., pi0, 2024, arXiv
-    2410.24164; Lipman et al., 2023, arXiv 2210.02747."""
+    """Predict the velocity of the path t noise + (1 - t) actions, t ~ Beta(1.5, 1); a few Euler
+    steps to act (Black et al., pi0, 2024, arXiv 2410.24164; Lipman et al., 2023, 2210.02747)."""
 
     needs_noise = True
 

@@ -180,8 +180,7 @@ def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) ->
         title = f"Success over {config.episodes} held-out episodes per task, 95 % intervals:"
         lines += [title, "", as_markdown(results), ""]
     run.finish(result, lambda: "\n".join([*lines, *_training_table(rows), ""]))
-    report = f"report: {run.path / 'report.md'}; more: mesotron vla eval {run.path}"
-    print_line(console, report)
+    print_line(console, f"report: {run.path / 'report.md'}; more: mesotron vla eval {run.path}")
 
 
 def _why_not_evaluated(world: WorldConfig | None, episodes: int) -> str:

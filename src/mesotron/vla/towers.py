@@ -1,8 +1,6 @@
 """Pretrained image and language models of Transformers as parts of the policy.
 
-Safetensors only, no remote code. A checkpoint keeps their configs and tokenizer.
-
-Legend: B batch, C cameras, P tokens per image, L words, D width of the policy.
+Safetensors only, no remote code. B batch, C cameras, P tokens per image, L words, D policy width.
 """
 
 from collections.abc import Mapping
