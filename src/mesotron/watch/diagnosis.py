@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any, Literal
 
-from mesotron.watch.detectors import Detector
 from mesotron.watch.engine import Engine, is_sparse
 from mesotron.watch.events import Action, Event, Evidence
 from mesotron.watch.metrics import METRICS, Row, canonical
@@ -122,7 +121,10 @@ def diagnose(
     ending = [event for event in harmful if event.step > last_rollback]
     if condition == "dead":
         ending = _events_near_death(ending, rows)
-    cause = _find_cause(ending, engine.detectors, condition)
+    # The first detector in table order among those that stopped the run, or still warn.
+    severity = {"dead": "stop", "drifting": "warn"}.get(condition, "none")
+    latest = {event.detector: event.severity for event in ending}
+    cause = next((d for d in engine.detectors if latest.get(d.name) == severity), None)
     onset = useful = wasted = alarm = None
     unit = "steps"
     if cause:
@@ -219,17 +221,6 @@ def _events_near_death(events: Sequence[Event], rows: Sequence[Row]) -> list[Eve
     ends = {e.detector: max(last, second) if e.detector in sparse else last for e in events}
     return [e for e in events if e.step <= ends[e.detector] and (
         e.severity != "stop" or e.step >= death)]  # fmt: skip
-
-
-def _find_cause(
-    events: Sequence[Event], detectors: Sequence[Detector], condition: Condition
-) -> Detector | None:
-    """The first detector in table order among those that stopped the run, or still warn."""
-    if condition == "healthy":
-        return None
-    severity = "stop" if condition == "dead" else "warn"
-    latest = {event.detector: event.severity for event in events}
-    return next(detector for detector in detectors if latest.get(detector.name) == severity)
 
 
 def reward_curve(rows: Sequence[Row]) -> list[tuple[int, float]]:

@@ -30,17 +30,29 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One finding of the watch."""
+    """One finding of the watch.
 
-    step: int  # of the row that showed it
+    Args:
+        step: the step of the row that showed it.
+        detector: the detector's name.
+        severity: warn, stop (the run is dead), or clear (a warning is over).
+        diagnosis: one sentence.
+        remedy: one sentence.
+        changes: the remedy as data, see `detectors.Change`.
+        evidence: the metrics that showed it.
+        began: the first step of the change that showed it; None for a clear.
+        confidence: share of such alarms that were right in the corpora; None for a clear.
+    """
+
+    step: int
     detector: str
-    severity: Severity  # stop: the run is dead; clear: a warning is over
-    diagnosis: str  # one sentence
-    remedy: str  # one sentence
-    changes: tuple[dict[str, Any], ...] = ()  # the remedy as data, see `detectors.Change`
-    evidence: tuple[Evidence, ...] = ()  # the metrics that showed it
-    began: int | None = None  # the first step of the change that showed it; None for a clear
-    confidence: float | None = None  # share of such alarms that were right; None for a clear
+    severity: Severity
+    diagnosis: str
+    remedy: str
+    changes: tuple[dict[str, Any], ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    began: int | None = None
+    confidence: float | None = None
 
     def record(self) -> dict[str, Any]:
         """The event as a row of events.jsonl."""

@@ -7,7 +7,7 @@ they are one value and the mean of three.
 
 import math
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -253,13 +253,9 @@ class Symptom:
 
     def text(self) -> str:
         """The symptom in a few words: "reward down by 50% from its best"."""
-        since = {
-            "start": "its start",
-            "best": "its best",
-            "usual": "its recent past",
-            "high": "the highest tenth of its recent past",
-            "run": "the whole run",
-        }[self.since]
+        since = {"start": "its start", "best": "its best", "usual": "its recent past",
+                 "high": "the highest tenth of its recent past",
+                 "run": "the whole run"}[self.since]  # fmt: skip
         name, share = self.metric.replace("_", " "), f"{self.by:.0%}"
         if self.moved in ("above", "below"):
             out = f"{name} {self.moved} {self.level:g}"
@@ -278,30 +274,22 @@ class Symptom:
     def onset(self, window: Window) -> int | None:
         """The first step of the change: the one after the last healthy value, or the oldest
         remembered; None for a symptom that is no change (not_up, still)."""
-        is_healthy = self._healthy_range(window)
-        if is_healthy is None:
+        if self.moved in ("above", "below") and self.level is not None:
+            base, sign, margin = self.level, 1 if self.moved == "above" else -1, 0.0
+        elif self.moved in ("up", "down") and (base := window.reference(self.since)) is not None:
+            change = window.now - base
+            sign, margin = 1 if change > 0 else -1, HEALTHY_SHARE * abs(change)
+        else:
             return None
         values, steps = window.track.recent, window.track.steps
         width = 1 if window.track.sparse else SMOOTH
         medians = (median(values[max(k + 1 - width, 0) : k + 1]) for k in range(len(values)))
-        last = max((k for k, value in enumerate(medians) if is_healthy(value)), default=-1)
+        healthy = (k for k, value in enumerate(medians) if (value - base) * sign < margin)
+        last = max(healthy, default=-1)
         if width == 1 and last >= 0:  # the change came some time after the last good evaluation
             return steps[last] + 1
         # The first bad row is at most half a window before the first bad median.
         return steps[min(max(last + 1 - width // 2, 0), len(steps) - 1)]
-
-    def _healthy_range(self, window: Window) -> Callable[[float], bool] | None:
-        limit = self.level
-        if self.moved == "above" and limit is not None:
-            return lambda value: value < limit
-        if self.moved == "below" and limit is not None:
-            return lambda value: value > limit
-        reference = window.reference(self.since)
-        if self.moved not in ("up", "down") or reference is None:
-            return None
-        change = window.now - reference
-        sign = 1 if change > 0 else -1
-        return lambda value: (value - reference) * sign < HEALTHY_SHARE * abs(change)
 
     def _is_past(self, now: float, limit: float | None) -> bool:
         if limit is None:
