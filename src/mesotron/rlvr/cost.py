@@ -32,7 +32,14 @@ from mesotron.rlvr.objectives import first_round_prompts, resolve
 from mesotron.rlvr.prompts import SYSTEM
 from mesotron.rlvr.tasks import gym
 from mesotron.rlvr.tasks.load import GENERATED, load_task
-from mesotron.rlvr.train import check, check_enough, check_installed, set_library_variables
+from mesotron.rlvr.train import (
+    check,
+    check_enough,
+    check_installed,
+    resolve_own,
+    run_name,
+    set_library_variables,
+)
 from mesotron.runs import RunFolder
 from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.doctor import list_gpus
@@ -85,6 +92,7 @@ def run(config: PlanConfig) -> int:
     if config.calibrate:
         check_installed(config)
     check(config)
+    config = resolve_own(config)
     limits_of(config)
     problems = find_problems(config.task)
     set_library_variables(config.task, config.model.name)
@@ -285,7 +293,7 @@ def show(result: Estimate, plan: Estimator, console: Console) -> None:
             parts = ", ".join(f"{name} {size:.1f}" for name, size in prediction.memory.items())
             total = f"{prediction.needed:.1f} of {prediction.capacity:g} GiB"
             rows.append((f"memory of one {plan.gpu}", f"{verdict}: {total} (estimate: {parts})"))
-    table = Table(title=f"{config.recipe}: {config.steps:,} steps", show_header=False)
+    table = Table(title=f"{run_name(config)}: {config.steps:,} steps", show_header=False)
     for row in rows:
         table.add_row(*map(Text, row))  # names are no markup
     console.print(table)

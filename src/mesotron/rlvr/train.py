@@ -3,8 +3,6 @@
 import logging
 import math
 import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from mesotron.rlvr.tasks.load import check_task, load_task
 from mesotron.rlvr.tasks.own import read_own
 from mesotron.rlvr.tasks.problem import Task, assemble
 from mesotron.runs import new_run_path, newest_whole
+from mesotron.runs.doctor import list_gpus
 from mesotron.runs.extras import require
 from mesotron.runs.process import go_offline_without_network, is_main, num_processes, started
 from mesotron.runs.resume import Plan, plan_new, plan_resume
@@ -158,21 +157,18 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
 def check_memory(config: TrainConfig | SftConfig) -> None:
     """Refuse a model whose weights, gradients and momentum alone exceed the machine's memory."""
     model, shape = config.model, find_shape(config.model.name)
-    has_gpu = config.device != "cpu" and shutil.which("nvidia-smi") is not None
-    width = 2 if has_gpu and (model.lora or model.dtype in ("auto", "bfloat16")) else 4
+    gpus = () if config.device == "cpu" or shape is None else list_gpus()
+    width = 2 if gpus and (model.lora or model.dtype in ("auto", "bfloat16")) else 4
     needed = (0 if shape is None else shape.parameters) * width * (1 if model.lora else 3) / GIB
     if needed < SMALL or num_processes() > 1:
         return
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
-    if has_gpu:
-        query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-        found = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.split()
-        memory = max(map(float, found), default=memory * 1024) / 1024
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    memory = max((gpu.memory for gpu in gpus), default=machine)
     if needed > memory:
         remedy = "a smaller --model" if model.lora else "--lora 16 or a smaller --model"
         raise ValueError(
             f"training {model.name} takes at least {needed:,.0f} GiB, and this "
-            f"{'GPU' if has_gpu else 'machine'} has {memory:,.0f}: use {remedy}"
+            f"{'GPU' if gpus else 'machine'} has {memory:,.0f}: use {remedy}"
         )
 
 
