@@ -53,6 +53,7 @@ CATALOG: dict[str, tuple[Plot, ...]] = {
         Plot("Held-out accuracy", {"eval/greedy": "greedy", "eval/sampled": "sampled",
                                    "eval/accuracy": "accuracy"},
              "On problems that are never trained on."),
+        Plot("Held-out reward", {"eval/reward": "mean"}, "On prompts that are never trained on."),
         Plot("Success", {"eval/success": "success", "success": "success"},
              "Share of episodes that reach the goal."),
         Plot("Fruit per game", {"episode/fruit": "fruit"},
@@ -360,9 +361,10 @@ def _rules(plot: Plot, run: Run) -> tuple[tuple[float, str], ...]:
     baselines = (run.result or {}).get("baselines", {})
     if "episode/fruit" in plot.lines and baselines:
         return (baselines["random_masked"], "random legal moves"), (baselines["maximum"], "maximum")
-    start = (run.before or {}).get("greedy", {}).get("strict", {}).get("value")
-    if "eval/greedy" in plot.lines and start is not None:
-        return ((start, "before training"),)
+    greedy = (run.before or {}).get("greedy") or {}
+    for metric, name in (("eval/greedy", "strict"), ("eval/reward", "reward")):
+        if metric in plot.lines and greedy.get(name):  # None without golds, or without a reward
+            return ((greedy[name]["value"], "before training"),)
     return ()
 
 

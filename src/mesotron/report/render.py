@@ -336,9 +336,9 @@ def completion_blocks(run: Run, count: int) -> list[Block]:
     )
     blocks: list[Block] = []
     if pairs := pair_up(before, after, count):
-        blocks.append(text(
-            f"{describe_changes(before, after)}. Below, {len(pairs)} problems in these proportions."
-        ))  # fmt: skip
+        changes = f"{describe_changes(before, after)}. Below, {len(pairs)} in these proportions."
+        graded = before[0].gold is not None and before[0].reward is None
+        blocks.append(text(changes if graded else "The largest changes of the reward first."))
         blocks += [
             {"kind": "pair", "title": pair.change, "question": pair.before.question,
              "gold": pair.before.gold, "columns": [_transcript("before", pair.before, format),

@@ -175,7 +175,8 @@ def transcript_lines(before: Row, after: Row) -> list[str]:
         lines += ["", f"### {pair.change}", "", *block(pair.before.question), ""]
         for word, one in (("before", pair.before), ("after", pair.after)):
             gold = " ".join(str(one.gold).split())  # on one line: no text breaks out of the title
-            title = f"{word} ({scores.verdict(one)}; gold {scores.shorten(gold)}):"
+            gold = "" if one.gold is None else f"; gold {scores.shorten(gold)}"
+            title = f"{word} ({scores.verdict(one)}{gold}):"
             lines += [title, "", *block(one.completion), ""]
     return lines
 

@@ -111,6 +111,8 @@ class Pair:
 def verdict(transcript: Transcript) -> str:
     if transcript.reward is not None:
         return f"reward {transcript.reward:.3g}"
+    if transcript.gold is None:
+        return "no gold"
     if transcript.correct:
         return "right"
     if transcript.correct_unformatted:
