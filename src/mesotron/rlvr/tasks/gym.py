@@ -127,7 +127,7 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
             made = curriculum.generate_configuration({"seed": seed, "size": given["size"]})
             values = {item.name: getattr(made, item.name) for item in fields(made)}
         config = config_type(**{**values, **given, "seed": seed})
-        config.validate()
+        getattr(config, "validate", lambda: None)()  # two datasets have none
         return make(config=config)
     except (AssertionError, TypeError, ValueError) as error:
         reason = f" ({error})" if str(error) else ""
