@@ -251,7 +251,9 @@ def test_without_golds_the_mean_reward_is_the_result(tmp_path, monkeypatch, caps
     run = RunFolder(Path("runs/last"))
     assert (run.result["measure"], run.result["problems"]) == ("reward", 2)
     assert "lenient" not in run.result
-    assert "Held-out reward" in (run.path / "report.html").read_text()
+    pages = [(run.path / name).read_text() for name in ("report.html", "report.md")]
+    assert "Held-out reward" in pages[0]
+    assert not [page for page in pages if "still wrong" in page or "gold None" in page]
     assert run.load("after")["greedy"]["strict"] is None
     first, last = run.rows("metrics")
     assert last["eval/reward"] == run.result["after"]["value"]

@@ -85,6 +85,7 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
     formatted = [one["greedy"]["rates"].get("facts/formatted", 0.0) for one in (before, after)]
     in_format = "In the format: {:.0%} before, {:.0%} after.".format(*formatted)
     by_accuracy = "gain" in result and result["measure"] == "accuracy"
+    changes = scores.describe_changes(transcripts(before), transcripts(after))
     lines = [
         f"# {run_name(config)}: {config.steps} steps",
         "",
@@ -110,8 +111,9 @@ def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, r
         "",
         "## The same problems before and after",
         "",
-        f"{scores.describe_changes(transcripts(before), transcripts(after))}. Below, problems in "
-        "these proportions.",
+        f"{changes}. Below, problems in these proportions."
+        if by_accuracy
+        else "The largest changes of the reward first.",
         *transcript_lines(before, after),
         "",
     ]
