@@ -211,6 +211,12 @@ def test_continuing_needs_the_same_rule(folder, capsys):
     ran = [line for line in capsys.readouterr().out.splitlines() if ", seed " in line]
     assert len(ran) == 3
     assert all("muon at" in line for line in ran)
+    # A plan without a part of its rule, such as a stranger's, is refused.
+    for name in ("factor", "extend"):
+        record = json.loads(file.read_text())
+        del record["plan"][name]
+        file.write_text(json.dumps(record))
+        assert compare(folder, *few) == 2
 
 
 def test_an_extended_search_may_choose_another_rate(folder, capsys):

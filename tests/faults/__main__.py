@@ -81,11 +81,11 @@ def run_damage(args: Any, root: Path, model: Path) -> dict[str, Any]:
     tally, rng = Tally(), random.Random(args.seed)
     cases = {case.name: case for case in make_cases(model, None)}
     victim = Victim(cases["grpo off"], root / "damage", root)
-    damage.damage_files(victim, rng, args.damage, tally)
-    for limit in (0, 600, 3000, 9000, 20_000):
-        damage.fill_disk(victim, limit, tally)
-    damage.run_twice(victim, tally)
     damage.block_pipe(victim, tally)
+    damage.run_twice(victim, tally)
+    for limit in (600, 3000, 9000, 20_000):
+        damage.fill_disk(victim, limit, tally)
+    damage.damage_files(victim, rng, args.damage, tally)
     return record(tally)
 
 

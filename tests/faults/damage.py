@@ -177,7 +177,7 @@ def block_pipe(victim: Victim, tally: Tally) -> None:
 
         os.close(reader)
         os.dup2(writer, 1)
-        sys.stdout = os.fdopen(1, "w")
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
         sys.path.append(str(victim.cwd))
         return cli.main(victim.case.start(out))
 

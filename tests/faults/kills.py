@@ -162,7 +162,7 @@ def fork(work: Callable[[], int], log: Path, cwd: Path) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(handle, 1), os.dup2(handle, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
         code = work()
     except BaseException:
         traceback.print_exc()
@@ -192,7 +192,9 @@ def run_command(
 
     def work() -> int:
         from mesotron import cli
+        from mesotron.runs.process import mark_start
 
+        mark_start()  # as the program does, which this process stands for
         if own_folder:
             sys.path.append(str(cwd))
         if before is not None:

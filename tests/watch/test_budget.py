@@ -81,6 +81,17 @@ def test_a_slow_evaluation_is_remembered():
     assert meter.refusal(evaluations=1)  # 500 + 110
 
 
+def test_an_evaluation_before_training_is_no_part_of_the_first_step():
+    clock = Clock()
+    meter = Meter(Limits(), began=0.0, clock=clock)
+    with meter.evaluation():
+        clock.now += 100
+    meter.start()
+    clock.now += 10
+    meter.step()
+    assert (meter.slowest_step, meter.slowest_evaluation) == (10, 100)
+
+
 def test_projection_and_price(monkeypatch):
     meter = meter_at(Limits(price=3600.0), 2, 4, before=10)
     assert (meter.spent, meter.projected(5), meter.dollars(2.0)) == (14, 24, 2.0)

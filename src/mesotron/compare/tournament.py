@@ -291,11 +291,12 @@ def _too_few_problems(kind: Kind, num_problems: int) -> str:
 def _check_same_rule(folder: Path, record: Tournament, continued: Tournament) -> None:
     old, new = record.plan, continued.plan
     for name in FIXED:
-        if old[name] != new[name]:
-            found = difference(old[name], new[name])
+        if old.get(name) != new[name]:
+            found = difference(old.get(name), new[name])
             raise ValueError(f"{folder} has another {name} ({found}): use another --out")
-    if old["extend"] > new["extend"]:  # rates beyond it may have been chosen
-        raise ValueError(f"{folder} has --extend {old['extend']}: use that or more")
+    extend = old.get("extend")
+    if type(extend) is not int or extend > new["extend"]:  # rates beyond it may have been chosen
+        raise ValueError(f"{folder} has --extend {extend}: use that or more, or another --out")
     objectives = {one.name: one.objective for one in record.contenders}
     for one in continued.contenders:
         objective = objectives.get(one.name, one.objective)

@@ -103,6 +103,7 @@ class Meter:
     def start(self) -> None:
         """Training begins: the first step is timed from here."""
         self._last = self.now = self.clock()
+        self._evaluating = 0.0  # what was evaluated before is no part of the first step
 
     def step(self) -> None:
         """A step has ended; saving after the previous one counts toward it."""
