@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -160,13 +160,21 @@ def _plain_scheduler(trainer: Any) -> Any:
     return getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # Accelerate wraps it
 
 
+@runtime_checkable
+class RestoresPolicy(Protocol):
+    """A trainer with its own kind of checkpoints."""
+
+    def restore_policy(self, checkpoint: Path) -> None: ...
+
+
 def roll_back(trainer: Any, checkpoint: Path) -> None:
     """Restore weights and optimizer from a checkpoint. Nothing else is rewound: learning rates and
     files stay as they are, and a Trainer's loop cannot go back from inside."""
     rates = [{key: group[key] for key in ("lr", "initial_lr") if key in group}
              for group in trainer.optimizer.param_groups]  # fmt: skip
-    if hasattr(trainer, "restore_policy"):  # it has its own kind of checkpoints
-        trainer.restore_policy(checkpoint)
+    restorer: Any = trainer
+    if isinstance(restorer, RestoresPolicy):
+        restorer.restore_policy(checkpoint)
     else:
         trainer._load_from_checkpoint(str(checkpoint))
         state = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
@@ -188,7 +196,7 @@ def check_rollback(trainer: Any, tries: int) -> None:
         why = "cannot restore the flat shards of DeepSpeed and FSDP1: use FSDP2, data parallelism,"
     elif trainer.args.save_only_model:
         why = "needs the optimizer state: turn save_only_model off,"
-    elif is_fsdp and not hasattr(trainer, "restore_policy"):
+    elif is_fsdp and not isinstance(trainer, RestoresPolicy):
         why = "needs unsharded checkpoints under FSDP: use mesotron.GRPOTrainer,"
     if why:
         raise ValueError(f"guard='rollback' {why} or guard='stop'")
