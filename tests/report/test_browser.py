@@ -132,7 +132,7 @@ def test_nothing_is_wider_than_the_screen(browser, page, width):
 
 def test_model_output_is_shown_and_never_run(browser, page):
     browser.requests()
-    browser.open(page("attacked"), height=14_000)
+    browser.open(page("attacked"), height=30_000)
     browser.run(OPEN_ALL)
     browser.run("document.querySelectorAll('main *').forEach((each) => {"
                 "each.dispatchEvent(new Event('mouseover')); each.dispatchEvent(new Event('load'));"
@@ -170,7 +170,7 @@ def test_the_keyboard_reads_a_chart(browser, page):
     browser.wait("document.querySelector('.plot .main-svg')")
     browser.run("document.querySelector('.plot').focus()")
     said = "document.getElementById('said').textContent"
-    for key, text in ((Keys.HOME, "steps 1:"), (Keys.ARROW_RIGHT, "steps 2:"), (Keys.END, "60:")):
+    for key, text in ((Keys.HOME, "steps 1:"), (Keys.ARROW_RIGHT, "steps 2:"), (Keys.END, "40:")):
         browser.keys(key)
         browser.wait(f"{said}.includes('{text}')")
     assert browser.run(f"return {said}").startswith("Reward, ")
