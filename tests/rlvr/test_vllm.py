@@ -5,7 +5,7 @@ import torch
 from transformers import TrainerCallback
 
 from mesotron.config import ObjectiveConfig, RolloutConfig, TrainConfig
-from mesotron.rlvr.train import check
+from mesotron.rlvr.train import check_installed
 from support.rlvr_tiny import EOS, make_trainer, same, weights
 
 
@@ -71,6 +71,6 @@ def test_the_anchors_completions_are_sampled_from_the_anchor(tmp_path, merged):
 
 
 def test_missing_vllm_is_refused(monkeypatch):
-    monkeypatch.setattr("mesotron.rlvr.train.find_spec", lambda name: name != "vllm" or None)
+    monkeypatch.setattr("mesotron.runs.extras.is_installed", lambda name: name != "vllm")
     with pytest.raises(ValueError, match=r"rollout\.vllm colocate"):
-        check(TrainConfig(rollout=RolloutConfig(vllm="colocate")))
+        check_installed(TrainConfig(rollout=RolloutConfig(vllm="colocate")))

@@ -185,6 +185,11 @@ class Language(Kind):
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
         self.recipe = recipe
+        named = {text.partition("=")[0].strip() for text in changes}
+        if theirs := named & {"optim", "optim.name"}:
+            raise ValueError(
+                f"--set {theirs.pop()}: contenders differ in it, name them by --optims"
+            )
         self.config: TrainConfig = change(
             make_recipe(recipe), (*self.shorter.get(recipe, ()), *self.always, *changes)
         )

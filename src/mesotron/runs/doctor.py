@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -81,7 +82,7 @@ def check_machine() -> Iterator[tuple[str, str, str]]:
     for extra, missing in missing_extras().items():
         state = f"pip install 'mesotron[{extra}]' ({', '.join(missing)})" if missing else "complete"
         yield "none" if missing else "ok", "extra", f"{extra}: {state}"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     enough = (cores or 1) > 2
     yield "ok" if enough else "slow", "cpu", f"{cores} cores, {memory:.0f} GiB of memory"

@@ -209,7 +209,8 @@ def test_an_evaluation_has_the_weights_own_precision(tmp_path, monkeypatch, peft
             return {"logits": self.logits}
 
     monkeypatch.setattr(session, "measure", Logits)
-    parts: Any = SimpleNamespace(tokenizer=None, task=None, config=None, judge=None)
+    config = SimpleNamespace(reward=SimpleNamespace(parts=("correct",)))
+    parts: Any = SimpleNamespace(tokenizer=None, task=None, config=config, judge=None)
 
     def evaluate(name):
         return session.evaluate_part(parts, trainer.model, name)["logits"]

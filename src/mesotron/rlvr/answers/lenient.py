@@ -37,6 +37,7 @@ _LEAD = re.compile(r"[\s*_`:=]*(?:(?:[A-Za-z][a-z']+|a(?= ?[a-z]{2}| \d))[,:]?[\
 _STOP = re.compile(
     r"[.;]\s|\s\((?=[A-Za-z]{2})|[.,;:]?\s+(?!(?:and|or|mod)\b)[A-Za-z][a-z']+(?![\w\\(])"
 )
+_ASIDE = re.compile(r"\s\((?!mod\b)[a-z]{2,}\s")  # "12 (as 3*4)"
 _ALSO = re.compile(r"\s*,?\s*(?:or|and)\s+")  # one more formula
 _TRAILING = " \t*_`.,;:"
 
@@ -89,7 +90,7 @@ def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None
 
 def _value(text: str, start: int, end: int) -> tuple[str | None, int]:
     """A value that starts here and ends before prose, and where it ends."""
-    rest = text[start : min(end, start + MAX_ANSWER)]
+    rest = _ASIDE.split(text[start : min(end, start + MAX_ANSWER)])[0]
     stops = [m.start() for m in _STOP.finditer(rest) if _is_closed(rest[: m.start()])]
     for stop in (len(rest), *stops[:1]):
         answer = rest[:stop].strip(_TRAILING.replace(".", "")).removesuffix(".")
