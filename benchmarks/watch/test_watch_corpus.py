@@ -5,8 +5,11 @@ import json
 import math
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from benchmarks.watch import corpus, evaluate, gamed_rewards, labelled, rescues
 from benchmarks.watch.held_out_runs import held_out_runs, held_out_settings
@@ -14,9 +17,12 @@ from benchmarks.watch.labels import label
 from benchmarks.watch.runs import RESCUE_SEEDS, RESCUES, rescue_runs, tuning_runs
 from benchmarks.watch.static_thresholds import StaticThresholds
 from mesotron.cli import COMMANDS, parse
-from mesotron.config import TaskConfig
+from mesotron.config import TaskConfig, WatchConfig
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.watch import Engine
+from mesotron.watch.alerts import Alerts
+from mesotron.watch.callback import Watch
+from mesotron.watch.command import watch_one
 
 HERE = Path(__file__).parent
 
@@ -227,3 +233,22 @@ def test_a_sampler_with_other_weights_is_named(kind, onset, detectors):
     if onset is not None:
         assert events[0].detector == "sampler_mismatch"
         assert onset <= (events[0].began or 0) <= events[0].step <= onset + 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["held_out", "tuning"])
+def test_live_equals_offline_on_every_run(tmp_path, name):
+    log, different = tmp_path / "metrics.jsonl", []
+    for run in evaluate.load(name):
+        rows = [dict(row) for row in evaluate.rows_of(run, "")]
+        watch = Watch(guard="warn")
+        for row in rows:
+            state: Any = SimpleNamespace(global_step=row["step"], is_world_process_zero=True)
+            logs = {key: value for key, value in row.items() if key != "step"}
+            watch.on_log(None, state, SimpleNamespace(), logs=logs)  # type: ignore[arg-type]
+        live = watch.diagnosis()
+        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        offline = watch_one(WatchConfig(path=log), log, Console(quiet=True), Alerts(())).diagnosis
+        if live is None or live.record() | {"notes": ()} != offline.record() | {"notes": ()}:
+            different.append(run["name"])
+    assert different == []
