@@ -94,26 +94,9 @@ def make_cases(model: Path, demos: Path | None) -> list[Case]:
 
 def make_model(folder: Path) -> Path:
     """A Llama with one layer of 16 features for the arithmetic task; REWARD is beside it."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from support.rlvr_tiny import save_arith_model
 
-    from benchmarks.tiny_model import build_tokenizer
-    from mesotron.rlvr.answers.formats import FORMATS
-    from mesotron.rlvr.prompts import solved_text
-    from mesotron.rlvr.tasks import arith
-
-    problems = arith.generate("train", 200, (), 0)
-    tokenizer = build_tokenizer(
-        [f"{p.question} {solved_text(p, FORMATS['boxed'])}" for p in problems]
-    )
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_arith_model(folder)
     return folder
 
 

@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.tiny_model import build_tokenizer
 from mesotron import cli
 from mesotron.config import (
     ModelConfig,
@@ -33,15 +31,13 @@ from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.models import choose_precision, choose_speed
-from mesotron.rlvr.prompts import solved_text
 from mesotron.rlvr.session import live_settings
-from mesotron.rlvr.tasks import arith
 from mesotron.runs import RunFolder
 from mesotron.watch.detectors import COOLER, KL_TO_START, SMALLER_STEP, TWO_PART
 from mesotron.watch.engine import Engine
 from mesotron.watch.events import Event
 from mesotron.watch.settings import obstacle
-from support.rlvr_tiny import SlowMeter, same
+from support.rlvr_tiny import SlowMeter, same, save_arith_model
 
 slow = pytest.mark.slow
 TIMES = ("time", "step_time", "cost")
@@ -67,17 +63,7 @@ class Killed(BaseException):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    problems = arith.generate("train", 200, (), 0)
-    texts = [f"{p.question} {solved_text(p, FORMATS['boxed'])}" for p in problems]
-    tokenizer = build_tokenizer(texts)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_arith_model(folder)
     return folder
 
 

@@ -16,6 +16,9 @@ from transformers import (
 )
 from trl import GRPOConfig
 
+from mesotron.rlvr.answers.formats import FORMATS
+from mesotron.rlvr.prompts import solved_text
+from mesotron.rlvr.tasks import arith
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.watch.budget import Limits, Meter
 
@@ -32,6 +35,23 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
+
+
+def save_arith_model(folder: Path) -> None:
+    """A Llama with one layer of 16 features and a tokenizer for the arithmetic task."""
+    from benchmarks.tiny_model import build_tokenizer  # other processes do without this folder
+
+    problems = arith.generate("train", 200, (), 0)
+    texts = [f"{p.question} {solved_text(p, FORMATS['boxed'])}" for p in problems]
+    tokenizer = build_tokenizer(texts)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def make_model() -> LlamaForCausalLM:
