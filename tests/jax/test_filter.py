@@ -15,6 +15,8 @@ from support.quick_jax import quick_compilation  # noqa: E402, F401
 
 # Spectral norm of the error in float32, (slope above 100, others).
 TOLERANCE = (4e-3, 2e-5)
+# One of each kind: torch's own tests have every length and strength.
+NAMES = ["muon", "cubic", "polar_express", "promote_2", "cutoff_0.3", "cutoff_noise", "low_rank"]
 KINDS = ("random", "rank_one", "orthogonal", "power_law", "near_zero")
 
 
@@ -22,7 +24,7 @@ def error(result: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(result, np.float64) - expected, 2))
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_filter_equals_the_svd_oracle(name):
     filter = FILTERS[name]
     for kind in KINDS:
@@ -36,7 +38,7 @@ def test_filter_equals_the_svd_oracle(name):
 
 
 @pytest.mark.parametrize(("shape", "form"), [((16, 16), "standard"), ((12, 96), "gram")])
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_torch_and_jax_agree_in_both_forms(name, shape, form):
     """Closer than to the oracle, since both round the same operations."""
     filter = FILTERS[name]
@@ -50,8 +52,6 @@ def test_torch_and_jax_agree_in_both_forms(name, shape, form):
 
 def test_bfloat16_matmuls_stay_close():
     X = jnp.asarray(np.random.default_rng(3).normal(size=(2, 8, 12)), jnp.float32)
-    for name, allowed in (("muon", 0.2), ("promote_2", 0.05)):
-        result = apply_filter(X, FILTERS[name], "bfloat16")
-        assert result.dtype == jnp.bfloat16
-        exact = apply_filter(X, FILTERS[name])
-        assert error(np.asarray(result[0], np.float32), np.asarray(exact[0], np.float64)) < allowed
+    result, exact = apply_filter(X, muon(2), "bfloat16"), apply_filter(X, muon(2))
+    assert result.dtype == jnp.bfloat16
+    assert error(np.asarray(result[0], np.float32), np.asarray(exact[0], np.float64)) < 0.2

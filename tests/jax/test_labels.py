@@ -106,8 +106,8 @@ def test_flax_linen():
 
 def test_equinox_mlp_has_outputs_first():
     eqx = pytest.importorskip("equinox")
-    model = eqx.nn.MLP(3, 2, 16, 3, key=jax.random.key(0))
-    assert table(eqx.filter(model, eqx.is_array)) == {
+    model = eqx.filter_eval_shape(eqx.nn.MLP, 3, 2, 16, 3, key=jax.random.key(0))
+    assert table(eqx.filter(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))) == {
         "layers/0/weight": ("input", "-"),
         "layers/1/weight": ("matrix", "oi"),
         "layers/2/weight": ("matrix", "oi"),
@@ -264,10 +264,3 @@ def test_overrides():
         label(tree, overrides={"*typo*": "adamw"})
     with pytest.raises(ValueError, match="'io'"):
         label(tree, overrides={"*mlp/kernel": "io"})
-
-
-def test_printed_table_has_a_line_per_leaf():
-    printed = str(label(transformer()))
-    assert "params/input_proj/kernel" in printed
-    assert len(printed.splitlines()) == len(jax.tree.leaves(transformer())) + 3
-    assert printed.splitlines()[-1].startswith("matrix: 12 tensors, 6,144 parameters")

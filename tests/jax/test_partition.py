@@ -18,15 +18,14 @@ def network(seed: int) -> dict:
     return jax.tree.map(draw, shapes, is_leaf=lambda x: isinstance(x, tuple))
 
 
-@pytest.mark.parametrize("rule", ["muon", "pion"])
-def test_chain_equals_its_parts(rule):
-    """After clipping: matrices as by Muon or Pion alone, the rest as by `optax.adamw`."""
+def test_chain_equals_its_parts():
+    """After clipping: matrices as by Muon alone, the rest as by `optax.adamw`."""
     params, grads = network(0), network(1)
-    tx = getattr(mj, f"chain_with_{rule}")(0.02, 1e-3, max_grad_norm=0.5)
+    tx = mj.chain_with_muon(0.02, 1e-3, max_grad_norm=0.5, steps=2)
     updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
     clipped, _ = optax.clip_by_global_norm(0.5).update(grads, optax.EmptyState())
     of = lambda tree: tree["Dense_0"]["kernel"]  # noqa: E731
-    alone = getattr(mj, rule)(0.02)
+    alone = mj.muon(0.02, steps=2)
     step = jax.jit(alone.update)
     expected, _ = step(of(clipped), alone.init(of(params)), of(params))
     np.testing.assert_allclose(of(updates), expected, atol=1e-6)
@@ -40,7 +39,7 @@ def test_chain_equals_its_parts(rule):
 
 def test_decay_and_clipping_follow_schedules():
     params, zero = network(0), jax.tree.map(jnp.zeros_like, network(0))
-    tx = mj.chain_with_muon(0.1, 0.01, weight_decay=optax.linear_schedule(0.0, 1.0, 2))
+    tx = mj.chain_with_muon(0.1, 0.01, weight_decay=optax.linear_schedule(0.0, 1.0, 2), steps=1)
     update, state = jax.jit(tx.update), tx.init(params)
     for decay in (0.0, 0.5):
         updates, state = update(zero, state, params)
@@ -48,9 +47,9 @@ def test_decay_and_clipping_follow_schedules():
             step, p = updates[place]["kernel"], params[place]["kernel"]
             np.testing.assert_allclose(step, -rate * decay * p, atol=1e-7)
     clip = mj.clip_by_global_norm(lambda count: 0.5 * 2**count)
-    state = clip.init(params)
+    state, update = clip.init(params), jax.jit(clip.update)
     for norm in (0.5, 1.0):
-        clipped, state = clip.update(params, state)
+        clipped, state = update(params, state)
         assert float(optax.tree.norm(clipped)) == pytest.approx(norm, rel=1e-5)
 
 
@@ -77,19 +76,14 @@ def test_tree_without_hidden_matrices_warns_or_is_refused():
 
 
 def test_muon_routes_a_whole_tree_as_the_chain_does():
-    rng = np.random.default_rng(0)
-    shapes = [(3, 8), (8, 8), (8, 2)]
-    params = [{"w": jnp.asarray(rng.normal(size=s)), "b": jnp.zeros(s[1])} for s in shapes]
+    params = network(0)
     for ours, theirs in ((mj.muon, mj.chain_with_muon), (mj.pion, mj.chain_with_pion)):
-        tx, other = ours(0.1, steps=3), theirs(0.1, max_grad_norm=None, steps=3)
-        found, _ = tx.update(params, tx.init(params), params)
-        wanted, _ = other.update(params, other.init(params), params)
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-            np.testing.assert_array_equal(a, b)
+        both = ours(0.1), theirs(0.1, max_grad_norm=None)
+        programs = [jax.make_jaxpr(tx.update)(params, tx.init(params), params) for tx in both]
+        assert str(programs[0]) == str(programs[1])
 
 
-@pytest.mark.parametrize("torch_order", [False, True])
-@pytest.mark.parametrize("make", [mj.muon, mj.pion])
+@pytest.mark.parametrize(("make", "torch_order"), [(mj.muon, False), (mj.pion, True)])
 def test_lora_product_equals_torch(make, torch_order):
     """Five steps with momentum and decay from B = 0, next to a bias."""
     torch = pytest.importorskip("torch")
@@ -97,7 +91,7 @@ def test_lora_product_equals_torch(make, torch_order):
 
     rng = np.random.default_rng(0)
     A, B = rng.normal(size=(4, 12)).astype("float32"), np.zeros((10, 4), "float32")
-    rule, extra = ("muon", {}) if make is mj.muon else ("pion", {"promote": 4})
+    rule, extra = ("muon", {"steps": 2}) if make is mj.muon else ("pion", {"promote": 4})
     pair = [torch.nn.Parameter(torch.tensor(x)) for x in (A, B)]
     group = {"params": pair, "rule": rule, "pairs": [2.0], **extra}
     optimizer = Muon([group], lr=0.02, weight_decay=0.5, dtype="float32")

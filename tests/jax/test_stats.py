@@ -70,7 +70,7 @@ def test_a_hand_worked_step():
 
 
 def test_chain_reports_every_group_and_its_real_update():
-    tx = mj.chain_with_muon(0.02, 3e-3, weight_decay=0.1, stats=True)
+    tx = mj.chain_with_muon(0.02, 3e-3, weight_decay=0.1, stats=True, steps=1)
     params, grads = network(0), network(10)
     updates, state = jax.jit(tx.update)(grads, tx.init(params), params)
     stats = mj.read_stats(state)
@@ -92,7 +92,7 @@ def rms(leaves) -> float:
 
 
 def test_skipped_leaves_are_counted_and_count_nowhere_else():
-    tx = mj.multi_transform_with_muon(0.02, 3e-3, weight_decay=0.0, stats=True)
+    tx = mj.multi_transform_with_muon(0.02, 3e-3, weight_decay=0.0, stats=True, steps=1)
     grads = network(10)
     grads["head"]["bias"] = grads["head"]["bias"].at[0].set(jnp.nan)
     grads["Dense_0"]["kernel"] = grads["Dense_0"]["kernel"].at[0, 0].set(jnp.inf)
@@ -107,7 +107,7 @@ def test_skipped_leaves_are_counted_and_count_nowhere_else():
 
 
 def test_each_run_of_a_vmap_has_its_own_statistics():
-    tx = mj.muon(0.1, weight_decay=0.0, stats=True)
+    tx = mj.muon(0.1, weight_decay=0.0, stats=True, steps=1)
     grads = {"w": jnp.stack([jnp.eye(4), jnp.ones((4, 4))])}
     _, state = jax.jit(jax.vmap(tx.update))(grads, jax.vmap(tx.init)(grads))
     found = mj.read_stats(state)["muon/concentration"]

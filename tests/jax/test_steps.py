@@ -22,7 +22,6 @@ RULES = {
     "low_rank": ("Muon", {"filter": "low_rank", "rank": 2}),
     "promote_2": ("Pion", {"promote": 2, "scale": 2.0}),
     "noise": ("Pion", {"cutoff": "noise"}),
-    "cutoff": ("Pion", {"cutoff": 0.3}),
 }
 
 
@@ -78,13 +77,10 @@ def test_five_steps_equal_those_of_torch(name):
         assert error < 1e-4 * change + 1e-6 * np.linalg.norm(start)
 
 
-@pytest.mark.parametrize("consistent_rms", [None, 0.2])
-def test_equal_to_optax_with_the_same_settings(consistent_rms):
+def test_equal_to_optax_with_the_same_settings():
     """Without Nesterov, for which optax has a bias correction."""
-    rms = {} if consistent_rms is None else {"consistent_rms": consistent_rms}
-    peer = optax.contrib.muon(0.02, nesterov=False, weight_decay=0.01, **rms)
-    scale = "spectral" if consistent_rms is None else "rms"
-    tx = mj.muon(0.02, nesterov=False, weight_decay=0.01, scale=scale)
+    peer = optax.contrib.muon(0.02, nesterov=False, weight_decay=0.01, consistent_rms=0.2)
+    tx = mj.muon(0.02, nesterov=False, weight_decay=0.01)
     shapes = [(16, 16), (12, 96)]
     params, gradients = to_jax(arrays(0, shapes)), [arrays(k, shapes) for k in range(1, 6)]
     ours, theirs = train(tx, params, gradients), train(peer, params, gradients)
@@ -120,23 +116,21 @@ def test_schedules():
     def line(count):
         return 0.1 * (1 - count / 4)
 
-    tx = mj.muon(line, momentum=lambda count: 0.5 + 0.1 * count, weight_decay=line)
-    state = tx.init(params)
-    for k in range(3):
-        fixed = mj.muon(line(k), momentum=0.5 + 0.1 * k, weight_decay=line(k))
+    tx = mj.muon(line, momentum=lambda count: 0.5 + 0.1 * count, weight_decay=line, steps=1)
+    state, update = tx.init(params), jax.jit(tx.update)
+    for k in range(2):
+        fixed = mj.muon(line(k), momentum=0.5 + 0.1 * k, weight_decay=line(k), steps=1)
         start = fixed.init(params)
         start = (start[0]._replace(momentum=state[0].momentum), *start[1:])
-        expected, _ = fixed.update(grads, start, params)
-        updates, state = tx.update(grads, state, params)
+        expected, _ = jax.jit(fixed.update)(grads, start, params)
+        updates, state = update(grads, state, params)
         np.testing.assert_allclose(updates["0"], expected["0"], atol=1e-6)
 
 
 def test_cubic_iteration_converges():
     G = {"w": jnp.asarray(np.diag([1.0, 0.3, 0.01]), jnp.float32)}
-    converged = first_step(mj.scale_by_muon(scale="spectral", ns="cubic", steps=15), G)["w"]
-    np.testing.assert_allclose(converged, np.eye(3), atol=1e-4)
-    default = first_step(mj.scale_by_muon(scale="spectral", ns="cubic"), G)["w"]
-    assert 0.85 < float(default[2, 2]) < 0.95
+    step = first_step(mj.scale_by_muon(scale="spectral", ns="cubic"), G)["w"]
+    np.testing.assert_allclose(step, np.diag([1.0, 1.0, 0.878]), atol=1e-3)
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:
@@ -168,7 +162,7 @@ def test_momentum_stays_raw_and_drifts_little_in_bfloat16():
 
 
 def test_experts_without_tokens_make_no_step_and_nonfinite_ones_skip_their_leaf():
-    grads, tx = draw(4, 6, 10), mj.scale_by_muon()
+    grads, tx = draw(4, 6, 10), mj.scale_by_muon(steps=1)
     idle, bad = grads.at[2].set(0), grads.at[1, 0, 0].set(jnp.inf)
     steps = first_step(tx, {"full": grads, "idle": idle, "bad": bad})
     assert not steps["idle"][2].any()
@@ -178,23 +172,24 @@ def test_experts_without_tokens_make_no_step_and_nonfinite_ones_skip_their_leaf(
 
 
 def test_equal_shapes_share_a_batch_that_can_be_turned_off():
-    tx, shapes = mj.scale_by_muon(), ((6, 10), (10, 6), (6, 10))
+    tx, shapes = mj.scale_by_muon(steps=1), ((6, 10), (10, 6), (6, 10))
     assert num_matmuls(tx, shapes[0]) == num_matmuls(tx, *shapes)
     grads = to_jax(arrays(0, shapes))
-    together = first_step(mj.muon(0.1, weight_decay=0.0), grads)
-    apart = first_step(mj.muon(0.1, weight_decay=0.0, batched=False), grads)
+    here = jax.tree.map(lambda g: g.sharding, grads)  # several devices: test_sharding
+    together = first_step(mj.scale_by_muon(steps=1, shardings=here), grads)
+    apart = first_step(mj.scale_by_muon(steps=1, batched=False), grads)
     for name in grads:
         np.testing.assert_allclose(together[name], apart[name], atol=1e-5)
 
 
 def test_masked_and_missing_leaves_are_passed_over():
     grads = {"w": draw(6, 10), "b": draw(10, seed=1)}
-    plain = mj.muon(0.1, weight_decay=0.0, steps=2)
+    plain = mj.muon(0.1, weight_decay=0.0, steps=1)
     updates = first_step(optax.masked(plain, {"w": True, "b": False}), grads)
     np.testing.assert_allclose(updates["w"], first_step(plain, {"w": grads["w"]})["w"], atol=1e-6)
     np.testing.assert_array_equal(updates["b"], grads["b"])
     params = {"w": grads["w"], "frozen": None}  # as `equinox.filter` leaves it
-    updates = first_step(mj.muon(0.1, steps=2), params, params)
+    updates = first_step(mj.muon(0.1, steps=1), params, params)
     assert updates["frozen"] is None
     assert updates["w"].any()
 
@@ -208,13 +203,14 @@ def test_views_filter_the_matrices_they_name():
         "isoo": ((6, 3, 2, 2), lambda x: [x[:, k].reshape(6, 4) for k in range(3)]),
         "oi": ((6, 4), lambda x: [x.T]),
     }
-    grads = {view: draw(*shape) for view, (shape, _) in cases.items()}
-    few = {"scale": "spectral", "steps": 2}
+    grads = {view: np.asarray(draw(*shape)) for view, (shape, _) in cases.items()}
+    few = {"scale": "spectral", "steps": 1}
     whole = first_step(mj.scale_by_muon(views={view: view for view in cases}, **few), grads)
-    blocks = {view: jnp.stack(cases[view][1](G)) for view, G in grads.items()}
+    blocks = {view: np.stack(cases[view][1](G)) for view, G in grads.items()}
     alone = first_step(mj.scale_by_muon(**few), blocks)
     for view, (_, matrices) in cases.items():
-        np.testing.assert_allclose(jnp.stack(matrices(whole[view])), alone[view], atol=1e-4)
+        found = np.stack(matrices(np.asarray(whole[view])))
+        np.testing.assert_allclose(found, alone[view], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +233,7 @@ def test_wrong_arguments_are_refused_by_name(make, match):
         make()
 
 
-@pytest.mark.parametrize(("make", "options"), [(mj.muon, {"steps": 3}), (mj.pion, {"cutoff": 0.3})])
+@pytest.mark.parametrize(("make", "options"), [(mj.muon, {"steps": 1}), (mj.pion, {"cutoff": 0.5})])
 def test_options_that_shape_the_computation_must_be_static(make, options):
     """optax turns every number into an array; the error names the argument."""
     name = list(options)[-1]

@@ -6,7 +6,6 @@ The optimizers share their code: `pion` and `muon_sgd` cover both filters and bo
 import lightning
 import pytest
 import torch
-from accelerate import Accelerator
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -36,11 +35,6 @@ class Counting(Dataset):
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         tokens = (torch.arange(8) + row) % 32
         return {"input_ids": tokens, "labels": tokens}
-
-
-def tokens(seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.arange(8) + torch.randint(0, 32, (8, 1), generator=generator)) % 32
 
 
 def weights(model: nn.Module) -> list[Tensor]:
@@ -88,28 +82,6 @@ def test_trainer_takes_the_class_with_its_own_groups(tmp_path):
     assert_all_moved(model, before)
     rules = {group["rule"] for group in trainer.optimizer.optimizer.param_groups}
     assert rules == {"pion", "adamw"}
-
-
-def test_accelerate_accumulates_to_the_same_step():
-    plain, model = qwen(), qwen()
-    reference = mesotron.muon_sgd(plain, lr=1e-2)
-    for seed in (0, 2):
-        reference.zero_grad()
-        for part in (0, 1):
-            batch = tokens(seed + part)
-            (plain(batch, labels=batch).loss / 2).backward()
-        reference.step()
-
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    prepared, optimizer = accelerator.prepare(model, mesotron.muon_sgd(model, lr=1e-2))
-    for seed in range(4):
-        with accelerator.accumulate(prepared):
-            batch = tokens(seed)
-            accelerator.backward(prepared(batch, labels=batch).loss)
-            optimizer.step()
-            optimizer.zero_grad()
-    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
 
 
 class Regression(lightning.LightningModule):
@@ -164,21 +136,3 @@ def test_stable_baselines_trains_saves_and_loads(tmp_path):
         ours, theirs = model.policy.optimizer.state[p], again.policy.optimizer.state[q]
         assert ours.keys() == theirs.keys() != set()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-
-
-def test_grpo_trainer(tmp_path):
-    from trl import GRPOTrainer
-
-    from support.rlvr_tiny import make_model, make_trainer
-
-    model, before = make_model(), weights(make_model())
-    optimizer = mesotron.pion(model, lr=1e-2, per_head=True)
-    parts = {"model": model, "optimizers": (optimizer, None)}
-    saving = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    trainer = make_trainer(tmp_path, GRPOTrainer, parts=parts, **saving)
-    trainer.train()
-    assert trainer.state.global_step == 2
-    assert_all_moved(model, before)
-    assert optimizer.stats()["skipped"] == 0
-    saved = torch.load(tmp_path / "checkpoint-2" / "optimizer.pt", weights_only=True)
-    assert len(saved["state"]) == len(list(model.parameters()))

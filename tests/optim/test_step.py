@@ -12,7 +12,6 @@ from mesotron.optim import Muon, Pion, matrix
 from mesotron.optim import step as module
 from mesotron.optim.device import round_stochastically
 from mesotron.optim.groups import sort_parameters
-from mesotron.optim.step import work_dtype
 from mesotron.spectral import Filter, muon, pion, polar_express, response
 
 SHAPES = [(6, 10), (10, 6), (7, 7), (1, 5)]
@@ -182,13 +181,6 @@ def test_parameters_of_one_group_on_two_devices_are_stepped_separately():
     assert [device.type for device in work.spectral] == ["cpu", "meta"]
     numbers = [x.number for d in (work.auxiliary, work.spectral) for v in d.values() for x in v]
     assert sorted(numbers) == [0, 1, 2, 3]
-
-
-def test_an_exact_svd_gets_float32_where_products_get_bfloat16(monkeypatch):
-    monkeypatch.setattr(module, "filter_dtype", lambda device: torch.bfloat16)
-    for name, expected in (("low_rank", torch.float32), ("muon", torch.bfloat16)):
-        (group,) = Muon([param(4, 4)], filter=name).param_groups
-        assert work_dtype(group, torch.bfloat16, torch.device("cpu")) == expected
 
 
 def test_batches_beyond_the_memory_limit_are_split(monkeypatch):

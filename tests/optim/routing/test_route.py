@@ -212,10 +212,6 @@ def test_unclear_parameters_need_an_override():
     assert (filtered.rule, filtered.view) == ("pion", "T")
 
 
-def test_nothing_is_unclear_if_no_rule_needs_views():
-    assert {row.rule for row in route(Tokens(), matrix="adamw", per_head=True)} == {"adamw"}
-
-
 def test_head_counts_by_pattern():
     class Block(nn.Module):
         def __init__(self):
@@ -270,14 +266,6 @@ def test_zero_placeholders_are_refused():
     for model, match in ((placeholder, "ZeRO-3"), (empty, "weight is empty")):
         with pytest.raises(ValueError, match=match):
             route(model)
-
-
-def test_groups_are_distinct_and_accepted_by_torch():
-    model = Tokens()
-    groups = route(model, per_head=True).groups(model, weight_decay=0.1)
-    assert len({(g["rule"], g["view"], g["lr_scale"]) for g in groups}) == len(groups)
-    assert all(len(g["params"]) == len(g["param_names"]) for g in groups)
-    assert {g["weight_decay"] for g in torch.optim.SGD(groups, lr=0.1).param_groups} == {0.1}
 
 
 def test_groups_refuse_a_model_that_changed():
