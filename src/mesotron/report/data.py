@@ -5,9 +5,11 @@ metric gets its own chart, and color and dash belong to the run on the whole pag
 """
 
 import math
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from mesotron.report.read import Column, Run, finite_values, make_columns
@@ -30,100 +32,22 @@ AXES: dict[str, tuple[tuple[str, bool, float], ...]] = {
 
 @dataclass(frozen=True)
 class Plot:
+    """What is drawn in one chart; assets/catalog.toml describes the fields."""
+
     title: str
-    lines: dict[str, str]  # metric, or a pattern with one `*` -> line name ("": what `*` matched)
-    note: str = ""  # a part after a semicolon describes the band
-    band: tuple[str, ...] = ()  # metrics of the two edges, or of half the width around line one
+    lines: dict[str, str]
+    note: str = ""
+    band: tuple[str, ...] = ()
     log: bool = False
-    standalone: bool = False  # the lines' names make sense without the title
-    unless: str = ""  # a metric that makes the plot pointless
+    standalone: bool = False
+    unless: str = ""
 
 
-# Question -> the plots that answer it. Metrics that no plot names are drawn at the end of the page.
-CATALOG: dict[str, tuple[Plot, ...]] = {
-    "Is it learning?": (
-        Plot("Reward", {"reward": "reward"},
-             "Mean over the step's completions; the band is one standard deviation.",
-             band=("reward_std",)),
-        Plot("Correct and formatted", {
-                 "facts/correct": "correct", "facts/formatted": "formatted",
-                 "facts/correct_unformatted": "correct but unformatted"},
-             "A rising share of correct but unformatted answers: the model forgets the format.",
-             standalone=True),
-        Plot("Held-out accuracy", {"eval/greedy": "greedy", "eval/sampled": "sampled",
-                                   "eval/accuracy": "accuracy"},
-             "On problems that are never trained on."),
-        Plot("Held-out reward", {"eval/reward": "mean"}, "On prompts that are never trained on."),
-        Plot("Success", {"eval/success": "success", "success": "success"},
-             "Share of episodes that reach the goal."),
-        Plot("Fruit per game", {"episode/fruit": "fruit"},
-             "Over training games; the band is the range over parallel runs."),
-        Plot("Pseudo-labels", {
-                 "votes/label_accuracy": "correct pseudo-labels",
-                 "votes/agreement": "policy and anchor agree", "votes/share": "share of the vote"},
-             "Majority-vote labels against the gold answers, which training does not see.",
-             standalone=True),
-        Plot("Loss", {"loss": "loss"}, unless="reward"),  # GRPO's loss says next to nothing
-        Plot("Token accuracy", {"mean_token_accuracy": "token accuracy"}),
-        Plot("Losses", {"loss/policy": "policy", "loss/value": "value"}),
-        Plot("Explained variance", {"value/explained": "explained"},
-             "Of the returns by the critic: 1 is perfect, 0 predicts the mean."),
-    ),
-    "Is it still exploring?": (
-        Plot("Entropy", {"entropy": "entropy", "policy/entropy": "entropy"},
-             "Per token or move, in nats; the band is the quartiles over completions.",
-             band=("entropy/trajectory_q1", "entropy/trajectory_q3")),
-        Plot("Groups without signal", {
-                 "groups/zero_signal": "groups without signal",
-                 "groups/all_right": "groups all right", "groups/all_wrong": "groups all wrong"},
-             "A group whose completions all earn the same reward has no gradient.",
-             standalone=True),
-        Plot("Distinct answers per prompt", {"answers/distinct_in_group": "answers"}),
-        Plot("Most common answer", {"answers/top_share": "share"},
-             "Above one half: one answer to everything."),
-        Plot("Forgetting", {"forgetting/nll": "nll"},
-             "Nats per token of general text that training never shows; rising is forgetting."),
-        Plot("KL from the start", {"kl": "KL", "kl/start": "KL", "policy/kl": "KL"},
-             "In nats per token, as estimated by the trainer."),
-    ),
-    "What does it write?": (
-        Plot("Length", {"completions/mean_length": "tokens"},
-             "Tokens per completion; the band is the range from shortest to longest.",
-             band=("completions/min_length", "completions/max_length")),
-        Plot("Truncated and repetitive", {
-                 "facts/truncated": "truncated", "completions/repetition": "repeated 4-grams"},
-             "Shares of completions, and of their 4-grams.", standalone=True),
-        Plot("Game length", {"episode/length": "moves"}),
-    ),
-    "How large are its steps?": (
-        Plot("Update RMS", {"optim/*/update_rms": "", "update_rms/*": ""},
-             "Root mean square of the weight change in one step, by rule.", log=True),
-        Plot("Learning rate", {"learning_rate": "rate", "optim/lr": "rate"}),
-        Plot("Gradient norm", {
-                 "grad_norm": "all", "grad_norm/auxiliary": "auxiliary",
-                 "optim/gradient_norm": "all"}, log=True),
-        Plot("Directions passed", {"optim/*/passed_rank": ""},
-             "Directions per block that get a full step, mean over blocks."),
-        Plot("Dead blocks", {"optim/*/dead_blocks": ""},
-             "Blocks in which the filter passes nothing."),
-        Plot("Energy concentration", {"optim/*/concentration": ""},
-             "Near 1 the whole gradient of a block points one way."),
-        Plot("Effective rank of the gradient", {"gradient/*/effective_rank": ""},
-             "Mean over the matrices of each part."),
-        Plot("Gradient signal-to-noise ratio", {"gradient/*/snr": ""},
-             "At or below 0 for long: the batch is too small."),
-        Plot("Log ratio of new to old policy", {
-                 "ratio/log_max": "largest", "ratio/log_min": "smallest"}),
-    ),
-    "What does it cost?": (
-        Plot("Seconds per step", {
-                 "time/step": "step", "time/rollout": "rollout", "time/optimizer": "optimizer"}),
-        Plot("Steps per second", {"time/steps_per_second": "environment steps per second"}),
-        Plot("Total seconds", {"time/spent": "spent", "time/projected": "projected"},
-             "Of the whole command, with loading, saving and evaluation."),
-        Plot("Dollars", {"cost/spent": "spent", "cost/projected": "projected"}),
-    ),
-}  # fmt: skip
+_TABLES = tomllib.loads((Path(__file__).parent / "assets" / "catalog.toml").read_text("utf-8"))
+CATALOG: dict[str, tuple[Plot, ...]] = {  # question -> the plots that answer it
+    question: tuple(Plot(**table | {"band": tuple(table.get("band", ()))}) for table in tables)
+    for question, tables in _TABLES.items()
+}
 
 
 @dataclass(frozen=True)
