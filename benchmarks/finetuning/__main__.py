@@ -8,7 +8,7 @@ processes on one GPU; each result is in OUT/results.json as soon as it is finish
 command resumes. The figure of the page is of the shipped model on one CPU core:
 
     python -m benchmarks.finetuning --model tiny --device cpu --workers 1 --out OUT --minutes 30 \
-        --parts rates --steps 40 --batch 4 --held-out 64 --first 5 --last 11 --one-seed
+        --parts rates --steps 40 --batch 4 --held-out 64 --first 5 --last 11
 """
 
 from __future__ import annotations
@@ -103,7 +103,6 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="rates are 1e-5 * 2^k, from this k")
     parser.add_argument("--last", type=int, default=10, help="to this one")
     parser.add_argument("--only", nargs="*", default=[], help="some rules of the part rates")
-    parser.add_argument("--one-seed", action="store_true", help="of the part rates")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--held-out", type=int, default=256, help="problems of an evaluation")
     parser.add_argument("--set", nargs="*", default=[], help="NAME=VALUE settings of RL runs")

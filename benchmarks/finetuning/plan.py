@@ -17,6 +17,7 @@ RANK = 16  # of LoRA in the comparisons
 TUNING_SEEDS = (0,)
 FINAL_SEEDS = (10, 11, 12)
 RATES = tuple(1e-5 * 2**k for k in range(11))
+SEARCHED = RATES[2:9]  # of the comparison; the curves show that no rule is best outside
 RL_RATES = tuple(1e-5 * 2**k for k in range(0, 9, 2))
 LEASHES = (0.003, 0.01)
 
@@ -68,26 +69,27 @@ def rates(given: Any) -> Iterator[Cell]:
     curves += [("full muon", 0), ("full adamw", 0)]
     curves = [curve for curve in curves if not given.only or curve[0] in given.only]
     grid = [1e-5 * 2**k for k in range(given.first, given.last + 1)]
-    rounds = [(0, grid[::2]), (0, grid[1::2]), (1, grid)]
-    for seed, some in rounds[:2] if given.one_seed else rounds:
-        for rate in some:
+    for seed in TUNING_SEEDS:
+        for rate in (*grid[::2], *grid[1::2]):
             for name, rank in curves:
                 yield make("sft", name, rank, rate, seed)
 
 
 def supervised(done: dict[str, Cell]) -> Iterator[Cell]:
     for seed in TUNING_SEEDS:
-        for rate in RATES:
+        for rate in SEARCHED:
             for name in CONTENDERS:
                 yield make("sft", name, RANK, rate, seed)
-    yield from finals("sft", CONTENDERS, RATES, TUNING_SEEDS, done)
+    yield from finals("sft", CONTENDERS, SEARCHED, TUNING_SEEDS, done)
 
 
 def rl(done: dict[str, Cell]) -> Iterator[Cell]:
-    for rate in RL_RATES:
-        for name in RL_CONTENDERS:
-            yield make("rl", name, RANK, rate, 0)
-    yield from finals("rl", RL_CONTENDERS, RL_RATES, (0,), done)
+    leashed = [name for name in RL_CONTENDERS if "leash" in name]
+    for names in ([name for name in RL_CONTENDERS if name not in leashed], leashed):
+        for rate in RL_RATES:
+            for name in names:
+                yield make("rl", name, RANK, rate, 0)
+        yield from finals("rl", names, RL_RATES, (0,), done)
 
 
 def finals(
