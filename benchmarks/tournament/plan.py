@@ -1,0 +1,117 @@
+"""Which runs the tournament has and which come next: a pure function of what is finished.
+
+PROTOCOL.md has the rules. A cell is a dictionary of plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from benchmarks.tournament.tasks import TASKS
+from mesotron.compare.search import Grid, Search, search
+
+Cell = dict[str, Any]
+Done = dict[str, Cell]
+PARTS = ("search", "report", "stable")
+TUNING_SEEDS = (100, 101)
+REPORTING_SEEDS = (200, 201, 202, 203, 204)
+STEPS = 100
+RANK = 16
+ABOVE = 3  # rates above the grid that the highest stable one is searched in
+
+
+class Contender(NamedTuple):
+    middle: float  # of the rate grid
+    changes: tuple[str, ...]
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.middle, factor=2.0, rates=5, extend=2)
+
+
+REST = "optim.aux_lr=1e-5"
+LORA = f"model.lora={RANK}"
+CONTENDERS = {
+    "adamw": Contender(2e-5, ("optim.name=adamw",)),
+    "muon": Contender(1e-4, ("optim.name=muon", REST)),
+    "normuon": Contender(1e-4, ("optim.name=normuon", REST)),
+    "pion": Contender(2e-4, ("optim.name=pion", "optim.cutoff=aligned", REST)),
+    "muon_sgd": Contender(1e-4, ("optim.name=muon_sgd",)),
+    "lora_adamw": Contender(2e-4, ("optim.name=adamw", LORA)),
+    "lora_product": Contender(1e-4, ("optim.name=muon", "optim.lora=product", LORA, REST)),
+}
+
+
+def make(use: str, task: str, contender: str, k: int, seed: int) -> Cell:
+    rate = CONTENDERS[contender].grid.rate(k)
+    return {"use": use, "task": task, "contender": contender, "rate": rate, "seed": seed}
+
+
+def key_of(cell: Cell) -> str:
+    return "-".join(str(cell[name]) for name in ("use", "task", "contender", "rate", "seed"))
+
+
+def score_at(task: str, contender: str, k: int, done: Done) -> float | None:
+    """Mean final accuracy of a rate over the tuning seeds; None before all are there."""
+    cells = [done.get(key_of(make("tuning", task, contender, k, seed))) for seed in TUNING_SEEDS]
+    known = [cell["accuracy"] for cell in cells if cell is not None]
+    return fmean(known) if len(known) == len(TUNING_SEEDS) else None
+
+
+def scores_of(task: str, contender: str, done: Done) -> dict[int, float | None]:
+    scores = {k: score_at(task, contender, k, done) for k in range(-9, 10)}
+    return {k: value for k, value in scores.items() if value is not None}
+
+
+def search_of(task: str, contender: str, done: Done) -> Search:
+    return search(CONTENDERS[contender].grid, scores_of(task, contender, done))
+
+
+def stable_at(task: str, contender: str, k: int, done: Done) -> bool | None:
+    """Whether both tuning seeds are stable at a rate; None before that is known."""
+    cells = [done.get(key_of(make("tuning", task, contender, k, seed))) for seed in TUNING_SEEDS]
+    if any(cell is not None and not cell["stable"] for cell in cells):
+        return False
+    return None if None in cells else True
+
+
+def highest_stable(task: str, contender: str, done: Done) -> int | None:
+    """The index of the largest rate below which everything tried is stable; None if none is."""
+    found = None
+    for k in sorted(scores_of(task, contender, done)):
+        if not stable_at(task, contender, k, done):
+            break
+        found = k
+    return found
+
+
+def plan(
+    parts: Sequence[str], done: Done, tasks: Sequence[str] = tuple(TASKS),
+    contenders: Sequence[str] = tuple(CONTENDERS),
+) -> Iterator[Cell]:  # fmt: skip
+    """Cells in their order, those that are done included. Round by round over all contenders and
+    tasks, so that all have come equally far when time ends."""
+    pairs = [(task, name) for task in tasks for name in contenders]
+    searches = {pair: search_of(*pair, done) for pair in pairs}
+    if "search" in parts:
+        for place in range(max(len(found.wanted) for found in searches.values())):
+            for seed in TUNING_SEEDS:
+                for pair, found in searches.items():
+                    if place < len(found.wanted):
+                        yield make("tuning", *pair, found.wanted[place], seed)
+    # Reported runs wait for all searches: nothing is chosen after the first of them.
+    if "report" in parts and all(found.done for found in searches.values()):
+        for seed in REPORTING_SEEDS:
+            for pair, found in searches.items():
+                if found.best is not None:
+                    yield make("reporting", *pair, found.best, seed)
+    if "stable" in parts:
+        for above in range(1, ABOVE + 1):
+            for pair, found in searches.items():
+                top = max(found.wanted)
+                below = range(min(found.wanted), top + above)
+                if found.done and all(stable_at(*pair, k, done) for k in below):
+                    for seed in TUNING_SEEDS:
+                        yield make("tuning", *pair, top + above, seed)

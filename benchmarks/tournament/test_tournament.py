@@ -1,0 +1,74 @@
+"""The tournament's tasks share no instance between splits, and its plan follows the protocol."""
+
+import pytest
+
+from benchmarks.tournament.cells import area
+from benchmarks.tournament.plan import (
+    CONTENDERS,
+    PARTS,
+    REPORTING_SEEDS,
+    TUNING_SEEDS,
+    highest_stable,
+    key_of,
+    plan,
+)
+from benchmarks.tournament.tasks import SIZES, TASKS, make_task
+
+SLOW = {"words", "spell", "countdown"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in TASKS]
+)
+def test_splits_share_no_instance(name):
+    if name in ("spell", "countdown"):
+        pytest.importorskip("reasoning_gym")
+    made = make_task(name)
+    assert {split: len(rows) for split, rows in made.items()} == SIZES
+    keys = {split: {row["key"] for row in rows} for split, rows in made.items()}
+    assert not keys["train"] & keys["test"]
+    assert not keys["train"] & keys["validation"]
+    assert not keys["validation"] & keys["test"]
+
+
+def run_all(parts, accuracy):
+    """Finish the plan with invented results; the finished cells and their order."""
+    done, order = {}, []
+    while True:
+        new = [cell for cell in plan(parts, done) if key_of(cell) not in done]
+        if not new:
+            return done, order
+        for cell in new:
+            value = accuracy(cell)
+            done[key_of(cell)] = cell | {"accuracy": value, "stable": value > 0.2}
+            order.append(cell)
+
+
+def test_every_contender_has_the_same_search_and_reports_at_its_best_rate():
+    def accuracy(cell):
+        middle = CONTENDERS[cell["contender"]].middle
+        return {0.5: 0.4, 1: 0.5, 2: 0.6, 4: 0.5}.get(cell["rate"] / middle, 0.0)
+
+    done, order = run_all(PARTS, accuracy)
+    reports = [cell for cell in order if cell["use"] == "reporting"]
+    assert len(reports) == len(TASKS) * len(CONTENDERS) * len(REPORTING_SEEDS)
+    assert all(cell["rate"] == 2 * CONTENDERS[cell["contender"]].middle for cell in reports)
+    tuned = [cell for cell in order if cell["use"] == "tuning"]
+    assert {cell["seed"] for cell in tuned} == set(TUNING_SEEDS)
+    assert highest_stable("sums", "muon", done) is None  # the smallest rate was not stable
+
+
+def test_stable_rates_are_searched_upward_and_do_not_choose():
+    done, order = run_all(PARTS, lambda cell: 0.5 - abs(cell["rate"] / 1e-4 - 1) / 1e3)
+    rates = {
+        cell["rate"] for cell in order if (cell["task"], cell["contender"]) == ("sums", "muon")
+    }
+    assert max(rates) == pytest.approx(1e-4 * 2**5)  # the grid's end is 2^2
+    assert highest_stable("sums", "muon", done) == 5
+    reports = [one for one in order if one["use"] == "reporting" and one["contender"] == "muon"]
+    assert {cell["rate"] for cell in reports} == {1e-4}
+
+
+def test_area_of_a_broken_run_ends_at_zero():
+    assert area([(0, 0.2), (50, 0.4), (100, 0.6)], 100, 0.6) == pytest.approx(0.4)
+    assert area([(0, 0.2)], 100, 0.0) == pytest.approx(0.001)
