@@ -19,7 +19,7 @@ def main(path: Path, out: Path) -> None:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     cells = [cell for cell in json.loads(data)["cells"] if cell["kind"] == "sft"]
     draw(cells, out)
-    print(table(cells))
+    print(table(cells), finals(cells), sep="\n\n")
 
 
 def curves(cells: list[dict[str, Any]]) -> dict[tuple[str, int], dict[float, float]]:
@@ -40,6 +40,26 @@ def table(cells: list[dict[str, Any]]) -> str:
     for (name, rank), means in sorted(curves(cells).items()):
         best = min(means, key=means.__getitem__)
         lines.append(f"| {name} | {rank or 'full'} | {best:.1e} | {means[best]:.3f} |")
+    return "\n".join(lines)
+
+
+def finals(cells: list[dict[str, Any]]) -> str:
+    """The comparison on the reporting seeds, the lowest loss first: means and ranges."""
+    found: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
+    for cell in cells:
+        if cell["seed"] in FINAL_SEEDS:
+            found[cell["contender"], cell["rate"]].append(cell)
+    shown = {"loss": ".4f", "accuracy": ".3f", "forgetting": "+.3f", "kl": ".1f", "moved": ".4f"}
+    lines = [f"| rule | rate | {' | '.join(shown)} |", "|---" * (len(shown) + 2) + "|"]
+    for (name, rate), some in sorted(found.items(), key=lambda x: fmean(c["loss"] for c in x[1])):
+        words = [name, f"{rate:.1e}"]
+        for field, form in shown.items():
+            values = [cell[field] for cell in some]
+            text = format(fmean(values), form)
+            if field in ("loss", "accuracy", "forgetting"):
+                text += f" [{min(values):{form}}, {max(values):{form}}]"
+            words.append(text)
+        lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines)
 
 

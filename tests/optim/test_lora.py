@@ -228,9 +228,10 @@ def test_half_a_pair_is_refused():
         Muon([{"params": [B, A], "rule": "muon", "pairs": [1.0]}])
 
 
-def test_the_leash_caps_the_product():
+@pytest.mark.parametrize("lr", [0.005, 0.5])
+def test_the_leash_caps_the_product(lr):
     model, rho = adapted(), 0.05
-    optimizer = mesotron.muon(model, 0.005, lora="product", leash=rho)
+    optimizer = mesotron.muon(model, lr, lora="product", leash=rho)
     group = next(g for g in optimizer.param_groups if g["pairs"])
     generator = torch.Generator().manual_seed(0)
     grads = [torch.randn(p.shape, generator=generator) for p in group["params"]]

@@ -107,9 +107,9 @@ def lora_product(
             if lora_unit == "rms":  # r directions change the product by Muon's RMS
                 e = e * math.sqrt(min(m, n) / min(A.shape[1], m, n))
             units = product_step(A, B, U_A, U_B, e, lora_scale, filter)
-            keep = jnp.sqrt(1 - rate * decay)
-            for k, old, unit in zip(pair, (A, B), units):
-                move = (keep - 1) * old - e / lora_scale / keep * unit
+            keep = 1 - rate * decay  # of B alone, which the inverse in B's step does not need
+            for k, old, unit in zip(pair, (A, B), (units[0] / keep, units[1])):
+                move = -e / lora_scale * unit + ((keep - 1) * old if old is B else 0)
                 move = jnp.where(ok, move.mT if inputs_first else move, 0)
                 steps[k] = move.reshape(grads[k].shape).astype(grads[k].dtype)
         structure = jax.tree.structure(updates)

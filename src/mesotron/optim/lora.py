@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from mesotron.optim.device import round_stochastically, rounding_seed, wide_dtype
-from mesotron.optim.leash import spectral_norm, strength
+from mesotron.optim.leash import F_MAX, spectral_norm
 from mesotron.optim.matrix import Filtered, apply_filter
 from mesotron.optim.stats import SAMPLE_WINDOWS, StepStats, move
 from mesotron.optim.step import (
@@ -58,7 +58,7 @@ class Factors(NamedTuple):
 
 
 def product_step(
-    A: Tensor, B: Tensor, U_A: Tensor, U_B: Tensor, e: float | Tensor, s: float, group: Group
+    A: Tensor, B: Tensor, U_A: Tensor, U_B: Tensor, e: Tensor, s: float, group: Group
 ) -> Factors:
     """The pair's step from its directions, by `group`'s filter, view and scale. All tensors are
     computed in float64 where the device has it: the square of A's condition number enters."""
@@ -299,22 +299,23 @@ def _step_bucket(pairs: list[Pair], states: Any, stats: StepStats) -> None:
     (A, B), (U_A, U_B) = old, directions
     m, n = B.shape[1], A.shape[2]
     scale = step_scale(group["scale"], m, n) * unit_factor(group["lora_unit"], m, n, A.shape[1])
-    e = group["lr"] * scale
-    step = product_step(A, B, U_A, U_B, e, s, group)
-    # Of each factor, so that B A keeps its square.
-    keep = (1 - group["lr"] * group["weight_decay"]) ** 0.5
+    e = torch.as_tensor(group["lr"] * scale, dtype=wide, device=A.device).expand(len(pairs))
+    keep = 1 - group["lr"] * group["weight_decay"]
     if group["leash"] is not None:
         norms = move(torch.tensor([pair.start_norm for pair in pairs], dtype=wide), A.device)
-        share = strength(group, scale, norms).clamp(max=0.5)
-        keep = (1 - share).sqrt()[:, None, None]
-    for side, unit in enumerate((step.dA, step.dB)):
-        new = keep * old[side] - (e / s / keep) * unit.to(wide)
+        far = torch.where(norms > 0, group["leash"] * norms / F_MAX, torch.inf)
+        e = torch.minimum(e, far / 2)  # a rate above that would not keep the leash
+        keep = (1 - e / far)[:, None, None]
+    size, e = e.double(), e[:, None, None]
+    step = product_step(A, B, U_A, U_B, e, s, group)
+    # B alone decays: A would vanish where its directions do, and with it the step's inverse.
+    for side, (unit, old_share) in enumerate(((step.dA / keep, 1.0), (step.dB, keep))):
+        new = old_share * old[side] - (e / s) * unit.to(wide)
         if mask is not None:
             new = torch.where(mask, new, old[side])
         seed = rounding_seed(group["step"], pairs[0].number + side, 0)
         _write([pair.sides[side] for pair in pairs], new, seed)
     names = [group["name"]] * len(pairs)
-    size = torch.as_tensor(e, dtype=torch.float64).repeat(len(pairs))
     stats.add_blocks(names, step.filtered._replace(passed=step.moved), size, m * n)
     for k in range(0, len(pairs), -(-len(pairs) // SAMPLE_WINDOWS)):
         seen = grads[k][1] if mask is None else torch.where(mask[k], grads[k][1].flatten(1), 0.0)

@@ -36,7 +36,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Increment when `_write_folder` changes, so that cached folders of the old layout are not used.
 GGUF_LAYOUT = 1
 FAST_BELOW = 1_000_000_000  # weights; larger models were not tried with --rollout.fast
-FUSED_FROM = 500  # steps that repay up to 13 s of compilation
+FUSED_FROM = 100  # steps that repay the compilation (benchmarks/speedrun/step_time.json)
 Run = TypeVar("Run", TrainConfig, SftConfig)
 
 
