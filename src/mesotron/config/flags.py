@@ -1,9 +1,10 @@
-"""The names people type: short flags for the common settings, the same in every command, and what
-other libraries call them."""
+"""The names people type, from flags.toml: short flags, and what other libraries call a setting."""
 
 import difflib
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mesotron.config.base import flags_of
@@ -15,63 +16,10 @@ class Short(NamedTuple):
     about: str
 
 
-SHORT = {
-    "model": Short("model.name", "NAME", "tiny, smollm2, a folder, a .gguf file, or a hub name"),
-    "data": Short("task.data", "FILE..", "your data: JSONL, CSV, Parquet, a folder or a hub name"),
-    "reward": Short("reward.parts", "NAME..", "file.py:name, module:name, or such as two_part"),
-    "optim": Short("optim.name", "NAME", "muon, pion, muon_sgd or adamw"),
-    "lr": Short("optim.lr", "RATE", "learning rate, in AdamW's unit for every optimizer"),
-    "steps": Short("steps", "N", "optimizer steps"),
-    "batch": Short("rollout.prompts", "N", "prompts per step"),
-    "group": Short("rollout.generations", "N", "completions per prompt"),
-    "max-tokens": Short("rollout.max_tokens", "N", "longest completion"),
-    "lora": Short("model.lora", "RANK", "train LoRA adapters of this rank (0: every weight)"),
-    "vllm": Short("rollout.vllm", "[MODE]", "sample with vLLM: colocate or server"),
-    "budget": Short("budget", "DOLLARS", "stop before it costs more; needs --price or --gpu"),
-    "guard": Short("guard", "ACTION", "what the watch may do: off, warn, stop or rollback"),
-    "seed": Short("seed", "N", "seed of all random draws"),
-    "out": Short("out", "FOLDER", "run folder (unset: runs/NAME-DATE)"),
-}
-ALSO_SHORT = {"task": "task.name", "data.columns": "task.columns", "data.weights": "task.weights"}
-
-# What other libraries and habits call a setting.
-SYNONYMS = {
-    "model": "model-name model-name-or-path base-model pretrained checkpoint llm",
-    "data": "dataset datasets dataset-name dataset-path train-file train-data data-path data-file "
-    "file path prompts input",
-    "data.columns": "columns column prompt-column question-column answer-column gold-column",
-    "reward": "rewards reward-fn reward-func reward-funcs reward-function reward-functions "
-    "reward-model reward-path scorer verifier grader",
-    "optim": "optimizer optimiser optimizer-name",
-    "lr": "learning-rate rate step-size actor-lr",
-    "steps": "max-steps num-steps train-steps total-steps iterations iters epochs num-epochs "
-    "num-train-epochs total-epochs",
-    "batch": "batch-size bs train-batch-size per-device-train-batch-size rollout-batch-size "
-    "prompts-per-step num-prompts",
-    "group": "group-size num-generations num-samples num-rollouts rollouts samples-per-prompt "
-    "n-samples-per-prompt rollout-n generations",
-    "max-tokens": "max-completion-length max-new-tokens max-length max-response-length "
-    "max-seq-length response-length completion-length",
-    "lora": "lora-r lora-rank use-lora use-peft peft qlora adapter",
-    "vllm": "use-vllm vllm-mode",
-    "budget": "cost max-cost dollars max-dollars",
-    "seed": "random-seed rng",
-    "out": "output output-dir out-dir save-dir run-dir run-name name",
-    "resume": "resume-from-checkpoint resume-from continue restart",
-    "report-to": "wandb tensorboard trackio logger loggers log-with use-wandb",
-    "eval-every": "eval-steps eval-interval evaluate-every",
-    "save-every": "save-steps save-interval checkpoint-every",
-    "objective.name": "objective algorithm algo loss loss-type advantage-estimator",
-    "objective.beta": "beta kl kl-coef kl-beta init-kl-coef",
-    "rollout.temperature": "temp sampling-temperature",
-    "rollout.micro-batch": "micro-batch-size gradient-accumulation-steps mini-batch-size",
-    "optim.schedule": "scheduler lr-scheduler lr-scheduler-type lr-schedule",
-    "optim.warmup": "warmup-ratio warmup-steps lr-warmup",
-    "model.dtype": "precision bf16 fp16 torch-dtype mixed-precision",
-    "task.system": "system-prompt system",
-    "time-limit": "timeout max-time walltime",
-    "device": "cuda cpu gpu-id",
-}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SHORT = {name: Short(*values) for name, values in _TABLES["short"].items()}
+ALSO_SHORT: dict[str, str] = _TABLES["also_short"]
+SYNONYMS: dict[str, str] = _TABLES["synonyms"]
 _MEANT = {word: name for name, words in SYNONYMS.items() for word in words.split()}
 
 

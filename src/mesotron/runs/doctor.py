@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +16,7 @@ from packaging.requirements import Requirement
 from mesotron.config import DoctorConfig
 from mesotron.runs.extras import is_installed
 from mesotron.runs.folder import describe_environment
+from mesotron.runs.workers import num_cores
 
 MIN_DISK = 10  # GiB
 
@@ -82,10 +82,9 @@ def check_machine() -> Iterator[tuple[str, str, str]]:
     for extra, missing in missing_extras().items():
         state = f"pip install 'mesotron[{extra}]' ({', '.join(missing)})" if missing else "complete"
         yield "none" if missing else "ok", "extra", f"{extra}: {state}"
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    enough = (cores or 1) > 2
-    yield "ok" if enough else "slow", "cpu", f"{cores} cores, {memory:.0f} GiB of memory"
+    cores = num_cores()
+    yield "ok" if cores > 2 else "slow", "cpu", f"{cores} cores, {memory:.0f} GiB of memory"
     hub = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     for place in dict.fromkeys((Path.cwd(), hub, Path(tempfile.gettempdir()))):
         there = next(one for one in (place, *place.parents) if one.exists())

@@ -1,7 +1,7 @@
 """Our names for the numbers of a run, and what other trainers call them.
 
 A logged name is looked up in two ways. metrics.toml lists names of TRL, verl, prime-rl, OpenRLHF,
-NeMo-RL, slime, SkyRL, AReaL, ms-swift, ART, tinker and others. `_RULES` reads any other name by
+NeMo-RL, slime, SkyRL, AReaL, ms-swift, ART, tinker and others. words.toml reads any other name by
 its words: `train/avg_completion_len` has those of a length, and none of another number.
 """
 
@@ -52,32 +52,15 @@ _UNITS: dict[str, Convert] = {
     "rollout_correction/kl": abs,
 }
 
-STEP_NAMES = (
-    "step", "global_step", "training/global_step", "train/global_step", "rollout/step",
-    "global_step/max_steps", "steps", "global_steps", "training_step", "train_step",
-    "optimizer_step", "update_step", "step_idx", "iteration", "training_iteration", "iter",
-    "update", "num_updates", "progress/batch", "batch_idx", "episode", "_step",
-)  # fmt: skip
+_WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+STEP_NAMES = tuple(_WORDS["steps"].split())
 # Matching a pattern with two * against a name of a million letters would take minutes.
 MAX_NAME = 500
-# Loggers prefix training metrics with the phase.
-_PHASES = {"train", "trainer", "training", "metrics", "ppo_actor"}
-_EVALUATION = {"eval", "evaluation", "val", "valid", "validation", "test", "heldout", "holdout",
-               "dev"}  # fmt: skip
-# Words that do not change what a number is, next to those that name it.
-_NEUTRAL = (
-    "mean avg average train trainer training overall all batch step per global policy actor model "
-    "current agg effective agent stat metric log chart summary main rl rlvr rlhf grpo ppo rloo "
-    "dapo gspo drgrpo reinforce "
+_PHASES, _EVALUATION, _NEUTRAL, _REWARD_WORDS, _NOT_HELDOUT, _STATISTICS = (
+    frozenset(_WORDS[key].split())
+    for key in ("phases", "evaluation", "neutral", "reward", "not_heldout", "statistics")
 )
-_REWARD_WORDS = (
-    "total env ep eps episode episodic task raw rollout group outcome final combined sum "
-    "trajectory traj critic sample sampled completion response objective generation selected fn "
-    "func function verifier rule weighted runner ema running moving smoothed smooth rolling ma "
-    "epoch environment rm judge normalized shaped"
-)
-_SHARE = "rate ratio frac fraction share is pct "
-_TEXT = "completion response generation generated gen output answer ac"
+_HELDOUT = _WORDS["heldout"].split()
 
 
 @dataclass(frozen=True)
@@ -85,54 +68,16 @@ class Rule:
     """Names that stand for a metric: a word of each of `needs`, and no word beyond `also`."""
 
     metric: str
-    needs: tuple[str, ...]  # each with alternatives, the best first
-    also: str = ""  # beside the neutral words
+    needs: tuple[tuple[str, ...], ...]  # each with alternatives, the best first
+    also: frozenset[str]
 
 
-_RULES = (
-    Rule("reward", ("reward rew score return ret",), _REWARD_WORDS),
-    Rule("reward_std", ("reward rew score return", "std stddev stdev deviation spread"),
-         f"{_REWARD_WORDS} standard within"),
-    Rule("length", ("length len", _TEXT), "token rollout sample num env"),
-    Rule("length", ("length len", "mean avg average"), "sequence seq token"),
-    Rule("length", ("token", _TEXT, "mean avg average per num"),
-         "sample turn env rollout sequence length"),
-    Rule("entropy", ("entropy",),
-         "token loss approx optim update rollout response action completion generation logit"),
-    Rule("update_kl", ("kl kld", "approx ppo old new update"), "loss div"),
-    Rule("update_kl", ("approxkl",), "loss"),
-    Rule("gap_kl", ("kl kld", "mismatch vllm sampler sample sampling rollout behave behavior infer "
-                    "inference"), "corr correction error v1 v2 k1 k2 k3"),
-    Rule("kl", ("kl kld",), "div divergence ref reference loss penalty initial init start base to "
-                            "from vs token estimate k1 k2 k3"),
-    Rule("grad_norm", ("grad gradient", "norm"), "optim optimizer l2 total pre clip before update"),
-    Rule("grad_norm", ("gradnorm gnorm",), "total"),
-    Rule("lr", ("lr",), "optim optimizer pg 0 group scheduler last"),
-    Rule("lr", ("learning", "rate"), "optim optimizer scheduler last"),
-    Rule("loss", ("loss",), "pg total final objective surrogate optim update"),
-    Rule("clipped", ("clipfrac",), "pg token ratio"),
-    Rule("clipped", ("clip clipped clipping", "frac fraction"), "pg token ratio"),
-    Rule("truncated", ("truncated truncation truncate overlong",),
-         f"{_SHARE} completion response generation rollout length env sample"),
-    Rule("truncated", ("clip clipped", "completion response length", "rate ratio frac fraction")),
-    Rule("zero_signal", ("zero", "std variance var advantage adv signal spread",
-                         "rate ratio frac fraction share"), "reward group prompt"),
-    Rule("correct", ("accuracy acc correct correctness",),
-         f"{_SHARE} reward fn func answer task env match score pass@1"),
-    Rule("correct", ("success solve solved pass win", "rate ratio frac fraction"),
-         "reward task env"),
-    Rule("correct", ("pass@1",), "task env"),
-    Rule("formatted", ("format formatted formatting",), f"{_SHARE} reward fn func score env"),
-    Rule("repetition", ("repetition",), f"{_SHARE} completion response penalty"),
-    Rule("step_time", ("time", "step iteration iter"), "total s sec second"),
-)  # fmt: skip
-_HELDOUT = "accuracy acc correct pass success solve solved score reward return"
-_NOT_HELDOUT = (
-    "std min max var median num count loss kl entropy length len token time runtime second format "
-    "formatted truncated clipped sample step epoch problem norm lr mixed good bad ob ac turn "
-    "sampled best worst maj"
-)
-_STATISTICS = "std min max var median stddev stdev"
+def _read_rule(metric: str, needs: list[str], also: str = "") -> Rule:
+    words = frozenset(also.replace("$reward", _WORDS["reward"]).split())
+    return Rule(metric, tuple(tuple(each.split()) for each in needs), _NEUTRAL | words)
+
+
+_RULES = [_read_rule(**table) for table in _WORDS["rule"]]
 _LISTED = 100  # rank of the best rule: a listed name is a better source
 _PARTS = {"correct", "formatted"}  # from single reward functions
 
@@ -218,15 +163,15 @@ def guess_reward(names: Iterable[str]) -> list[str]:
     if "reward" in found:
         return []
     parts = [key for key in names if {"reward", "score"} & _words(key) and not _is_evaluation(key)
-             and not _words(key) & {*_STATISTICS.split()}]  # fmt: skip
+             and not _words(key) & _STATISTICS]  # fmt: skip
     return found.get("correct", []) or parts
 
 
 def suggest_names(unknown: Iterable[str], metric: str = "reward") -> list[str]:
     """The names most like those of a metric, the best first."""
-    known = {word for rule in _RULES if rule.metric == metric for word in rule.needs[0].split()}
+    known = {word for rule in _RULES if rule.metric == metric for word in rule.needs[0]}
     known |= {word for name in METRICS[metric].names for word in _words(name)}
-    known -= {*_NEUTRAL.split(), *_REWARD_WORDS.split()}
+    known -= _NEUTRAL | _REWARD_WORDS
     scores = {
         key: max((difflib.SequenceMatcher(None, word[:40], other).ratio()
                   for word in list(_words(key))[:20] for other in known), default=0.0)
@@ -246,7 +191,7 @@ def _matches(key: str) -> tuple[tuple[str, int, Convert | None], ...]:
     for name, rank, pattern in _PATTERNS:
         if rank < ranks.get(name, _LISTED) and pattern.fullmatch(plain):
             ranks[name] = rank
-    if plain.lower().rpartition("/")[2] in _STATISTICS.split():  # rewards/my_format/std
+    if plain.lower().rpartition("/")[2] in _STATISTICS:  # rewards/my_format/std
         ranks = {name: rank for name, rank in ranks.items() if name not in _PARTS}
     ranks = ranks or _by_words(key)
     return tuple((name, rank, _UNITS.get(plain.lower())) for name, rank in ranks.items())
@@ -255,24 +200,22 @@ def _matches(key: str) -> tuple[tuple[str, int, Convert | None], ...]:
 def _by_words(key: str) -> dict[str, int]:
     words = _words(key)
     if _is_evaluation(key):
-        known = _HELDOUT.split()
-        place = next((k for k, word in enumerate(known) if word in words), None)
+        place = next((k for k, word in enumerate(_HELDOUT) if word in words), None)
         scored = any(word.startswith(("mean@", "avg@", "pass@")) for word in words)
-        if (place is None and not scored) or words & {*_NOT_HELDOUT.split()}:
+        if (place is None and not scored) or words & _NOT_HELDOUT:
             return {}
         # Accuracy before reward; names of several problem sets are averaged.
-        return {"heldout": _LISTED + 50 * (place is not None and place >= known.index("score"))}
+        return {"heldout": _LISTED + 50 * (place is not None and place >= _HELDOUT.index("score"))}
     for rule in _RULES:
         rest, rank = set(words), _LISTED
-        for alternatives in rule.needs:
-            options = alternatives.split()
+        for options in rule.needs:
             place = next((k for k, word in enumerate(options) if word in words), None)
             if place is None:
                 break
-            rank += 20 * place if alternatives is rule.needs[0] else 0
+            rank += 20 * place if options is rule.needs[0] else 0
             rest -= set(options)
         else:
-            if rest <= {*_NEUTRAL.split(), *rule.also.split()}:
+            if rest <= rule.also:
                 return {rule.metric: rank + len(rest)}
     return {}
 
