@@ -26,6 +26,9 @@ from mesotron.rlvr.session import Parts, build_trainer, load, make_watch, quiet_
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import LiveView
 
+VLLM_SHARE = 0.05  # of the GPU's memory: several runs share it
+VLLM_LENGTH = 512
+
 
 def make_config(
     name: str, seed: int, model: str | None, small: bool, common: Sequence[str] = ()
@@ -76,7 +79,9 @@ class Contestant:
         self.run = RunFolder.create(folder, config, environment)
         stock = name.startswith("stock")
         self.trainer: Any = (
-            make_stock(self.parts, folder) if stock else make_ours(self.parts, self.run)
+            make_stock(self.parts, folder, name.endswith("vllm"))
+            if stock
+            else make_ours(self.parts, self.run)
         )
 
     def accuracy(self) -> float:
@@ -100,8 +105,9 @@ def make_ours(parts: Parts, run: RunFolder) -> Any:
     return trainer
 
 
-def make_stock(parts: Parts, folder: Path) -> Any:
-    """Plain TRL: its own AdamW, schedule and sampling, its defaults where they cost no time."""
+def make_stock(parts: Parts, folder: Path, vllm: bool = False) -> Any:
+    """Plain TRL: its own AdamW, schedule and sampling, its defaults where they cost no time; `vllm`
+    samples with vLLM in the same process."""
     from datasets import Dataset
     from transformers import PrinterCallback
     from trl.trainer.grpo_config import GRPOConfig
@@ -135,6 +141,10 @@ def make_stock(parts: Parts, folder: Path) -> Any:
         use_cpu=on_cpu,
         bf16=not on_cpu,
         dataloader_pin_memory=not on_cpu,
+        use_vllm=vllm,
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=VLLM_SHARE,
+        vllm_max_model_length=VLLM_LENGTH,
     )
     rows = make_rows(parts.task, config.task, parts.tokenizer)
     trainer = GRPOTrainer(

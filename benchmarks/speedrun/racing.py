@@ -27,14 +27,16 @@ class Clock(TrainerCallback):
         deadline: on `time.perf_counter`, evaluations included.
         pace: seconds of the first step and of a later one where the contestant is alone; given,
             steps are counted and the time is theirs, since others share the GPU.
+        consecutive: evaluations in a row that must reach the target; the first one's time counts.
     """
 
     def __init__(
         self, contestant: Contestant, every: float, target: float, seconds: float, deadline: float,
-        pace: tuple[float, float] | None = None,
+        pace: tuple[float, float] | None = None, consecutive: int = 1,
     ) -> None:  # fmt: skip
         self.contestant, self.every, self.target = contestant, every, target
         self.seconds, self.deadline, self.pace = seconds, deadline, pace
+        self.consecutive = consecutive
         self.began = self.paused = self.looked = 0.0
         self.cut_short = False
         self.curve: list[Row] = []
@@ -61,7 +63,7 @@ class Clock(TrainerCallback):
         if over or now - self.looked >= self.every:
             self.looked = now
             self.look(state.global_step, now)
-        if over or self.curve[-1]["accuracy"] >= self.target:
+        if over or self.reached():
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -75,14 +77,18 @@ class Clock(TrainerCallback):
         self.paused += time.perf_counter() - began
         self.curve.append({"step": step, "seconds": now, "accuracy": accuracy})
 
+    def reached(self) -> bool:
+        last = self.curve[-self.consecutive :]
+        enough = len(last) == self.consecutive
+        return enough and all(point["accuracy"] >= self.target for point in last)
+
     def row(self) -> Row:
         """The time to the target, None if it was not reached, and how it went."""
-        last = self.curve[-1]
-        reached = last["accuracy"] >= self.target
+        last, reached = self.curve[-1], self.reached()
         times = [b - a for a, b in zip(self.steps, self.steps[1:], strict=False)]
         settled = times[SETTLED:] or times or [0.0]
         return {
-            "seconds_to_target": last["seconds"] if reached else None,
+            "seconds_to_target": self.curve[-self.consecutive]["seconds"] if reached else None,
             "steps": last["step"],
             "best": max(point["accuracy"] for point in self.curve),
             "last": last["accuracy"],
@@ -100,7 +106,7 @@ def race(name: str, seed: int, folder: Path, seconds: float, given: Row) -> Row:
     config = make_config(name, seed, given["model"], given["small"], given["common"])
     contestant = Contestant(name, config, folder / "run")
     rules = (given["every"], given["target"], given["limit"], deadline, given.get("pace"))
-    clock = Clock(contestant, *rules)
+    clock = Clock(contestant, *rules, given.get("consecutive", 1))
     contestant.trainer.add_callback(clock)
     contestant.trainer.train()
     return clock.row() | {"name": name, "seed": seed, "beside_others": "pace" in given}

@@ -1,15 +1,16 @@
 """The speedrun at a tiny size: both kinds of contender race, and are timed."""
 
 import argparse
+import time
 import types
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.speedrun import racing, run
+from benchmarks.speedrun import protocol, racing, run
 from benchmarks.speedrun.contenders import Contestant, make_config
-from benchmarks.speedrun.entries import NAMES
+from benchmarks.speedrun.entries import ARMS, NAMES
 from benchmarks.speedrun.page import verdict
 from benchmarks.speedrun.stopwatch import PHASES, measure
 from mesotron.recipes import make_recipe
@@ -65,7 +66,9 @@ def test_parallel_runs_count_steps_at_the_given_pace_and_end_with_their_schedule
     assert [point["seconds"] for point in row["curve"]] == [0.0, 100.0, 120.0, 140.0]
     falling = NAMES["muon"] | {"steps": 3, "optim.schedule": "linear"}
     monkeypatch.setitem(NAMES, "falling", falling)
-    row = racing.race("falling", 0, tmp_path, 60.0, GIVEN | {"every": 1e9, "limit": 1e9})
+    row = racing.race(
+        "falling", 0, tmp_path / "falling", 60.0, GIVEN | {"every": 1e9, "limit": 1e9}
+    )
     assert [point["step"] for point in row["curve"]] == [0, 3]
 
 
@@ -163,3 +166,33 @@ def test_stock_gets_a_multiple_of_our_time():
     assert run.limit_of(given, "a", cells) == 30.0
     assert run.limit_of(given, "stock", cells) == 87.5
     assert run.limit_of(given, "stock", {}) == 30.0
+
+
+def test_every_arm_has_the_same_search_and_reports_its_best_on_other_seeds():
+    done = {}
+    wanted = {arm: list(names)[3] for arm, names in ARMS.items()}
+    for _ in range(4):
+        for cell in list(protocol.plan(list(ARMS), done)):
+            reached = 80.0 if cell["name"] == wanted[cell["arm"]] else None
+            done[protocol.key_of(cell)] = cell | {"seconds_to_target": reached, "last": 0.8}
+    for arm in ARMS:
+        mine = [cell for cell in done.values() if cell["arm"] == arm]
+        tuned = [cell["seed"] for cell in mine if cell["use"] == "tuning"]
+        assert sorted(set(tuned)) == [110, 111, 112]
+        assert len(tuned) == 12
+        reports = [cell for cell in mine if cell["use"] == "reporting"]
+        assert {cell["name"] for cell in reports} == {wanted[arm]}
+        assert [cell["seed"] for cell in reports] == list(range(210, 220))
+
+
+@pytest.mark.slow
+def test_a_reported_run_arrives_with_two_evaluations(monkeypatch):
+    monkeypatch.setattr(protocol, "TARGET", 0.0)
+    monkeypatch.setattr(protocol, "EVERY_STEPS", 1)
+    name = next(iter(ARMS["trl"]))
+    settings = {"paces": {protocol.shape_of(name): [3.0, 0.5]}, "model": "tiny", "small": True}
+    cell = protocol.make("reporting", "trl", name, 210)
+    row = protocol.run_cell(cell, settings | {"protocol": "x"}, time.time() + 300)
+    assert [point["seconds"] for point in row["curve"]] == [0.0, 3.0]
+    assert row["seconds_to_target"] == 0.0  # the first of two at or above the target
+    assert row["protocol"] == "x"

@@ -1,7 +1,9 @@
 """The tournament's tasks share no instance between splits, and its plan follows the protocol."""
 
+import numpy as np
 import pytest
 
+from benchmarks.tournament.analyse import compare
 from benchmarks.tournament.cells import area
 from benchmarks.tournament.plan import (
     CONTENDERS,
@@ -72,3 +74,19 @@ def test_stable_rates_are_searched_upward_and_do_not_choose():
 def test_area_of_a_broken_run_ends_at_zero():
     assert area([(0, 0.2), (50, 0.4), (100, 0.6)], 100, 0.6) == pytest.approx(0.4)
     assert area([(0, 0.2)], 100, 0.0) == pytest.approx(0.001)
+
+
+def test_a_win_needs_significance_a_lead_and_three_tasks():
+    rng = np.random.default_rng(0)
+    noise = {name: 0.01 * rng.standard_normal((4, 5)) for name in ("a", "b", "c")}
+    X = {"a": 0.5 + noise["a"], "b": 0.4 + noise["b"], "c": 0.49 + noise["c"]}
+    X["b"][:2] += 0.15  # ahead of a on two tasks, far behind on the others
+    X["b"][2:] -= 0.25
+    wins = {(pair.first, pair.second) for pair in compare(X) if pair.wins}
+    assert wins == set()
+    X["b"] = 0.4 + noise["b"]
+    found = {(pair.first, pair.second): pair for pair in compare(X)}
+    assert found["a", "b"].wins
+    assert found["c", "b"].wins
+    assert not found["a", "c"].wins  # a lead below 0.02
+    assert found["a", "b"].low < 0.1 < found["a", "b"].high

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.tournament.tasks import SYSTEM, TASKS, write_tasks
 
 RANK, ALPHA, RATE, BATCH, SEED = 4, 16.0, 1e-3, 16, 77
-LOOK_EVERY, LONGEST, LOOKS = 20, 256, 128
+LOOK_EVERY, LONGEST, LOOKS = 10, 256, 128
 ENOUGH = 0.10
 FILE = "adapter.safetensors"
 

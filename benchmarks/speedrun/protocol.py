@@ -1,0 +1,235 @@
+"""The speedrun of PROTOCOL.md: ours, plain TRL and TRL with vLLM, searched alike, then reported.
+
+    python -m benchmarks.speedrun.protocol --out OUT --model FOLDER --minutes 23 --arms ours trl
+
+First the pace of each shape of step, alone on the GPU; then the search (tuning seed 110, the two
+best of an arm again on 111 and 112), then ten reporting seeds at its best, several at once under
+MPS, their steps counted at that pace. Each run is a file in OUT/cells as soon as it is finished, so
+the same command resumes. `--alone` then runs three reporting seeds of ours alone, to check the
+clock. On a CPU: --small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks._lib.crew import work_through
+from benchmarks._lib.mps import mps
+from benchmarks.speedrun.children import Children, Row
+from benchmarks.speedrun.entries import ARMS, NAMES
+from benchmarks.tournament.__main__ import protocol_commit
+
+Done = dict[str, Row]
+SEARCH_SEED, REPEAT_SEEDS, REPORTING_SEEDS = 110, (111, 112), tuple(range(210, 220))
+ALONE_SEEDS = REPORTING_SEEDS[:3]
+KEPT = 2  # configurations of an arm that are run again
+TARGET, CONSECUTIVE, EVERY_STEPS = 0.90, 2, 10
+PACE_STEPS = 30
+COMMON = ("reward.parts=two_part,near,overlong", "reward.overlong_buffer=1")
+GRACE = 60.0
+
+
+def key_of(cell: Row) -> str:
+    return "-".join(str(cell[name]) for name in ("use", "name", "seed"))
+
+
+def make(use: str, arm: str, name: str, seed: int) -> Row:
+    return {"use": use, "arm": arm, "name": name, "seed": seed}
+
+
+def shape_of(name: str) -> str:
+    """What a step's time depends on: everything but the rate and the number of steps."""
+    own = {key: value for key, value in NAMES[name].items() if key not in ("optim.lr", "steps")}
+    kind = "vllm" if name.endswith("vllm") else "stock" if name.startswith("stock") else "ours"
+    return json.dumps([kind, sorted((key, str(value)) for key, value in own.items())])
+
+
+def rank(name: str, seeds: Sequence[int], done: Done) -> tuple[float, float, float] | None:
+    """The better, the smaller: seeds not arrived, median time, minus the final accuracy. None
+    before all seeds are there."""
+    cells = [done.get(key_of(make("tuning", "", name, seed))) for seed in seeds]
+    found = [cell for cell in cells if cell is not None]
+    if len(found) < len(seeds):
+        return None
+    times = [cell["seconds_to_target"] or math.inf for cell in found]
+    last = median(cell["last"] for cell in found)
+    return times.count(math.inf), median(times), -last
+
+
+def best_of(names: Sequence[str], seeds: Sequence[int], done: Done, count: int) -> list[str]:
+    """The best configurations; empty before all are there."""
+    ranks = {name: rank(name, seeds, done) for name in names}
+    known = {name: value for name, value in ranks.items() if value is not None}
+    if len(known) < len(names):
+        return []
+    return sorted(known, key=known.__getitem__)[:count]
+
+
+def plan(arms: Sequence[str], done: Done) -> Iterator[Row]:
+    """Runs in their order, those that are done included."""
+    kept = {arm: best_of(list(ARMS[arm]), (SEARCH_SEED,), done, KEPT) for arm in arms}
+    for arm in arms:
+        yield from (make("tuning", arm, name, SEARCH_SEED) for name in ARMS[arm])
+    for arm in arms:
+        yield from (make("tuning", arm, name, s) for s in REPEAT_SEEDS for name in kept[arm])
+    for arm in arms:
+        best = best_of(kept[arm], (SEARCH_SEED, *REPEAT_SEEDS), done, 1)
+        yield from (make("reporting", arm, name, s) for name in best for s in REPORTING_SEEDS)
+
+
+def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
+    """In a worker: one run whose steps are counted at the pace it has alone."""
+    from benchmarks.speedrun.racing import race
+
+    first, later = settings["paces"][shape_of(cell["name"])]
+    given = rules(cell["name"], settings) | {"pace": (first, later), "every": EVERY_STEPS * later}
+    with tempfile.TemporaryDirectory() as folder:
+        left = deadline + GRACE / 2 - time.time()
+        row = race(cell["name"], cell["seed"], Path(folder), left, given)
+    if row["cut_short"]:
+        return None
+    return cell | row | {"protocol": settings["protocol"], "pace": [first, later]}
+
+
+def rules(name: str, settings: Row) -> Row:
+    """What `race` is given; plain TRL's passes are cut so that several runs fit into memory."""
+    cut = name.startswith("stock") and not settings["small"]
+    return {
+        "model": settings["model"], "small": settings["small"], "target": TARGET,
+        "common": [*COMMON, *["rollout.micro_batch=64"] * cut], "consecutive": CONSECUTIVE,
+        "every": math.inf, "limit": math.inf,
+    }  # fmt: skip
+
+
+def measure_paces(given: argparse.Namespace, names: Sequence[str], paces: dict[str, Any]) -> None:
+    """Seconds of the first and of a later step of each shape, alone on the GPU."""
+    with Children("benchmarks.speedrun.protocol:pace") as children:
+        for name in names:
+            if shape_of(name) not in paces and time.time() < given.deadline:
+                settings = rules(name, vars(given))
+                with tempfile.TemporaryDirectory() as folder:
+                    row = children.run(Path(folder), 240, name=name, settings=settings)
+                if "failed" in row:
+                    print(f"no pace of {name}: {row['failed'][-600:]}", flush=True)
+                    continue
+                paces[shape_of(name)] = [row["first_step_s"], row["settled_step_s"]]
+                write(given.out / "paces.json", paces)
+                print(name, paces[shape_of(name)], flush=True)
+
+
+def pace(name: str, folder: Path, seconds: float, settings: Row) -> Row:
+    """In a process: PACE_STEPS steps of a configuration, evaluated before and after only."""
+    from transformers import TrainerCallback
+
+    from benchmarks.speedrun.contenders import Contestant, make_config
+    from benchmarks.speedrun.racing import Clock
+
+    config = make_config(name, SEARCH_SEED, settings["model"], settings["small"],
+                         [*settings["common"], "task.num_eval=8"])  # fmt: skip
+    contestant = Contestant(name, config, folder / "run")
+    clock = Clock(contestant, math.inf, 2.0, math.inf, time.perf_counter() + seconds)
+
+    class End(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop |= state.global_step >= PACE_STEPS
+
+    contestant.trainer.add_callback(clock)
+    contestant.trainer.add_callback(End())
+    contestant.trainer.train()
+    return clock.row()
+
+
+def run_alone(given: argparse.Namespace, done: Done) -> None:
+    """Three reporting seeds of ours with a real clock, one after the other."""
+    best = [cell["name"] for cell in plan(["ours"], done) if cell["use"] == "reporting"]
+    with Children("benchmarks.speedrun.racing:race") as children:
+        for seed in ALONE_SEEDS if best else ():
+            cell = make("reporting", "ours", best[0], seed)
+            path, left = given.out / "cells" / f"alone-{key_of(cell)}.json", given.deadline
+            if path.exists() or time.time() > left:
+                continue
+            first, later = given.paces[shape_of(best[0])]
+            settings = rules(best[0], vars(given)) | {"every": EVERY_STEPS * later}
+            with tempfile.TemporaryDirectory() as folder:
+                row = children.run(Path(folder), left - time.time(), name=best[0], seed=seed,
+                                   given=settings)  # fmt: skip
+            if "failed" not in row and not row["cut_short"]:
+                row |= cell | {"alone": True, "protocol": given.protocol, "pace": [first, later]}
+                write(path, row)
+            print(path.stem, row.get("seconds_to_target"), flush=True)
+
+
+def write(path: Path, value: Any) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(value))
+    os.replace(draft, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cells", type=Path, nargs="*", default=[], help="folders of earlier runs")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--minutes", type=float, default=9)
+    parser.add_argument("--workers", type=int, default=10)
+    parser.add_argument("--model", help="a model folder or .gguf file instead of smollm2")
+    parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
+    parser.add_argument("--alone", action="store_true", help="only: ours with a real clock")
+    parser.add_argument("--small", action="store_true", help="a random model, on a CPU")
+    given = parser.parse_args()
+    given.deadline = time.time() + 60 * given.minutes
+    given.protocol = given.protocol or protocol_commit()
+    (given.out / "cells").mkdir(parents=True, exist_ok=True)
+    done: Done = {}
+    for folder in (*given.cells, given.out / "cells"):
+        cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+        done |= {key_of(cell): cell for cell in cells if not cell.get("alone")}
+    file = given.out / "paces.json"
+    given.paces = json.loads(file.read_text()) if file.exists() else {}
+    if given.alone:
+        return run_alone(given, done)
+    measure_paces(given, [name for arm in given.arms for name in ARMS[arm]], given.paces)
+    failed: dict[str, int] = {}
+
+    def following(busy: set[str]) -> Row | None:
+        taken = {*done, *busy, *(key for key, times in failed.items() if times > 1)}
+        timed = (cell for cell in plan(given.arms, done) if shape_of(cell["name"]) in given.paces)
+        return next((cell for cell in timed if key_of(cell) not in taken), None)
+
+    def take(key: str, cell: Row | None, error: str) -> None:
+        if error:
+            failed[key] = failed.get(key, 0) + 1
+            print(f"FAILED {key}: {error.strip().splitlines()[-1]}", flush=True)
+        elif cell is not None:
+            done[key] = cell
+            write(given.out / "cells" / f"{key}.json", cell)
+            reached = cell["seconds_to_target"]
+            arrived = "not reached" if reached is None else f"{reached:.1f} s"
+            print(f"{key}: {arrived}, best {cell['best']:.3f}, {cell['steps']} steps", flush=True)
+
+    settings = vars(given) | {"out": str(given.out)}
+    with (
+        nullcontext() if given.small else mps(given.out, print),
+        (given.out / "log").open("ab") as log,
+    ):
+        work_through(
+            "benchmarks.speedrun.protocol:run_cell", settings, following, take, key_of,
+            num_workers=given.workers, deadline=given.deadline, grace=GRACE, log=log,
+        )  # fmt: skip
+    left = sum(key_of(cell) not in done for cell in plan(given.arms, done))
+    print(f"{len(done)} runs, {left} of those known so far to go", flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""The tournament's tables and figure from its cells, by the rules of PROTOCOL.md.
+
+    python -m benchmarks.tournament.analyse OUT/cells ... --out benchmarks/tournament
+
+Writes tables.md, figure.png and cells.json.gz. Arrays are [tasks, seeds] of final accuracy; only
+seeds that are complete for all contenders and tasks count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.smollm2.tables import table
+from benchmarks.tournament.plan import (
+    CONTENDERS,
+    REPORTING_SEEDS,
+    Cell,
+    Done,
+    highest_stable,
+    key_of,
+    scores_of,
+    search_of,
+)
+from benchmarks.tournament.tasks import TASKS
+from mesotron.compare.stats import holm
+
+RESAMPLES = 10_000
+LEVEL, LEAD, AHEAD = 0.05, 0.02, 3
+
+
+class Pair(NamedTuple):
+    first: str
+    second: str
+    lead: float
+    low: float
+    high: float
+    p: float  # corrected
+    ahead: int  # tasks on which the first is ahead
+    random_low: float  # with tasks as random effects
+    random_high: float
+
+    @property
+    def wins(self) -> bool:
+        return self.p < LEVEL and self.lead >= LEAD and self.ahead >= AHEAD
+
+
+def read_cells(places: Sequence[Path]) -> Done:
+    cells: list[Cell] = []
+    for place in places:
+        if place.is_dir():
+            cells += [json.loads(path.read_text()) for path in sorted(place.glob("*.json"))]
+        else:
+            cells += json.loads(gzip.decompress(place.read_bytes()))["cells"]
+    return {key_of(cell): cell for cell in cells}
+
+
+def reported(done: Done) -> dict[str, dict[tuple[str, int], Cell]]:
+    """Contender -> (task, seed) -> cell, of the seeds that everything has."""
+    cells = [cell for cell in done.values() if cell["use"] == "reporting"]
+    found: dict[str, dict[tuple[str, int], Cell]] = {name: {} for name in CONTENDERS}
+    for cell in cells:
+        found[cell["contender"]][cell["task"], cell["seed"]] = cell
+    whole = [
+        seed
+        for seed in REPORTING_SEEDS
+        if all((task, seed) in found[name] for name in CONTENDERS for task in TASKS)
+    ]
+    return {
+        name: {place: cell for place, cell in mine.items() if place[1] in whole}
+        for name, mine in found.items()
+    }
+
+
+def grid(cells: dict[tuple[str, int], Cell], measure: str) -> np.ndarray:
+    """[tasks, seeds]."""
+    seeds = sorted({seed for _, seed in cells})
+    return np.array([[float(cells[task, seed][measure]) for seed in seeds] for task in TASKS])
+
+
+def compare(X: dict[str, np.ndarray]) -> list[Pair]:
+    """All pairs, the better one first: paired t tests with the seeds' variance pooled over tasks,
+    corrected by Holm; and the interval with tasks as random effects."""
+    from scipy.stats import t as student
+
+    pairs = []
+    for one, other in combinations(X, 2):
+        first, second = (one, other) if X[one].mean() >= X[other].mean() else (other, one)
+        D = X[first] - X[second]
+        tasks, seeds = D.shape
+        lead, freedom = float(D.mean()), tasks * (seeds - 1)
+        error = math.sqrt(D.var(axis=1, ddof=1).mean() / D.size)
+        p = 2 * float(student.sf(lead / error, freedom)) if error else float(lead == 0)
+        half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
+        across = D.mean(1).std(ddof=1) / math.sqrt(tasks) * student.ppf(1 - LEVEL / 2, tasks - 1)
+        ahead = int((D.mean(1) > 0).sum())
+        pairs.append(Pair(first, second, lead, lead - half, lead + half, p, ahead,
+                          lead - float(across), lead + float(across)))  # fmt: skip
+    corrected = holm([pair.p for pair in pairs])
+    return [pair._replace(p=p) for pair, p in zip(pairs, corrected, strict=True)]
+
+
+def resample(cells: dict[str, dict[tuple[str, int], Cell]]) -> dict[str, np.ndarray]:
+    """Means over tasks in resamples of seeds and problems within tasks, the same for all."""
+    rng = np.random.default_rng(0)
+    means = {name: np.zeros(RESAMPLES) for name in cells}
+    for task in TASKS:
+        solved = {
+            name: np.array([
+                [float(mark) for mark in cell["solved"]]
+                for (of, _), cell in sorted(mine.items()) if of == task
+            ])
+            for name, mine in cells.items()
+        }  # fmt: skip
+        S, P = next(iter(solved.values())).shape
+        seeds = rng.multinomial(S, np.full(S, 1 / S), size=RESAMPLES) / S
+        problems = rng.multinomial(P, np.full(P, 1 / P), size=RESAMPLES) / P
+        for name, marks in solved.items():
+            means[name] += np.einsum("rs,rs->r", seeds, problems @ marks.T) / len(TASKS)
+    return means
+
+
+def tables(done: Done) -> str:
+    cells = reported(done)
+    X = {name: grid(mine, "accuracy") for name, mine in cells.items()}
+    drawn = resample(cells)
+    first = np.array(list(drawn.values())).argmax(0)
+    order = sorted(X, key=lambda name: -X[name].mean())
+    rows = []
+    for name in order:
+        low, high = np.quantile(drawn[name], [0.025, 0.975])
+        share = float((first == list(drawn).index(name)).mean())
+        mine = cells[name]
+        rows.append([
+            name, f"{X[name].mean():.3f} [{low:.3f}, {high:.3f}]", f"{share:.2f}",
+            *(f"{value:.3f}" for value in X[name].mean(1)),
+            f"{grid(mine, 'area').mean():.3f}", f"{grid(mine, 'forgetting').mean():+.3f}",
+            f"{int(grid(mine, 'stable').sum())} of {len(mine)}",
+        ])  # fmt: skip
+    head = ["contender", "final accuracy", "first in resamples", *TASKS, "area",
+            "forgetting, nats", "stable"]  # fmt: skip
+    start = {task: fmean(c["curve"][0][1] for c in cells["adamw"].values() if c["task"] == task)
+             for task in TASKS}  # fmt: skip
+    rows.append(["start", f"{fmean(start.values()):.3f}", "", *(f"{x:.3f}" for x in start.values()),
+                 "", "", ""])  # fmt: skip
+    seeds = sorted({seed for mine in cells.values() for _, seed in mine})
+    parts = [f"Reporting seeds {', '.join(map(str, seeds))}.", "", table(head, rows)]
+    head = ["pair", "lead", "p (Holm)", "tasks ahead", "tasks random", "verdict"]
+    shown = sorted(compare(X), key=lambda pair: pair.p)
+    pairs = [
+        [f"{pair.first} over {pair.second}", f"{pair.lead:.3f} [{pair.low:.3f}, {pair.high:.3f}]",
+         f"{pair.p:.3f}", f"{pair.ahead} of {len(TASKS)}",
+         f"[{pair.random_low:.3f}, {pair.random_high:.3f}]",
+         "win" if pair.wins else "no significant difference"]
+        for pair in shown
+    ]  # fmt: skip
+    rates = [[name, *(rates_of(task, name, done) for task in TASKS)] for name in order]
+    parts.append(table(head, pairs))
+    parts.append(table(["contender: chosen rate / highest stable rate", *TASKS], rates))
+    return "\n".join(parts)
+
+
+def rates_of(task: str, name: str, done: Done) -> str:
+    """The chosen rate and the highest stable one; ≥ where no higher one was tried."""
+    found, rate = search_of(task, name, done), CONTENDERS[name].grid.rate
+    top, tried = highest_stable(task, name, done), scores_of(task, name, done)
+    chosen = "" if found.best is None else f"{rate(found.best):g}"
+    chosen += "*" * (found.edge is not None)
+    if top is None:
+        return f"{chosen} / none"
+    return f"{chosen} / {'≥ ' * (top == max(tried))}{rate(top):g}"
+
+
+def draw(done: Done, path: Path) -> None:
+    """Above the mean test curves of each task, below validation accuracy over rates."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cells = reported(done)
+    figure, axes = pyplot.subplots(2, len(TASKS), figsize=(13, 6), constrained_layout=True)
+    for column, task in enumerate(TASKS):
+        above, below = axes[:, column]
+        for k, name in enumerate(CONTENDERS):
+            mine = [cell for (of, _), cell in cells[name].items() if of == task]
+            whole = [dict(cell["curve"]) for cell in mine]
+            steps = sorted(set.intersection(*map(set, whole))) if whole else []
+            means = [fmean(curve[step] for curve in whole) for step in steps]
+            above.plot(steps, means, color=f"C{k}", label=name, lw=1.2)
+            scores: dict[int, Any] = dict(sorted(scores_of(task, name, done).items()))
+            rates = [CONTENDERS[name].grid.rate(index) for index in scores]
+            below.plot(rates, list(scores.values()), color=f"C{k}", marker=".", lw=1)
+        above.set(title=task, xlabel="step")
+        below.set(xscale="log", xlabel="rate")
+        for axis in (above, below):
+            axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("test accuracy, mean of reporting seeds")
+    axes[1, 0].set_ylabel("validation accuracy, tuning seeds")
+    axes[0, 0].legend(fontsize=7)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cells", type=Path, nargs="+", help="folders, or cells.json.gz")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    given = parser.parse_args()
+    done = read_cells(given.cells)
+    given.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"cells": [done[key] for key in sorted(done)]})
+    (given.out / "cells.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    (given.out / "tables.md").write_text(tables(done))
+    draw(done, given.out / "figure.png")
+    print(given.out / "tables.md")
+
+
+if __name__ == "__main__":
+    main()
