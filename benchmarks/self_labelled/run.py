@@ -1,11 +1,15 @@
-"""Label-free training on the tiny model, long enough to collapse: plain voting against M-GRPO.
+"""Label-free training, long enough to collapse: plain voting, M-GRPO, Co-rewarding-II and more.
 
     python -m benchmarks.self_labelled.run --steps 300 --lr 3e-4 6e-4 --seeds 0 1 2
+    python -m benchmarks.self_labelled.run --smollm2 smollm2 --device cuda --workers 9 --seeds 120 \
+        --minutes 9 --out /tmp/horizon --result OUT/tuning.json
 
-Each run is `mesotron train arith_mgrpo` in a process of its own, several at once, at a constant
-rate and one KL weight for all; `grpo` has the gold answers and shows what the rate itself does. A
-run that is there already is not made again, one that was stopped is continued. The result holds
-the greedy held-out accuracy and what was logged, every tenth step.
+Each run is `mesotron train` in a process of its own, several at once, at a constant rate; `grpo`
+has the gold answers and shows what the rate itself does. The first command is of the tiny model,
+with one KL weight for all; the second is the long horizon of PROTOCOL.md, each method with its
+published weight, from a supervised start that is made first. A run that is there already is not
+made again, one that was stopped is continued. The result holds the greedy held-out accuracy and
+what was logged, every tenth step.
 """
 
 import argparse
@@ -16,8 +20,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from statistics import fmean
 
+from benchmarks._lib.mps import mps
+from benchmarks.tournament.__main__ import protocol_commit
 from mesotron.runs.files import read_rows
 
 HERE = Path(__file__).parent
@@ -31,8 +39,24 @@ CONTENDERS = {
     "mgrpo_half": "--objective.name mgrpo --objective.momentum 0.999 "
     "--objective.momentum-generations 4",
     "corewarding": "--objective.name corewarding",
+    # Ours: labels from a slow anchor, only where it is sure, and weights that cannot go far.
+    "slow_anchor": "--objective.name corewarding --objective.momentum 0.999",
+    "sure_anchor": "--objective.name corewarding --objective.momentum 0.999 "
+    "--objective.min-vote-share 0.6",
+    "leashed": "--objective.name corewarding --objective.momentum 0.999 "
+    "--objective.min-vote-share 0.6 --optim.leash 0.003",
     "grpo": "--objective.name grpo",
 }
+HORIZON = ("vote", "mgrpo", "mgrpo_slow", "corewarding", "slow_anchor", "sure_anchor", "leashed",
+           "grpo")  # fmt: skip
+# The setting of the long horizon, and the supervised start that it has: about 0.5.
+SMOLLM2 = "arith_smollm2 --optim.name muon --optim.aux-lr 5e-6"
+WARM = (
+    "--task.name sums --task.format answer --task.few-shot 2 --task.num-eval 512 --batch 32 "
+    "--steps 100 --optim.name adamw --optim.lr 2e-5 --optim.schedule constant --seed 77"
+)
+SYSTEM = ("--task.system", "Reply with ANSWER: n.")
+WINDOW = 4  # evaluations of a mean
 LOGGED = ("reward", "facts/correct", "facts/formatted", "votes/share", "votes/label_accuracy",
           "answers/top_share", "answers/distinct_in_group", "entropy", "kl",
           "completions/mean_length")  # fmt: skip
@@ -43,32 +67,58 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Plain voting against M-GRPO")
     parser.add_argument("--out", type=Path, default=Path("runs/self_labelled"))
     parser.add_argument("--result", type=Path, default=HERE / "result.json")
-    parser.add_argument("--contenders", nargs="+", default=["vote", "mgrpo", "grpo"])
+    parser.add_argument("--smollm2", metavar="MODEL", help="the long horizon: smollm2 or a folder")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--lr", type=float, nargs="+", default=[3e-4, 6e-4])
-    parser.add_argument("--beta", type=float, default=0.005, help="weight of the KL term, for all")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--lr", type=float, nargs="+")
+    parser.add_argument("--beta", type=float, help="KL weight for all (--smollm2: each its own)")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--warm", type=Path, help="a supervised start that is there already")
+    parser.add_argument("--prompts", type=int)
+    parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at once")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop, resumable, after")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop, resumable, after")
     given = parser.parse_args()
-    given.until = time.monotonic() + given.seconds
+    long = given.smollm2 is not None
+    given.contenders = given.contenders or (HORIZON if long else ("vote", "mgrpo", "grpo"))
+    given.lr = given.lr or ([1e-5] if long else [3e-4, 6e-4])
+    given.beta = 0.005 if given.beta is None and not long else given.beta
+    given.steps = given.steps or (1500 if long else 300)
+    given.prompts = given.prompts or (32 if long else 16)
+    given.protocol = given.protocol or (protocol_commit() if long else "")
+    given.until = time.monotonic() + 60 * given.minutes
     given.out.mkdir(parents=True, exist_ok=True)
+    if long:
+        given.warm = given.warm or warm_start(given)
     cells = [
         (name, lr, seed) for seed in given.seeds for lr in given.lr for name in given.contenders
     ]
-    with ThreadPoolExecutor(given.workers) as pool:
+    shares = given.device == "cuda" and given.workers > 1
+    with (
+        mps(given.out, print) if shares else nullcontext(),
+        ThreadPoolExecutor(given.workers) as pool,
+    ):
         list(pool.map(lambda cell: train(cell, given), cells))
     found = [one for cell in cells if (one := summarise(cell, given))]
     given.result.write_text(json.dumps(found))
     for one in found:
-        print(*(one[key] for key in ("contender", "lr", "seed", "steps")), one["greedy"])
+        print(*(one[key] for key in ("contender", "lr", "seed", "steps", "kept")), one["greedy"])
 
 
 def folder(cell: Cell, given: argparse.Namespace) -> Path:
     name, lr, seed = cell
     return given.out / f"{name}-{lr:g}-{seed}"
+
+
+def warm_start(given: argparse.Namespace) -> Path:
+    """The last checkpoint of supervised training on the same task."""
+    path = given.out / "warm"
+    if not (path / "result.json").exists():
+        typed = [sys.executable, "-m", "mesotron", "sft", "--model.name", given.smollm2]
+        flags = f"{WARM} --device {given.device} --out {path}"
+        subprocess.run([*typed, *flags.split(), *SYSTEM], check=True)
+    return max((path / "checkpoints").glob("checkpoint-*"), key=lambda p: int(p.name[11:]))
 
 
 def train(cell: Cell, given: argparse.Namespace) -> None:
@@ -94,11 +144,24 @@ def command(cell: Cell, given: argparse.Namespace) -> list[str]:
     typed = [sys.executable, "-m", "mesotron", "train"]
     if (path / "config.json").exists():
         return [*typed, "--resume", str(path)]
-    flags = f"arith_mgrpo {CONTENDERS[name]} --out {path} --seed {seed} --steps {given.steps}"
-    flags += f" --optim.lr {lr} --optim.schedule constant --objective.beta {given.beta}"
-    flags += f" --rollout.prompts {given.prompts} --device {given.device} --model.dtype float32"
-    flags += " --eval-every 10 --save-every 0 --guard off --threads 1"
+    recipe, dtype, every = "arith_mgrpo", "float32", 10
+    if given.warm is not None:
+        recipe, every = f"{SMOLLM2} --model.name {given.warm}", 25
+        dtype = "mixed" if given.device == "cuda" else "float32"
+    beta = published_beta(CONTENDERS[name].split()[1]) if given.beta is None else given.beta
+    flags = f"{recipe} {CONTENDERS[name]} --out {path} --seed {seed} --steps {given.steps}"
+    flags += f" --optim.lr {lr} --optim.schedule constant --objective.beta {beta}"
+    flags += f" --rollout.prompts {given.prompts} --device {given.device} --model.dtype {dtype}"
+    flags += f" --eval-every {every} --save-every 0 --guard off --threads 1"
     return [*typed, *flags.split()]
+
+
+def published_beta(objective: str) -> float:
+    """The KL weight of a self-labeled method's paper; none with gold labels, as in the recipe."""
+    from mesotron.config import ObjectiveConfig
+    from mesotron.rlvr.objectives import resolve
+
+    return 0.0 if objective == "grpo" else resolve(ObjectiveConfig(name=objective), 8).beta  # pyright: ignore
 
 
 def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
@@ -109,15 +172,24 @@ def summarise(cell: Cell, given: argparse.Namespace) -> dict | None:
         return None
     seen = [(row["step"], row["eval/greedy"]) for row in rows if "eval/greedy" in row]
     start = json.loads((path / "before.json").read_text())["greedy"]["strict"]["value"]
+    reports = {"use": "reporting" if seed >= 200 else "tuning", "protocol": given.protocol}
     return {
+        **(reports if given.protocol else {}),
         "contender": name,
         "lr": lr,
         "seed": seed,
         "steps": rows[-1]["step"],
         "seconds": sum(row["time/step"] for row in rows),
         "greedy": [(0, start), *seen],
+        "kept": kept([start, *(value for _, value in seen)]),
         "logged": {key: tens(rows, key) for key in LOGGED if key in rows[0]},
     }
+
+
+def kept(values: list[float]) -> float:
+    """The last mean of four evaluations over the best one; a run survives with 0.95."""
+    means = [fmean(values[k : k + WINDOW]) for k in range(max(1, len(values) - WINDOW + 1))]
+    return means[-1] / max(*means, 1e-9)
 
 
 def tens(rows: list[dict], key: str) -> list[float]:

@@ -41,7 +41,6 @@ def main() -> None:
 
     given.protocol = given.protocol or protocol_commit()
     given.folder = "tiny" if given.tiny else str(model_folder(given))
-    given.micro_batch = given.prompts * 8
     write_tasks(given.state / "tasks")
     if not given.tiny:
         for name in given.tasks:

@@ -23,6 +23,7 @@ from benchmarks.tournament.tasks import SIZES, TASKS
 
 GRACE = 30.0  # seconds for what is being evaluated when the time is up
 LOOK_EVERY = 25
+LOGITS = 256 * 14  # tokens whose logits a run may hold at once
 STABLE = 0.8  # of the curve's best point that the last one must have
 COMMON = (
     "reward.parts=two_part", "objective.beta=0", "optim.clip=all", "optim.schedule=linear",
@@ -46,16 +47,14 @@ def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | No
 
 
 @cache
-def start_of(task: str, folder: str, state: Path, device: str) -> tuple[Any, Any, Any, float]:
-    """A task's model, tokenizer, general text and the model's nll on it."""
-    import torch
-
-    from mesotron.probes.forgetting import read_text, text_blocks, text_nll
-
+def start_of(task: str, folder: str, state: Path) -> tuple[Any, Any]:
+    """A task's model and tokenizer; in the CPU's memory, since runs fill the GPU's."""
     adapter = state / "warm" / task / warm.FILE
-    model, tokenizer = warm.start(folder, adapter if adapter.exists() else None, device)
-    blocks = text_blocks(tokenizer, read_text()).to(torch.device(device))
-    return model, tokenizer, blocks, text_nll(model, blocks)
+    return warm.start(folder, adapter if adapter.exists() else None, "cpu")
+
+
+# (task, use) -> the evaluation of the start, which is the same for all runs of a process.
+starts: dict[tuple[str, str], dict[str, Any]] = {}
 
 
 def config_of(cell: Cell, given: Any, run: Path) -> Any:
@@ -71,10 +70,17 @@ def config_of(cell: Cell, given: Any, run: Path) -> Any:
         *COMMON, f"model.name={given.folder}", f"device={given.device}",
         f"model.dtype={'mixed' if on_gpu else 'float32'}", f"rollout.fast={on_gpu}",
         f"rollout.prompts={given.prompts}", "rollout.generations=8",
+        f"rollout.micro_batch={micro_batch(given.prompts * 8, cell['task'])}",
         f"rollout.max_tokens={TASKS[cell['task']].max_tokens}",
         *CONTENDERS[cell["contender"]].changes, f"optim.lr={cell['rate']}",
     ]  # fmt: skip
     return change(config, changes)
+
+
+def micro_batch(rows: int, task: str) -> int:
+    """Completions of a pass: the logits of twelve runs must fit into the GPU's memory."""
+    fitting = LOGITS // TASKS[task].max_tokens
+    return next(k for k in range(min(rows, fitting), 0, -1) if rows % k == 0)
 
 
 def load(config: Any, given: Any, cell: Cell, verifier: Any) -> Any:
@@ -88,14 +94,15 @@ def load(config: Any, given: Any, cell: Cell, verifier: Any) -> Any:
     from mesotron.rlvr.session import Parts
     from mesotron.rlvr.tasks.load import load_task
 
-    model, tokenizer, *_ = start_of(cell["task"], given.folder, given.state, given.device)
+    model, tokenizer = start_of(cell["task"], given.folder, given.state)
     task = load_task(config.task)
     judge = Judge(task.format, verifier)
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
     arguments = trl_arguments(config.objective, config.rollout, config.optim, 1)
     config = choose_speed(config, given.device == "cuda", model.num_parameters())
     device = torch.device(given.device)
-    return Parts(config, device, copy.deepcopy(model), tokenizer, task, judge, reward, arguments)
+    model = copy.deepcopy(model).to(device)
+    return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
 
 
 def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
@@ -104,7 +111,7 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
 
     from benchmarks.smollm2.training import build
     from mesotron.compare.kinds import diverged_at, health_of, is_not_finite
-    from mesotron.probes.forgetting import text_nll
+    from mesotron.probes.forgetting import read_text, text_blocks, text_nll
     from mesotron.rlvr.answers.verify import Verifier
     from mesotron.rlvr.models import as_loaded
     from mesotron.rlvr.session import evaluate_part, quiet_libraries
@@ -115,10 +122,14 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
     path = given.state / "runs" / f"{key_of(cell)}-{time.time_ns():x}"
     config = config_of(cell, given, path)
     run = RunFolder.create(path, config, {})
-    *_, blocks, nll_before = start_of(cell["task"], given.folder, given.state, given.device)
     looks: list[tuple[int, dict[str, Any]]] = []
     with Verifier(config.reward.timeout) as verifier:
         parts = load(config, given, cell, verifier)
+        blocks = text_blocks(parts.tokenizer, read_text())
+        nll_before = text_nll(parts.model, blocks)
+        place = (cell["task"], cell["use"])
+        if place not in starts:
+            starts[place] = evaluate_part(parts, parts.model, "start")
         trainer, kept = build(parts, run, given, deadline)
         every = max(1, min(LOOK_EVERY, given.steps // 4))
 
@@ -127,7 +138,7 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
                 if state.global_step % every == 0 and not kept.late:
                     looks.append((state.global_step, evaluate_part(parts, trainer.model, "look")))
 
-        looks.append((0, evaluate_part(parts, trainer.model, "start")))
+        looks.append((0, starts[place]))
         trainer.add_callback(Look())
         broken = False
         try:
