@@ -235,17 +235,8 @@ def test_typical_pairs_in_proportion_to_what_changed():
     assert shown == "15 gained, 2 lost, 2 still wrong, 1 right before and after"
     assert scores.pair_up(before, after, 100) == scores.pair_up(before, after, 20)
     assert scores.pair_up([], [], 4) == []
-
-
-def test_pairs_by_problem_with_changes_first():
-    before = [transcript("a", True), transcript("b", False), transcript("c", False)]
-    before += [transcript("d", True), transcript("only before", True)]
-    after = [transcript("d", True), transcript("c", True), transcript("b", False)]
-    after += [transcript("a", False)]
-    pairs = scores.pair_up(before, after, 4)
-    assert [pair.before.id for pair in pairs] == ["c", "a", "b", "d"]
-    assert pairs[0].change == "no answer to right"
-    assert scores.pair_up(before, after, 1) == pairs[:1]
+    pairs = scores.pair_up(before, after[::-1], 1)  # paired by problem
+    assert (pairs[0].after.id, pairs[0].change) == ("3", "no answer to right")
     for changed, word in (
         ({"answer": "8"}, "wrong"),
         ({"correct_unformatted": True}, "right outside the format"),

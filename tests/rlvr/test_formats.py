@@ -92,30 +92,12 @@ def test_lenient_answer(text, answer):
 
 
 FLOODS = [
-    "(",
-    "{",
-    "}",
-    r"\boxed{",
-    "####",
-    "ANSWER:",
-    "answer is ",
-    "1",
-    "1,111",
-    "\\",
-    " ",
-    "-",
-    "$",
-    "$1",
-    r"\[",
-    r"\text{",
-    "answer is $a ",
-    "answer is a, ",
-    r"\frac{1}",
-    "a ",
-]
+    "(", "{", "}", r"\boxed{", "####", "ANSWER:", "answer is ", "1", "1,111", "\\", " ", "-", "$",
+    "$1", r"\[", r"\text{", "answer is $a ", "answer is a, ", r"\frac{1}", "a ", "\u200b", "\x00",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", [*FLOODS, "\u200b", "\x00"])
+@pytest.mark.parametrize("text", FLOODS)
 def test_extraction_is_linear(text):
     flood = text * (100_000 // len(text))
     for form in FORMATS.values():

@@ -13,7 +13,7 @@ from mesotron.config import TaskConfig
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.curriculum import ROLLOUTS, Curriculum
+from mesotron.rlvr.dataset import ROLLOUTS, Curriculum
 from mesotron.rlvr.tasks import gym
 from mesotron.rlvr.tasks.load import load_task
 

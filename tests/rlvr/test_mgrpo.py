@@ -37,19 +37,17 @@ def test_gold_answers_and_rewards_do_not_train(tmp_path):
     def one(completions, **_):
         return [1.0] * len(completions)
 
-    plain, misled, unlabeled, rewarded, bare = (
-        train(tmp_path, parts=parts, settings={"max_steps": 1})
-        for parts in (
-            {}, {"train_dataset": wrong}, {"train_dataset": without}, {"reward_funcs": one},
-            {"reward_funcs": None},
-        )
-    )  # fmt: skip
-    for other in (misled, unlabeled, rewarded, bare):
+    changes = {"train_dataset": wrong, "reward_funcs": one}
+    nothing = {"train_dataset": without, "reward_funcs": None}
+    plain, misled, bare = (
+        train(tmp_path, parts=parts, settings={"max_steps": 1}) for parts in ({}, changes, nothing)
+    )
+    for other in (misled, bare):
         assert tiny.same(tiny.weights(plain), tiny.weights(other))
-    assert tiny.rows(misled)[0]["votes/label_accuracy"] == 0
-    assert not {"votes/label_accuracy", "facts/correct"} & tiny.rows(unlabeled)[0].keys()
-    assert tiny.rows(rewarded)[0]["rewards/one/mean"] == 1
-    assert tiny.rows(bare)[0]["reward"] == tiny.rows(bare)[0]["rewards/vote/mean"]
+    (row,), (bare_row,) = tiny.rows(misled), tiny.rows(bare)
+    assert (row["votes/label_accuracy"], row["rewards/one/mean"]) == (0, 1)
+    assert not {"votes/label_accuracy", "facts/correct"} & bare_row.keys()
+    assert bare_row["reward"] == bare_row["rewards/vote/mean"]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -63,9 +63,10 @@ def test_sound_rewards_pass(judge, names):
     assert outcome.gold >= 1
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # one worker that imports sympy
     path = tmp_path / "mine.jsonl"
-    rows = [{"question": f"What is {k} + 40?", "answer": k + 40} for k in range(12)]
+    rows = [{"question": f"What is {k} + 40?", "answer": k + 40} for k in range(4)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["reward", "check", "sparse", "--data", str(path)]) == 0
     assert "sound" in capsys.readouterr().out

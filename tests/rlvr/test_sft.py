@@ -1,6 +1,5 @@
 """Supervised warm start: its rows, tiny real runs, and exact resume."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,37 +113,30 @@ def test_a_run_leaves_a_folder_and_a_model_that_learned(config, monkeypatch):
         train.run(config)
 
 
-def test_killed_and_resumed_equals_uninterrupted(config, tmp_path):
+def test_stopped_by_its_time_limit_and_resumed_equals_uninterrupted(
+    config, tmp_path, monkeypatch, capsys
+):
     """Four steps of three rows: the run reads its five problems more than twice."""
-    config = replace(config, task=replace(TASK, num_train=5))
-    train.run(config)
-    killed = tmp_path / "killed"
-    shutil.copytree(config.out, killed)
-    shutil.rmtree(killed / "checkpoints" / "checkpoint-4")
-    for name in ("result.json", "report.md"):
-        (killed / name).unlink()
-    assert train.run(settings_to_resume(SftConfig, killed)) == 0
-    last = "checkpoints/checkpoint-4/model.safetensors"
-    assert same(load_file(config.out / last), load_file(killed / last))
-    first, second = (
-        [(row["loss"], row["num_tokens"]) for row in RunFolder(out).rows("metrics")]
-        for out in (config.out, killed)
-    )
-    assert first == second
-
-
-def test_a_run_stops_before_its_time_limit(config, monkeypatch, capsys):
     with pytest.raises(ValueError, match="time limit"):
         train.run(replace(config, time_limit="0.001s"))
     assert not config.out.exists()
+    config = replace(config, task=replace(TASK, num_train=5), keep=9)
+    train.run(config)
     monkeypatch.setattr(spending, "Meter", SlowMeter)
-    assert train.run(replace(config, time_limit="150s", price=3.95)) == 0
+    stopped = replace(config, out=tmp_path / "stopped", time_limit="150s", price=3.95)
+    assert train.run(stopped) == 0
     assert "at step 1" in capsys.readouterr().out
-    (row,) = RunFolder(config.out).rows("metrics")
+    (row,) = RunFolder(stopped.out).rows("metrics")
     assert 0 < row["cost/spent"] < row["cost/projected"]
-    resumed = settings_to_resume(SftConfig, config.out)
+    resumed = settings_to_resume(SftConfig, stopped.out)
     assert train.run(replace(resumed, time_limit="1h")) == 0
-    assert [row["step"] for row in RunFolder(config.out).rows("metrics")] == [1, 2, 3, 4]
+    last = "checkpoints/checkpoint-4/model.safetensors"
+    assert same(load_file(config.out / last), load_file(stopped.out / last))
+    first, second = (
+        [(row["step"], row["loss"], row["num_tokens"]) for row in RunFolder(out).rows("metrics")]
+        for out in (config.out, stopped.out)
+    )
+    assert first == second
 
 
 def test_lora_trains_the_adapter_alone(config):

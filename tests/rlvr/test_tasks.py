@@ -76,8 +76,8 @@ def test_generated_problems_never_change():
 
 
 def test_splits_are_disjoint_across_seeds(monkeypatch):
-    train = {p.question for seed in range(3) for p in arith.generate("train", 2000, (1,), seed)}
-    held_out = {p.question for seed in range(3) for p in arith.generate("eval", 300, (1,), seed)}
+    train = {p.question for seed in range(2) for p in arith.generate("train", 500, (1,), seed)}
+    held_out = {p.question for seed in range(2) for p in arith.generate("eval", 100, (1,), seed)}
     assert not train & held_out
     monkeypatch.setattr(arith, "OBJECTS", ("pens",))
     monkeypatch.setattr(arith, "NAMES", ("Ann", "Ben"))
@@ -226,7 +226,7 @@ BROKEN = [
     ("x.csv", HEADER + "Q,1,2\n", r"x\.csv:2"),
     *[("x.csv", HEADER.encode() + bad, r"x\.csv:\d.*CSV")
       for bad in (b'Q,"1\n', b"\xff,1\n", b"Q," + b"x" * 200_000)],
-    ("x.parquet", "not a table", r"x\.parquet: after row 0"),
+    ("x.parquet", "not a table", r"x\.parquet.*Parquet"),
     ("x.pkl", "x", r"x\.pkl.*\.jsonl"),
 ]  # fmt: skip
 

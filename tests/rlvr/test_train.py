@@ -235,15 +235,25 @@ def test_an_interrupted_evaluation_is_resumed(run, whole, monkeypatch, capsys, w
     assert Path("cut/report.md").exists()
 
 
-def test_a_signal_finishes_the_step_and_saves(run, whole, monkeypatch, capsys):
+def test_a_signal_finishes_the_step_and_saves(run, whole, monkeypatch, capsys, caplog):
+    """And a report that cannot be written costs nothing."""
+
+    def stop() -> None:
+        for name in ("report.md", "report.html"):
+            Path("stopped", name).mkdir()
+        os.kill(os.getpid(), signal.SIGTERM)
+
     with monkeypatch.context() as patch:
-        at_row(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        at_row(patch, 2, stop)
         assert run("--out stopped") == 0
     # The signal came after the end of step 2, so step 3 is the one that was finished.
     assert "mesotron train --resume stopped" in capsys.readouterr().out
     assert len(stream("stopped")) == 3
     assert run("--resume stopped") == 0
     assert_same_end(whole, "stopped")
+    assert RunFolder(Path("stopped")).result == RunFolder(whole).result
+    warned = [line.split()[0] for line in caplog.messages if "not written" in line]
+    assert warned == ["report.md", "report.html"]
 
 
 def raise_alarm(monkeypatch: pytest.MonkeyPatch, event: Event) -> None:
@@ -391,23 +401,6 @@ def test_one_nan_loss_is_one_nan_row_under_rollback(run, monkeypatch):
     assert run("--guard rollback --out whole") == 0
     assert [math.isnan(row["loss"]) for row in stream("whole")] == [False, True, False, False]
     assert not [row for row in stream("whole", "events") if row["kind"] == "guard"]
-    interrupt(run, "--guard rollback", step=4)
-    assert run("--resume killed") == 0
-    assert str(stream("whole")) == str(stream("killed"))  # NaN equals no NaN
-    files = [f"{one}/checkpoints/checkpoint-4/model.safetensors" for one in ("whole", "killed")]
-    assert same(*map(load_file, files))
-
-
-def test_a_report_that_cannot_be_written_costs_nothing(run, whole, monkeypatch, caplog):
-    def obstruct() -> None:
-        for name in ("report.md", "report.html"):
-            Path("blocked", name).mkdir()
-
-    at_row(monkeypatch, 2, obstruct)
-    assert run("--out blocked") == 0
-    assert RunFolder(Path("blocked")).result == RunFolder(whole).result
-    warned = [line.split()[0] for line in caplog.messages if "not written" in line]
-    assert warned == ["report.md", "report.html"]
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_the_reference_in_memory_equals_trls_own_from_a_folder(tmp_path):
         torch.testing.assert_close(tiny.weights(ours)[name], weight, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["pion", "muon_sgd", "adamw"])
+@pytest.mark.parametrize("name", ["pion", "adamw"])
 def test_an_optimizer_by_name_trains_and_is_measured(tmp_path, name):
     trainer = tiny.train(tmp_path, parts={"optim": name}, max_steps=2)
     assert not tiny.same(tiny.weights(trainer), tiny.initial_weights())
@@ -372,11 +372,10 @@ def test_the_groups_with_the_largest_spread_are_chosen(tmp_path):
         assert len(digits) == 24
 
 
-@pytest.mark.parametrize("name", ["grpo", "gmpo"])
-def test_a_step_without_tokens_logs_no_entropy(tmp_path, name):
+def test_a_step_without_tokens_logs_no_entropy(tmp_path):
     """When every group is silent, entropy is not logged as 0 and does not raise the bonus."""
     objective = ObjectiveConfig(
-        name=name, beta=0.1, dynamic_sampling="drop", entropy_bonus=0.02, entropy_target=1e-9
+        name="gmpo", beta=0.1, dynamic_sampling="drop", entropy_bonus=0.02, entropy_target=1e-9
     )
     settings = {"max_steps": 1, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
     parts = {"objective": objective}

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import random
 import subprocess
 import sys
@@ -12,13 +11,16 @@ from fractions import Fraction
 import pytest
 
 from mesotron.rlvr.answers import verify
-from mesotron.rlvr.answers.numbers import MAX_LENGTH, clean, read_number
+from mesotron.rlvr.answers.numbers import MAX_LENGTH, read_number
 from mesotron.rlvr.answers.verify import Verifier, letters
 
 
 @pytest.fixture(scope="module")
 def verifier():
-    with Verifier(timeout=5, num_workers=1) as shared:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", "secret")
+        shared = Verifier(timeout=5, num_workers=1)
+    with shared:
         yield shared
 
 
@@ -101,13 +103,6 @@ def test_random_text_equals_the_gold_only_if_it_reads_as_it(monkeypatch):
         key = verifier.keys([text])[0]
         same = verifier.same([text], ["72"])[0]
         assert same <= (key in ("72", "7200")), text
-
-
-def test_normal_forms(no_workers):
-    assert clean("5²") == "5^{2}"  # NFKC alone makes it 52,
-    assert clean("1½") == "1 1/2"  # and 11/2 of this
-    ways = ["0.5", "1/2", r"\frac{1}{2}", ".50", "5e-1", r"\dfrac12"]
-    assert set(Verifier().keys(ways)) == {"1/2"}
 
 
 # answer, gold, the same
@@ -221,19 +216,22 @@ def test_answers_are_not_evaluated(verifier, tmp_path):
     assert not target.exists()
 
 
-def test_a_request_that_never_ends_is_cut_and_the_next_one_answered():
-    with Verifier(timeout=0.5, num_workers=1) as verifier:
+def test_a_request_that_never_ends_is_cut_and_the_next_one_answered(monkeypatch):
+    with Verifier(timeout=0.3, num_workers=1) as verifier:
         replies = verifier._send([("9999999^{9999999}",), ("x+1",)])
-    assert replies == [verify.TOO_LONG, {"value": "x + 1"}]
-
-
-def test_a_worker_that_uses_no_cpu_time_is_cut_too(monkeypatch):
-    with Verifier(timeout=0.05, num_workers=1) as verifier:
-        submit = verifier._pool.submit
+        assert replies == [verify.TOO_LONG, {"value": "x + 1"}]
+        submit = verifier._pool.submit  # one that uses no CPU time is cut by the clock
         monkeypatch.setattr(
             verifier._pool, "submit", lambda *_, timeout: submit("time:sleep", 100, timeout=timeout)
         )
         assert verifier._send([("x+1",)]) == [None]
+
+
+def test_workers_import_little_and_get_no_secrets(verifier):
+    assert verifier._pool.submit("os:getenv", "HF_TOKEN").result() is None
+    modules = verifier._pool.submit("builtins:eval", "[*__import__('sys').modules]").result()
+    assert "sympy" in modules
+    assert not {"torch", "jax", "transformers"} & set(modules)
 
 
 def test_memory_is_limited():
@@ -245,15 +243,6 @@ def test_memory_is_limited():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "{'value': None, 'error': 'MemoryError'}\n", done.stderr
-
-
-def test_workers_import_little_and_get_no_secrets(monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    with Verifier(num_workers=1) as verifier:
-        assert verifier._pool.submit("os:getenv", "HF_TOKEN").result() is None
-        modules = verifier._pool.submit("builtins:eval", "[*__import__('sys').modules]").result()
-    assert "sympy" in modules
-    assert not {"torch", "jax", "transformers"} & set(modules)
 
 
 @pytest.fixture
@@ -312,14 +301,6 @@ def test_a_daemonic_process_has_its_own_workers(verifier):
     assert verdict == [True]
     assert pid != os.getpid()
     assert verifier.same(["z+1"], ["1+z"]) == [True]
-
-
-def test_settings():
-    copy = pickle.loads(pickle.dumps(Verifier(timeout=3, num_workers=2)))
-    assert (copy.timeout, copy.num_workers) == (3, 2)
-    for timeout in (0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=f"timeout={timeout}"):
-            Verifier(timeout=timeout)
 
 
 def test_without_math_verify_only_mathematics_fails(monkeypatch):

@@ -22,23 +22,14 @@ from rich.table import Table
 
 from mesotron.config import EvalConfig, ModelConfig, RewardConfig, TaskConfig
 from mesotron.config.base import from_plain
+from mesotron.rlvr import scores
 from mesotron.rlvr.answers.facts import Facts, Judge, summarise
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.models import check_name
 from mesotron.rlvr.prompts import build_prompt, render_prompts
 from mesotron.rlvr.rewards import Reward, check_reward, is_own, make_reward
-from mesotron.rlvr.scores import (
-    Score,
-    Transcript,
-    bootstrap,
-    majority_right,
-    pass_at_k,
-    powers_of_two,
-    score_of,
-    side_by_side,
-    wilson,
-)
+from mesotron.rlvr.scores import Score, Transcript, bootstrap, wilson
 from mesotron.rlvr.tasks.gym import regrade
 from mesotron.rlvr.tasks.load import check_task, load_task
 from mesotron.rlvr.tasks.problem import Problem, own_row
@@ -165,10 +156,10 @@ def evaluate(
     if samples:
         sampled_scores = score_sampled(sampled, sampled_facts, samples, temperature, seed)
         # Paired by problem, so that the noise of problems cancels.
-        pairs = zip(facts, _in_groups(sampled_facts, samples), strict=True)
-        gaps = [
-            float(one.correct) - sum(f.correct for f in group) / samples for one, group in pairs
-        ]
+        gaps = []
+        for k, one in enumerate(facts):
+            group = sampled_facts[k * samples : (k + 1) * samples]
+            gaps.append(float(one.correct) - sum(f.correct for f in group) / samples)
         mean = sampled_scores.pass_at[1].value
         findings += describe_temperature(bootstrap(gaps, seed), strict, mean, temperature)
         findings += describe_format(mean, sampled_scores.lenient.value, "sampled")
@@ -190,7 +181,7 @@ def score_rewards(
     if reward is None:
         return [None] * len(problems)
     form = FORMATS[task.format]
-    rows = [{"prompt": build_prompt(p, task, form, examples), **own_row(p)} for p in problems]
+    rows = [{**own_row(p), "prompt": build_prompt(p, task, form, examples)} for p in problems]
     texts, ids = [one.text for one in completions], [one.ids for one in completions]
     cut, golds = [one.truncated for one in completions], [p.gold for p in problems]
     return reward(texts, ids, golds, cut, rows, facts)
@@ -232,10 +223,11 @@ def score_sampled(
     temperature: float,
     seed: int,
 ) -> Sampled:
-    groups = _in_groups(facts, samples)
+    groups = [facts[i : i + samples] for i in range(0, len(facts), samples)]
     right = [sum(fact.correct for fact in group) for group in groups]
-    majority = [majority_right([(f.answer, f.correct) for f in group]) for group in groups]
-    passed = {k: [pass_at_k(samples, c, k) for c in right] for k in powers_of_two(samples)}
+    majority = [scores.majority_right([(f.answer, f.correct) for f in group]) for group in groups]
+    sizes = scores.powers_of_two(samples)
+    passed = {k: [scores.pass_at_k(samples, c, k) for c in right] for k in sizes}
     return Sampled(
         samples=samples,
         temperature=temperature,
@@ -246,10 +238,6 @@ def score_sampled(
         rates=summarise(list(facts)),
         mean_tokens=sum(len(one.ids) for one in completions) / len(completions),
     )
-
-
-def _in_groups(facts: Sequence[Facts], samples: int) -> list[Sequence[Facts]]:
-    return [facts[i : i + samples] for i in range(0, len(facts), samples)]
 
 
 def _lenient(fact: Facts) -> bool:
@@ -267,10 +255,8 @@ def describe_temperature(
             f"greedy accuracy is {greedy:.1%}, {pass_1}: compare models under one of the two only; "
             "training at this temperature optimizes the lower number"
         ]
-    return [
-        f"{pass_1}, greedy accuracy only {greedy:.1%}: greedy completions may repeat themselves; "
-        "read a few transcripts"
-    ]
+    text = "greedy completions may repeat themselves; read a few transcripts"
+    return [f"{pass_1}, greedy accuracy only {greedy:.1%}: {text}"]
 
 
 def describe_format(strict: float, lenient: float, where: str) -> list[str]:
@@ -284,15 +270,10 @@ def describe_format(strict: float, lenient: float, where: str) -> list[str]:
 
 
 def describe_rates(rates: Mapping[str, float], where: str) -> list[str]:
-    findings: list[str] = []
     cut, bad = rates["facts/truncated"], rates["facts/gold_unparseable"]
-    if cut > MANY_TRUNCATED:
-        text = f"{cut:.1%} of the completions hit the token limit: raise --max-tokens"
-        findings.append(f"{where}: {text}")
-    if bad > 0:
-        text = f"{bad:.1%} of the gold answers cannot be read and count as wrong: fix the data"
-        findings.append(text)
-    return findings
+    limit = f"{where}: {cut:.1%} of the completions hit the token limit: raise --max-tokens"
+    broken = f"{bad:.1%} of the gold answers cannot be read and count as wrong: fix the data"
+    return [limit] * (cut > MANY_TRUNCATED) + [broken] * (bad > 0)
 
 
 # What is evaluated.
@@ -385,7 +366,7 @@ def _evaluate_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalR
         raise ValueError(f"{config.task.title} has no gold answers: give the --reward to average")
     names = ("max_tokens", "samples", "temperature", "batch", "seed")
     options: dict[str, Any] = {name: getattr(config, name) for name in names}
-    results = []
+    options["examples"], results = task.examples, []
     total = len(subjects) * len(task.eval) * (1 + config.samples)
     with Verifier() as verifier, _progress_bar(total) as advance:
         judge = Judge(task.format, verifier)
@@ -393,7 +374,6 @@ def _evaluate_all(subjects: Sequence[Subject], config: EvalConfig) -> list[EvalR
         if config.reward:
             parts = RewardConfig(parts=config.reward)
             options["reward"] = make_reward(parts, judge, config.max_tokens)
-        options["examples"] = task.examples
         for subject in subjects:
             model, tokenizer = subject.load(device)
             use_one_thread_if_small(model, device, config.threads)
@@ -416,8 +396,8 @@ def _progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
 def show(results: Sequence[EvalResult], console: Console) -> None:
     if len(results) == 2:
         before, after = results
-        names = (before.model, after.model)
-        console.print(side_by_side(before.transcripts, after.transcripts, SHOWN_PAIRS, names))
+        both, names = (before.transcripts, after.transcripts), (before.model, after.model)
+        console.print(scores.side_by_side(*both, SHOWN_PAIRS, names))
     console.print(score_table(results))
     for result in results:
         for sentence in result.findings:
@@ -435,9 +415,8 @@ def score_table(results: Sequence[EvalResult]) -> Table:
     for name in columns[0]:
         table.add_row(name, *(column[name] for column in columns))
     if len(results) == 2:
-        kind, before, after = results[0].measure, *(result.transcripts for result in results)
-        pairs = [(score_of(o, kind), score_of(n, kind)) for o, n in zip(before, after, strict=True)]
-        changes = [new - old for old, new in pairs if old is not None and new is not None]
+        pairs = zip(*(result.transcripts for result in results), strict=True)
+        changes = scores.changes_of(pairs, results[0].measure)
         table.add_section()
         table.add_row("greedy gain", "", str(bootstrap(changes)) if changes else "unknown")
     return table
@@ -445,10 +424,9 @@ def score_table(results: Sequence[EvalResult]) -> Table:
 
 def _score_column(result: EvalResult) -> dict[str, str]:
     greedy, sampled = result.greedy, result.sampled
+    means = {"mean reward": greedy.reward, "strict": greedy.strict, "lenient": greedy.lenient}
     rows: dict[str, Any] = {
-        **({"greedy, mean reward": greedy.reward} if greedy.reward else {}),
-        **({"greedy, strict": greedy.strict} if greedy.strict else {}),
-        **({"greedy, lenient": greedy.lenient} if greedy.lenient else {}),
+        **{f"greedy, {name}": score for name, score in means.items() if score},
         **{f"  level {level}": score for level, score in greedy.by_level.items()},
         "greedy, in the format": f"{greedy.rates['facts/formatted']:.3f}",
         "greedy, truncated": f"{greedy.rates['facts/truncated']:.3f}",

@@ -67,13 +67,6 @@ def unwrap_optimizer(optimizer: Any) -> RoutedOptimizer | None:
     return inner if isinstance(inner, RoutedOptimizer) else None
 
 
-def uses_kernels(optimizer: RoutedOptimizer) -> bool:
-    """Whether a step runs our Triton kernels."""
-    spectral = [g for g in optimizer.param_groups if g["rule"] in ("muon", "pion")]
-    devices = {p.device for g in spectral if g["fused"] is not False for p in g["params"]}
-    return any(map(triton.available, devices))
-
-
 class OptimizerLog(TrainerCallback):
     """Writes routing.json at the start, and rows of spectra.jsonl at five steps of the run."""
 
@@ -86,7 +79,9 @@ class OptimizerLog(TrainerCallback):
         if optimizer is None or not state.is_world_process_zero:
             return
         self.blocks = choose_blocks(optimizer)
-        if uses_kernels(optimizer):
+        spectral = [g for g in optimizer.param_groups if g["rule"] in ("muon", "pion")]
+        devices = {p.device for g in spectral if g["fused"] is not False for p in g["params"]}
+        if any(map(triton.available, devices)):
             log.warning(
                 "the first step compiles GPU kernels, up to 13 s, unless they are in Triton's "
                 "cache on disk (--no-optim.fused does without them)"

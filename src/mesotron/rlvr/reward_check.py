@@ -65,6 +65,10 @@ def cheats(spelling: int) -> tuple[Probe, ...]:
     def write(gold: str) -> str:
         return _spellings(gold)[spelling]
 
+    def first_half(problem: Problem, _: Problem) -> str:
+        text = write(problem.gold or "")
+        return text[: len(text) // 2]
+
     def spam(problem: Problem, other: Problem) -> str:
         golds = [other.gold or "", *map(str, range(20)), problem.gold or "", other.gold or ""]
         return "\n".join(write(gold) for gold in golds)
@@ -72,28 +76,17 @@ def cheats(spelling: int) -> tuple[Probe, ...]:
     return (
         Probe("empty", lambda p, o: "", about="an empty answer earns"),
         Probe("copied prompt", lambda p, o: p.question, about="copying the prompt earns"),
-        Probe(
-            "format only", lambda p, o: write(""), FORMAT_EARNS,
-            about="the format without an answer earns",
-        ),
-        Probe(
-            "shuffled gold", lambda p, o: write(o.gold or ""), FORMAT_EARNS,
-            about="wrong answers in the format earn: the format is worth more than correctness",
-        ),
-        Probe(
-            "truncated", lambda p, o: _cut(write(p.gold or "")), truncated=True,
-            about="an answer that was cut off earns",
-        ),
-        Probe(
-            "number at the end", lambda p, o: f"{NOISE}It is on page {p.gold}",
-            about="the last number of any text earns",
-        ),
+        Probe("format only", lambda p, o: write(""), FORMAT_EARNS,
+              about="the format without an answer earns"),
+        Probe("shuffled gold", lambda p, o: write(o.gold or ""), FORMAT_EARNS,
+              about="wrong answers in the format earn: the format is worth more than correctness"),
+        Probe("truncated", first_half, truncated=True, about="an answer that was cut off earns"),
+        Probe("number at the end", lambda p, o: f"{NOISE}It is on page {p.gold}",
+              about="the last number of any text earns"),
         Probe("answer list", spam, about="a list of many answers earns"),
-        Probe(
-            "list in one answer",
-            lambda p, o: write(", ".join([o.gold or "", p.gold or "", "0", "1", "2", "3"])),
-            about="a list of many answers earns",
-        ),
+        Probe("list in one answer",
+              lambda p, o: write(", ".join([o.gold or "", p.gold or "", "0", "1", "2", "3"])),
+              about="a list of many answers earns"),
         Probe("very long", lambda p, o: NOISE * 400, about="length earns"),
         Probe("long and wrong", lambda p, o: NOISE * 400 + write(o.gold or ""), FORMAT_EARNS,
               about="length earns"),
@@ -129,20 +122,20 @@ class Outcome:
     silent: float | None = None  # share of those groups without a difference
 
 
+@dataclass
 class Caller:
     """Calls the reward within its limits and keeps count of the time."""
 
-    def __init__(self, reward: Reward, limit: float) -> None:
-        self.reward = reward
-        self.limit = limit
-        self.seconds = 0.0
-        self.calls = 0
+    reward: Reward
+    limit: float
+    seconds: float = 0.0
+    calls: int = 0
 
     def __call__(
         self, texts: Sequence[str], problems: Sequence[Problem], truncated: bool = False
     ) -> list[float | None]:
         """ValueError if the reward raises, OutOfTime if it takes too long."""
-        rows = [reward_row(problem) for problem in problems]
+        rows = [own_row(problem) for problem in problems]
         ids = [[digest(word) % 50_000 for word in text.split()[:20_000]] for text in texts]
         golds, cut = [problem.gold for problem in problems], [truncated] * len(texts)
         judge, columns = self.reward.judge, [problem.columns for problem in problems]
@@ -156,10 +149,6 @@ class Caller:
         return scores
 
 
-def reward_row(problem: Problem) -> dict[str, Any]:
-    return {"prompt": problem.messages or problem.question, **own_row(problem)}
-
-
 def check(
     reward: Reward,
     problems: Sequence[Problem],
@@ -167,14 +156,7 @@ def check(
     limit: float = 2.0,
     samples: Sequence[Sequence[str]] = (),
 ) -> Outcome:
-    """Call the reward on gold answers, cheats, hostile text and a model's samples.
-
-    Args:
-        reward: from `make_reward`.
-        problems: some training problems.
-        limit: CPU seconds that a completion may take.
-        samples: completions of a model for each problem.
-    """
+    """Call the reward on gold answers, cheats, hostile text and a model's samples."""
     outcome, call = Outcome(), Caller(reward, limit)
     found = outcome.findings
     try:
@@ -337,7 +319,3 @@ def show(outcome: Outcome, name: str, rows: int) -> None:
     )
     for line in lines:
         print_line(console, line)
-
-
-def _cut(text: str) -> str:
-    return text[: len(text) // 2]

@@ -19,6 +19,7 @@ import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean, pvariance
@@ -269,7 +270,6 @@ def needs_gold(config: RewardConfig) -> bool:
 
 def try_reward(config: RewardConfig, problem: Problem, max_tokens: int) -> None:
     """Call the user's own parts on one row, with its gold and with nothing as the completion."""
-    row = {"prompt": problem.messages or problem.question, **own_row(problem)}
     for name in config.parts:
         if name in PARTS:
             continue
@@ -277,7 +277,7 @@ def try_reward(config: RewardConfig, problem: Problem, max_tokens: int) -> None:
         for text in (rf"The answer is \boxed{{{problem.gold or 0}}}.", ""):
             batch = {
                 "completions": [text], "completion_ids": [[1] * len(text.split())],
-                "golds": [problem.gold], "truncated": [False], "rows": [row],
+                "golds": [problem.gold], "truncated": [False], "rows": [own_row(problem)],
                 "facts": [no_facts(truncated=False)],
             }  # fmt: skip
             call_reward(name, function, batch, max_tokens)
@@ -316,7 +316,7 @@ def call_reward(
     if prompts:
         columns["prompts"] = prompts
     # Copies: a function may empty its arguments, which the other parts and the trainer still read.
-    copies = {key: [_copied(item) for item in values] for key, values in batch.items()}
+    copies = {key: list(map(copy, values)) for key, values in batch.items()}
     known = {**columns, **copies, "rows": rows, "max_tokens": max_tokens}
     parameters = inspect.signature(function).parameters.values()
     for one in parameters:
@@ -370,10 +370,6 @@ def _with_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     own = json.loads(columns) if isinstance(columns, str) else dict(columns)
     kept = {key: value for key, value in row.items() if key not in ("columns", "prompt")}
     return {**kept, **own}
-
-
-def _copied(item: Any) -> Any:
-    return type(item)(item) if type(item) in (list, dict) else item
 
 
 def _check_score(name: str, index: int, score: Any) -> float | None:

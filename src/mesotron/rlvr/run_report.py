@@ -41,8 +41,7 @@ def compare(before: Row, after: Row) -> Row:
     result = {"problems": after["problems"], "measure": kind, "findings": after["findings"]}
     both = {one.id: one for one in transcripts(before)}
     pairs = [(both[one.id], one) for one in transcripts(after)]
-    scored = [(scores.score_of(old, kind), scores.score_of(new, kind)) for old, new in pairs]
-    changes = [new - old for old, new in scored if old is not None and new is not None]
+    changes = scores.changes_of(pairs, kind)
     ends = {"before": main_score(before), "after": main_score(after)}
     if not changes or None in ends.values():
         return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,11 +59,7 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Score:
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """Unbiased pass@k (arXiv 2107.03374): 1 - C(n - c, k) / C(n, k), n samples, c of them right.
-
-    >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2)
-    (0.25, 0.5)
-    """
+    """Unbiased pass@k (arXiv 2107.03374): 1 - C(n - c, k) / C(n, k), n samples, c of them right."""
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
@@ -93,9 +89,12 @@ class Transcript:
     reward: float | None = None  # where the mean reward is the result
 
 
-def score_of(transcript: Transcript, measure: str) -> float | None:
-    """What a problem counts in the result; None where the reward had no verdict."""
-    return transcript.reward if measure == "reward" else float(transcript.correct)
+def changes_of(pairs: Iterable[tuple[Transcript, Transcript]], measure: str) -> list[float]:
+    """By how much each problem's score changed, without those the reward had no verdict for."""
+    if measure != "reward":
+        return [float(new.correct) - float(old.correct) for old, new in pairs]
+    scored = [(old.reward, new.reward) for old, new in pairs]
+    return [new - old for old, new in scored if old is not None and new is not None]
 
 
 @dataclass(frozen=True)
@@ -160,11 +159,9 @@ def describe_changes(before: Sequence[Transcript], after: Sequence[Transcript]) 
 
 
 def side_by_side(
-    before: Sequence[Transcript],
-    after: Sequence[Transcript],
-    count: int = 4,
+    before: Sequence[Transcript], after: Sequence[Transcript], count: int = 4,
     titles: tuple[str, str] = ("before", "after"),
-) -> Table:
+) -> Table:  # fmt: skip
     from rich import box
     from rich.table import Table
     from rich.text import Text

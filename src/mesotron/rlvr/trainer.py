@@ -39,8 +39,7 @@ from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.callbacks import StepEnd
 from mesotron.rlvr.checkpoint import SafeCheckpoints
-from mesotron.rlvr.curriculum import Curriculum
-from mesotron.rlvr.dataset import Batch, Rows
+from mesotron.rlvr.dataset import Batch, Curriculum, Rows
 from mesotron.rlvr.dynamic import PromptStream, Resampler
 from mesotron.rlvr.fast import FastPaths, choose_fast_paths
 from mesotron.rlvr.fast.graphs import GraphSampler, Sampling

@@ -78,10 +78,10 @@ def test_nearly_greedy_the_fast_samplers_train_like_generate(tmp_path):
     ("settings", "record"),
     [
         ({"beta": 0.1, "mask_truncated_completions": True}, False),
-        ({"steps_per_generation": 2, "gradient_accumulation_steps": 1}, True),
-        ({"gradient_accumulation_steps": 2, "loss_type": "dapo", "entropy_coef": 0.05}, True),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 4, "loss_type": "dapo",
+          "entropy_coef": 0.05}, True),
     ],
-)
+)  # fmt: skip
 def test_shared_prompts_make_the_same_steps(tmp_path, settings, record):
     """On the CPU a recorded pass runs without graphs."""
     plain = tiny.make_trainer(tmp_path, parts={"train_dataset": tiny.long_sums()}, **settings)

@@ -5,7 +5,6 @@ so reading is linear in the text.
 """
 
 import re
-from collections.abc import Iterator
 
 from mesotron.rlvr.answers.formats import FORMATS, MAX_ANSWER, MAX_TAIL
 from mesotron.rlvr.answers.numbers import read_number
@@ -76,7 +75,8 @@ def _after_phrase(text: str, start: int, end: int, complete: bool) -> str | None
     answer, stop = _value(text, first, line_end)
     if answer:
         return answer if complete or stop < len(text) else None
-    formula = next(_formulas(text, first, line_end), None)
+    formulas = [(m.start(), _content(m)) for m in _FORMULA.finditer(text, first, line_end)]
+    formula = next((one for one in formulas if one[1]), None)
     number = _NUMBER.search(text, first, line_end)
     if formula and (number is None or formula[0] <= number.start()):
         return formula[1]
@@ -116,12 +116,6 @@ def _formula_at(text: str, start: int, end: int) -> str | None:
             break
         start = also.end()
     return ", ".join(found) or None  # several are compared as several: a guess is not an answer
-
-
-def _formulas(text: str, start: int, end: int) -> Iterator[tuple[int, str]]:
-    for match in _FORMULA.finditer(text, start, end):
-        if content := _content(match):
-            yield match.start(), content
 
 
 def _content(match: re.Match[str]) -> str | None:

@@ -130,11 +130,7 @@ def simplify_latex(text: str) -> str:
 
 @lru_cache(maxsize=16_384)
 def read_number(answer: str) -> Number | None:
-    """A plain number, exactly, or None if the text is anything else.
-
-    >>> read_number("12 apples")
-    Number(value=Fraction(12, 1), percent=False, unit='apple')
-    """
+    """A plain number, exactly, or None if the text is anything else."""
     if len(answer) > MAX_LENGTH:
         return None
     text = _TEXT_LETTER.sub(lambda m: f"{m[1]}{_LETTER_UNITS[m[2]]}", clean(answer))

@@ -34,8 +34,9 @@ class Task:
 
 
 def own_row(problem: Problem) -> dict[str, Any]:
-    """What a reward may read of a problem, beside its prompt."""
-    return {"gold": problem.gold, "id": problem.id, "columns": problem.columns}
+    """What a reward may read of a problem."""
+    prompt = problem.messages or problem.question
+    return {"prompt": prompt, "gold": problem.gold, "id": problem.id, "columns": problem.columns}
 
 
 def digest(text: str, seed: int | str = 0) -> int:

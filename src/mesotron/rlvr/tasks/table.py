@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mesotron.config.base import suggest
+from mesotron.runs.extras import require
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _EVAL_NAMES = ("test", "eval", "validation")
@@ -138,22 +139,17 @@ def _read_csv(path: Path) -> Iterator[Row]:
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{path} needs pyarrow: pip install pyarrow") from error
+    require(None, ["pyarrow"], str(path))
+    import pyarrow
+    from pyarrow import parquet
 
-    number = 0
     try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield Row(f"{path}: row {number}", row)
+        rows = parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         first = str(error).partition("\n")[0]
-        raise ValueError(f"{path}: after row {number}: not Parquet ({first})") from error
+        raise ValueError(f"{path}: not Parquet ({first})") from error
+    for number, row in enumerate(rows, start=1):
+        yield Row(f"{path}: row {number}", row)
 
 
 def _read_hub(name: str, subset: str | None) -> tuple[list[Row], list[Row] | None]:
