@@ -1,31 +1,11 @@
 """Settings refused before anything heavy is imported and before a folder is made."""
 
-import sys
 from dataclasses import replace
 
 import pytest
 
-from mesotron import cli
 from mesotron.config import ObjectiveConfig, RewardConfig, RolloutConfig, TrainConfig
 from mesotron.rlvr.train import check
-
-RESAMPLE = ("--objective.dynamic-sampling", "resample", "--objective.dynamic-oversample")
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--optim.rank", "0"], "--optim.rank 0"),
-        ([*RESAMPLE, "2.6", "--task.num-train", "40"], "--objective.dynamic-oversample 2.6"),
-        (["--reward.parts", "two_parts"], "did you mean two_part"),
-        (["--task.name", "file", "--task.path", "no.jsonl"], "no.jsonl"),
-        (["--task.name", "sums", "--task.num-eval", "700"], "--task.num-eval"),
-    ],
-)
-def test_a_wrong_setting_is_refused_before_torch_is_imported(flags, named, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mesotron.rlvr.session", None)
-    assert cli.main(["train", *flags]) == 2
-    assert named in capsys.readouterr().err
 
 
 def test_prompts_cannot_be_added_where_groups_span_processes(monkeypatch, tmp_path):

@@ -19,7 +19,7 @@ from mesotron.rlvr import scores
 from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.decode import Completion, choose, fitting_batch, generate
+from mesotron.rlvr.decode import Completion, choose, generate
 from mesotron.rlvr.models import load_model, lora_config
 from mesotron.rlvr.run_report import curve_lines, transcript_lines
 from mesotron.rlvr.tasks.load import load_task
@@ -93,14 +93,6 @@ def test_choose_inverts_the_cumulative_distribution():
 def test_invalid_generation_is_refused(random_model, prompts, max_tokens, match):
     with pytest.raises(ValueError, match=match):
         generate(*random_model, prompts, max_tokens=max_tokens)
-
-
-def test_longer_rows_make_smaller_batches(random_model, monkeypatch):
-    model, _ = random_model
-    monkeypatch.setattr("mesotron.rlvr.decode.free_memory", lambda device: 10_000_000)
-    assert fitting_batch(model, 50) > fitting_batch(model, 500) >= 1
-    monkeypatch.setattr("mesotron.rlvr.decode.free_memory", lambda device: 1000)
-    assert fitting_batch(model, 50) == 1
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_one():

@@ -5,15 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mesotron.rlvr.answers.facts import Facts, Judge, summarise
-from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.answers.verify import Verifier
-
-
-@pytest.fixture(scope="module")
-def judge():
-    with Verifier(num_workers=1) as verifier:
-        yield Judge(FORMATS["boxed"], verifier)
+from mesotron.rlvr.answers.facts import Facts, summarise
 
 
 def one(judge, completion, gold, truncated=False) -> Facts:

@@ -10,9 +10,7 @@ pytest.importorskip("reasoning_gym")
 
 from mesotron.cli import main
 from mesotron.config import TaskConfig
-from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.dataset import ROLLOUTS, Curriculum
 from mesotron.rlvr.tasks import gym
 from mesotron.rlvr.tasks.load import load_task
@@ -90,16 +88,14 @@ def test_scorers_are_bounded(monkeypatch):
     assert replies(hang) == 0
 
 
-def test_the_scorer_decides_what_is_correct():
+def test_the_scorer_decides_what_is_correct(judge):
     # A countdown has many right answers; the gold is one of them.
     config = TaskConfig(name="rg:countdown", num_train=4, num_eval=1)
     problem = load_task(config).train[0]
     entry = gym.entry_of(tuple(problem.columns[gym.KEY]))
     other = f"({problem.gold}) + 0 * 1"
     texts = [rf"\boxed{{{answer}}}" for answer in (problem.gold, "1 + 1")] + [problem.gold]
-    with Verifier(num_workers=1) as verifier:
-        judge = Judge(FORMATS["boxed"], verifier)
-        facts = judge.judge(texts, [problem.gold] * 3, [False] * 3)
+    facts = judge.judge(texts, [problem.gold] * 3, [False] * 3)
     facts = gym.regrade(facts, texts, [json.dumps(problem.columns)] * 3, FORMATS["boxed"])
     assert [fact.correct for fact in facts] == [True, False, False]
     assert facts[0].score == 1 > facts[1].score

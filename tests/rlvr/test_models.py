@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.tiny_model import build_network, build_tokenizer
+from benchmarks.tiny_model import build_tokenizer
 from mesotron.config import ModelConfig
 from mesotron.optim.device import choose_device
 from mesotron.rlvr import models as converted
@@ -18,20 +18,6 @@ from mesotron.rlvr.models import TINY_WEIGHTS, load_model, locate
 from mesotron.rlvr.tasks import arith
 
 TEXTS = ["Mia has 12 apples. 3 + 4 = 7"] * 9
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer(TEXTS, 300)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, tokenizer) -> Path:
-    """A small model folder as save_pretrained writes it."""
-    place = tmp_path_factory.mktemp("model")
-    build_network(tokenizer).save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
 
 
 @pytest.fixture

@@ -70,11 +70,6 @@ def test_one_update_per_rollout_warns(name, loss, caplog):
     assert "equals grpo" in caplog.text
 
 
-def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="'mgpro'"):
-        resolve("mgpro", 8)
-
-
 def test_a_quarter_of_the_group_votes_and_the_rest_trains():
     args = arguments("mgrpo", RolloutConfig(prompts=16, generations=8))
     assert args["num_generations"] == 6
@@ -90,9 +85,11 @@ def test_the_anchor_of_corewarding_votes_beside_the_whole_group():
 
 
 @pytest.mark.parametrize(("voters", "keyword"), [(8, "leaves none"), (7, "no baseline")])
-def test_groups_that_cannot_train_are_refused(voters, keyword):
+def test_groups_that_cannot_train_and_unknown_names_are_refused(voters, keyword):
     with pytest.raises(ValueError, match=keyword):
         resolve(ObjectiveConfig(name="mgrpo", momentum_generations=voters), 8)
+    with pytest.raises(ValueError, match="'mgpro'"):
+        resolve("mgpro", 8)
 
 
 def test_batches_are_split_into_updates_processes_and_micro_batches():

@@ -6,20 +6,11 @@ import pytest
 
 from mesotron.cli import main
 from mesotron.config import RewardConfig
-from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.reward_check import check
 from mesotron.rlvr.rewards import make_reward
 from mesotron.rlvr.tasks.problem import Problem
 
 PLANTED = "support.planted_rewards:"
-
-
-@pytest.fixture(scope="module")
-def judge():
-    with Verifier(num_workers=1) as verifier:
-        yield Judge(FORMATS["boxed"], verifier)
 
 
 def problems(odd_golds=False):

@@ -7,17 +7,9 @@ from pathlib import Path
 import pytest
 
 from mesotron.config import RewardConfig
-from mesotron.rlvr.answers.facts import Judge
-from mesotron.rlvr.answers.formats import FORMATS
-from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.rewards import PARTS, make_reward
 
 RIGHT, WRONG, BARE, NOTHING = r"\boxed{7}", r"\boxed{8}", "It is 7", "no idea"
-
-
-@pytest.fixture(scope="module")
-def judge():
-    return Judge(FORMATS["boxed"], Verifier(num_workers=1))
 
 
 def score(judge, completions, *, golds=None, ids=None, truncated=None, max_tokens=10, **config):

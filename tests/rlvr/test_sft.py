@@ -1,12 +1,10 @@
 """Supervised warm start: its rows, tiny real runs, and exact resume."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.config import ModelConfig, OptimConfig, SftConfig, TaskConfig
 from mesotron.rlvr import spending, train
 from mesotron.rlvr.dataset import IGNORED, make_demonstrations, reading_order
@@ -16,20 +14,6 @@ from mesotron.runs.resume import settings_to_resume
 from support.rlvr_tiny import SlowMeter, same
 
 TASK = TaskConfig(levels=(1,), num_train=40, num_eval=4)
-TEXTS = ["Solve the problem step by step. 3 + 4 = 7"] * 9
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer(TEXTS, 320)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, tokenizer) -> Path:
-    place = tmp_path_factory.mktemp("model")
-    build_network(tokenizer).save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
 
 
 @pytest.fixture

@@ -352,6 +352,7 @@ def test_a_budget_counts_over_all_sessions(run, whole, monkeypatch, capsys):
         ("--model.name no/such-model", "no/such-model"),
         ("--reward.parts earned:absent", "'absent'"),
         ("--rollout.updates 3", "3 updates"),
+        ("--objective.dynamic-sampling resample --objective.dynamic-oversample 4", "oversample 4"),
         ("--budget 5", "--budget 5"),
         ("--time-limit 0.001s", "time limit"),
         ("--seed 4294967296", "--seed"),

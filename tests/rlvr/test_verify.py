@@ -15,15 +15,6 @@ from mesotron.rlvr.answers.numbers import MAX_LENGTH, read_number
 from mesotron.rlvr.answers.verify import Verifier, letters
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_TOKEN", "secret")
-        shared = Verifier(timeout=5, num_workers=1)
-    with shared:
-        yield shared
-
-
 @pytest.fixture
 def no_workers(monkeypatch):
     """Fails a test that needs math-verify."""

@@ -13,7 +13,6 @@ from mesotron.rlvr.labels import (
     label_by_vote,
     low_entropy_outliers,
     majority,
-    vote_metrics,
 )
 
 EVEN = ["9", "7", "7", "9", "3"]
@@ -39,11 +38,6 @@ def test_the_majority_of_those_who_answered(answers, options, vote):
 def test_random_ties_depend_on_the_seed_alone():
     assert {majority(EVEN, tie="random", seed=k).label for k in range(40)} == {"9", "7"}
     assert len({majority(EVEN, tie="random", seed=(5, 1)).label for _ in range(5)}) == 1
-
-
-def test_vote_metrics():
-    votes = [Vote("7", 1.0, 4), Vote(None, 0.4, 5), Vote(None, 0.0, 0)]
-    assert vote_metrics(votes) == {"votes/share": 0.7, "votes/abstained": 2 / 3}
 
 
 def labels(name="mgrpo", *, policy, anchor=None, **options):

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from mesotron.config import PRICES_AS_OF, GpuName, PlanConfig, TaskConfig, TrainConfig
 from mesotron.config.base import from_plain
+from mesotron.rlvr import train
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.estimate import (
     DATASETS,
@@ -32,14 +33,6 @@ from mesotron.rlvr.objectives import first_round_prompts, resolve
 from mesotron.rlvr.prompts import SYSTEM
 from mesotron.rlvr.tasks import gym
 from mesotron.rlvr.tasks.load import GENERATED, load_task
-from mesotron.rlvr.train import (
-    check,
-    check_enough,
-    check_installed,
-    resolve_own,
-    run_name,
-    set_library_variables,
-)
 from mesotron.runs import RunFolder
 from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.doctor import list_gpus
@@ -90,12 +83,12 @@ class Problems(NamedTuple):
 
 def run(config: PlanConfig) -> int:
     if config.calibrate:
-        check_installed(config)
-    check(config)
-    config = resolve_own(config)
+        train.check_installed(config)
+    train.check(config)
+    config = train.resolve_own(config)
     limits_of(config)
     problems = find_problems(config.task)
-    set_library_variables(config.task, config.model.name)
+    train.set_library_variables(config.task, config.model.name)
     plan = Estimator(config, problems.question_tokens)
     pace = find_pace(config, problems.number, plan)
     show(estimate(config, problems.number, pace), plan, SafeConsole(highlight=False))
@@ -242,7 +235,7 @@ def calibrate(config: PlanConfig) -> Pace:
 
 
 def maths_of(config: PlanConfig, num_prompts: int) -> StepMath:
-    check_enough(num_prompts, config)
+    train.check_enough(num_prompts, config)
     rollout, objective = config.rollout, resolve(config.objective, config.rollout.generations)
     # A corewarding anchor samples beside the policy.
     beside = (objective.momentum_generations or 0) if objective.name == "corewarding" else 0
@@ -293,7 +286,7 @@ def show(result: Estimate, plan: Estimator, console: Console) -> None:
             parts = ", ".join(f"{name} {size:.1f}" for name, size in prediction.memory.items())
             total = f"{prediction.needed:.1f} of {prediction.capacity:g} GiB"
             rows.append((f"memory of one {plan.gpu}", f"{verdict}: {total} (estimate: {parts})"))
-    table = Table(title=f"{run_name(config)}: {config.steps:,} steps", show_header=False)
+    table = Table(title=f"{train.run_name(config)}: {config.steps:,} steps", show_header=False)
     for row in rows:
         table.add_row(*map(Text, row))  # names are no markup
     console.print(table)

@@ -15,14 +15,7 @@ from typing import Any
 from datasets import Dataset
 
 from mesotron.config import SftConfig, TaskConfig
-from mesotron.rlvr.prompts import (
-    build_prompt,
-    demonstrate,
-    loose_text,
-    plain_text,
-    render_prompts,
-    solved_text,
-)
+from mesotron.rlvr import prompts
 from mesotron.rlvr.tasks.problem import Problem, Task, digest
 
 IGNORED = -100  # the label that the loss skips
@@ -112,10 +105,10 @@ class Curriculum:
 
 
 def make_rows(task: Task, config: TaskConfig, tokenizer: Any) -> Rows:
-    messages = [build_prompt(p, config, task.format, task.examples) for p in task.train]
+    messages = [prompts.build_prompt(p, config, task.format, task.examples) for p in task.train]
     chat = tokenizer.chat_template is not None
     columns = {
-        "prompt": messages if chat else [plain_text(one) for one in messages],
+        "prompt": messages if chat else [prompts.plain_text(one) for one in messages],
         "gold": [problem.gold for problem in task.train],
         "id": [problem.id for problem in task.train],
     }
@@ -148,13 +141,13 @@ def _by_level(task: Task) -> list[list[Problem]]:
 def make_demonstrations(task: Task, config: SftConfig, tokenizer: Any) -> Dataset:
     """Solved problems as tokens with labels on the completion, in the order the whole run reads."""
     problems = [one for one in task.train if one.gold is not None or one.solution]
-    prompts = render_prompts(problems, config.task, tokenizer, task.examples)
+    rendered = prompts.render_prompts(problems, config.task, tokenizer, task.examples)
     pairs = []
-    for problem, prompt in zip(problems, prompts, strict=True):
+    for problem, prompt in zip(problems, rendered, strict=True):
         # The question itself decides whether its answer stands outside the format.
         loose = digest(problem.question, "loose") / 2**64 < config.loose
-        completion = loose_text(problem) if loose else solved_text(problem, task.format)
-        pairs.append(demonstrate(prompt, completion, tokenizer))
+        text = prompts.loose_text(problem) if loose else prompts.solved_text(problem, task.format)
+        pairs.append(prompts.demonstrate(prompt, text, tokenizer))
     fitting = [pair for pair in pairs if sum(map(len, pair)) <= config.max_tokens]
     if not fitting:
         raise ValueError(

@@ -25,6 +25,7 @@ from mesotron.config import SftConfig, TrainConfig
 from mesotron.config.base import spell
 from mesotron.optim.device import choose_device, name_device, use_one_thread_if_small
 from mesotron.probes.forgetting import read_text, text_blocks
+from mesotron.rlvr import models
 from mesotron.rlvr.anchor import Anchor
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.verify import Verifier
@@ -38,14 +39,6 @@ from mesotron.rlvr.callbacks import (
     Spending,
 )
 from mesotron.rlvr.dataset import first_level, make_curriculum, make_rows
-from mesotron.rlvr.models import (
-    as_loaded,
-    choose_precision,
-    choose_speed,
-    load_model,
-    lora_config,
-    supports_bfloat16,
-)
 from mesotron.rlvr.objectives import resolve, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
 from mesotron.rlvr.prompts import check_prompts
@@ -56,16 +49,9 @@ from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.train import check_enough, reads_answers
 from mesotron.rlvr.trainer import GRPOTrainer
-from mesotron.runs import RunFolder
+from mesotron.runs import RunFolder, process
 from mesotron.runs.console import LiveView, SafeConsole, print_line
 from mesotron.runs.folder import warn_of_failure
-from mesotron.runs.process import (
-    StopRequest,
-    asks_for_sharding,
-    explain_interrupt,
-    is_main,
-    num_processes,
-)
 from mesotron.runs.resume import Plan
 from mesotron.runs.trust import code_settings
 from mesotron.watch.budget import limits_of
@@ -92,7 +78,7 @@ class Parts:
 
 def train(plan: Plan[TrainConfig], account: Account) -> int:
     quiet_libraries()
-    console = SafeConsole(quiet=not is_main())
+    console = SafeConsole(quiet=not process.is_main())
     for note in plan.notes:
         print_line(console, note)
     model, task = plan.config.model.name, plan.config.task.title
@@ -101,7 +87,7 @@ def train(plan: Plan[TrainConfig], account: Account) -> int:
         parts = load(plan.config, verifier)
         with (
             open_folder(plan, parts.device) as run,
-            explain_interrupt(f"continue with {resume_command(plan)}"),
+            process.explain_interrupt(f"continue with {resume_command(plan)}"),
         ):
             account.loaded(run)
             return train_in(run, plan, parts, account, console)
@@ -117,29 +103,30 @@ def resume_command(plan: Plan[Any]) -> str:
 
 def load(config: TrainConfig, verifier: Verifier) -> Parts:
     device = choose_device(config.device, config.threads)
-    arguments = trl_arguments(config.objective, config.rollout, config.optim, num_processes())
+    world = process.num_processes()
+    arguments = trl_arguments(config.objective, config.rollout, config.optim, world)
     check_settings(config.optim)
     task = load_task(config.task)
     check_enough(len(task.train), config)
     judge = Judge(task.format, verifier)
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
-    config = choose_precision(config, supports_bfloat16(device))
-    model, tokenizer = load_model(config.model, device)
+    config = models.choose_precision(config, models.supports_bfloat16(device))
+    model, tokenizer = models.load_model(config.model, device)
     check_prompts(task, config.task, tokenizer, model, config.rollout.max_tokens)
     use_one_thread_if_small(model, device, config.threads)
-    config = choose_speed(config, device.type == "cuda", model.num_parameters())
+    config = models.choose_speed(config, device.type == "cuda", model.num_parameters())
     return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
 
 
 @contextmanager
 def open_folder(plan: Plan[Any], device: torch.device) -> Iterator[RunFolder]:
-    if num_processes() > 1 and not is_main():
+    if process.num_processes() > 1 and not process.is_main():
         PartialState().wait_for_everyone()
         yield RunFolder(plan.path)
         return
     with plan.open_folder(name_device(device), torch.get_num_threads()) as run:
         run.cut_after(plan.checkpoint.step if plan.checkpoint else 0)
-        if num_processes() > 1:
+        if process.num_processes() > 1:
             PartialState().wait_for_everyone()
         yield run
 
@@ -153,7 +140,7 @@ def train_in(
         print_line(console, f"evaluating it on {len(parts.task.eval)} held-out problems")
         with meter.evaluation():
             before = evaluate_part(parts, parts.model, "before")
-        if is_main():
+        if process.is_main():
             run.save("before", before)
     completions = config.rollout.prompts * config.rollout.generations
     meter.calibrate(sampling_time(meter.slowest_evaluation, before["problems"], completions))
@@ -236,7 +223,7 @@ def make_watch(trainer: GRPOTrainer, parts: Parts, run: RunFolder) -> Watch:
 
 
 def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
-    with as_loaded(model):
+    with models.as_loaded(model):
         config = parts.config
         own = parts.reward if any(":" in part for part in config.reward.parts) else None
         result = measure(model, parts.tokenizer, parts.task, config, parts.judge, name, own)
@@ -252,7 +239,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         args=GRPOConfig(**trainer_arguments(parts, run)),
         train_dataset=make_rows(first_level(parts.task, config.task), config.task, parts.tokenizer),
         processing_class=parts.tokenizer,
-        peft_config=lora_config(config.model),
+        peft_config=models.lora_config(config.model),
         optim=config.optim,
         objective=resolve(config.objective, config.rollout.generations),
         # Own rewards alone read no answers, and what is logged of answers would mislead the watch.
@@ -261,7 +248,7 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
     )
     if config.task.curriculum is not None:
         trainer.use_curriculum(make_curriculum(parts.task, config.task, parts.tokenizer))
-    if asks_for_sharding() and not trainer.is_fsdp_enabled:
+    if process.asks_for_sharding() and not trainer.is_fsdp_enabled:
         raise ValueError("FSDP needs GPUs here: launch with examples/scaling/ddp.yaml instead")
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -327,7 +314,7 @@ def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:
 
     def set_beta(beta: float) -> None:
         if trainer.ref_model is None and not has_adapters(trainer.policy):
-            start, _ = load_model(config.model, parts.device)
+            start, _ = models.load_model(config.model, parts.device)
             trainer.ref_model = Anchor(dtype=None).start(start)
         trainer.beta = trainer.args.beta = beta
 
@@ -340,7 +327,7 @@ def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:
 @contextmanager
 def live_view(
     run: RunFolder, plan: Plan[Any], console: Console, watched: dict[str, str] | None = None
-) -> Iterator[tuple[LiveView, StopRequest]]:
+) -> Iterator[tuple[LiveView, process.StopRequest]]:
     view = LiveView(plan.config.steps, watched or WATCHED, console)
 
     class ToView(logging.Handler):
@@ -352,7 +339,7 @@ def live_view(
     with view:
         logger.addHandler(handler)
         try:
-            with StopRequest(view.say, f"continue with {resume_command(plan)}") as stop:
+            with process.StopRequest(view.say, f"continue with {resume_command(plan)}") as stop:
                 view.start_at(plan.checkpoint.step if plan.checkpoint else 0, run.rows("metrics"))
                 yield view, stop
         finally:

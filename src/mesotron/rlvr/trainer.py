@@ -25,6 +25,7 @@ from trl.trainer.utils import pad
 from mesotron.config import SELF_LABELED, ObjectiveConfig, OptimConfig
 from mesotron.optim.groups import clip_gradients
 from mesotron.probes import repetition, trajectory_entropy
+from mesotron.rlvr import objectives
 from mesotron.rlvr.anchor import (
     Anchor,
     AnchoredSampler,
@@ -46,15 +47,6 @@ from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
 from mesotron.rlvr.fast.recording import SharedPromptPass
 from mesotron.rlvr.labels import low_entropy_outliers
 from mesotron.rlvr.losses import LossInputs, correction_weight, gmpo_loss, policy_metrics
-from mesotron.rlvr.objectives import (
-    ANCHORED,
-    first_round_rows,
-    is_geometric,
-    resolve_objective,
-    set_loss,
-    updates_per_rollout,
-    warn_if_on_policy,
-)
 from mesotron.rlvr.optimizer import (
     build_optimizer,
     check_all_train,
@@ -148,9 +140,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         **rest: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else GRPOConfig("mesotron-grpo")
-        self.objective = resolve_objective(args, objective)
+        self.objective = objectives.resolve_objective(args, objective)
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
-        self.geometric = is_geometric(self.objective)
+        self.geometric = objectives.is_geometric(self.objective)
         self.self_labelled = self.objective.name in SELF_LABELED
         self._token_ids: dict[str, list[int]] = {}
         self._prompt_ids: TokenRows = []
@@ -159,7 +151,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         funcs = [func for func in funcs if func is not None]
         if objective is not None:
-            set_loss(args, self.objective)
+            objectives.set_loss(args, self.objective)
         if self.self_labelled:  # the votes train, all other rewards are logged
             if args.reward_weights is not None:
                 raise ValueError(
@@ -174,12 +166,12 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         args.beta = self.beta = beta
         if isinstance(self.train_dataset, Rows):
             self.data_collator = Batch
-        warn_if_on_policy(self.objective, updates_per_rollout(args))
+        objectives.warn_if_on_policy(self.objective, objectives.updates_per_rollout(args))
         ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
         self.scorer = Scorer(self.objective, judge, ends)
         if own:
             self.ref_model: Any = Anchor(dtype=None).start(self.policy)
-        if self.objective.name in ANCHORED:
+        if self.objective.name in objectives.ANCHORED:
             check_anchorable(self, self._group_size())
             self.anchor = self.stateful["anchor"] = Anchor()
             if self.objective.name == "corewarding" and self.beta:
@@ -193,7 +185,8 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             )
             # Further rounds have any number of rows.
             rows = args.per_device_train_batch_size * (args.steps_per_generation or 1)
-            self.usual_rows = first_round_rows(rows, G, self.objective.dynamic_oversample)
+            oversample = self.objective.dynamic_oversample
+            self.usual_rows = objectives.first_round_rows(rows, G, oversample)
         self.fast = choose_fast_paths(self) if fast else FastPaths()
         if self.fast.share_prompts:
             self.shared_prompts = SharedPromptPass(
