@@ -64,7 +64,7 @@ def test_no_end_token_at_all_is_refused(copied):
 
 def test_tokenizer_of_another_model_is_refused(copied):
     tokenizer = build_tokenizer(TEXTS * 3, 300)
-    tokenizer.add_tokens([f"<|x{k}|>" for k in range(4)])
+    tokenizer.add_tokens([f"<|x{k}|>" for k in range(40)])
     tokenizer.add_special_tokens({"pad_token": "<|far|>"})
     tokenizer.save_pretrained(copied)
     assert "vocabulary" in refusal(copied)
