@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.tournament import warm
 from benchmarks.tournament.analyse import compare
 from benchmarks.tournament.cells import area
 from benchmarks.tournament.plan import (
@@ -90,3 +91,20 @@ def test_a_win_needs_significance_a_lead_and_three_tasks():
     assert found["c", "b"].wins
     assert not found["a", "c"].wins  # a lead below 0.02
     assert found["a", "b"].low < 0.1 < found["a", "b"].high
+
+
+def test_a_start_is_the_merged_model_with_all_weights_trainable(tmp_path):
+    peft = pytest.importorskip("peft")
+    from safetensors.torch import save_file
+
+    plain, _ = warm.start("tiny", None, "cpu")
+    before = {name: p.clone() for name, p in plain.named_parameters()}
+    lora = peft.LoraConfig(r=warm.RANK, lora_alpha=warm.ALPHA, target_modules="all-linear")
+    weights = peft.get_peft_model_state_dict(peft.get_peft_model(plain, lora))
+    save_file({name: value + 0.01 for name, value in weights.items()}, tmp_path / warm.FILE)
+    model, _ = warm.start("tiny", tmp_path / warm.FILE, "cpu")
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(p.requires_grad for p in after.values())
+    moved = {name for name in after if not before[name].equal(after[name])}
+    assert moved == {name for name in after if "_proj" in name}

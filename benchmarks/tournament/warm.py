@@ -134,7 +134,8 @@ def start(folder: str, adapter: Path | None, device: str) -> tuple[Any, Any]:
     net = peft.get_peft_model(model, lora)
     weights = {name: value.float() for name, value in load_file(adapter).items()}
     peft.set_peft_model_state_dict(net, weights)
-    return net.merge_and_unload(), tokenizer
+    model = net.merge_and_unload()
+    return model.requires_grad_(True), tokenizer  # which peft had frozen
 
 
 def main() -> None:
