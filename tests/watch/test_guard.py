@@ -58,6 +58,20 @@ def test_the_checkpoint_is_from_before_the_onset_and_not_merely_the_alarm(name):
     assert checkpoint < max(monitor.snapshots) < event.step
 
 
+def test_a_checkpoint_whose_evaluation_had_fallen_is_not_taken():
+    monitor = Monitor()
+    scores = {1: 0.2, 5: 0.9, 10: 0.5, 15: 0.15, 20: 0.1, 25: 0.1, 30: 0.1}
+    rows = [{"step": k, "reward": 0.5} for k in range(1, 31)]
+    for k, score in scores.items():
+        rows[k - 1] |= {"eval/greedy": score, "eval/problems": 200}
+    event = run_to_alarm(monitor, rows, save_every=2)
+    assert event is not None
+    assert event.began is not None
+    assert event.began > 8  # which would be taken by the onset alone
+    assert choose_checkpoint(monitor, event, monitor.snapshots) == 4
+    assert choose_checkpoint(monitor, event, [8]) == 8
+
+
 def test_after_a_rollback_only_a_new_failure_raises_an_alarm():
     stream = FAILURES["reward_collapse"](0)
     monitor = Monitor()

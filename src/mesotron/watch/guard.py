@@ -10,9 +10,9 @@ from typing import Any
 
 from mesotron.config import WatchSettings
 from mesotron.watch.detectors import DETECTORS, TWO_PART, Change, Detector
-from mesotron.watch.engine import Engine
+from mesotron.watch.engine import Engine, is_number
 from mesotron.watch.events import Action, Event
-from mesotron.watch.metrics import Row
+from mesotron.watch.metrics import Row, canonical
 
 # The steps to come may move the weights by this share of the distance that led to the failure.
 SAFETY = 0.5
@@ -104,13 +104,33 @@ def choose_event(
 
 def choose_checkpoint(monitor: Monitor, event: Event, complete: Collection[int]) -> int | None:
     """The last of the complete checkpoints before the onset of every active failure; if there is
-    none, before the onset of this event; else None."""
+    none, before the onset of this event; else None. An evaluation that had already fallen then
+    rules out the checkpoints after the last good one."""
     known = monitor.snapshots.keys() & set(complete)
+    good = last_good_evaluation(monitor)
     for onset in (monitor.engine.unhealthy_since(), event.began):
         healthy = [step for step in known if onset is not None and step < max(onset, 1)]
         if healthy:
-            return max(healthy)
+            return max([step for step in healthy if step <= good] or healthy)
     return None
+
+
+def last_good_evaluation(monitor: Monitor) -> float:
+    """The step of the last held-out score that is not clearly below the best; infinity if there is
+    none, or no later score."""
+    scores: list[tuple[int, float]] = []
+    for row in monitor.rows:
+        score = canonical({key: x for key, x in row.items() if is_number(x)}).get("heldout")
+        while scores and scores[-1][0] >= row["step"]:  # a rollback repeats steps
+            scores.pop()
+        if score is not None:
+            scores.append((int(row["step"]), score))
+    best = max((score for _, score in scores), default=0.0)
+    problems = monitor.engine.tracks["heldout"].trials if scores else None
+    # Twice the standard error of a difference, at most; a tenth where the problems are not known.
+    noise = (2 / problems) ** 0.5 if problems else abs(best) / 10
+    good = [step for step, score in scores if score >= best - noise]
+    return good[-1] if good and good[-1] < scores[-1][0] else float("inf")
 
 
 def why_give_up(
