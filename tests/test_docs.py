@@ -40,6 +40,18 @@ FENCE = re.compile(
 )
 # Flags of other programs that the pages name.
 FOREIGN = {
+    # LeRobot's, and Slurm's and Ray's
+    "--optimizer.discover_packages_path",
+    "--optimizer.type",
+    "--optimizer.perception",
+    "--use_policy_training_preset",
+    "--scheduler.type",
+    "--nodes",
+    "--ntasks-per-node",
+    "--address",
+    "--min-nodes",
+    "--head",
+    "--port",
     "--batch-size",
     "--learning_rate",
     "--config_file",

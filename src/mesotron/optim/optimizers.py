@@ -35,6 +35,7 @@ from mesotron.optim.groups import (
 from mesotron.optim.leash import distance, keep_start, pull
 from mesotron.optim.lora import find_pairs, pair_up, product_distances, step_pairs
 from mesotron.optim.routing import RoutingTable, route
+from mesotron.optim.routing.params import model_behind
 from mesotron.optim.sharding.step import sharded_step
 from mesotron.optim.stats import StepStats
 from mesotron.optim.step import (
@@ -429,7 +430,8 @@ def muon(model: nn.Module, lr: Lr = 1e-3, *, aux_lr: Lr | None = None, **options
     """Muon for the hidden matrices of a model, AdamW for the rest.
 
     Args:
-        model: a torch module, including Transformers, PEFT and FSDP2-sharded ones.
+        model: a torch module, including Transformers, PEFT and FSDP2-sharded ones; or, as trainers
+            pass it, its `parameters()` or (name, parameter) pairs.
         lr: RMS change of a weight per step over 0.2; AdamW's learning rate carries over.
         aux_lr: learning rate of the auxiliary rule; None is `lr`.
         **options: routing (`per_head`, `overrides`, `modalities`, `lora`: see `mesotron.route`)
@@ -505,7 +507,7 @@ def _build(
 ) -> Any:
     routing = {key: options[key] for key in _ROUTING_OPTIONS if key in options}
     rest = {key: value for key, value in options.items() if key not in _ROUTING_OPTIONS}
-    aux = cls.default_aux
+    aux, model = cls.default_aux, model_behind(model)
     table = route(model, matrix=cls.rule, aux=aux, **routing)
     if rest.get("leash") is not None:
         alone = [r for r in table if r.rule in SPECTRAL_RULES and r.role in ("lora_A", "lora_B")]
