@@ -179,7 +179,7 @@ RUN_FIELDS = {"model", "task", "objective", "rollout", "optim", "steps"}
 
 def test_the_quickstart_shows_what_plan_prints(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text()
-    block = page.split("## The price before")[1].split("```console\n")[1].split("```")[0]
+    block = page.split("## What will it cost?")[1].split("```console\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)  # no earlier runs
     monkeypatch.setenv("COLUMNS", "80")
     for part in block.removeprefix("$ mesotron ").split("$ mesotron "):

@@ -52,7 +52,7 @@ class OptimConfig(Config, prefix="optim."):
     """Which gradients to clip; all also clips the matrices, by their own norm."""
     fused: bool | None = None
     """Use our GPU kernels for spectral steps. They compile for up to 13 s once per machine (unset:
-    in mesotron train from 500 steps on)."""
+    in mesotron train from 100 steps on)."""
 
     def check_fields(self) -> None:
         is_muon = self.name.startswith("muon")

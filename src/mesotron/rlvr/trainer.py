@@ -101,7 +101,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             completion. Self-labelled objectives log them and do not train on them.
         args: a `trl.GRPOConfig`; its `num_generations` are the completions that train.
         train_dataset: has a column `prompt`; `gold` is read by the judge.
-        optim: muon, pion, muon_sgd, adamw, or an `OptimConfig`; None for TRL's choice from `args`.
+        optim: muon, pion, normuon, muon_sgd, adamw, or an `OptimConfig`; None: TRL's, as in `args`.
             A name alone takes `args.learning_rate`.
         objective: a name or an `ObjectiveConfig`; None for the loss that `args` names.
         judge: turns completions into facts; self-labelled objectives without one read \\boxed{}.
