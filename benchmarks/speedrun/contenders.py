@@ -105,9 +105,9 @@ def make_ours(parts: Parts, run: RunFolder) -> Any:
     return trainer
 
 
-def make_stock(parts: Parts, folder: Path, vllm: bool = False) -> Any:
+def make_stock(parts: Parts, folder: Path, vllm: bool = False, **more: Any) -> Any:
     """Plain TRL: its own AdamW, schedule and sampling, its defaults where they cost no time; `vllm`
-    samples with vLLM in the same process."""
+    samples with vLLM in the same process, `more` are fields of `GRPOConfig`."""
     from datasets import Dataset
     from transformers import PrinterCallback
     from trl.trainer.grpo_config import GRPOConfig
@@ -143,8 +143,9 @@ def make_stock(parts: Parts, folder: Path, vllm: bool = False) -> Any:
         dataloader_pin_memory=not on_cpu,
         use_vllm=vllm,
         vllm_mode="colocate",
-        vllm_gpu_memory_utilization=VLLM_SHARE,
-        vllm_max_model_length=VLLM_LENGTH,
+        **(
+            {"vllm_gpu_memory_utilization": VLLM_SHARE, "vllm_max_model_length": VLLM_LENGTH} | more
+        ),
     )
     rows = make_rows(parts.task, config.task, parts.tokenizer)
     trainer = GRPOTrainer(

@@ -1,0 +1,1 @@
+"""Mesotron and TRL with and without vLLM: seconds per GRPO step, accuracy, mismatch, QLoRA."""
