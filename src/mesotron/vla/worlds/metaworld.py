@@ -5,8 +5,10 @@ is a weak control here. Tested with metaworld 3.1.1.
 """
 
 import os
+import tomllib
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,58 +29,7 @@ MT10 = (
     "button-press-topdown", "peg-insert-side", "window-open", "window-close",
 )  # fmt: skip
 
-SENTENCES = {
-    "assembly": "put the nut onto the peg",
-    "basketball": "dunk the ball into the basket",
-    "bin-picking": "move the puck from one bin to the other",
-    "box-close": "put the lid on the box",
-    "button-press-topdown": "press the button from above",
-    "button-press-topdown-wall": "press the button behind the wall from above",
-    "button-press": "press the button",
-    "button-press-wall": "press the button behind the wall",
-    "coffee-button": "push the button of the coffee machine",
-    "coffee-pull": "pull the mug away from the coffee machine",
-    "coffee-push": "push the mug under the coffee machine",
-    "dial-turn": "turn the dial",
-    "disassemble": "take the nut off the peg",
-    "door-close": "close the door",
-    "door-lock": "lock the door",
-    "door-open": "open the door",
-    "door-unlock": "unlock the door",
-    "hand-insert": "put the hand into the hole",
-    "drawer-close": "close the drawer",
-    "drawer-open": "open the drawer",
-    "faucet-open": "turn the faucet on",
-    "faucet-close": "turn the faucet off",
-    "hammer": "hit the nail with the hammer",
-    "handle-press-side": "press the handle down from the side",
-    "handle-press": "press the handle down",
-    "handle-pull-side": "pull the handle up from the side",
-    "handle-pull": "pull the handle up",
-    "lever-pull": "pull the lever up",
-    "peg-insert-side": "insert the peg into the hole",
-    "pick-place-wall": "bring the puck over the wall to the goal",
-    "pick-out-of-hole": "pick the puck out of the hole",
-    "reach": "reach the goal",
-    "push-back": "push the puck back to the goal",
-    "push": "push the puck to the goal",
-    "pick-place": "pick up the puck and place it at the goal",
-    "plate-slide": "slide the plate into the cabinet",
-    "plate-slide-side": "slide the plate into the cabinet sideways",
-    "plate-slide-back": "slide the plate out of the cabinet",
-    "plate-slide-back-side": "slide the plate out of the cabinet sideways",
-    "peg-unplug-side": "pull the peg out of the hole",
-    "soccer": "kick the ball into the net",
-    "stick-push": "push the box with the stick",
-    "stick-pull": "pull the box with the stick",
-    "push-wall": "push the puck around the wall to the goal",
-    "reach-wall": "reach the goal behind the wall",
-    "shelf-place": "place the puck on the shelf",
-    "sweep-into": "sweep the puck into the hole",
-    "sweep": "sweep the puck off the table",
-    "window-open": "open the window",
-    "window-close": "close the window",
-}
+SENTENCES: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 class MetaWorld(World):
