@@ -282,7 +282,7 @@ def test_cells_of_a_killed_tournament_keep_the_lock(folder):
         ("arith --set optim.scale=spectral", "optim.scale"),
         ("snake --set eval_episodes=16", "eval_episodes"), ("vla --set demos=no/such", "no/such"),
         ("vla --set demos={demos} batch=1", "batch"),
-        ("vla --set demos={demos} episodes=4", "episodes"),
+        ("vla --set demos={demos} episodes=4", "episodes"), ("arith --on slurm", "--on"),
     ],
 )  # fmt: skip
 def test_invalid_settings_are_refused_before_a_folder_is_made(

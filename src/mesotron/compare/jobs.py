@@ -3,13 +3,21 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from mesotron.config import CompareConfig, SweepConfig
+from mesotron.runs.extras import require
 from mesotron.runs.process import StopRequest
 from mesotron.runs.workers import CommandPool, Job, default_num_workers, list_gpus
 
 
-def make_pool(workers: int | None, threads: int, on_gpus: bool) -> CommandPool:
+def make_pool(config: CompareConfig | SweepConfig, on_gpus: bool) -> CommandPool:
+    if config.on is not None:
+        require("ray", what=f"--on {config.on}")
+        from mesotron.runs.cluster import RayPool
+
+        address = config.on.partition(":")[2] or None
+        return RayPool(address, config.workers, config.threads, config.gpus if on_gpus else 0.0)
     gpus = list_gpus() if on_gpus else []
-    return CommandPool(workers or default_num_workers(threads, gpus), gpus)
+    return CommandPool(config.workers or default_num_workers(config.threads, gpus), gpus)
 
 
 def run_jobs(
@@ -26,7 +34,9 @@ def run_jobs(
         with StopRequest(say, how_to_continue) as stop:
             while True:
                 for job in pool.take_ended():
-                    end(job, stop.requested)
+                    if job.lost:
+                        say(f"{job.key}: lost with its machine, to be continued on another")
+                    end(job, stop.requested or job.lost)
                 stop.announce()
                 if stop.requested:
                     pool.terminate()

@@ -241,7 +241,7 @@ class Sweep:
         self.study, self.space, self.config = study, space, config
         self.say = partial(print_line, console)
         on_cpu = any("device=cpu" in argument for argument in space.command)
-        self.pool = make_pool(config.workers, config.threads, not on_cpu)
+        self.pool = make_pool(config, not on_cpu)
         self.trials: dict[str, Trial] = {}
         self.crashes = 0
 

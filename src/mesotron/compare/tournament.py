@@ -318,7 +318,7 @@ class Runner:
         self.progress, self.lock, self.say = progress, lock, partial(print_line, console)
         config = progress.config
         on_gpus = getattr(progress.kind.config, "device", None) != "cpu"
-        self.pool = make_pool(config.workers, config.threads, on_gpus)
+        self.pool = make_pool(config, on_gpus)
         progress.record.workers = self.pool.num_workers
         live = Live(console=console, auto_refresh=False, transient=True)
         self.live = live if console.is_terminal else None

@@ -257,6 +257,10 @@ class CompareConfig(Config):
     """Cells run in parallel (unset: one per GPU, or per core without one)."""
     threads: int = setting(1, ge=1)
     """CPU threads per cell."""
+    on: str | None = None
+    """Run them on a Ray cluster: ray, or ray:ADDRESS (unset: on this machine)."""
+    gpus: float = setting(1.0, gt=0)
+    """GPUs of each on a Ray cluster; a fraction shares one."""
     keep_weights: bool = False
     """Keep the checkpoints of finished cells."""
     trust: bool = False
@@ -268,6 +272,7 @@ class CompareConfig(Config):
         for name in ("optims", "objectives"):
             if len(set_of := {*getattr(self, name)}) < len(getattr(self, name)):
                 self.refuse(name, f"has duplicates: give {', '.join(sorted(set_of))} once each")
+        check_place(self, self.on)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +296,10 @@ class SweepConfig(Config):
     """Trials run in parallel (unset: one per GPU, or per core without one)."""
     threads: int = setting(1, ge=1)
     """CPU threads per trial."""
+    on: str | None = None
+    """Run them on a Ray cluster: ray, or ray:ADDRESS (unset: on this machine)."""
+    gpus: float = setting(1.0, gt=0)
+    """GPUs of each on a Ray cluster; a fraction shares one."""
     prune: bool = True
     """Stop a trial once the watch reports it dead."""
     every: float = setting(2.0, gt=0)
@@ -303,6 +312,14 @@ class SweepConfig(Config):
     """Seed of the sampler."""
     out: Path | None = None
     """Folder of the trials' runs (unset: runs/sweep-NAME). An existing study is continued."""
+
+    def check_fields(self) -> None:
+        check_place(self, self.on)
+
+
+def check_place(config: Config, on: str | None) -> None:
+    if on is not None and on.partition(":")[0] != "ray":
+        config.refuse("on", "must be ray or ray:ADDRESS, such as ray:10.0.0.1:6379")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "gym": ("reasoning_gym",),
     "plot": ("matplotlib",),
     "lerobot": ("pyarrow",),
+    "ray": ("ray",),
 }
 
 

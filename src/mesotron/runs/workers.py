@@ -223,6 +223,7 @@ class Job:
     slot: int
     log: Path
     start: float  # monotonic clock
+    lost: bool = False  # it died with its machine: start it again
 
     @property
     def failure(self) -> str:
