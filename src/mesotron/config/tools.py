@@ -137,7 +137,7 @@ class WatchSettings(Config, prefix="settings."):
     warmup: int = setting(10, ge=1)
     """Rows from which a run's own baseline is taken."""
     window: int = setting(5, ge=1)
-    """Rows whose median is the current value; a window five times as long is used too."""
+    """Rows whose trimmed mean is the current value; twice and five times as many count too."""
     patience: int = setting(3, ge=1)
     """Consecutive rows that must show a failure before it is reported."""
     noise: float = setting(4.0, ge=0)
