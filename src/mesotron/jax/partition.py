@@ -16,7 +16,7 @@ from mesotron.jax.labels import complain, label, only_matrices
 from mesotron.jax.lora import is_factor, lora_product
 from mesotron.jax.stats import Rate, measured, value_at
 from mesotron.jax.step import Views
-from mesotron.jax.transforms import NEWTON_SCHULZ, matrix_muon, matrix_pion
+from mesotron.jax.transforms import NEWTON_SCHULZ, scale_by_muon, scale_by_pion
 from mesotron.jax.views import named_leaves
 from mesotron.spectral import make_filter
 from mesotron.spectral.filters import Cutoff
@@ -100,13 +100,7 @@ def muon(
 
     References: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
     """
-    options = {
-        "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "scale": scale,
-        "filter": filter, "ns": ns, "steps": steps, "rank": rank, "lora": lora, "views": views,
-        "lora_scale": lora_scale, "lora_unit": lora_unit, "dtype": dtype, "batched": batched,
-        "momentum_dtype": momentum_dtype, "shardings": shardings, "stats": stats,
-    }  # fmt: skip
-    return _multi_transform(matrix_muon, learning_rate, aux_lr, betas, eps, options | routing)
+    return _multi_transform(scale_by_muon, "learning_rate", dict(locals()))
 
 
 def normuon(
@@ -126,10 +120,8 @@ def normuon(
     if options.get("lora") is not None:
         raise ValueError("lora='product' belongs to muon and pion, not to normuon")
     usual = {"momentum": 0.95, "nesterov": True, "weight_decay": 0.01, "scale": "rms"}
-    options = {**usual, **options, "beta2": beta2}
-    aux_lr, betas = options.pop("aux_lr", None), options.pop("betas", (0.9, 0.999))
-    eps = options.pop("eps", 1e-8)
-    return _multi_transform(matrix_muon, learning_rate, aux_lr, betas, eps, options)
+    options = {**usual, **options, "beta2": beta2, "learning_rate": learning_rate}
+    return _multi_transform(scale_by_muon, "learning_rate", options)
 
 
 def pion(
@@ -174,13 +166,7 @@ def pion(
 
     References: Fan et al., "Pion", 2026, arXiv 2605.19282.
     """
-    options = {
-        "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "scale": scale,
-        "promote": promote, "cutoff": cutoff, "steps": steps, "lora": lora, "views": views,
-        "lora_scale": lora_scale, "lora_unit": lora_unit, "dtype": dtype, "batched": batched,
-        "momentum_dtype": momentum_dtype, "shardings": shardings, "stats": stats,
-    }  # fmt: skip
-    return _multi_transform(matrix_pion, learning_rate, aux_lr, betas, eps, options | routing)
+    return _multi_transform(scale_by_pion, "learning_rate", dict(locals()))
 
 
 def multi_transform_with_muon(
@@ -196,14 +182,8 @@ def multi_transform_with_muon(
     """Muon for the hidden matrices of a tree, AdamW for the rest.
 
     Args:
-        muon_lr: learning rate of Muon; a full-rank step has an RMS of 0.2 muon_lr under
-            scale="rms".
-        aux_lr: learning rate of AdamW; None is `muon_lr`.
-        momentum, nesterov: of Muon.
-        weight_decay: decoupled, for all but norms and biases; with 0, `update` needs no params.
-        betas, eps: of AdamW.
-        **options: routing (`per_head`, `stacked`, `overrides`, `strict`: see
-            `mesotron.jax.label`) and any argument of `mesotron.jax.muon` (`scale`, `ns`, ...).
+        muon_lr: the `learning_rate` of `mesotron.jax.muon`.
+        aux_lr, momentum, nesterov, weight_decay, betas, eps, **options: as in `mesotron.jax.muon`.
 
     Returns:
         An `optax.GradientTransformation`. A nonfinite gradient skips its own matrix; outside the
@@ -215,8 +195,7 @@ def multi_transform_with_muon(
         >>> tx = multi_transform_with_muon(0.02, 2.5e-4)
         >>> updates, state = tx.update(params, tx.init(params), params)
     """
-    options |= {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
-    return _multi_transform(matrix_muon, muon_lr, aux_lr, betas, eps, options)
+    return _multi_transform(scale_by_muon, "muon_lr", dict(locals()))
 
 
 def multi_transform_with_pion(
@@ -236,8 +215,7 @@ def multi_transform_with_pion(
     Example:
         >>> tx = multi_transform_with_pion(0.02, 2.5e-4, cutoff="aligned", per_head=True)
     """
-    options |= {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
-    return _multi_transform(matrix_pion, pion_lr, aux_lr, betas, eps, options)
+    return _multi_transform(scale_by_pion, "pion_lr", dict(locals()))
 
 
 def chain_with_muon(
@@ -338,30 +316,34 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def _multi_transform(
-    rule: Callable[..., optax.GradientTransformation],
-    lr: Rate,
-    aux_lr: Rate | None,
-    betas: tuple[float, float],
-    eps: float,
-    options: dict[str, Any],
+    scale_by: Callable[..., optax.GradientTransformation], rate: str, options: dict[str, Any]
 ) -> optax.GradientTransformation:
-    # optax.inject_hyperparams passes a function's ** arguments as one, under their own name.
-    options |= options.pop("options", {}) | options.pop("routing", {})
+    """`options` are the arguments of a public function, with the learning rate under `rate`."""
+    for key in ("options", "routing"):
+        while key in options:  # optax.inject_hyperparams nests a function's ** arguments again
+            options |= options.pop(key)
+    lr, aux_lr = options.pop(rate), options.pop("aux_lr", None)
+    betas, eps = options.pop("betas", (0.9, 0.999)), options.pop("eps", 1e-8)
     routing = {key: options.pop(key) for key in _ROUTING if key in options}
     views, lora = options.pop("views", None), options.pop("lora", None)
     unit = {"lora_scale": options.pop("lora_scale", 1.0)}
     unit["lora_unit"] = options.pop("lora_unit", "rms")
     stats, decay = options.get("stats", False), options["weight_decay"]
-    rule(lr, **options)  # refuses a wrong option now, not at the first step
+    scale_by(**options)  # refuses a wrong option now, not at the first step
     if unit["lora_unit"] not in ("rms", "direction"):
         raise ValueError(f"lora_unit={unit['lora_unit']!r} must be 'rms' or 'direction'")
     if lora not in (None, "product"):
         raise ValueError(f"lora={lora!r} must be 'product' or None")
     aux_lr = lr if aux_lr is None else aux_lr
 
+    def matrices(views: Views) -> optax.GradientTransformation:
+        direction = scale_by(views=views, stats_rate=lr, **options)
+        return optax.chain(direction, optax.scale_by_learning_rate(lr))
+
     def factors() -> optax.GradientTransformation:
         shape = {key: options[key] for key in _FILTER if options.get(key) is not None}
-        name = "pion" if rule is matrix_pion else NEWTON_SCHULZ.get(options.get("ns") or "", "muon")
+        iteration = NEWTON_SCHULZ.get(options.get("ns") or "", "muon")
+        name = "pion" if scale_by is scale_by_pion else iteration
         keys = ("momentum", "nesterov", "weight_decay", "scale", "momentum_dtype")
         kept: dict[str, Any] = {key: options[key] for key in keys if key in options}
         chosen = make_filter(shape.pop("filter", name), **shape)
@@ -371,7 +353,7 @@ def _multi_transform(
         # Gradients have the paths and shapes of the parameters, so both give the same table.
         pairs = lora is not None and any(is_factor(path) for path, _ in named_leaves(tree))
         if views is not None or (not pairs and not routing and only_matrices(tree)):
-            return rule(lr, views=views, **options)
+            return matrices(views)
         if pairs and all(is_factor(path) for path, _ in named_leaves(tree)):
             return factors()
         table = label(tree, lora=pairs, **routing)
@@ -382,7 +364,7 @@ def _multi_transform(
                 routing.get("strict", False),
             )
         parts = {
-            "matrix": rule(lr, views=table.views(), **options),
+            "matrix": matrices(table.views()),
             "adamw": _adamw(aux_lr, betas, eps, decay),
             "adamw_vectors": _adamw(aux_lr, betas, eps, 0.0),
         }

@@ -110,21 +110,6 @@ def scale_by_pion(
     return optax.GradientTransformation(rule.init, rule.update)
 
 
-def matrix_muon(
-    learning_rate: Rate, momentum: Rate, nesterov: bool, **options: Any
-) -> optax.GradientTransformation:
-    """`scale_by_muon` with its learning rate: Muon for a tree of matrices."""
-    direction = scale_by_muon(momentum, nesterov, stats_rate=learning_rate, **options)
-    return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
-
-
-def matrix_pion(
-    learning_rate: Rate, momentum: Rate, nesterov: bool, **options: Any
-) -> optax.GradientTransformation:
-    direction = scale_by_pion(momentum, nesterov, stats_rate=learning_rate, **options)
-    return optax.chain(direction, optax.scale_by_learning_rate(learning_rate))
-
-
 def _refuse_traced(**values: Any) -> None:
     traced = [name for name, value in values.items() if isinstance(value, jax.Array)]
     if traced:

@@ -179,15 +179,17 @@ def pair_up(model: nn.Module, group: dict[str, Any], norms: bool) -> dict[str, A
     named = dict(zip(group["param_names"], group["params"], strict=True))
     names, scalings, start_norms = [], [], []
     for name in named:
-        place, dot, leaf = name.partition(".lora_A.")
-        if not dot:
-            if name.replace(".lora_B.", ".lora_A.") not in named:
-                raise ValueError(_half_a_pair(name))
+        first = name.replace(".lora_B.", ".lora_A.")
+        second = name.replace(".lora_A.", ".lora_B.")
+        if first not in named or second not in named:
+            raise ValueError(
+                f"lora='product' steps A and B together, but {name} trains without its partner "
+                "under the same rule and lr_scale: train both, or pass lora='B'"
+            )
+        if name == second:
             continue
-        other = f"{place}.lora_B.{leaf}"
-        if other not in named:
-            raise ValueError(_half_a_pair(name))
-        names += [name, other]
+        names += [first, second]
+        place, _, leaf = first.partition(".lora_A.")
         layer: Any = model.get_submodule(place)
         scalings.append(float(layer.scaling[leaf.partition(".")[0]]))
         if norms:
@@ -219,18 +221,6 @@ def product_distances(group: dict[str, Any]) -> list[float]:
             )
             far.append(pair.s * product.item() / max(norm, 1e-30))
     return far
-
-
-def _half_a_pair(name: str) -> str:
-    return (
-        f"lora='product' steps A and B together, but {name} trains without its partner under the "
-        "same rule and lr_scale: train both, or pass lora='B'"
-    )
-
-
-def unit_factor(unit: str, m: int, n: int, r: int) -> float:
-    """The spectral norm of a product's step over that of Muon's on W."""
-    return math.sqrt(min(m, n) / min(r, m, n)) if unit == "rms" else 1.0
 
 
 def check_pairs(group: dict[str, Any]) -> None:
@@ -298,7 +288,9 @@ def _step_bucket(pairs: list[Pair], states: Any, stats: StepStats) -> None:
         old.append(torch.stack([_whole(p).flatten(1) for p in params]).to(wide))
     (A, B), (U_A, U_B) = old, directions
     m, n = B.shape[1], A.shape[2]
-    scale = step_scale(group["scale"], m, n) * unit_factor(group["lora_unit"], m, n, A.shape[1])
+    scale = step_scale(group["scale"], m, n)
+    if group["lora_unit"] == "rms":  # r directions change the product by Muon's RMS
+        scale *= math.sqrt(min(m, n) / min(A.shape[1], m, n))
     e = torch.as_tensor(group["lr"] * scale, dtype=wide, device=A.device).expand(len(pairs))
     keep = 1 - group["lr"] * group["weight_decay"]
     if group["leash"] is not None:

@@ -17,13 +17,6 @@ from mesotron.runs.extras import require
 from mesotron.runs.process import go_offline_without_network
 from mesotron.spectral.routing import RoutingTable
 
-_RULES = {
-    "muon": ("muon", "adamw"),
-    "pion": ("pion", "adamw"),
-    "normuon": ("normuon", "adamw"),
-    "muon_sgd": ("muon", "sgd"),
-    "adamw": ("adamw", "adamw"),
-}
 # Optimizer state in fp32: one momentum, or AdamW's two moments.
 _STATE_BYTES = {"muon": 4, "pion": 4, "normuon": 4, "sgd": 4, "adamw": 8}
 
@@ -32,7 +25,7 @@ def run(config: RouteConfig) -> int:
     model = load_on_meta(config.model)
     if config.lora is not None:
         model = _add_lora(model, config.lora)
-    matrix, aux = _RULES[config.optim]
+    matrix, aux = ("muon", "sgd") if config.optim == "muon_sgd" else (config.optim, "adamw")
     overrides = _parse_overrides(config.override)
     table = route(model, matrix=matrix, aux=aux, per_head=config.per_head, overrides=overrides)
     console = SafeConsole()

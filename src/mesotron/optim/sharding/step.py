@@ -38,6 +38,7 @@ from mesotron.optim.step import (
     filter_and_apply,
     group_filter,
     momentum_of,
+    on_host,
     step_weights,
     update_momentum,
     work_dtype,
@@ -86,8 +87,7 @@ class Agreement(NamedTuple):
 
     @property
     def on_host(self) -> bool:
-        """Reading the flags does not make the host wait for a device."""
-        return self.largest.device.type == "cpu"
+        return on_host(self.largest)
 
 
 class OwnerJob:

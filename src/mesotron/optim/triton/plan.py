@@ -78,9 +78,8 @@ def can_fuse(member: Member) -> bool:
 def _orientation(
     view: str, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> tuple[bool, ...] | None:
-    """For each window of the view, whether its rows are contiguous; None if some block is not a
-    plain strided matrix with one unit stride. Gradient and momentum share a kernel's tile, so
-    theirs must agree."""
+    """For each window of the view, whether its rows are contiguous; None as in `_block_strides`.
+    Gradient and momentum share a kernel's tile, so theirs must agree."""
     tensor = torch.empty_strided(shape, stride, device="meta")
     strides = [_block_strides(window.wide) for window in View.parse(view).windows(tensor)]
     return tuple(s[1] == 1 for s in strides if s) if all(strides) else None
@@ -96,16 +95,6 @@ def _block_strides(wide: Tensor) -> tuple[int, int] | None:
     row = s[3] if r2 > 1 else s[2]
     column = s[5] if c2 > 1 else s[4]
     return (row, column) if 1 in (row, column) else None
-
-
-def signature(members: list[Member]) -> list:
-    """Everything a plan depends on, cheap enough to compare at every step. Of a gradient's address
-    that is its alignment: views into a communication bucket can start anywhere."""
-    settings = {id(g): group_settings(g) for g in unique_groups(members)}
-    return [
-        (p.data_ptr(), M.data_ptr(), G.data_ptr() % 16, G.dtype, G.stride(), settings[id(group)])
-        for p, G, M, group, *_ in members
-    ]
 
 
 def group_settings(group: dict[str, Any]) -> tuple:

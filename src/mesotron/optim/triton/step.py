@@ -38,7 +38,6 @@ from mesotron.optim.triton.plan import (
     can_fuse,
     group_settings,
     make_buckets,
-    signature,
     unique_groups,
 )
 from mesotron.optim.triton.symmetric import gram, num_parts, symmetric_product
@@ -218,18 +217,24 @@ class Replay:
 
 
 def _layout(grad: Tensor) -> tuple:
+    # Of its address the alignment: views into a communication bucket can start anywhere.
     return grad.dtype, grad.stride(), grad.data_ptr() % 16
 
 
 def _signature(members: list[Member], beside: list[list[Vector]]) -> tuple[list, list]:
     """Everything a plan depends on, cheap enough to compare at every step."""
+    settings = {id(g): group_settings(g) for g in unique_groups(members)}
+    matrices = [
+        (p.data_ptr(), M.data_ptr(), *_layout(G), settings[id(group)])
+        for p, G, M, group, *_ in members
+    ]
     vectors = [
         (p.data_ptr(), *(state[key].data_ptr() for key in ("exp_avg", "exp_avg_sq", "step")),
          *_layout(grad), group_settings(group))
         if group["rule"] == "adamw" else id(group)
         for p, grad, state, group, _ in chain.from_iterable(beside)
     ]  # fmt: skip
-    return signature(members), vectors
+    return matrices, vectors
 
 
 def _by_dtype(vectors: list[Vector]) -> list[Vector]:
@@ -318,7 +323,8 @@ def _run_bucket(
 
 
 class _GradientPeaks:
-    """Peaks of the gradients; a non-finite one skips all blocks of its parameter."""
+    """Peaks of the gradients, one per block; one that is not finite makes those of all blocks of
+    its parameter infinite, so that the kernels leave it alone."""
 
     def __init__(self, buckets: list[Bucket], num_members: int, device: torch.device) -> None:
         owners = [i for bucket in buckets for i in bucket.members]
@@ -329,8 +335,6 @@ class _GradientPeaks:
         self._shared = len(owners) > num_members
 
     def find(self, buckets: list[Bucket]) -> list[Tensor]:
-        """The peak of each block; infinite for all blocks of a parameter with one bad block, so
-        that the kernels leave it alone."""
         peaks = torch.empty(len(self._owners), dtype=torch.int32, device=self._owners.device)
         parts = list(peaks.split(self._sizes))
         for bucket, part in zip(buckets, parts, strict=True):
