@@ -11,7 +11,7 @@ from mesotron.config.optim import OptimConfig
 FormatName = Literal["boxed", "answer", "hashes"]
 GuardName = Literal["off", "warn", "stop", "rollback"]
 ObjectiveName = Literal[
-    "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "gmpo",
+    "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "luspo", "vespo", "gmpo",
     "vote", "mgrpo", "corewarding",
 ]  # fmt: skip
 SELF_LABELED = ("vote", "mgrpo", "corewarding")  # objectives that never read the gold answer
@@ -60,8 +60,13 @@ class ModelConfig(Config, prefix="model."):
     """Rank of LoRA adapters on all linear layers (0: train every weight)."""
     lora_alpha: float = setting(32.0, gt=0)
     """LoRA's scale: the update is multiplied by alpha / rank."""
+    load: Literal["full", "4bit", "8bit"] = "full"
+    """Round the frozen weights below LoRA to 4 bits (NF4, QLoRA) or 8: less memory, slower."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
+
+    def check_fields(self) -> None:
+        self.refuse_unless(self.lora > 0, "has frozen weights only: add --lora 16", "load")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +176,8 @@ class ObjectiveConfig(Config, prefix="objective."):
     """The loss, and where its labels come from."""
 
     name: ObjectiveName = "grpo"
-    """grpo, dr_grpo, dapo, bnpo, cispo, gspo, sapo and gmpo need gold answers or a reward; vote,
-    mgrpo and corewarding use majority-vote pseudo-labels and never read the gold."""
+    """vote, mgrpo and corewarding use majority-vote pseudo-labels and never read the gold; the
+    others need gold answers or a reward."""
     loss: Literal["grpo", "gmpo"] = "grpo"
     """Loss of the self-labeled objectives."""
     epsilon: float | None = setting(None, gt=0)
@@ -223,8 +228,10 @@ class ObjectiveConfig(Config, prefix="objective."):
         self.refuse_unless(self.dynamic_oversample > 1, why, "dynamic_choice")
         if self.name == "dr_grpo" and self.scale_rewards not in (None, "none"):
             self.refuse("scale_rewards", "is not dr_grpo: leave it out or use grpo")
-        has_clip = self.name not in ("cispo", "sapo")
+        has_clip = self.name not in ("cispo", "sapo", "vespo")
         self.refuse_unless(has_clip, f"does not apply: {self.name} has no lower clip", "epsilon")
+        has_high = has_clip or self.name == "cispo"
+        self.refuse_unless(has_high, f"does not apply: {self.name} has no clip", "epsilon_high")
         if self.name == "cispo" and self.epsilon_high is not None and self.epsilon_high <= 1:
             self.refuse("epsilon_high", "is the largest ratio itself in cispo: give one above 1")
         why = f"is for {', '.join(SELF_LABELED)}: use --objective.name gmpo"
@@ -382,6 +389,9 @@ class TrainConfig(LanguageRunConfig):
 
     def check_fields(self) -> None:
         super().check_fields()
+        if self.model.load != "full" and (self.rollout.fast or self.rollout.vllm != "off"):
+            why = "is for TRL's own sampling: leave --rollout.fast and --rollout.vllm out"
+            self.model.refuse("load", why)
         reward = self.reward
         for name, part in (("near_unit", "near"), ("overlong_buffer", "overlong")):
             reward.refuse_unless(part in reward.parts, f"needs {part} among --reward.parts", name)

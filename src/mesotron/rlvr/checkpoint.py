@@ -259,7 +259,7 @@ def all_or_none(action: Callable[[], None], step: int) -> None:
 def refuse_non_finite_weights(model: nn.Module, step: int) -> None:
     """Raise ValueError rather than overwrite good checkpoints with NaN or infinite weights."""
     weights = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
-    held = [w.detach() for w in weights if w.numel()]
+    held = [w.detach() for w in weights if w.numel() and w.is_floating_point()]
     peaks = torch._foreach_norm(held, float("inf")) if held else []  # pyright: ignore
     if not all(bool(peak.isfinite()) for peak in peaks):
         raise ValueError(

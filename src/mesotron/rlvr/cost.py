@@ -304,7 +304,7 @@ def advise(plan: Estimator) -> list[str]:
         return []
     if now.fits:
         share = now.seconds["generate"] / now.step
-        if share <= 0.5 or rollout.fast or rollout.vllm != "off":
+        if share <= 0.5 or rollout.fast or rollout.vllm != "off" or config.model.load != "full":
             return []
         faster = plan.predict(replace(config, rollout=replace(rollout, fast=True)), gpu)
         pace = spell(faster.step * plan.factor)
@@ -319,9 +319,7 @@ def advise(plan: Estimator) -> list[str]:
     by_memory: list[GpuName] = sorted(DEVICES, key=lambda name: DEVICES[name].memory)
     enough = [name for name in by_memory if plan.predict(config, name).fits]
     fitting += [f"--gpu {name}" for name in enough[:1]]
-    weights = now.memory["weights"]
-    apart = f"LoRA on 8-bit weights in your own script ({weights / 2:.0f} of {weights:.0f} GiB)"
-    fitting = fitting or [f"several GPUs (docs/scaling.md), or {apart}"]
+    fitting = fitting or ["several GPUs (docs/scaling.md), or a smaller --model"]
     return ["it would fit with one of:", *(f"  {one}" for one in fitting)]
 
 
@@ -350,6 +348,9 @@ def smaller(config: PlanConfig) -> Iterator[list[tuple[str, PlanConfig]]]:
     for flags, change in MODEL_CHANGES.items():
         if not kept & change.keys():
             families.append((flags, replace(model, **change), [{}, *sizes]))
+    if model.load == "full" and not rollout.fast and rollout.vllm == "off":
+        flags = "--model.load 4bit" if model.lora else "--lora 16 --model.load 4bit"
+        families.append((flags, replace(model, lora=model.lora or 16, load="4bit"), [{}, *sizes]))
     for flags, changed, sets in families:
         named = [[f"{ROLLOUT_FLAGS[name]} {n}" for name, n in one.items()] for one in sets]
         yield [

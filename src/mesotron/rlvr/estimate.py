@@ -80,6 +80,7 @@ HEAD_TILE = 4096 * 32768 * 6  # bytes of logits that are live at once
 WORKSPACE = 0.25 * GIB  # of cuBLAS and of batches
 CONTEXT = 0.6  # GiB of the CUDA context and kernels, outside torch's allocator
 FRAGMENTS = 1.08  # reserved for each byte allocated
+QUANTIZED_BYTES = {"4bit": 0.52, "8bit": 1.01}  # of a rounded weight with its scales
 VLLM_SHARE = 0.3  # of the GPU, TRL's default
 
 
@@ -274,7 +275,8 @@ class _Model:
             "optimizer step": gradients + (0 if adamw else min(3.2 * GIB, 12 * matrices)),
         }
         largest = max(phases, key=lambda name: phases[name])
-        weights = s.parameters * self.weight_bytes
+        rounded = QUANTIZED_BYTES.get(config.model.load, self.weight_bytes)
+        weights = s.linear * rounded + (s.parameters - s.linear) * self.weight_bytes
         # The reference of a KL term (LoRA turns its adapters off instead), and an anchor.
         copies = bool(self.objective.beta and not self.lora) + (self.objective.name in ANCHORED)
         colocated = config.rollout.vllm == "colocate"

@@ -304,7 +304,9 @@ class Subject:
             raise ValueError(f"{self.adapter} has LoRA weights, but the run has --model.lora 0")
         wrapped: Any = get_peft_model(model, lora)
         load_adapter(wrapped, self.adapter)
-        return wrapped.merge_and_unload().eval(), tokenizer
+        # Merged into rounded weights, a small update would be lost.
+        merged = wrapped.merge_and_unload() if self.model.load == "full" else wrapped
+        return merged.eval(), tokenizer
 
 
 def find_subject(name: str) -> Subject:

@@ -61,11 +61,11 @@ def run(config: ExportConfig) -> int:
 
 
 def write_weights(subject: Subject, dtype: str, out: Path) -> None:
-    """Merge in float32, then round once."""
+    """Merge in float32 into the whole weights, then round once."""
     import torch
     from transformers import PreTrainedConfig
 
-    wide = replace(subject, model=replace(subject.model, dtype="float32"))
+    wide = replace(subject, model=replace(subject.model, dtype="float32", load="full"))
     model, tokenizer = wide.load(torch.device("cpu"))
     own, _ = PreTrainedConfig.get_config_dict(locate(subject.model.name))
     name = DTYPES.get(dtype, dtype)

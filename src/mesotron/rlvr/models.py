@@ -57,12 +57,23 @@ def load_model(
 
     device = torch.device(device)
     dtype = choose_dtype(config.dtype, device)
-    model, tokenizer = _read(locate(config.name), dtype, config.name)
+    options: dict[str, Any] = {}
+    if config.load != "full":
+        require("quant", ["bitsandbytes"], f"--model.load {config.load}")
+        from transformers import BitsAndBytesConfig
+
+        rounding = BitsAndBytesConfig(
+            load_in_4bit=config.load == "4bit", load_in_8bit=config.load == "8bit",
+            bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )  # fmt: skip
+        options = {"quantization_config": rounding, "device_map": {"": device}}
+    model, tokenizer = _read(locate(config.name), dtype, config.name, options)
     _unify_special_tokens(model, tokenizer, config.name)
-    return model.to(device).eval(), tokenizer
+    return (model if options else model.to(device)).eval(), tokenizer
 
 
-def _read(place: str, dtype: torch.dtype, name: str) -> tuple[Any, Any]:
+def _read(place: str, dtype: torch.dtype, name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     require("rlvr", ["transformers"], "a language model")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -71,7 +82,7 @@ def _read(place: str, dtype: torch.dtype, name: str) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(place, **safe)
         with no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(
-                place, dtype=dtype, use_safetensors=True, **safe
+                place, dtype=dtype, use_safetensors=True, **safe, **options
             )
     except Exception as error:  # an untrusted folder can break the libraries anywhere
         if isinstance(error, OSError) and not Path(place).is_dir():
@@ -130,6 +141,7 @@ def choose_speed(config: TrainConfig, on_gpu: bool, num_weights: int) -> TrainCo
     fast, fused = config.rollout.fast, config.optim.fused
     if fast is None:
         alone = num_processes() == 1 and config.rollout.vllm == "off"
+        alone &= config.model.load == "full"
         fast = on_gpu and alone and num_weights < FAST_BELOW
     if fused is None:
         fused = config.steps >= FUSED_FROM
@@ -156,6 +168,15 @@ def lora_config(config: ModelConfig) -> LoraConfig | None:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
+
+
+def widen_adapters(model: nn.Module) -> None:
+    """Keep the adapters of a quantized model in float32, as those of any other: TRL rounds them to
+    bfloat16, where small updates are lost."""
+    if getattr(model, "is_quantized", False):
+        for p in model.parameters():
+            if p.requires_grad:
+                p.data = p.data.float()
 
 
 def locate(name: str) -> str:

@@ -5,9 +5,11 @@ rewards, or cispo whose cap falls back to a clip width of 0.2. Here a name is th
 """
 
 import logging
+import tomllib
 from dataclasses import MISSING, dataclass, fields, replace
 from math import ceil
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from mesotron.config import SELF_LABELED, ObjectiveConfig, ObjectiveName, OptimConfig, RolloutConfig
 
@@ -21,30 +23,17 @@ MAX_ENTROPY_COEF = 0.1
 @dataclass(frozen=True)
 class Published:
     loss_type: str  # TRL's name
-    epsilon: float | None  # clip width; None where the loss has no lower clip
-    epsilon_high: float | None  # for cispo the largest ratio itself
-    beta: float
     source: str
+    epsilon: float | None = None  # clip width; None where the loss has no lower clip
+    epsilon_high: float | None = None  # for cispo the largest ratio itself
+    beta: float = 0.0
     scale_rewards: Literal["group", "batch", "none"] = "group"
     level: Literal["token", "sequence"] = "token"  # of importance ratios
     momentum_schedule: Literal["constant", "cosine"] = "constant"
 
 
-PUBLISHED: dict[ObjectiveName, Published] = {
-    "grpo": Published("grpo", 0.2, 0.2, 0.04, "arXiv 2402.03300 (DeepSeekMath)"),
-    "dr_grpo": Published("dr_grpo", 0.2, 0.2, 0.0, "arXiv 2503.20783", scale_rewards="none"),
-    "dapo": Published("dapo", 0.2, 0.28, 0.0, "arXiv 2503.14476"),
-    "bnpo": Published("bnpo", 0.2, 0.2, 0.0, "TRL: the token mean of each micro-batch"),
-    "cispo": Published("cispo", None, 5.0, 0.0, "arXiv 2506.13585; cap of arXiv 2510.13786"),
-    "gspo": Published("grpo", 3e-4, 4e-4, 0.0, "arXiv 2507.18071", level="sequence"),
-    "sapo": Published("sapo", None, None, 0.0, "arXiv 2511.20347"),
-    "gmpo": Published("grpo", 0.4, 0.4, 0.0, "arXiv 2507.20673; clip widths in log space"),
-    "vote": Published("grpo", 0.2, 0.2, 0.001, "arXiv 2504.16084 (TTRL), 2505.21444 (SRT)"),
-    "mgrpo": Published("grpo", 0.2, 0.2, 0.005, "arXiv 2512.13070"),
-    "corewarding": Published(
-        "grpo", 0.2, 0.2, 0.001, "arXiv 2508.00410, version II", momentum_schedule="cosine"
-    ),
-}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+PUBLISHED = {name: Published(**_TABLE[name]) for name in get_args(ObjectiveName)}
 
 
 def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConfig:
@@ -138,6 +127,8 @@ def trl_arguments(
     }
     if rollout.vllm != "off":
         arguments |= {"use_vllm": True, "vllm_mode": rollout.vllm}
+        if objective.name == "vespo":  # it has a weight per sequence of its own
+            arguments["vllm_importance_sampling_mode"] = "token_truncate"
     return arguments
 
 

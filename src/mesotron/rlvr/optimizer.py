@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 from mesotron.config import OptimConfig
 from mesotron.optim import BUILDERS, RoutedOptimizer, triton
 from mesotron.optim.spectra import Block, choose_blocks, measure_spectrum
+from mesotron.rlvr.models import widen_adapters
 from mesotron.runs import RunFolder
 
 log = logging.getLogger("mesotron")
@@ -19,6 +20,7 @@ NUM_SPECTRA = 5  # steps of a run whose spectra are kept
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> RoutedOptimizer:
     """The optimizer that a config names; weights wrapped later (LoRA, FSDP2) would not train."""
+    widen_adapters(model)
     if config.name not in BUILDERS:
         raise ValueError(f"optim.name = {config.name!r} must be one of {', '.join(BUILDERS)}")
     options: dict[str, Any] = {"weight_decay": config.weight_decay, "per_head": config.per_head}

@@ -358,5 +358,5 @@ def say_stopped(
 def quiet_libraries() -> None:
     disable_progress_bar()
     warnings.filterwarnings("ignore", module=r"(torch|transformers|trl|accelerate|peft)\b")
-    for name in ("transformers", "trl", "accelerate", "peft", "datasets"):
+    for name in ("transformers", "trl", "accelerate", "peft", "datasets", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)

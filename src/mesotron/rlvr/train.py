@@ -16,7 +16,7 @@ from mesotron.config import (
     TaskConfig,
     TrainConfig,
 )
-from mesotron.rlvr.estimate import GIB, find_shape
+from mesotron.rlvr.estimate import GIB, QUANTIZED_BYTES, find_shape
 from mesotron.rlvr.models import SHIPPED, check_name
 from mesotron.rlvr.objectives import first_round_prompts, trl_arguments
 from mesotron.rlvr.rewards import check_reward, is_own, needs_gold, try_reward
@@ -115,6 +115,8 @@ def check_installed(config: TrainConfig | SftConfig) -> None:
     require("rlvr", what="training")
     if config.model.lora:
         require("rlvr", ["peft"], "--model.lora")
+    if config.model.load != "full":
+        require("quant", ["bitsandbytes"], f"--model.load {config.model.load}")
     if isinstance(config, TrainConfig):
         for name in config.report_to:
             require(None, [name], f"--report-to {name}")
@@ -160,13 +162,15 @@ def check_memory(config: TrainConfig | SftConfig) -> None:
     model, shape = config.model, find_shape(config.model.name)
     gpus = () if config.device == "cpu" or shape is None else list_gpus()
     width = 2 if gpus and (model.lora or model.dtype in ("auto", "bfloat16")) else 4
+    width = QUANTIZED_BYTES.get(model.load, width)
     needed = (0 if shape is None else shape.parameters) * width * (1 if model.lora else 3) / GIB
     if needed < SMALL or num_processes() > 1:
         return
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     memory = max((gpu.memory for gpu in gpus), default=machine)
     if needed > memory:
-        remedy = "a smaller --model" if model.lora else "--lora 16 or a smaller --model"
+        remedies = ["a smaller --model", *["--model.load 4bit"] * (model.load == "full")]
+        remedy = " or ".join(remedies if model.lora else ["--lora 16", *remedies[:1]])
         raise ValueError(
             f"training {model.name} takes at least {needed:,.0f} GiB, and this "
             f"{'GPU' if gpus else 'machine'} has {memory:,.0f}: use {remedy}"

@@ -4,7 +4,8 @@ With `optim`, `objective`, `judge` and `fast` left out it is TRL's trainer to th
 that FSDP2 with bfloat16 keeps its log-probabilities in float32. In a step
 `_generate_and_score_completions` samples and scores a rollout, `_compute_loss` turns micro-batches
 of it into gradients, `_clip_grad_norm` and the optimizer update the weights. The work is done by
-plain objects: a sampler (`fast`), `scorer`, `anchor`, `dynamic` and `losses`.
+plain objects: a sampler (`fast`), `scorer`, `anchor`, `dynamic` and `losses`. `overrides.toml` has
+the methods of TRL that are overridden, and the versions they were tested with.
 """
 
 import copy
@@ -55,38 +56,6 @@ from mesotron.rlvr.optimizer import (
 )
 from mesotron.rlvr.scorer import Scored, Scorer, bound_rewards, vote
 
-# Every method of TRL and Transformers that is overridden here or in `SafeCheckpoints`, with the
-# parameters it has in the versions below. tests/rlvr/test_trainer.py compares them.
-TESTED_TRL = ("1.15", "1.16")  # with Transformers 5.22
-OVERRIDDEN = {
-    # One step
-    "_generate_and_score_completions": "self, inputs",
-    "_tokenize_prompts": "self, prompts",
-    "_generate_single_turn": (
-        "self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images"
-    ),
-    "_calculate_rewards": "self, inputs, prompts, completions, completion_ids_list",
-    "_compute_loss": "self, model, inputs",
-    "_get_per_token_logps_and_entropies": (
-        "self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, "
-        "compute_aux_loss, pixel_values, image_grid_thw, num_images, pixel_attention_mask, "
-        "spatial_shapes, num_tiles, image_sizes, token_type_ids, mm_token_type_ids, "
-        "image_position_ids"
-    ),
-    "_clip_grad_norm": "self, model",
-    # Public
-    "create_accelerator_and_postprocess": "self",
-    "create_optimizer": "self, model",
-    "log": "self, logs, start_time",
-    "train": "self, resume_from_checkpoint, trial, ignore_keys_for_eval",
-    # Exact resume
-    "_get_train_sampler": "self, dataset",
-    "_save_checkpoint": "self, model, trial",
-    "_save": "self, output_dir, state_dict",
-    "_load_from_checkpoint": "self, resume_from_checkpoint, model",
-    "_load_optimizer_and_scheduler": "self, checkpoint",
-    "_load_rng_state": "self, checkpoint",
-}
 # Prompts whose tokens are cached: tokenizing 256 chats took 39 ms per step on an H200's host.
 MAX_CACHED_PROMPTS = 16_384
 

@@ -5,10 +5,12 @@ Everything follows from the seed; a question's hash decides whether it is held o
 
 import random
 import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from operator import add, floordiv, mul, sub
+from pathlib import Path
 from typing import Literal
 
 from mesotron.rlvr.tasks.problem import Problem, digest
@@ -16,39 +18,11 @@ from mesotron.rlvr.tasks.problem import Problem, digest
 Split = Literal["train", "eval"]
 Operation = Literal["+", "-", "*", "/"]
 
-NAMES = ("Ann", "Ben", "Dan", "Eva", "Ida", "Leo", "Mia", "Sam", "Tom", "Zoe")
-OBJECTS = (
-    "apples", "balls", "books", "cards", "coins", "cups", "eggs", "pens", "rings", "shells",
-)  # fmt: skip
-
-OPENINGS = (
-    "{name} has {n} {objects}.",
-    "{name} finds {n} {objects}.",
-    "There are {n} {objects} in the bag of {name}.",
+_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+NAMES, OBJECTS, OPENINGS, QUESTIONS = (
+    tuple(_TEXTS[key]) for key in ("names", "objects", "openings", "questions")
 )
-# The next sentence is about the person it calls {name}.
-SENTENCES: dict[Operation, tuple[str, ...]] = {
-    "+": (
-        "{name} buys {n} more.",
-        "{other} gives {n} more to {name}.",
-        "Then {name} gets {n} more.",
-    ),
-    "-": (
-        "{name} loses {n} of them.",
-        "{name} gives {n} of them to {other}.",
-        "Then {name} sells {n} of them.",
-    ),
-    "*": ("{other} has {n} times as many as {name}.", "{other} gets {n} times as many as {name}."),
-    "/": (
-        "{name} puts them into {n} equal bags and keeps one bag.",
-        "{name} shares them with friends in {n} equal parts and keeps one part.",
-    ),
-}
-QUESTIONS = (
-    "How many {objects} does {name} have now?",
-    "How many {objects} does {name} have in the end?",
-    "Now how many {objects} does {name} have?",
-)
+SENTENCES: dict[Operation, list[str]] = _TEXTS["sentences"]
 HELD_OUT_EVERY = 8  # one question in eight is held out
 MAX_DUPLICATES = 3_000  # draws in a row without a new question before a level is exhausted
 # One set of terms in six of the sums is held out: 647 questions; an evaluation has 512.
