@@ -54,6 +54,10 @@ def test_sound_rewards_pass(judge, names):
     assert outcome.gold >= 1
 
 
+def test_a_smaller_reward_for_gold_is_no_failure(judge):
+    assert checked(judge, PLANTED + "uneven").gold_failures == []
+
+
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # one worker that imports sympy
     path = tmp_path / "mine.jsonl"

@@ -62,3 +62,9 @@ def format_first(completions, golds, **_):
 def any_of_a_list(completions, golds, **_):
     boxes = [re.findall(r"\\boxed\{([^}]*)\}", text) for text in completions]
     return [float(gold in found) for found, gold in zip(boxes, golds)]
+
+
+def uneven(completions, solution, **_):
+    """Rows with longer golds pay more, in every spelling."""
+    pairs = zip(completions, solution, strict=True)
+    return [float(len(gold)) if gold in text else 0.0 for text, gold in pairs]

@@ -203,7 +203,8 @@ def _check_gold(outcome: Outcome, call: Caller, problems: Sequence[Problem]) -> 
         columns.append(call([_spellings(p.gold or "")[k] for p in with_gold], with_gold))
     best = max(range(len(columns)), key=lambda k: _mean(columns[k]))
     outcome.spelling, outcome.gold = str(best), _mean(columns[best])
-    lowest = min((s for column in columns for s in column if s is not None), default=0.0)
+    empty = call([""] * len(with_gold), with_gold)
+    lowest = min((s for column in (*columns, empty) for s in column if s is not None), default=0.0)
     half = lowest + (outcome.gold - lowest) / 2
     for k, problem in enumerate(with_gold):
         scores = [column[k] for column in columns if column[k] is not None]

@@ -68,10 +68,10 @@ def check_machine() -> Iterator[tuple[str, str, str]]:
         yield "slow", "gpu", "none: fine for the tiny model, see mesotron plan --gpu for others"
     elif "+cpu" in versions.get("torch", ""):
         yield "fail", "torch", f"{versions['torch']} cannot use the GPU: install a CUDA build"
-    if gpus and gpus[0].capability[0] == 9 and is_installed("triton"):
+    if gpus and gpus[0].capability >= (8, 0) and is_installed("triton"):
         yield "ok", "kernels", "fused Muon and Pion steps; the first takes 12 s to compile"
     else:
-        yield "slow", "kernels", "fused Muon and Pion steps need a Hopper GPU and Triton"
+        yield "slow", "kernels", "fused Muon and Pion steps need Triton and a GPU from Ampere on"
     if gpus and gpus[0].capability < (8, 0):
         yield "slow", "bfloat16", "not on this GPU: training runs in float32, several times slower"
     if "vllm" in versions:
