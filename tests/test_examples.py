@@ -53,6 +53,20 @@ def test_quickstart(monkeypatch, tmp_path, capsys):
     assert (tmp_path / "runs" / "notebook" / "report.html").exists()
 
 
+def test_calculator(tmp_path):
+    from transformers import AutoTokenizer
+    from trl.chat_template_utils import parse_response
+
+    names = runpy.run_path(str(EXAMPLES / "calculator.py"))
+    assert names["calculate"]("12 * 70") == "840"
+    names["main"](tmp_path, steps=1)
+    assert len((tmp_path / "data" / "test.jsonl").read_text().splitlines()) == 200
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    prompt, ids = tokenizer.encode("<|assistant|>"), tokenizer.encode("[12 * 70]<|im_end|>")
+    (call,) = parse_response(tokenizer, ids, prefix=prompt)["tool_calls"]
+    assert call["function"] == {"name": "calculate", "arguments": {"expression": "12 * 70"}}
+
+
 def test_plain_loop(example):
     text = example("plain_loop")
     assert "resumed run equals the one left alone: True" in text

@@ -59,7 +59,6 @@ def test_configs_are_frozen_documented_and_valid_by_default(kind):
         ("RolloutConfig", {"generations": 1}, "--rollout.generations 1"),
         ("RolloutConfig", {"temperature": math.inf}, "--rollout.temperature inf"),
         ("RolloutConfig", {"top_p": 1.5}, "--rollout.top-p 1.5"),
-        ("RolloutConfig", {"fast": True, "vllm": "server"}, "--rollout.fast"),
         ("ObjectiveConfig", {"entropy_bonus": -0.1}, "--objective.entropy-bonus"),
         ("ObjectiveConfig", {"entropy_target": 0.0}, "--objective.entropy-target 0"),
         ("ObjectiveConfig", {"beta": math.nan}, "--objective.beta nan"),

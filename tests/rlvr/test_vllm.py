@@ -5,8 +5,11 @@ import torch
 from transformers import TrainerCallback
 
 from mesotron.config import ObjectiveConfig, RolloutConfig, TrainConfig
+from mesotron.rlvr.models import choose_speed
+from mesotron.rlvr.objectives import sampler_arguments
 from mesotron.rlvr.train import check_installed
-from support.rlvr_tiny import EOS, make_trainer, same, weights
+from mesotron.watch.metrics import sources
+from support.rlvr_tiny import EOS, make_trainer, rows, same, weights
 
 
 class Engine:
@@ -68,6 +71,27 @@ def test_the_anchors_completions_are_sampled_from_the_anchor(tmp_path, merged):
     for name, weight in anchor[1][2].items():
         torch.testing.assert_close(weight, mean[name])
     assert not same(anchor[1][2], policy[1][2])
+
+
+def test_masked_completions_are_counted(tmp_path):
+    trainer, _ = train(tmp_path, {"objective": "grpo"}, max_steps=1)
+    (row,) = rows(trainer)
+    # The engine's log-probabilities of -3 are wrong: ratios beyond the cap are masked.
+    assert 0 <= row["sampling/masked"] <= 1
+    assert sources(row)["gap_cut"] == ["sampling/masked"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "installed", "chosen"),
+    [(135e6, True, (True, "off")), (2e9, True, (False, "colocate")), (2e9, False, (False, "off"))],
+)
+def test_auto_chooses_the_sampler(weights, installed, chosen, monkeypatch):
+    monkeypatch.setattr("mesotron.rlvr.models.is_installed", lambda name: installed)
+    config = TrainConfig(rollout=RolloutConfig(vllm="auto"))
+    rollout = choose_speed(config, True, int(weights)).rollout
+    assert (rollout.fast, rollout.vllm) == chosen
+    assert sampler_arguments(rollout).get("use_vllm", False) == (chosen[1] == "colocate")
+    assert choose_speed(config, False, int(weights)).rollout.vllm == "off"
 
 
 def test_missing_vllm_is_refused(monkeypatch):

@@ -43,6 +43,10 @@ HEALTHY = {
     "reward/largest_part": (0.6, 0.7, 0.03),
     "sampling/sampling_logp_difference/mean": (0.011, 0.012, 0.001),
     "async/staleness_mean": (1.0, 1.2, 0.2),
+    "tools/call_frequency": (1.0, 1.5, 0.1),
+    "tools/failure_frequency": (0.05, 0.02, 0.02),
+    "tools/turns": (2.0, 2.5, 0.1),
+    "tools/unfinished": (0.05, 0.02, 0.02),
     "time/step": (2.0, 2.2, 0.2),
 }
 EVALS = {
@@ -106,6 +110,9 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
         seed, {"sampling/sampling_logp_difference/mean": 0.3, **LOST}
     ),
     "stale_samples": lambda seed: failing(seed, {"async/staleness_mean": 9.0, **LOST}),
+    "tool_failures": lambda seed: failing(seed, {"tools/failure_frequency": 0.8, "reward": 0.3}),
+    "unfinished_episodes": lambda seed: failing(seed, {"tools/unfinished": 0.8, "reward": 0.3}),
+    "tools_abandoned": lambda seed: failing(seed, {"tools/call_frequency": 0.1, "reward": 0.3}),
     "structural_collapse": lambda seed: failing(
         seed, {"facts/formatted": 0.1, "facts/correct_unformatted": 0.6, **LOST}
     ),
@@ -161,4 +168,5 @@ FAILURES: dict[str, Callable[[int], list[Row]]] = {
     ],
 }  # fmt: skip
 ONLY_WARN = {"reward_saturation", "lost_exploration", "lying_loss", "stalled_throughput",
-             "zero_gradient", "one_part_gain", "forgetting"}  # fmt: skip
+             "zero_gradient", "one_part_gain", "forgetting", "tool_failures",
+             "unfinished_episodes", "tools_abandoned"}  # fmt: skip

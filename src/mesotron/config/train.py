@@ -261,13 +261,12 @@ class RolloutConfig(Config, prefix="rollout."):
     """Completions per forward pass (unset: all of one update)."""
     fast: bool | None = None
     """Sample with CUDA graphs and train on shared prompts, as far as the model supports it (unset:
-    on one GPU without vLLM, for models below a billion weights)."""
-    vllm: Literal["off", "colocate", "server"] = "off"
-    """Sample with vLLM, in the same process or from a server."""
+    on one GPU without vLLM, for models below a billion weights). With vLLM only the training."""
+    vllm: Literal["off", "auto", "colocate", "server"] = "off"
+    """Sample with vLLM, in the same process or from a server (auto: in the same process, if vLLM is
+    installed and faster than --rollout.fast for this model and length)."""
 
     def check_fields(self) -> None:
-        if self.fast and self.vllm != "off":
-            self.refuse("fast", f"and --rollout.vllm {self.vllm} both sample: leave one out")
         if self.vllm != "off" and self.top_p < 1:
             self.refuse("top_p", "biases the importance ratio to vLLM's samples: leave it at 1")
 
@@ -374,6 +373,11 @@ class TrainConfig(LanguageRunConfig):
     reward: RewardConfig = RewardConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     rollout: RolloutConfig = RolloutConfig()
+    tools: tuple[str, ...] = setting((), is_code=True)
+    """Functions that the model may call while it answers, as file.py:name or module:name."""
+    environment: str | None = setting(None, is_code=True)
+    """A class, as file.py:name or module:name: one object per completion, whose public methods are
+    tools; reset(**row) starts it."""
 
     resume: Path | None = setting(None, on_resume=True)
     """Continue this run; only limits, --device, --threads and --report-to may change."""
@@ -399,3 +403,10 @@ class TrainConfig(LanguageRunConfig):
             reward.refuse("overlong_buffer", "must be at most --rollout.max-tokens")
         if self.task.num_train is not None and self.task.num_train < self.rollout.prompts:
             self.task.refuse("num_train", f"is below --rollout.prompts {self.rollout.prompts}")
+        named = "--tools" if self.tools else "--environment" if self.environment else None
+        if named and self.rollout.fast:
+            self.rollout.refuse("fast", f"samples completions without calls: leave out {named}")
+        if named and self.objective.name in ("mgrpo", "corewarding"):
+            self.objective.refuse(
+                "name", f"has an anchor that calls no tools: with {named} use vote"
+            )

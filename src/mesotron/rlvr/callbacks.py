@@ -73,7 +73,7 @@ class RunLog(TrainerCallback):
             sample = {
                 "step": step,
                 "prompt": last_message(logs["prompt"][k]),
-                "completion": last_message(logs["completion"][k]),
+                "completion": spell_turns(logs["completion"][k]),
                 "reward": sum(w * x for w, x in earned if x is not None and not math.isnan(x)),
                 "advantage": logs["advantages"][k],
             }
@@ -84,6 +84,12 @@ class RunLog(TrainerCallback):
 
 def last_message(text: str | list[dict[str, Any]]) -> str:
     return text if isinstance(text, str) else str(text[-1]["content"])
+
+
+def spell_turns(completion: str | list[dict[str, Any]]) -> str:
+    if isinstance(completion, str):
+        return completion
+    return "\n".join(str(one.get("content") or one.get("tool_calls") or "") for one in completion)
 
 
 class StepEnd(TrainerCallback):

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     import torch
 
     from mesotron.rlvr.decode import Completion
+    from mesotron.rlvr.tools import Toolbox
 
 SHOWN_PAIRS = 4
 # Smaller differences are not worth a sentence even if they are significant.
@@ -103,6 +104,7 @@ def evaluate(
     judge: Judge | None = None,
     progress: Callable[[int], None] | None = None,
     reward: Reward | None = None,
+    toolbox: Toolbox | None = None,
 ) -> EvalResult:
     """Evaluate a model on problems.
 
@@ -122,6 +124,7 @@ def evaluate(
         progress: called with the number of completions just finished.
         reward: also the mean of this; it is the result if there is no gold answer, or if all its
             parts are the user's own.
+        toolbox: what the model may call.
 
     Returns:
         Scores with 95% intervals over problems, findings, and every greedy transcript.
@@ -137,7 +140,11 @@ def evaluate(
     was_training = model.training
     model.eval()
     how: dict[str, Any] = {"max_tokens": max_tokens, "batch": batch, "progress": progress}
-    greedy = generate(model, tokenizer, prompts, **how)
+    if toolbox is None:
+        greedy = generate(model, tokenizer, prompts, **how)
+    else:
+        chats = [build_prompt(p, task, FORMATS[task.format], examples) for p in problems]
+        greedy = toolbox.play(model, tokenizer, chats, [own_row(p) for p in problems], **how)
     repeated = [prompt for prompt in prompts for _ in range(samples)]
     sampled = generate(model, tokenizer, repeated, temperature=temperature, seed=seed, **how)
     model.train(was_training)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mesotron.config import ModelConfig, SftConfig, TrainConfig
-from mesotron.runs.extras import require
+from mesotron.runs.extras import is_installed, require
 from mesotron.runs.process import num_processes
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Increment when `_write_folder` changes, so that cached folders of the old layout are not used.
 GGUF_LAYOUT = 1
 FAST_BELOW = 1_000_000_000  # weights; larger models were not tried with --rollout.fast
+# The fastest sampler on one GPU for models below so many weights and completions up to so many
+# tokens; the first row that fits counts. Not measured yet with vLLM: see benchmarks/stack.
+FASTEST_SAMPLER = ((1_000_000_000, 1 << 20, "fast"), (1 << 60, 1 << 20, "vllm"))
 FUSED_FROM = 100  # steps that repay the compilation (benchmarks/speedrun/step_time.json)
 Run = TypeVar("Run", TrainConfig, SftConfig)
 
@@ -137,15 +140,20 @@ def choose_precision(config: Run, has_bfloat16: bool) -> Run:
 
 
 def choose_speed(config: TrainConfig, on_gpu: bool, num_weights: int) -> TrainConfig:
-    """The run's config with `rollout.fast` and `optim.fused` resolved where they are unset."""
-    fast, fused = config.rollout.fast, config.optim.fused
+    """The run's config with `rollout.fast`, `rollout.vllm` and `optim.fused` resolved."""
+    fast, vllm, fused = config.rollout.fast, config.rollout.vllm, config.optim.fused
+    if vllm == "auto":
+        fits = [row for row in FASTEST_SAMPLER if num_weights < row[0]]
+        fastest = next(name for _, most, name in fits if config.rollout.max_tokens <= most)
+        usable = on_gpu and not fast and is_installed("vllm")
+        vllm = "colocate" if usable and fastest == "vllm" else "off"
     if fast is None:
-        alone = num_processes() == 1 and config.rollout.vllm == "off"
-        alone &= config.model.load == "full"
+        alone = num_processes() == 1 and vllm == "off" and config.model.load == "full"
         fast = on_gpu and alone and num_weights < FAST_BELOW
     if fused is None:
         fused = config.steps >= FUSED_FROM
-    rollout, optim = replace(config.rollout, fast=fast), replace(config.optim, fused=fused)
+    rollout = replace(config.rollout, fast=fast, vllm=vllm)
+    optim = replace(config.optim, fused=fused)
     return replace(config, rollout=rollout, optim=optim)
 
 

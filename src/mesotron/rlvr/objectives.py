@@ -125,10 +125,15 @@ def trl_arguments(
         "temperature": rollout.temperature,
         "top_p": rollout.top_p,
     }
-    if rollout.vllm != "off":
-        arguments |= {"use_vllm": True, "vllm_mode": rollout.vllm}
-        if objective.name == "vespo":  # it has a weight per sequence of its own
-            arguments["vllm_importance_sampling_mode"] = "token_truncate"
+    return arguments | sampler_arguments(rollout, objective.name)
+
+
+def sampler_arguments(rollout: RolloutConfig, objective: ObjectiveName) -> dict[str, Any]:
+    if rollout.vllm not in ("colocate", "server"):  # auto is resolved when the model is loaded
+        return {}
+    arguments = {"use_vllm": True, "vllm_mode": rollout.vllm}
+    if objective == "vespo":  # it has a weight per sequence of its own
+        arguments["vllm_importance_sampling_mode"] = "token_truncate"
     return arguments
 
 

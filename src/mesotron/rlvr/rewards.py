@@ -249,7 +249,15 @@ def part_metrics(reward: Reward, totals: Scores) -> dict[str, float]:
 
 
 def completion_texts(completions: Sequence[Any]) -> list[str]:
-    return [x if isinstance(x, str) else str(x[-1]["content"] or "") for x in completions]
+    """What the model wrote last. An episode may end with a tool's result, which is no answer."""
+    ends = [{"content": x} if isinstance(x, str) else x[-1] for x in completions]
+    return ["" if m.get("role") == "tool" else str(m.get("content") or "") for m in ends]
+
+
+def is_unfinished(completion: str | list[dict[str, Any]]) -> bool:
+    """Whether an episode ends before the model's answer: with a call, or with its result."""
+    last = {} if isinstance(completion, str) else completion[-1]
+    return last.get("role") == "tool" or bool(last.get("tool_calls"))
 
 
 def check_reward(config: RewardConfig) -> None:

@@ -26,11 +26,12 @@ CURVES = ("reward", "facts/correct", "facts/formatted", "facts/correct_unformatt
 
 def measure(
     model: Any, tokenizer: Any, task: Task, config: TrainConfig, judge: Judge, name: str,
-    reward: Reward | None = None,
+    reward: Reward | None = None, toolbox: Any = None,
 ) -> EvalResult:  # fmt: skip
     return evaluate(
         model, tokenizer, task.eval, config.task, examples=task.examples, name=name, samples=0,
         max_tokens=config.rollout.max_tokens, seed=config.seed, judge=judge, reward=reward,
+        toolbox=toolbox,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from mesotron.config import ObjectiveConfig
 from mesotron.probes import answer_diversity, group_signal, group_spreads
 from mesotron.rlvr.answers.facts import Facts, Judge, summarise
 from mesotron.rlvr.labels import Ballots, label_accuracy, label_by_vote
-from mesotron.rlvr.rewards import completion_texts
+from mesotron.rlvr.rewards import completion_texts, is_unfinished
 from mesotron.rlvr.tasks.gym import regrade
 
 log = logging.getLogger("mesotron")
@@ -68,6 +68,7 @@ class Scorer:
         if self.judge is None:
             return list(rows), []
         cut, golds = self.truncated(completion_ids), [row.get("gold") for row in rows]
+        cut = [a or is_unfinished(one) for a, one in zip(cut, completions, strict=True)]
         texts = completion_texts(completions)
         facts = self.judge.judge(texts, golds, cut)
         facts = regrade(facts, texts, [row.get("columns") for row in rows], self.judge.format)

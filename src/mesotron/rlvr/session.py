@@ -39,7 +39,7 @@ from mesotron.rlvr.callbacks import (
     Spending,
 )
 from mesotron.rlvr.dataset import first_level, make_curriculum, make_rows
-from mesotron.rlvr.objectives import resolve, trl_arguments
+from mesotron.rlvr.objectives import resolve, sampler_arguments, trl_arguments
 from mesotron.rlvr.optimizer import OptimizerLog, check_settings
 from mesotron.rlvr.prompts import check_prompts
 from mesotron.rlvr.rewards import Reward, as_reward_function, make_reward
@@ -47,6 +47,7 @@ from mesotron.rlvr.run_report import compare, main_score, measure, show, write_r
 from mesotron.rlvr.spending import Account, sampling_time
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Task
+from mesotron.rlvr.tools import Toolbox, load_toolbox
 from mesotron.rlvr.train import check_enough, reads_answers
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.runs import RunFolder, process
@@ -74,6 +75,7 @@ class Parts:
     judge: Judge  # of evaluations
     reward: Reward
     objective_arguments: dict[str, Any]  # of `GRPOConfig`
+    toolbox: Toolbox | None = None
 
 
 def train(plan: Plan[TrainConfig], account: Account) -> int:
@@ -106,16 +108,21 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     world = process.num_processes()
     arguments = trl_arguments(config.objective, config.rollout, config.optim, world)
     check_settings(config.optim)
+    toolbox = load_toolbox(config)
     task = load_task(config.task)
     check_enough(len(task.train), config)
     judge = Judge(task.format, verifier)
     reward = make_reward(config.reward, judge, config.rollout.max_tokens)
     config = models.choose_precision(config, models.supports_bfloat16(device))
     model, tokenizer = models.load_model(config.model, device)
+    if toolbox is not None:
+        tokenizer = toolbox.prepare(tokenizer, config.model.name)
+        config = replace(config, rollout=replace(config.rollout, fast=False))
     check_prompts(task, config.task, tokenizer, model, config.rollout.max_tokens)
     use_one_thread_if_small(model, device, config.threads)
     config = models.choose_speed(config, device.type == "cuda", model.num_parameters())
-    return Parts(config, device, model, tokenizer, task, judge, reward, arguments)
+    arguments |= sampler_arguments(config.rollout, config.objective.name)
+    return Parts(config, device, model, tokenizer, task, judge, reward, arguments, toolbox)
 
 
 @contextmanager
@@ -226,7 +233,9 @@ def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
     with models.as_loaded(model):
         config = parts.config
         own = parts.reward if any(":" in part for part in config.reward.parts) else None
-        result = measure(model, parts.tokenizer, parts.task, config, parts.judge, name, own)
+        result = measure(
+            model, parts.tokenizer, parts.task, config, parts.judge, name, own, parts.toolbox
+        )
     return result.to_json()
 
 
@@ -245,6 +254,8 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
         # Own rewards alone read no answers, and what is logged of answers would mislead the watch.
         judge=Judge(parts.judge.format, parts.judge.verifier, reads=reads_answers(config)),
         fast=bool(config.rollout.fast),
+        tools=parts.toolbox and parts.toolbox.tools,
+        environment_factory=parts.toolbox and parts.toolbox.environment,
     )
     if config.task.curriculum is not None:
         trainer.use_curriculum(make_curriculum(parts.task, config.task, parts.tokenizer))
@@ -301,7 +312,8 @@ def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:
         now = replace(now, parts=tuple(names), weights=())
         reward = make_reward(now, parts.judge, config.rollout.max_tokens)
         reward.waiting = parts.reward.waiting
-        trainer.reward_funcs[-1] = as_reward_function(reward)  # only votes can precede it
+        place = trainer.reward_func_names.index("reward")  # beside votes and an environment's own
+        trainer.reward_funcs[place] = as_reward_function(reward)
 
     def reward_obstacle() -> str | None:
         if trainer.self_labelled:

@@ -120,7 +120,7 @@ def check_installed(config: TrainConfig | SftConfig) -> None:
     if isinstance(config, TrainConfig):
         for name in config.report_to:
             require(None, [name], f"--report-to {name}")
-        if config.rollout.vllm != "off":
+        if config.rollout.vllm in ("colocate", "server"):
             require(None, ["vllm"], f"--rollout.vllm {config.rollout.vllm}")
 
 

@@ -54,6 +54,7 @@ from mesotron.rlvr.optimizer import (
     resolve_optim,
     unwrap_optimizer,
 )
+from mesotron.rlvr.rewards import is_unfinished
 from mesotron.rlvr.scorer import Scored, Scorer, bound_rewards, vote
 
 # Prompts whose tokens are cached: tokenizing 256 chats took 39 ms per step on an H200's host.
@@ -133,11 +134,16 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         args.beta = 0.0 if own or self.objective.name == "corewarding" else beta
         super().__init__(model, funcs, args, train_dataset, **rest)
         args.beta = self.beta = beta
+        if self.self_labelled:
+            self.reward_weights[1:] = 0  # an environment's own reward too
         if isinstance(self.train_dataset, Rows):
             self.data_collator = Batch
         objectives.warn_if_on_policy(self.objective, objectives.updates_per_rollout(args))
         ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
         self.scorer = Scorer(self.objective, judge, ends)
+        if self.use_vllm:
+            # vLLM knows the end tokens of the folder it read, not those of the tokenizer in use.
+            self.vllm_generation.generation_kwargs.setdefault("stop_token_ids", self.eos_token_ids)
         if own:
             self.ref_model: Any = Anchor(dtype=None).start(self.policy)
         if self.objective.name in objectives.ANCHORED:
@@ -213,6 +219,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         if self.scored.dropped:
             batch = self._drop_rows(batch, self.scored.dropped)
         metrics = self.scored.metrics()
+        if "importance_sampling_ratio" in batch:
+            masked = self._gather((batch["importance_sampling_ratio"] == 0).float().mean(dim=1))
+            metrics["sampling/masked"] = masked.mean().item()
         self._note(metrics)
         by_group = self.multi_objective_aggregation == "sum_then_normalize"
         if self.scale_rewards == "batch" or not by_group:
@@ -326,7 +335,16 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         own = repetition(completion_ids_list)["completions/repetition"]
         mean = self._gather(torch.tensor([own], device=rewards.device)).mean().item()
         self._note({"completions/repetition": mean})
+        if self.tools:
+            self._note_episodes(completions)
         return rewards
+
+    def _note_episodes(self, completions: Any) -> None:
+        turns = [sum(m.get("role") == "assistant" for m in one) for one in completions]
+        ends = [is_unfinished(one) for one in completions]
+        x = torch.tensor([turns, ends], device=self.accelerator.device, dtype=torch.float32)
+        mean_turns, unfinished = self._gather(x.T.contiguous()).mean(dim=0).tolist()
+        self._note({"tools/turns": mean_turns, "tools/unfinished": unfinished})
 
     def _fill_votes(
         self, rewards: Tensor, facts: list[Facts], golds: list[str | None], completion_ids: Any

@@ -210,7 +210,7 @@ def test_an_evaluation_has_the_weights_own_precision(tmp_path, monkeypatch, peft
 
     monkeypatch.setattr(session, "measure", Logits)
     config = SimpleNamespace(reward=SimpleNamespace(parts=("correct",)))
-    parts: Any = SimpleNamespace(tokenizer=None, task=None, config=config, judge=None)
+    parts: Any = SimpleNamespace(tokenizer=None, task=None, config=config, judge=None, toolbox=None)
 
     def evaluate(name):
         return session.evaluate_part(parts, trainer.model, name)["logits"]
