@@ -10,7 +10,7 @@ from functools import partial
 from inspect import getmembers, isfunction
 from typing import Any
 
-from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import get_json_schema
 from trl import chat_template_utils as templates
 
 from mesotron.config import TrainConfig
@@ -27,7 +27,7 @@ class Episode:
     """One conversation; `messages` grow with every turn."""
 
     messages: list[Any]
-    tools: list[Tool]
+    tools: list[Any]
     prompt: str = ""  # what the next turn continues
     ids: tuple[int, ...] = ()  # all that followed the first prompt, results included
     truncated: bool = False
@@ -46,7 +46,7 @@ class Episode:
 class Toolbox:
     """What a run's model may call."""
 
-    tools: list[Tool]
+    tools: list[Any]
     environment: Callable[[], Any] | None = None
 
     def prepare(self, tokenizer: Any, model: str) -> Any:
