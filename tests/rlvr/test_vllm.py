@@ -90,7 +90,7 @@ def test_auto_chooses_the_sampler(weights, installed, chosen, monkeypatch):
     config = TrainConfig(rollout=RolloutConfig(vllm="auto"))
     rollout = choose_speed(config, True, int(weights)).rollout
     assert (rollout.fast, rollout.vllm) == chosen
-    assert sampler_arguments(rollout).get("use_vllm", False) == (chosen[1] == "colocate")
+    assert sampler_arguments(rollout, "grpo").get("use_vllm", False) == (chosen[1] == "colocate")
     assert choose_speed(config, False, int(weights)).rollout.vllm == "off"
 
 
