@@ -437,7 +437,7 @@ def test_precision_and_speed_where_they_are_unset(monkeypatch):
     assert precision(ModelConfig(dtype="float32")) == "float32"
 
     def speed(on_gpu: bool = True, weights: int = 10**8, **changed: Any) -> tuple[Any, Any]:
-        config = choose_speed(TrainConfig(**changed), on_gpu, weights)
+        config = choose_speed(TrainConfig(**{"steps": 40, **changed}), on_gpu, weights)
         return config.rollout.fast, config.optim.fused
 
     assert speed() == (True, False)
