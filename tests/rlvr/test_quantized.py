@@ -35,6 +35,7 @@ def test_every_optimizer_steps_adapters_on_rounded_weights(load, optim):
     base, _ = load_model(config)
     whole, _ = load_model(ModelConfig())
     assert base.get_memory_footprint() < whole.get_memory_footprint()
+    torch.manual_seed(0)  # of A; from some Pion filters a whole block out
     model = get_peft_model(base, lora_config(config))
     for p in model.parameters():
         p.data = p.data.bfloat16() if p.requires_grad else p.data  # as TRL rounds them
