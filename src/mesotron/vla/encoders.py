@@ -6,6 +6,7 @@ Legend: B batch, T tokens, S context tokens, C cameras, P patches per image, L w
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -206,15 +207,7 @@ def patch_positions(side: int, width: int) -> Tensor:
 
 # Instructions as word ids: a small vocabulary, and hash buckets for other words.
 PADDING = 0
-_COMMON_WORDS = """
-    a an the and to of in into on onto inside at from with up down left right behind front
-    put place move take pick drop bring set push pull open close press turn reach insert grab
-    lift slide lower carry leave lay it then please that this one some object thing item goal
-    red green blue yellow purple orange white black grey brown pink cyan
-    cube block box ball sphere cylinder can mug cup bowl plate bin tray basket bucket pad zone
-    drawer door window button peg shelf hole target puck handle lever faucet wall table
-"""
-VOCABULARY = tuple(_COMMON_WORDS.split())
+VOCABULARY = tuple(Path(__file__).with_name("words.txt").read_text().split())
 NUM_BUCKETS = 384
 NUM_WORDS = 1 + len(VOCABULARY) + NUM_BUCKETS
 MAX_WORDS = 24

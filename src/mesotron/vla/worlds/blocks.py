@@ -5,6 +5,7 @@ Every scene allows another instruction, so language is needed. Only friction hol
 """
 
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
@@ -13,24 +14,15 @@ from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, World, chec
 from mesotron.vla.worlds import rendering
 from mesotron.vla.worlds import scene as scenes
 from mesotron.vla.worlds.rendering import Camera, Light, Model, View, mj
-from mesotron.vla.worlds.scene import BIN, BIN_HALF, BIN_HEIGHT, HALF_HEIGHT, HALF_WIDTH, Scene
+from mesotron.vla.worlds.scene import BIN, BIN_HALF, HALF_HEIGHT, HALF_WIDTH, Scene
 
 FRONT = View(Camera((0.0, -0.47, 0.52), (0.0, 0.015, 0.0), 37.0), Light())
 WRIST = Camera((0.0, -0.06, 0.07), (0.0, 0.0, -0.04), 80.0)  # relative to the hand
 MAX_STEPS = 54  # twice the expert's longest of 600 episodes in each world; the mean is 19
-FURNITURE_COLORS = {
-    "table": (0.62, 0.58, 0.52),
-    "palm": (0.25, 0.25, 0.27),
-    "finger": (0.12, 0.12, 0.13),
-    "bin": (0.92, 0.92, 0.92),
-}
 
-TIMESTEP = 0.005  # seconds
 SUBSTEPS = 10  # physics steps per action
 REACH = 0.03  # meters the hand moves for an action of 1
 OPEN = 0.040  # half the gap between open fingers
-FINGER = (0.006, 0.012, 0.032)  # half sizes; a finger reaches 1.2 cm below the grasp point
-WALL = 0.004  # half the thickness of the bin's walls
 HAND_DOFS = 5
 LOW, HIGH = (np.array(ends) for ends in zip(*scenes.WORKSPACE))
 
@@ -45,29 +37,7 @@ DROP = 0.085  # height above the bin at which it is released
 @lru_cache(maxsize=128)
 def compile_model(shapes: tuple[scenes.Shape, ...]) -> Model:
     """The MuJoCo model of a table with these objects; never modified."""
-    (x, y), (a, b), h = BIN, BIN_HALF, BIN_HEIGHT / 2
-    boxes = {
-        "bin_floor": (x, y, 0.001, a, b, 0.001),
-        "bin_left": (x - a, y, h, WALL, b + WALL, h),
-        "bin_right": (x + a, y, h, WALL, b + WALL, h),
-        "bin_front": (x, y - b, h, a + WALL, WALL, h),
-        "bin_back": (x, y + b, h, a + WALL, WALL, h),
-    }
-    # Servos are stiff and critically damped: jerks would tear an object from the hand.
-    bin_xml = slides = servos = fingers = objects = ""
-    for name, (p, q, r, u, v, w) in boxes.items():
-        bin_xml += f'<geom name="{name}" type="box" pos="{p} {q} {r}" size="{u} {v} {w}"/>'
-    for axis, vector in (("x", "1 0 0"), ("y", "0 1 0"), ("z", "0 0 1")):
-        slides += f'<joint name="hand_{axis}" type="slide" axis="{vector}"/>'
-        servos += f'<position joint="hand_{axis}" kp="8000" kv="190" forcerange="-80 80"/>'
-    for side, sign in (("finger_left", -1), ("finger_right", 1)):
-        fingers += (
-            f'<body name="{side}" gravcomp="1"><joint name="{side}" type="slide" axis="{sign} 0 0"'
-            f' range="0 {OPEN}" limited="true"/>'
-            f'<geom name="{side}" type="box" pos="{sign * FINGER[0]} 0 0.02" mass="0.05"'
-            f' condim="4" size="{" ".join(map(str, FINGER))}" friction="1.8 0.02 0.001"/></body>'
-        )
-        servos += f'<position joint="{side}" kp="400" kv="20" forcerange="-10 10"/>'
+    objects = ""
     for k, shape in enumerate(shapes):
         w, h = HALF_WIDTH[shape], HALF_HEIGHT[shape]
         geom = f'"box" size="{w} {w} {h}"' if shape == "cube" else f'"cylinder" size="{w} {h}"'
@@ -75,15 +45,8 @@ def compile_model(shapes: tuple[scenes.Shape, ...]) -> Model:
             f'<body name="object{k}"><freejoint/><geom name="object{k}" type={geom}'
             ' mass="0.05" condim="4" friction="1.2 0.02 0.001"/></body>'
         )
-    return mj.MjModel.from_xml_string(
-        f'<mujoco><option timestep="{TIMESTEP}" integrator="implicitfast" cone="elliptic"'
-        ' impratio="5"/><default>'
-        '<geom solref="0.01 1" solimp="0.95 0.99 0.001"/></default><worldbody>'
-        '<geom name="table" type="plane" size="1 1 0.1" friction="1 0.02 0.001"/>'
-        f'{bin_xml}<body name="hand" gravcomp="1">{slides}'
-        '<geom name="palm" type="box" pos="0 0 0.064" size="0.055 0.018 0.012" mass="1"/>'
-        f"{fingers}</body>{objects}</worldbody><actuator>{servos}</actuator></mujoco>"
-    )
+    xml = Path(__file__).with_suffix(".xml").read_text(encoding="utf-8")
+    return mj.MjModel.from_xml_string(xml.replace("</worldbody>", f"{objects}</worldbody>"))
 
 
 class Table:
@@ -194,7 +157,7 @@ class BlocksWorld(World):
         names = [self.table.model.geom(k).name for k in range(self.table.model.ngeom)]
         objects = enumerate(self.scene.objects)
         colors = {f"object{k}": scenes.COLORS[item.color] for k, item in objects}
-        colors |= FURNITURE_COLORS
+        colors |= scenes.FURNITURE_COLORS
         self._colors = np.array([colors.get(one) or colors[one.split("_")[0]] for one in names])
         if scatter:
             rng = np.random.default_rng([seed, task, 11])

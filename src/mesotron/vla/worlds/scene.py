@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 Shape = Literal["cube", "can"]
 
-COLORS = {
-    "red": (0.85, 0.12, 0.12),
-    "blue": (0.12, 0.22, 0.90),
-    "green": (0.10, 0.65, 0.15),
-    "yellow": (0.95, 0.82, 0.10),
-    "purple": (0.60, 0.15, 0.70),
-}
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+COLORS, FURNITURE_COLORS = _TABLES["objects"], _TABLES["furniture"]
+TRAINING_SENTENCES, HELD_OUT_SENTENCES = _TABLES["training"], _TABLES["held_out"]
 HALF_HEIGHT: dict[Shape, float] = {"cube": 0.022, "can": 0.034}
 HALF_WIDTH: dict[Shape, float] = {"cube": 0.022, "can": 0.020}
 
@@ -26,27 +24,11 @@ OUTER_REGION = ((-0.165, 0.165), (-0.185, 0.065))
 SPACING = 0.085
 HAND_START = ((-0.12, 0.12), (-0.15, 0.10), (0.13, 0.19))
 WORKSPACE = ((-0.18, 0.18), (-0.20, 0.20), (0.025, 0.20))
-BIN = (0.0, 0.16)
+BIN = (0.0, 0.16)  # as in blocks.xml
 BIN_HALF = (0.062, 0.055)
 BIN_HEIGHT = 0.03
 MAX_YAW = 0.2
 MAX_TRIES = 1000
-
-TRAINING_SENTENCES = (
-    "put the {} in the bin",
-    "place the {} in the bin",
-    "move the {} into the bin",
-    "drop the {} in the bin",
-    "pick up the {} and put it in the bin",
-    "take the {} and place it in the bin",
-)
-# Never in demonstrations: for the perturbation "wording".
-HELD_OUT_SENTENCES = (
-    "the {} goes into the bin",
-    "bring the {} over to the bin and let it go",
-    "please get the {} into that bin",
-    "I want the {} inside the bin",
-)
 
 
 @dataclass(frozen=True)
