@@ -9,6 +9,7 @@ import math
 import re
 import statistics
 import sys
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -45,6 +46,7 @@ Config = TypeVar("Config")
 
 # Errors of a run whose weights are not finite: before saving, and when PyTorch samples from them.
 NOT_FINITE = ("weights are not finite", "probability tensor contains either `inf`, `nan`")
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 XLA_ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
 
 
@@ -65,6 +67,8 @@ class Outcome(NamedTuple):
 
 
 class Kind(ABC):
+    """A kind of run; the fields up to `optims` are set from kinds.toml, except `config_type`."""
+
     name: ClassVar[str]
     config_type: ClassVar[type]
     command: ClassVar[str]  # the "module:function" that runs a config
@@ -76,12 +80,18 @@ class Kind(ABC):
     floor: ClassVar[float] = 0.0  # score of every problem for a diverged run
     before: ClassVar[str] = "before training"  # what the scores at the start are
     problems_setting: ClassVar[str]  # the setting for the number of problems
-    usual: ClassVar[tuple[str, ...]]  # default optimizers
-    optims: ClassVar[dict[str, Any]]  # name -> description of the optimizers
+    always: ClassVar[Sequence[str]]  # settings of every run
+    usual: ClassVar[Sequence[str]]  # default optimizers
+    optims: ClassVar[dict[str, dict[str, Any]]]  # description and settings of the optimizers
 
     recipe: str  # name of the recipe
     config: Any  # the recipe's config with the changes: shared by all runs
     base_rate: float  # the recipe's learning rate in AdamW's unit
+
+    def __init_subclass__(cls, name: str) -> None:
+        cls.name = name
+        for key, value in _TABLES[name].items():
+            setattr(cls, key, value)
 
     @abstractmethod
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None: ...
@@ -91,7 +101,8 @@ class Kind(ABC):
             raise ValueError(f"there is no objective {objectives[0]!r} here: remove --objectives")
         for name in optims:
             _check_known("optimizer", name, self.optims)
-        return [Contender(name=x, optim=x, objective="", about=self.optims[x]) for x in optims]
+        about = {name: self.optims[name]["about"] for name in optims}
+        return [Contender(name=x, optim=x, objective="", about=about[x]) for x in optims]
 
     @abstractmethod
     def settings(
@@ -142,44 +153,13 @@ class Kind(ABC):
         return Outcome(scores, start, *costs, health_of(rows, error), self.update_ratio(run, rows))
 
 
-class Language(Kind):
+class Language(Kind, name="rlvr"):
     """`mesotron train RECIPE`; a score is the greedy accuracy on held-out problems."""
 
-    name = "rlvr"
     config_type = TrainConfig
-    command = "mesotron.rlvr.train:run"
-    extra = "rlvr"
-    measure = "greedy accuracy on held-out problems"
-    unit = (
-        "Rates are in AdamW's unit. A short run measures the RMS of a contender's updates, and the "
-        "rate of its matrices is multiplied (the x in the table) so that the RMS is AdamW's usual "
-        "0.2 of the rate; embeddings, norms and head keep the rate itself, or SGD's own."
-    )
-    curve = "facts/correct"
-    problems_setting = "task.num_eval"
-    usual = ("adamw", "muon", "muon_sgd", "muon_heads", "pion", "pion_cutoff")
-
+    shorter: ClassVar[dict[str, Sequence[str]]]  # recipe -> settings
     # The contender's own settings; schedule, momentum, decay and clipping are the recipe's.
     own = ("name", "per_head", "promote", "cutoff", "rank", "scale", "aux_lr")
-    optims: ClassVar = {  # name -> description and config
-        "adamw": ("AdamW on every weight", OptimConfig(name="adamw")),
-        "muon": ("Muon on hidden matrices, AdamW on the rest", OptimConfig(name="muon")),
-        "muon_sgd": ("Muon on hidden matrices, SGD on the rest", OptimConfig(name="muon_sgd")),
-        "normuon": ("NorMuon on hidden matrices, AdamW on the rest", OptimConfig(name="normuon")),
-        "muon_heads": ("Muon, per head in attention", OptimConfig(name="muon", per_head=True)),
-        "pion": (
-            "Pion as its paper trains language models, per head with k_p = 0",
-            OptimConfig(name="pion", per_head=True, promote=0),
-        ),
-        "pion_cutoff": (
-            "Pion with a continuous cutoff, aligned with the strongest direction",
-            OptimConfig(name="pion", cutoff="aligned"),
-        ),
-        "lowrank": ("Muon's top 8 directions by exact SVD", OptimConfig(name="muon", rank=8)),
-    }
-    # About an hour on two cores; one half of the held-out problems chooses rates, the other ranks.
-    shorter: ClassVar = {"arith": ("steps=32", "rollout.prompts=8", "task.num_eval=600")}
-    always = ("guard=warn", "save_every=0", "keep=1")
     probe_steps = 12  # momentum has half settled by then
     probe_problems = 8
 
@@ -220,7 +200,8 @@ class Language(Kind):
         """Description and config of an optimizer; `pion:promote=2` is a variant."""
         name, _, variant = optim.partition(":")
         _check_known("optimizer", name, self.optims)
-        about, own = self.optims[name]
+        settings = dict(self.optims[name])
+        about, own = settings.pop("about"), OptimConfig(**settings)
         config = replace(self.config.optim, **{field: getattr(own, field) for field in self.own})
         if variant:
             about = f"{about}, with {variant.replace(',', ', ')}"
@@ -285,27 +266,10 @@ class Language(Kind):
         return statistics.median(updates) / optim["lr"] if updates else None
 
 
-class Games(Kind):
+class Games(Kind, name="ppo"):
     """`mesotron ppo snake`; a score is the fruit of a greedy game."""
 
-    name = "ppo"
     config_type = SnakeConfig
-    command = "mesotron.ppo:run"
-    extra = "ppo"
-    measure = "fruit of a greedy game"
-    unit = (
-        "Rates are in Adam's unit: Muon's and Pion's own are those at which a step of full rank "
-        "changes a weight as much as Adam's usual 0.2 of the rate."
-    )
-    before = "random legal moves"
-    curve = "episode/fruit"
-    problems_setting = "eval_episodes"
-    usual = ("adam", "muon", "pion")
-    optims: ClassVar = {
-        "adam": "Adam on every weight",
-        "muon": "Muon on hidden matrices, Adam on the rest",
-        "pion": "Pion with a continuous cutoff on hidden matrices, Adam on the rest",
-    }
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
         self.recipe = recipe
@@ -340,33 +304,11 @@ class Games(Kind):
         return super().environment(threads) | (XLA_ONE_THREAD if threads == 1 else {})
 
 
-class Robots(Kind):
+class Robots(Kind, name="vla"):
     """`mesotron vla train`; a score is the success of a seeded episode."""
 
-    name = "vla"
     config_type = VlaTrainConfig
-    command = "mesotron.vla.command:run_train"
-    extra = "vla"
-    measure = "share of episodes that succeeded"
-    unit = (
-        "Rates are AdamW's, of the hidden matrices: a spectral step of full rank changes a weight "
-        "as much as AdamW's usual 0.2 of the rate. What a filter removes is not compensated, since "
-        "parts of one policy have different filters. All other weights have one rate in all runs."
-    )
-    curve = "loss/action"
-    falls = True
-    problems_setting = "episodes"
     parts = ("vision", "language", "fusion", "action")
-    optims: ClassVar = {
-        "adamw": "AdamW on every weight",
-        "muon": "Muon on all hidden matrices",
-        "pion_action": "Pion on the action module, Muon on the rest",
-        "pion": "Pion on all hidden matrices",
-        "lowrank": "Muon's top directions by exact SVD",
-    }
-    usual = tuple(optims)
-    # Cells run side by side and have no cores to spare for their evaluation.
-    always = ("guard=warn", "save_every=0", "keep=1", "probe_every=0", "workers=1")
 
     def __init__(self, recipe: str, changes: Sequence[str] = ()) -> None:
         from mesotron.vla.demos import is_lerobot
