@@ -24,6 +24,7 @@ from mesotron import cli
 from mesotron.cli import parse
 from mesotron.config.base import flags_of
 from mesotron.config.flags import ALSO_SHORT, SHORT
+from mesotron.rlvr.trl_options import grpo_fields
 from mesotron.runs import RunFolder
 from mesotron.watch import DETECTORS
 from support.quick_jax import quick_compilation  # noqa: F401
@@ -165,6 +166,9 @@ def test_flags_exist():
     known |= {"--help-all", *(f"--{name}" for name in (*SHORT, *ALSO_SHORT))}
     for page in PAGES:
         named = set(re.findall(r"(?<![\w-])(--[a-z][\w.-]*\w)", page.read_text()))
+        options = {flag for flag in named if flag.startswith("--trl.")}
+        assert {flag[6:] for flag in options} <= {"KEY", *grpo_fields()}, page
+        named -= options
         assert {flag.replace("_", "-") for flag in named - FOREIGN - OFFLINE} <= known, page
 
 

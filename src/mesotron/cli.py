@@ -215,7 +215,12 @@ def parse(
             about = f"{config_type.__doc__}\n\n{presets.describe() if presets else ''}".strip()
             run_tyro(arguments, ["--help"], prog, default, about)
         if default is not None:
+            # Options of TRL add to those of the defaults; the last of a name counts.
+            own = {text.partition("=")[0]: text for text in getattr(given, "trl", ())}
             given = run_tyro(arguments, args, prog, default)
+            if own:
+                held = {text.partition("=")[0]: text for text in default.trl}
+                given = replace(given, trl=tuple((held | own).values()))
         made = make(config_type, given)
     return validate(made)
 

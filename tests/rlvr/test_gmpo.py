@@ -6,7 +6,7 @@ from math import exp, log
 import pytest
 import torch
 
-from mesotron.rlvr.losses import LossInputs, correction_weight, gmpo_loss
+from mesotron.rlvr.losses import LossInputs, correction_weight, cov_loss, gmpo_loss
 
 
 def batch(d, advantages, mask=None, **options) -> LossInputs:
@@ -117,3 +117,39 @@ def test_correction_ratios_become_one_weight_per_sequence():
     weight, alive = correction_weight(torch.tensor([[0.0], [2.5]]), torch.ones(2, 3))
     assert weight.tolist() == [0.0, 2.5]
     assert alive.all()
+
+
+@pytest.mark.parametrize("penalty", [False, True], ids=["clip_cov", "kl_cov"])
+def test_covariance_losses_treat_the_tokens_of_the_paper(penalty):
+    """A float64 oracle, token by token."""
+    d = [[0.1, 1.2, -0.3], [0.4, -0.2, 5.0]]
+    A, mask = [3.0, -1.0], [[1, 1, 1], [1, 1, 0]]
+    old = torch.tensor([[-0.5, -6.0, -4.0], [-5.0, -0.1, 0.0]], dtype=torch.float64)
+    inputs = batch(d, A, mask, epsilon=1.0, epsilon_high=1.0, num_tokens=5.0)
+    logprobs = (inputs.logprobs.detach() + old).requires_grad_()
+    share = 0.3 if penalty else 0.4  # one or two tokens of five
+    inputs = replace(inputs, logprobs=logprobs, old_logprobs=old, cov_share=share)
+    tokens = [(b, t) for b in range(2) for t in range(3) if mask[b][t]]
+    mean_A = sum(A[b] for b, _ in tokens) / 5
+    mean_p = sum(logprobs[one].item() for one in tokens) / 5
+    cov = {(b, t): (A[b] - mean_A) * (logprobs[b, t].item() - mean_p) for b, t in tokens}
+    clips = {one for one in tokens if not penalty and d[one[0]][one[1]] > log(2) and A[one[0]] > 0}
+    if penalty:  # the largest covariance
+        treated = {max(cov, key=cov.__getitem__)}
+    else:  # all covariances within (1, 5) of tokens that are not clipped
+        treated = {one for one in tokens if 1 < cov[one] < 5 and one not in clips}
+        assert len(treated) == 2
+    total, slope = 0.0, torch.zeros(2, 3, dtype=torch.float64)
+    for b, t in tokens:
+        value = min(exp(d[b][t]), 2.0) * A[b] if (b, t) in clips else exp(d[b][t]) * A[b]
+        grad = 0.0 if (b, t) in clips else exp(d[b][t]) * A[b]
+        if (b, t) in treated:
+            value, grad = (
+                (value - abs(d[b][t]), grad - (1 if d[b][t] > 0 else -1)) if penalty else (0, 0)
+            )
+        total, slope[b, t] = total - value / 5, -grad / 5
+    out = cov_loss(inputs, penalty=penalty)
+    assert out.loss.item() == pytest.approx(total)
+    torch.testing.assert_close(torch.autograd.grad(out.loss, logprobs)[0], slope)
+    assert out.metrics["cov/treated"] == pytest.approx(len(treated) / 5)
+    assert out.metrics["clip_ratio/high_mean"] == pytest.approx(len(clips) / 5)

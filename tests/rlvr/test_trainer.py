@@ -413,9 +413,10 @@ def test_huge_rewards_are_clipped_and_still_train(tmp_path, caplog):
     assert TOO_LARGE in caplog.messages
 
 
-@pytest.mark.parametrize("name", ["luspo", "vespo"])
+@pytest.mark.parametrize("name", ["luspo", "vespo", "clip_cov", "kl_cov"])
 def test_further_objectives_train_off_policy(tmp_path, name):
     trainer = tiny.train(tmp_path, parts={"objective": name}, **OFF_POLICY, learning_rate=0.01)
     rows = tiny.rows(trainer)
     assert all(math.isfinite(row["loss"]) for row in rows)
     assert any(row["grad_norm"] > 0 for row in rows)
+    assert all(("cov/treated" in row) == name.endswith("_cov") for row in rows)

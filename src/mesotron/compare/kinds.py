@@ -418,6 +418,9 @@ def change(config: Config, changes: Iterable[str]) -> Config:
             name = expand_setting(type(config), name.strip())
             name, text = base.rename_setting(type(config), name, text)
             name = name.replace("-", "_")
+            if name.startswith("trl.") and "trl" in known:
+                config = replace(config, trl=(*config.trl, f"{name[4:]}={text}"))  # pyright: ignore
+                continue
             if name not in known:
                 raise ValueError(f"{item!r}: there is no setting {name!r}{suggest(name, known)}")
             config = _replace_at(config, name.split("."), _read(known[name], text, item))

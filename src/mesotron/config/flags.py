@@ -1,6 +1,7 @@
 """The names people type, from flags.toml: short flags, and what other libraries call a setting."""
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
     passed_on = next((flag for flag in ("--set", "--space") if flag in flags), None)
     expanded: list[str] = []
     settings: list[str] = []
+    trl: list[str] = []
     rest = list(args)
     while rest:
         arg = rest.pop(0)
@@ -54,8 +56,14 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
             while not equals and rest and not rest[0].startswith("--"):
                 values.append(rest.pop(0))
             settings.append(f"{target}={','.join(values) or 'colocate'}")
+        elif flag.startswith("--trl.") and "--trl" in flags:
+            if not equals:  # a switch needs no value
+                text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+            trl.append(f"{key[4:].replace('-', '_')}={text}")
         else:
             expanded.append(arg)
+    if trl:
+        expanded += ["--trl", *trl]
     if settings and passed_on:  # before the settings given by name, which win
         expanded += [passed_on] * (passed_on not in expanded)
         place = expanded.index(passed_on) + 1
@@ -73,6 +81,9 @@ def expand_table(config_type: Any, table: Mapping[str, Any]) -> dict[str, Any]:
     """A TOML table with short names, such as lr = 1e-5, in their sections."""
     made = {key: dict(one) if isinstance(one, Mapping) else one for key, one in table.items()}
     found: dict[str, Any] = {}
+    if isinstance(own := made.get("trl"), Mapping):
+        texts = {k: x if isinstance(x, str) else json.dumps(x) for k, x in own.items()}
+        made["trl"] = [f"{key}={text}" for key, text in texts.items()]
     for key in list(made):
         if key == "data" and isinstance(made[key], Mapping):
             found |= {f"data.{name}": value for name, value in made.pop(key).items()}

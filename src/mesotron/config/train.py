@@ -12,7 +12,7 @@ FormatName = Literal["boxed", "answer", "hashes"]
 GuardName = Literal["off", "warn", "stop", "rollback"]
 ObjectiveName = Literal[
     "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "gspo", "sapo", "luspo", "vespo", "gmpo",
-    "vote", "mgrpo", "corewarding",
+    "clip_cov", "kl_cov", "vote", "mgrpo", "corewarding",
 ]  # fmt: skip
 SELF_LABELED = ("vote", "mgrpo", "corewarding")  # objectives that never read the gold answer
 GENERATED_TASKS = ("arith", "sums")
@@ -188,6 +188,8 @@ class ObjectiveConfig(Config, prefix="objective."):
     """Weight of the KL term to the initial model (unset: the objective's published value)."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
     """Divide advantages by the group's or batch's standard deviation (unset: the objective's)."""
+    cov_share: float | None = setting(None, gt=0, lt=1)
+    """Share of a pass's tokens that clip_cov or kl_cov changes (unset: 0.0002 and 0.002)."""
     entropy_bonus: float = setting(0.0, ge=0)
     """Weight of the policy's mean entropy in the loss; with a target, the initial weight."""
     entropy_target: float | None = setting(None, gt=0)
@@ -228,10 +230,12 @@ class ObjectiveConfig(Config, prefix="objective."):
         self.refuse_unless(self.dynamic_oversample > 1, why, "dynamic_choice")
         if self.name == "dr_grpo" and self.scale_rewards not in (None, "none"):
             self.refuse("scale_rewards", "is not dr_grpo: leave it out or use grpo")
-        has_clip = self.name not in ("cispo", "sapo", "vespo")
+        has_clip = self.name not in ("cispo", "sapo", "vespo", "kl_cov")
         self.refuse_unless(has_clip, f"does not apply: {self.name} has no lower clip", "epsilon")
         has_high = has_clip or self.name == "cispo"
         self.refuse_unless(has_high, f"does not apply: {self.name} has no clip", "epsilon_high")
+        has_cov = self.name in ("clip_cov", "kl_cov")
+        self.refuse_unless(has_cov, "needs --objective.name clip_cov or kl_cov", "cov_share")
         if self.name == "cispo" and self.epsilon_high is not None and self.epsilon_high <= 1:
             self.refuse("epsilon_high", "is the largest ratio itself in cispo: give one above 1")
         why = f"is for {', '.join(SELF_LABELED)}: use --objective.name gmpo"
@@ -378,6 +382,8 @@ class TrainConfig(LanguageRunConfig):
     environment: str | None = setting(None, is_code=True)
     """A class, as file.py:name or module:name: one object per completion, whose public methods are
     tools; reset(**row) starts it."""
+    trl: tuple[str, ...] = setting((), is_code=True)
+    """Further fields of TRL's GRPOConfig as KEY=VALUE; --trl.KEY VALUE is the same."""
 
     resume: Path | None = setting(None, on_resume=True)
     """Continue this run; only limits, --device, --threads and --report-to may change."""

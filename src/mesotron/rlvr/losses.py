@@ -1,8 +1,9 @@
 """Policy losses that TRL does not have, and metrics of the policy: pure functions of tensors.
 
 GMPO (arXiv 2507.20673) takes the geometric mean of the token ratios instead of the arithmetic one,
-which an outlier moves little, so the clip may be wide. At ratio 1 its gradient is GRPO's. TRL adds
-the KL term, the entropy bonus and the router loss.
+which an outlier moves little, so the clip may be wide. At ratio 1 its gradient is GRPO's. Clip-Cov
+and KL-Cov (arXiv 2505.22617) hold back the tokens that lower the entropy most. TRL adds the KL
+term, the entropy bonus and the router loss.
 
 Legend: B sequences of up to T tokens; d log-ratio of the new to the old policy; A advantage.
 `gather` concatenates a tensor's rows over all processes.
@@ -10,6 +11,7 @@ Legend: B sequences of up to T tokens; d log-ratio of the new to the old policy;
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import log
 
 import torch
@@ -33,11 +35,14 @@ class LossInputs:
     delta: float | None = None  # largest ratio of any token (two-sided clipping)
     token_mask: Tensor | None = None  # [B, T], tokens with a gradient; the others have ratio 1
     sequence_weight: Tensor | None = None  # [B] (rollout correction, off-policy mask)
+    token_weight: Tensor | None = None  # [B, T] or [B, 1] (rollout correction)
+    num_tokens: Tensor | float = 1.0  # that a mean over tokens divides by
+    cov_share: float = 0.0  # of the tokens that Clip-Cov and KL-Cov change
 
 
 @dataclass(frozen=True)
 class LossOutputs:
-    """A scalar loss (mean over sequences), and metrics over all processes."""
+    """A scalar loss, and metrics over all processes."""
 
     loss: Tensor
     metrics: dict[str, float]
@@ -82,6 +87,55 @@ def gmpo_loss(batch: LossInputs, gather: Gather = identity) -> LossOutputs:
     counts = torch.stack([low_clipped * mask, high_clipped * mask, mask], dim=2).float().sum(dim=1)
     metrics = {"policy_loss": gather(loss.detach()).mean().item()}
     return LossOutputs(loss, metrics | clip_metrics(gather(counts)))
+
+
+COV_RANGE = (1.0, 5.0)  # covariances of tokens that Clip-Cov may leave out
+KL_COV_COEF = 1.0
+
+
+def cov_loss(batch: LossInputs, gather: Gather = identity, penalty: bool = False) -> LossOutputs:
+    """Clip-Cov or, with `penalty`, KL-Cov: a mean over tokens that treats a few of them otherwise.
+
+    The covariance of a token is (A - mean A) (log p - mean log p) over the batch: tokens with a
+    large one lower the entropy. Clip-Cov leaves `cov_share` of all tokens out of the clipped loss,
+    drawn from those with a covariance in (1, 5). KL-Cov clips nothing and adds |d| to the tokens
+    with the largest. At least one token is treated, as in the authors' code.
+
+    References:
+        Cui et al., The Entropy Mechanism of Reinforcement Learning, 2025, arXiv 2505.22617.
+    """
+    trains, T = batch.mask != 0, batch.mask.shape[1]
+    A, logprobs = batch.advantages[:, None].expand(-1, T), batch.logprobs.detach()
+    d = torch.where(trains, batch.logprobs - batch.old_logprobs, 0.0)
+    plain = d.exp() * A
+    clipped = plain if penalty else d.exp().clamp(1 - batch.epsilon, 1 + batch.epsilon_high) * A
+    cov = (A - A[trains].mean()) * (logprobs - logprobs[trains].mean())
+    number = min(max(1, int(batch.cov_share * trains.sum())), int(trains.sum()))
+    if penalty:
+        chosen = torch.where(trains, cov, -torch.inf).flatten().topk(number).indices
+    else:
+        free = trains & (clipped >= plain) & (cov > COV_RANGE[0]) & (cov < COV_RANGE[1])
+        candidates = free.flatten().nonzero().squeeze(1)
+        chosen = candidates[torch.randperm(len(candidates), device=d.device)[:number]]
+    treated = torch.zeros_like(d).flatten().index_fill(0, chosen, 1.0).view_as(d)
+    value = torch.min(plain, clipped)
+    value = value - KL_COV_COEF * treated * d.abs() if penalty else value * (1 - treated)
+    sequence = None if batch.sequence_weight is None else batch.sequence_weight[:, None]
+    for weight in (batch.token_weight, batch.token_mask, sequence):
+        value = value if weight is None else value * weight
+    loss = -torch.where(trains, value, 0.0).sum() / batch.num_tokens
+    low, high = (clipped < plain) & (A < 0), (clipped < plain) & (A > 0)
+    kinds = [low * trains, high * trains, trains, treated]
+    counts = gather(torch.stack([kind.float() for kind in kinds], dim=2).sum(dim=1))
+    share = (counts[:, 3].sum() / counts[:, 2].sum().clamp(min=1)).item()
+    metrics = {"policy_loss": gather(loss.detach()).mean().item(), "cov/treated": share}
+    return LossOutputs(loss, metrics | clip_metrics(counts[:, :3]))
+
+
+def own_loss(name: str, geometric: bool) -> Callable[[LossInputs, Gather], LossOutputs] | None:
+    """The policy loss of an objective that TRL does not have."""
+    covariances = {"clip_cov": cov_loss, "kl_cov": partial(cov_loss, penalty=True)}
+    return gmpo_loss if geometric else covariances.get(name)
 
 
 def clip_metrics(counts: Tensor) -> dict[str, float]:

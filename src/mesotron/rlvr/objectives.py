@@ -29,6 +29,7 @@ class Published:
     beta: float = 0.0
     scale_rewards: Literal["group", "batch", "none"] = "group"
     level: Literal["token", "sequence"] = "token"  # of importance ratios
+    cov_share: float | None = None
     momentum_schedule: Literal["constant", "cosine"] = "constant"
 
 
@@ -64,6 +65,7 @@ def resolve(objective: str | ObjectiveConfig, generations: int) -> ObjectiveConf
         epsilon=published.epsilon if given.epsilon is None else given.epsilon,
         epsilon_high=high if given.epsilon_high is None else given.epsilon_high,
         beta=published.beta if given.beta is None else given.beta,
+        cov_share=given.cov_share or published.cov_share,
         scale_rewards=given.scale_rewards or published.scale_rewards,
         momentum_schedule=given.momentum_schedule or published.momentum_schedule,
         momentum_generations=N,
@@ -162,6 +164,11 @@ def _batch_sizes(rollout: RolloutConfig, generations: int, num_processes: int) -
 
 def warn_if_on_policy(objective: ObjectiveConfig, updates: int) -> None:
     name = "gmpo" if is_geometric(objective) else objective.name
+    if updates <= 1 and name == "kl_cov":  # |log ratio| has no gradient at ratio 1
+        raise ValueError(
+            "--objective.name kl_cov has no effect with one update per rollout: raise "
+            "--rollout.updates to 4 or 8, or use clip_cov"
+        )
     if updates <= 1 and name in ("gmpo", "gspo"):
         message = "%s equals grpo with one update per rollout: raise rollout.updates to 4 or 8"
         log.warning(message, name)

@@ -50,6 +50,7 @@ from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.tools import Toolbox, load_toolbox
 from mesotron.rlvr.train import check_enough, reads_answers
 from mesotron.rlvr.trainer import GRPOTrainer
+from mesotron.rlvr.trl_options import trl_options
 from mesotron.runs import RunFolder, process
 from mesotron.runs.console import LiveView, SafeConsole, print_line
 from mesotron.runs.folder import warn_of_failure
@@ -121,7 +122,7 @@ def load(config: TrainConfig, verifier: Verifier) -> Parts:
     check_prompts(task, config.task, tokenizer, model, config.rollout.max_tokens)
     use_one_thread_if_small(model, device, config.threads)
     config = models.choose_speed(config, device.type == "cuda", model.num_parameters())
-    arguments |= sampler_arguments(config.rollout, config.objective.name)
+    arguments |= sampler_arguments(config.rollout, config.objective.name) | trl_options(config)
     return Parts(config, device, model, tokenizer, task, judge, reward, arguments, toolbox)
 
 
@@ -242,10 +243,14 @@ def evaluate_part(parts: Parts, model: Any, name: str) -> dict[str, Any]:
 def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
     config = parts.config
     set_seed(config.seed)  # LoRA is initialized before the trainer seeds
+    try:
+        args = GRPOConfig(**trainer_arguments(parts, run))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"TRL refuses --trl {' '.join(config.trl)}: {error}") from error
     trainer = GRPOTrainer(
         model=parts.model,
         reward_funcs=as_reward_function(parts.reward),
-        args=GRPOConfig(**trainer_arguments(parts, run)),
+        args=args,
         train_dataset=make_rows(first_level(parts.task, config.task), config.task, parts.tokenizer),
         processing_class=parts.tokenizer,
         peft_config=models.lora_config(config.model),

@@ -24,6 +24,7 @@ from mesotron.rlvr.spending import Account
 from mesotron.rlvr.tasks.load import check_task, load_task
 from mesotron.rlvr.tasks.own import read_own
 from mesotron.rlvr.tasks.problem import Task, assemble
+from mesotron.rlvr.trl_options import trl_options
 from mesotron.runs import new_run_path, newest_whole
 from mesotron.runs.doctor import list_gpus
 from mesotron.runs.extras import require
@@ -146,6 +147,7 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
             f"--watch.forgetting-file {text} does not exist: give a file of plain text"
         )
     trl_arguments(config.objective, config.rollout, config.optim, num_processes())
+    trl_options(config)
     num_problems = math.inf if config.task.num_train is None else config.task.num_train
     check_enough(num_problems if task is None else len(task.train), config)
     if task is not None:

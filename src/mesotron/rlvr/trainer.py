@@ -47,7 +47,7 @@ from mesotron.rlvr.fast import FastPaths, choose_fast_paths
 from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
 from mesotron.rlvr.fast.recording import SharedPromptPass
 from mesotron.rlvr.labels import low_entropy_outliers
-from mesotron.rlvr.losses import LossInputs, correction_weight, gmpo_loss, policy_metrics
+from mesotron.rlvr.losses import LossInputs, correction_weight, own_loss, policy_metrics
 from mesotron.rlvr.optimizer import (
     build_optimizer,
     check_all_train,
@@ -113,6 +113,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self.objective = objectives.resolve_objective(args, objective)
         self.optim = resolve_optim(args, optim, rest.get("optimizers"))
         self.geometric = objectives.is_geometric(self.objective)
+        self.own_loss = own_loss(self.objective.name, self.geometric)
         self.self_labelled = self.objective.name in SELF_LABELED
         self._token_ids: dict[str, list[int]] = {}
         self._prompt_ids: TokenRows = []
@@ -403,7 +404,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         coef, entropy = self.entropy_coef, self._last_world_entropy
-        compute = self._geometric_loss if self.geometric else super()._compute_loss
+        compute = super()._compute_loss if self.own_loss is None else self._with_own_loss
         loss = compute(model, inputs)
         logprobs, entropies = self._last_pass
         old = inputs.get("old_per_token_logps")
@@ -421,17 +422,20 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         self._last_pass = None  # it holds the graph
         return loss
 
-    def _geometric_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def _with_own_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         # TRL's loss with zero advantages is every term but the policy's.
         others = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
         if not (self.beta and self.args.use_bias_correction_kl):  # else the KL term needs the ratio
             others.pop("old_per_token_logps", None)
         loss = super()._compute_loss(model, others)
-        policy = gmpo_loss(self._loss_inputs(inputs), self._gather)
+        assert self.own_loss is not None
+        policy = self.own_loss(self._loss_inputs(inputs), self._gather)
         logged = self._metrics[self._mode()]
         for name, value in policy.metrics.items():
-            if name != "policy_loss":
+            if name.startswith("clip_ratio/"):
                 logged[name][-1] = value
+            elif name != "policy_loss":
+                self._note({name: value})
             elif self._entropy_bonus_enabled:  # TRL's has the KL term
                 logged[name][-1] += value
         steps = self.current_gradient_accumulation_steps if self.policy.training else 1
@@ -441,7 +445,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
         (logprobs, entropies), mask = self._last_pass, loss_mask(inputs)
         old = inputs.get("old_per_token_logps")
         old = logprobs.detach() if old is None else old
-        token_mask = weight = None
+        token_mask = weight = token_weight = None
         if self.top_entropy_quantile < 1:
             share = 1 - self.top_entropy_quantile
             token_mask = self.get_high_entropy_mask(entropies, mask, share)
@@ -453,10 +457,15 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
                 mask=mask,
                 off_policy_threshold=self.off_policy_mask_threshold,
             ).squeeze(1)
-        if self.use_vllm and self.vllm_importance_sampling_correction:
+        corrects = self.use_vllm and self.vllm_importance_sampling_correction
+        if corrects and not self.geometric:
+            token_weight = inputs["importance_sampling_ratio"]
+        elif corrects:
             correction, kept = correction_weight(inputs["importance_sampling_ratio"], mask)
             weight = correction if weight is None else weight * correction
             token_mask = kept if token_mask is None else token_mask & kept
+        # As for dapo: the tokens of the rollout, divided over processes and micro-batches.
+        passes = (self.args.steps_per_generation or 1) if self.policy.training else 1
         return LossInputs(
             logprobs=logprobs,
             old_logprobs=old,
@@ -467,6 +476,9 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             delta=self.args.delta,
             token_mask=token_mask,
             sequence_weight=weight,
+            token_weight=token_weight,
+            num_tokens=inputs["num_items_in_batch"].clamp(min=1) / self.args.world_size / passes,
+            cov_share=self.objective.cov_share or 0.0,
         )
 
     def _get_per_token_logps_and_entropies(
