@@ -8,10 +8,10 @@ from trl import GRPOConfig
 from mesotron.config import ObjectiveConfig, OptimConfig, RolloutConfig
 from mesotron.rlvr.objectives import (
     PUBLISHED,
+    check_updates,
     resolve,
     trained_generations,
     trl_arguments,
-    warn_if_on_policy,
 )
 
 
@@ -64,9 +64,9 @@ def test_published_values(name, options, expected):
 def test_one_update_per_rollout_warns(name, loss, caplog):
     objective = ObjectiveConfig(name=name, loss=loss)
     with caplog.at_level(logging.WARNING, "mesotron"):
-        warn_if_on_policy(objective, updates=2)
+        check_updates(objective, updates=2)
         assert not caplog.records
-        warn_if_on_policy(objective, updates=1)
+        check_updates(objective, updates=1)
     assert "equals grpo" in caplog.text
 
 

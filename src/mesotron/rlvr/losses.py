@@ -110,7 +110,8 @@ def cov_loss(batch: LossInputs, gather: Gather = identity, penalty: bool = False
     plain = d.exp() * A
     clipped = plain if penalty else d.exp().clamp(1 - batch.epsilon, 1 + batch.epsilon_high) * A
     cov = (A - A[trains].mean()) * (logprobs - logprobs[trains].mean())
-    number = min(max(1, int(batch.cov_share * trains.sum())), int(trains.sum()))
+    total = int(trains.sum())
+    number = min(max(1, int(batch.cov_share * total)), total)
     if penalty:
         chosen = torch.where(trains, cov, -torch.inf).flatten().topk(number).indices
     else:

@@ -162,7 +162,8 @@ def _batch_sizes(rollout: RolloutConfig, generations: int, num_processes: int) -
     }
 
 
-def warn_if_on_policy(objective: ObjectiveConfig, updates: int) -> None:
+def check_updates(objective: ObjectiveConfig, updates: int) -> None:
+    """Refuse, or warn of, an objective whose own part is void with one update per rollout."""
     name = "gmpo" if is_geometric(objective) else objective.name
     if updates <= 1 and name == "kl_cov":  # |log ratio| has no gradient at ratio 1
         raise ValueError(

@@ -246,6 +246,8 @@ def build_trainer(parts: Parts, run: RunFolder) -> GRPOTrainer:
     try:
         args = GRPOConfig(**trainer_arguments(parts, run))
     except (TypeError, ValueError) as error:
+        if not config.trl:
+            raise
         raise ValueError(f"TRL refuses --trl {' '.join(config.trl)}: {error}") from error
     trainer = GRPOTrainer(
         model=parts.model,

@@ -139,7 +139,7 @@ class GRPOTrainer(SafeCheckpoints, TrlGRPOTrainer):  # pyright: ignore[reportInc
             self.reward_weights[1:] = 0  # an environment's own reward too
         if isinstance(self.train_dataset, Rows):
             self.data_collator = Batch
-        objectives.warn_if_on_policy(self.objective, objectives.updates_per_rollout(args))
+        objectives.check_updates(self.objective, objectives.updates_per_rollout(args))
         ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
         self.scorer = Scorer(self.objective, judge, ends)
         if self.use_vllm:

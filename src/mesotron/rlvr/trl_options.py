@@ -15,7 +15,7 @@ from typing import Any
 
 from mesotron.config import TrainConfig
 from mesotron.config.base import suggest
-from mesotron.rlvr.objectives import warn_if_on_policy
+from mesotron.rlvr.objectives import check_updates
 from mesotron.runs.extras import require
 
 SOURCES = (
@@ -46,7 +46,7 @@ def trl_options(config: TrainConfig) -> dict[str, Any]:
         options[key] = _typed(key, text, known[key])
     updates = config.rollout.updates * options.get("num_iterations", 1)
     if config.objective.name == "kl_cov":
-        warn_if_on_policy(config.objective, updates)  # it refuses
+        check_updates(config.objective, updates)  # before anything is loaded
     for key, why in _traps(config, options, updates):
         if options.get(key):
             raise ValueError(f"--trl.{key} {options[key]} {why}")
