@@ -33,7 +33,7 @@ TIMES = ("time", "step_time", "cost", "seconds", "steps_per_second", "train_")
 # These hold times, versions and paths; pages and plots are made from the files that are compared.
 LEFT_OUT = {"env.json", "spent.json", "lock", "report.html", "manifest.json", "config.json",
             "curves.png"}  # fmt: skip
-SPEED = r"took \w+|[\d,]+ steps/s, \w+ \w+|\d+% of the time"  # in report.md
+SPEED = r"took \w+( \d+[ms])?|[\d,]+ steps/s, \w+ \w+|\d+% of the time"  # in report.md
 REWARD = """
 def distinct(completion_ids, **_):
     return [len(set(ids)) / 4 for ids in completion_ids]

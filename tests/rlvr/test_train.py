@@ -216,6 +216,18 @@ def test_the_newest_intact_checkpoint_is_resumed(
     assert kept == checkpoints
 
 
+def test_killed_between_saving_and_pruning(run, monkeypatch):
+    def kill(root: Path, keep: int, newest: int, best: str | None) -> None:
+        if newest == 2:
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("mesotron.runs.checkpoints.prune", kill)
+        run("--steps 2 --keep 1 --guard off --out killed")
+    assert run("--resume killed") == 0
+    assert [path.name for path in Path("killed/checkpoints").iterdir()] == ["checkpoint-2"]
+
+
 @slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupted_evaluation_is_resumed(run, whole, monkeypatch, capsys, when):

@@ -154,6 +154,7 @@ def restore_states(root: Path, like: TrainState) -> tuple[TrainState, int, list[
     newest, damaged = newest_whole(root)
     if newest is None:
         return like, 0, damaged
+    prune(root, KEEP_CHECKPOINTS, newest=newest.step)  # maybe killed before it was
     target = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), _as_tree(like)
     )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from rich.console import Console
-from transformers import PrinterCallback, set_seed
+from transformers import PrinterCallback, TrainerState, set_seed
 from transformers.utils.logging import disable_progress_bar
 from trl.trainer.grpo_config import GRPOConfig
 
@@ -52,6 +52,7 @@ from mesotron.rlvr.train import check_enough, reads_answers
 from mesotron.rlvr.trainer import GRPOTrainer
 from mesotron.rlvr.trl_options import trl_options
 from mesotron.runs import RunFolder, process
+from mesotron.runs.checkpoints import prune
 from mesotron.runs.console import LiveView, SafeConsole, print_line
 from mesotron.runs.folder import warn_of_failure
 from mesotron.runs.resume import Plan
@@ -306,7 +307,10 @@ def fit(trainer: Any, plan: Plan[Any]) -> None:
         trainer.train(str(checkpoint.path) if checkpoint else None)
     else:  # the run stopped after its last step
         trainer._load_from_checkpoint(str(checkpoint.path))
-        trainer.state.global_step = checkpoint.step
+        trainer.state = TrainerState.load_from_json(str(checkpoint.path / "trainer_state.json"))
+        if trainer.args.should_save:  # maybe killed before it had pruned
+            keep, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
+            prune(checkpoint.path.parent, keep, checkpoint.step, best)
 
 
 def live_settings(trainer: GRPOTrainer, parts: Parts) -> Settings:

@@ -86,6 +86,7 @@ def restore(trainer: Trainer, folder: Path, step: int) -> None:
     _load_weights(trainer.policy, folder)
     trainer.optimizer.load_state_dict(load_state(folder, OPTIMIZER))
     trainer.step = step
+    prune(folder.parent, trainer.config.keep, newest=step)  # maybe killed before it was
 
 
 def _load_weights(policy: Policy, folder: Path) -> None:
