@@ -42,10 +42,12 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=3)
     parser.add_argument("--count", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="a tiny model on a CPU, without vLLM")
-    parser.add_argument("--show", type=Path, help="print the table of a file")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of whole runs")
+    parser.add_argument("--show", type=Path, nargs="+", help="print the table of these files")
     given = parser.parse_args()
     if given.show:
-        print(table(json.loads(given.show.read_text())["cells"]))
+        files = [json.loads(path.read_text())["cells"] for path in given.show]
+        print(table({name: cell for cells in files for name, cell in cells.items()}))
         return
     deadline, results = time.perf_counter() + given.seconds, Results(given.out)
     cells = [one for one in plan(given) if "failed" in results.cells.get(one[0], {"failed": ""})]
@@ -82,7 +84,7 @@ def plan(given: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]
             cell = {"stale": name == "stale", "given": {**common, "steps": min(60, given.steps)}}
             yield f"mismatch/{name}", "mismatch", cell
     else:
-        for seed in SEEDS[: 1 if given.small else None]:
+        for seed in given.seeds[: 1 if given.small else None]:
             for name, flags in RUNS[given.part].items():
                 if given.small and ("colocate" in flags or "4bit" in flags):
                     continue

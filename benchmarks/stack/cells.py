@@ -17,6 +17,7 @@ from benchmarks.speedrun.stopwatch import Measured
 from benchmarks.stack.plan import (
     CONTENDERS,
     GENERATIONS,
+    LITTLE,
     MODELS,
     PROMPTS,
     RECIPE,
@@ -132,6 +133,7 @@ def mismatch(folder: Path, seconds: float, stale: bool, given: Cell) -> Cell:
                 trainer.vllm_generation.sync_weights = lambda: None
 
     one = CONTENDERS["vLLM"]
+    VLLM["vllm_gpu_memory_utilization"] = LITTLE  # in this process alone
     trainer, verifier = make_trainer(one, given["model"], 10, 256, folder, steps=given["steps"])
     trainer.vllm_generation.generation_kwargs.pop("detokenize")
     trainer.add_callback(Stale())

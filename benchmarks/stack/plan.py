@@ -9,6 +9,7 @@ RECIPE = "arith_smollm2"
 PROMPTS, GENERATIONS = 32, 8
 # TRL's default share of the GPU's memory, and prompt and completion of the longest row.
 VLLM = {"vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 1024}
+LITTLE = 0.1  # share of the memory in runs that share the GPU with others
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 SEEDS = (0, 1, 2)
 # Whole runs of `mesotron train arith_smollm2`, by part and name.
 RUNS: dict[str, dict[str, list[str]]] = {
-    "accuracy": {"fast": [], "vllm": ["--no-rollout.fast", "--rollout.vllm", "colocate"]},
+    "accuracy": {
+        "fast": [],
+        "vllm": ["--no-rollout.fast", "--rollout.vllm", "colocate",
+                 "--trl.vllm_gpu_memory_utilization", str(LITTLE)],
+    },
     "qlora": {
         "bf16": ["--model.lora", "16", "--no-rollout.fast", "--optim.name", "muon"],
         "4bit": ["--model.lora", "16", "--no-rollout.fast", "--optim.name", "muon",

@@ -6,7 +6,7 @@ from benchmarks.stack.__main__ import plan, table
 
 
 def given(**changed):
-    common = {"part": "accuracy", "model": "m", "steps": 4, "small": False}
+    common = {"part": "accuracy", "model": "m", "steps": 4, "small": False, "seeds": (0, 1, 2)}
     return Namespace(**(common | changed))
 
 

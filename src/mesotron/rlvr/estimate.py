@@ -195,9 +195,7 @@ class _Model:
         norms = 2 * (4 + 2 * b) * s.hidden
         attention = (5 if s.heads != s.kv_heads else 4) * b * s.query
         attention += (4 + b) * (s.query + s.key_value) * s.head_norms
-        # Each adapter keeps a cast copy of its input.
-        inputs = b * (5 * s.hidden + s.query + s.intermediate) * bool(self.lora)
-        return norms + attention + 4 * b * s.intermediate + inputs
+        return norms + attention + 4 * b * s.intermediate
 
     def pass_seconds(self, tokens: float, scored: float, passes: int, training: bool) -> float:
         """A forward (and backward) pass over `tokens` with log-probabilities of `scored` of them,
