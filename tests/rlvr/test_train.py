@@ -221,9 +221,10 @@ def test_killed_between_saving_and_pruning(run, monkeypatch):
         if newest == 2:
             raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr("mesotron.runs.checkpoints.prune", kill)
-        run("--steps 2 --keep 1 --guard off --out killed")
+        with pytest.raises(Killed):
+            run("--steps 2 --keep 1 --guard off --out killed")
     assert run("--resume killed") == 0
     assert [path.name for path in Path("killed/checkpoints").iterdir()] == ["checkpoint-2"]
 
