@@ -9,10 +9,12 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-# Tests build their models from configs. One thread for each of the two pytest workers.
+# Tests build their models from configs. One thread for each of the two pytest workers; the tests of
+# a file share its fixtures in one of them.
 export HF_HUB_OFFLINE ?= 1
 TEST_ENV := OMP_NUM_THREADS=1
 WORKERS ?= 2
+PYTEST := $(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile
 
 .PHONY: help demo test lint pytest oldest slow faults screenshots docs format install clean
 
@@ -31,7 +33,7 @@ lint: $(STAMP)  ## ruff and pyright
 	$(BIN)/pyright
 
 pytest: $(STAMP)
-	$(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS)
+	$(PYTEST)
 
 # Only TRL differs, so it is installed aside and found first. 1.15 needs Triton on a CPU too.
 OLDEST_TRL := 1.15.0
@@ -39,10 +41,10 @@ OLDEST := $(VENV)/oldest
 oldest: $(STAMP)  ## the trainer's tests with the oldest supported TRL
 	@test -d $(OLDEST)/trl-$(OLDEST_TRL).dist-info || $(BIN)/python -m pip install -q \
 	--disable-pip-version-check --no-deps --upgrade --target $(OLDEST) trl==$(OLDEST_TRL) triton
-	PYTHONPATH=$(OLDEST) $(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) tests/rlvr
+	PYTHONPATH=$(OLDEST) $(PYTEST) tests/rlvr
 
 slow: $(STAMP)  ## every test, the slow ones too
-	$(TEST_ENV) $(BIN)/pytest -q -n $(WORKERS) -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 faults: $(STAMP)  ## kill, damage, fuzz and cheat the program for half an hour; prints a table
 	PYTHONPATH=src:tests:. $(TEST_ENV) $(BIN)/python -P -m faults

@@ -1,7 +1,9 @@
-"""Shared by all tests: no network, and Triton's interpreter where there is no GPU."""
+"""Shared by all tests: no network, and quick compilers where there is no GPU."""
 
+import gc
 import os
 
+import pytest
 import torch
 
 # Before any test imports transformers: it reads the variable once, at import.
@@ -11,3 +13,16 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # the same; warnings are
 # Before any test imports Triton, for the same reason: without a GPU its interpreter runs kernels.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Before any test imports JAX, too: XLA's newer emitters take twice as long to compile for a CPU. (A
+# version without the flag stops and names it.)
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def frozen_imports():
+    """Accelerate collects garbage after each training run: not among all that was imported."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

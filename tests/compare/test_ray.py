@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,17 @@ from mesotron.compare import sweep, tournament
 from mesotron.compare.kinds import cell_command
 from mesotron.compare.record import read_tournament
 
-ray = pytest.importorskip("ray")
-pytest.importorskip("optuna")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings of Ray's own code
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (find_spec("ray") and find_spec("optuna")), reason="needs ray, optuna"),
+    pytest.mark.filterwarnings("ignore"),  # of Ray's own code
+]
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(scope="module")
 def cluster():
+    import ray
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:

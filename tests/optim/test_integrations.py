@@ -3,10 +3,8 @@
 The optimizers share their code: `pion` and `muon_sgd` cover both filters and both auxiliary rules.
 """
 
-import lightning
 import pytest
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
@@ -84,40 +82,40 @@ def test_trainer_takes_the_class_with_its_own_groups(tmp_path):
     assert rules == {"pion", "adamw"}
 
 
-class Regression(lightning.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 4))
-
-    def training_step(self, batch: list[Tensor], _: int) -> Tensor:
-        x, y = batch
-        return (self.net(x) - y).square().mean()
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = mesotron.muon_sgd(self, lr=1e-2)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
-
-
-def fit(module: lightning.LightningModule, epochs: int, folder, checkpoint=None) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(32, 8, generator=generator), torch.randn(32, 4, generator=generator)
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    options = {"accelerator": "cpu", "default_root_dir": str(folder), **dict.fromkeys(quiet, False)}
-    trainer = lightning.Trainer(max_epochs=epochs, **options)
-    trainer.fit(module, DataLoader(TensorDataset(x, y), batch_size=8), ckpt_path=checkpoint)
-    trainer.save_checkpoint(folder / f"{epochs}.ckpt")
-
-
 def test_lightning_resumes_exactly(tmp_path):
-    alone = Regression()
-    before = weights(alone)
-    fit(alone, 2, tmp_path)
-    assert_all_moved(alone, before)
-    fit(Regression(), 1, tmp_path)
-    resumed = Regression()
-    fit(resumed, 2, tmp_path, checkpoint=str(tmp_path / "1.ckpt"))
-    assert_equal(resumed, alone)
+    import lightning  # takes seconds
+
+    class Regression(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            layers = nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 4)
+            self.net = nn.Sequential(*layers)
+
+        def training_step(self, batch, _):
+            x, y = batch
+            return (self.net(x) - y).square().mean()
+
+        def configure_optimizers(self):
+            optimizer = mesotron.muon_sgd(self, lr=1e-2)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(*(torch.randn(32, n, generator=generator) for n in (8, 4)))
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options = {"accelerator": "cpu", "default_root_dir": tmp_path, **dict.fromkeys(quiet, False)}
+
+    def fit(epochs: int, checkpoint=None) -> nn.Module:
+        module = Regression()
+        trainer = lightning.Trainer(max_epochs=epochs, **options)
+        trainer.fit(module, DataLoader(data, batch_size=8), ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / f"{epochs}.ckpt")
+        return module
+
+    alone = fit(2)
+    assert_all_moved(alone, weights(Regression()))
+    fit(1)
+    assert_equal(fit(2, tmp_path / "1.ckpt"), alone)
 
 
 def test_stable_baselines_trains_saves_and_loads(tmp_path):
