@@ -39,28 +39,13 @@ FENCE = re.compile(
     r"^```(?P<language>\w*)\n(?P<text>.*?)^```",
     re.MULTILINE | re.DOTALL,
 )
-# Flags of other programs that the pages name.
+# Flags of other programs that the pages name: LeRobot's, Slurm's, Ray's, Accelerate's and pip's.
 FOREIGN = {
-    # LeRobot's, and Slurm's and Ray's
-    "--optimizer.discover_packages_path",
-    "--optimizer.type",
-    "--optimizer.perception",
-    "--use_policy_training_preset",
-    "--scheduler.type",
-    "--nodes",
-    "--ntasks-per-node",
-    "--address",
-    "--min-nodes",
-    "--head",
-    "--port",
-    "--batch-size",
-    "--learning_rate",
-    "--config_file",
-    "--help",
-    "--version",
-    "--json-config",
-    "--no-deps",
-}
+    "--optimizer.discover_packages_path", "--optimizer.type", "--optimizer.perception",
+    "--use_policy_training_preset", "--scheduler.type", "--nodes", "--ntasks-per-node",
+    "--address", "--min-nodes", "--head", "--port", "--batch-size", "--learning_rate",
+    "--config_file", "--help", "--version", "--json-config", "--no-deps",
+}  # fmt: skip
 OFFLINE = {"--probe", "--target", "--piece", "--bare", "--files"}  # of benchmarks.offline
 SLOW = ("jax.md", "evaluating_and_comparing.md", "quickstart.md")
 

@@ -1,5 +1,5 @@
-"""The transcripts of the quickstart on one's own data, as a new user would type them, with fewer
-and smaller steps."""
+"""The transcripts of the quickstart as a new user would type them; those on one's own data with
+fewer and smaller steps."""
 
 import re
 import shlex
@@ -51,3 +51,23 @@ def test_a_transcript_runs_as_printed(transcript, capsys):
             result = RunFolder(Path("runs/last")).result
             measure = "accuracy" if "chat.jsonl" in command else "reward"
             assert (result["measure"], "gain" in result) == (measure, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["A reasoning-gym task", "Adapters, export, chat"])
+def test_a_whole_section_runs_as_printed(section, tmp_path, monkeypatch, capsys):
+    block = PAGE.read_text().split(f"## {section}")[1].split("```console\n")[1].split("```")[0]
+    commands = re.findall(r"^\$ mesotron (.*)", block, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        capsys.readouterr()
+        assert cli.main(shlex.split(command)) == 0
+        if command.startswith("export"):
+            assert capsys.readouterr().out.strip() in block
+    if "gym" in section:
+        rows = RunFolder(Path("runs/gym")).rows("metrics")
+        assert {row["curriculum/level"] for row in rows} == {0.0}
+        assert rows[-1]["reward/part/scorer"] > rows[0]["reward/part/scorer"]
+    else:
+        assert "tiny (before)" in capsys.readouterr().out
+        assert "200 held-out problems" in Path("runs/lora/export/README.md").read_text()

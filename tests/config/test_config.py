@@ -12,7 +12,11 @@ from mesotron.config import OptimConfig, RolloutConfig, SnakeConfig, TrainConfig
 from mesotron.config.base import flags_of, from_plain, rename_flags, to_plain, unchecked, validate
 
 CONFIGS = [kind for kind in vars(config).values() if dataclasses.is_dataclass(kind)]
-RESAMPLE = {"dynamic_sampling": "resample"}
+
+
+def required(kind) -> dict[str, str]:
+    items = dataclasses.fields(kind)
+    return {item.name: "x" for item in items if item.default is dataclasses.MISSING}
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -20,54 +24,42 @@ def test_configs_are_frozen_documented_and_valid_by_default(kind):
     assert kind.__dataclass_params__.frozen
     assert all(item.kw_only for item in dataclasses.fields(kind))
     assert not kind.__doc__.startswith(f"{kind.__name__}(")  # the text dataclasses make up
-    required = {
-        item.name: "x" for item in dataclasses.fields(kind) if item.default is dataclasses.MISSING
-    }
-    made = kind(**required)
+    made = kind(**required(kind))
     assert from_plain(kind, to_plain(made)) == made
     assert len(flags_of(kind)) >= len(dataclasses.fields(kind))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_number_beyond_its_bounds_is_refused_by_its_flag(kind):
+    beyond = {"ge": -1, "gt": 0, "le": 1, "lt": 0}
+    for item in dataclasses.fields(kind):
+        bounds = item.metadata.get("bounds", {})
+        bad = [limit + beyond[key] for key, limit in bounds.items()]
+        for value in [*bad, math.nan, math.inf] if bounds else []:
+            flag = f"--{kind.prefix}{item.name}".replace("_", "-")
+            given = (value,) if isinstance(item.default, tuple) else value
+            with pytest.raises(ValueError, match=f"{flag} "):
+                kind(**required(kind), **{item.name: given})
 
 
 @pytest.mark.parametrize(
     ("kind", "values", "flag"),
     [
-        ("OptimConfig", {"lr": math.nan}, "--optim.lr nan"),
-        ("OptimConfig", {"lr": math.inf}, "--optim.lr inf"),
-        ("OptimConfig", {"momentum": 1.0}, "--optim.momentum 1"),
-        ("OptimConfig", {"weight_decay": -1.0}, "--optim.weight-decay -1"),
-        ("OptimConfig", {"warmup": 10.0}, "--optim.warmup 10"),
         ("OptimConfig", {"scale": -2.0}, "--optim.scale -2"),
-        ("OptimConfig", {"rank": 0}, "--optim.rank 0"),
         ("OptimConfig", {"rank": 2, "name": "adamw"}, "--optim.rank 2"),
         ("OptimConfig", {"cutoff": "noise"}, "--optim.cutoff noise"),
-        ("OptimConfig", {"name": "pion", "promote": 9}, "--optim.promote 9"),
         ("OptimConfig", {"name": "pion", "cutoff": 0.9}, "--optim.cutoff 0.9"),
         ("OptimConfig", {"name": "pion", "cutoff": 0.3, "promote": 2}, "--optim.promote 2"),
         ("OptimConfig", {"clip": "all", "max_grad_norm": 0.0}, "--optim.clip all"),
         ("PartsOptimConfig", {"promote": 1}, "--optim.promote 1"),
-        ("ModelConfig", {"lora": 4, "lora_alpha": 0.0}, "--model.lora-alpha 0"),
-        ("TaskConfig", {"levels": (9,)}, "--task.levels 9"),
         ("TaskConfig", {"name": "gsm8k", "levels": (1,)}, "--task.levels"),
         ("TaskConfig", {"path": "a.jsonl"}, "--task.path"),
-        ("TaskConfig", {"num_eval": -1}, "--task.num-eval -1"),
-        ("RewardConfig", {"timeout": 0.0}, "--reward.timeout 0"),
         ("RewardConfig", {"parts": ()}, "--reward.parts"),
         ("RewardConfig", {"parts": ("sparse", "sparse")}, "--reward.parts"),
         ("RewardConfig", {"weights": (1.0, 2.0)}, "--reward.weights"),
         ("RewardConfig", {"weights": (0.0,)}, "--reward.weights"),
-        ("RewardConfig", {"weights": (math.nan,)}, "--reward.weights"),
-        ("RolloutConfig", {"generations": 1}, "--rollout.generations 1"),
-        ("RolloutConfig", {"temperature": math.inf}, "--rollout.temperature inf"),
-        ("RolloutConfig", {"top_p": 1.5}, "--rollout.top-p 1.5"),
-        ("ObjectiveConfig", {"entropy_bonus": -0.1}, "--objective.entropy-bonus"),
-        ("ObjectiveConfig", {"entropy_target": 0.0}, "--objective.entropy-target 0"),
-        ("ObjectiveConfig", {"beta": math.nan}, "--objective.beta nan"),
-        ("ObjectiveConfig", {"epsilon": -0.2}, "--objective.epsilon -0.2"),
-        ("ObjectiveConfig", {"momentum": 5.0}, "--objective.momentum 5"),
-        ("ObjectiveConfig", {"entropy_filter": -1.0}, "--objective.entropy-filter"),
+        ("RolloutConfig", {"vllm": "colocate", "top_p": 0.9}, "--rollout.top-p 0.9"),
         ("ObjectiveConfig", {"dynamic_oversample": 2.0}, "--objective.dynamic-oversample 2"),
-        ("ObjectiveConfig", RESAMPLE | {"dynamic_oversample": 1e3}, "objective.dynamic-oversample"),
-        ("ObjectiveConfig", RESAMPLE | {"dynamic_max_rounds": 0}, "--objective.dynamic-max-rounds"),
         ("ObjectiveConfig", {"dynamic_max_rounds": 5}, "--objective.dynamic-max-rounds 5"),
         ("ObjectiveConfig", {"dynamic_choice": "widest"}, "--objective.dynamic-choice"),
         ("ObjectiveConfig", {"name": "dr_grpo", "scale_rewards": "group"}, "scale-rewards group"),
@@ -75,22 +67,14 @@ def test_configs_are_frozen_documented_and_valid_by_default(kind):
         ("ObjectiveConfig", {"name": "cispo", "epsilon_high": 0.28}, "--objective.epsilon-high"),
         ("ObjectiveConfig", {"name": "dapo", "loss": "gmpo"}, "--objective.loss gmpo"),
         ("ObjectiveConfig", {"name": "corewarding", "loss_on_momentum": True}, "corewarding"),
-        ("TrainConfig", {"steps": 0}, "--steps 0"),
-        ("TrainConfig", {"budget": -1.0}, "--budget -1"),
         ("TrainConfig", {"time_limit": "soon"}, "--time-limit 'soon'"),
         ("TrainConfig", {"task": config.TaskConfig(num_train=9)}, "--task.num-train 9"),
         ("TrainConfig", {"reward": config.RewardConfig(near_unit=5.0)}, "--reward.near-unit 5"),
         ("TrainConfig", {"reward": config.RewardConfig(parts=("overlong",))}, "overlong-buffer"),
-        ("SftConfig", {"loose": 1.5}, "--loose 1.5"),
-        ("EvalConfig", {"temperature": 0.0}, "--temperature 0"),
         ("PlanConfig", {"calibrate": True, "seconds_per_step": 2.0}, "--calibrate"),
-        ("PlanConfig", {"tokens_per_second": 0.0}, "--tokens-per-second 0"),
-        ("WatchSettings", {"window": 0}, "--settings.window 0"),
-        ("CompareConfig", {"factor": 1.0}, "--factor 1"),
         ("CompareConfig", {"optims": ("muon", "muon")}, "--optims muon muon"),
         ("PolicyConfig", {"lora": 4}, "--policy.lora 4"),
         ("DemosConfig", {"world": config.WorldConfig(perturbation="light")}, "perturbation light"),
-        ("SnakeConfig", {"width": 1}, "--width 1"),
         ("SnakeConfig", {"d_model": 30}, "--d-model 30"),
         ("SnakeConfig", {"num_minibatches": 7}, "--num-minibatches 7"),
         ("SnakeConfig", {"kl_coef": 0.1}, "--kl-coef 0.1"),

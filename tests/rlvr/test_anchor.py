@@ -74,11 +74,11 @@ def test_it_replaces_the_models_weights_and_restores_them_to_the_bit():
     assert addresses == [p.data_ptr() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("wrong", [{"0.weight": torch.zeros(9, 9)}, {"other": torch.zeros(1)}])
-def test_another_models_checkpoint_is_refused(wrong):
+def test_another_models_checkpoint_is_refused():
     model, anchor = make_model(), Anchor()
     state = Anchor().start(model).state_dict()
-    anchor.load_state_dict({**state, "tensors": state["tensors"] | wrong})
+    state["tensors"] |= {"0.weight": torch.zeros(9, 9)}
+    anchor.load_state_dict(state)
     # Resumed inside a rollout, an anchor that follows every optimizer step is updated first.
     with pytest.raises(ValueError, match="does not fit"):
         anchor.update(model, 0.9)

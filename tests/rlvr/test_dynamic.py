@@ -58,16 +58,13 @@ def test_later_groups_replace_silent_ones(rounds, blocks, expected):
     assert dynamic.fill_places(rounds, blocks=blocks) == expected
 
 
-@pytest.mark.parametrize(
-    ("rounds", "blocks", "expected"),
-    [
+def test_the_widest_groups_train_and_those_of_the_batch_keep_their_places():
+    for rounds, blocks, expected in (
         ([[0.1, 0.5, 0.0, 0.3], [0.4, 0.2, 0.5]], 1, sources((1, 2), (0, 1), (1, 0), (0, 3))),
         ([[0.0, 0.1, 0.0], [0.9, 0.0, 0.0]], 1, sources((1, 0), (0, 1), None)),
         ([[0.1, 0.2], [0.9, 0.1]], 2, sources((1, 0), (0, 1))),
-    ],
-)
-def test_the_widest_groups_train_and_those_of_the_batch_keep_their_places(rounds, blocks, expected):
-    assert dynamic.fill_places(rounds, blocks=blocks, widest=True) == expected
+    ):
+        assert dynamic.fill_places(rounds, blocks=blocks, widest=True) == expected
 
 
 def test_as_many_are_sampled_as_the_neediest_process_lacks():
@@ -85,14 +82,6 @@ def scored(rows: int, prompt: int, completion: int, fill: int) -> dict:
         "importance_sampling_ratio": torch.full((rows, 1), 0.5),
         "num_items_in_batch": torch.tensor(rows * completion),
     }
-
-
-def test_a_batch_split_and_merged_is_the_batch():
-    batch = scored(4, 2, 3, 7) | {"advantages": torch.arange(4.0)}
-    parts = dynamic.split_rows(batch, 3)
-    assert [len(part["advantages"]) for part in parts] == [3, 1]
-    merged = dynamic.merge_rows(parts, [(0, 0), (0, 1), (0, 2), (1, 0)])
-    assert all(torch.equal(merged[name], batch[name]) for name in batch)
 
 
 def test_rows_of_two_rounds_are_padded_to_one_length():

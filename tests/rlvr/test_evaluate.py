@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import get_peft_model
 
 from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.cli import COMMANDS, parse
@@ -20,7 +19,7 @@ from mesotron.rlvr.answers.facts import Facts, Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.decode import Completion, choose, generate
-from mesotron.rlvr.models import load_model, lora_config
+from mesotron.rlvr.models import load_model
 from mesotron.rlvr.run_report import curve_lines, transcript_lines
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem
@@ -299,25 +298,6 @@ def test_a_name_is_a_model():
     assert parse(EvalConfig, ["tiny"], "eval", EVAL_PRESETS) == EvalConfig(model="tiny")
     with pytest.raises(ValueError, match="tinny"):
         command.find_subject("tinny")
-
-
-def test_an_adapter_is_merged_into_its_model(tmp_path, random_model):
-    model, tokenizer = random_model
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / "base")
-    base, _ = load_model(ModelConfig(name=str(tmp_path / "base")))
-    wrapped = get_peft_model(base, lora_config(ModelConfig(lora=2)))
-    for name, weight in wrapped.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.1)
-    run = {"model": {"name": str(tmp_path / "base"), "lora": 2}, "task": {}}
-    folder = RunFolder.create(tmp_path / "run", run, {})
-    with writing(folder.checkpoints, 3) as draft:
-        wrapped.save_pretrained(draft)
-    merged, _ = command.find_subject(str(tmp_path / "run")).load(torch.device("cpu"))
-    ids = torch.tensor([[5, 6, 7]])
-    assert torch.allclose(merged(ids).logits, wrapped(ids).logits, atol=1e-5)
-    assert not torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-2)
 
 
 def test_command_prints_a_table_and_writes_json(tmp_path, capsys):

@@ -2,9 +2,7 @@
 
 import builtins
 import io
-import shlex
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -187,19 +185,3 @@ def test_doctor_reads_the_driver_and_says_what_is_slow(tmp_path, monkeypatch):
     finally:
         list_gpus.cache_clear()
     assert (marks["gpu"], marks["bfloat16"], marks["kernels"]) == ("ok", "slow", "slow")
-
-
-@pytest.mark.slow
-def test_the_quickstart_from_adapters_to_chat(tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text()
-    block = page.split("## Adapters, export, chat")[1].split("```console\n")[1].split("```")[0]
-    commands = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
-    monkeypatch.chdir(tmp_path)
-    for command in commands:
-        capsys.readouterr()
-        assert main(shlex.split(command)[1:]) == 0
-        if command.startswith("mesotron export"):
-            assert capsys.readouterr().out.strip() in block
-    assert "tiny (before)" in capsys.readouterr().out
-    card = (tmp_path / "runs" / "lora" / "export" / "README.md").read_text()
-    assert "200 held-out problems" in card

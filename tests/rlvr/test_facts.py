@@ -56,17 +56,6 @@ def test_hostile_completions_do_not_affect_the_batch(judge):
     assert not any(fact.correct_unformatted for fact in facts)
 
 
-def test_equal_cases_are_judged_once(judge, monkeypatch):
-    cases = [(r"\boxed{7}", "7", False), (r"\boxed{7}", "8", False), (r"\boxed{7}", "7", True)]
-    alone = [judge.judge([text], [gold], [cut])[0] for text, gold, cut in cases]
-    sizes, original = [], judge._judge
-    monkeypatch.setattr(judge, "_judge", lambda *a: sizes.append(len(a[0])) or original(*a))
-    order = (0, 1, 0, 2, 1, 0)
-    texts, golds, cuts = zip(*(cases[k] for k in order), strict=True)
-    assert judge.judge(texts, golds, cuts) == [alone[k] for k in order]
-    assert sizes == [3]
-
-
 def test_summary_shares(judge):
     completions = [r"\boxed{7}", "7", r"\boxed{8}", r"\boxed{1}"]
     golds = ["7", "7", "7", r"\frac{"]

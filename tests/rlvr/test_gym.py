@@ -1,8 +1,6 @@
 """Tasks of reasoning-gym: splits, settings, mixtures, levels, scorers, and the curriculum."""
 
 import json
-import shlex
-from pathlib import Path
 
 import pytest
 
@@ -103,37 +101,13 @@ def test_the_scorer_decides_what_is_correct(judge):
     assert gym.score(other, tuple(problem.columns[gym.KEY])) < 1
 
 
-@pytest.mark.slow
-def test_the_quickstart_on_reasoning_gym(tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text()
-    block = page.split("## A reasoning-gym task")[1].split("```console\n")[1].split("```")[0]
-    commands = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
-    monkeypatch.chdir(tmp_path)
-    assert len(commands) == 2
-    for command in commands:
-        assert main(shlex.split(command)[1:]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "runs/gym/metrics.jsonl").open()]
-    assert {row["curriculum/level"] for row in rows} == {0.0}
-    assert rows[-1]["reward/part/scorer"] > rows[0]["reward/part/scorer"]
-
-
-def test_a_curriculum_rises_and_resumes():
+def test_a_curriculum_rises():
     pools = [
         [{"id": f"{level}-{k}", "prompt": f"{level} {k}"} for k in range(4)] for level in "012"
     ]
-    first = Curriculum(pools, 0.75)
+    curriculum = Curriculum(pools, 0.75)
     rows = [{"id": "0-2", "prompt": "0 2", "row": 1}]
-    assert first.place(rows)[0] == {"id": "0-2", "prompt": "0 2", "row": 1}
+    assert curriculum.place(rows)[0] == {"id": "0-2", "prompt": "0 2", "row": 1}
     for rate in [0.7, 0.8] * ROLLOUTS:
-        first.update(rate)
-    assert (first.level, first.place(rows)[0]["prompt"]) == (2, "2 2")
-    second = Curriculum(pools, 0.75)
-    for rate in [0.7, 0.8] * (ROLLOUTS // 2) + [0.9]:
-        second.update(rate)
-    resumed = Curriculum(pools, 0.75)
-    resumed.load_state_dict(second.state_dict())
-    for _ in range(ROLLOUTS - 1):
-        second.update(0.8)
-        resumed.update(0.8)
-        assert resumed.state_dict() == second.state_dict()
-    assert resumed.level == 2
+        curriculum.update(rate)
+    assert (curriculum.level, curriculum.place(rows)[0]["prompt"]) == (2, "2 2")

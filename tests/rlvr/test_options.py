@@ -1,11 +1,12 @@
 """From configs to TRL's arguments: published values, batch sizes, refusals."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 from trl import GRPOConfig
 
-from mesotron.config import ObjectiveConfig, OptimConfig, RolloutConfig
+from mesotron.config import ObjectiveConfig, OptimConfig, RewardConfig, RolloutConfig, TrainConfig
 from mesotron.rlvr.objectives import (
     PUBLISHED,
     check_updates,
@@ -13,6 +14,7 @@ from mesotron.rlvr.objectives import (
     trained_generations,
     trl_arguments,
 )
+from mesotron.rlvr.train import check
 
 
 def arguments(objective="grpo", rollout=None, optim=None, processes=1, **options):
@@ -118,3 +120,21 @@ def test_the_schedule_and_the_clip_come_from_the_optimizer():
     assert args["lr_scheduler_type"] == "constant_with_warmup"
     assert (args["learning_rate"], args["warmup_steps"]) == (3e-4, 0.1)
     assert arguments(optim=OptimConfig(schedule="cosine"))["lr_scheduler_type"] == "cosine"
+
+
+def test_prompts_cannot_be_added_where_groups_span_processes(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    rollout = RolloutConfig(prompts=3, generations=4)
+    check(TrainConfig(rollout=rollout, out=tmp_path))
+    more = ObjectiveConfig(dynamic_sampling="resample", dynamic_oversample=2)
+    with pytest.raises(ValueError, match="dynamic_oversample"):
+        check(TrainConfig(rollout=rollout, objective=more, out=tmp_path))
+
+
+@pytest.mark.parametrize("name", ["vote", "mgrpo", "corewarding", "grpo"])
+def test_an_unused_reward_is_reported(name, caplog):
+    config = TrainConfig(objective=ObjectiveConfig(name=name))
+    check(config)
+    assert not caplog.records
+    check(replace(config, reward=RewardConfig(parts=("two_part", "near"))))
+    assert ("two_part + near" in caplog.text) == (name != "grpo")

@@ -90,13 +90,6 @@ def test_parts_are_weighted_and_summed(judge):
     assert weighted == [2.25, 0.25, 2.0, 0.0]
 
 
-def test_given_facts_are_not_judged_again(judge, monkeypatch):
-    facts = judge.judge([RIGHT], ["7"], [False])
-    reward = make_reward(RewardConfig(), judge, 10)
-    monkeypatch.setattr(judge, "judge", None)
-    assert reward([NOTHING], [[1]], ["7"], [False], facts=facts) == [1.1]
-
-
 OWN = """
 import json
 

@@ -11,7 +11,6 @@ from mesotron.config import ObjectiveConfig, TrainConfig
 from mesotron.rlvr.rewards import completion_texts, is_unfinished
 from mesotron.rlvr.tools import Toolbox, load_toolbox
 from mesotron.runs.trust import code_names
-from mesotron.watch.engine import Engine
 from support.rlvr_tiny import make_model, make_tokenizer, make_trainer, rows, spy
 
 # A random model writes a + now and then: what follows it is the argument of a call.
@@ -128,13 +127,6 @@ def test_an_environment_gets_the_row_and_adds_its_reward(tmp_path):
     assert trainer.reward_weights.tolist() == [1, 0, 0]
 
 
-def test_an_anchor_refuses_tools(tmp_path):
-    objective = ObjectiveConfig(name="mgrpo")
-    parts = {"tools": [double], "processing_class": talking_tokenizer(), "objective": objective}
-    with pytest.raises(ValueError, match="mgrpo"):
-        make_trainer(tmp_path, parts={**parts, "train_dataset": chats()})
-
-
 def test_a_result_is_not_an_answer():
     call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function"}]}
     result = {"role": "tool", "name": "double", "content": r"\boxed{8}"}
@@ -203,27 +195,3 @@ def test_tools_of_a_run_folder_need_trust():
 def test_a_model_without_tool_calls_is_refused():
     with pytest.raises(ValueError, match="some/model"):
         Toolbox([double]).prepare(make_tokenizer(), "some/model")
-
-
-@pytest.mark.parametrize(
-    ("metric", "level", "detector"),
-    [
-        ("tools/failure_frequency", 0.8, "tool_failures"),
-        ("tools/unfinished", 0.8, "unfinished_episodes"),
-    ],
-)
-def test_the_watch_reads_episodes(metric, level, detector):
-    def names(late):
-        engine = Engine()
-        row = {"reward": 0.5, "tools/call_frequency": 1.0, "tools/turns": 2.0}
-        events = []
-        for step in range(60):
-            wave = 0.01 * (step % 3)
-            value = level if late and step >= 30 else 0.02
-            events += engine.update(
-                {**row, "step": step, "reward": 0.5 + wave, metric: value + wave}
-            )
-        return {event.detector for event in events}
-
-    assert detector in names(late=True)
-    assert detector not in names(late=False)

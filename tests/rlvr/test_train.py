@@ -390,11 +390,11 @@ def test_a_reward_that_raises_is_named_and_nothing_is_lost(run, monkeypatch, cap
 
 
 def test_a_loss_that_is_not_a_number_stops_before_it_is_saved(run, monkeypatch, capsys):
+    """Unless the guard may roll back: then one NaN is one row."""
     compute = session.GRPOTrainer._compute_loss
 
     def spoil(self: Any, model: Any, inputs: Any) -> torch.Tensor:
-        loss = compute(self, model, inputs)
-        return loss * math.nan if self.state.global_step == 1 else loss
+        return compute(self, model, inputs) + (math.nan if self.state.global_step == 1 else 0.0)
 
     monkeypatch.setattr(session.GRPOTrainer, "_compute_loss", spoil)
     assert run("--out spoiled") == 2
@@ -403,15 +403,6 @@ def test_a_loss_that_is_not_a_number_stops_before_it_is_saved(run, monkeypatch, 
     assert math.isnan(stream("spoiled")[1]["loss"])
     events = stream("spoiled", "events")
     assert [(row["step"], row["detector"]) for row in events] == [(2, "nonfinite")]
-
-
-def test_one_nan_loss_is_one_nan_row_under_rollback(run, monkeypatch):
-    compute = session.GRPOTrainer._compute_loss
-
-    def spoil(self: Any, model: Any, inputs: Any) -> torch.Tensor:
-        return compute(self, model, inputs) + (math.nan if self.state.global_step == 1 else 0.0)
-
-    monkeypatch.setattr(session.GRPOTrainer, "_compute_loss", spoil)
     assert run("--guard rollback --out whole") == 0
     assert [math.isnan(row["loss"]) for row in stream("whole")] == [False, True, False, False]
     assert not [row for row in stream("whole", "events") if row["kind"] == "guard"]

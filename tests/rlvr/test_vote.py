@@ -95,20 +95,14 @@ def test_labels_are_graded_where_there_is_gold():
     assert metrics == {"votes/label_accuracy": 0.5, "votes/reward_accuracy": 0.5}
 
 
-def test_the_filter_by_hand():
+def test_the_filter_by_hand_and_by_numpy():
     H = torch.tensor([[0.2, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 9.0], [1.0] * 8])
     # Q1 = 1.075, Q3 = 1.425, so the bound is 1.075 - 0.75 * 0.35 = 0.8125.
     assert low_entropy_outliers(H, 0.75).tolist() == [[True] + [False] * 7, [False] * 8]
-    # A trajectory without tokens is no outlier.
+    # A trajectory without tokens is no outlier, nor is one of three; and the filter may be off.
     assert not low_entropy_outliers(torch.tensor([[torch.nan, 1.0, 1.1, 1.2, 1.3]]), 0.75).any()
-
-
-def test_the_filter_agrees_with_numpy():
+    for size, k in ((3, 0.75), (8, None)):
+        assert not low_entropy_outliers(torch.arange(float(size))[None] ** 3, k).any()
     H = torch.rand(50, 16, generator=torch.Generator().manual_seed(0))
     q1, q3 = np.quantile(H.numpy().astype(np.float64), [0.25, 0.75], axis=1, keepdims=True)
     assert np.array_equal(low_entropy_outliers(H, 0.75).numpy(), H.numpy() < q1 - 0.75 * (q3 - q1))
-
-
-@pytest.mark.parametrize(("size", "k"), [(3, 0.75), (8, None)])
-def test_the_filter_can_be_off(size, k):
-    assert not low_entropy_outliers(torch.arange(float(size))[None] ** 3, k).any()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mesotron.config import RolloutConfig, WatchConfig
+from mesotron.config import WatchConfig
 from mesotron.watch import DETECTORS, Engine, Event
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.callback import Watch
@@ -224,8 +224,3 @@ def test_every_detector_is_explained(detector):
     assert all(metric.replace("_", " ") in text for metric in detector.metrics)
     with pytest.raises(ValueError, match="nonfinit"):
         explain("nonfinit")
-
-
-def test_top_p_is_refused_where_it_biases_the_importance_ratio():
-    with pytest.raises(ValueError, match="top-p"):
-        RolloutConfig(vllm="colocate", top_p=0.9).check_fields()

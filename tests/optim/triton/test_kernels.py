@@ -135,16 +135,6 @@ def test_a_product_of_two_commuting_matrices(large):
     assert relative_error(product, product.mT.double()) < 2 * EPSILON[torch.float16]
 
 
-@pytest.mark.parametrize(("m", "ratio"), [(16, 1), (31, 2), (64, 2), (100, 1), (144, 2)])
-def test_tiles_of_any_shape_cover_the_result(m, ratio):
-    config = symmetric.TileConfig(16, 16 * ratio, 32, num_warps=4, num_stages=2)
-    X = randn(1, m, 40, dtype=torch.float16)
-    out = symmetric._launch(X, X, None, poisoned(1, m, m, dtype=X.dtype), (1.0, 0.0, 0.0), config)
-    assert relative_error(out, exact_gram(X)) < EPSILON[torch.float16]
-    rows, columns = range(0, m, 16), range(0, m, 16 * ratio)
-    assert config.num_tiles(m) == sum(row + 15 >= column for row in rows for column in columns)
-
-
 # 140 blocks of 65 rows fill an H200 with large tiles; the interpreter takes 20 s for them.
 FULL = pytest.param(140, 65, 64, marks=[] if ON_GPU else pytest.mark.slow)
 
