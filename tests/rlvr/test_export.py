@@ -73,6 +73,16 @@ def test_merged_weights_load_alone_and_agree_with_the_adapter(lora_run, tmp_path
         torch.testing.assert_close(rounded(IDS).logits.float(), expected, atol=0.2, rtol=0.05)
 
 
+def test_a_failing_converter_is_named_and_the_weights_stay(lora_run, tmp_path, monkeypatch, capsys):
+    (tmp_path / "convert_hf_to_gguf.py").write_text("import no_such_package")
+    monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
+    out = tmp_path / "out"
+    words = ["export", str(lora_run[0]), "--merge-lora", "--gguf", "--out", str(out)]
+    assert main(words) == 2
+    assert "no_such_package" in capsys.readouterr().err
+    assert (out / "model.safetensors").is_file()
+
+
 def test_adapters_alone_load_with_peft(lora_run, tmp_path):
     folder, trained, start = lora_run
     out = tmp_path / "adapter"

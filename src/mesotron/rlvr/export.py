@@ -19,6 +19,7 @@ from mesotron.rlvr.models import SHIPPED, locate, no_progress_bars
 from mesotron.rlvr.train import set_library_variables
 from mesotron.runs import RunFolder
 from mesotron.runs.extras import require
+from mesotron.runs.files import printable
 from mesotron.runs.folder import check_free
 from mesotron.runs.process import go_offline_without_network
 from mesotron.runs.resume import run_of
@@ -53,7 +54,11 @@ def run(config: ExportConfig) -> int:
     print(f"model: {out}; load with {load_line(subject.model.name, str(out), whole)}")
     if converter is not None:
         file = out / "model.gguf"
-        subprocess.run([sys.executable, converter, out, "--outfile", file], check=True)
+        command = [sys.executable, converter, out, "--outfile", file]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise ValueError(f"{out} is complete, but {converter} failed: {printable(why)}")
         print(f"gguf: {file}")
     if config.push is not None:
         push(config.push, out)

@@ -269,14 +269,17 @@ def _write_folder(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    # Beside other files of a tokenizer, Transformers loses the special tokens.
+    (folder / file.name).symlink_to(file.resolve())
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **place)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **place)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            str(file.parent), dtype=torch.float32, trust_remote_code=False, **place
+            str(folder), dtype=torch.float32, trust_remote_code=False, **place
         )
     # An untrusted file, or an architecture that Transformers does not convert.
     except (KeyError, NotImplementedError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"{file}: cannot read this GGUF file: {_first(error)}") from error
+    (folder / file.name).unlink()
     # The weights are float32 now, but Transformers refuses to save a model with these marks.
     for name in ("hf_quantizer", "quantization_method", "is_quantized"):
         vars(model).pop(name, None)
