@@ -61,8 +61,8 @@ def make_folder(name: str, folder: Path, smollm2: str) -> Path:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     # `load_model` takes the end of a chat turn for the end token wherever a template has it.
     tokenizer.chat_template = tokenizer.chat_template.replace(CHAT_END, "\n")
-    unused = [one for one in tokenizer.all_special_ids if one not in (0, tokenizer.eos_token_id)]
-    tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(max(unused))
+    unused = tokenizer.added_tokens_decoder[max(tokenizer.added_tokens_decoder)].content
+    tokenizer.eos_token = tokenizer.pad_token = unused
     for holder in (model.config, model.generation_config):
         holder.eos_token_id = holder.pad_token_id = tokenizer.eos_token_id
         holder.bos_token_id = None
