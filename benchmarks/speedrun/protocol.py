@@ -1,12 +1,12 @@
-"""The speedrun of PROTOCOL.md: ours, plain TRL and TRL with vLLM, searched alike, then reported.
+"""The speedrun of PROTOCOL.md: ours and plain TRL, searched alike, then reported.
 
     python -m benchmarks.speedrun.protocol --out OUT --model FOLDER --minutes 23 --arms ours trl
 
 First the pace of each shape of step, alone on the GPU; then the search (tuning seed 110, the two
-best of an arm again on 111 and 112), then ten reporting seeds at its best, several at once under
+best of an arm again on 111 and 112), then the reporting seeds at its best, several at once under
 MPS, their steps counted at that pace. Each run is a file in OUT/cells as soon as it is finished, so
-the same command resumes. `--alone` then runs three reporting seeds of ours alone, to check the
-clock. On a CPU: --small.
+the same command resumes. `--alone` then runs three reporting seeds of ours and a tuning seed of TRL
+with vLLM alone, to check the clock and that vLLM learns alike. On a CPU: --small.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from typing import Any
 from benchmarks._lib.crew import work_through
 from benchmarks._lib.mps import mps
 from benchmarks.speedrun.children import Children, Row
-from benchmarks.speedrun.entries import ARMS, NAMES
+from benchmarks.speedrun.entries import ARMS, NAMES, VLLM
 from benchmarks.tournament.__main__ import protocol_commit
+from mesotron.runs.extras import is_installed
 
 Done = dict[str, Row]
-SEARCH_SEED, REPEAT_SEEDS, REPORTING_SEEDS = 110, (111, 112), tuple(range(210, 220))
-ALONE_SEEDS = REPORTING_SEEDS[:3]
+SEARCH_SEED, REPEAT_SEEDS = 110, (111, 112)
+REPORTING_SEEDS = {"ours": range(210, 220), "trl": range(210, 215)}
+ALONE_SEEDS = REPORTING_SEEDS["ours"][:3]
 KEPT = 2  # configurations of an arm that are run again
 TARGET, CONSECUTIVE, EVERY_STEPS = 0.90, 2, 10
 PACE_STEPS = 30
@@ -84,7 +86,7 @@ def plan(arms: Sequence[str], done: Done) -> Iterator[Row]:
         yield from (make("tuning", arm, name, s) for s in REPEAT_SEEDS for name in kept[arm])
     for arm in arms:
         best = best_of(kept[arm], (SEARCH_SEED, *REPEAT_SEEDS), done, 1)
-        yield from (make("reporting", arm, name, s) for name in best for s in REPORTING_SEEDS)
+        yield from (make("reporting", arm, name, s) for name in best for s in REPORTING_SEEDS[arm])
 
 
 def run_cell(cell: Row, settings: Row, deadline: float) -> Row | None:
@@ -150,23 +152,26 @@ def pace(name: str, folder: Path, seconds: float, settings: Row) -> Row:
 
 
 def run_alone(given: argparse.Namespace, done: Done) -> None:
-    """Three reporting seeds of ours with a real clock, one after the other."""
-    best = [cell["name"] for cell in plan(["ours"], done) if cell["use"] == "reporting"]
+    """Three reporting seeds of ours with a real clock, and one tuning seed of TRL with vLLM."""
+    cells = [cell for cell in plan(["ours"], done) if cell["seed"] in ALONE_SEEDS]
+    best = next((c["name"] for c in plan(["trl"], done) if c["use"] == "reporting"), None)
+    if best is not None:
+        cells.append(make("tuning", "trl_vllm", f"{best}_vllm", SEARCH_SEED))
     with Children("benchmarks.speedrun.racing:race") as children:
-        for seed in ALONE_SEEDS if best else ():
-            cell = make("reporting", "ours", best[0], seed)
+        for cell in cells:
             path, left = given.out / "cells" / f"alone-{key_of(cell)}.json", given.deadline
-            if path.exists() or time.time() > left:
+            name = cell["name"]
+            if path.exists() or time.time() > left or shape_of(name) not in given.paces:
                 continue
-            first, later = given.paces[shape_of(best[0])]
-            settings = rules(best[0], vars(given)) | {"every": EVERY_STEPS * later}
+            first, later = given.paces[shape_of(name)]
+            settings = rules(name, vars(given)) | {"every": EVERY_STEPS * later}
             with tempfile.TemporaryDirectory() as folder:
-                row = children.run(Path(folder), left - time.time(), name=best[0], seed=seed,
+                row = children.run(Path(folder), left - time.time(), name=name, seed=cell["seed"],
                                    given=settings)  # fmt: skip
             if "failed" not in row and not row["cut_short"]:
                 row |= cell | {"alone": True, "protocol": given.protocol, "pace": [first, later]}
                 write(path, row)
-            print(path.stem, row.get("seconds_to_target"), flush=True)
+            print(path.stem, row.get("seconds_to_target"), row.get("failed", "")[-300:], flush=True)
 
 
 def write(path: Path, value: Any) -> None:
@@ -198,7 +203,8 @@ def main() -> None:
     given.paces = json.loads(file.read_text()) if file.exists() else {}
     if given.alone:
         return run_alone(given, done)
-    measure_paces(given, [name for arm in given.arms for name in ARMS[arm]], given.paces)
+    names = [name for arm in given.arms for name in ARMS[arm]]
+    measure_paces(given, [*names, *VLLM] if is_installed("vllm") else names, given.paces)
     failed: dict[str, int] = {}
 
     def following(busy: set[str]) -> Row | None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -163,21 +163,21 @@ def tables(done: Done) -> str:
          "win" if pair.wins else "no significant difference"]
         for pair in shown
     ]  # fmt: skip
-    rates = [[name, *(rates_of(task, name, done) for task in TASKS)] for name in order]
+    rates = [[name, *rates_of(name, done)] for name in order]
     parts.append(table(head, pairs))
-    parts.append(table(["contender: chosen rate / highest stable rate", *TASKS], rates))
+    parts.append(table(["contender", "chosen rate", "highest stable rate"], rates))
     return "\n".join(parts)
 
 
-def rates_of(task: str, name: str, done: Done) -> str:
-    """The chosen rate and the highest stable one; ≥ where no higher one was tried."""
-    found, rate = search_of(task, name, done), CONTENDERS[name].grid.rate
-    top, tried = highest_stable(task, name, done), scores_of(task, name, done)
-    chosen = "" if found.best is None else f"{rate(found.best):g}"
-    chosen += "*" * (found.edge is not None)
+def rates_of(name: str, done: Done) -> tuple[str, str]:
+    """The chosen rate (* at the end of the grid) and the highest stable one; ≥ where no higher one
+    was tried."""
+    tasks, rate = tuple(TASKS), CONTENDERS[name].grid.rate
+    found, top = search_of(tasks, name, done), highest_stable(tasks, name, done)
+    chosen = "" if found.best is None else f"{rate(found.best):g}{'*' * (found.edge is not None)}"
     if top is None:
-        return f"{chosen} / none"
-    return f"{chosen} / {'≥ ' * (top == max(tried))}{rate(top):g}"
+        return chosen, "none"
+    return chosen, f"{'≥ ' * (top == max(scores_of(tasks, name, done)))}{rate(top):g}"
 
 
 def draw(done: Done, path: Path) -> None:
@@ -197,7 +197,7 @@ def draw(done: Done, path: Path) -> None:
             steps = sorted(set.intersection(*map(set, whole))) if whole else []
             means = [fmean(curve[step] for curve in whole) for step in steps]
             above.plot(steps, means, color=f"C{k}", label=name, lw=1.2)
-            scores: dict[int, Any] = dict(sorted(scores_of(task, name, done).items()))
+            scores = dict(sorted(scores_of((task,), name, done).items()))
             rates = [CONTENDERS[name].grid.rate(index) for index in scores]
             below.plot(rates, list(scores.values()), color=f"C{k}", marker=".", lw=1)
         above.set(title=task, xlabel="step")

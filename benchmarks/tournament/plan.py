@@ -14,8 +14,9 @@ from mesotron.compare.search import Grid, Search, search
 
 Cell = dict[str, Any]
 Done = dict[str, Cell]
+Tasks = Sequence[str]
 PARTS = ("search", "report", "stable")
-TUNING_SEEDS = (100, 101)
+TUNING_SEEDS = (100,)
 REPORTING_SEEDS = (200, 201, 202, 203, 204)
 STEPS = 100
 RANK = 16
@@ -34,13 +35,13 @@ class Contender(NamedTuple):
 REST = "optim.aux_lr=1e-5"
 LORA = f"model.lora={RANK}"
 CONTENDERS = {
-    "adamw": Contender(2e-5, ("optim.name=adamw",)),
-    "muon": Contender(1e-4, ("optim.name=muon", REST)),
-    "normuon": Contender(1e-4, ("optim.name=normuon", REST)),
+    "adamw": Contender(1e-5, ("optim.name=adamw",)),
+    "muon": Contender(5e-5, ("optim.name=muon", REST)),
+    "normuon": Contender(5e-5, ("optim.name=normuon", REST)),
     "pion": Contender(2e-4, ("optim.name=pion", "optim.cutoff=aligned", REST)),
-    "muon_sgd": Contender(1e-4, ("optim.name=muon_sgd",)),
+    "muon_sgd": Contender(5e-5, ("optim.name=muon_sgd",)),
     "lora_adamw": Contender(2e-4, ("optim.name=adamw", LORA)),
-    "lora_product": Contender(1e-4, ("optim.name=muon", "optim.lora=product", LORA, REST)),
+    "lora_product": Contender(5e-5, ("optim.name=muon", "optim.lora=product", LORA, REST)),
 }
 
 
@@ -53,65 +54,71 @@ def key_of(cell: Cell) -> str:
     return "-".join(str(cell[name]) for name in ("use", "task", "contender", "rate", "seed"))
 
 
-def score_at(task: str, contender: str, k: int, done: Done) -> float | None:
-    """Mean final accuracy of a rate over the tuning seeds; None before all are there."""
-    cells = [done.get(key_of(make("tuning", task, contender, k, seed))) for seed in TUNING_SEEDS]
-    known = [cell["accuracy"] for cell in cells if cell is not None]
-    return fmean(known) if len(known) == len(TUNING_SEEDS) else None
+def tuned(tasks: Tasks, contender: str, k: int, done: Done) -> list[Cell | None]:
+    """The tuning runs of a rate on these tasks; None for those to come."""
+    pairs = [(task, seed) for task in tasks for seed in TUNING_SEEDS]
+    return [done.get(key_of(make("tuning", task, contender, k, seed))) for task, seed in pairs]
 
 
-def scores_of(task: str, contender: str, done: Done) -> dict[int, float | None]:
-    scores = {k: score_at(task, contender, k, done) for k in range(-9, 10)}
-    return {k: value for k, value in scores.items() if value is not None}
+def scores_of(tasks: Tasks, contender: str, done: Done) -> dict[int, float]:
+    """Mean final accuracy over the tasks, by rate, where all of them are there."""
+    scores = {}
+    for k in range(-9, 10):
+        cells = tuned(tasks, contender, k, done)
+        known = [cell["accuracy"] for cell in cells if cell is not None]
+        if len(known) == len(cells):
+            scores[k] = fmean(known)
+    return scores
 
 
-def search_of(task: str, contender: str, done: Done) -> Search:
-    return search(CONTENDERS[contender].grid, scores_of(task, contender, done))
+def search_of(tasks: Tasks, contender: str, done: Done) -> Search:
+    return search(CONTENDERS[contender].grid, scores_of(tasks, contender, done))
 
 
-def stable_at(task: str, contender: str, k: int, done: Done) -> bool | None:
-    """Whether both tuning seeds are stable at a rate; None before that is known."""
-    cells = [done.get(key_of(make("tuning", task, contender, k, seed))) for seed in TUNING_SEEDS]
+def stable_at(tasks: Tasks, contender: str, k: int, done: Done) -> bool | None:
+    """Whether all tuning runs are stable at a rate; None before that is known."""
+    cells = tuned(tasks, contender, k, done)
     if any(cell is not None and not cell["stable"] for cell in cells):
         return False
     return None if None in cells else True
 
 
-def highest_stable(task: str, contender: str, done: Done) -> int | None:
+def highest_stable(tasks: Tasks, contender: str, done: Done) -> int | None:
     """The index of the largest rate below which everything tried is stable; None if none is."""
     found = None
-    for k in sorted(scores_of(task, contender, done)):
-        if not stable_at(task, contender, k, done):
+    for k in sorted(scores_of(tasks, contender, done)):
+        if not stable_at(tasks, contender, k, done):
             break
         found = k
     return found
 
 
 def plan(
-    parts: Sequence[str], done: Done, tasks: Sequence[str] = tuple(TASKS),
+    parts: Sequence[str], done: Done, tasks: Tasks = tuple(TASKS),
     contenders: Sequence[str] = tuple(CONTENDERS),
 ) -> Iterator[Cell]:  # fmt: skip
     """Cells in their order, those that are done included. Round by round over all contenders and
     tasks, so that all have come equally far when time ends."""
-    pairs = [(task, name) for task in tasks for name in contenders]
-    searches = {pair: search_of(*pair, done) for pair in pairs}
+    searches = {name: search_of(tasks, name, done) for name in contenders}
     if "search" in parts:
         for place in range(max(len(found.wanted) for found in searches.values())):
             for seed in TUNING_SEEDS:
-                for pair, found in searches.items():
+                for name, found in searches.items():
                     if place < len(found.wanted):
-                        yield make("tuning", *pair, found.wanted[place], seed)
+                        for task in tasks:
+                            yield make("tuning", task, name, found.wanted[place], seed)
     # Reported runs wait for all searches: nothing is chosen after the first of them.
     if "report" in parts and all(found.done for found in searches.values()):
         for seed in REPORTING_SEEDS:
-            for pair, found in searches.items():
+            for name, found in searches.items():
                 if found.best is not None:
-                    yield make("reporting", *pair, found.best, seed)
+                    for task in tasks:
+                        yield make("reporting", task, name, found.best, seed)
     if "stable" in parts:
         for above in range(1, ABOVE + 1):
-            for pair, found in searches.items():
+            for name, found in searches.items():
                 top = max(found.wanted)
                 below = range(min(found.wanted), top + above)
-                if found.done and all(stable_at(*pair, k, done) for k in below):
-                    for seed in TUNING_SEEDS:
-                        yield make("tuning", *pair, top + above, seed)
+                if found.done and all(stable_at(tasks, name, k, done) for k in below):
+                    for task in tasks:
+                        yield make("tuning", task, name, top + above, TUNING_SEEDS[0])
