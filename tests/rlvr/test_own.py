@@ -11,9 +11,9 @@ import pytest
 
 from mesotron import cli
 from mesotron.cli import parse
-from mesotron.config import EvalConfig, RewardConfig, SftConfig, TaskConfig, TrainConfig
+from mesotron.config import EvalConfig, SftConfig, TaskConfig, TrainConfig
 from mesotron.rlvr.prompts import build_prompt, solved_text
-from mesotron.rlvr.rewards import call_reward, import_reward, try_reward
+from mesotron.rlvr.rewards import call_reward, import_reward
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.own import read_own, read_source
 from mesotron.rlvr.train import check, resolve_own, run_name
@@ -182,15 +182,6 @@ def test_rewards_of_trl(name, score):
     texts = [r"<think>6 + 1</think> \boxed{7}", r"\boxed{8}"]
     given = {**batch_of(*texts, solution="$7$"), "completion_ids": [[1] * 4] * 2}
     assert call_reward(name, import_reward(name), given, 8) == pytest.approx(score)
-
-
-def test_a_reward_is_tried_on_one_row(tmp_path):
-    (tmp_path / "mine.py").write_text(OWN)
-    problem = one_of(write(tmp_path / "mine.jsonl", sums(hard=True)))
-    for name, named in (("crashes", "ZeroDivisionError"), ("needs_level", "--data.columns level=")):
-        with pytest.raises(ValueError, match=named):
-            try_reward(RewardConfig(parts=(f"{tmp_path}/mine.py:{name}",)), problem, 8)
-    try_reward(RewardConfig(parts=(f"{tmp_path}/mine.py:by_columns", "format")), problem, 8)
 
 
 def read(words: str) -> TrainConfig:

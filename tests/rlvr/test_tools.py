@@ -112,7 +112,6 @@ def test_results_of_tools_are_read_and_do_not_train(tmp_path, objective):
     assert all(0 <= row["tools/unfinished"] <= 1 for row in logged)
     inside = [(batch["tool_mask"] == 0) & (batch["completion_mask"] == 1) for batch in batches]
     assert any(mask.any() for mask in inside)
-    assert all(row["loss"] == row["loss"] for row in logged)
 
 
 @pytest.mark.filterwarnings("ignore:.*environment_factory")

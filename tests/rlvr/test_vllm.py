@@ -7,7 +7,6 @@ from transformers import TrainerCallback
 from mesotron.config import ObjectiveConfig, RolloutConfig, TrainConfig
 from mesotron.rlvr.models import choose_speed
 from mesotron.rlvr.objectives import sampler_arguments
-from mesotron.rlvr.train import check_installed
 from mesotron.watch.metrics import sources
 from support.rlvr_tiny import EOS, make_trainer, rows, same, weights
 
@@ -92,9 +91,3 @@ def test_auto_chooses_the_sampler(weights, installed, chosen, monkeypatch):
     assert (rollout.fast, rollout.vllm) == chosen
     assert sampler_arguments(rollout, "grpo").get("use_vllm", False) == (chosen[1] == "colocate")
     assert choose_speed(config, False, int(weights)).rollout.vllm == "off"
-
-
-def test_missing_vllm_is_refused(monkeypatch):
-    monkeypatch.setattr("mesotron.runs.extras.is_installed", lambda name: name != "vllm")
-    with pytest.raises(ValueError, match=r"rollout\.vllm colocate"):
-        check_installed(TrainConfig(rollout=RolloutConfig(vllm="colocate")))
