@@ -10,8 +10,8 @@ from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.engine import Engine
 
 Row = dict[str, float]
-STEPS = 160
-TURN = 80  # where a failing run starts to fail
+STEPS = 130
+TURN = 65  # where a failing run starts to fail
 
 # Metric -> level at the start, level at the end of a healthy run, noise.
 HEALTHY = {
