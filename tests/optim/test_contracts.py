@@ -449,3 +449,13 @@ def test_what_pytorch_offers_and_we_do_not_is_refused_by_name(word):
     with pytest.raises(ValueError, match=word):
         build("muon", **{word: True})
     build("muon", foreach=True, capturable=True)
+
+
+def test_flat_parameters_of_zero_are_refused_with_the_fsdp2_command():
+    _, optimizer = build("muon")
+    for group in optimizer.param_groups:  # as DeepSpeed ZeRO-1 and 2 do after building
+        flat = torch.cat([p.detach().flatten() for p in group["params"]]).requires_grad_()
+        flat.grad = torch.ones_like(flat)
+        group["params"] = [flat]
+    with pytest.raises(ValueError, match="--fsdp_version 2"):
+        optimizer.step()

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from mesotron.optim.lora import check_pairs
 from mesotron.optim.step import group_filter
-from mesotron.optim.views import View
+from mesotron.optim.views import FSDP2, View
 from mesotron.spectral.routing import AUXILIARY_RULES, RULES, SPECTRAL_RULES
 from mesotron.spectral.scale import check_scale
 
@@ -112,8 +112,7 @@ def check_not_flat(p: Tensor, name: str = "a parameter", wrapped: bool = False) 
     if zero3 or wrapped or flat:
         raise ValueError(
             f"{name} (shape {tuple(p.shape)}) is a flat or empty shard of "
-            f"{'DeepSpeed ZeRO-3' if zero3 else 'FSDP1'}, and a spectral filter needs whole "
-            "matrices: use FSDP2 (torch.distributed.fsdp.fully_shard)"
+            f"{'DeepSpeed ZeRO-3' if zero3 else 'FSDP1'}; {FSDP2}"
         )
 
 

@@ -16,6 +16,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+FSDP2 = (
+    "a spectral filter needs whole matrices: use FSDP2, accelerate launch --config_file "
+    "examples/scaling/fsdp2.yaml, or --use_fsdp --fsdp_version 2 "
+    "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
+)
+
 
 class Window(NamedTuple):
     """Equal-shaped matrices inside a tensor: `strided` is [stack, cut, r1, r2, c1, c2], rows r1*r2,
@@ -141,6 +147,8 @@ class View:
         return windows
 
     def _matrices(self, tensor: Tensor) -> Tensor:
+        if tensor.ndim < 2:  # replaced after the optimizer was built
+            raise ValueError(f"{tuple(tensor.shape)} is flat, as with DeepSpeed ZeRO; {FSDP2}")
         if self.layout == "conv":
             # (in, kernel) stay two dims, so that channels_last weights are windows too.
             out, inputs = tensor.shape[:2]
