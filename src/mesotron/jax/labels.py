@@ -1,7 +1,7 @@
 """`label(params)`: which rule updates each leaf of a parameter tree, with its view and the reason.
 
 Hidden matrices go to the spectral rule, everything else to Adam. A tree has no module types, so
-roles come from the names that flax, Equinox and common code use (the small tables below), from
+roles come from the names that flax, Equinox and common code use (labels.toml), from
 shapes and from neighbors: a layer's bias distinguishes a stack of layers from a kernel with three
 dimensions. Names often do not show where a network begins and ends (a flax MLP is Dense_0, Dense_1,
 Dense_2), so numbered layers are chained by their widths, and the ends of a chain go to Adam. What
@@ -12,11 +12,13 @@ override; `strict=True` raises instead.
 from __future__ import annotations
 
 import re
+import tomllib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,26 +27,10 @@ from mesotron.jax.lora import is_factor
 from mesotron.jax.views import attribute_leaves, check_view, default_view, named_leaves, read_view
 from mesotron.spectral.routing import MAX_RAW_CHANNELS, Role, RoutingTable, Row, Site, matrix, words
 
-# Leaves that hold a layer's matrix; "w1" is one too.
-_MATRIX_LEAVES = words("kernel w weight")
-_VECTOR_LEAVES = words("bias b beta gamma scale offset log_std logstd")
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_ATTENTION = {part: words(names) for part, names in _TABLES.pop("attention").items()}
+_NAMES = {kind: words(names) for kind, names in _TABLES.items()}
 _BIASES = ("bias", "b")
-_EMBEDDINGS = words("wte wpe tok vocab lookup")
-_INPUTS = words(
-    "input input_proj input_projection input_layer in_layer patch_proj stem obs_proj obs_layer"
-)
-_HEADS = words(
-    "head heads lm_head classifier logits readout output_layer output_projection actor critic "
-    "policy action actor_mean actor_out critic_out policy_out value_out"
-)
-_TABLE_WORDS = words("pos position positional cls token tokens latent latents codebook")
-_QUERIES = words("query key value q k v q_proj k_proj v_proj query_proj key_proj value_proj")
-_FUSED = words("qkv qkv_proj in_proj")
-_ATTENTION = {
-    "queries": _QUERIES,
-    "fused": _FUSED,
-    "outs": words("out o o_proj out_proj output_proj output"),
-}
 _ADVICE = "pass overrides={'<path>': 'adamw'}, 'matrix' or a view such as 'sio'"
 
 Roles = dict[str, Role]
@@ -153,7 +139,7 @@ def only_matrices(tree: Any) -> bool:
     if any(len(shape) < 2 for shape in shapes.values()):
         return False
     sites = _make_sites(shapes, attribute_leaves(tree), ())
-    layers = any(base_name(site.leaf) in _MATRIX_LEAVES for site in sites.values())
+    layers = any(base_name(site.leaf) in _NAMES["matrix_leaves"] for site in sites.values())
     small = () if layers else ("bias", "norm")  # a matrix may be called "b" where there is no "w"
     roles = [_role_of(site) for site in sites.values()]
     return all(role.is_matrix or role.unclear or role.name in small for role in roles)
@@ -220,7 +206,8 @@ class LeafSite(Site):
 
     @property
     def in_attention(self) -> bool:
-        return len(self.siblings & _QUERIES) > 1 or bool(self.siblings & _FUSED)
+        queries, fused = _ATTENTION["queries"], _ATTENTION["fused"]
+        return len(self.siblings & queries) > 1 or bool(self.siblings & fused)
 
     @property
     def in_experts(self) -> bool:
@@ -256,24 +243,24 @@ def _role_of(site: LeafSite) -> Role:
     """The role of a leaf by its own name and place; a plain layer is a "matrix"."""
     name, leaf = site.layer_name, base_name(site.leaf)
     parts = set(re.split(r"[_\W]+", f"{name}_{leaf}"))
-    if leaf in _VECTOR_LEAVES or len(site.shape) < 2:
+    if leaf in _NAMES["vector_leaves"] or len(site.shape) < 2:
         norm = "norm" in name or parts & {"ln", "scale", "gamma"}
         return Role("norm", "a gain") if norm else Role("bias", "one vector per layer")
     if "norm" in name:
         return Role("norm", "a gain")
-    if parts & _TABLE_WORDS or "pos" in name.split("_"):
+    if parts & _NAMES["tables"] or "pos" in name.split("_"):
         return Role("position or token", "a lookup table")
     for n in (name, leaf):
-        if n in _EMBEDDINGS or n.startswith("embed") or "embed" in n.split("_"):
+        if n in _NAMES["embeddings"] or n.startswith("embed") or "embed" in n.split("_"):
             return Role("embedding", "a lookup table, or a layer in its place")
-    if leaf not in _MATRIX_LEAVES:
+    if leaf not in _NAMES["matrix_leaves"]:
         return _unclear(site, f"unknown leaf name {site.leaf!r}")
-    if name in _INPUTS:
+    if name in _NAMES["inputs"]:
         return Role("input", "reads the raw input")
     if name in ("router", "gating"):
         return Role("router", "its outputs choose; they are not features")
     value_head = name == "value" and not site.in_attention
-    if value_head or name in _HEADS or name.endswith(("_head", "_logits")):
+    if value_head or name in _NAMES["heads"] or name.endswith(("_head", "_logits")):
         return Role("head", "an output layer")
     return _matrix_role(site)
 

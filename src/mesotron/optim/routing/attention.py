@@ -13,38 +13,19 @@ from typing import NamedTuple
 
 from torch import nn
 
-from mesotron.optim.routing.sites import ModuleSite, find_int
+from mesotron.optim.routing.sites import NAMES, ModuleSite, find_int
 from mesotron.spectral.routing import Role, matrix, unclear, words
 
-# Names of the projections in common libraries. Short names count only next to their siblings.
-NAMES: dict[str, frozenset[str]] = {
-    "q": words("q_proj query q wq w_q q_lin to_q query_proj linear_q q_attn q_b_proj project_q"),
-    "k": words("k_proj key k wk w_k k_lin to_k key_proj linear_k project_k"),
-    "v": words("v_proj value v wv w_v v_lin to_v value_proj linear_v project_v"),
-    "qkv": words("c_attn qkv qkv_proj Wqkv wqkv query_key_value att_proj to_qkv"),
-    "kv": words("kv to_kv"),
-    "o": words(
-        "o_proj out_proj o wo w_o Wo out_lin to_out dense c_proj proj projection "
-        "projection_layer linear_out attention_out output"
-    ),
-}
+PROJECTIONS = {part: words(names) for part, names in NAMES["projections"].items()}
 _LONG_NAMES = {"q": "query", "k": "key", "v": "value", "o": "output"}
 # BERT and its relatives keep the output projection in a module next to the one with q, k and v.
 _OUTPUT_MODULES = ("SelfOutput", "CrossOutput", "AttentionOutput")
-# Attention classes whose fused weight repeats (q, k, v) per head; the others have three sections.
-_INTERLEAVED = words(
-    "GPTNeoXAttention GPTNeoXJapaneseAttention BloomAttention PersimmonAttention FalconAttention "
-    "GPTBigCodeAttention MiniMaxLightningAttention DisentangledSelfAttention"
-)
+_INTERLEAVED = words(NAMES["classes"]["interleaved"])
 # Names that mean a fused QKV in one class only ("in_proj" is a Mamba mixer's elsewhere).
 _FUSED_BY_CLASS = {"DisentangledSelfAttention": "in_proj"}
-
-# Where modules and configs keep their head counts, most specific first.
-_NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead")
-_NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
-_HEAD_DIM = (
-    "qk_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "dim_head",
-)  # fmt: skip
+_NUM_HEADS, _NUM_KV_HEADS, _HEAD_DIM = (
+    NAMES["counts"][name].split() for name in ("heads", "kv_heads", "head_dim")
+)
 
 
 class _Heads(NamedTuple):
@@ -70,8 +51,8 @@ def is_attention(module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention) or type(module).__name__ in _FUSED_BY_CLASS:
         return True
     names = set(module._modules)
-    separate = names & NAMES["q"] and names & (NAMES["k"] | NAMES["kv"])
-    return bool(separate or names & NAMES["qkv"] or "kv_b_proj" in names)
+    separate = names & PROJECTIONS["q"] and names & (PROJECTIONS["k"] | PROJECTIONS["kv"])
+    return bool(separate or names & PROJECTIONS["qkv"] or "kv_b_proj" in names)
 
 
 def _find_projection(site: ModuleSite) -> tuple[str, nn.Module] | None:
@@ -79,7 +60,7 @@ def _find_projection(site: ModuleSite) -> tuple[str, nn.Module] | None:
     block, name = site.parent, site.owner_name
     if name.isdigit() and len(site.path) > 1:  # `to_out.0`: a Sequential around the projection
         name, block = site.path[-2], site.modules[-3]
-    if name in NAMES["o"] and type(site.parent).__name__.endswith(_OUTPUT_MODULES):
+    if name in PROJECTIONS["o"] and type(site.parent).__name__.endswith(_OUTPUT_MODULES):
         block = next((m for m in site.modules[-3].children() if is_attention(m)), block)
     if not is_attention(block):
         return None
@@ -87,7 +68,7 @@ def _find_projection(site: ModuleSite) -> tuple[str, nn.Module] | None:
         return "mla_" + name[:4], block
     if _FUSED_BY_CLASS.get(type(block).__name__) == name:
         return "qkv", block
-    part = next((part for part, names in NAMES.items() if name in names), None)
+    part = next((part for part, names in PROJECTIONS.items() if name in names), None)
     return (part, block) if part else None
 
 
@@ -126,7 +107,7 @@ def _possible_output(site: ModuleSite) -> Role | None:
     silent exception to `per_head`."""
     block, siblings = site.parent, site.modules[-3].children() if len(site.modules) > 2 else ()
     elsewhere = any(type(module).__name__.endswith(_OUTPUT_MODULES) for module in siblings)
-    if not is_attention(block) or set(block._modules) & NAMES["o"] or elsewhere:
+    if not is_attention(block) or set(block._modules) & PROJECTIONS["o"] or elsewhere:
         return None
     problem = (
         f"per_head=True: {site.name} is in an attention block without a known output projection; "

@@ -1,6 +1,6 @@
 """Roles: what each parameter of a PyTorch model is, by module type, identity and config.
 
-Attention is in `attention`. Names decide only where a type cannot, from the small tables below.
+Attention is in `attention`. Names decide only where a type cannot, by names.toml.
 What cannot be determined is reported as unclear, never guessed: routing then needs an override.
 """
 
@@ -10,27 +10,16 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from mesotron.optim.routing.attention import attention_role, is_attention
-from mesotron.optim.routing.sites import ModuleSite, find_int, is_a
+from mesotron.optim.routing.sites import NAMES, ModuleSite, find_int, is_a
 from mesotron.optim.views import View
 from mesotron.spectral.routing import MAX_RAW_CHANNELS, Role, matrix, unclear, words
 
-# Output layers of models that declare none.
-_HEADS = words(
-    "lm_head head heads classifier score qa_outputs embed_out output_projection action_net "
-    "value_net policy_head value_head actor_head critic_head reward_head v_head mu log_std"
+_HEADS, _STATE_NAMES, _FUSED_EXPERTS = (
+    words(NAMES[key]) for key in ("heads", "state", "fused_experts")
 )
-# Raw parameters that are tables or tokens, by a part of their name.
-_TABLE_WORDS = ("pos", "emb", "token", "queries", "latent", "codebook", "codevector", "prompt")
+_TABLE_WORDS = NAMES["tables"].split()
 # Raw parameters that are matrices, with the storage order their forward passes use.
 _RAW_MATRICES = {"mm_input_projection_weight": "T"}
-# State-space parameters: matrices in shape only.
-_STATE_NAMES = words("A_log A D dt_bias time_decay time_first time_maa")
-# Fused linear layers outside attention: the number of equal sections.
-_FUSED_SECTIONS = {"gate_up_proj": 2, "Wi": 2, "w12": 2, "w13": 2, "gate_and_up_proj": 2}
-_NUM_EXPERTS = (
-    "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts",
-)  # fmt: skip
-_FUSED_EXPERTS = ("gate_up_proj", "gate_and_up_proj", "w13", "input_linear")
 
 _PLAIN_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONVS = (*_PLAIN_CONVS, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -213,7 +202,7 @@ def _linear_role(site: ModuleSite, transposed: bool, per_head: bool, num: int | 
     rows, cols = reversed(site.shape) if transposed else site.shape
     role = attention_role(site, rows, cols, per_head=per_head, num=num) or _mixer_role(site, rows)
     if role is None:
-        sections = _FUSED_SECTIONS.get(site.owner_name, 1)
+        sections = NAMES["fused_sections"].get(site.owner_name, 1)
         if sections == 1 or rows % sections:
             role = matrix("linear", "hidden matrix")
         else:
@@ -244,7 +233,7 @@ def _raw_role(site: ModuleSite) -> Role:
 
 
 def _num_experts(site: ModuleSite) -> int | None:
-    count = find_int((site.owner, site.parent, site.config), _NUM_EXPERTS)
+    count = find_int((site.owner, site.parent, site.config), NAMES["counts"]["experts"].split())
     if count is not None:
         return count
     siblings = site.parent._modules.get("experts")

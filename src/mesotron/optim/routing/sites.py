@@ -6,8 +6,10 @@ checkpointing, parametrizations) are looked through.
 """
 
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -15,8 +17,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from mesotron.spectral.routing import Site, words
 
-# Children with these names have the role of the module above them.
-_TRANSPARENT = words("base_layer original_module _orig_mod _checkpoint_wrapped_module")
+NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("names.toml").read_text())
+_TRANSPARENT = words(NAMES["transparent"])
 
 
 @dataclass(frozen=True)
