@@ -1,5 +1,5 @@
 """Seconds and memory of a training step before it runs: plain arithmetic on a model's shape and a
-GPU's published peak numbers (`estimate.toml`), with constants that `benchmarks/plan` checks.
+GPU's published peak numbers, with constants that `benchmarks/plan` checks (`estimate.toml`).
 
 Decoding is bound by memory traffic (weights and keys and values for each token) or by the host's
 launches, training passes by products and by the traffic of activations. Torch is not imported.
@@ -10,6 +10,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from mesotron.config import GpuName, TrainConfig
@@ -61,28 +62,10 @@ class Shape(NamedTuple):
 SHAPES = {name: Shape(*row) for name, row in TABLES["shapes"].items()}
 DATASETS: dict[str, tuple[int, int]] = TABLES["datasets"]  # rows, tokens of a typical question
 
-# Seconds of host fit one run of benchmarks/plan on an H200; the other constants are assumed.
-MATMUL = 0.60  # share of the peak that large products reach
-TRAFFIC = 0.75  # share of the peak bandwidth that elementwise kernels reach
-EAGER_TOKEN = 1.45e-3  # seconds of host per layer and decoded token of `generate`
-EAGER_LORA = 1.2e-3  # the same for the adapters of a layer
-HEAD_NORMS = 0.25e-3  # the same for norms of queries and keys
-GRAPH_TOKEN = 0.20e-3  # seconds of GPU per layer and token replayed as a graph, beside traffic
-FUSED_TOKEN = 0.09e-3  # the same with the fused decoder
-EAGER_FORWARD = 0.7e-3  # seconds of host per layer of a forward pass
-EAGER_TRAINING = 2.2e-3  # the same of a forward and backward pass
-LAUNCHES_LORA = 2.0  # how many times as many launches a pass has with adapters
-OPTIMIZER_LAUNCH = 0.08e-3  # seconds of host per matrix without our kernels
-SECONDS_PER_ROW = 0.3e-3  # tokenizing, scoring and collecting one completion
-SECONDS_PER_STEP = 0.05  # logs, callbacks and the trainer's loop
-REST = 0.08  # gaps between the phases, as a share of them
+FIT = SimpleNamespace(**TABLES["fit"])
 HEAD_TILE = 4096 * 32768 * 6  # bytes of logits that are live at once
 WORKSPACE = 0.25 * GIB  # of cuBLAS and of batches
-CONTEXT = 0.6  # GiB of the CUDA context and kernels, outside torch's allocator
-# Of torch's allocator: a step ran out of 140 GiB with 112 allocated (benchmarks/plan).
-FRAGMENTS = 1.25
 QUANTIZED_BYTES = {"4bit": 0.52, "8bit": 1.01}  # of a rounded weight with its scales
-VLLM_SHARE = 0.3  # of the GPU, TRL's default
 
 
 def find_shape(name: str) -> Shape | None:
@@ -132,7 +115,7 @@ class Prediction(NamedTuple):
 
     step = property(lambda self: sum(self.seconds.values()))
     allocated = property(lambda self: sum(self.memory.values()))  # GiB of tensors at the peak
-    needed = property(lambda self: self.allocated * FRAGMENTS + CONTEXT)
+    needed = property(lambda self: self.allocated * FIT.fragments + FIT.context)
     fits = property(lambda self: self.needed <= self.capacity)
 
 
@@ -156,12 +139,12 @@ def predict(config: TrainConfig, shape: Shape, gpu: GpuName | None, lengths: Len
     extra = (rollout.updates > 1 or rollout.vllm != "off") + bool(objective.beta)
     seconds = {
         "generate": model.decode_seconds(rows) / rollout.updates,
-        "score": rows * SECONDS_PER_ROW / rollout.updates
+        "score": rows * FIT.seconds_per_row / rollout.updates
         + extra * model.pass_seconds(tokens, scored, accumulated, training=False),
         "train": model.pass_seconds(tokens, scored, accumulated, training=True),
         "optimizer": model.optimizer_seconds(),
     }
-    seconds["other"] = SECONDS_PER_STEP + REST * sum(seconds.values())
+    seconds["other"] = FIT.seconds_per_step + FIT.rest * sum(seconds.values())
     return Prediction(seconds, model.memory(rows, micro), device.memory)
 
 
@@ -179,8 +162,8 @@ class _Model:
         self.mixed = dtype == "mixed" and not wide
         self.weight_bytes = 4 if wide or self.mixed else 2
         self.compute_bytes = 4 if wide else 2
-        self.flops = 1e12 * (self.device.fp32 * 0.8 if wide else self.device.bf16 * MATMUL)
-        self.bytes = 1e9 * self.device.bandwidth * TRAFFIC
+        self.flops = 1e12 * (self.device.fp32 * 0.8 if wide else self.device.bf16 * FIT.matmul)
+        self.bytes = 1e9 * self.device.bandwidth * FIT.traffic
         r = self.lora
         self.trained_matrices = shape.matrices if not r else [
             pair for m, n in shape.matrices for pair in ((r, n), (m, r))
@@ -209,8 +192,10 @@ class _Model:
         flops += head * scored * 2 * s.embedding
         traffic = (6 + 2 * again if training else 2) * tokens * s.layers * self.activation_bytes
         traffic += (7 if training else 2) * scored * 2 * s.vocabulary
-        launches = passes * s.layers * (LAUNCHES_LORA if self.lora else 1) * (self.gpu is not None)
-        host = launches * (EAGER_TRAINING if training else EAGER_FORWARD)
+        launches = (
+            passes * s.layers * (FIT.launches_lora if self.lora else 1) * (self.gpu is not None)
+        )
+        host = launches * (FIT.eager_training if training else FIT.eager_forward)
         if self.config.rollout.fast and not again:
             host *= 0.25  # recorded passes
         return max(flops / self.flops + traffic / self.bytes, host)
@@ -227,10 +212,10 @@ class _Model:
         weights *= 2 if self.mixed and not graph else 1  # cast for each token
         token = (weights + cache + rows * s.vocabulary * 4 * 8) / self.bytes
         token += rows * 2 * (s.linear + s.embedding) / self.flops
-        host = EAGER_TOKEN + HEAD_NORMS * s.head_norms + EAGER_LORA * bool(self.lora)
+        host = FIT.eager_token + FIT.head_norms * s.head_norms + FIT.eager_lora * bool(self.lora)
         if self.gpu is not None and graph:
             fused = not (self.lora or s.head_norms or rollout.vllm != "off")
-            token += s.layers * (FUSED_TOKEN if fused else GRAPH_TOKEN)
+            token += s.layers * (FIT.fused_token if fused else FIT.graph_token)
         elif self.gpu is not None:
             token = max(token, s.layers * host)
         prompts = rows / rollout.generations if graph else rows
@@ -248,7 +233,7 @@ class _Model:
         fused = optim.fused and self.gpu in ("h100", "h200")
         seconds += flops / self.flops * (0.7 if fused else 1.5)
         launches = 0 if fused or self.gpu is None else s.layers * len(sides)
-        return seconds + launches * OPTIMIZER_LAUNCH
+        return seconds + launches * FIT.optimizer_launch
 
     def cache_bytes(self, rows: float, tokens: float) -> float:
         s = self.shape
@@ -284,7 +269,7 @@ class _Model:
             "casts": s.parameters * b * self.mixed,
             "optimizer": 8 * self.trained - (0 if adamw else 4 * matrices),
             "reference": weights * copies,
-            "vllm": VLLM_SHARE * self.device.memory * GIB * colocated,
+            "vllm": FIT.vllm_share * self.device.memory * GIB * colocated,
             largest: phases[largest] + WORKSPACE,
         }
         return {name: size / GIB for name, size in parts.items() if size}

@@ -5,10 +5,12 @@ spacing), then matched by bounded patterns and turned into a `Fraction`. Nothing
 """
 
 import re
+import tomllib
 import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 
 MAX_LENGTH = 512  # characters of an answer that are read
 _MAX_DIGITS = 100  # of one number; more is not a plain answer
@@ -85,19 +87,8 @@ _UNIT = re.compile(
 _BASE = re.compile(rf"({_DIGITS})_ ?\{{? ?(\d{{1,2}}) ?\}}?", re.ASCII)
 _AMOUNT = re.compile(r"([^$]*[\d.}]) ?[$€£¥]")  # the sign may stand behind: 12€, 12$
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-# One spelling of each word of a unit, so that 5 m equals 5 meters, and 5 sq. ft equals 5 ft^2.
-_SPELLINGS = {
-    "cm": "centimeter", "mm": "millimeter", "km": "kilometer", "kg": "kilogram", "mg": "milligram",
-    "ml": "milliliter", "ft": "foot", "feet": "foot", "in": "inch", "inche": "inch", "lb": "pound",
-    "oz": "ounce", "mph": "mile per hour", "hr": "hour", "min": "minute", "sec": "second",
-    "metre": "meter", "centimetre": "centimeter", "kilometre": "kilometer", "litre": "liter",
-    "a.m": "am", "p.m": "pm", "sq": "square", "cu": "cubic",
-}  # fmt: skip
-# A letter in text after a number is a unit: 5\text{ m}. Elsewhere it may be a variable.
-_LETTER_UNITS = {
-    "m": "meter", "s": "second", "g": "gram", "h": "hour", "L": "liter", "N": "newton",
-    "J": "joule", "W": "watt", "V": "volt", "K": "kelvin",
-}  # fmt: skip
+_UNITS = tomllib.loads(Path(__file__).with_name("units.toml").read_text(encoding="utf-8"))
+_SPELLINGS, _LETTER_UNITS = _UNITS["spellings"], _UNITS["letters"]
 _TEXT_LETTER = re.compile(
     r"(?<=[\d}])((?: |~|\\[,;! ])*\\(?:text(?:rm|normal)?|mathrm|mbox) ?\{[ ~]*)"
     r"([mshgLNJWVK])(?=[ }/])",
