@@ -8,7 +8,6 @@ import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -481,10 +480,6 @@ def parse_pairs(text: str) -> Row:
 def to_row(values: Mapping[str, Any]) -> Row:
     """The numbers of a logged row: nested names are joined by /, the step is named "step", or
     "_step" where it is W&B's count of calls."""
-    keys = tuple(values)
-    if {*map(type, values.values())} <= {int, float} and len(keys) < 500:
-        with suppress(OverflowError, LookupError):  # an integer beyond the floats; keys to ignore
-            return dict(zip(_flat_names(keys), map(float, values.values())))
     flat: Row = {}
     best = _flatten("", values, flat, MAX_DEPTH, ("", len(STEP_NAMES)))
     if best[0]:
@@ -492,19 +487,6 @@ def to_row(values: Mapping[str, Any]) -> Row:
         flat.pop("_step", None)
         return {"_step" if best[1] == CALLS else "step": step} | flat
     return flat
-
-
-@lru_cache(maxsize=256)
-def _flat_names(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of a row without nesting; LookupError if some are to be left out."""
-    known = [_known_key(key) for key in keys]
-    ranks = [rank for _, rank in known if rank is not None]
-    best = min(ranks, default=CALLS)
-    twice = ranks.count(best) > 1 or (best != CALLS and CALLS in ranks)
-    if twice or not all(name for name, _ in known):
-        raise LookupError
-    step = "_step" if best == CALLS else "step"
-    return tuple(step if rank == best else name for name, rank in known)
 
 
 def _flatten(

@@ -284,14 +284,9 @@ def is_other(row: Row, earlier: Row) -> bool:
 def average(rows: list[Row]) -> Row:
     """The mean of each number, at the last step; NaN if more than half of the values are not
     finite."""
-    first = tuple(rows[0])
-    if all(tuple(row) == first for row in rows):
-        columns = dict(zip(first, zip(*[row.values() for row in rows])))
-    else:
-        names = dict.fromkeys(key for row in rows for key in row)
-        columns = {name: [row[name] for row in rows if name in row] for name in names}
     out: Row = {}
-    for name, values in columns.items():
+    for name in dict.fromkeys(key for row in rows for key in row):
+        values = [row[name] for row in rows if name in row]
         mean = sum(values) / len(values)
         if not math.isfinite(mean):
             finite = [value for value in values if math.isfinite(value)]
