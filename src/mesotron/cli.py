@@ -80,7 +80,7 @@ COMMANDS = {
     "report": Command(config.ReportConfig, "mesotron.report.command:run"),
     "ppo snake": Command(config.SnakeConfig, "mesotron.ppo:run", None, "ppo"),
     "vla demos": Command(config.DemosConfig, "mesotron.vla.command:run_demos"),
-    "vla train": Command(config.VlaTrainConfig, "mesotron.vla.command:run_train", None, "vla"),
+    "vla train": Command(config.VlaTrainConfig, "mesotron.vla.session:train", None, "vla"),
     "vla eval": Command(config.VlaEvalConfig, "mesotron.vla.command:run_eval", None, "vla"),
     "spectrum": Command(config.SpectrumConfig, "mesotron.spectral.spectrum:run"),
     "route": Command(config.RouteConfig, "mesotron.optim.routing.command:run"),
@@ -190,11 +190,6 @@ def parse(
 
     Flags win over a TOML file (`--config FILE`), which wins over the defaults: those of the preset
     named by the positional field, or with `--resume RUN` the settings of that run.
-
-    Example:
-        >>> from mesotron.config import SpectrumConfig
-        >>> parse(SpectrumConfig, ["muon", "--shape", "64", "256"]).shape
-        (64, 256)
     """
     if args and args[0].endswith(".toml") and issubclass(config_type, LanguageRunConfig):
         args = ["--config", *args]

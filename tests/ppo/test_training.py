@@ -86,7 +86,7 @@ def test_guard_writes_prints_and_stops_as_configured(folder, guard, seeds):
     assert len(messages) == (0 if guard == "off" else len(events))
     # Runs side by side are never stopped.
     assert (watch.stopped_by is not None) == (guard == "stop" and seeds == 1)
-    assert watch.diagnosis().condition not in ("healthy", None)
+    assert watch.monitor.diagnosis().condition not in ("healthy", None)
 
 
 def test_guard_reports_a_mismatch_once(folder):
@@ -180,7 +180,7 @@ def compilation_cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    training.train_snake(replace(TINY, save_dir=folder, run_name="run"))
+    training.run(replace(TINY, save_dir=folder, run_name="run"))
     return RunFolder(folder / "run")
 
 
@@ -200,12 +200,12 @@ def test_signals_save_and_the_resumed_run_ends_the_same(whole, tmp_path, monkeyp
             os.kill(os.getpid(), number)
 
         monkeypatch.setattr(training, "write_chunk", write_and_signal)
-        assert training.train_snake(config) == 0
+        assert training.run(config) == 0
         assert f"stopped at update {done} of 6" in capsys.readouterr().out
         assert (tmp_path / "stopped" / "checkpoints" / f"checkpoint-{done}").is_dir()
         config = settings_to_resume(SnakeConfig, tmp_path / "stopped")
     monkeypatch.undo()
-    assert training.train_snake(config) == 0
+    assert training.run(config) == 0
     resumed = RunFolder(tmp_path / "stopped")
     assert_same_metrics(whole, resumed)
     assert whole.result["greedy_games"] == resumed.result["greedy_games"]
@@ -215,7 +215,7 @@ def test_signals_save_and_the_resumed_run_ends_the_same(whole, tmp_path, monkeyp
 def test_guard_stops_a_broken_run(tmp_path, capsys):
     wild = replace(TINY, save_dir=tmp_path, run_name="wild", chunk=1, guard="stop")
     wild = replace(wild, muon_lr=1e38, aux_adam_lr=1e38)
-    assert training.train_snake(wild) == 0
+    assert training.run(wild) == 0
     folder = RunFolder(tmp_path / "wild")
     events = folder.rows("events")
     assert (events[-1]["detector"], events[-1]["severity"]) == ("nonfinite", "stop")
@@ -229,13 +229,13 @@ def test_guard_stops_a_broken_run(tmp_path, capsys):
 @pytest.mark.slow
 def test_resume_after_a_damaged_checkpoint_ends_the_same(tmp_path):
     config = replace(TINY, save_dir=tmp_path, run_name="whole", eval_freq=6, num_seeds=2)
-    training.train_snake(config)
-    training.train_snake(replace(config, run_name="cut", save_freq=4))
+    training.run(config)
+    training.run(replace(config, run_name="cut", save_freq=4))
     folder = tmp_path / "cut"
     saved = sorted(p.name for p in (folder / "checkpoints").iterdir())
     assert saved == ["checkpoint-4", "checkpoint-6"]
     (folder / "checkpoints" / "checkpoint-6" / "manifest.json").unlink()
-    training.train_snake(replace(settings_to_resume(SnakeConfig, folder), chunk=2))
+    training.run(replace(settings_to_resume(SnakeConfig, folder), chunk=2))
     a, b = RunFolder(tmp_path / "whole"), RunFolder(folder)
     assert_same_metrics(a, b)
     for key in ("greedy_fruit_each", "sampled_fruit_each", "greedy_won"):
@@ -251,7 +251,7 @@ def test_resume_after_a_damaged_checkpoint_ends_the_same(tmp_path):
 @pytest.mark.slow
 def test_new_run_from_pretrained_weights(whole, tmp_path):
     second = replace(TINY, save_dir=tmp_path, run_name="second")
-    training.train_snake(replace(second, pretrained_model=whole.path, kl_coef=1.0))
+    training.run(replace(second, pretrained_model=whole.path, kl_coef=1.0))
     rows = RunFolder(tmp_path / "second").rows("metrics")
     assert rows[0]["policy/kl_pretrained"] < 0.01
     assert "policy/kl_pretrained" not in whole.rows("metrics")[0]
@@ -261,7 +261,7 @@ def test_new_run_from_pretrained_weights(whole, tmp_path):
 @pytest.mark.parametrize("optim", ["adam", "muon", "pion"])
 def test_learns_four_by_four(optim, tmp_path):
     """Masked random play gets 7.33 fruit of 15; two CPU minutes bring a policy far beyond it."""
-    training.train_snake(SnakeConfig(optim=optim, save_dir=tmp_path, run_name=optim, gif=False))
+    training.run(SnakeConfig(optim=optim, save_dir=tmp_path, run_name=optim, gif=False))
     result = RunFolder(tmp_path / optim).result
     assert 7.0 < result["baselines"]["random_masked"] < 7.7
     assert result["sampled_fruit"] > 11.0, result

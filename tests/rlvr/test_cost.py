@@ -25,6 +25,14 @@ def test_completions_of_an_anchor(name, completions):
     assert maths_of(config, 10).completions_per_update == completions
 
 
+def test_step_math():
+    config = PlanConfig(rollout=RolloutConfig(prompts=4, generations=4))
+    assert maths_of(config, 5000) == (4, 16, 1250, 20_000)
+    config = PlanConfig(rollout=RolloutConfig(prompts=8, generations=2, updates=4))
+    # Four of the prompts do not fill a batch.
+    assert maths_of(config, 100) == (2, 4, 12 * 4, 12 * 16)
+
+
 SPENT = {"seconds": 990.0, "dollars": 0.99}
 
 

@@ -184,7 +184,7 @@ def test_policy_of_recordings_needs_a_world(config, demos, tmp_path, capsys):
 def test_graphs_and_bfloat16_are_for_gpus(config, demos):
     for changes, flag in (({"dtype": "bfloat16"}, "--dtype"), ({"graph": True}, "--graph")):
         with pytest.raises(ValueError, match=flag):
-            command.run_train(replace(config, **changes))
+            session.train(replace(config, **changes))
         assert not config.out.exists()
     assert not uses_bfloat16("auto", CPU)
     frames = Trainer(config, load_demos(demos), CPU).frames

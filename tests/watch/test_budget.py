@@ -4,7 +4,7 @@ import pytest
 
 from mesotron.config import PRICES, SftConfig, TrainConfig, parse_duration
 from mesotron.rlvr.spending import sampling_time
-from mesotron.watch.budget import Limits, Meter, Spent, limits_of, step_math
+from mesotron.watch.budget import Limits, Meter, Spent, limits_of
 
 
 class Clock:
@@ -21,15 +21,6 @@ def meter_at(limits: Limits, *moments: float, before: float = 0.0) -> Meter:
     for clock.now in moments:
         meter.step()
     return meter
-
-
-def test_step_math():
-    found = step_math(num_prompts=5000, prompts=1 * 4, generations=4)
-    assert (found.updates_per_epoch, found.completions_per_epoch) == (1250, 20_000)
-    assert (found.prompts_per_update, found.completions_per_update) == (4, 16)
-    found = step_math(num_prompts=100, prompts=8, generations=2, updates=4)
-    assert found.updates_per_epoch == 12 * 4  # four prompts do not fill a batch
-    assert (found.completions_per_epoch, found.completions_per_update) == (12 * 16, 4)
 
 
 def test_durations():

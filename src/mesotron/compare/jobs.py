@@ -6,7 +6,7 @@ from pathlib import Path
 from mesotron.config import CompareConfig, SweepConfig
 from mesotron.runs.extras import require
 from mesotron.runs.process import StopRequest
-from mesotron.runs.workers import CommandPool, Job, default_num_workers, list_gpus
+from mesotron.runs.workers import CommandPool, Job, list_gpus, num_cores
 
 
 def make_pool(config: CompareConfig | SweepConfig, on_gpus: bool) -> CommandPool:
@@ -17,7 +17,8 @@ def make_pool(config: CompareConfig | SweepConfig, on_gpus: bool) -> CommandPool
         address = config.on.partition(":")[2] or None
         return RayPool(address, config.workers, config.threads, config.gpus if on_gpus else 0.0)
     gpus = list_gpus() if on_gpus else []
-    return CommandPool(config.workers or default_num_workers(config.threads, gpus), gpus)
+    num = config.workers or len(gpus) or max(1, num_cores() // config.threads)
+    return CommandPool(num, gpus)
 
 
 def run_jobs(

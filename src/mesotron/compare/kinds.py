@@ -47,6 +47,7 @@ Config = TypeVar("Config")
 # Errors of a run whose weights are not finite: before saving, and when PyTorch samples from them.
 NOT_FINITE = ("weights are not finite", "probability tensor contains either `inf`, `nan`")
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+RULE: list[str] = _TABLES["rule"]  # how a comparison is made fair; `tournament` fills it in
 XLA_ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
 
 

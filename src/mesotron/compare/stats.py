@@ -10,25 +10,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mesotron.rlvr.scores import Score
+
 RESAMPLES = 4000
 LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Interval:
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Difference(Interval):
+class Difference(Score):
     """A mean of paired differences, its 95% interval, and the p-value of its being zero."""
 
     p: float
 
 
-def bootstrap(X: np.ndarray, seed: int = 0) -> Interval:
+def bootstrap(X: np.ndarray, seed: int = 0) -> Score:
     """The mean of X with a percentile interval; seeds and problems are resampled independently
     (Owen, The pigeonhole bootstrap, 2007, arXiv 0712.1111). Rather too narrow with three seeds."""
     S, P = X.shape
@@ -37,7 +32,7 @@ def bootstrap(X: np.ndarray, seed: int = 0) -> Interval:
     problems = rng.multinomial(P, np.full(P, 1 / P), size=RESAMPLES) / P
     means = np.einsum("rs,sp,rp->r", seeds, X, problems)
     low, high = np.quantile(means, [0.025, 0.975])
-    return Interval(float(X.mean()), float(low), float(high))
+    return Score(float(X.mean()), float(low), float(high))
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from mesotron.compare import kinds, standings
 from mesotron.compare import record as records
-from mesotron.compare import standings
 from mesotron.compare.jobs import make_pool, run_jobs
 from mesotron.compare.kinds import Kind, Outcome, cell_command, is_for_choosing, make_kind
 from mesotron.compare.record import Cell, Contender, Stage, Tournament
@@ -261,23 +261,9 @@ def _new_record(kind: Kind, config: CompareConfig, contenders: Sequence[Contende
 
 
 def _rule(config: CompareConfig, kind: Kind) -> list[str]:
-    searched = count(config.search_seeds, "seed")
-    return [
-        "All runs with one seed have the same data order; all runs have the same start and the "
-        "same held-out problems.",
-        kind.unit,
-        f"Every contender tries {config.rates} rates with {searched}, a factor of "
-        f"{config.factor:g} apart around the recipe's, {kind.base_rate:g}.",
-        f"If the best rate is the smallest or the largest tried, up to {config.extend} more beyond "
-        "it are tried; the table counts all trials.",
-        "A rate is chosen by its score smoothed over its neighbors (weights 1/4, 1/2, 1/4) on one "
-        "half of the held-out problems. The other half ranks, with "
-        f"{count(config.seeds, 'other seed')} per contender.",
-        "Intervals are 95% bootstrap intervals over seeds and problems. Contenders are compared "
-        "with the best by a t-test paired by seed and problem, with the variance clustered by both "
-        "(seed variance pooled over all pairs where a pair's own is smaller), and Holm's "
-        "correction for all pairs.",
-    ]
+    counts = {"searched": count(config.search_seeds, "seed"),
+              "ranked": count(config.seeds, "other seed")}  # fmt: skip
+    return [sentence.format(config=config, kind=kind, **counts) for sentence in kinds.RULE]
 
 
 def _too_few_problems(kind: Kind, num_problems: int) -> str:

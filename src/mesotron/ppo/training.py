@@ -20,13 +20,13 @@ from mesotron.ppo.policy import Params, init_policy
 from mesotron.ppo.program import Program, Runs
 from mesotron.runs import RunFolder, check_free, describe_environment, new_run_path
 from mesotron.runs.console import LiveView
+from mesotron.runs.extras import require
 from mesotron.runs.files import Row, append_row, cut_rows_after, read_rows
 from mesotron.runs.folder import warn_of_failure
+from mesotron.runs.markdown import fill_template
 from mesotron.runs.process import StopRequest
 from mesotron.runs.resume import resumed_settings
-from mesotron.watch import Event
-from mesotron.watch.diagnosis import Diagnosis, diagnose
-from mesotron.watch.guard import Monitor
+from mesotron.watch.guard import LoopWatch
 
 EVALUATION_SEED = 1_000_003  # far away from those users give to training
 MAX_MISMATCH = 0.01  # rounding to bfloat16 makes a few ten thousandths
@@ -39,41 +39,24 @@ _LIVE_METRICS = {
 }
 
 
-class Guard:
+class Guard(LoopWatch):
     """Runs the watch on every row. Runs side by side are judged by their means and never stopped:
     one bad rate of a sweep says nothing about the others."""
 
-    def __init__(
-        self, config: SnakeConfig, folder: RunFolder, notify: Callable[[str], None]
-    ) -> None:
-        self.config, self.folder, self.notify = config, folder, notify
-        self.monitor = Monitor()
-        self.stopped_by: Event | None = None
+    def __init__(self, config: SnakeConfig, run: RunFolder, say: Callable[[str], None]) -> None:
+        can_stop = config.is_single or config.guard != "stop"
+        super().__init__(run, config.guard if can_stop else "warn", say)
         self._reported_mismatch = False  # a broken device or compiler, whatever the guard setting
-
-    def replay(self) -> None:
-        """Process the rows written before a resume, without reporting their events again."""
-        for row in self.folder.rows("metrics"):
-            self.monitor.update(row)
 
     def update(self, row: Row) -> None:
         mismatch = row.get("policy/mismatch", 0.0)
         if mismatch > MAX_MISMATCH and not self._reported_mismatch:
             self._reported_mismatch = True
-            self.notify(
+            self.say(
                 f"policy/mismatch is {mismatch:.2g} at update {row['step']}, a bug of the device "
                 "or its compiler: try another --dtype, --attention xla or another jax"
             )
-        for event in self.monitor.update(row):
-            self.folder.append("events", event.record())
-            if self.config.guard != "off":
-                self.notify(event.sentence())
-            stops = self.config.guard == "stop" and event.severity == "stop"
-            if stops and self.config.is_single and self.stopped_by is None:
-                self.stopped_by = event
-
-    def diagnosis(self) -> Diagnosis:
-        return diagnose(self.monitor.rows, self.monitor.engine, self.monitor.events)
+        super().update(row)
 
 
 class Mirrors:
@@ -126,7 +109,12 @@ class Session(NamedTuple):
         return self.folder.path / "runs.jsonl"
 
 
-def train_snake(config: SnakeConfig) -> int:
+def run(config: SnakeConfig) -> int:
+    """The command `mesotron ppo snake`: train or resume; returns the exit code."""
+    if config.wandb:
+        require(None, ["wandb"], "--wandb")
+    if config.tensorboard:
+        require("tensorboard", ["tensorboard"], "--tensorboard")
     folder, config = open_run(config)
     with folder:
         runs = program.read_runs(config)
@@ -290,9 +278,10 @@ def finish(session: Session, states: TrainState, games: dict[str, Games]) -> str
         result[f"{mode}_games"] = played.fruit.tolist()
     result["env_steps"], result["seconds"] = rows[-1]["time/env_steps"], rows[-1]["time/seconds"]
     result["steps_per_second"] = float(np.median([row["time/steps_per_second"] for row in rows]))
-    diagnosis = session.guard.diagnosis()
+    diagnosis = session.guard.monitor.diagnosis()
     result["condition"] = diagnosis.condition
-    text = f"{describe(result, config)}\nwatch    {diagnosis.text()}"
+    template = Path(__file__).with_name("report.txt.j2")
+    text = fill_template(template, config=config, diagnosis=diagnosis.text(), **result).rstrip()
     folder.finish(result, lambda: text)
     with warn_of_failure("curves.png", folder.path):
         title = f"Snake {config.width}x{config.height}, training games"
@@ -320,22 +309,3 @@ def read_curve(session: Session) -> Curve:
         fruit[:, k] = np.where(np.isnan(fruit[:, k]), before, fruit[:, k])
     steps = np.array([row["time/env_steps"] for row in times])
     return Curve(steps, np.array([row["time/seconds"] for row in times]), fruit)
-
-
-def describe(result: dict[str, Any], config: SnakeConfig) -> str:
-    base = result["baselines"]
-    lines = [
-        f"Snake {config.width}x{config.height}, {config.rule}, {len(result['runs'])} run(s) of "
-        f"{result['env_steps']:,.0f} steps: {result['steps_per_second']:,.0f} steps/s, "
-        f"{result['seconds']:.0f} s",
-        f"greedy   {result['greedy_fruit']:.2f} fruit of {config.most_fruit}, "
-        f"{result['greedy_won']:.0%} of games won",
-        f"sampled  {result['sampled_fruit']:.2f} fruit, {result['sampled_won']:.0%} won",
-        f"random   {base['random_masked']:.2f} with legal moves only, "
-        f"{base['random_unmasked']:.2f} with all moves",
-    ]
-    if len(result["runs"]) > 1:
-        for run, fruit in zip(result["runs"], result["greedy_fruit_each"]):
-            named = "  ".join(f"{name} {value:g}" for name, value in run.items())
-            lines.append(f"  {named}  greedy {fruit:.2f}")
-    return "\n".join(lines)

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Self
 
 from mesotron.runs.console import spell_time
 from mesotron.runs.files import Row
+from mesotron.runs.markdown import fill_template, make_table
 
 ENDED_BADLY = ("dead", "diverged")
 SIGNS = {"healthy": "", "drifting": " ~", "dead": " †", "diverged": " ×"}
@@ -37,9 +39,8 @@ class Table:
         return replace(self, title=title, columns=columns, rows=rows)
 
     def to_markdown(self) -> list[str]:
-        texts = [self.columns, *([entry.text for entry in row] for row in self.rows)]
-        lines = ["| " + " | ".join(t.replace("|", "\\|") for t in row) + " |" for row in texts]
-        return [lines[0], "|---" * len(self.columns) + "|", *lines[1:]]
+        rows = [[entry.text.replace("|", "\\|") for entry in row] for row in self.rows]
+        return make_table(self.columns, rows)
 
     def to_rich(self) -> Any:
         from rich.box import SIMPLE_HEAD
@@ -161,23 +162,16 @@ def final_cells(record: Row) -> list[Row]:
 
 
 def to_markdown(record: Row) -> str:
-    bad, wall = failures(record), spell_time(record["wall"])
-    blocks = [
-        [f"# Tournament: {record['recipe']}"],
-        [f"- {sentence}" for sentence in record["words"]],
-        [f"## Ranking: {record['measure']}"],
-        standings(record).to_markdown(),
-        ["## Score of the search by rate"],
-        rate_map(record).to_markdown(),
-        [LEGEND],
-        [f"{len(record['cells'])} runs, {record['workers']} at once, {wall}."],
-        ["## How it was compared"],
-        [f"- {sentence}" for sentence in record["rule"]],
-        ["## Contenders"],
-        [f"- {one['name']}: {one['about']}." for one in record["contenders"]],
-        *([["## Failures"], bad.to_markdown()] if bad.rows else []),
-    ]
-    return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
+    ranking, rates, bad = standings(record), rate_map(record), failures(record)
+    return fill_template(
+        Path(__file__).with_name("assets") / "standings.md.j2",
+        record=record,
+        ranking="\n".join(ranking.to_markdown()),
+        rates="\n".join(rates.to_markdown()),
+        legend=LEGEND,
+        wall=spell_time(record["wall"]),
+        failures="\n".join(bad.to_markdown()) if bad.rows else "",
+    )
 
 
 def with_interval(value: float | None, low: float | None, high: float | None) -> str:

@@ -38,7 +38,7 @@ from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.doctor import list_gpus
 from mesotron.runs.files import read_json, read_rows
 from mesotron.runs.process import num_processes
-from mesotron.watch.budget import Limits, StepMath, limits_of, step_math
+from mesotron.watch.budget import Limits, limits_of
 
 CALIBRATION_STEPS = 3
 LENGTH = "completions/mean_length"
@@ -53,6 +53,13 @@ class Pace(NamedTuple):
     seconds_per_step: float | None  # of one optimizer step; None if unknown
     completion_tokens: float  # of a typical completion
     source: str  # where both come from, in words
+
+
+class StepMath(NamedTuple):
+    prompts_per_update: float
+    completions_per_update: float
+    updates_per_epoch: int
+    completions_per_epoch: int
 
 
 class Estimate(NamedTuple):
@@ -239,7 +246,14 @@ def maths_of(config: PlanConfig, num_prompts: int) -> StepMath:
     rollout, objective = config.rollout, resolve(config.objective, config.rollout.generations)
     # A corewarding anchor samples beside the policy.
     beside = (objective.momentum_generations or 0) if objective.name == "corewarding" else 0
-    return step_math(num_prompts, rollout.prompts, rollout.generations + beside, rollout.updates)
+    completions = rollout.prompts * (rollout.generations + beside)
+    rollouts = num_prompts // rollout.prompts  # an incomplete batch is dropped, as in TRL
+    return StepMath(
+        prompts_per_update=rollout.prompts / rollout.updates,
+        completions_per_update=completions / rollout.updates,
+        updates_per_epoch=rollouts * rollout.updates,
+        completions_per_epoch=rollouts * completions,
+    )
 
 
 def estimate(config: PlanConfig, num_prompts: int, pace: Pace) -> Estimate:

@@ -21,6 +21,7 @@ from mesotron.runs import RunFolder
 from mesotron.runs.extras import require
 from mesotron.runs.files import printable
 from mesotron.runs.folder import check_free
+from mesotron.runs.markdown import fill_template, make_table
 from mesotron.runs.process import go_offline_without_network
 from mesotron.runs.resume import run_of
 
@@ -127,44 +128,38 @@ def push(name: str, out: Path) -> None:
 
 def model_card(run: RunFolder, name: str, whole: bool) -> str:
     """The README of an exported model: result, data, reward, watch verdict, settings, versions."""
-    from mesotron.rlvr.run_report import headline, score_rows, watch_lines
+    from mesotron.rlvr.run_report import headline, score_table, watch_lines
 
     settings, result, env, rows = run.config, run.result, run.environment, run.rows("metrics")
     start, task, reward = settings["model"]["name"], settings["task"], settings.get("reward") or {}
-    on_hub = start not in SHIPPED and not Path(start).expanduser().exists()
-    scored = ["None: the run has not finished."]
-    if result and "gain" in result:
-        scored = [
-            f"{headline(result)}, 95 % intervals:", "",
-            "| | before | after | gain |", "|---|---|---|---|",
-            *("| " + " | ".join(row) + " |" for row in score_rows(result)),
-            *(f"\n{sentence}" for sentence in result.get("findings", ())),
-        ]  # fmt: skip
     parts = reward.get("parts") or ["none"]
     weights = reward.get("weights") or [1.0] * len(parts)
-    named = [f"{public(part)} x {weight:g}" for part, weight in zip(parts, weights, strict=False)]
-    data = task.get("data") or [task["name"], *filter(None, [task.get("path")])]
-    table = []
+    shown = []
     for section, defaults in to_plain(TrainConfig()).items():
         own, sectioned = settings.get(section), isinstance(defaults, dict)
         for key, default in defaults.items() if sectioned else [("", defaults)]:
             value = (own or {}).get(key) if sectioned else own
             if key == "name" or section in ("steps", "seed") or value not in (default, None):
-                table.append(f"| {section}{'.' if key else ''}{key} | {public(value)} |")
-    versions = ", ".join(f"{key} {value}" for key, value in env.get("packages", {}).items())
-    lines = [
-        "---", f"library_name: {'transformers' if whole else 'peft'}",
-        *([f"base_model: {start}"] if on_hub else []),
-        'tags: ["mesotron", "reinforcement-learning"]', "---", "", f"# {name}", "",
-        f"{public(start)} after {len(rows)} steps of `mesotron train`.",
-        "", "## Result", "", *scored,
-        "", "## Data and reward", "", f"- data: {public(data)}", f"- reward: {', '.join(named)}",
-        *watch_lines(rows, run.rows("events")),
-        "", "## Settings", "", "| setting | value |", "|---|---|", *table,
-        "", f"{env.get('device', 'unknown device')}; {versions}.",
-        "", "## Use", "", "```python", load_line(public(start), name, whole), "```", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+                shown.append([f"{section}{'.' if key else ''}{key}", public(value)])
+    return fill_template(
+        Path(__file__).with_name("card.md.j2"),
+        name=name,
+        whole=whole,
+        start=start,
+        on_hub=start not in SHIPPED and not Path(start).expanduser().exists(),
+        public=public,
+        rows=rows,
+        result=result,
+        headline=headline(result or {}),
+        scores=score_table(result or {}),
+        data=task.get("data") or [task["name"], *filter(None, [task.get("path")])],
+        rewards=[f"{public(part)} x {weight:g}" for part, weight in zip(parts, weights)],
+        watch=watch_lines(rows, run.rows("events")),
+        settings=make_table(["setting", "value"], shown),
+        env=env,
+        versions=", ".join(f"{key} {value}" for key, value in env.get("packages", {}).items()),
+        load_line=load_line(public(start), name, whole),
+    )
 
 
 def public(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +17,7 @@ from mesotron.rlvr.tasks.problem import Task
 from mesotron.rlvr.train import run_name
 from mesotron.runs import RunFolder
 from mesotron.runs.console import print_line, spell_time
-from mesotron.watch.diagnosis import diagnose
+from mesotron.runs.markdown import fill_template, make_table, training_table
 from mesotron.watch.guard import Monitor, merge_history
 
 Row = dict[str, Any]
@@ -79,45 +80,30 @@ def show(before: Row, after: Row, result: Row, console: Console) -> None:
 
 
 def write_report(run: RunFolder, config: TrainConfig, before: Row, after: Row, result: Row) -> str:
-    rows, rollout = run.rows("metrics"), config.rollout
-    updates = "one update" if rollout.updates == 1 else f"{rollout.updates} updates"
-    spent = sum(row.get("time/step", 0.0) for row in rows)
-    formatted = [one["greedy"]["rates"].get("facts/formatted", 0.0) for one in (before, after)]
-    in_format = "In the format: {:.0%} before, {:.0%} after.".format(*formatted)
-    by_accuracy = "gain" in result and result["measure"] == "accuracy"
-    changes = scores.describe_changes(transcripts(before), transcripts(after))
-    lines = [
-        f"# {run_name(config)}: {config.steps} steps",
-        "",
-        f"Model {config.model.name}, task {config.task.title}, objective {config.objective.name}, "
-        f"optimizer {config.optim.name} at learning rate {config.optim.lr:g}, seed {config.seed}.",
-        "",
-        f"    mesotron {shlex.join(run.environment.get('command', []))}",
-        "",
-        f"Each rollout: {rollout.prompts} prompts x {rollout.generations} completions of at most "
-        f"{rollout.max_tokens} tokens, for {updates}. The {len(rows)} steps took "
-        f"{spell_time(spent)}, on {run.environment.get('device', 'an unknown device')}.",
-        "",
-        f"{headline(result)}, with 95 % intervals:",
-        "",
-        *(["| | before | after | gain |", "|---|---|---|---|"] if "gain" in result else []),
-        *("| " + " | ".join(row) + " |" for row in score_rows(result)),
-        "",
-        *([in_format] if by_accuracy else []),
-        "",
-        *(f"- {sentence}" for sentence in result["findings"]),
-        *curve_lines(rows),
-        *watch_lines(rows, run.rows("events")),
-        "",
-        "## The same problems before and after",
-        "",
-        f"{changes}. Below, problems in these proportions."
-        if by_accuracy
-        else "The largest changes of the reward first.",
-        *transcript_lines(before, after),
-        "",
-    ]
-    return "\n".join(lines)
+    rows, environment = run.rows("metrics"), run.environment
+    both = transcripts(before), transcripts(after)
+    return fill_template(
+        Path(__file__).with_name("report.md.j2"),
+        name=run_name(config),
+        config=config,
+        rollout=config.rollout,
+        command=shlex.join(environment.get("command", [])),
+        rows=rows,
+        spent=spell_time(sum(row.get("time/step", 0.0) for row in rows)),
+        device=environment.get("device", "an unknown device"),
+        headline=headline(result),
+        scores=score_table(result),
+        by_accuracy="gain" in result and result["measure"] == "accuracy",
+        formatted=[e["greedy"]["rates"].get("facts/formatted", 0.0) for e in (before, after)],
+        findings=result["findings"],
+        curves=curve_lines(rows),
+        watch=watch_lines(rows, run.rows("events")),
+        changes=scores.describe_changes(*both),
+        pairs=scores.pair_up(*both, PAIRS_SHOWN),
+        verdict=scores.verdict,
+        shorten=scores.shorten,
+        indented=indented,
+    )
 
 
 def headline(result: Row) -> str:
@@ -140,19 +126,16 @@ def score_rows(result: Row) -> list[list[str]]:
     return lines
 
 
+def score_table(result: Row) -> list[str]:
+    rows = score_rows(result)
+    return make_table(["", "before", "after", "gain"], rows) if rows else []
+
+
 def curve_lines(rows: list[Row]) -> list[str]:
     known = [row for row in rows if "reward" in row]
-    if not known:
-        return []
-    places = sorted({round(k * (len(known) - 1) / 9) for k in range(10)})
     # A step whose groups were all dropped has no entropy, one without readable golds no accuracy.
     names = [name for name in CURVES if any(name in row for row in known)]
-    lines = ["", "## Training", "", "| step | " + " | ".join(names) + " |"]
-    lines.append("|---" * (len(names) + 1) + "|")
-    for row in (known[k] for k in places):
-        cells = [f"{row[name]:.3f}" if name in row else "" for name in names]
-        lines.append("| " + " | ".join([str(row["step"]), *cells]) + " |")
-    return lines
+    return ["", "## Training", "", *training_table(known, names, ".3f")] if known else []
 
 
 def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
@@ -160,27 +143,16 @@ def watch_lines(rows: list[Row], events: list[Row]) -> list[str]:
         return []
     monitor = Monitor()
     monitor.replay(merge_history(rows, events), ())
-    result = diagnose(rows, monitor.engine, monitor.events, actions=monitor.actions)
+    result = monitor.diagnosis()
     advice = [result.diagnosis, result.remedy] if result.cause else []
     done = [action.sentence() for action in monitor.actions]
     return ["", "## The watch", "", result.text(), *(f"\n{line}" for line in (*advice, *done))]
 
 
-def transcript_lines(before: Row, after: Row) -> list[str]:
-    """Pairs of transcripts as indented blocks, which no completion can break out of."""
-    lines = []
-
-    def block(text: str) -> list[str]:
-        return [f"    {line}" for line in scores.shorten(text).splitlines()] or ["    (nothing)"]
-
-    for pair in scores.pair_up(transcripts(before), transcripts(after), PAIRS_SHOWN):
-        lines += ["", f"### {pair.change}", "", *block(pair.before.question), ""]
-        for word, one in (("before", pair.before), ("after", pair.after)):
-            gold = " ".join(str(one.gold).split())  # on one line: no text breaks out of the title
-            gold = "" if one.gold is None else f"; gold {scores.shorten(gold)}"
-            title = f"{word} ({scores.verdict(one)}{gold}):"
-            lines += [title, "", *block(one.completion), ""]
-    return lines
+def indented(text: str) -> str:
+    """A block of text that no completion can break out of."""
+    lines = scores.shorten(text).splitlines() or ["(nothing)"]
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def transcripts(result: Row) -> list[scores.Transcript]:

@@ -125,11 +125,6 @@ class WorkerPool:
     Args:
         num_workers: most processes at once; 0 makes every call in this process.
         options: env, setup, replies and stderr of `Worker`.
-
-    Example:
-        >>> with WorkerPool(2) as pool:
-        ...     sorted(pool.map("operator:neg", [(1,), (2,)]))
-        [(0, -1), (1, -2)]
     """
 
     def __init__(self, num_workers: int, **options: Any) -> None:
@@ -296,10 +291,6 @@ def list_gpus() -> list[str]:
     if visible is not None:
         return [name for name in visible.split(",") if name.strip() not in ("", "-1")]
     return [str(k) for k in range(len(list(GPUS.iterdir())) if GPUS.is_dir() else 0)]
-
-
-def default_num_workers(threads: int, gpus: Sequence[str]) -> int:
-    return len(gpus) or max(1, num_cores() // threads)
 
 
 def describe_exit(returncode: int) -> str:

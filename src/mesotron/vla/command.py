@@ -1,10 +1,10 @@
-"""The commands `mesotron vla demos`, `vla train` and `vla eval`."""
+"""The commands `mesotron vla demos` and `vla eval`; `session` is `vla train`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mesotron.config import DemosConfig, VlaEvalConfig, VlaTrainConfig, WorldConfig
+from mesotron.config import DemosConfig, VlaEvalConfig, WorldConfig
 from mesotron.runs.extras import require
 from mesotron.runs.trust import check_trusted, code_names
 
@@ -27,12 +27,6 @@ def run_demos(config: DemosConfig) -> int:
         dropped = export_lerobot(load_shards(config.out), config.lerobot)
         print(f"{config.lerobot}: LeRobotDataset v3.0 without the {dropped:,} single frames")
     return 0
-
-
-def run_train(config: VlaTrainConfig) -> int:
-    from mesotron.vla.session import train
-
-    return train(config)
 
 
 def run_eval(config: VlaEvalConfig) -> int:

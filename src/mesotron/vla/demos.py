@@ -11,7 +11,7 @@ the difference between 8 % and 98 % success in our prototype.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from mesotron.config import DemosConfig, WorldConfig
-from mesotron.config.base import from_plain
+from mesotron.config.base import from_plain, to_plain
 from mesotron.runs.console import LiveView, SafeConsole
 from mesotron.runs.extras import require
 from mesotron.runs.files import read_json, write_json
@@ -54,19 +54,8 @@ def is_lerobot(folder: Path) -> bool:
 
 
 def make_demos(config: DemosConfig, log: Log = print) -> Demos:
-    """Make the missing demonstrations and load all of them.
-
-    Raises:
-        ValueError: the folder holds other data, or the expert fails in over 10 % of the episodes.
-
-    Example:
-        >>> import tempfile
-        >>> config = DemosConfig(episodes=2, starts=2, workers=1, world=WorldConfig(pixels=8))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     demos = make_demos(replace(config, out=Path(folder) / "two"), log=None)
-        >>> demos.images["front"].shape[1:], demos.action.shape[1]
-        ((8, 8, 3), 4)
-    """
+    """Make the missing demonstrations and load all of them; a ValueError if the folder holds other
+    data, or the expert fails in over 10 % of the episodes."""
     write_demos(config, log)
     return load_shards(config.out)
 
@@ -331,8 +320,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, world: WorldConfig, compact: bool, facts: dict[str, Any]) -> None:
-    fields = asdict(world) | {"tasks": list(world.tasks)}
-    write_json(folder / MANIFEST, {"format": FORMAT, "world": fields, "compact": compact, **facts})
+    head = {"format": FORMAT, "world": to_plain(world), "compact": compact}
+    write_json(folder / MANIFEST, head | facts)
 
 
 def world_of(manifest: dict[str, Any]) -> WorldConfig:

@@ -13,6 +13,7 @@ from rich.table import Table
 from mesotron.config import WorldConfig
 from mesotron.rlvr.scores import wilson
 from mesotron.runs.extras import require
+from mesotron.runs.markdown import make_table
 from mesotron.vla.interface import EVAL_SEED, Act, EvalResult
 from mesotron.vla.rollout import evaluate, evaluate_expert
 
@@ -73,8 +74,7 @@ def as_table(results: dict[str, EvalResult]) -> Table:
 
 def as_markdown(results: dict[str, EvalResult]) -> str:
     header, *rows = _table_rows(results)
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return "\n".join(make_table(header, rows))
 
 
 def write_gifs(result: EvalResult, folder: Path) -> list[Path]:

@@ -237,16 +237,7 @@ def _time_features(time: Tensor, width: int) -> Tensor:
 
 class Policy(nn.Module):
     """A vision-language-action policy. With `where` it also predicts the position of the named
-    object. `checkpoint` is a folder that describes its pretrained towers, built without weights.
-
-    Example:
-        >>> body = Body(cameras=("front",), pixels=24, state_dim=4, action_dim=4)
-        >>> policy = Policy(PolicyConfig(size="ci"), body)
-        >>> inputs = Inputs(torch.zeros(2, 1, 3, 24, 24, dtype=torch.uint8), torch.zeros(2, 4),
-        ...                 policy.language.encode(["put it down", "lift"]), torch.arange(2))
-        >>> policy.act(inputs).shape
-        torch.Size([2, 8, 4])
-    """
+    object. `checkpoint` is a folder that describes its pretrained towers, built without weights."""
 
     def __init__(
         self, config: PolicyConfig, body: Body, where: bool = False, checkpoint: Path | None = None

@@ -5,7 +5,9 @@ A killed and resumed run ends bit-equal to an uninterrupted one (on the CPU; GPU
 
 import dataclasses
 import time
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from mesotron.optim.device import choose_device, name_device
 from mesotron.runs import RunFolder, new_run_path
 from mesotron.runs.console import LiveView, SafeConsole, print_line
 from mesotron.runs.files import last_value
+from mesotron.runs.markdown import fill_template, training_table
 from mesotron.runs.process import StopRequest
 from mesotron.runs.resume import Plan, plan_new, plan_resume
 from mesotron.vla import checkpoint
@@ -27,7 +30,8 @@ from mesotron.vla.interface import Demos
 from mesotron.vla.optimizer import route_parts
 from mesotron.vla.policy import PARTS, make_act
 from mesotron.vla.training import Trainer
-from mesotron.watch import Engine, Event
+from mesotron.watch import Event
+from mesotron.watch.guard import LoopWatch
 
 SHOWN_METRICS = {
     "loss": "loss",
@@ -112,25 +116,21 @@ def _fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Ev
                 numbers = {name: float(value) for name, value in metrics.items()}
                 log.write(step, {**numbers, **trainer.statistics(), **probed})
             stop.announce()
-            is_last = stop.requested or log.stopped_by is not None or step == config.steps
+            is_last = stop.requested or log.watch.stopped_by or step == config.steps
             if is_last or (config.save_every and step % config.save_every == 0):
                 checkpoint.save(run.checkpoints, trainer, demos.world, config.keep)
             if is_last:
                 break
-    return log.stopped_by
+    return log.watch.stopped_by
 
 
 class MetricsLog:
     """Writes metrics to the folder, the view and the watch; a resumed run first replays its own."""
 
     def __init__(self, run: RunFolder, view: LiveView, guard: str, step: int) -> None:
-        self.run, self.view, self.guard = run, view, guard
-        self.engine = Engine()
-        self.stopped_by: Event | None = None
-        rows = run.rows("metrics")
-        for row in rows:
-            self.engine.update(row)
-        view.start_at(step, rows)
+        self.run, self.view, self.watch = run, view, LoopWatch(run, guard, view.say)
+        self.watch.replay()
+        view.start_at(step, self.watch.monitor.rows)
         self._last_step, self._last_time = step, time.perf_counter()
 
     def write(self, step: int, numbers: dict[str, float]) -> None:
@@ -140,31 +140,18 @@ class MetricsLog:
         row: dict[str, Any] = {"step": step, **numbers, "time/step": seconds}
         self.run.append("metrics", row)
         self.view.update(step, row)
-        for event in self.engine.update(row):
-            self.run.append("events", event.record())
-            if self.guard != "off":
-                self.view.say(event.sentence())
-            if event.severity == "stop" and self.guard == "stop":
-                self.stopped_by = event
+        self.watch.update(row)
 
 
 def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> None:
     config, rows = trainer.config, run.rows("metrics")
-    optim = config.optim
     result: dict[str, Any] = {"steps": config.steps, "loss": last_value(rows, "loss")}
-    rules = ", ".join(f"{part} {getattr(optim, part)}" for part in PARTS)
-    lines = [
-        f"# {trainer.policy.describe()}: {config.steps} steps",
-        "",
-        f"{rules}; learning rate {optim.lr:g}, {optim.schedule} schedule, batch {config.batch}, "
-        f"seed {config.seed}{_auxiliary_note(config)}.",
-        "",
-    ]
+    missing = success = ""
     reason = _why_not_evaluated(demos.world, config.episodes)
     if reason:
         command = f"mesotron vla eval {run.path}{' --world NAME' if demos.world is None else ''}"
-        lines += [f"not evaluated ({reason}): run {command}", ""]
-        print_line(console, lines[-2])
+        missing = f"not evaluated ({reason}): run {command}"
+        print_line(console, missing)
     else:
         assert demos.world is not None
         results = measure(
@@ -177,9 +164,19 @@ def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) ->
         run.save("evaluation", {name: column.to_json() for name, column in results.items()})
         result |= {name: column.success for name, column in results.items()}
         console.print(as_table(results))
-        title = f"Success over {config.episodes} held-out episodes per task, 95 % intervals:"
-        lines += [title, "", as_markdown(results), ""]
-    run.finish(result, lambda: "\n".join([*lines, *_training_table(rows), ""]))
+        success = as_markdown(results)
+    report = partial(
+        fill_template,
+        Path(__file__).with_name("report.md.j2"),
+        policy=trainer.policy.describe(),
+        config=config,
+        rules=", ".join(f"{part} {getattr(config.optim, part)}" for part in PARTS),
+        note=_auxiliary_note(config),
+        missing=missing,
+        success=success,
+        curves=_curves(rows),
+    )
+    run.finish(result, report)
     print_line(console, f"report: {run.path / 'report.md'}; more: mesotron vla eval {run.path}")
 
 
@@ -194,17 +191,12 @@ def _why_not_evaluated(world: WorldConfig | None, episodes: int) -> str:
     return ""
 
 
-def _training_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Ten rows of the metrics; values that are not in every row are carried forward."""
+def _curves(rows: list[dict[str, Any]]) -> str:
+    """The metrics over the run; values that are not in every row are carried forward."""
     last: dict[str, float] = {}
     filled = []
     for row in rows:
         last = last | {name: row[name] for name in REPORTED_METRICS if name in row}
         filled.append({"step": row["step"], **last})
     names = [name for name in REPORTED_METRICS if name in last]
-    lines = ["| step | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for place in sorted({round(k * (len(filled) - 1) / 9) for k in range(10)}):
-        row = filled[place]
-        cells = [f"{row[name]:.3g}" if name in row else "" for name in names]
-        lines.append("| " + " | ".join([str(row["step"]), *cells]) + " |")
-    return ["## Training", "", *lines]
+    return "\n".join(training_table(filled, names, ".3g"))

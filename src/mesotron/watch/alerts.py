@@ -1,11 +1,5 @@
-"""Alerts: what the watch finds, sent to where it is read.
-
-A channel is one of
-
-    webhook:URL   POST of JSON            ntfy:TOPIC    push message (ntfy.sh, or ntfy:URL)
-    slack:URL     incoming webhook        wandb         alert of the active W&B run
-    discord:URL   webhook                 trackio       alert of the active trackio run
-    command:...   a program, with the alert as JSON on its standard input
+"""Alerts: what the watch finds, sent to a webhook, Slack, Discord, ntfy, a program (as JSON on its
+standard input), or the active run of W&B or trackio.
 
 URLs and topics are passwords: give them as environment variables (`slack:$SLACK_URL`). A thread of
 its own sends, with a timeout; whatever goes wrong there is logged once and stops nothing.

@@ -171,23 +171,3 @@ class Meter:
             spent = f"{self.dollars(self.spent):.3g} are spent"
             return f"the budget of {limits.dollars:g} dollars is too small: {spent}, {after}"
         return None
-
-
-@dataclass(frozen=True)
-class StepMath:
-    prompts_per_update: float
-    completions_per_update: float
-    updates_per_epoch: int
-    completions_per_epoch: int
-
-
-def step_math(num_prompts: int, prompts: int, generations: int, updates: int = 1) -> StepMath:
-    """The steps of group-relative training on `num_prompts`, with `prompts` per rollout batch,
-    `generations` completions of each and `updates` optimizer steps per batch."""
-    rollouts = num_prompts // prompts  # an incomplete batch is dropped, as in TRL
-    return StepMath(
-        prompts_per_update=prompts / updates,
-        completions_per_update=prompts * generations / updates,
-        updates_per_epoch=rollouts * updates,
-        completions_per_epoch=rollouts * prompts * generations,
-    )

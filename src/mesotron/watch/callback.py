@@ -21,7 +21,7 @@ from mesotron.watch import guard as decide
 from mesotron.watch import settings as live
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.detectors import SMALLER_STEP, Change, Detector, load_detectors, with_own
-from mesotron.watch.diagnosis import Diagnosis, diagnose
+from mesotron.watch.diagnosis import Diagnosis
 from mesotron.watch.engine import Engine, is_number
 from mesotron.watch.events import ACTION_KEY, Action, Event
 from mesotron.watch.guard import Monitor
@@ -116,8 +116,7 @@ class Watch(TrainerCallback):
 
     def diagnosis(self) -> Diagnosis | None:
         """The diagnosis of the run so far, or None before anything was logged."""
-        rows, events = self.monitor.rows, self.events
-        return diagnose(rows, self.engine, events, actions=self.actions) if rows else None
+        return self.monitor.diagnosis() if self.monitor.rows else None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Start fresh; on a resumed run, replay what it has logged before."""

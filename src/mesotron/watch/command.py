@@ -16,7 +16,7 @@ from mesotron.runs.console import SafeConsole
 from mesotron.runs.files import read_rows
 from mesotron.watch.alerts import Alerts
 from mesotron.watch.detectors import DETECTORS, Detector, explain, load_detectors, with_own
-from mesotron.watch.diagnosis import Diagnosis, diagnose
+from mesotron.watch.diagnosis import Diagnosis
 from mesotron.watch.events import Event
 from mesotron.watch.guard import Monitor, merge_history
 from mesotron.watch.metrics import canonical, is_known, own_name, sources, suggest_names
@@ -194,7 +194,7 @@ class Watcher:
             close = suggest_names(name for name in unknown if not is_known(name))
             hint = f"; perhaps --rename reward={close[0]}" if close else ""
             notes.append(f"no reward is logged under a known name{hint}")
-        return diagnose(m.rows, m.engine, m.events, notes, m.actions)
+        return m.diagnosis(notes)
 
 
 def follow(config: WatchConfig, watcher: Watcher, console: Console, alerts: Alerts) -> Log:

@@ -4,12 +4,14 @@
 there, so old rows raise no alarm and the same failure is caught again. A resumed run rebuilds it.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mesotron.config import WatchSettings
+from mesotron.runs.folder import RunFolder
 from mesotron.watch.detectors import DETECTORS, TWO_PART, Change, Detector
+from mesotron.watch.diagnosis import Diagnosis, diagnose
 from mesotron.watch.engine import Engine, is_number
 from mesotron.watch.events import Action, Event
 from mesotron.watch.metrics import Row, canonical
@@ -41,6 +43,9 @@ class Monitor:
         new = self.engine.update(row)
         self.events += new
         return new
+
+    def diagnosis(self, notes: Sequence[str] = ()) -> Diagnosis:
+        return diagnose(self.rows, self.engine, self.events, notes, self.actions)
 
     def save(self, step: int) -> None:
         self.snapshots[step] = self.engine.state()
@@ -83,6 +88,29 @@ class Monitor:
                 self.engine.load_state(self.snapshots[step])
                 self.engine.forget("reward")
                 self.save(step)
+
+
+class LoopWatch:
+    """The watch beside a loop without callbacks: it writes what it finds to the run folder, says
+    it, and keeps the first event that must stop the run."""
+
+    def __init__(self, run: RunFolder, guard: str, say: Callable[[str], None]) -> None:
+        self.run, self.guard, self.say = run, guard, say
+        self.monitor = Monitor()
+        self.stopped_by: Event | None = None
+
+    def replay(self) -> None:
+        """Process the rows written before a resume, without reporting their events again."""
+        for row in self.run.rows("metrics"):
+            self.monitor.update(row)
+
+    def update(self, row: Row) -> None:
+        for event in self.monitor.update(row):
+            self.run.append("events", event.record())
+            if self.guard != "off":
+                self.say(event.sentence())
+            if self.guard == "stop" and event.severity == "stop":
+                self.stopped_by = self.stopped_by or event
 
 
 def merge_history(rows: Sequence[Row], events: Iterable[Mapping[str, Any]]) -> list[Row | Action]:
