@@ -17,6 +17,7 @@ from mesotron.compare.record import Cell, Threshold, Tournament, read_tournament
 from mesotron.compare.search import Grid, search
 from mesotron.compare.standings import time_to_threshold
 from mesotron.config import TrainConfig, WorldConfig
+from mesotron.runs.folder import try_lock
 from mesotron.vla.demos import write_manifest
 
 CELL = Path(__file__).parents[1] / "support" / "compare_cell.py"
@@ -243,7 +244,7 @@ def test_an_extended_search_may_choose_another_rate(folder, capsys):
 
 def test_two_processes_do_not_share_a_folder(folder, capsys):
     folder.mkdir()
-    with tournament.locked(folder):
+    with try_lock(folder / "lock"):
         assert compare(folder, "--optims", "adamw") == 2
     assert str(folder) in "".join(capsys.readouterr().err.split())
 

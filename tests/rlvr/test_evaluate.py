@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.tiny_model import build_network, build_tokenizer
 from mesotron.cli import COMMANDS, parse
-from mesotron.config import EvalConfig, ModelConfig, TaskConfig
+from mesotron.config import EvalConfig, ModelConfig, TaskConfig, TrainConfig
 from mesotron.rlvr import evaluate as command
 from mesotron.rlvr import scores
 from mesotron.rlvr.answers.facts import Facts, Judge
@@ -20,7 +20,7 @@ from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
 from mesotron.rlvr.decode import Completion, choose, generate
 from mesotron.rlvr.models import load_model
-from mesotron.rlvr.run_report import curve_lines, transcript_lines
+from mesotron.rlvr.run_report import curve_lines, write_report
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem
 from mesotron.runs import RunFolder
@@ -242,10 +242,13 @@ def test_a_report_has_gaps_where_rows_have_no_value_and_no_escape_codes(tmp_path
     table = curve_lines(rows)[3:]
     assert [line.count("|") for line in table] == [5] * 5
     assert table[-1] == "| 3 | 0.250 | 0.500 |  |"
-    result = {"transcripts": [vars(transcript("a", False)) | {"gold": "7\x1b[2J\n# Title"}]}
-    lines = transcript_lines(result, result)
-    assert not [line for line in lines if "\x1b" in line or line.startswith("# ")]
     run = RunFolder.create(tmp_path / "run", {}, {})
+    evil = vars(transcript("a", False)) | {"gold": "7\x1b[2J\n# Title"}
+    ends = {"transcripts": [evil], "greedy": {"rates": {}}}
+    text = write_report(run, TrainConfig(), ends, ends, {"findings": []})
+    assert "# Title" in text
+    lines = text.splitlines()[1:]
+    assert not [line for line in lines if "\x1b" in line or line.startswith("# ")]
     run.finish({}, lambda: "gold \x1b[2J")
     assert "\x1b" not in (run.path / "report.md").read_text()
 

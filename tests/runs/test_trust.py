@@ -22,8 +22,8 @@ from mesotron.config import (
 from mesotron.config.base import to_plain
 from mesotron.runs import RunFolder
 from mesotron.vla.checkpoint import Saved
-from mesotron.vla.command import choose_world
 from mesotron.vla.demos import write_manifest
+from mesotron.vla.evaluation import choose_world
 
 EVIL = "gift.evil:f"
 ALERT = "command:touch ran"

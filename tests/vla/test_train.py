@@ -21,10 +21,10 @@ from mesotron.config import (
 )
 from mesotron.runs import RunFolder
 from mesotron.runs.resume import settings_to_resume
-from mesotron.vla import command, evaluation, session
+from mesotron.vla import evaluation, session
 from mesotron.vla.checkpoint import load_policy
 from mesotron.vla.demos import load_demos, make_demos, write_demos
-from mesotron.vla.evaluation import SUCCESS, WRONG, measure
+from mesotron.vla.evaluation import SUCCESS, WRONG, choose_world, measure
 from mesotron.vla.lerobot import export_lerobot
 from mesotron.vla.policy import make_act
 from mesotron.vla.training import Trainer, lr_factor, uses_bfloat16, uses_graph
@@ -138,7 +138,7 @@ def test_guard_stops_a_run_that_is_not_finite(config, demos, monkeypatch):
 def test_evaluation_of_a_run(reference, capsys, tmp_path):
     settings = VlaEvalConfig(run=reference, episodes=1, workers=1, perturb=("light", "wording"),
                              gifs=1, out=tmp_path / "eval", device="cpu")  # fmt: skip
-    assert command.run_eval(settings) == 0
+    assert evaluation.run(settings) == 0
     result = json.loads((tmp_path / "eval" / "evaluation.json").read_text())
     assert list(result) == ["success", "wrong instruction", "expert", "light", "wording"]
     assert result["expert"]["success"]["value"] == 1
@@ -147,7 +147,7 @@ def test_evaluation_of_a_run(reference, capsys, tmp_path):
     assert "red-cube" in capsys.readouterr().out
     saved = load_policy(reference)
     saved = saved._replace(world=replace(saved.world, tasks=("red-cube",)))
-    assert command.choose_world(saved, "blocks") == command.choose_world(saved, None) == saved.world
+    assert choose_world(saved, "blocks") == choose_world(saved, None) == saved.world
 
 
 def test_evaluation_after_a_run_without_simulator(config, reference, monkeypatch, capsys):
@@ -163,7 +163,7 @@ def test_evaluation_after_a_run_without_simulator(config, reference, monkeypatch
     monkeypatch.setattr(evaluation, "measure", stop)
     for run, given in ((config.out, None), (config.out, 3), (reference, None)):
         with pytest.raises(KeyboardInterrupt):
-            command.run_eval(VlaEvalConfig(run=run, execute=given, device="cpu"))
+            evaluation.run(VlaEvalConfig(run=run, execute=given, device="cpu"))
     assert seen == [2, 3, 4]
 
 
@@ -174,8 +174,8 @@ def test_policy_of_recordings_needs_a_world(config, demos, tmp_path, capsys):
     evaluate = VlaEvalConfig(run=config.out, episodes=1, workers=1, device="cpu")
     for name, keyword in {None: "--world", "bloks": "bloks", "blocks_state": "cameras"}.items():
         with pytest.raises(ValueError, match=keyword):
-            command.run_eval(replace(evaluate, world=name))
-    assert command.run_eval(replace(evaluate, world="blocks")) == 0
+            evaluation.run(replace(evaluate, world=name))
+    assert evaluation.run(replace(evaluate, world="blocks")) == 0
     result = json.loads((config.out / "eval" / "evaluation.json").read_text())
     assert result["expert"]["success"]["value"] == 1
     assert result["success"]["world"]["pixels"] == 8

@@ -110,9 +110,6 @@ class Kind(ABC):
         self, contender: Contender, rate: float, seed: int, run: Path, gain: float = 1.0
     ) -> Any: ...
 
-    def check(self, settings: Any) -> None:  # noqa: B027
-        """Refuse what the command refuses beyond the config's own checks."""
-
     def probe(self, contender: Contender, seed: int, run: Path) -> Any | None:
         """A short run that measures the size of a contender's updates; None if not needed."""
         return None
@@ -223,11 +220,6 @@ class Language(Kind, name="rlvr"):
             seed=seed,
             out=run,
         )
-
-    def check(self, settings: TrainConfig) -> None:
-        from mesotron.rlvr.train import check
-
-        check(settings)
 
     def probe(self, contender: Contender, seed: int, run: Path) -> TrainConfig | None:
         if self.optim_config(contender.optim)[1].name == "adamw":

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml  # which optuna needs
+
 Value = float | int | str | bool
 RANGE = re.compile(r"([^,]+?)\.\.([^,]+)")
 DISTRIBUTIONS = ("constant", "categorical", "int_uniform", "uniform", "log_uniform_values")
@@ -67,14 +69,7 @@ def _read_file(path: Path) -> Space:
         raise ValueError(f"there is no sweep file {path}: give one, or a recipe with --space")
     try:
         text = path.read_text(encoding="utf-8")
-        if path.suffix == ".json":
-            values = json.loads(text)
-        else:
-            import yaml
-
-            values = yaml.safe_load(text)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{path} needs PyYAML: pip install 'mesotron[sweep]'") from error
+        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except Exception as error:  # of either library, or of the decoder
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     values = values if isinstance(values, dict) else {"parameters": values}

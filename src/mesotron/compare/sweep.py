@@ -10,8 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, Any, Literal
 
+import optuna
+from optuna.samplers import TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -28,10 +33,6 @@ from mesotron.runs.files import append_row, read_rows, write_json
 from mesotron.runs.folder import try_lock
 from mesotron.runs.workers import Job
 from mesotron.watch.engine import Engine
-
-if TYPE_CHECKING:
-    import optuna
-    from optuna.trial import FrozenTrial
 
 MAX_CRASHES = 3  # in a row, before the whole sweep is at fault
 MAX_ROWS = 10
@@ -145,10 +146,6 @@ class Trial:
 
 class Study:
     def __init__(self, space: Space, config: SweepConfig, folder: Path) -> None:
-        import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.space, self.config, self.folder = space, config, folder
         self.metric = config.metric or space.metric
@@ -172,8 +169,6 @@ class Study:
             self.study.set_user_attr("metric", metric)
 
     def next(self) -> Trial | None:
-        from optuna.samplers import TPESampler
-
         trials = self.study.get_trials(deepcopy=False)
         for trial in trials:
             if trial.state.name == "RUNNING" and (taken := self._take_up(trial)):
@@ -199,7 +194,7 @@ class Study:
         path.parent.mkdir(parents=True, exist_ok=True)
         return try_lock(path)
 
-    def _take_up(self, trial: "FrozenTrial") -> Trial | None:
+    def _take_up(self, trial: FrozenTrial) -> Trial | None:
         if not self._run(trial.number).with_suffix(".lock").exists():
             return None  # another machine's
         if any(one.name not in trial.params for one in self.space.dimensions):
@@ -219,14 +214,12 @@ class Study:
 
     def end_without_score(self, trial: Trial, state: Literal["PRUNED", "FAIL"], why: str) -> None:
         """End a trial that is dead (pruned) or crashed (failed: it does not count)."""
-        from optuna.trial import TrialState
-
         append_row(self.reasons, {"trial": trial.number, "state": state, "why": why})
         self.study.tell(trial.number, state=TrialState[state])
         trial.claim.close()
 
 
-def _suggest(trial: "optuna.Trial", one: Dimension) -> Value:
+def _suggest(trial: optuna.Trial, one: Dimension) -> Value:
     if one.choices:
         choice = trial.suggest_categorical(one.name, one.choices)
         assert choice is not None

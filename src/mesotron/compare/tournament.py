@@ -5,8 +5,8 @@ Everything follows from the record and the run folders, so a stopped tournament 
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from operator import attrgetter
@@ -25,10 +25,11 @@ from mesotron.compare.kinds import Kind, Outcome, cell_command, is_for_choosing,
 from mesotron.compare.record import Cell, Contender, Stage, Tournament
 from mesotron.compare.search import Grid, Search, gain_of, search
 from mesotron.compare.standings import count
-from mesotron.config import CompareConfig, SnakeConfig
+from mesotron.config import CompareConfig, SnakeConfig, TrainConfig
 from mesotron.config.base import from_plain, to_plain
 from mesotron.report import standings as tables
 from mesotron.report.command import write as write_report
+from mesotron.rlvr.train import check
 from mesotron.runs import RunFolder, describe_environment
 from mesotron.runs.console import SafeConsole, print_line, spell_time
 from mesotron.runs.extras import require
@@ -56,25 +57,19 @@ def run(config: CompareConfig) -> int:
         raise ValueError(_too_few_problems(kind, kind.num_problems))
     folder = config.out or Path("runs") / f"compare-{config.recipe}"
     for one in kind.contenders(config.optims or kind.usual, config.objectives):
-        kind.check(kind.settings(one, kind.base_rate, config.seed, folder))  # before it is made
+        settings = kind.settings(one, kind.base_rate, config.seed, folder)
+        if isinstance(settings, TrainConfig):
+            check(settings)  # before the folder is made
     (folder / "cells").mkdir(parents=True, exist_ok=True)
-    console = SafeConsole()
-    with locked(folder) as lock:
-        old = records.read_tournament(folder) if (folder / records.NAME).exists() else None
-        progress = Progress(kind, config, folder, old)
-        Runner(progress, console, lock).run()
-        finish(progress, console)
-    return 1 if any(cell.state == "failed" for cell in progress.record.cells) else 0
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[int]:
-    """Lock a folder until the last cell, which keeps the yielded descriptor open, has ended."""
-    lock = try_lock(folder / "lock")
+    console, lock = SafeConsole(), try_lock(folder / "lock")
     if lock is None:
         raise ValueError(f"{folder} is in use by another process or running cell")
-    with lock:
-        yield lock.fileno()
+    with lock:  # cells keep it open: it ends with the last of them
+        old = records.read_tournament(folder) if (folder / records.NAME).exists() else None
+        progress = Progress(kind, config, folder, old)
+        Runner(progress, console, lock.fileno()).run()
+        finish(progress, console)
+    return 1 if any(cell.state == "failed" for cell in progress.record.cells) else 0
 
 
 class Progress:

@@ -6,6 +6,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Self
 
+from rich.box import SIMPLE_HEAD
+from rich.table import Table as RichTable
+from rich.text import Text
+
 from mesotron.runs.console import spell_time
 from mesotron.runs.files import Row
 from mesotron.runs.markdown import fill_template, make_table
@@ -42,11 +46,7 @@ class Table:
         rows = [[entry.text.replace("|", "\\|") for entry in row] for row in self.rows]
         return make_table(self.columns, rows)
 
-    def to_rich(self) -> Any:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
+    def to_rich(self) -> RichTable:
         options: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
         table = RichTable(title=self.title, caption=self.note or None, **options)
         for k, name in enumerate(self.columns):

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl.trainer.utils import split_tensor_dict
 
-from mesotron.probes import snr_from_norms
 from mesotron.probes.forgetting import text_nll
+from mesotron.probes.gradients import snr_from_norms, squared_norm
 from mesotron.rlvr.checkpoint import random_state, restore_random_state
 from mesotron.rlvr.dataset import Rows
 from mesotron.runs import RunFolder
@@ -70,9 +70,10 @@ class RunLog(TrainerCallback):
         weights = self.trainer.reward_weights.tolist()
         for k in range(min(SAMPLES_PER_STEP, len(logs["completion"]))):
             earned = [(w, values[k]) for w, values in zip(weights, rewards, strict=True)]
+            prompt = logs["prompt"][k]
             sample = {
                 "step": step,
-                "prompt": last_message(logs["prompt"][k]),
+                "prompt": prompt if isinstance(prompt, str) else str(prompt[-1]["content"]),
                 "completion": spell_turns(logs["completion"][k]),
                 "reward": sum(w * x for w, x in earned if x is not None and not math.isnan(x)),
                 "advantage": logs["advantages"][k],
@@ -80,10 +81,6 @@ class RunLog(TrainerCallback):
             self.run.append("samples", sample)
             if k == 0:
                 self.view.show_transcript(f"{sample['prompt'][-200:]}\n{sample['completion']}")
-
-
-def last_message(text: str | list[dict[str, Any]]) -> str:
-    return text if isinstance(text, str) else str(text[-1]["content"])
 
 
 def spell_turns(completion: str | list[dict[str, Any]]) -> str:
@@ -297,7 +294,3 @@ def gradient_of(trainer: Any, part: dict[str, Any], params: list[Tensor]) -> lis
     vars(trainer).update(kept)
     gradients = torch.autograd.grad(loss, params, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(params, gradients, strict=True)]
-
-
-def squared_norm(tensors: list[Tensor]) -> float:
-    return float(torch.stack([t.double().square().sum() for t in tensors]).sum())

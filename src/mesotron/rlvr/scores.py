@@ -1,19 +1,16 @@
 """Scores with intervals (Wilson, bootstrap, pass@k, majority vote) and transcripts to compare."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from mesotron.runs.files import printable
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
 RESAMPLES = 2000
@@ -162,10 +159,6 @@ def side_by_side(
     before: Sequence[Transcript], after: Sequence[Transcript], count: int = 4,
     titles: tuple[str, str] = ("before", "after"),
 ) -> Table:  # fmt: skip
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=box.SIMPLE_HEAD, expand=True, show_lines=True)
     table.add_column("problem", ratio=2)
     for title in titles:

@@ -22,16 +22,14 @@ def code_settings(config: Any, prefix: str = "") -> Iterator[tuple[str, tuple[st
         value = getattr(config, item.name)
         if is_dataclass(value):
             yield from code_settings(value, f"{prefix}{item.name}.")
-        elif item.metadata.get("is_code") and ":" in " ".join(values := as_tuple(value)):
-            yield prefix + item.name, values
+        elif item.metadata.get("is_code") and value:
+            values = value if isinstance(value, tuple) else (value,)
+            if any(":" in one for one in values):
+                yield prefix + item.name, values
 
 
 def code_names(config: Any) -> list[str]:
     return [one for _, values in code_settings(config) for one in values if ":" in one]
-
-
-def as_tuple(value: Any) -> tuple[str, ...]:
-    return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
 def check_trusted(names: Collection[str], source: object, trust: bool) -> None:

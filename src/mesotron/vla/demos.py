@@ -39,6 +39,22 @@ Arrays = dict[str, np.ndarray]
 Log = Callable[[str], None] | None  # None prints nothing and shows no progress bar
 
 
+def run(config: DemosConfig) -> int:
+    """The command `mesotron vla demos`."""
+    if config.lerobot is not None:
+        require("lerobot", what="--lerobot")
+    if config.render is not None:
+        render_demos(config)
+    else:
+        write_demos(config)
+    if config.lerobot is not None:
+        from mesotron.vla.lerobot import export_lerobot
+
+        dropped = export_lerobot(load_shards(config.out), config.lerobot)
+        print(f"{config.lerobot}: LeRobotDataset v3.0 without the {dropped:,} single frames")
+    return 0
+
+
 def load_demos(path: Path, pixels: int | None = None) -> Demos:
     """Load a folder of `mesotron vla demos`, or a LeRobotDataset with images shrunk to `pixels`."""
     if not is_lerobot(path):

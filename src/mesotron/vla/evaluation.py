@@ -1,4 +1,4 @@
-"""Success tables of a policy with its controls, as `vla train` and `vla eval` print them.
+"""`mesotron vla eval`, and success tables of a policy with its controls, also for `vla train`.
 
 Columns: success, also with a wrong instruction, of the scripted expert, and named perturbations.
 """
@@ -10,16 +10,69 @@ from typing import Any
 
 from rich.table import Table
 
-from mesotron.config import WorldConfig
+from mesotron.config import VlaEvalConfig, WorldConfig
+from mesotron.optim.device import choose_device
 from mesotron.rlvr.scores import wilson
+from mesotron.runs.console import SafeConsole
 from mesotron.runs.extras import require
+from mesotron.runs.files import write_json
 from mesotron.runs.markdown import make_table
-from mesotron.vla.interface import EVAL_SEED, Act, EvalResult
+from mesotron.runs.trust import check_trusted, code_names
+from mesotron.vla.checkpoint import Saved, load_policy
+from mesotron.vla.interface import EVAL_SEED, VALIDATION_SEED, Act, EvalResult
+from mesotron.vla.policy import make_act
 from mesotron.vla.rollout import evaluate, evaluate_expert
+from mesotron.vla.worlds import build_world
 
 SUCCESS, WRONG, EXPERT = "success", "wrong instruction", "expert"
 FRAME_MILLISECONDS = 80
 LAST_FRAME_MILLISECONDS = 960
+
+
+def run(config: VlaEvalConfig) -> int:
+    device = choose_device(config.device, config.threads)
+    saved = load_policy(config.run, device)
+    chunk = saved.policy.config.chunk
+    results = measure(
+        make_act(saved.policy, device),
+        choose_world(saved, config.world, config.trust),
+        episodes=config.episodes,
+        execute=config.execute or saved.execute or default_execute(chunk),
+        workers=config.workers,
+        controls=config.controls,
+        perturb=config.perturb,
+        first_seed=VALIDATION_SEED if config.validation else EVAL_SEED,
+        gifs=config.gifs,
+    )
+    console = SafeConsole()
+    console.print(f"{saved.policy.describe()}, step {saved.step}", highlight=False)
+    console.print(as_table(results))
+    out = config.out or config.run / "eval"
+    out.mkdir(parents=True, exist_ok=True)
+    columns = {name: column.to_json() for name, column in results.items()}
+    write_json(out / "evaluation.json", columns)
+    if config.gifs:
+        write_gifs(results[SUCCESS], out / "gifs")
+    console.print(f"written to {out}", soft_wrap=True, markup=False)
+    return 0
+
+
+def choose_world(saved: Saved, name: str | None, trust: bool = False) -> WorldConfig:
+    """The world of a policy's demonstrations, or another one by name if the policy fits it."""
+    if saved.world is not None and name in (None, saved.world.name):
+        check_trusted(code_names(saved.world), saved.path, trust or name is not None)
+        return saved.world  # with its own tasks
+    if name is None:
+        raise ValueError(f"{saved.path} is from recordings without a world: give --world NAME")
+    body = saved.policy.body
+    images = {"pixels": body.pixels, "wrist": "wrist" in body.cameras} if body.cameras else {}
+    config = WorldConfig(name=name, **images)
+    world = build_world(config)
+    for field in ("cameras", "state_dim", "action_dim"):
+        needed, given = getattr(body, field), getattr(world, field)
+        if needed != given:
+            raise ValueError(f"--world {name} has {field} {given}, but the policy has {needed}")
+    return config
 
 
 def measure(

@@ -94,8 +94,6 @@ class EpisodeState(NamedTuple):
 def _list_jobs(
     tasks: tuple[str, ...], seeds: Sequence[int], wrong: bool, frames: int, batch: int
 ) -> list[EpisodeJob]:
-    if not seeds:
-        raise ValueError("no seeds to evaluate on")
     pairs = product(range(len(tasks)), enumerate(seeds))
     return [
         EpisodeJob(number % batch, seed, task, wrong, record=place < frames)

@@ -106,41 +106,31 @@ def _fit(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> Ev
         LiveView(config.steps, SHOWN_METRICS, console) as view,
         StopRequest(view.say, resume) as stop,
     ):
-        log = MetricsLog(run, view, config.guard, trainer.step)
+        watch = LoopWatch(run, config.guard, view.say)
+        watch.replay()
+        view.start_at(trainer.step, run.rows("metrics"))
+        last_step, last_time = trainer.step, time.perf_counter()
         while trainer.step < config.steps:
             is_due = config.probe_every and trainer.step % config.probe_every == 0
             probed = trainer.probe() if is_due else {}
             metrics = trainer.advance()
             step = trainer.step
             if step % config.log_every == 0 or step in (1, config.steps) or probed:
-                numbers = {name: float(value) for name, value in metrics.items()}
-                log.write(step, {**numbers, **trainer.statistics(), **probed})
+                row: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+                row = {"step": step, **row, **trainer.statistics(), **probed}
+                now = time.perf_counter()
+                row["time/step"] = (now - last_time) / max(step - last_step, 1)
+                last_step, last_time = step, now
+                run.append("metrics", row)
+                view.update(step, row)
+                watch.update(row)
             stop.announce()
-            is_last = stop.requested or log.watch.stopped_by or step == config.steps
+            is_last = stop.requested or watch.stopped_by or step == config.steps
             if is_last or (config.save_every and step % config.save_every == 0):
                 checkpoint.save(run.checkpoints, trainer, demos.world, config.keep)
             if is_last:
                 break
-    return log.watch.stopped_by
-
-
-class MetricsLog:
-    """Writes metrics to the folder, the view and the watch; a resumed run first replays its own."""
-
-    def __init__(self, run: RunFolder, view: LiveView, guard: str, step: int) -> None:
-        self.run, self.view, self.watch = run, view, LoopWatch(run, guard, view.say)
-        self.watch.replay()
-        view.start_at(step, self.watch.monitor.rows)
-        self._last_step, self._last_time = step, time.perf_counter()
-
-    def write(self, step: int, numbers: dict[str, float]) -> None:
-        now = time.perf_counter()
-        seconds = (now - self._last_time) / max(step - self._last_step, 1)
-        self._last_step, self._last_time = step, now
-        row: dict[str, Any] = {"step": step, **numbers, "time/step": seconds}
-        self.run.append("metrics", row)
-        self.view.update(step, row)
-        self.watch.update(row)
+    return watch.stopped_by
 
 
 def _finish(run: RunFolder, trainer: Trainer, demos: Demos, console: Console) -> None:

@@ -104,7 +104,7 @@ class LoopWatch:
         for row in self.run.rows("metrics"):
             self.monitor.update(row)
 
-    def update(self, row: Row) -> None:
+    def update(self, row: dict[str, Any]) -> None:
         for event in self.monitor.update(row):
             self.run.append("events", event.record())
             if self.guard != "off":

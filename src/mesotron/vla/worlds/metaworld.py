@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS, MT10_V3
+from metaworld.policies import ENV_POLICY_MAP
 
 from mesotron.config import WorldConfig
 from mesotron.vla.interface import IMAGES, STATE, TASK, Observation, World, check_tasks
@@ -23,12 +25,7 @@ FRONT = View(Camera((0.75, 0.075, 0.7), (-0.03, 0.64, 0.14), 37.0), Light((0.6, 
 MAX_STEPS = 500  # the package's horizon; about twice the experts' longest of 200 MT10 episodes
 # The goals of reach, push and the like are drawn as balls of a color used for nothing else.
 GOAL_COLOR, GOAL_RADIUS = (1.0, 0.2, 0.9), 0.025
-
-MT10 = (
-    "reach", "push", "pick-place", "door-open", "drawer-open", "drawer-close",
-    "button-press-topdown", "peg-insert-side", "window-open", "window-close",
-)  # fmt: skip
-
+MT10 = tuple(name.removesuffix("-v3") for name in MT10_V3)
 SENTENCES: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
@@ -143,9 +140,6 @@ class MetaWorld(World):
 
 def _open_task(name: str) -> tuple[Any, Any]:
     """The environment of a task, seeded and with a visible goal, and its expert."""
-    from metaworld.env_dict import ALL_V3_ENVIRONMENTS
-    from metaworld.policies import ENV_POLICY_MAP
-
     env = ALL_V3_ENVIRONMENTS[f"{name}-v3"]()
     env._partially_observable = False
     del env.sawyer_observation_space  # cached: it would clip the goal to zero
