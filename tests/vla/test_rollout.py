@@ -121,7 +121,6 @@ def test_episode_that_raises_has_failed(monkeypatch):
         (lambda observations: np.zeros((len(observations), 4)), {}, r"shape \(6, 4\)"),
         (lambda observations: np.zeros((len(observations), 2, 4)), {"execute": 3}, "execute=3"),
         (reach, {"execute": 0}, "execute=0"),
-        (reach, {"seeds": []}, "seeds"),
         (lambda observations: int("not an action"), {}, "not an action"),
     ],
 )
