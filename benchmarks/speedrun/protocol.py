@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,7 @@ TARGET, CONSECUTIVE, EVERY_STEPS = 0.90, 2, 10
 PACE_STEPS = 30
 COMMON = ("reward.parts=two_part,near,overlong", "reward.overlong_buffer=1")
 GRACE = 60.0
+FEWEST = 3  # arrivals of a baseline whose median counts; below, the ends of its schedules
 
 
 def key_of(cell: Row) -> str:
@@ -174,6 +176,56 @@ def run_alone(given: argparse.Namespace, done: Done) -> None:
             print(path.stem, row.get("seconds_to_target"), row.get("failed", "")[-300:], flush=True)
 
 
+def seconds_of(cell: Row, pace: Sequence[float], reached: bool = True) -> float:
+    """A run's time to the target at another pace; to its end if it is not `reached`."""
+    seconds = cell["seconds_to_target"]
+    if seconds is None and reached:
+        return math.inf
+    ends = {point["seconds"]: point["step"] for point in cell["curve"]}
+    steps = cell["steps"] if seconds is None else ends[seconds]
+    return pace[0] + (steps - 1) * pace[1]
+
+
+def table(done: Done, paces: dict[str, Any]) -> str:
+    """The reported runs, and the ratio of medians with its bootstrap interval."""
+    arms = {arm: [c for c in done.values() if (c["use"], c["arm"]) == ("reporting", arm)]
+            for arm in ARMS}  # fmt: skip
+    times, ends, lines = (
+        {},
+        {},
+        ["| arm | configuration | arrived | median s | each |", "|---" * 5 + "|"],
+    )
+    for arm, cells in arms.items():
+        for kind in ("", "_vllm") if arm == "trl" else ("",):
+            pace = paces.get(shape_of(f"{cells[0]['name']}{kind}")) if cells else None
+            if pace is None:
+                continue
+            name = arm + kind
+            times[name] = [seconds_of(cell, pace) for cell in cells]
+            ends[name] = [seconds_of(cell, pace, reached=False) for cell in cells]
+            shown = ", ".join("-" if math.isinf(t) else f"{t:.0f}" for t in times[name])
+            arrived = sum(map(math.isfinite, times[name]))
+            lines.append(f"| {name} | {cells[0]['name']} | {arrived} of {len(cells)} | "
+                         f"{median(times[name]):.1f} | {shown} |")  # fmt: skip
+    rivals = {
+        name: [t for t in each if math.isfinite(t)]
+        if sum(map(math.isfinite, each)) >= FEWEST else ends[name]
+        for name, each in times.items() if name != "ours"
+    }  # fmt: skip
+    if "ours" not in times or not rivals:
+        return "\n".join(lines)
+    best = min(rivals, key=lambda name: median(rivals[name]))
+    rng = random.Random(0)
+    drawn = sorted(
+        median(rng.choices(times["ours"], k=len(times["ours"])))
+        / median(rng.choices(rivals[best], k=len(rivals[best])))
+        for _ in range(10_000)
+    )
+    ratio = median(times["ours"]) / median(rivals[best])
+    lines.append(f"\nours / {best}: {ratio:.3f} [{drawn[250]:.3f}, {drawn[9749]:.3f}]")
+    return "\n".join(lines)
+
+
 def write(path: Path, value: Any) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(value))
@@ -190,10 +242,11 @@ def main() -> None:
     parser.add_argument("--model", help="a model folder or .gguf file instead of smollm2")
     parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
     parser.add_argument("--alone", action="store_true", help="only: ours with a real clock")
+    parser.add_argument("--show", action="store_true", help="only: print the table")
     parser.add_argument("--small", action="store_true", help="a random model, on a CPU")
     given = parser.parse_args()
     given.deadline = time.time() + 60 * given.minutes
-    given.protocol = given.protocol or protocol_commit()
+    given.protocol = given.protocol or ("" if given.show else protocol_commit())
     (given.out / "cells").mkdir(parents=True, exist_ok=True)
     done: Done = {}
     for folder in (*given.cells, given.out / "cells"):
@@ -201,6 +254,8 @@ def main() -> None:
         done |= {key_of(cell): cell for cell in cells if not cell.get("alone")}
     file = given.out / "paces.json"
     given.paces = json.loads(file.read_text()) if file.exists() else {}
+    if given.show:
+        return print(table(done, given.paces))
     if given.alone:
         return run_alone(given, done)
     names = [name for arm in given.arms for name in ARMS[arm]]

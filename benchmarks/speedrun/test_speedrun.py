@@ -185,6 +185,24 @@ def test_every_arm_has_the_same_search_and_reports_its_best_on_other_seeds():
         assert [cell["seed"] for cell in reports] == list(protocol.REPORTING_SEEDS[arm])
 
 
+def test_the_table_compares_with_the_best_baseline_at_its_own_pace():
+    ours, stock = next(iter(ARMS["ours"])), next(iter(ARMS["trl"]))
+    paces = {protocol.shape_of(n): p for n, p in ((ours, [2, 1]), (stock, [3, 2]))}
+    paces[protocol.shape_of(f"{stock}_vllm")] = [3, 1.5]
+
+    def ran(arm, name, seed, reached):
+        curve = [{"step": step, "seconds": 10.0 * step} for step in (10, 20, 30)]
+        cell = protocol.make("reporting", arm, name, seed)
+        return cell | {"seconds_to_target": reached, "steps": 30, "curve": curve}
+
+    cells = [ran("ours", ours, seed, 100.0) for seed in range(210, 220)]
+    cells += [ran("trl", stock, seed, None) for seed in range(210, 215)]
+    shown = protocol.table({protocol.key_of(cell): cell for cell in cells}, paces)
+    assert "| 10 of 10 | 11.0 |" in shown
+    assert "| 0 of 5 | inf |" in shown
+    assert f"ours / trl_vllm: {11 / (3 + 29 * 1.5):.3f}" in shown
+
+
 @pytest.mark.slow
 def test_a_reported_run_arrives_with_two_evaluations(monkeypatch):
     monkeypatch.setattr(protocol, "TARGET", 0.0)

@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/stack.json"))
     parser.add_argument("--seconds", type=float, default=1500, help="stop before this")
     parser.add_argument("--rows", nargs="+", default=None, choices=[*ROWS, *SMALL])
-    parser.add_argument("--names", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
+    runs = [name for named in RUNS.values() for name in named]
+    parser.add_argument("--names", nargs="+", default=None, choices=[*CONTENDERS, *runs])
     parser.add_argument("--steps", type=int, default=200, help="of the other parts")
     parser.add_argument("--warm", type=int, default=3)
     parser.add_argument("--count", type=int, default=3)
@@ -70,7 +71,8 @@ def plan(given: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]
     """Name, function and arguments of every cell."""
     common = {"model": given.model, "steps": given.steps}
     if given.part == "steps":
-        rows, names = given.rows or list(SMALL if given.small else ROWS), given.names
+        rows = given.rows or list(SMALL if given.small else ROWS)
+        names = given.names or list(CONTENDERS)
         for row in rows:
             size = (ROWS | SMALL)[row]
             folder = make_folder(size.model, given.out.parent / "models" / size.model, given.model)
@@ -86,7 +88,8 @@ def plan(given: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]
     else:
         for seed in given.seeds[: 1 if given.small else None]:
             for name, flags in RUNS[given.part].items():
-                if given.small and ("colocate" in flags or "4bit" in flags):
+                left_out = given.names is not None and name not in given.names
+                if left_out or (given.small and ("colocate" in flags or "4bit" in flags)):
                     continue
                 tiny = ["--no-rollout.fast", "--rollout.prompts", "4", "--task.num-eval", "8"]
                 cell = {"flags": [*flags, *(tiny if given.small else [])], "seed": seed}

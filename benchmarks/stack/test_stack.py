@@ -6,7 +6,14 @@ from benchmarks.stack.__main__ import plan, table
 
 
 def given(**changed):
-    common = {"part": "accuracy", "model": "m", "steps": 4, "small": False, "seeds": (0, 1, 2)}
+    common = {
+        "part": "accuracy",
+        "model": "m",
+        "steps": 4,
+        "small": False,
+        "seeds": (0, 1, 2),
+        "names": None,
+    }
     return Namespace(**(common | changed))
 
 
@@ -14,6 +21,7 @@ def test_parts_without_a_gpu_leave_vllm_out():
     names = [name for name, _, _ in plan(given())]
     assert len(names) == 6
     assert [name for name, _, _ in plan(given(small=True))] == ["accuracy/fast/0"]
+    assert [name for name, _, _ in plan(given(names=["vllm"], seeds=(2,)))] == ["accuracy/vllm/2"]
     assert [name for name, _, _ in plan(given(part="mismatch"))] == [
         "mismatch/fresh", "mismatch/stale",
     ]  # fmt: skip
