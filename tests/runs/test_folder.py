@@ -36,6 +36,16 @@ def test_the_last_run_that_made_a_step_has_a_link_and_new_paths_are_free(run, tm
     assert new_run_path("arith", tmp_path) != first
 
 
+def test_a_start_killed_before_its_config_can_be_repeated(run):
+    (run.path / "config.json").rename(run.path / ".config.json.writing")
+    again = RunFolder.create(run.path, config={"steps": 4}, environment={})
+    assert again.config == {"steps": 4}
+    (run.path / "config.json").unlink()
+    (run.path / "checkpoints" / "checkpoint-1").mkdir()
+    with pytest.raises(ValueError, match="not empty"):
+        RunFolder.create(run.path, config={}, environment={})
+
+
 def test_folders_that_cannot_be_used(run, tmp_path):
     with pytest.raises(ValueError, match="--resume"):
         RunFolder.create(run.path, config={}, environment={})

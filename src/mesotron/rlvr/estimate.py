@@ -214,7 +214,7 @@ class _Model:
         token += rows * 2 * (s.linear + s.embedding) / self.flops
         host = FIT.eager_token + FIT.head_norms * s.head_norms + FIT.eager_lora * bool(self.lora)
         if self.gpu is not None and graph:
-            fused = not (self.lora or s.head_norms or rollout.vllm != "off")
+            fused = not (s.head_norms or rollout.vllm != "off")
             token += s.layers * (FIT.fused_token if fused else FIT.graph_token)
         elif self.gpu is not None:
             token = max(token, s.layers * host)

@@ -50,8 +50,13 @@ def new_run_path(name: str, root: Path = Path("runs")) -> Path:
     return next(path for path in paths if not path.exists())
 
 
+# What is there when a start is killed before config.json is.
+STARTED = {"checkpoints", "env.json", ".env.json.writing", ".config.json.writing"}
+
+
 def check_free(path: Path, flag: str = "--out") -> None:
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    names = {file.name for file in path.iterdir()} if path.is_dir() else set()
+    if names - STARTED or any((path / "checkpoints").glob("*")) or path.is_file():
         is_run = (path / "config.json").is_file()
         resume = f", or continue it with --resume {path}" if is_run else ""
         raise ValueError(f"{path} is not empty; give {flag} another name{resume}")

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 PROMPTS = [[5, 13, 6, 14], [4, 13, 14]]
 
 
-def lora():
-    return LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+def lora(**more):
+    return LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", **more)
 
 
 def train(folder, sampler=FusedSampler, parts=None, **settings):
@@ -46,7 +46,8 @@ def test_off_by_default_and_with_vllm_only_prompts_are_shared(tmp_path):
     ("settings", "parts", "paths", "reason"),
     [
         ({}, {}, FastPaths(FusedSampler, True), "no GPU"),
-        ({}, {"peft_config": lora()}, FastPaths(GraphSampler, True), "LoRA"),
+        ({}, {"peft_config": lora()}, FastPaths(FusedSampler, True), "no GPU"),
+        ({}, {"peft_config": lora(use_dora=True)}, FastPaths(GraphSampler, True), "wrapped"),
         ({"min_p": 0.1}, {}, FastPaths(None, True), "min_p"),
         ({"repetition_penalty": 1.2}, {}, FastPaths(None, True), "repetition_penalty"),
         ({"attention": "eager"}, {}, FastPaths(), "eager"),
@@ -109,7 +110,7 @@ def test_recorded_passes_train_adapters_alone(tmp_path):
     moved = {n for n, weight in tiny.weights(trainer).items() if not torch.equal(weight, start[n])}
     assert moved
     assert all("lora_" in name for name in moved)
-    assert trainer.sampler.copy is not None
+    assert isinstance(trainer.sampler, FusedSampler)
 
 
 def test_a_fast_run_resumes_exactly(tmp_path):
@@ -142,7 +143,7 @@ def test_further_rounds_reuse_the_decoders_and_a_new_temperature_is_used(tmp_pat
     assert trainer.sampler.sampling.temperature == 0.5
 
 
-def test_a_copy_of_a_lora_model_runs_its_own_layers(tmp_path):
+def test_copies_of_a_lora_model_have_its_adapters(tmp_path):
     """TRL's head sits below PEFT: a copy that kept it would run the original's layers."""
     model = tiny.make_model()
     with torch.no_grad():  # far from uniform, so that rounding does not decide
@@ -152,14 +153,15 @@ def test_a_copy_of_a_lora_model_runs_its_own_layers(tmp_path):
     greedy = Sampling(temperature=0.0)
     plain = GraphSampler(trainer.model, [tiny.EOS], 0, greedy)
     narrow = GraphSampler(trainer.model, [tiny.EOS], 0, greedy, dtype=torch.bfloat16)
+    fused = FusedSampler(trainer.model, [tiny.EOS], 0, greedy)
     first = narrow.sample(PROMPTS, 4)
-    assert first == plain.sample(PROMPTS, 4)
+    assert first == plain.sample(PROMPTS, 4) == fused.sample(PROMPTS, 4)
     with torch.no_grad():
         for name, p in trainer.model.named_parameters():
             if "lora_B" in name:
                 p.copy_(0.5 * torch.randn_like(p))
     second = narrow.sample(PROMPTS, 4)
-    assert second == plain.sample(PROMPTS, 4)
+    assert second == plain.sample(PROMPTS, 4) == fused.sample(PROMPTS, 4)
     assert second != first
 
 

@@ -7,8 +7,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate.utils import is_peft_model
-
 from mesotron.rlvr.fast.decoder import FusedSampler
 from mesotron.rlvr.fast.graphs import GraphSampler, attention_obstacle
 from mesotron.rlvr.fast.recording import recording_obstacle
@@ -52,9 +50,8 @@ def choose_fast_paths(trainer: Any) -> FastPaths:
             left_out[name] = reason
         return reason is None
 
-    lora = "LoRA" if is_peft_model(model) else None
     sampler = None
-    if usable(FusedSampler.name, sampling, lora or FusedSampler.obstacle(model)):
+    if usable(FusedSampler.name, sampling, FusedSampler.obstacle(model)):
         sampler = FusedSampler
     elif usable(GraphSampler.name, sampling, GraphSampler.obstacle(model)):
         sampler = GraphSampler

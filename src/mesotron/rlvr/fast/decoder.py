@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
@@ -36,10 +38,10 @@ class Layer:
 
 
 class FusedWeights:
-    """A merged copy of a model's weights; `refresh` updates it in place."""
+    """A merged copy of a model's weights, LoRA's included; `refresh` updates it in place."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
-        self.model = model
+        self.model = model = base_of(model)
         config = model.config
         self.heads, self.keys = config.num_attention_heads, config.num_key_value_heads
         self.size = model.model.layers[0].self_attn.head_dim
@@ -47,8 +49,7 @@ class FusedWeights:
         with torch.no_grad():
             self.layers = [merge(layer, dtype) for layer in model.model.layers]
             self.ends = [x.to(dtype, copy=True) for x in self._outer()]
-            self._parts = [part for layer in self.layers for part in self._split(layer)]
-            self._parts += self.ends
+            self._parts = [self._split(layer) for layer in self.layers]
 
     def _outer(self) -> list[Tensor]:
         model = self.model
@@ -57,8 +58,9 @@ class FusedWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:  # every tensor keeps its address
-        fresh = [x for layer in self.model.model.layers for x in weights_of(layer)]
-        torch._foreach_copy_(self._parts, fresh + self._outer())  # pyright: ignore
+        for parts, layer in zip(self._parts, self.model.model.layers, strict=True):
+            torch._foreach_copy_(parts, weights_of(layer))  # pyright: ignore
+        torch._foreach_copy_(self.ends, self._outer())  # pyright: ignore
 
     def _split(self, layer: Layer) -> list[Tensor]:
         # Views of a merged layer, in the order of `weights_of`.
@@ -105,13 +107,33 @@ class FusedWeights:
         return nn.functional.linear(rms_norm(x, x.shape[-1:], self.ends[1], self.eps), self.ends[2])
 
 
-def weights_of(layer: Any) -> list[Tensor]:
+def base_of(model: Any) -> Any:
+    return model.get_base_model() if is_peft_model(model) else model
+
+
+def products_of(layer: Any) -> list[Any]:
     own, mlp = layer.self_attn, layer.mlp
-    three = (own.q_proj, own.k_proj, own.v_proj)
-    biases = [] if own.q_proj.bias is None else [one.bias for one in three]
-    weights = [layer.input_layernorm.weight, *(one.weight for one in three), *biases]
-    weights += [own.o_proj.weight, layer.post_attention_layernorm.weight]
-    return [*weights, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
+    attention = [own.q_proj, own.k_proj, own.v_proj, own.o_proj]
+    return [*attention, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+
+
+def weights_of(layer: Any) -> list[Tensor]:
+    q, k, v, out, *mlp = (weight_of(one) for one in products_of(layer))
+    three = products_of(layer)[:3]
+    biases = [] if three[0].bias is None else [one.bias for one in three]
+    first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+    return [first, q, k, v, *biases, out, second, *mlp]
+
+
+def weight_of(product: Any) -> Tensor:
+    """The weight of a linear layer with its adapters, summed in the wider of their types."""
+    if not isinstance(product, LoraLayer):
+        return product.weight
+    weight: Any = product.get_base_layer().weight
+    names = () if product.merged or product.disable_adapters else product.active_adapters
+    for name in names:
+        weight = weight + product.get_delta_weight(name)  # pyright: ignore
+    return weight
 
 
 def merge(layer: Any, dtype: torch.dtype) -> Layer:
@@ -192,22 +214,32 @@ class FusedDecoder(Decoder):
         self.write(weights.logits(x[:, -1]))
 
 
+def _is_plain(product: Any) -> bool:
+    """Whether it has LoRA without variants such as DoRA."""
+    return (
+        isinstance(product, LoraLayer)
+        and not product.lora_variant
+        and not any(product.lora_bias.values())
+    )
+
+
 class FusedSampler(GraphSampler):
-    """`GraphSampler` with the fused decoder, for Llama and Qwen2 without LoRA."""
+    """`GraphSampler` with the fused decoder, for Llama and Qwen2, also with LoRA."""
 
     name = "the fused decoder"
     weights: FusedWeights
 
     @staticmethod
     def obstacle(model: Any) -> str | None:
+        model = base_of(model)
         kind = type(model).__name__
         if kind not in MODELS:
             return f"the model is a {kind}, not {' or '.join(MODELS)}"
-        layer = model.model.layers[0]
-        own, mlp = layer.self_attn, layer.mlp
-        products = (own.q_proj, own.k_proj, own.v_proj, own.o_proj)
-        products += (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        wrapped = [type(one).__name__ for one in products if type(one) is not nn.Linear]
+        products = products_of(model.model.layers[0])
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
+        parts = [one.get_base_layer() if _is_plain(one) else one for one in products]
+        wrapped = [type(x).__name__ for x in (*parts, *ends)
+                   if type(x) not in (nn.Linear, nn.Embedding)]  # fmt: skip
         if wrapped:
             return f"its layers are wrapped ({wrapped[0]})"
         if any(one.bias is not None for one in products[3:]) or model.config.hidden_act != "silu":
