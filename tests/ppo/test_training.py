@@ -193,10 +193,11 @@ def assert_same_metrics(a: RunFolder, b: RunFolder) -> None:
 @pytest.mark.slow
 def test_signals_save_and_the_resumed_run_ends_the_same(whole, tmp_path, monkeypatch, capsys):
     config = replace(TINY, save_dir=tmp_path, run_name="stopped")
+    write_chunk = training.write_chunk
     for number, done in ((signal.SIGTERM, 2), (signal.SIGINT, 4)):
 
         def write_and_signal(*arguments, number=number):
-            training.write_chunk(*arguments)
+            write_chunk(*arguments)
             os.kill(os.getpid(), number)
 
         monkeypatch.setattr(training, "write_chunk", write_and_signal)
