@@ -404,7 +404,8 @@ def test_a_tiny_real_tournament_of_language_models(folder, monkeypatch):
     assert all(cell.tokens > 0 and cell.seconds > 0 and cell.steps == 3 for cell in record.cells)
     gains = {row.contender: row.gain for row in record.standings}
     assert gains["lowrank"] == 4.0  # 8 directions of 128, exactly
-    assert 1.0 <= gains["muon"] <= 2.0
+    # Few tokens give gradients of low rank: more than at full rank, less than of 8 directions.
+    assert 1.0 <= gains["muon"] < gains["lowrank"]
 
 
 @pytest.mark.slow
