@@ -130,6 +130,11 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
         ("route a --optim sgd", "--optim"),
         ("ppo snake --gif=3", "--gif"),
         ("train arth", "did you mean arith"),
+        ("train --lr 1e-3x", "--optim.lr '1e-3x' is not a number"),
+        ("train --steps=1e3", "--steps '1e3' is not a whole number"),
+        ("train --optim.cutoff half", "'half' is not a number or one of aligned, noise"),
+        ("train --task.weights a b --seed 1", "--task.weights 'a b' is not"),
+        ("train --guard", "--guard needs a value: one of off, warn"),
     ],
 )
 def test_a_mistake_gets_one_line(args, names, capsys):
@@ -245,6 +250,21 @@ def test_a_wrong_toml_file_raises(tmp_path, text, names):
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=names):
         read(f"--config {file}")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("lr = 1e-5\n[optim]\nlr = 1e-4", "optim.lr twice"),
+        ("max_tokens = 8\n[rollout]\nmax-tokens = 9", "rollout.max_tokens twice"),
+        ("[data]\nfile = 'mine.jsonl'", "did you mean files"),
+        ("rollout = 5\nbatch = 4", "rollout = 5"),
+    ],
+)
+def test_short_names_in_a_toml_file_do_not_overrule_others(tmp_path, text, names, capsys):
+    (tmp_path / "run.toml").write_text(text)
+    assert cli.main(["train", str(tmp_path / "run.toml")]) == 2
+    assert names in capsys.readouterr().err
 
 
 MISSING = [

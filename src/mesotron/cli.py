@@ -7,20 +7,30 @@ that, so help and mistakes answer at once.
 
 import io
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from pkgutil import resolve_name as load
-from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 import tyro
 
 from mesotron import __version__, config
-from mesotron.config.base import flags_of, from_plain, rename_flags, suggest, unchecked, validate
+from mesotron.config.base import (
+    describe_type,
+    flags_of,
+    from_plain,
+    rename_flags,
+    suggest,
+    unchecked,
+    validate,
+)
 from mesotron.config.flags import expand_flags, expand_table, short_help, suggest_flag
 from mesotron.config.train import LanguageRunConfig
 from mesotron.recipes import describe_recipes, make_plan, make_recipe
@@ -292,7 +302,7 @@ def defaults_of(config_type: Any, given: Any, presets: Presets | None) -> Any | 
             table = tomllib.loads(given.config.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:  # beyond syntax: depth, digits, encoding
             raise UsageError(f"{given.config} is not valid TOML: {error}") from error
-        table = expand_table(config_type, table)
+        table = expand_table(config_type, table, str(given.config))
     base = None
     if getattr(given, "resume", None) is not None:
         base = settings_to_resume(config_type, given.resume)
@@ -331,7 +341,7 @@ def run_tyro(
             # The message is in a box, up to the first rule.
             lines = [line.strip("│ ") for line in box.getvalue().splitlines()[1:-1]]
             message = " ".join(lines).partition("───")[0].partition("Got errors:")[0]
-            message = " ".join(message.split()).rstrip(".")
+            message = explain(" ".join(message.split()).rstrip("."), args, arguments)
             raise UsageError(f"{message}; see {prog} --help") from None
     for arg in unknown:
         name = arg.partition("=")[0]
@@ -340,3 +350,21 @@ def run_tyro(
             problem = f"unknown flag {name}{suggest_flag(name, arguments)}"
         raise UsageError(f"{problem}; see {prog} --help")
     return made
+
+
+def explain(message: str, args: list[str], arguments: Any) -> str:
+    """tyro's message about the value of a flag, by that value and what belongs there."""
+    found = re.search(r"(?:Error parsing |argument ')(--[\w.-]+)", message)
+    flag = found[1] if found else ""
+    _, kind = flags_of(arguments).get(flag, (None, None))
+    places = [i for i, arg in enumerate(args) if arg.partition("=")[0].replace("_", "-") == flag]
+    if kind is None or not places:
+        return message
+    _, equals, text = args[places[-1]].partition("=")
+    after = takewhile(lambda arg: not arg.startswith("--"), args[places[-1] + 1 :])
+    values = [text] if equals else list(after)
+    if not values:
+        return f"{flag} needs a value: {describe_type(kind)}"
+    if get_origin(kind) is not tuple:
+        values = values[:1]
+    return f"{flag} {' '.join(values)!r} is not {describe_type(kind)}"

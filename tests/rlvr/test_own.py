@@ -58,6 +58,12 @@ def test_columns_are_guessed_or_named(tmp_path, row, columns, question, gold):
     assert problem.columns == row
 
 
+def test_true_and_false_of_csv_are_booleans_for_the_reward(tmp_path):
+    (tmp_path / "mine.csv").write_text("prompt,answer,hard,level\nP,True,False,2\nQ,False,True,1\n")
+    problem = one_of(str(tmp_path / "mine.csv"))
+    assert problem.columns == {"prompt": "P", "answer": "True", "hard": False, "level": "2"}
+
+
 def test_chat_prompts_stay_as_they_are(tmp_path):
     system = {"role": "system", "content": "Be brief."}
     turns = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]

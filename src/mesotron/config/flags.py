@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mesotron.config.base import flags_of
+from mesotron.config.base import flags_of, suggest
 
 
 class Short(NamedTuple):
@@ -77,7 +77,7 @@ def expand_setting(config_type: Any, name: str) -> str:
     return name if flag is None else flag.removeprefix("--").replace("-", "_")
 
 
-def expand_table(config_type: Any, table: Mapping[str, Any]) -> dict[str, Any]:
+def expand_table(config_type: Any, table: Mapping[str, Any], source: str) -> dict[str, Any]:
     """A TOML table with short names, such as lr = 1e-5, in their sections."""
     made = {key: dict(one) if isinstance(one, Mapping) else one for key, one in table.items()}
     found: dict[str, Any] = {}
@@ -91,8 +91,16 @@ def expand_table(config_type: Any, table: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = made.pop(key)
     for key, value in found.items():
         path = "task.data" if key == "data.files" else expand_setting(config_type, key)
+        if path == key:
+            hint = suggest(key[5:], ("files", "columns", "weights"))
+            raise ValueError(f"{source}: [data] has an unknown key {key[5:]!r}{hint}")
         section, _, name = path.rpartition(".")
-        made.setdefault(section, {})[name] = value
+        target = made.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise ValueError(f"{source}: {section} = {target!r:.80} must be a table, [{section}]")
+        if name in (known.replace("-", "_") for known in target):
+            raise ValueError(f"{source} sets {path} twice, once as {key}: keep one of them")
+        target[name] = value
     return made
 
 

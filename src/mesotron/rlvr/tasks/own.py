@@ -99,6 +99,7 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
     gold = given.get("gold", gold) or None
     stem = f"{data_name(path)}{number}"
     named = {key: value for key, value in given.items() if key not in ("prompt", "gold")}
+    parse_switches([*train, *(test or ())], [name for name in names if name not in (prompt, gold)])
 
     def make(rows: Sequence[Row], split: str) -> list[Problem]:
         return [
@@ -115,6 +116,15 @@ def read_source(path: str, config: TaskConfig, number: str = "") -> Source:
     replied = made[0].gold or made[0].solution
     shown = gold or (f"the last reply of {prompt}" if replied else None)
     return Source(path, prompt, shown, names, made, tested)
+
+
+def parse_switches(rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Make booleans of the columns of CSV that hold True and False: both texts are true in `if`."""
+    values = {"True": True, "true": True, "False": False, "false": False}
+    for name in columns:
+        if all(not row.typed and row.values.get(name) in values for row in rows):
+            for row in rows:
+                row.values[name] = values[row.values[name]]
 
 
 def make_problem(

@@ -23,6 +23,7 @@ class Row:
 
     place: str
     values: dict[str, Any]
+    typed: bool = True  # False: all values are text, as in CSV
 
     def text(self, column: str) -> str:
         """A column as stripped text; numbers as they are written."""
@@ -133,7 +134,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 place = f"{path}:{reader.line_num}"
                 if None in row or None in row.values():
                     raise ValueError(f"{place}: more or fewer fields than the header")
-                yield Row(place, dict(row))
+                yield Row(place, dict(row), typed=False)
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path}:{reader.line_num + 1}: not CSV ({error})") from error
 
