@@ -126,6 +126,19 @@ def test_plan_table(capsys):
     assert "time of this run" not in cells
 
 
+def test_a_plan_for_another_gpu_does_not_ask_for_the_memory_of_this_machine(capsys):
+    cells = plan_table(capsys, "--model meta-llama/Llama-3.1-8B-Instruct --gpu 4090")
+    assert cells["memory of one 4090"].startswith("does not fit")
+
+
+def test_a_plan_advises_only_what_is_faster(capsys):
+    words = "plan --model Qwen/Qwen2.5-0.5B-Instruct --lora 16 --gpu h200 --max-tokens 512"
+    assert cli.main(words.split()) == 0
+    assert "--rollout.fast" not in capsys.readouterr().out
+    assert cli.main([*words.split(), "--rollout.no-fast"]) == 0
+    assert "--rollout.fast" in capsys.readouterr().out
+
+
 def test_calibration_measures_the_pace(capsys):
     words = "--calibrate --device cpu --rollout.prompts 2 --rollout.generations 2 --price 1000"
     size = "--rollout.max-tokens 4 --task.num-train 40 --task.num-eval 2"

@@ -291,8 +291,10 @@ def show(result: Estimate, plan: Estimator, console: Console) -> None:
     ]
     if prediction and plan.shape:
         part = f"LoRA of rank {config.model.lora}" if config.model.lora else "all trained"
-        size = f"{plan.shape.parameters / 1e6:,.0f} M weights, {part}"
-        phases = [f"{name} {spell(seconds)} s" for name, seconds in prediction.seconds.items()]
+        millions = plan.shape.parameters / 1e6
+        size = f"{millions:,.{0 if millions >= 10 else 1}f} M weights, {part}"
+        seconds = {name: took * plan.factor for name, took in prediction.seconds.items()}
+        phases = [f"{name} {spell(took)} s" for name, took in seconds.items()]
         rows = [("model", f"{config.model.name}: {size}"), *rows]
         rows.append(("estimated phases of a step", ", ".join(phases)))
         if plan.gpu:
@@ -321,6 +323,8 @@ def advise(plan: Estimator) -> list[str]:
         if share <= 0.5 or rollout.fast or rollout.vllm != "off" or config.model.load != "full":
             return []
         faster = plan.predict(replace(config, rollout=replace(rollout, fast=True)), gpu)
+        if faster.step >= now.step:  # it is already on
+            return []
         pace = spell(faster.step * plan.factor)
         return [f"sampling takes {share:.0%} of a step; with --rollout.fast {pace} s per step"]
     fitting: list[str] = []

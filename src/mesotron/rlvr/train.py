@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from mesotron.config import (
     SELF_LABELED,
+    PlanConfig,
     RewardConfig,
     RolloutConfig,
     SftConfig,
@@ -130,7 +131,8 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     Returns what was guessed about the data, a sentence for each file; those on the hub are read
     only if it `downloads`."""
     check_name(config.model.name)
-    check_memory(config)
+    if not (isinstance(config, PlanConfig) and config.gpu):  # which is of another machine
+        check_memory(config)
     check_task(config.task)
     task, notes = read_data(config.task, downloads)
     if isinstance(config, SftConfig):
