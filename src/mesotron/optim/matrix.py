@@ -6,6 +6,8 @@ reference uses an SVD. Which form of the iteration runs (standard or Gram) depen
 Legend: X is [B, m, n] with m <= n; A = X X^T and R, Q, Z are [B, m, m]; per-matrix numbers are [B].
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -38,15 +40,31 @@ def apply_filter(X: Tensor, filter: Filter) -> Filtered:
     steps = filter.steepest_steps(m, n)
     plan = cheapest_plan(m, n, steps, torch.finfo(X.dtype).eps / 2, SYRK)
     t = None if filter.cutoff is None else _rescale_to_bound(X, A, filter)
-    for segment in plan:
-        triples: list[tuple] = list(segment.steps)
-        if t is not None:  # each matrix has its own coefficients, [B, 1, 1]
-            for k in range(len(triples)):
-                triple, t = aim(t)
-                triples[k] = tuple(x[:, None, None] for x in triple)
-        run = _gram_segment if segment.form == "gram" else _standard_segment
-        X, A = run(X, A, triples), None
+    with _no_subnormals(X):
+        for segment in plan:
+            triples: list[tuple] = list(segment.steps)
+            if t is not None:  # each matrix has its own coefficients, [B, 1, 1]
+                for k in range(len(triples)):
+                    triple, t = aim(t)
+                    triples[k] = tuple(x[:, None, None] for x in triple)
+            run = _gram_segment if segment.form == "gram" else _standard_segment
+            X, A = run(X, A, triples), None
     return Filtered(X, norm, concentration, _sum_of_squares(X))
+
+
+@contextmanager
+def _no_subnormals(X: Tensor) -> Iterator[None]:
+    """Powers of what a filter removes underflow, and x86 multiplies subnormal numbers several times
+    slower: they are zero inside the block. The setting is of the calling thread."""
+    flushed = X.device.type == "cpu" and not torch.compiler.is_compiling()
+    if flushed:  # unless the user has turned it on, or it does not exist here
+        tiny = torch.full((), torch.finfo(torch.float32).tiny / 8)
+        flushed = bool(tiny * 1 != 0) and torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        if flushed:
+            torch.set_flush_denormal(False)
 
 
 def normalize(X: Tensor) -> Tensor:
