@@ -235,14 +235,15 @@ class FusedSampler(GraphSampler):
         kind = type(model).__name__
         if kind not in MODELS:
             return f"the model is a {kind}, not {' or '.join(MODELS)}"
-        products = products_of(model.model.layers[0])
+        layers = [products_of(layer) for layer in model.model.layers]  # adapters may be in some
+        products = [one.get_base_layer() if _is_plain(one) else one for x in layers for one in x]
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
-        parts = [one.get_base_layer() if _is_plain(one) else one for one in products]
-        wrapped = [type(x).__name__ for x in (*parts, *ends)
+        wrapped = [type(x).__name__ for x in (*products, *ends)
                    if type(x) not in (nn.Linear, nn.Embedding)]  # fmt: skip
         if wrapped:
             return f"its layers are wrapped ({wrapped[0]})"
-        if any(one.bias is not None for one in products[3:]) or model.config.hidden_act != "silu":
+        biased = any(one.bias is not None for x in layers for one in x[3:])
+        if biased or model.config.hidden_act != "silu":
             return "its layers have other biases or activations than Llama's"
         return attention_obstacle(model)
 
