@@ -18,6 +18,7 @@ from benchmarks.stack.plan import (
     CONTENDERS,
     GENERATIONS,
     LITTLE,
+    MICRO,
     MODELS,
     PROMPTS,
     RECIPE,
@@ -134,7 +135,7 @@ def mismatch(folder: Path, seconds: float, stale: bool, given: Cell) -> Cell:
 
     one = CONTENDERS["vLLM"]
     VLLM["vllm_gpu_memory_utilization"] = LITTLE  # in this process alone
-    trainer, verifier = make_trainer(one, given["model"], 10, 256, folder, steps=given["steps"])
+    trainer, verifier = make_trainer(one, given["model"], 10, MICRO, folder, steps=given["steps"])
     trainer.vllm_generation.generation_kwargs.pop("detokenize")
     trainer.add_callback(Stale())
     with verifier:

@@ -9,7 +9,8 @@ RECIPE = "arith_smollm2"
 PROMPTS, GENERATIONS = 32, 8
 # TRL's default share of the GPU's memory, and prompt and completion of the longest row.
 VLLM = {"vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 1024}
-LITTLE = 0.1  # share of the memory in runs that share the GPU with others
+# Of the memory and of completions per pass, in runs that share the GPU with others.
+LITTLE, MICRO = 0.1, 64
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512}),
 }  # fmt: skip
 SEEDS = (0, 1, 2)
+LORA = [
+    "--model.lora", "16", "--optim.name", "muon", "--no-rollout.fast",
+    "--rollout.micro-batch", str(MICRO),
+]  # fmt: skip
 # Whole runs of `mesotron train arith_smollm2`, by part and name.
 RUNS: dict[str, dict[str, list[str]]] = {
     "accuracy": {
         "fast": [],
         "vllm": ["--no-rollout.fast", "--rollout.vllm", "colocate",
+                 "--rollout.micro-batch", str(MICRO),
                  "--trl.vllm_gpu_memory_utilization", str(LITTLE)],
     },
     "qlora": {
-        "bf16": ["--model.lora", "16", "--no-rollout.fast", "--optim.name", "muon"],
-        "4bit": ["--model.lora", "16", "--no-rollout.fast", "--optim.name", "muon",
-                 "--model.load", "4bit"],
+        "bf16": [*LORA],
+        "4bit": [*LORA, "--model.load", "4bit"],
     },
 }  # fmt: skip
 STALE_FROM = 20  # step after which the provoked run no longer passes its weights to vLLM
