@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -216,7 +217,10 @@ def test_one_line_sets_the_whole_run(tmp_path, monkeypatch):
     resolved = resolve_own(config)
     # The user's reward gets the user's prompts; 20 completions divide into passes of 10.
     assert (resolved.task.system, resolved.rollout.micro_batch) == ("", 10)
-    assert resolve_own(read("--data mine.jsonl --model tiny")).task.system is None
+    config = read("--data mine.jsonl --model tiny --lora 4")
+    assert (resolve_own(config).task.system, config.optim.name) == (None, "adamw")
+    assert "--lr 0.00016" in check(config)[1]
+    assert len(check(replace(config, optim=replace(config.optim, lr=1e-4)))) == 1
 
 
 def test_short_flags_mean_the_same_in_every_command():

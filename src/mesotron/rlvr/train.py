@@ -34,6 +34,8 @@ from mesotron.runs.resume import Plan, plan_new, plan_resume
 
 log = logging.getLogger("mesotron")
 SMALL = 1.0  # GiB that every machine has
+# LoRA's best rate in RL with AdamW, and a rate at which it learned nothing (benchmarks/finetuning).
+LORA_RATE, TOO_LOW = 1.6e-4, 2e-5
 MICRO_BATCH = 16  # completions per forward pass with one's own data, if it divides the batch
 Training = TypeVar("Training", bound=TrainConfig)
 Limited = TypeVar("Limited", TrainConfig, SftConfig)
@@ -128,8 +130,8 @@ def check_installed(config: TrainConfig | SftConfig) -> None:
 
 def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]:
     """Refuse what depends on files, installed packages and processes, before torch is imported.
-    Returns what was guessed about the data, a sentence for each file; those on the hub are read
-    only if it `downloads`."""
+    Returns what to tell: what was guessed about the data, a sentence for each file (those on the
+    hub are read only if it `downloads`), and a rate that is too low."""
     check_name(config.model.name)
     if not (isinstance(config, PlanConfig) and config.gpu):  # which is of another machine
         check_memory(config)
@@ -158,6 +160,8 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     if config.objective.name in SELF_LABELED and (parts != default or config.reward.weights):
         message = "%s trains on its votes only: the reward %s is logged as rewards/reward, not used"
         log.warning(message, config.objective.name, " + ".join(parts))
+    if config.model.lora and config.optim.lr <= TOO_LOW:
+        notes.append(f"--lr {config.optim.lr:g} is low for LoRA: try --lr {LORA_RATE:g}")
     return notes
 
 
