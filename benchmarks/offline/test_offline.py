@@ -40,9 +40,10 @@ def index(tmp_path, monkeypatch):
     return folder
 
 
-def walk(tmp_path, wanted: str, packages: dict | None = None) -> Closure:
+def walk(tmp_path, wanted: str, packages: dict | None = None, without: tuple = ()) -> Closure:
     target = read_target(MACHINE | {"packages": packages or {}})
-    closure = Closure(target, Wheelhouse(tmp_path / "wheels", target), Path(), lambda name: None)
+    house = Wheelhouse(tmp_path / "wheels", target)
+    closure = Closure(target, house, Path(), lambda name: None, without)
     closure.require(Requirement(wanted), "")
     return closure
 
@@ -62,6 +63,7 @@ def test_keeps_what_satisfies_and_packs_the_rest(tmp_path, index):
     assert closure.needs["inner"].kept == "1.2"
     assert closure.needs["other"].outdated == "2.9"
     assert closure.needs["other"].required_by == "outer"
+    assert packed(walk(tmp_path, "outer", without=("Other",))) == {"outer": "2.0", "inner": "1.5"}
 
 
 @pytest.mark.slow
