@@ -1,12 +1,13 @@
-"""Peak memory of one training step: three sizes x full, LoRA, QLoRA x three optimizers.
+"""Peak memory of two training steps: three sizes x full, LoRA, QLoRA x three optimizers.
 
     python -m benchmarks.memory --out benchmarks/memory
 
 Models have published shapes and random weights, so nothing is downloaded. The rollout is small (8
 prompts x 8 completions of 128 tokens, 8 rows per pass): weights, gradients and optimizer state are
-compared, not batches. Each cell runs in its own process and is a line of JSON as soon as it is
-measured; `result.json` holds all of them, and the table is printed at the end. `--small` shrinks
-everything for a dry run on a CPU.
+compared, not batches. Two steps, because only the second has optimizer state and activations at
+once. Each cell runs in its own process and is a line of JSON as soon as it is measured;
+`result.json` holds all of them, and the table is printed at the end. `--small` shrinks everything
+for a dry run on a CPU.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def measure(
         name=size, dtype=dtype, gradient_checkpointing=checkpointing, **options
     )  # type: ignore[arg-type]
     config = TrainConfig(
-        model=model_config, optim=OptimConfig(name=optim), rollout=rollout, steps=1,
+        model=model_config, optim=OptimConfig(name=optim), rollout=rollout, steps=2,
         objective=ObjectiveConfig(beta=0.0), save_every=0, guard="off",
     )  # type: ignore[arg-type]  # fmt: skip
     _, tokenizer = load_model(ModelConfig(name="tiny"))

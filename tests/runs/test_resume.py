@@ -67,7 +67,7 @@ def test_a_run_keeps_its_own_settings_and_flags_may_repeat_them(name, args):
         ("train", f"--steps {TrainConfig().steps}", "--steps 7"),
         ("train", "arith", "recipe arith_mgrpo"),
         ("train", "--optim.rank 3", "without --optim.rank"),
-        ("sft", "--optim.lr 0.1", "--optim.lr 0.0003"),
+        ("sft", "--optim.lr 0.1", "--optim.lr 8e-05"),
         ("vla train", "others", "demos others"),
         ("ppo snake", "--num-envs 2048", "--pretrained-model"),
         ("ppo snake", "--use-muon", "--no-use-muon"),
