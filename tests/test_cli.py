@@ -90,7 +90,7 @@ def test_help_is_short_and_names_the_flags_that_people_use(name, capsys):
     shown = capsys.readouterr().out
     assert (stop.value.code, shown.count("\n") < 50) == (0, True)
     used = ["model", "data", "optim", "lr", "steps", "batch", "max-tokens", "lora", "budget"]
-    used += ["seed", "out"] + ["reward", "group", "vllm", "guard"] * (name != "sft")
+    used += ["gpu", "seed", "out"] + ["reward", "group", "vllm", "guard"] * (name != "sft")
     assert re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE) == [x for x in SHORT if x in used]
     assert "--help-all" in shown
 
@@ -103,7 +103,8 @@ def test_help_is_short_and_names_the_flags_that_people_use(name, capsys):
         ("--max_completion_length", "--max-tokens"), ("--epochs", "--steps"),
         ("--temperature", "--rollout.temperature"), ("--optim.learning-rate", "--lr"),
         ("--objectve.name", "--objective.name"), ("--kl", "--objective.beta"),
-        ("--modle", "--model"),
+        ("--modle", "--model"), ("--grad-accum", "--rollout.micro-batch"),
+        ("--gradient_accumulation_steps", "--rollout.micro-batch"),
     ],
 )  # fmt: skip
 def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
@@ -135,6 +136,9 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
         ("train --optim.cutoff half", "'half' is not a number or one of aligned, noise"),
         ("train --task.weights a b --seed 1", "--task.weights 'a b' is not"),
         ("train --guard", "--guard needs a value: one of off, warn"),
+        ("train --trl --steps 3", "--trl needs a value"),
+        ("plan --data", "--data needs a value"),
+        ("compare --data --seeds 1", "--data needs a value"),
     ],
 )
 def test_a_mistake_gets_one_line(args, names, capsys):

@@ -141,6 +141,9 @@ def crashes(completions):
 def one_number(completions):
     return 1.0
 
+def too_few(completions):
+    return [1.0]
+
 def needs_level(completions, level):
     return level
 

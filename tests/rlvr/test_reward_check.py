@@ -69,6 +69,10 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert "empty" in capsys.readouterr().out
     assert main(["reward", "check", "spares", "--data", str(path)]) == 2
     assert "sparse" in capsys.readouterr().err
+    (tmp_path / "my.py").write_text("def score(completions, answer):\n    return answer\n")
+    assert main(["reward", "check", f"{tmp_path}/my.py:score", "--rows", "2"]) == 2
+    error = capsys.readouterr().err
+    assert ("'answer'" in error, "--data FILE" in error, error.count("\n")) == (True, True, 1)
 
 
 @pytest.mark.slow

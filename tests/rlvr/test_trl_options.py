@@ -94,9 +94,10 @@ def test_flags_toml_and_settings_give_the_same(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[trl]\ntop_k = 5\nmin_p = 0.1\ngeneration_kwargs = {num_beams = 2}\n")
     flags = ["--config", str(file), "--trl.top-k", "20", "--trl.mask_truncated_completions"]
+    flags += ["--trl", "pad_to_multiple_of=8"]
     expected = {
         "top_k": 20, "min_p": 0.1, "generation_kwargs": {"num_beams": 2},
-        "mask_truncated_completions": True,
+        "mask_truncated_completions": True, "pad_to_multiple_of": 8,
     }  # fmt: skip
     for kind, name in ((TrainConfig, "train"), (PlanConfig, "plan")):
         made = parse(kind, [*flags, "--steps", "3"], "mesotron", COMMANDS[name].presets)

@@ -21,6 +21,8 @@ _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="
 SHORT = {name: Short(*values) for name, values in _TABLES["short"].items()}
 ALSO_SHORT: dict[str, str] = _TABLES["also_short"]
 SYNONYMS: dict[str, str] = _TABLES["synonyms"]
+# Lists that nobody means to be empty.
+_NOT_EMPTY = {"--trl": "KEY=VALUE, such as top_k=20", "--data": "a file, a folder or a hub name"}
 _MEANT = {word: name for name, words in SYNONYMS.items() for word in words.split()}
 
 
@@ -47,15 +49,22 @@ def expand_flags(config_type: Any, args: Sequence[str]) -> list[str]:
         flag = name.replace("_", "-")
         key = flag.removeprefix("--")
         target = SHORT[key].setting if key in SHORT else ALSO_SHORT.get(key)
+        has_no_value = not equals and (not rest or rest[0].startswith("-"))
+        if has_no_value and flag in _NOT_EMPTY and (passed_on or flag in short or flag in flags):
+            raise ValueError(f"{flag} needs a value: {_NOT_EMPTY[flag]}")
         if flag in short:
             expanded.append(short[flag] + equals + text)
-            if key == "vllm" and not equals and (not rest or rest[0].startswith("-")):
+            if key == "vllm" and has_no_value:
                 expanded.append("colocate")
         elif passed_on and name.startswith("--") and target and flag not in flags:
             values = [text] if equals else []
             while not equals and rest and not rest[0].startswith("--"):
                 values.append(rest.pop(0))
             settings.append(f"{target}={','.join(values) or 'colocate'}")
+        elif flag == "--trl" and flag in flags:  # tyro keeps the last list only
+            trl += [text] if equals else []
+            while not equals and rest and not rest[0].startswith("--"):
+                trl.append(rest.pop(0))
         elif flag.startswith("--trl.") and "--trl" in flags:
             if not equals:  # a switch needs no value
                 text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"

@@ -19,7 +19,7 @@ from mesotron.config import RewardCheckConfig, RewardConfig
 from mesotron.rlvr.answers.facts import Judge
 from mesotron.rlvr.answers.formats import FORMATS
 from mesotron.rlvr.answers.verify import Verifier
-from mesotron.rlvr.rewards import Reward, make_reward
+from mesotron.rlvr.rewards import MissingColumn, Reward, make_reward
 from mesotron.rlvr.tasks.gym import OutOfTime, cpu_limit, regrade
 from mesotron.rlvr.tasks.load import load_task
 from mesotron.rlvr.tasks.problem import Problem, digest, own_row
@@ -162,6 +162,8 @@ def check(
     try:
         _check_gold(outcome, call, problems)
         _check_cheats(outcome, call, problems)
+    except MissingColumn:  # a mistake in the call, not in the reward
+        raise
     except (ValueError, OutOfTime) as error:
         found.append(_failure(error, "an ordinary answer", limit))
     for name, text in HOSTILE.items():

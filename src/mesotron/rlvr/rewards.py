@@ -41,6 +41,10 @@ OwnReward = Callable[..., Any]
 _takes_messages: set[str] = set()
 
 
+class MissingColumn(ValueError):
+    """A reward names a parameter that the data cannot fill."""
+
+
 @dataclass(frozen=True)
 class Completion:
     facts: Facts
@@ -277,18 +281,17 @@ def needs_gold(config: RewardConfig) -> bool:
 
 
 def try_reward(config: RewardConfig, problem: Problem, max_tokens: int) -> None:
-    """Call the user's own parts on one row, with its gold and with nothing as the completion."""
+    """Call the user's own parts on one row with a group of two: its gold and an empty completion.
+    One completion would not show a wrong number of scores."""
+    texts = [rf"The answer is \boxed{{{problem.gold or 0}}}.", ""]
     for name in config.parts:
-        if name in PARTS:
-            continue
-        function = import_reward(name)
-        for text in (rf"The answer is \boxed{{{problem.gold or 0}}}.", ""):
+        if name not in PARTS:
             batch = {
-                "completions": [text], "completion_ids": [[1] * len(text.split())],
-                "golds": [problem.gold], "truncated": [False], "rows": [own_row(problem)],
-                "facts": [no_facts(truncated=False)],
+                "completions": texts, "completion_ids": [[1] * len(text.split()) for text in texts],
+                "golds": [problem.gold] * 2, "truncated": [False] * 2,
+                "rows": [own_row(problem)] * 2, "facts": [no_facts(truncated=False)] * 2,
             }  # fmt: skip
-            call_reward(name, function, batch, max_tokens)
+            call_reward(name, import_reward(name), batch, max_tokens)
 
 
 def import_reward(name: str) -> OwnReward:
@@ -331,9 +334,10 @@ def call_reward(
         is_rest = one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
         if one.default is one.empty and not is_rest and one.name not in known:
             known_names = ", ".join(["completions", "golds", *map(str, keys)])
-            raise ValueError(
-                f"the reward {name} needs {one.name!r}, but the data has {known_names}: rename its "
-                f"parameter, or map a column with --data.columns {one.name}=COLUMN"
+            raise MissingColumn(
+                f"the reward {name} needs the column {one.name!r}, but the data has {known_names}: "
+                f"add --data FILE that has it, map one with --data.columns {one.name}=COLUMN, or "
+                "rename the parameter"
             )
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         known = {p.name: known[p.name] for p in parameters if p.name in known}
@@ -350,7 +354,8 @@ def call_reward(
             scores = _finish(function(**{**known, "completions": messages}))
             _takes_messages.add(name)
         except (Exception, SystemExit):
-            shown = f" on the completion {texts[0]!r:.60}" if len(texts) == 1 else ""
+            shown = " or ".join(f"{text!r:.60}" for text in texts)
+            shown = f" on the completion {shown}" if len(texts) <= 2 else ""
             raise ValueError(
                 f"the reward {name} raised {type(error).__name__} ({error}){shown}{_where(error)}"
             ) from error

@@ -22,7 +22,7 @@ from mesotron.rlvr.models import SHIPPED, check_name
 from mesotron.rlvr.objectives import first_round_prompts, trl_arguments
 from mesotron.rlvr.rewards import check_reward, is_own, needs_gold, try_reward
 from mesotron.rlvr.spending import Account
-from mesotron.rlvr.tasks.load import check_task, load_task
+from mesotron.rlvr.tasks.load import GENERATORS, check_task, load_task
 from mesotron.rlvr.tasks.own import read_own
 from mesotron.rlvr.tasks.problem import Task, assemble
 from mesotron.rlvr.trl_options import trl_options
@@ -154,6 +154,8 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     trl_options(config)
     num_problems = math.inf if config.task.num_train is None else config.task.num_train
     check_enough(num_problems if task is None else len(task.train), config)
+    if task is None and config.task.name in GENERATORS and not config.task.data:
+        task = load_task(replace(config.task, num_train=1))
     if task is not None:
         check_rewards_on(task, config)
     parts, default = config.reward.parts, RewardConfig().parts

@@ -39,7 +39,7 @@ def read_log(path: Path, kind: LogKind = "auto") -> Log:
     stream.poll()
     stream.finish()
     if not stream.log.rows:
-        raise ValueError(f"{path} has no row of numbers (read as {stream.log.kind})")
+        raise ValueError(f"{path} has no row of numbers (read as {stream.log.kind}): check --kind")
     return stream.log
 
 
