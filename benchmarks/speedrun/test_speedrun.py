@@ -178,8 +178,8 @@ def test_every_arm_has_the_same_search_and_reports_its_best_on_other_seeds():
     for arm in ARMS:
         mine = [cell for cell in done.values() if cell["arm"] == arm]
         tuned = [cell["seed"] for cell in mine if cell["use"] == "tuning"]
-        assert sorted(set(tuned)) == [110, 111, 112]
-        assert len(tuned) == 8
+        assert sorted(set(tuned)) == [110, 111]
+        assert len(tuned) == 6
         reports = [cell for cell in mine if cell["use"] == "reporting"]
         assert {cell["name"] for cell in reports} == {wanted[arm]}
         assert [cell["seed"] for cell in reports] == list(protocol.REPORTING_SEEDS[arm])

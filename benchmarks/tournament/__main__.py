@@ -44,7 +44,7 @@ def main() -> None:
     write_tasks(given.state / "tasks")
     if not given.tiny:
         for name in given.tasks:
-            if not (given.state / "warm" / name / warm.FILE).exists():
+            if not warm.adapter_of(name, given.state).exists():
                 warm.train(name, given.folder, given.state, given.device, say)
     done = read_cells([*given.cells, given.out / "cells"])
     failed: dict[str, int] = {}

@@ -49,8 +49,7 @@ def run_cell(cell: Cell, settings: dict[str, Any], deadline: float) -> Cell | No
 @cache
 def start_of(task: str, folder: str, state: Path) -> tuple[Any, Any]:
     """A task's model and tokenizer; in the CPU's memory, since runs fill the GPU's."""
-    adapter = state / "warm" / task / warm.FILE
-    return warm.start(folder, adapter if adapter.exists() else None, "cpu")
+    return warm.start(folder, None if folder == "tiny" else warm.adapter_of(task, state), "cpu")
 
 
 # (task, use) -> the evaluation of the start, which is the same for all runs of a process.
@@ -156,7 +155,7 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
     curve = [(step, look["greedy"]["strict"]["value"]) for step, look in looks]
     final = 0.0 if broken else curve[-1][1]
     solved = "".join(str(int(one["correct"])) for one in looks[-1][1]["transcripts"])
-    adapter = given.state / "warm" / cell["task"] / warm.FILE
+    adapter = warm.adapter_of(cell["task"], given.state)
     return cell | {
         "protocol": given.protocol, "accuracy": final, "area": area(curve, given.steps, final),
         "forgetting": nll - nll_before, "diverged": broken,

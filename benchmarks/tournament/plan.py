@@ -29,7 +29,7 @@ class Contender(NamedTuple):
 
     @property
     def grid(self) -> Grid:
-        return Grid(self.middle, factor=2.0, rates=5, extend=2)
+        return Grid(self.middle, factor=2.0, rates=3, extend=2)
 
 
 REST = "optim.aux_lr=1e-5"

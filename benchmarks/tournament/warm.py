@@ -23,6 +23,13 @@ RANK, ALPHA, RATE, BATCH, SEED = 4, 16.0, 1e-3, 16, 77
 LOOK_EVERY, LONGEST, LOOKS = 10, 256, 128
 ENOUGH = 0.10
 FILE = "adapter.safetensors"
+STARTS = Path(__file__).with_name("starts")  # the protocol's own, by task
+
+
+def adapter_of(name: str, state: Path) -> Path:
+    """The protocol's adapter, or the one that was made here."""
+    kept = STARTS / f"{name}.safetensors"
+    return kept if kept.exists() else state / "warm" / name / FILE
 
 
 def task_config(name: str, state: Path, use: str, num_eval: int) -> Any:

@@ -1,0 +1,172 @@
+"""Claims that `mesotron train` decides on SmolLM2-135M, by PROTOCOL.md: the guard and the box.
+
+    python -m benchmarks.claims guard --model FOLDER --state STATE --rate 4e-4 --result guard.json
+    python -m benchmarks.claims box --model FOLDER --state STATE --result box.json
+
+guard: provoked collapses with `--guard rollback` and without, on the tournament's sums with its
+warm start (STATE is the tournament's); RATE is eight times Muon's chosen rate. box: the sparse and
+the two-part reward with boxed answers, Muon and AdamW, at a good rate and at four times it.
+Finished runs are in the result after each one and not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks._lib.mps import mps
+from benchmarks.smollm2.place import model_folder
+from benchmarks.tournament import warm
+from benchmarks.tournament.__main__ import protocol_commit
+from benchmarks.tournament.tasks import SIZES, SYSTEM, TASKS, write_tasks
+from mesotron.runs.files import read_rows
+
+GUARD_SEEDS, BOX_SEEDS = range(240, 250), range(230, 233)
+RATES = {"muon": 4e-5, "adamw": 1e-5}  # best in RL on sums: benchmarks/finetuning
+STEPS = {"guard": 100, "box": 80}
+Run = dict[str, Any]
+Cell = tuple[str, int, list[str]]  # name, seed, flags
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", choices=STEPS)
+    parser.add_argument("--model", required=True, help="a folder with a .gguf file, or a model")
+    parser.add_argument("--state", type=Path, required=True, help="of the tournament")
+    parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--rate", type=float, help="of the guard's runs")
+    parser.add_argument("--minutes", type=float, default=9)
+    parser.add_argument("--workers", type=int, default=5, help="each keeps up to 6 GB on disk")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--steps", type=int, help="for trials only")
+    parser.add_argument("--prompts", type=int, default=32, help="for trials only")
+    parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
+    given = parser.parse_args()
+    if given.study == "guard" and given.rate is None:
+        parser.error("the study guard needs --rate")
+    given.protocol = given.protocol or protocol_commit()
+    given.until = time.monotonic() + 60 * given.minutes
+    runs: list[Run] = json.loads(given.result.read_text()) if given.result.exists() else []
+    known = {(run["name"], run["seed"]) for run in runs}
+    cells = guard_cells(given) if given.study == "guard" else box_cells(given)
+
+    def one(cell: Cell) -> None:
+        if (run := train(*cell, given)) is not None:
+            runs.append(run)
+            draft = given.result.with_suffix(".draft")
+            draft.write_text(json.dumps(runs))
+            os.replace(draft, given.result)
+            print({key: value for key, value in run.items() if key != "curve"}, flush=True)
+
+    shares = given.device == "cuda" and given.workers > 1
+    side_by_side = mps(given.state, print) if shares else nullcontext()
+    with side_by_side, ThreadPoolExecutor(given.workers) as pool:
+        list(pool.map(one, [cell for cell in cells if cell[:2] not in known]))
+    pairs = [("rollback", "off")]
+    if given.study == "box":
+        pairs = [
+            (name.replace("sparse", "two_part"), name) for name in sorted({r["name"] for r in runs})
+        ]
+    for better, other in pairs:
+        compare(runs, better, other)
+
+
+def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
+    write_tasks(given.state / "tasks")
+    folder = given.state / "start_sums"
+    if not (folder / "config.json").exists():
+        place, adapter = "tiny", None
+        if given.model != "tiny":
+            place, adapter = str(model_folder(given)), warm.adapter_of("sums", given.state)
+        model, tokenizer = warm.start(place, adapter, "cpu")
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    flags = f"--model.name {folder} --data {given.state / 'tasks' / 'sums' / 'reporting'}"
+    flags += f" --task.format answer --task.num-eval {SIZES['test']} --rollout.max-tokens"
+    flags += f" {TASKS['sums'].max_tokens} --optim.name muon --optim.lr {given.rate}"
+    flags += " --optim.aux-lr 1e-5 --eval-every 25 --save-every 10 --guard"
+    for seed in GUARD_SEEDS:
+        for guard in ("off", "rollback"):
+            yield guard, seed, [*flags.split(), guard, "--task.system", SYSTEM]
+
+
+def box_cells(given: argparse.Namespace) -> Iterator[Cell]:
+    folder = "tiny" if given.model == "tiny" else str(model_folder(given))
+    flags = f"--model.name {folder} --task.name sums --task.format boxed --task.few-shot 1"
+    flags += " --task.num-eval 512 --rollout.max-tokens 16 --eval-every 20 --save-every 0"
+    for seed in BOX_SEEDS:
+        for optim, rate in RATES.items():
+            for factor in (1, 4):
+                for reward in ("sparse", "two_part"):
+                    own = f"--guard off --reward {reward} --optim.name {optim}"
+                    own += f" --optim.lr {factor * rate}"
+                    own += " --optim.aux-lr 1e-5" * (optim == "muon")
+                    yield f"{optim} x{factor} {reward}", seed, [*flags.split(), *own.split()]
+
+
+def train(name: str, seed: int, flags: list[str], given: argparse.Namespace) -> Run | None:
+    """One run; None if there was no time for it."""
+    path = given.state / given.study / f"{name.replace(' ', '-')}-{seed}"
+    left = given.until - time.monotonic()
+    if left < 20:
+        return None
+    shutil.rmtree(path, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    common = f"--rollout.prompts {given.prompts} --rollout.generations 8 --device {given.device}"
+    common += f" --threads 1 --seed {seed} --steps {given.steps or STEPS[given.study]} --out {path}"
+    common += " --optim.clip all --optim.schedule linear --optim.warmup 0.05"
+    typed = [sys.executable, "-m", "mesotron", "train", "arith", *common.split(), *flags]
+    with (path.parent / f"{path.name}.log").open("w") as log:
+        try:
+            began = time.monotonic()
+            subprocess.run(typed, stdout=log, stderr=log, timeout=left, check=False)
+        except subprocess.TimeoutExpired:
+            return None
+    rows = read_rows(path / "metrics.jsonl")
+    curve = [(row["step"], row["eval/greedy"]) for row in rows if "eval/greedy" in row]
+    actions = [row for row in read_rows(path / "events.jsonl") if row["kind"] != "watch"]
+    run = {
+        "use": "reporting", "protocol": given.protocol, "name": name, "seed": seed,
+        "rate": given.rate, "accuracy": curve[-1][1] if curve else 0.0, "finished": False,
+        "curve": curve, "steps": rows[-1]["step"] if rows else 0,
+        "seconds": time.monotonic() - began,
+        "actions": [[row["step"], row["kind"]] for row in actions],
+    }  # fmt: skip
+    after = path / "after.json"
+    if after.exists():
+        greedy = json.loads(after.read_text())["greedy"]
+        run |= {
+            "finished": True, "accuracy": greedy["strict"]["value"],
+            "lenient": greedy["lenient"]["value"],
+            "formatted": greedy["rates"]["facts/formatted"],
+        }  # fmt: skip
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    return run
+
+
+def compare(runs: list[Run], better: str, other: str) -> None:
+    """The paired difference with its t interval, of the seeds that have both."""
+    from scipy.stats import t as student
+
+    by = {(run["name"], run["seed"]): run["accuracy"] for run in runs}
+    seeds = [seed for name, seed in by if name == other and (better, seed) in by]
+    D = [by[better, seed] - by[other, seed] for seed in seeds]
+    if better != other and len(D) > 1:
+        half = float(student.ppf(0.975, len(D) - 1)) * stdev(D) / math.sqrt(len(D))
+        print(f"{better} minus {other}: {fmean(D):.3f} ± {half:.3f}, {len(D)} seeds")
+
+
+if __name__ == "__main__":
+    main()
