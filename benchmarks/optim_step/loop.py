@@ -6,13 +6,16 @@ Whole models with random weights, float32; every step has a forward and a backwa
 `zero_grad(set_to_none=True)`, so gradients move. `busy`: the device is still busy with the backward
 pass when the step begins, as in any loop that does not wait; `idle`: it has finished. Both are the
 time until the step's last kernel ends; `host` is the time until `step()` returns. `captured` is our
-step in a CUDA graph of the caller's, gradients at fixed addresses.
+step in a CUDA graph of the caller's, gradients at fixed addresses. `in TRL` is our step inside
+`trl.GRPOTrainer`, the device idle. `first_ms` has the compilation: run it twice to see what the
+cache on disk leaves of it.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +26,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config, Qwen3Config
 
 import mesotron
+from mesotron.config import ModelConfig
+from mesotron.rlvr.models import load_model
 
 REPEATS, WARMUP = 25, 6
 BUSY_CYCLES = 150_000_000  # about 80 ms
@@ -106,6 +111,50 @@ def in_a_loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     }
 
 
+def in_trl(model: torch.nn.Module) -> dict[str, float]:
+    """Our step in GRPO with one prompt and random rewards, timed by the optimizer's hooks."""
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    optimizer, generator = mesotron.muon(model, lr=1e-4), torch.Generator().manual_seed(0)
+    rows: list[tuple[float, float]] = []
+    began: list[Any] = []
+
+    def before(*_: Any) -> None:
+        torch.cuda.synchronize()
+        start = torch.cuda.Event(enable_timing=True)
+        began[:] = [start, time.perf_counter()]
+        start.record()
+
+    def after(*_: Any) -> None:
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        host = 1e3 * (time.perf_counter() - began[1])
+        torch.cuda.synchronize()
+        rows.append((began[0].elapsed_time(end), host))
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+    args = GRPOConfig(
+        tempfile.mkdtemp(), max_steps=WARMUP + REPEATS, per_device_train_batch_size=8,
+        num_generations=8, max_completion_length=8, bf16=False, gradient_checkpointing=False,
+        save_strategy="no", report_to="none", disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model,
+        lambda completions, **_: torch.rand(len(completions), generator=generator).tolist(),
+        args,
+        Dataset.from_list([{"prompt": "What is 2 + 3?"}] * 64),
+        processing_class=load_model(ModelConfig(name="tiny"))[1],
+        optimizers=(optimizer, None),  # pyright: ignore[reportArgumentType]
+    )
+    trainer.train()
+    idle, host = (median(values) for values in zip(*rows[WARMUP:], strict=True))
+    return {"idle_ms": idle, "host_ms": host}
+
+
 def captured(model: torch.nn.Module) -> float:
     for p in model.parameters():
         p.grad = torch.randn_like(p) * 1e-3
@@ -134,6 +183,7 @@ def main(out: Path) -> int:
             optimizer = make(model)
             rows[contender] = in_a_loop(model, optimizer)
             del optimizer
+        rows["in TRL"] = in_trl(model)
         result[name] = rows
         print(name, json.dumps(rows, indent=1), flush=True)
         out.write_text(json.dumps(result, indent=1))
