@@ -10,7 +10,7 @@ PROMPTS, GENERATIONS = 32, 8
 # TRL's default share of the GPU's memory, and prompt and completion of the longest row.
 VLLM = {"vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 1024}
 # Of the memory and of completions per pass, in runs that share the GPU with others.
-LITTLE, MICRO = 0.1, 64
+LITTLE, MICRO = 0.1, 128
 
 
 @dataclass(frozen=True)
