@@ -1,12 +1,14 @@
-"""Claims that `mesotron train` decides on SmolLM2-135M, by PROTOCOL.md: the guard and the box.
+"""Claims that `mesotron train` decides, by PROTOCOL.md: the guard, the box, the collapse.
 
     python -m benchmarks.claims guard --model FOLDER --state STATE --rate 4e-4 --result guard.json
     python -m benchmarks.claims box --model FOLDER --state STATE --result box.json
+    python -m benchmarks.claims collapse --state STATE --result collapse.json --device cpu
 
 guard: provoked collapses with `--guard rollback` and without, on the tournament's sums with its
 warm start (STATE is the tournament's); RATE is eight times Muon's chosen rate. box: the sparse and
 the two-part reward with boxed answers, Muon and AdamW, at a good rate and at four times it.
-Finished runs are in the result after each one and not made again.
+collapse: the same rewards and optimizers with the tiny model at a rate that collapses. Finished
+runs are in the result after each one and not made again.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ from benchmarks.tournament.__main__ import protocol_commit
 from benchmarks.tournament.tasks import SIZES, SYSTEM, TASKS, write_tasks
 from mesotron.runs.files import read_rows
 
-GUARD_SEEDS, BOX_SEEDS = range(240, 250), range(230, 233)
+GUARD_SEEDS, BOX_SEEDS, COLLAPSE_SEEDS = range(240, 250), range(230, 233), range(255, 260)
 RATES = {"muon": 4e-5, "adamw": 1e-5}  # best in RL on sums: benchmarks/finetuning
-STEPS = {"guard": 100, "box": 80}
+COLLAPSE_RATE = 1.2e-2  # of the recipe arith_collapse
+STEPS = {"guard": 100, "box": 80, "collapse": 60}
+FALLING = "--optim.clip all --optim.schedule linear --optim.warmup 0.05"
 Run = dict[str, Any]
 Cell = tuple[str, int, list[str]]  # name, seed, flags
 
@@ -43,15 +47,15 @@ Cell = tuple[str, int, list[str]]  # name, seed, flags
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", choices=STEPS)
-    parser.add_argument("--model", required=True, help="a folder with a .gguf file, or a model")
-    parser.add_argument("--state", type=Path, required=True, help="of the tournament")
+    parser.add_argument("--model", default="tiny", help="a folder with a .gguf file, or a model")
+    parser.add_argument("--state", type=Path, required=True, help="of the tournament; for runs")
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--rate", type=float, help="of the guard's runs")
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--workers", type=int, default=5, help="each keeps up to 6 GB on disk")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--steps", type=int, help="for trials only")
-    parser.add_argument("--prompts", type=int, default=32, help="for trials only")
+    parser.add_argument("--prompts", type=int, help="for trials only")
     parser.add_argument("--protocol", default="", help="commit of PROTOCOL.md, without git")
     given = parser.parse_args()
     if given.study == "guard" and given.rate is None:
@@ -60,7 +64,7 @@ def main() -> None:
     given.until = time.monotonic() + 60 * given.minutes
     runs: list[Run] = json.loads(given.result.read_text()) if given.result.exists() else []
     known = {(run["name"], run["seed"]) for run in runs}
-    cells = guard_cells(given) if given.study == "guard" else box_cells(given)
+    cells = {"guard": guard_cells, "box": box_cells, "collapse": collapse_cells}[given.study](given)
 
     def one(cell: Cell) -> None:
         if (run := train(*cell, given)) is not None:
@@ -74,13 +78,10 @@ def main() -> None:
     side_by_side = mps(given.state, print) if shares else nullcontext()
     with side_by_side, ThreadPoolExecutor(given.workers) as pool:
         list(pool.map(one, [cell for cell in cells if cell[:2] not in known]))
-    pairs = [("rollback", "off")]
-    if given.study == "box":
-        pairs = [
-            (name.replace("sparse", "two_part"), name) for name in sorted({r["name"] for r in runs})
-        ]
-    for better, other in pairs:
-        compare(runs, better, other)
+    for name in sorted({run["name"] for run in runs}):
+        better = name.replace("sparse", "two_part").replace("off", "rollback")
+        for key in ("accuracy", "mean"):
+            compare(runs, better, name, key)
 
 
 def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
@@ -93,7 +94,7 @@ def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
         model, tokenizer = warm.start(place, adapter, "cpu")
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    flags = f"--model.name {folder} --data {given.state / 'tasks' / 'sums' / 'reporting'}"
+    flags = f"{FALLING} --model.name {folder} --data {given.state / 'tasks' / 'sums' / 'reporting'}"
     flags += f" --task.format answer --task.num-eval {SIZES['test']} --rollout.max-tokens"
     flags += f" {TASKS['sums'].max_tokens} --optim.name muon --optim.lr {given.rate}"
     flags += " --optim.aux-lr 1e-5 --eval-every 25 --save-every 10 --guard"
@@ -104,7 +105,8 @@ def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
 
 def box_cells(given: argparse.Namespace) -> Iterator[Cell]:
     folder = "tiny" if given.model == "tiny" else str(model_folder(given))
-    flags = f"--model.name {folder} --task.name sums --task.format boxed --task.few-shot 1"
+    flags = f"{FALLING} --model.name {folder} --task.name sums --task.format boxed"
+    flags += " --task.few-shot 1"
     flags += " --task.num-eval 512 --rollout.max-tokens 16 --eval-every 20 --save-every 0"
     for seed in BOX_SEEDS:
         for optim, rate in RATES.items():
@@ -116,6 +118,15 @@ def box_cells(given: argparse.Namespace) -> Iterator[Cell]:
                     yield f"{optim} x{factor} {reward}", seed, [*flags.split(), *own.split()]
 
 
+def collapse_cells(given: argparse.Namespace) -> Iterator[Cell]:
+    flags = f"--optim.lr {COLLAPSE_RATE} --eval-every 10 --save-every 0 --rollout.prompts 16"
+    for seed in COLLAPSE_SEEDS:
+        for optim in RATES:
+            for reward in ("sparse", "two_part"):
+                own = f"{flags} --guard off --reward {reward} --optim.name {optim}"
+                yield f"{optim} {reward}", seed, own.split()
+
+
 def train(name: str, seed: int, flags: list[str], given: argparse.Namespace) -> Run | None:
     """One run; None if there was no time for it."""
     path = given.state / given.study / f"{name.replace(' ', '-')}-{seed}"
@@ -124,10 +135,11 @@ def train(name: str, seed: int, flags: list[str], given: argparse.Namespace) -> 
         return None
     shutil.rmtree(path, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    common = f"--rollout.prompts {given.prompts} --rollout.generations 8 --device {given.device}"
-    common += f" --threads 1 --seed {seed} --steps {given.steps or STEPS[given.study]} --out {path}"
-    common += " --optim.clip all --optim.schedule linear --optim.warmup 0.05"
-    typed = [sys.executable, "-m", "mesotron", "train", "arith", *common.split(), *flags]
+    common = f"--rollout.generations 8 --device {given.device} --threads 1 --seed {seed}"
+    common += f" --steps {given.steps or STEPS[given.study]} --out {path}"
+    flags = [*common.split(), "--rollout.prompts", "32", *flags]
+    flags += ["--rollout.prompts", str(given.prompts)] if given.prompts else []
+    typed = [sys.executable, "-m", "mesotron", "train", "arith", *flags]
     with (path.parent / f"{path.name}.log").open("w") as log:
         try:
             began = time.monotonic()
@@ -140,7 +152,8 @@ def train(name: str, seed: int, flags: list[str], given: argparse.Namespace) -> 
     run = {
         "use": "reporting", "protocol": given.protocol, "name": name, "seed": seed,
         "rate": given.rate, "accuracy": curve[-1][1] if curve else 0.0, "finished": False,
-        "curve": curve, "steps": rows[-1]["step"] if rows else 0,
+        "mean": fmean([value for _, value in curve] or [0.0]), "curve": curve,
+        "steps": rows[-1]["step"] if rows else 0,
         "seconds": time.monotonic() - began,
         "actions": [[row["step"], row["kind"]] for row in actions],
     }  # fmt: skip
@@ -156,16 +169,16 @@ def train(name: str, seed: int, flags: list[str], given: argparse.Namespace) -> 
     return run
 
 
-def compare(runs: list[Run], better: str, other: str) -> None:
+def compare(runs: list[Run], better: str, other: str, key: str) -> None:
     """The paired difference with its t interval, of the seeds that have both."""
     from scipy.stats import t as student
 
-    by = {(run["name"], run["seed"]): run["accuracy"] for run in runs}
+    by = {(run["name"], run["seed"]): run[key] for run in runs}
     seeds = [seed for name, seed in by if name == other and (better, seed) in by]
     D = [by[better, seed] - by[other, seed] for seed in seeds]
     if better != other and len(D) > 1:
         half = float(student.ppf(0.975, len(D) - 1)) * stdev(D) / math.sqrt(len(D))
-        print(f"{better} minus {other}: {fmean(D):.3f} ± {half:.3f}, {len(D)} seeds")
+        print(f"{key}: {better} minus {other} {fmean(D):.3f} ± {half:.3f}, {len(D)} seeds")
 
 
 if __name__ == "__main__":
