@@ -166,12 +166,15 @@ def check(
         raise
     except (ValueError, OutOfTime) as error:
         found.append(_failure(error, "an ordinary answer", limit))
-    for name, text in HOSTILE.items():
-        try:
-            for problem in problems[:1]:
-                call([text], [problem])
-        except (ValueError, OutOfTime) as error:
-            found.append(_failure(error, f"the text of {name}", limit))
+    else:
+        failures: dict[type, str] = {}  # of each kind one
+        for name, text in HOSTILE.items():
+            try:
+                call([text], problems[:1])
+            except (ValueError, OutOfTime) as error:
+                kind = type(error.__cause__ or error)
+                failures.setdefault(kind, _failure(error, f"the text of {name}", limit))
+        found += failures.values()
     outcome.seconds = call.seconds / max(1, call.calls)
     if outcome.seconds > SLOW and not any("CPU" in one for one in found):
         found.append(f"one completion takes {outcome.seconds:.2g} s")
@@ -316,7 +319,7 @@ def show(outcome: Outcome, name: str, rows: int) -> None:
             f"silent groups of {GROUP} to expect where 5%, 20%, 50% of answers are right: "
             f"{chances} (--samples measures it)"
         )
-    lines += [f"exploit: {found}" for found in outcome.findings]
+    lines += [f"problem: {found}" for found in outcome.findings]
     lines.append(
         "not sound: fix it before training" if outcome.findings else "sound: no cheat earns"
     )
