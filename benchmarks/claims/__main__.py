@@ -106,8 +106,8 @@ def guard_cells(given: argparse.Namespace) -> Iterator[Cell]:
 def box_cells(given: argparse.Namespace) -> Iterator[Cell]:
     folder = "tiny" if given.model == "tiny" else str(model_folder(given))
     flags = f"{FALLING} --model.name {folder} --task.name sums --task.format boxed"
-    flags += " --task.few-shot 1"
-    flags += " --task.num-eval 512 --rollout.max-tokens 16 --eval-every 20 --save-every 0"
+    flags += " --task.few-shot 1 --task.num-eval 512 --rollout.max-tokens 16 --eval-every 20"
+    flags += " --save-every 0"
     for seed in BOX_SEEDS:
         for optim, rate in RATES.items():
             for factor in (1, 4):
@@ -147,13 +147,16 @@ def train(name: str, seed: int, flags: list[str], given: argparse.Namespace) -> 
         except subprocess.TimeoutExpired:
             return None
     rows = read_rows(path / "metrics.jsonl")
+    if not rows:  # it did not start, so it is no result
+        print(f"{name}, seed {seed}: failed, see {path}.log", flush=True)
+        return None
     curve = [(row["step"], row["eval/greedy"]) for row in rows if "eval/greedy" in row]
     actions = [row for row in read_rows(path / "events.jsonl") if row["kind"] != "watch"]
     run = {
         "use": "reporting", "protocol": given.protocol, "name": name, "seed": seed,
         "rate": given.rate, "accuracy": curve[-1][1] if curve else 0.0, "finished": False,
         "mean": fmean([value for _, value in curve] or [0.0]), "curve": curve,
-        "steps": rows[-1]["step"] if rows else 0,
+        "steps": rows[-1]["step"],
         "seconds": time.monotonic() - began,
         "actions": [[row["step"], row["kind"]] for row in actions],
     }  # fmt: skip

@@ -20,7 +20,7 @@ from mesotron.config import (
 from mesotron.rlvr.estimate import GIB, QUANTIZED_BYTES, find_shape
 from mesotron.rlvr.models import SHIPPED, check_name
 from mesotron.rlvr.objectives import first_round_prompts, trl_arguments
-from mesotron.rlvr.rewards import check_reward, is_own, needs_gold, try_reward
+from mesotron.rlvr.rewards import PARTS, check_reward, is_own, needs_gold, try_reward
 from mesotron.rlvr.spending import Account
 from mesotron.rlvr.tasks.load import GENERATORS, check_task, load_task
 from mesotron.rlvr.tasks.own import read_own
@@ -154,15 +154,16 @@ def check(config: TrainConfig | SftConfig, downloads: bool = False) -> list[str]
     trl_options(config)
     num_problems = math.inf if config.task.num_train is None else config.task.num_train
     check_enough(num_problems if task is None else len(task.train), config)
-    if task is None and config.task.name in GENERATORS and not config.task.data:
-        task = load_task(replace(config.task, num_train=1))
+    has_own = any(name not in PARTS for name in config.reward.parts)
+    if task is None and has_own and config.task.name in GENERATORS and not config.task.data:
+        task = load_task(replace(config.task, num_train=1, num_eval=1))
     if task is not None:
         check_rewards_on(task, config)
     parts, default = config.reward.parts, RewardConfig().parts
     if config.objective.name in SELF_LABELED and (parts != default or config.reward.weights):
         message = "%s trains on its votes only: the reward %s is logged as rewards/reward, not used"
         log.warning(message, config.objective.name, " + ".join(parts))
-    if config.model.lora and config.optim.lr <= TOO_LOW:
+    if config.model.lora and config.optim.name == "adamw" and config.optim.lr <= TOO_LOW:
         notes.append(f"--lr {config.optim.lr:g} is low for LoRA: try --lr {LORA_RATE:g}")
     return notes
 

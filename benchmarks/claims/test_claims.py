@@ -1,0 +1,16 @@
+"""The studies have the runs that PROTOCOL.md names."""
+
+from argparse import Namespace
+
+from benchmarks.claims.__main__ import RATES, box_cells, collapse_cells
+
+
+def test_every_pair_of_rewards_has_the_same_flags_and_seeds():
+    given = Namespace(model="tiny")
+    for cells, count, seeds in ((box_cells, 24, 3), (collapse_cells, 20, 5)):
+        made = {(name, seed): flags for name, seed, flags in cells(given)}
+        assert (len(made), len({seed for _, seed in made})) == (count, seeds)
+        assert {name.split()[0] for name, _ in made} == set(RATES)
+        for (name, seed), flags in made.items():
+            other = made[name.replace("sparse", "two_part"), seed]
+            assert other == ["two_part" if word == "sparse" else word for word in flags]
