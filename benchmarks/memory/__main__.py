@@ -6,8 +6,8 @@ Models have published shapes and random weights, so nothing is downloaded. The r
 prompts x 8 completions of 128 tokens, 8 rows per pass): weights, gradients and optimizer state are
 compared, not batches. Two steps, because only the second has optimizer state and activations at
 once. Each cell runs in its own process and is a line of JSON as soon as it is measured;
-`result.json` holds all of them, and the table is printed at the end. `--small` shrinks everything
-for a dry run on a CPU.
+`result.json` holds all of them, and what is in it is not measured again; the table is printed at
+the end. `--small` shrinks everything for a dry run on a CPU.
 """
 
 from __future__ import annotations
@@ -150,9 +150,12 @@ def main() -> None:
 
 
 def measure_all(given: argparse.Namespace, models: str) -> list[dict[str, Any]]:
-    began, rows = time.perf_counter(), []
+    began, path = time.perf_counter(), given.out / "result.json"
+    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+    rows = [row for row in rows if "error" not in row]
+    known = {(row["size"], row["method"], row["optim"]) for row in rows}
     flags = ["--small"] * given.small + ["--checkpointing"] * given.checkpointing
-    for cell in (cell for cell in CELLS if cell[0] in given.sizes):
+    for cell in (cell for cell in CELLS if cell[0] in given.sizes and cell not in known):
         row: dict[str, Any] = dict(zip(("size", "method", "optim"), cell, strict=True))
         if time.perf_counter() - began > given.seconds:
             row["error"] = "no time left"
@@ -170,7 +173,7 @@ def measure_all(given: argparse.Namespace, models: str) -> list[dict[str, Any]]:
         rows.append(row)
         print(json.dumps(row), flush=True)
         record = {"checkpointing": given.checkpointing, "small": given.small, "rows": rows}
-        (given.out / "result.json").write_text(json.dumps(record, indent=1) + "\n")
+        path.write_text(json.dumps(record, indent=1) + "\n")
     return rows
 
 

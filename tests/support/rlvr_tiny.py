@@ -13,6 +13,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 from trl import GRPOConfig
 
@@ -25,7 +27,11 @@ from mesotron.watch.budget import Limits, Meter
 BOXES = [f"\\boxed{{{digit}}}" for digit in range(10)]
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "=", *BOXES]
 EOS = 1
-NETWORKS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+NETWORKS = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
 TIMES = {"step_time", "time/step", "time/rollout", "time/optimizer", "train_runtime"}
 
 

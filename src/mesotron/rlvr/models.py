@@ -37,7 +37,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 GGUF_LAYOUT = 1
 FAST_BELOW = 1_000_000_000  # weights; larger models were not tried with --rollout.fast
 # The fastest sampler on one GPU for models below so many weights and completions up to so many
-# tokens; the first row that fits counts. Not measured yet with vLLM: see benchmarks/stack.
+# tokens (benchmarks/stack); the first row that fits counts.
 FASTEST_SAMPLER = ((1_000_000_000, 1 << 20, "fast"), (1 << 60, 1 << 20, "vllm"))
 FUSED_FROM = 100  # steps that repay the compilation (benchmarks/speedrun/step_time.json)
 Run = TypeVar("Run", TrainConfig, SftConfig)

@@ -1,4 +1,4 @@
-"""A decoder of few kernels: Llama's and Qwen2's layers as four products and what lies between.
+"""A decoder of few kernels: layers of Llama, Qwen2 and Qwen3 as four products and little else.
 
 Queries, keys and values are one product, gate and up another, residuals are added inside products,
 and query heads that share a key are stacked instead of copying it. Each distinct prompt is read
@@ -19,7 +19,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from mesotron.rlvr.fast.graphs import Decoder, GraphSampler, Sampling, Shape, attention_obstacle
 
-MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM")
+MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Attention kernels copy a mask unless its rows start at a multiple of this.
 ALIGNED = 16
 
@@ -31,6 +31,7 @@ class Layer:
     first_norm: Tensor
     qkv: Tensor  # ((H + 2 K) D, E)
     bias: Tensor | None  # ((H + 2 K) D,), of Qwen2
+    head_norms: Tensor | None  # (2, D): of queries and of keys, of Qwen3
     out: Tensor
     second_norm: Tensor
     gate_up: Tensor
@@ -46,6 +47,8 @@ class FusedWeights:
         self.heads, self.keys = config.num_attention_heads, config.num_key_value_heads
         self.size = model.model.layers[0].self_attn.head_dim
         self.eps, self.dtype = config.rms_norm_eps, dtype
+        kinds = [0] * self.heads + [1] * self.keys
+        self.kinds = torch.tensor(kinds, device=model.device)  # (H + K,) rows of `head_norms`
         with torch.no_grad():
             self.layers = [merge(layer, dtype) for layer in model.model.layers]
             self.ends = [x.to(dtype, copy=True) for x in self._outer()]
@@ -67,7 +70,8 @@ class FusedWeights:
         sizes = [self.heads * self.size, self.keys * self.size, self.keys * self.size]
         both = [layer.qkv] if layer.bias is None else [layer.qkv, layer.bias]
         views = [layer.first_norm, *(part for x in both for part in x.split(sizes)), layer.out]
-        return [*views, layer.second_norm, *layer.gate_up.chunk(2), layer.down]
+        norms = [] if layer.head_norms is None else layer.head_norms.unbind()
+        return [*views, layer.second_norm, *layer.gate_up.chunk(2), layer.down, *norms]
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of positions, (B, T, 1, D) each."""
@@ -89,6 +93,9 @@ class FusedWeights:
         both = nn.functional.linear(normed, layer.qkv, layer.bias)
         both = both.view(*x.shape[:2], -1, self.size)
         turning, value = both.split([self.heads + self.keys, self.keys], dim=2)
+        if layer.head_norms is not None:  # `both` is contiguous, its part would be copied first
+            turning = rms_norm(both, both.shape[-1:], eps=self.eps)[:, :, : len(self.kinds)]
+            turning = turning * layer.head_norms[self.kinds]
         # The rotation (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), the halves swapped by a roll.
         turned = torch.addcmul(turning * cos, turning.roll(self.size // 2, -1), sin)
         query, key = turned.split([self.heads, self.keys], dim=2)
@@ -122,7 +129,12 @@ def weights_of(layer: Any) -> list[Tensor]:
     three = products_of(layer)[:3]
     biases = [] if three[0].bias is None else [one.bias for one in three]
     first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-    return [first, q, k, v, *biases, out, second, *mlp]
+    return [first, q, k, v, *biases, out, second, *mlp, *head_norms_of(layer)]
+
+
+def head_norms_of(layer: Any) -> list[Tensor]:
+    own = layer.self_attn
+    return [own.q_norm.weight, own.k_norm.weight] if hasattr(own, "q_norm") else []
 
 
 def weight_of(product: Any) -> Tensor:
@@ -140,11 +152,13 @@ def merge(layer: Any, dtype: torch.dtype) -> Layer:
     def joined(*parts: Tensor) -> Tensor:
         return torch.cat(parts).to(dtype)
 
-    first, q, k, v, *biases, out, second, gate, up, down = weights_of(layer)
+    norms = head_norms_of(layer)
+    first, q, k, v, *biases, out, second, gate, up, down = weights_of(layer)[: -len(norms) or None]
     return Layer(
         first_norm=joined(first),
         qkv=joined(q, k, v),
         bias=joined(*biases) if biases else None,
+        head_norms=torch.stack(norms).to(dtype) if norms else None,
         out=joined(out),
         second_norm=joined(second),
         gate_up=joined(gate, up),
@@ -224,7 +238,7 @@ def _is_plain(product: Any) -> bool:
 
 
 class FusedSampler(GraphSampler):
-    """`GraphSampler` with the fused decoder, for Llama and Qwen2, also with LoRA."""
+    """`GraphSampler` with the fused decoder, for Llama, Qwen2 and Qwen3, also with LoRA."""
 
     name = "the fused decoder"
     weights: FusedWeights
