@@ -26,10 +26,11 @@ class Children:
 
     Args:
         target: "module:function" that is called as `function(folder=, seconds=, **given) -> dict`.
+        compile_anew: every clock counts its own compilation, nothing is shared with other cells.
     """
 
-    def __init__(self, target: str) -> None:
-        self.target = target
+    def __init__(self, target: str, compile_anew: bool = True) -> None:
+        self.target, self.compile_anew = target, compile_anew
         self.waiting = self._start()
 
     def _start(self) -> Worker:
@@ -48,9 +49,11 @@ class Children:
         folder.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
         given = {"folder": folder, "seconds": seconds, **given}
+        cache = folder / "triton" if self.compile_anew else None
         try:
             worker.receive(START_SECONDS)
-            row = worker.call(f"{HERE}:run_cell", self.target, given, timeout=seconds + GRACE)
+            arguments = (self.target, given, cache)
+            row = worker.call(f"{HERE}:run_cell", *arguments, timeout=seconds + GRACE)
         except (RuntimeError, ValueError) as error:
             row = {"failed": str(error)[-2000:]}
         worker.kill()
@@ -68,10 +71,10 @@ def load(target: str) -> None:
     resolve(target)
 
 
-def run_cell(target: str, given: dict[str, Any]) -> Row:
+def run_cell(target: str, given: dict[str, Any], cache: Path | None) -> Row:
     """In the process: run the cell."""
-    # Every clock counts its own compilation: nothing is shared with other cells.
-    os.environ["TRITON_CACHE_DIR"] = str(given["folder"] / "triton")
+    if cache is not None:
+        os.environ["TRITON_CACHE_DIR"] = str(cache)
     return resolve(target)(**given)
 
 

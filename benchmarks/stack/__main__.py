@@ -6,7 +6,7 @@
 
 Every contender is a process of its own; the file is written after each, and cells that are in it
 are not run again. Parts: steps, accuracy (200 steps with and without vLLM), mismatch (fresh and
-stale weights), qlora (bfloat16 and 4-bit). On a CPU: add --small.
+stale weights), qlora (bfloat16 and 4-bit). On a CPU: add --small --model tiny.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
     target = cells[0][1] if cells else "step"  # a part has one
     with (
         tempfile.TemporaryDirectory() as scratch,
-        Children(f"benchmarks.stack.cells:{target}") as children,
+        Children(f"benchmarks.stack.cells:{target}", compile_anew=False) as children,
     ):
         for name, _, cell in cells:
             left = deadline - time.perf_counter()
