@@ -5,6 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
+from mesotron.rlvr.fast import decoder
 from mesotron.rlvr.fast.decoder import FusedSampler
 from mesotron.rlvr.fast.graphs import GraphSampler, Sampling
 from support.rlvr_tiny import NETWORKS, make_network
@@ -40,19 +41,20 @@ def by_generate(model, prompt: list[int], max_tokens: int) -> list[int]:
 @SAMPLERS
 @DEVICES
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_greedy_equals_generate_also_after_the_weights_changed(kind, device, make):
+def test_greedy_equals_generate_also_after_the_weights_changed(monkeypatch, kind, device, make):
+    monkeypatch.setattr(decoder, "SPAN", 16)  # 14, 27 and 40 tokens
     model = make_model(kind).to(device)
     prompts = random_prompts()
     prompts = [*prompts, prompts[2], prompts[0]]  # as in groups
     sampler = make(model, [EOS], PAD, GREEDY)
-    expected = [by_generate(model, prompt, 12) for prompt in prompts]
-    assert sampler.sample(prompts, 12) == expected
-    assert sampler.sample(prompts, 12) == expected  # nothing is left over from the first call
+    expected = [by_generate(model, prompt, 40) for prompt in prompts]
+    assert sampler.sample(prompts, 40) == expected
+    assert sampler.sample(prompts, 40) == expected  # nothing is left over from the first call
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))
-    changed = sampler.sample(prompts, 12)
-    assert changed == [by_generate(model, prompt, 12) for prompt in prompts]
+    changed = sampler.sample(prompts, 40)
+    assert changed == [by_generate(model, prompt, 40) for prompt in prompts]
     assert changed != expected
 
 

@@ -18,10 +18,13 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from mesotron.rlvr.fast.graphs import Decoder, GraphSampler, Sampling, Shape, attention_obstacle
+from mesotron.rlvr.fast.packing import round_up
 
 MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Attention kernels copy a mask unless its rows start at a multiple of this.
 ALIGNED = 16
+# Completions longer than this have up to so many graphs, which read more and more of the cache.
+SPAN, MAX_SPANS = 128, 4
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,9 @@ class FusedDecoder(Decoder):
     ) -> None:
         super().__init__(shape, sampling, eos, pad)
         B, P, N = shape
-        L = -(-(P + N) // ALIGNED) * ALIGNED
+        L = round_up(P + N, ALIGNED)
+        parts = min(MAX_SPANS, -(-N // SPAN))
+        self.spans = [-(-N * k // parts) for k in range(1, parts + 1)]
         self.weights = weights
         new = {"dtype": weights.dtype, "device": eos.device}
         # Keys and values of each layer; unwritten places must be finite.
@@ -214,17 +219,19 @@ class FusedDecoder(Decoder):
             x = weights.finish(layer, x, attend(query, key, value, bias))
         self.write(weights.logits(x[:, -1])[rows])
 
-    def step(self) -> None:
+    def step(self, span: int) -> None:
         weights, place = self.weights, self.P + self.count - 1
+        S = round_up(self.P + span, ALIGNED)
         self.bias.index_fill_(3, place, 0.0)
         self.positions.add_(1)
         x = nn.functional.embedding(self.tokens, weights.ends[0])
-        angles, bias = weights.angles(self.positions), weights.for_each_head(self.bias)
+        bias = weights.for_each_head(self.bias[..., :S])
+        angles = weights.angles(self.positions)
         for layer, kept in zip(weights.layers, self.cache, strict=True):
             query, key, value = weights.project(layer, x, angles)
             kept[0].index_copy_(1, place, key)
             kept[1].index_copy_(1, place, value)
-            x = weights.finish(layer, x, attend(query, kept[0], kept[1], bias))
+            x = weights.finish(layer, x, attend(query, kept[0, :, :S], kept[1, :, :S], bias))
         self.write(weights.logits(x[:, -1]))
 
 

@@ -76,7 +76,9 @@ class Decoder(ABC):
         self.written = torch.zeros(B, self.N, **new)
         self.count = torch.zeros(1, **new)  # tokens written
         self.running = torch.ones(B, dtype=torch.bool, device=eos.device)
-        self.graph: Any = None
+        # Numbers of tokens, ascending: until a span is written, a step need not look beyond it.
+        self.spans = [self.N]
+        self.graphs: dict[int, Any] = {}  # by span
 
     @abstractmethod
     def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> None:
@@ -84,8 +86,13 @@ class Decoder(ABC):
         Draws the first token of each row."""
 
     @abstractmethod
-    def step(self) -> None:
-        """One more token for every row, entirely on the device."""
+    def step(self, span: int) -> None:
+        """One more token for every row, the last of at most `span`, entirely on the device."""
+
+    def advance(self, n: int) -> None:
+        """Write the token after n."""
+        span = next(span for span in self.spans if n < span)
+        self.graphs[span].replay() if span in self.graphs else self.step(span)
 
     def write(self, logits: Tensor) -> None:
         chosen = torch.where(self.running, self.sampling.draw(logits), self.pad)
@@ -96,16 +103,17 @@ class Decoder(ABC):
 
     def capture(self, pool: Any) -> None:
         # Afterwards `begin` must be called again.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                self.step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self.step()
-        self.graph = graph
+        for span in self.spans:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    self.step(span)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self.step(span)
+            self.graphs[span] = graph
 
     def completions(self) -> list[list[int]]:
         tokens = self.written[:, : int(self.count)]
@@ -140,7 +148,7 @@ class ModelDecoder(Decoder):
         self.positions.copy_(positions[:, -1:])
         self.write(self.logits(ids, visible, positions))
 
-    def step(self) -> None:
+    def step(self, span: int) -> None:
         self.visible.index_fill_(3, self.P + self.count - 1, True)
         self.positions.add_(1)
         self.write(self.logits(self.tokens, self.visible, self.positions))
@@ -230,7 +238,7 @@ class GraphSampler:
             for n in range(1, max_tokens):
                 if n % CHECK_EVERY == 0 and not bool(decoder.running.any()):
                     break
-                decoder.step() if decoder.graph is None else decoder.graph.replay()
+                decoder.advance(n)
             return decoder.completions()[: len(prompts)]
         finally:
             self.model.train(trains)
@@ -261,7 +269,7 @@ class GraphSampler:
                 self.decoders.popitem(last=False)
             decoder = self.make_decoder(shape)
             if self.on_gpu and max_tokens > WARM_UPS + 1:
-                if all(kept.graph is None for kept in self.decoders.values()):
+                if not any(kept.graphs for kept in self.decoders.values()):
                     # The allocator retires a pool with its last graph. A capture with the retired
                     # handle fails, and leaves the device's generator in capture mode for good.
                     self._pool = torch.cuda.graph_pool_handle()
