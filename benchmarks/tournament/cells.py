@@ -164,6 +164,8 @@ def train(cell: Cell, given: Any, deadline: float) -> Cell | None:
         "formatted": looks[-1][1]["greedy"]["rates"]["facts/formatted"],
         "verdict": health_of(kept.rows).verdict, "steps": given.steps,
         "rewards": tens(kept.rows, "reward"), "entropies": tens(kept.rows, "entropy"),
+        "step_seconds": tens(kept.rows, "time/step"),
+        "rollout_seconds": tens(kept.rows, "time/rollout"),
         "start_hash": warm.hash_of(adapter) if adapter.exists() else None,
         "seconds": time.time() - began, "ended": time.strftime("%FT%TZ", time.gmtime()),
     }  # fmt: skip
