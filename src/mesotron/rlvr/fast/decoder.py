@@ -136,8 +136,8 @@ def weights_of(layer: Any) -> list[Tensor]:
 
 
 def head_norms_of(layer: Any) -> list[Tensor]:
-    own = layer.self_attn
-    return [own.q_norm.weight, own.k_norm.weight] if hasattr(own, "q_norm") else []
+    parts = dict(layer.self_attn.named_children())
+    return [parts[name].weight for name in ("q_norm", "k_norm") if name in parts]
 
 
 def weight_of(product: Any) -> Tensor:
