@@ -6,14 +6,13 @@ Each row is compiled once; all contracts share its step.
 from collections.abc import Callable
 from functools import cache
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-jax = pytest.importorskip("jax")
-optax = pytest.importorskip("optax")
-jnp = jax.numpy
-from mesotron import jax as mj  # noqa: E402
-from support.quick_jax import quick_compilation  # noqa: E402, F401
+from mesotron import jax as mj
 
 RATE, DECAY = 0.1, 0.5
 # Two equal shapes, one of them transposed, and a stack; a network for the rows that route one.

@@ -2,17 +2,15 @@
 
 import inspect
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
 import mesotron
-
-jax = pytest.importorskip("jax")
-optax = pytest.importorskip("optax")
-jnp = jax.numpy
-from mesotron import jax as mj  # noqa: E402
-from support.quick_jax import quick_compilation  # noqa: E402, F401
+from mesotron import jax as mj
 
 # The standard form, the transposed Gram form, and a stack.
 SHAPES = ((16, 16), (96, 12), (3, 10, 6))

@@ -95,20 +95,6 @@ def test_recurrent_gates_are_split(cell, gates):
     assert sum(row.rule == "adamw" for row in table) == 2  # the biases
 
 
-def test_mixture_of_plain_experts():
-    class Mixture(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate = nn.Linear(8, 3)
-            self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
-            self.norm = nn.LayerNorm(8)
-
-    table = route(Mixture())
-    assert table.row("gate.weight").role == "router"
-    assert table.row("experts.2.weight").rule == "muon"
-    assert "experts.{0..2}.weight" in table.to_text()
-
-
 def test_parametrized_weight_keeps_its_role():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
     nn.utils.parametrizations.orthogonal(model[0])
