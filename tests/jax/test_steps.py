@@ -18,6 +18,7 @@ RULES = {
     "muon": ("Muon", {}),
     "spectral": ("Muon", {"scale": "spectral", "momentum": 0.8, "nesterov": False}),
     "low_rank": ("Muon", {"filter": "low_rank", "rank": 2}),
+    "normuon": ("NorMuon", {}),
     "promote_2": ("Pion", {"promote": 2, "scale": 2.0}),
     "noise": ("Pion", {"cutoff": "noise"}),
 }
