@@ -28,54 +28,25 @@ def norm(width: int, *stack: int) -> dict:
     return {"scale": leaf(*stack, width), "bias": leaf(*stack, width)}
 
 
-def transformer(*stack: int, bias: bool = True) -> dict:
-    block = {
-        "attention": attention(16, 4, *stack, bias=bias),
-        "Dense_0": dense(16, 64, *stack),
-        "Dense_1": dense(64, 16, *stack),
-        "LayerNorm_0": norm(16, *stack),
-    }
-    blocks = {"layers": block} if stack else {"Block_0": block, "Block_1": block}
-    ends = {"input_proj": dense(5, 16), "policy_head": dense(16, 4), "value": dense(16, 1)}
-    return {"params": {**blocks, **ends, "pos_embedding": leaf(1, 9, 16), "ln_f": norm(16)}}
-
-
 def table(tree, **options) -> dict[str, tuple[str, str]]:
     """Path -> (role, view) of all but vectors."""
     rows = label(tree, **options).rows
     return {r.path: (r.role, r.view) for r in rows if r.role not in ("bias", "norm")}
 
 
-def test_transformer():
-    roles = table(transformer())
-    inside = {
-        "attention/query/kernel": ("attention", "ioo"),
-        "attention/key/kernel": ("attention", "ioo"),
-        "attention/value/kernel": ("attention", "ioo"),
-        "attention/out/kernel": ("attention", "iio"),
-        "Dense_0/kernel": ("matrix", "io"),
-        "Dense_1/kernel": ("matrix", "io"),
+@pytest.mark.parametrize("bias", [True, False])
+def test_stacked_layers_and_their_biases(bias):
+    layers = {
+        "attention": attention(16, 4, 3, bias=bias),
+        "Dense_0": dense(16, 64, 3),
+        "Dense_1": dense(64, 16, 3),
+        "LayerNorm_0": norm(16, 3),
     }
-    blocks = {f"params/Block_{k}/{path}": row for k in (0, 1) for path, row in inside.items()}
-    assert roles == blocks | {
-        "params/input_proj/kernel": ("input", "-"),
-        "params/policy_head/kernel": ("head", "-"),
-        "params/value/kernel": ("head", "-"),
-        "params/pos_embedding": ("position or token", "-"),
-    }
-    heads = table(transformer(), per_head=True)
-    assert heads["params/Block_0/attention/query/kernel"] == ("attention", "iso")
-    assert heads["params/Block_0/attention/out/kernel"] == ("attention", "sio")
-    assert heads["params/Block_0/Dense_0/kernel"] == ("matrix", "io")
-
-
-def test_stacked_layers_and_their_biases():
-    for bias in (True, False):
-        roles = table(transformer(3, bias=bias))
-        assert roles["params/layers/attention/query/kernel"] == ("attention", "sioo")
-        assert roles["params/layers/attention/out/kernel"] == ("attention", "siio")
-        assert roles["params/layers/Dense_0/kernel"] == ("matrix", "sio")
-        assert "params/layers/Dense_0/bias" not in roles
+    roles = table({"input_proj": dense(5, 16), "layers": layers, "policy_head": dense(16, 4)})
+    assert roles["layers/attention/query/kernel"] == ("attention", "sioo")
+    assert roles["layers/attention/out/kernel"] == ("attention", "siio")
+    assert roles["layers/Dense_0/kernel"] == ("matrix", "sio")
+    assert "layers/Dense_0/bias" not in roles
 
 
 def test_flax_linen():
@@ -84,11 +55,11 @@ def test_flax_linen():
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x):
-            x = nn.Embed(7, 8)(x)
+            x = nn.Embed(7, 8)(x) + self.param("pos_embedding", nn.initializers.zeros, (1, 3, 8))
             x = nn.MultiHeadDotProductAttention(num_heads=2)(nn.LayerNorm()(x))
             x = nn.gelu(nn.Dense(16)(x))
             x = nn.Dense(8)(x)
-            return nn.Dense(7, name="lm_head")(x)
+            return nn.Dense(7, name="lm_head")(x), nn.Dense(1, name="value")(x)
 
     variables = jax.eval_shape(Net().init, jax.random.key(0), jnp.zeros((1, 3), jnp.int32))
     assert table(variables) == {
@@ -100,7 +71,13 @@ def test_flax_linen():
         "params/Dense_0/kernel": ("matrix", "io"),
         "params/Dense_1/kernel": ("matrix", "io"),
         "params/lm_head/kernel": ("head", "-"),
+        "params/value/kernel": ("head", "-"),
+        "params/pos_embedding": ("position or token", "-"),
     }
+    heads = table(variables, per_head=True)
+    assert heads["params/MultiHeadDotProductAttention_0/query/kernel"] == ("attention", "iso")
+    assert heads["params/MultiHeadDotProductAttention_0/out/kernel"] == ("attention", "sio")
+    assert heads["params/Dense_0/kernel"] == ("matrix", "io")
 
 
 def test_flax_nnx():
