@@ -1,11 +1,10 @@
 """Routing of parameter trees: flax, nnx, Equinox and plain trees, and unclear leaves."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-jax = pytest.importorskip("jax")
-pytest.importorskip("optax")
-jnp = jax.numpy
-from mesotron.jax import chain_with_muon, label, labels  # noqa: E402
+from mesotron.jax import chain_with_muon, label, labels
 
 
 def leaf(*shape: int) -> jax.ShapeDtypeStruct:
@@ -29,54 +28,25 @@ def norm(width: int, *stack: int) -> dict:
     return {"scale": leaf(*stack, width), "bias": leaf(*stack, width)}
 
 
-def transformer(*stack: int, bias: bool = True) -> dict:
-    block = {
-        "attention": attention(16, 4, *stack, bias=bias),
-        "Dense_0": dense(16, 64, *stack),
-        "Dense_1": dense(64, 16, *stack),
-        "LayerNorm_0": norm(16, *stack),
-    }
-    blocks = {"layers": block} if stack else {"Block_0": block, "Block_1": block}
-    ends = {"input_proj": dense(5, 16), "policy_head": dense(16, 4), "value": dense(16, 1)}
-    return {"params": {**blocks, **ends, "pos_embedding": leaf(1, 9, 16), "ln_f": norm(16)}}
-
-
 def table(tree, **options) -> dict[str, tuple[str, str]]:
     """Path -> (role, view) of all but vectors."""
     rows = label(tree, **options).rows
     return {r.path: (r.role, r.view) for r in rows if r.role not in ("bias", "norm")}
 
 
-def test_transformer():
-    roles = table(transformer())
-    inside = {
-        "attention/query/kernel": ("attention", "ioo"),
-        "attention/key/kernel": ("attention", "ioo"),
-        "attention/value/kernel": ("attention", "ioo"),
-        "attention/out/kernel": ("attention", "iio"),
-        "Dense_0/kernel": ("matrix", "io"),
-        "Dense_1/kernel": ("matrix", "io"),
+@pytest.mark.parametrize("bias", [True, False])
+def test_stacked_layers_and_their_biases(bias):
+    layers = {
+        "attention": attention(16, 4, 3, bias=bias),
+        "Dense_0": dense(16, 64, 3),
+        "Dense_1": dense(64, 16, 3),
+        "LayerNorm_0": norm(16, 3),
     }
-    blocks = {f"params/Block_{k}/{path}": row for k in (0, 1) for path, row in inside.items()}
-    assert roles == blocks | {
-        "params/input_proj/kernel": ("input", "-"),
-        "params/policy_head/kernel": ("head", "-"),
-        "params/value/kernel": ("head", "-"),
-        "params/pos_embedding": ("position or token", "-"),
-    }
-    heads = table(transformer(), per_head=True)
-    assert heads["params/Block_0/attention/query/kernel"] == ("attention", "iso")
-    assert heads["params/Block_0/attention/out/kernel"] == ("attention", "sio")
-    assert heads["params/Block_0/Dense_0/kernel"] == ("matrix", "io")
-
-
-def test_stacked_layers_and_their_biases():
-    for bias in (True, False):
-        roles = table(transformer(3, bias=bias))
-        assert roles["params/layers/attention/query/kernel"] == ("attention", "sioo")
-        assert roles["params/layers/attention/out/kernel"] == ("attention", "siio")
-        assert roles["params/layers/Dense_0/kernel"] == ("matrix", "sio")
-        assert "params/layers/Dense_0/bias" not in roles
+    roles = table({"input_proj": dense(5, 16), "layers": layers, "policy_head": dense(16, 4)})
+    assert roles["layers/attention/query/kernel"] == ("attention", "sioo")
+    assert roles["layers/attention/out/kernel"] == ("attention", "siio")
+    assert roles["layers/Dense_0/kernel"] == ("matrix", "sio")
+    assert "layers/Dense_0/bias" not in roles
 
 
 def test_flax_linen():
@@ -85,11 +55,11 @@ def test_flax_linen():
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x):
-            x = nn.Embed(7, 8)(x)
+            x = nn.Embed(7, 8)(x) + self.param("pos_embedding", nn.initializers.zeros, (1, 3, 8))
             x = nn.MultiHeadDotProductAttention(num_heads=2)(nn.LayerNorm()(x))
             x = nn.gelu(nn.Dense(16)(x))
             x = nn.Dense(8)(x)
-            return nn.Dense(7, name="lm_head")(x)
+            return nn.Dense(7, name="lm_head")(x), nn.Dense(1, name="value")(x)
 
     variables = jax.eval_shape(Net().init, jax.random.key(0), jnp.zeros((1, 3), jnp.int32))
     assert table(variables) == {
@@ -101,18 +71,13 @@ def test_flax_linen():
         "params/Dense_0/kernel": ("matrix", "io"),
         "params/Dense_1/kernel": ("matrix", "io"),
         "params/lm_head/kernel": ("head", "-"),
+        "params/value/kernel": ("head", "-"),
+        "params/pos_embedding": ("position or token", "-"),
     }
-
-
-def test_equinox_mlp_has_outputs_first():
-    eqx = pytest.importorskip("equinox")
-    model = eqx.filter_eval_shape(eqx.nn.MLP, 3, 2, 16, 3, key=jax.random.key(0))
-    assert table(eqx.filter(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))) == {
-        "layers/0/weight": ("input", "-"),
-        "layers/1/weight": ("matrix", "oi"),
-        "layers/2/weight": ("matrix", "oi"),
-        "layers/3/weight": ("head", "-"),
-    }
+    heads = table(variables, per_head=True)
+    assert heads["params/MultiHeadDotProductAttention_0/query/kernel"] == ("attention", "iso")
+    assert heads["params/MultiHeadDotProductAttention_0/out/kernel"] == ("attention", "sio")
+    assert heads["params/Dense_0/kernel"] == ("matrix", "io")
 
 
 def test_flax_nnx():
@@ -142,11 +107,21 @@ def test_flax_nnx():
     assert jax.tree.structure(updates) == jax.tree.structure(params)
 
 
-def test_equinox_attention():
+def test_equinox_has_outputs_first():
     eqx = pytest.importorskip("equinox")
-    attention = eqx.filter_eval_shape(eqx.nn.MultiheadAttention, 2, 8, key=jax.random.key(0))
-    shapes = eqx.filter(attention, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-    roles = table({"embed": {"weight": leaf(7, 8)}, "attention": shapes})
+
+    def shapes(module, *sizes):
+        made = eqx.filter_eval_shape(module, *sizes, key=jax.random.key(0))
+        return eqx.filter(made, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+
+    assert table(shapes(eqx.nn.MLP, 3, 2, 16, 3)) == {
+        "layers/0/weight": ("input", "-"),
+        "layers/1/weight": ("matrix", "oi"),
+        "layers/2/weight": ("matrix", "oi"),
+        "layers/3/weight": ("head", "-"),
+    }
+    attention = shapes(eqx.nn.MultiheadAttention, 2, 8)
+    roles = table({"embed": {"weight": leaf(7, 8)}, "attention": attention})
     for name in ("query", "key", "value", "output"):
         assert roles[f"attention/{name}_proj/weight"] == ("attention", "oi")
 
@@ -175,11 +150,6 @@ def test_two_networks_have_their_own_ends_in_one_run_and_apart():
     actor, critic = ((5, 8), (8, 8), (8, 4)), ((5, 8), (8, 8), (8, 1))
     for tree in (net(actor + critic), {"params": {"actor": net(actor), "critic": net(critic)}}):
         assert [role for role, _ in table(tree).values()] == ["input", "matrix", "head"] * 2
-
-
-def test_layer_between_named_ends_is_hidden():
-    tree = {"input_proj": dense(5, 8), "Dense_0": dense(8, 8), "actor_head": dense(8, 4)}
-    assert table(tree)["Dense_0/kernel"] == ("matrix", "io")
 
 
 def test_convolutions_and_experts():
@@ -244,6 +214,8 @@ def test_usual_trees_need_no_override():
     assert hidden(HAIKU) == inside | {"mlp/~/linear_0/w", "mlp/~/linear_1/w"}
     assert hidden(HAIKU_MLP) == {"linear_1/w"}
     assert hidden({**NAMED, "head": dense(8, 9)}) == {"up/kernel", "down/kernel"}
+    ends = {"input_proj": dense(5, 8), "Dense_0": dense(8, 8), "actor_head": dense(8, 4)}
+    assert hidden(ends) == {"Dense_0/kernel"}
 
 
 def test_per_head_needs_an_axis_of_heads():

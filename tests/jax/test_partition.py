@@ -1,13 +1,14 @@
 """Whole-tree transformations: routing, clipping, schedules and per-group updates."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
 
-jax = pytest.importorskip("jax")
-optax = pytest.importorskip("optax")
-jnp = jax.numpy
-from mesotron import jax as mj  # noqa: E402
-from support.quick_jax import quick_compilation  # noqa: E402, F401
+from mesotron import jax as mj
+from mesotron.optim import Muon
 
 
 def network(seed: int) -> dict:
@@ -86,9 +87,6 @@ def test_muon_routes_a_whole_tree_as_the_chain_does():
 @pytest.mark.parametrize(("make", "torch_order"), [(mj.muon, False), (mj.pion, True)])
 def test_lora_product_equals_torch(make, torch_order):
     """Five steps with momentum and decay from B = 0, next to a bias."""
-    torch = pytest.importorskip("torch")
-    from mesotron.optim import Muon
-
     rng = np.random.default_rng(0)
     A, B = rng.normal(size=(4, 12)).astype("float32"), np.zeros((10, 4), "float32")
     rule, extra = ("muon", {"steps": 2}) if make is mj.muon else ("pion", {"promote": 4})

@@ -1,13 +1,7 @@
 """On four devices a jitted step keeps shardings and equals the step of one device."""
 
-import os
-import subprocess
-import sys
-
 import pytest
-
-pytest.importorskip("jax")
-pytest.importorskip("optax")
+from ppo.test_sharding import run_on_four_devices
 
 SCRIPT = """
 import jax, numpy as np, optax
@@ -56,8 +50,4 @@ print("kept")
 
 @pytest.mark.slow
 def test_shardings_are_kept_under_jit():
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    options = {"capture_output": True, "text": True, "timeout": 300, "env": {**os.environ, **flags}}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], **options)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == "kept"
+    assert run_on_four_devices(SCRIPT) == "kept"

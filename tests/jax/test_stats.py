@@ -1,17 +1,15 @@
 """Step statistics: hand-worked cases and equality with torch."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
 import mesotron
-
-jax = pytest.importorskip("jax")
-optax = pytest.importorskip("optax")
-jnp = jax.numpy
-from mesotron import jax as mj  # noqa: E402
-from mesotron.jax.stats import ELEMENTWISE, SPECTRAL  # noqa: E402
-from support.quick_jax import quick_compilation  # noqa: E402, F401
+from mesotron import jax as mj
+from mesotron.jax.stats import ELEMENTWISE, SPECTRAL
 
 
 def draw(*shape: int, seed: int = 0) -> jax.Array:

@@ -2,17 +2,15 @@
 
 import inspect
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
 import mesotron
-
-jax = pytest.importorskip("jax")
-optax = pytest.importorskip("optax")
-jnp = jax.numpy
-from mesotron import jax as mj  # noqa: E402
-from support.quick_jax import quick_compilation  # noqa: E402, F401
+from mesotron import jax as mj
 
 # The standard form, the transposed Gram form, and a stack.
 SHAPES = ((16, 16), (96, 12), (3, 10, 6))
@@ -20,6 +18,7 @@ RULES = {
     "muon": ("Muon", {}),
     "spectral": ("Muon", {"scale": "spectral", "momentum": 0.8, "nesterov": False}),
     "low_rank": ("Muon", {"filter": "low_rank", "rank": 2}),
+    "normuon": ("NorMuon", {}),
     "promote_2": ("Pion", {"promote": 2, "scale": 2.0}),
     "noise": ("Pion", {"cutoff": "noise"}),
 }

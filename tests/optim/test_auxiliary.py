@@ -43,28 +43,6 @@ def test_steps_equal_torch(rule, options, schedule):
     assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
-@rules
-def test_memory_layout_does_not_matter(rule):
-    # Fused kernels walk memory: a transposed gradient or state must not be read in its own order.
-    start, G = torch.randn(4, 6), torch.randn(4, 6)
-    ends = []
-    for param, grad in [
-        (start.clone(), G.clone()),
-        (start.clone(), G.t().contiguous().t()),
-        (start.t().contiguous().t(), G.clone()),
-        (torch.stack([start, start], 2)[:, :, 0], G.clone()),
-    ]:
-        p = nn.Parameter(param)
-        p.grad = grad
-        optimizer = Muon([{"params": [p], "rule": rule}], lr=0.1)
-        optimizer.step()
-        p.data = p.data.clone(memory_format=torch.contiguous_format)  # now unlike the state
-        optimizer.step()
-        ends.append(p.detach())
-    for end in ends[1:]:
-        torch.testing.assert_close(end, ends[0], rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", ["dense", "strided", "bfloat16"])
 @rules
 def test_a_flag_on_the_device_skips_the_step(rule, kind):

@@ -109,20 +109,21 @@ def test_it_learns(name):
 
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_parameters_and_states_keep_their_dtype_also_through_a_checkpoint(name, dtype):
+def test_states_keep_their_dtype_and_load_onto_the_device_of_the_weights(name, dtype):
     model, optimizer = build(name, dtype=dtype)
     set_gradients(model)
     optimizer.step()
     assert {p.dtype for p in model.parameters()} == {dtype}
     assert all(p.isfinite().all() for p in model.parameters())
-    twin, resumed = build(name, dtype=dtype)
+    with torch.device("meta"):  # a device that every machine has
+        twin, resumed = build(name, dtype=dtype)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     wide = torch.promote_types(dtype, torch.float32)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         kept, loaded = optimizer.state[p], resumed.state[q]
         assert all(x.dtype == (torch.float32 if k == "step" else wide) for k, x in kept.items())
         assert {k: x.dtype for k, x in loaded.items()} == {k: x.dtype for k, x in kept.items()}
-        assert_equal(list(loaded.values()), list(kept.values()))
+        assert {x.device.type for x in loaded.values()} == {"meta"}
 
 
 @every
@@ -142,19 +143,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, dtype):
     assert resumed.param_groups[0]["lr"] == 0.01
     train(again, resumed, range(3, 6))
     assert_equal(weights(again), weights(model))
-
-
-@every
-def test_loaded_state_goes_to_the_device_of_the_weights(name):
-    model, optimizer = build(name)
-    train(model, optimizer, range(1))
-    with torch.device("meta"):  # a device that every machine has
-        elsewhere = Tiny()
-    resumed = OPTIMIZERS[name](elsewhere.parameters(), lr=0.01)
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for p in elsewhere.parameters():
-        found = {key: x.device.type for key, x in resumed.state[p].items() if isinstance(x, Tensor)}
-        assert set(found.values()) == {"meta"}, found
 
 
 @every
@@ -327,11 +315,12 @@ def test_layout_does_not_matter(name):
         model, optimizer = build(name)
         for seed in range(3):
             set_gradients(model, seed=seed)
-            if odd:
+            if odd and seed:  # the state has the first layout
                 model.to(memory_format=torch.channels_last)
                 grad = model.conv.weight.grad.contiguous(memory_format=torch.channels_last)
                 model.conv.weight.grad = grad
                 model.wide.weight.grad = model.wide.weight.grad.t().contiguous().t()
+                model.tall.weight.data = torch.stack([model.tall.weight.data] * 2, 2)[:, :, 0]
             optimizer.step()
         ends.append(weights(model))
     assert_close(ends[1], ends[0], atol=1e-6)

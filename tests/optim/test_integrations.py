@@ -53,33 +53,24 @@ COMMON = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_s
 COMMON |= {"dataloader_pin_memory": False, "seed": 0}
 
 
-def test_trainer_resumes_exactly(tmp_path):
+def test_trainer_resumes_exactly_with_the_class_and_its_own_groups(tmp_path):
+    # The Trainer's groups have no rule: the optimizer splits vectors and matrices.
     def trainer(model: nn.Module) -> Trainer:
-        optimizer = mesotron.pion(model, lr=1e-2)
         settings = TrainingArguments(str(tmp_path), max_steps=4, save_steps=2, **COMMON)
-        return Trainer(model, settings, train_dataset=Counting(), optimizers=(optimizer, None))
+        optimizer = (mesotron.Pion, {"lr": 1e-2, "cutoff": 0.3})
+        return Trainer(
+            model, settings, train_dataset=Counting(), optimizer_cls_and_kwargs=optimizer
+        )
 
     alone, before = qwen(), weights(qwen())
-    trainer(alone).train()
+    whole = trainer(alone)
+    whole.train()
     assert_all_moved(alone, before)
+    rules = {group["rule"] for group in whole.optimizer.optimizer.param_groups}
+    assert rules == {"pion", "adamw"}
     resumed = qwen()
     trainer(resumed).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert_equal(resumed, alone)
-
-
-def test_trainer_takes_the_class_with_its_own_groups(tmp_path):
-    # The Trainer's groups have no rule: the optimizer splits vectors and matrices.
-    model, before = qwen(), weights(qwen())
-    trainer = Trainer(
-        model,
-        TrainingArguments(str(tmp_path), max_steps=2, save_strategy="no", **COMMON),
-        train_dataset=Counting(),
-        optimizer_cls_and_kwargs=(mesotron.Pion, {"lr": 1e-2, "cutoff": 0.3}),
-    )
-    trainer.train()
-    assert_all_moved(model, before)
-    rules = {group["rule"] for group in trainer.optimizer.optimizer.param_groups}
-    assert rules == {"pion", "adamw"}
 
 
 def test_lightning_resumes_exactly(tmp_path):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from optim.test_step import param
 from torch import nn
 
 import mesotron
@@ -80,37 +81,19 @@ def test_builders_give_every_parameter_its_rule_and_train(name, cls, matrix, res
 def test_learning_rates_go_to_the_rule_of_their_unit():
     model = net()
     override = {"action.0.weight": {"rule": "adamw", "lr_scale": 0.5}}
-    optimizer = mesotron.muon(model, lr=0.01, aux_lr=0.002, overrides=override)
-    assert rule_of(optimizer, model.vision[0].weight)["lr"] == 0.01
+    optimizer = mesotron.muon(
+        model, lr=0.01, aux_lr=0.002, overrides=override, modalities={"vision": "pion"}
+    )
+    vision = rule_of(optimizer, model.vision[0].weight)
+    assert (vision["rule"], vision["filter"], vision["lr"]) == ("pion", "pion", 0.01)
     assert rule_of(optimizer, model.head.weight)["lr"] == 0.002
     overridden = rule_of(optimizer, model.action[0].weight)
     assert (overridden["rule"], overridden["lr"]) == ("adamw", 0.001)
+    train(model, optimizer, 1)
     hybrid = mesotron.muon_sgd(model, lr=0.01)
     assert rule_of(hybrid, model.head.weight)["lr"] == SGD_LR
     mixed = mesotron.muon_sgd(model, lr=0.01, overrides={"head.weight": "adamw"})
     assert rule_of(mixed, model.head.weight)["lr"] == 0.01, "0.1 is SGD's unit, not AdamW's"
-
-
-def test_modalities_mix_filters_in_one_optimizer():
-    model = net()
-    optimizer = mesotron.pion(
-        model, lr=0.01, aux_lr=0.001, cutoff=0.3, modalities={"vision": "muon", "action": "pion"}
-    )
-    vision = rule_of(optimizer, model.vision[0].weight)
-    action = rule_of(optimizer, model.action[0].weight)
-    assert (vision["rule"], vision["filter"], vision["cutoff"]) == ("muon", "muon", None)
-    assert (action["rule"], action["filter"], action["cutoff"]) == ("pion", "pion", 0.3)
-    assert vision["lr"] == action["lr"] == 0.01
-    train(model, optimizer, 2)
-    stats = optimizer.stats()
-    assert stats[f"{vision['name']}/passed_rank"] > stats[f"{action['name']}/passed_rank"]
-
-
-def param(*shape: int, dtype=torch.float32) -> nn.Parameter:
-    generator = torch.Generator().manual_seed(0)
-    p = nn.Parameter(torch.randn(*shape, generator=generator).to(dtype))
-    p.grad = torch.randn(*shape, generator=generator).to(dtype)
-    return p
 
 
 @pytest.mark.parametrize(

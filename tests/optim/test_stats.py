@@ -2,18 +2,12 @@
 
 import pytest
 import torch
+from optim.test_step import param
 from torch import nn
 
 from mesotron.optim import AdamW, Muon, Pion
 from mesotron.optim.matrix import apply_filter
 from mesotron.spectral import high_pass, muon, pion
-
-
-def param(*shape: int, seed: int = 0) -> nn.Parameter:
-    generator = torch.Generator().manual_seed(seed)
-    p = nn.Parameter(torch.randn(*shape, generator=generator))
-    p.grad = torch.randn(*shape, generator=generator)
-    return p
 
 
 def changes(params: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -11,7 +11,6 @@ from torch import nn
 from mesotron.optim import Muon, Pion, matrix
 from mesotron.optim import step as module
 from mesotron.optim.device import round_stochastically
-from mesotron.optim.groups import sort_parameters
 from mesotron.spectral import Filter, muon, pion, polar_express, response
 
 SHAPES = [(6, 10), (10, 6), (7, 7), (1, 5)]
@@ -170,17 +169,13 @@ def test_rounding_seeds_differ_by_step_parameter_and_window_and_not_by_run():
     assert set(seeds_of(missing=2)) < set(seeds), "they do not depend on which others step"
 
 
-def test_parameters_of_one_group_on_two_devices_are_stepped_separately():
-    here, there = param(5), nn.Parameter(torch.empty(5, device="meta"))
-    matrix_there = nn.Parameter(torch.empty(4, 4, device="meta"))
-    for p in (there, matrix_there):
+def test_a_group_may_have_parameters_on_two_devices():
+    params = [param(5), param(4, 4), *(nn.Parameter(p.to("meta")) for p in (param(5), param(4, 4)))]
+    before = [p.detach().clone() for p in params[:2]]
+    for p in params[2:]:
         p.grad = torch.empty_like(p)
-    work = sort_parameters(Muon([here, there, param(4, 4), matrix_there]).param_groups)
-    devices = [[x.param.device.type for x in places] for places in work.auxiliary.values()]
-    assert devices == [["cpu"], ["meta"]]
-    assert [device.type for device in work.spectral] == ["cpu", "meta"]
-    numbers = [x.number for d in (work.auxiliary, work.spectral) for v in d.values() for x in v]
-    assert sorted(numbers) == [0, 1, 2, 3]
+    Muon(params).step()
+    assert not any(torch.equal(p, b) for p, b in zip(params, before))
 
 
 def test_batches_beyond_the_memory_limit_are_split(monkeypatch):

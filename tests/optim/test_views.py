@@ -52,14 +52,6 @@ def test_parts_inside_groups_are_gathered_or_kept_apart():
             assert torch.equal(matrices(col), expected.mT)
 
 
-def test_convolutions_are_outputs_by_the_rest_in_any_memory_format():
-    W = numbers(6, 2, 3, 3)
-    assert torch.equal(first("conv", W)[0], W.reshape(6, 18))
-    last = W.contiguous(memory_format=torch.channels_last)
-    assert torch.equal(first("conv", last)[0], W.reshape(6, 18))
-    assert torch.equal(first("conv", numbers(6, 2, 3))[0], numbers(6, 6))
-
-
 def test_stacks_and_transposed_storage_are_read_in_logical_order():
     W = numbers(2, 3, 4, 5)
     assert torch.equal(first("stack", W), W.view(6, 4, 5))

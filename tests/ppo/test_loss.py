@@ -9,7 +9,7 @@ from ppo.test_policy import CONFIG, KEY, apply, init, observe
 from mesotron.config import SnakeConfig
 from mesotron.ppo.loop import by_group, shuffled, take
 from mesotron.ppo.loss import Batch, estimate_advantages, kl_divergence, ppo_loss
-from mesotron.ppo.optimizer import anneal, make_hyper, make_optimizer
+from mesotron.ppo.optimizer import make_hyper, make_optimizer
 
 BATCH = 16
 
@@ -92,15 +92,6 @@ def test_minibatches_hold_every_step_once_and_keep_groups_apart():
     # The k-th quarter of each minibatch comes from the games of the k-th group.
     groups = drawn.reshape(3, 4, 4) % 8 // 2
     assert (groups == np.arange(4)[None, :, None]).all()
-
-
-def test_rates_are_annealed_over_gradient_steps_and_never_negative():
-    config = SnakeConfig(
-        num_envs=2048, num_steps=128, num_minibatches=32, max_steps=1000, total_timesteps=5_000_000
-    )
-    assert (config.num_updates, config.num_gradient_steps) == (20, 20 * 4 * 32)
-    rates = np.asarray(anneal(0.02, config.num_gradient_steps)(np.arange(3000)))
-    np.testing.assert_allclose(rates, 0.02 * np.maximum(1 - np.arange(3000) / 2560, 0), atol=1e-8)
 
 
 def test_optimizer_stands_still_after_the_last_step():

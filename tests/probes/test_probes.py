@@ -47,12 +47,9 @@ def test_unscored_completions():
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 2.0], [], [[]], 3.0])
-def test_rewards_without_groups_are_refused(rewards):
+def test_wrong_shapes_are_refused(rewards):
     with pytest.raises(ValueError, match="rewards"):
         probes.group_signal(rewards)
-
-
-def test_shapes_must_match():
     with pytest.raises(ValueError, match="right"):
         probes.group_signal([[1.0, 2.0]], right=[[True]])
     with pytest.raises(ValueError, match="mask"):

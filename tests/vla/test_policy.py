@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mesotron.config import PartsOptimConfig, PolicyConfig, WorldConfig
+from mesotron.config import ModelConfig, PartsOptimConfig, PolicyConfig, WorldConfig
+from mesotron.rlvr.models import load_model
 from mesotron.vla import checkpoint, encoders
 from mesotron.vla.data import Frames, RowOrder, body_of
 from mesotron.vla.interface import STATE, Demos
@@ -340,8 +341,7 @@ def test_checkpoint_is_self_contained(tmp_path):
 
 @pytest.fixture(scope="module")
 def towers(tmp_path_factory):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, ViTConfig, ViTModel
+    from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
     root = tmp_path_factory.mktemp("towers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -351,12 +351,9 @@ def towers(tmp_path_factory):
     ViTModel(vit, add_pooling_layer=False).save_pretrained(root / "vit")
     processing = {"image_mean": [0.4, 0.4, 0.4], "image_std": [0.2, 0.2, 0.2]}
     (root / "vit" / "preprocessor_config.json").write_text(json.dumps(processing))
-    words = {"[UNK]": 0, "[PAD]": 1, "put": 2, "the": 3, "red": 4, "cube": 5, "lift": 6, "it": 7}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]")
-    fast.save_pretrained(root / "bert")
-    bert = BertConfig(**sizes, vocab_size=8, max_position_embeddings=32)
+    _, tokenizer = load_model(ModelConfig(name="tiny"))
+    tokenizer.save_pretrained(root / "bert")
+    bert = BertConfig(**sizes, vocab_size=len(tokenizer), max_position_embeddings=64)
     BertModel(bert, add_pooling_layer=False).save_pretrained(root / "bert")
     return {"vision_tower": str(root / "vit"), "language_tower": str(root / "bert")}
 

@@ -11,7 +11,7 @@ import pytest
 
 from mesotron.config import TrainConfig
 from mesotron.watch import DETECTORS, Engine, Event
-from mesotron.watch.detectors import Detector
+from mesotron.watch.detectors import Detector, explain
 from mesotron.watch.metrics import METRICS, canonical
 from mesotron.watch.tracks import Symptom, Track, deviation
 from support.watch_streams import FAILURES, ONLY_WARN, TURN, diagnosis_of, failing, healthy
@@ -196,6 +196,9 @@ def test_the_state_is_bounded():
 def test_detectors_are_complete(detector):
     assert set(detector.metrics) <= set(METRICS)
     assert all((detector.diagnosis, detector.remedy, detector.source, *detector.cases))
+    text = explain(detector.name)
+    assert all(part in text for part in (detector.diagnosis, detector.remedy, detector.source))
+    assert all(metric.replace("_", " ") in text for metric in detector.metrics)
     for change in detector.changes:
         value = TrainConfig()
         for part in change.field.split("."):

@@ -2,24 +2,12 @@
 
 import pytest
 import torch
+from optim.routing.test_golden import EXPERTS, GQA, MOE, construct
 from torch import nn
 
 import mesotron
 from mesotron.optim.routing import route
 from mesotron.optim.routing.params import model_behind
-
-transformers = pytest.importorskip("transformers")
-SIZES = {"vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 40}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-
-
-def qwen(**more) -> nn.Module:
-    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, **more))
-
-
-def moe() -> nn.Module:
-    more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SIZES, **more))
 
 
 def rules(table):
@@ -32,7 +20,7 @@ def rules(table):
                lambda m: list(m.named_parameters())],
 )  # fmt: skip
 def test_parameters_and_names_are_routed_like_the_model(passed, tied):
-    model = qwen(tie_word_embeddings=tied)
+    model = construct("Qwen2ForCausalLM", {**GQA, "tie_word_embeddings": tied})
     model.model.layers[0].mlp.requires_grad_(False)
     optimizer = mesotron.pion(passed(model), lr=1e-3)
     assert rules(optimizer.table) == rules(route(model, matrix="pion"))
@@ -55,7 +43,7 @@ def test_names_alone_show_embeddings_heads_routers_and_convolutions():
 
 
 def test_stacked_experts_need_their_layout_where_only_names_are_passed():
-    model = moe()
+    model = construct("Qwen3MoeForCausalLM", {**MOE, **EXPERTS})
     with pytest.raises(ValueError, match="gate_up_proj"):
         mesotron.muon(list(model.named_parameters()))
     views = {"*.gate_up_proj": {"view": "stack/rows:2"}, "*.down_proj": {"view": "stack"}}
