@@ -15,6 +15,7 @@ from torch.distributed.tensor import distribute_tensor
 from transformers import LlamaForCausalLM, TrainerCallback
 
 import mesotron
+from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.rlvr import checkpoint as resume
 from mesotron.rlvr.checkpoint import Shard, load_state, save_state
 from mesotron.rlvr.dataset import Curriculum
@@ -22,6 +23,9 @@ from support import rlvr_tiny
 from support.rlvr_tiny import make_data, rows, same, weights
 
 LORA = LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.1)
+PION = OptimConfig(name="pion", lr=1e-2, cutoff="noise")
+MGRPO = ObjectiveConfig(name="mgrpo", beta=0.005)
+RESAMPLE = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=1.2)
 
 
 class Noise:
@@ -96,10 +100,12 @@ CASES = {
     "inside a buffer": (3, {"num_iterations": 2, "steps_per_generation": 2}),
     "schedule": (1, {"lr_scheduler_type": "cosine", "warmup_steps": 2}),
     "muon": (3, {"parts": {"optim": "muon"}}),
-    "pion": (4, {"parts": {"optim": "pion"}, "steps_per_generation": 3}),
+    "pion": (4, {"parts": {"optim": PION}, "steps_per_generation": 3}),
     "lora with dropout": (3, {"parts": {"peft_config": LORA}, "num_iterations": 2}),
+    "anchor": (3, {"parts": {"objective": MGRPO}, "steps_per_generation": 2}),
+    "fast": (3, {"parts": {"fast": True, "objective": RESAMPLE}, "steps_per_generation": 2}),
 }
-QUICK = ("a new epoch", "inside a buffer", "lora with dropout")
+QUICK = ("a new epoch", "inside a buffer", "lora with dropout", "anchor", "fast")
 SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in QUICK]
 
 

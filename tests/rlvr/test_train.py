@@ -174,24 +174,6 @@ def test_a_run_leaves_a_complete_folder(run, whole, capsys):
     assert "config.json" in error_line(capsys)
 
 
-@slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--objective.name mgrpo --rollout.updates 3 --rollout.prompts 3",
-        "--rollout.updates 2",
-        "--objective.dynamic-sampling resample",
-        "--model.lora 2 --optim.name pion --optim.cutoff noise",
-    ],
-)
-def test_killed_and_resumed_equals_left_alone(run, words):
-    assert run(f"{words} --out whole") == 0
-    interrupt(run, words, step=2)
-    assert len(stream("killed")) == 2  # one more than the checkpoint it goes back to
-    assert run("--resume killed") == 0
-    assert_same_end("whole", "killed")
-
-
 @pytest.mark.parametrize(
     ("words", "step", "damaged", "shown", "checkpoints"),
     [

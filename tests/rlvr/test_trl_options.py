@@ -62,7 +62,6 @@ def test_values_have_the_annotated_types(item, value):
         ("hub_token=x", {}, "export"),
         ("logging_steps=5", {}, "leave it out"),
         ("top_k=20", VLLM, "correction"),
-        ("min_p=0.1", VLLM, "correction"),
         ("repetition_penalty=1.1", VLLM, "correction"),
         ("vllm_importance_sampling_mode=tokens", VLLM, "token_mask"),
         ("vllm_importance_sampling_clip_max=2", {}, "--rollout.vllm"),
