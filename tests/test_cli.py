@@ -121,7 +121,6 @@ def test_a_wrong_flag_is_answered_by_its_meaning(flag, meant, capsys):
         ("vla trian", "did you mean train"),
         ("spectrum --shap 3 4", "did you mean --shape"),
         ("spectrum --shape 0 4", "--shape 0 4"),
-        ("spectrum --steps", "--steps"),
         ("spectrum muno", "muno"),
         ("spectrum --plot a.gif", ".png"),
         ("spectrum --config absent.toml", "absent.toml"),

@@ -92,14 +92,6 @@ def make_cases(model: Path, demos: Path | None) -> list[Case]:
     return [*cases, Case("ppo", "ppo snake", snake)]
 
 
-def make_model(folder: Path) -> Path:
-    """A Llama with one layer of 16 features for the arithmetic task; REWARD is beside it."""
-    from support.rlvr_tiny import save_arith_model
-
-    save_arith_model(folder)
-    return folder
-
-
 def make_demos(folder: Path) -> Path:
     from mesotron.config import DemosConfig, WorldConfig
     from mesotron.vla.demos import write_demos
