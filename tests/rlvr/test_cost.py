@@ -119,6 +119,8 @@ def test_plan_tables(capsys):
     assert cells["completions per epoch"] == "20,000"
     assert cells["completions per update"] == "16, chosen from 48 or more"
     assert "time of this run" not in cells
+    cells = plan_table(capsys, words, "--steps 1250 --seconds-per-step 20 --gpu h100 --budget 20")
+    assert cells["20 dollars buy"] == "911 steps of it; 0.729 epochs"
     cells = plan_table(capsys, "--model meta-llama/Llama-3.1-8B-Instruct --gpu 4090")
     assert cells["memory of one 4090"].startswith("does not fit")  # not of this machine
 

@@ -138,11 +138,6 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_loaded(
     assert not (lora_run[0] / "export").exists()
 
 
-def test_only_runs_are_exported(capsys):
-    assert main(["export", "tiny"]) == 2
-    assert "tiny" in capsys.readouterr().err
-
-
 def test_one_answer_of_both_models(lora_run, capsys, monkeypatch):
     folder, _, _ = lora_run
     words = ["--prompt", "What is 3 + 4?", "--max-tokens", "12", "--device", "cpu"]

@@ -25,6 +25,9 @@ from support.rlvr_tiny import make_data, rows, same, weights
 LORA = LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.1)
 PION = OptimConfig(name="pion", lr=1e-2, cutoff="noise")
 MGRPO = ObjectiveConfig(name="mgrpo", beta=0.005)
+POOLS = [
+    [{"id": str(k), "prompt": f"{(k + level) % 10} + 1 ="} for k in range(10)] for level in range(3)
+]
 RESAMPLE = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=1.2)
 
 
@@ -46,7 +49,7 @@ class Noise:
         vars(self).update(state_dict)
 
 
-def make_trainer(folder, parts=None, **changed: Any):
+def make_trainer(folder, parts=None, pools=None, **changed: Any):
     noise = Noise()
 
     def reward(completions: list[str], **_: Any) -> list[float]:
@@ -57,6 +60,8 @@ def make_trainer(folder, parts=None, **changed: Any):
     settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, **changed}
     trainer = rlvr_tiny.make_trainer(folder, parts=parts, **settings)
     trainer.stateful["noise"] = noise
+    if pools is not None:
+        trainer.use_curriculum(Curriculum(pools, bound=0.0))  # up after every four rollouts
     return trainer
 
 
@@ -70,28 +75,6 @@ def log_rows(trainer: Any) -> list[dict[str, float]]:
     return [{key: row[key] for key in row if "time" not in key} for row in rows(trainer)]
 
 
-def test_a_curriculum_resumes_with_the_same_prompts(tmp_path):
-    prompts = [row["prompt"] for row in make_data(10)]
-    pools = [
-        [{"id": str(k), "prompt": prompts[(k + level) % 10]} for k in range(10)]
-        for level in range(3)
-    ]
-
-    def curriculum_trainer(folder, **changed):
-        trainer = make_trainer(folder, {"train_dataset": Dataset.from_list(pools[0])}, **changed)
-        trainer.use_curriculum(Curriculum(pools, bound=0.0))  # up after every four rollouts
-        return trainer
-
-    whole = curriculum_trainer(tmp_path)
-    whole.train()
-    levels = [row["curriculum/level"] for row in rows(whole)]
-    assert levels == [0, 0, 0, 0, 1, 1]
-    resumed = curriculum_trainer(tmp_path / "again", save_strategy="no")
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert log_rows(resumed)[-3:] == log_rows(whole)[-3:]
-    assert same(weights(resumed.model), weights(whole.model))
-
-
 # The step to resume from, and the settings. A step of the plain run takes two of ten prompts, so
 # the data is shuffled again after five.
 CASES = {
@@ -103,9 +86,10 @@ CASES = {
     "pion": (4, {"parts": {"optim": PION}, "steps_per_generation": 3}),
     "lora with dropout": (3, {"parts": {"peft_config": LORA}, "num_iterations": 2}),
     "anchor": (3, {"parts": {"objective": MGRPO}, "steps_per_generation": 2}),
+    "curriculum": (3, {"parts": {"train_dataset": Dataset.from_list(POOLS[0])}, "pools": POOLS}),
     "fast": (3, {"parts": {"fast": True, "objective": RESAMPLE}, "steps_per_generation": 2}),
 }
-QUICK = ("a new epoch", "inside a buffer", "lora with dropout", "anchor", "fast")
+QUICK = ("a new epoch", "inside a buffer", "lora with dropout", "anchor", "curriculum", "fast")
 SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in QUICK]
 
 

@@ -188,16 +188,6 @@ def test_a_name_alone_takes_the_rate_of_the_arguments(tmp_path):
     assert {group["lr"] for group in trainer.create_optimizer().param_groups} == {0.03}
 
 
-def test_lora_is_wrapped_first_and_its_adapters_train(tmp_path):
-    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"])
-    config = OptimConfig(name="muon", lr=0.01)
-    trainer = tiny.make_trainer(tmp_path, parts={"optim": config, "peft_config": lora}, max_steps=2)
-    before = tiny.weights(trainer)
-    trainer.train()
-    changed = {n for n, w in tiny.weights(trainer).items() if not torch.equal(w, before[n])}
-    assert changed == {n for n in before if "lora" in n}
-
-
 def test_an_optimizer_built_before_wrapping_is_refused(tmp_path):
     model = tiny.make_model()
     early = mesotron.muon(model)
