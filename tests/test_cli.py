@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from unittest.mock import Mock
 
 import pytest
 
@@ -153,10 +154,7 @@ def test_a_mistake_gets_one_line(args, names, capsys):
 
 def test_exits(monkeypatch, capsys):
     def run(error: BaseException) -> int:
-        def fail(_):
-            raise error
-
-        monkeypatch.setattr(cli, "load", lambda target: fail)
+        monkeypatch.setattr(cli, "load", lambda target: Mock(side_effect=error))
         return cli.main(["spectrum"])
 
     assert run(KeyboardInterrupt("run it again")) == 130

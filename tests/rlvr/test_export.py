@@ -3,6 +3,7 @@
 import builtins
 import io
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -162,11 +163,7 @@ def test_a_conversation_ends_without_a_traceback(lora_run, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is 3 + 4?\n\n/new\nWhat is 1 + 1?\n"))
     assert main(words) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
-
-    def interrupt(_=""):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(builtins, "input", interrupt)
+    monkeypatch.setattr(builtins, "input", Mock(side_effect=KeyboardInterrupt))
     assert main(words) == 0
 
 

@@ -1,6 +1,7 @@
 """Exact resume: a trainer stopped at any step and resumed ends with the same bits."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -108,11 +109,7 @@ def test_checkpoints_are_loadable_models_and_no_pickle_is_written_or_read(tmp_pa
     suffixes = {path.suffix for path in (tmp_path / "checkpoint-1").iterdir()}
     assert not suffixes & {".pt", ".pth", ".bin", ".pkl"}
     assert LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-1").config.hidden_size == 16
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("torch.load was called")
-
-    monkeypatch.setattr(torch, "load", refuse)
+    monkeypatch.setattr(torch, "load", Mock(side_effect=AssertionError))
     resumed = make_trainer(tmp_path, max_steps=3)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 3
@@ -134,16 +131,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, capl
 
 def test_a_failed_write_keeps_earlier_checkpoints(tmp_path, monkeypatch):
     trainer = train(tmp_path, max_steps=1)
-    errors: list[Exception] = [
-        OSError(28, "No space left on device"),
-        SafetensorError("I/O error: File too large (os error 27)"),
-    ]
-    for error, reason in zip(errors, ("disk is full", "File too large"), strict=True):
-
-        def fail(*_: object, error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr(resume, "save_state", fail)
+    for error, reason in (
+        (OSError(28, "No space left on device"), "disk is full"),
+        (SafetensorError("I/O error: File too large (os error 27)"), "File too large"),
+    ):
+        monkeypatch.setattr(resume, "save_state", Mock(side_effect=error))
         with pytest.raises(ValueError, match=reason):
             trainer._save_checkpoint(trainer.model, None)
         assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]

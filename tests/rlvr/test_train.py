@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -124,11 +125,8 @@ def at_row(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) 
 
 
 def interrupt(run: Callable[..., int], words: str, step: int) -> None:
-    def kill() -> None:
-        raise Killed
-
     with pytest.MonkeyPatch.context() as patch:
-        at_row(patch, step, kill)
+        at_row(patch, step, Mock(side_effect=Killed))
         with pytest.raises(Killed):
             run(f"{words} --out killed")
 

@@ -117,10 +117,9 @@ def test_gmpo_in_the_trainer_by_hand(gmpo):
     trainer, batch, shift, *_ = gmpo
     assert loss_of(trainer, batch) == close(by_hand(batch, shift))
     mask = batch["completion_mask"].bool()
-    up, down = batch["advantages"][:, None] > 0, batch["advantages"][:, None] < 0
+    up = batch["advantages"][:, None] > 0
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     assert logged["clip_ratio/high_mean"] == close(((shift > 0.4) & up & mask).sum().item() / 12)
-    assert logged["clip_ratio/low_mean"] == close(((shift < -0.4) & down & mask).sum().item() / 12)
     assert logged["ratio/log_max"] == close(shift[mask].max().item())
     assert logged["ratio/log_min"] == close(shift[mask].min().item())
 
