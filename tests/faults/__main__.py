@@ -32,11 +32,12 @@ def main() -> int:
                    "JAX_COMPILATION_CACHE_DIR": str(root / "jax"),
                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}  # fmt: skip
-    from faults.kills import REWARD, fork, import_everything, make_demos, make_model, wait
+    from faults.kills import REWARD, fork, import_everything, make_demos, wait
+    from support.rlvr_tiny import save_arith_model
 
     import_everything()
     model = root / "model"
-    for work in (lambda: make_model(model), lambda: make_demos(root / "demos")):
+    for work in (lambda: save_arith_model(model), lambda: make_demos(root / "demos")):
         ended = wait(fork(lambda work=work: 0 * bool(work()), root / "log", root), root / "log")
         if ended.code != 0:
             raise RuntimeError(ended.text)

@@ -21,9 +21,9 @@ from faults.kills import (
     Victim,
     contents,
     differences,
-    fork,
     kill_at,
     run_command,
+    start_command,
     wait,
 )
 
@@ -155,14 +155,7 @@ def wait_for_file(path: Path, pid: int) -> None:
 def run_twice(victim: Victim, tally: Tally) -> None:
     """A second process resumes the run while the first one trains."""
     out, log = victim.root / "twice", victim.root / "first.log"
-
-    def work() -> int:
-        from mesotron import cli
-
-        sys.path.append(str(victim.cwd))
-        return cli.main(victim.case.start(out))
-
-    first = fork(work, log, victim.cwd)
+    first = start_command(victim.case.start(out), log, victim.cwd)
     wait_for_file(out / "before.json", first)
     second = run_command(victim.case.resume(out), victim.log, victim.cwd)
     third = run_command(victim.case.start(out), victim.log, victim.cwd)
@@ -178,16 +171,12 @@ def block_pipe(victim: Victim, tally: Tally) -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
 
-    def work() -> int:
-        from mesotron import cli
-
+    def print_there() -> None:
         os.close(reader)
         os.dup2(writer, 1)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-        sys.path.append(str(victim.cwd))
-        return cli.main(victim.case.start(out))
 
-    first = fork(work, log, victim.cwd)
+    first = start_command(victim.case.start(out), log, victim.cwd, before=print_there)
     wait_for_file(out / "metrics.jsonl", first)
     # Fill it: the next line that the run prints waits.
     filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)

@@ -229,10 +229,9 @@ def fuzz_answer(case: tuple[str, str, bool], folder: Path) -> None:
         raise Traceback(f"{text!r} is not the same as itself")
 
 
-def fuzz_reward(case: tuple[Any, float], folder: Path) -> None:
+def fuzz_reward(value: Any, folder: Path) -> None:
     from mesotron.rlvr.rewards import call_reward
 
-    value, _ = case
     batch = {"completions": ["a", "b"], "rows": [{}, {}], "golds": ["1", "2"]}
     with contextlib.suppress(ValueError):
         for score in call_reward("own:f", lambda **_: value, batch, 4):
@@ -256,7 +255,7 @@ TARGETS = {
     "rows": Target(st.tuples(rows, events, values), fuzz_rows, 0.06),
     "log": Target(logs, fuzz_log, 0.2),
     "answer": Target(answers, fuzz_answer, 0.35),
-    "reward": Target(st.tuples(scores, numbers), fuzz_reward, 0.32),
+    "reward": Target(scores, fuzz_reward, 0.32),
 }
 
 

@@ -92,14 +92,6 @@ def make_cases(model: Path, demos: Path | None) -> list[Case]:
     return [*cases, Case("ppo", "ppo snake", snake)]
 
 
-def make_model(folder: Path) -> Path:
-    """A Llama with one layer of 16 features for the arithmetic task; REWARD is beside it."""
-    from support.rlvr_tiny import save_arith_model
-
-    save_arith_model(folder)
-    return folder
-
-
 def make_demos(folder: Path) -> Path:
     from mesotron.config import DemosConfig, WorldConfig
     from mesotron.vla.demos import write_demos
@@ -166,10 +158,10 @@ def wait(pid: int, log: Path, kill_after: float | None = None) -> Ended:
         time.sleep(0.005)
 
 
-def run_command(
+def start_command(
     args: list[str], log: Path, cwd: Path, *, before: Callable[[], None] | None = None,
-    kill_after: float | None = None, own_folder: bool = True,
-) -> Ended:  # fmt: skip
+    own_folder: bool = True,
+) -> int:  # fmt: skip
     """`mesotron ARGS` in a child; `before` runs there first. Modules in its own folder are found
     there, as with PYTHONPATH."""
 
@@ -184,7 +176,13 @@ def run_command(
             before()
         return cli.main(args)
 
-    return wait(fork(work, log, cwd), log, kill_after)
+    return fork(work, log, cwd)
+
+
+def run_command(
+    args: list[str], log: Path, cwd: Path, *, kill_after: float | None = None, **how: Any
+) -> Ended:
+    return wait(start_command(args, log, cwd, **how), log, kill_after)
 
 
 def on_operations(folder: Path, act: Callable[[int, str], None]) -> None:

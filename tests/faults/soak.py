@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from faults.kills import SMALL, Case, contents, differences, fork, wait
+from faults.kills import SMALL, Case, contents, differences, start_command, wait
 
 GROWTH = 1.1  # of memory, from a fifth of the run to its end
 MORE_FILES = 2
@@ -17,18 +17,18 @@ def soak(root: Path, model: Path, steps: int, kills: int, seed: int) -> dict[str
     flags = f"{SMALL} --steps {steps} --save-every {max(steps // 40, 1)} --model.name {model}"
     case = Case("soak", "train", flags)
     whole, killed, log = root / "soak-whole", root / "soak-killed", root / "soak.log"
-    samples = watch(start(case.start(whole), log, root), whole)
+    samples = watch(start_command(case.start(whole), log, root), whole)
     rng, done, seconds = random.Random(seed), 0, samples[-1][0]
     for _ in range(kills):
         args = case.resume(killed) if (killed / "config.json").exists() else case.start(killed)
-        pid = start(args, log, root)
+        pid = start_command(args, log, root)
         ended = wait(pid, log, kill_after=rng.uniform(0.3, 2) * seconds / kills)
         done += ended.killed
         if not ended.killed:
             break
     if not (killed / "result.json").exists():
         args = case.resume(killed) if (killed / "config.json").exists() else case.start(killed)
-        wait_long(start(args, log, root))
+        os.waitpid(start_command(args, log, root), 0)
     different = differences(contents(whole), contents(killed))
     early = [sample for sample in samples if sample[1] >= steps // 5] or samples
     memory, files = early[-1][2] / early[0][2], early[-1][3] - early[0][3]
@@ -38,22 +38,6 @@ def soak(root: Path, model: Path, steps: int, kills: int, seed: int) -> dict[str
         "files": [early[0][3], early[-1][3]],
         "good": not different and memory < GROWTH and files <= MORE_FILES,
     }  # fmt: skip
-
-
-def start(args: list[str], log: Path, root: Path) -> int:
-    def work() -> int:
-        import sys
-
-        from mesotron import cli
-
-        sys.path.append(str(root))
-        return cli.main(args)
-
-    return fork(work, log, root)
-
-
-def wait_long(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def watch(pid: int, out: Path) -> list[tuple[float, int, int, int]]:

@@ -111,24 +111,18 @@ def plan_table(capsys, *words: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, value in rows}
 
 
-def test_plan_table(capsys):
-    words = "--task.num-train 5000 --rollout.prompts 4 --rollout.generations 4 --steps 1250"
-    more = "--seconds-per-step 20 --gpu h100 --budget 20"
-    cells = plan_table(capsys, words, more)
-    assert cells["updates per epoch"] == "1,250"
-    assert cells["completions per epoch"] == "20,000"
-    assert cells["completions per update"] == "16"
-    assert cells["time of this run"] == "6h 56m, 27.43 dollars"
-    assert cells["20 dollars buy"] == "911 steps of it; 0.729 epochs"
+def test_plan_tables(capsys):
+    """Beside those of the quickstart, which test_estimate.py runs."""
+    words = "--task.num-train 5000 --rollout.prompts 4 --rollout.generations 4"
     chosen = "--objective.dynamic-sampling resample --objective.dynamic-oversample 3"
     cells = plan_table(capsys, words, chosen, "--model.name me/unknown")
+    assert cells["completions per epoch"] == "20,000"
     assert cells["completions per update"] == "16, chosen from 48 or more"
     assert "time of this run" not in cells
-
-
-def test_a_plan_for_another_gpu_does_not_ask_for_the_memory_of_this_machine(capsys):
+    cells = plan_table(capsys, words, "--steps 1250 --seconds-per-step 20 --gpu h100 --budget 20")
+    assert cells["20 dollars buy"] == "911 steps of it; 0.729 epochs"
     cells = plan_table(capsys, "--model meta-llama/Llama-3.1-8B-Instruct --gpu 4090")
-    assert cells["memory of one 4090"].startswith("does not fit")
+    assert cells["memory of one 4090"].startswith("does not fit")  # not of this machine
 
 
 def test_a_plan_advises_only_what_is_faster(capsys):

@@ -295,14 +295,6 @@ def test_a_run_brings_its_task_and_its_start(tmp_path, monkeypatch):
         command.find_subject("runs/snake")
 
 
-def test_a_name_is_a_model():
-    found = command.find_subject("tiny")
-    assert (found.model, found.start) == (ModelConfig(name="tiny"), None)
-    assert parse(EvalConfig, ["tiny"], "eval", EVAL_PRESETS) == EvalConfig(model="tiny")
-    with pytest.raises(ValueError, match="tinny"):
-        command.find_subject("tinny")
-
-
 def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
     out = tmp_path / "deep" / "eval.json"
     task = TaskConfig(num_train=1, num_eval=6, levels=(1,))

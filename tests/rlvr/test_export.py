@@ -3,6 +3,7 @@
 import builtins
 import io
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -138,11 +139,6 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_loaded(
     assert not (lora_run[0] / "export").exists()
 
 
-def test_only_runs_are_exported(capsys):
-    assert main(["export", "tiny"]) == 2
-    assert "tiny" in capsys.readouterr().err
-
-
 def test_one_answer_of_both_models(lora_run, capsys, monkeypatch):
     folder, _, _ = lora_run
     words = ["--prompt", "What is 3 + 4?", "--max-tokens", "12", "--device", "cpu"]
@@ -167,11 +163,7 @@ def test_a_conversation_ends_without_a_traceback(lora_run, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is 3 + 4?\n\n/new\nWhat is 1 + 1?\n"))
     assert main(words) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
-
-    def interrupt(_=""):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(builtins, "input", interrupt)
+    monkeypatch.setattr(builtins, "input", Mock(side_effect=KeyboardInterrupt))
     assert main(words) == 0
 
 

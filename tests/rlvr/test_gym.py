@@ -90,15 +90,11 @@ def test_the_scorer_decides_what_is_correct(judge):
     # A countdown has many right answers; the gold is one of them.
     config = TaskConfig(name="rg:countdown", num_train=4, num_eval=1)
     problem = load_task(config).train[0]
-    entry = gym.entry_of(tuple(problem.columns[gym.KEY]))
-    other = f"({problem.gold}) + 0 * 1"
     texts = [rf"\boxed{{{answer}}}" for answer in (problem.gold, "1 + 1")] + [problem.gold]
     facts = judge.judge(texts, [problem.gold] * 3, [False] * 3)
     facts = gym.regrade(facts, texts, [json.dumps(problem.columns)] * 3, FORMATS["boxed"])
     assert [fact.correct for fact in facts] == [True, False, False]
     assert facts[0].score == 1 > facts[1].score
-    assert entry["answer"] == problem.gold
-    assert gym.score(other, tuple(problem.columns[gym.KEY])) < 1
 
 
 def test_a_curriculum_rises():

@@ -165,19 +165,6 @@ def test_the_entropies_of_the_filter_are_those_of_the_loss(tmp_path):
     assert logged == pytest.approx(quartiles, abs=1e-5)
 
 
-def test_the_merged_variant_trains_on_the_anchors_completions_too(tmp_path):
-    start, sampled = tiny.initial_weights(), []
-
-    class Merged(GRPOTrainer):
-        def _sample(self, prompt_ids, images, fields, generations, *rest):
-            sampled.append((len(prompt_ids), generations, tiny.same(tiny.weights(self), start)))
-            return super()._sample(prompt_ids, images, fields, generations, *rest)
-
-    train(tmp_path, cls=Merged, loss_on_momentum=True, momentum=1.0, settings={"max_steps": 2})
-    # The anchor with m = 1 stays where the policy started.
-    assert sampled == [(6, 3, True), (2, 1, True), (6, 3, False), (2, 1, True)]
-
-
 def test_the_reference_of_corewarding_is_the_anchor(tmp_path):
     trainer = train(tmp_path, "corewarding", beta=0.1, momentum=0.0, settings={"max_steps": 1})
     assert trainer.ref_model is trainer.anchor
@@ -192,19 +179,6 @@ def test_with_lora_the_anchor_averages_the_adapters_alone(tmp_path):
     assert trainer.anchor.weights
     assert all("lora" in name for name in trainer.anchor.weights)
     assert tiny.rows(trainer)[-1]["anchor/distance"] > 0
-
-
-def test_a_killed_run_resumes_to_the_bit(tmp_path):
-    """Killed inside its second rollout."""
-    settings = {
-        "max_steps": 4, "steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1,
-        "learning_rate": 0.05,
-    }  # fmt: skip
-    whole = train(tmp_path, beta=0.005, settings=settings)
-    resumed = make(tmp_path, beta=0.005, settings=settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert tiny.same(tiny.weights(whole), tiny.weights(resumed))
-    assert tiny.same(whole.anchor.weights, resumed.anchor.weights)
 
 
 def test_evaluation_votes_without_the_anchor(tmp_path):

@@ -1,6 +1,7 @@
 """Exact resume: a trainer stopped at any step and resumed ends with the same bits."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.tensor import distribute_tensor
 from transformers import LlamaForCausalLM, TrainerCallback
 
 import mesotron
+from mesotron.config import ObjectiveConfig, OptimConfig
 from mesotron.rlvr import checkpoint as resume
 from mesotron.rlvr.checkpoint import Shard, load_state, save_state
 from mesotron.rlvr.dataset import Curriculum
@@ -22,6 +24,12 @@ from support import rlvr_tiny
 from support.rlvr_tiny import make_data, rows, same, weights
 
 LORA = LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.1)
+PION = OptimConfig(name="pion", lr=1e-2, cutoff="noise")
+MGRPO = ObjectiveConfig(name="mgrpo", beta=0.005)
+POOLS = [
+    [{"id": str(k), "prompt": f"{(k + level) % 10} + 1 ="} for k in range(10)] for level in range(3)
+]
+RESAMPLE = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=1.2)
 
 
 class Noise:
@@ -42,7 +50,7 @@ class Noise:
         vars(self).update(state_dict)
 
 
-def make_trainer(folder, parts=None, **changed: Any):
+def make_trainer(folder, parts=None, pools=None, **changed: Any):
     noise = Noise()
 
     def reward(completions: list[str], **_: Any) -> list[float]:
@@ -53,6 +61,8 @@ def make_trainer(folder, parts=None, **changed: Any):
     settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, **changed}
     trainer = rlvr_tiny.make_trainer(folder, parts=parts, **settings)
     trainer.stateful["noise"] = noise
+    if pools is not None:
+        trainer.use_curriculum(Curriculum(pools, bound=0.0))  # up after every four rollouts
     return trainer
 
 
@@ -66,28 +76,6 @@ def log_rows(trainer: Any) -> list[dict[str, float]]:
     return [{key: row[key] for key in row if "time" not in key} for row in rows(trainer)]
 
 
-def test_a_curriculum_resumes_with_the_same_prompts(tmp_path):
-    prompts = [row["prompt"] for row in make_data(10)]
-    pools = [
-        [{"id": str(k), "prompt": prompts[(k + level) % 10]} for k in range(10)]
-        for level in range(3)
-    ]
-
-    def curriculum_trainer(folder, **changed):
-        trainer = make_trainer(folder, {"train_dataset": Dataset.from_list(pools[0])}, **changed)
-        trainer.use_curriculum(Curriculum(pools, bound=0.0))  # up after every four rollouts
-        return trainer
-
-    whole = curriculum_trainer(tmp_path)
-    whole.train()
-    levels = [row["curriculum/level"] for row in rows(whole)]
-    assert levels == [0, 0, 0, 0, 1, 1]
-    resumed = curriculum_trainer(tmp_path / "again", save_strategy="no")
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert log_rows(resumed)[-3:] == log_rows(whole)[-3:]
-    assert same(weights(resumed.model), weights(whole.model))
-
-
 # The step to resume from, and the settings. A step of the plain run takes two of ten prompts, so
 # the data is shuffled again after five.
 CASES = {
@@ -96,10 +84,13 @@ CASES = {
     "inside a buffer": (3, {"num_iterations": 2, "steps_per_generation": 2}),
     "schedule": (1, {"lr_scheduler_type": "cosine", "warmup_steps": 2}),
     "muon": (3, {"parts": {"optim": "muon"}}),
-    "pion": (4, {"parts": {"optim": "pion"}, "steps_per_generation": 3}),
+    "pion": (4, {"parts": {"optim": PION}, "steps_per_generation": 3}),
     "lora with dropout": (3, {"parts": {"peft_config": LORA}, "num_iterations": 2}),
+    "anchor": (3, {"parts": {"objective": MGRPO}, "steps_per_generation": 2}),
+    "curriculum": (3, {"parts": {"train_dataset": Dataset.from_list(POOLS[0])}, "pools": POOLS}),
+    "fast": (3, {"parts": {"fast": True, "objective": RESAMPLE}, "steps_per_generation": 2}),
 }
-QUICK = ("a new epoch", "inside a buffer", "lora with dropout")
+QUICK = ("a new epoch", "inside a buffer", "lora with dropout", "anchor", "curriculum", "fast")
 SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in QUICK]
 
 
@@ -118,11 +109,7 @@ def test_checkpoints_are_loadable_models_and_no_pickle_is_written_or_read(tmp_pa
     suffixes = {path.suffix for path in (tmp_path / "checkpoint-1").iterdir()}
     assert not suffixes & {".pt", ".pth", ".bin", ".pkl"}
     assert LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-1").config.hidden_size == 16
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("torch.load was called")
-
-    monkeypatch.setattr(torch, "load", refuse)
+    monkeypatch.setattr(torch, "load", Mock(side_effect=AssertionError))
     resumed = make_trainer(tmp_path, max_steps=3)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 3
@@ -144,16 +131,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, capl
 
 def test_a_failed_write_keeps_earlier_checkpoints(tmp_path, monkeypatch):
     trainer = train(tmp_path, max_steps=1)
-    errors: list[Exception] = [
-        OSError(28, "No space left on device"),
-        SafetensorError("I/O error: File too large (os error 27)"),
-    ]
-    for error, reason in zip(errors, ("disk is full", "File too large"), strict=True):
-
-        def fail(*_: object, error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr(resume, "save_state", fail)
+    for error, reason in (
+        (OSError(28, "No space left on device"), "disk is full"),
+        (SafetensorError("I/O error: File too large (os error 27)"), "File too large"),
+    ):
+        monkeypatch.setattr(resume, "save_state", Mock(side_effect=error))
         with pytest.raises(ValueError, match=reason):
             trainer._save_checkpoint(trainer.model, None)
         assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]

@@ -50,24 +50,23 @@ def save_arith_model(folder: Path) -> None:
     problems = arith.generate("train", 200, (), 0)
     texts = [f"{p.question} {solved_text(p, FORMATS['boxed'])}" for p in problems]
     tokenizer = build_tokenizer(texts)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+    model = make_model(
+        vocab_size=len(tokenizer), max_position_embeddings=512,
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def make_model() -> LlamaForCausalLM:
+def make_model(**changed: Any) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
-        pad_token_id=0, eos_token_id=EOS, bos_token_id=EOS,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
+    settings = {
+        "vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64,
+        "tie_word_embeddings": True, "pad_token_id": 0, "eos_token_id": EOS, "bos_token_id": EOS,
+        **changed,
+    }  # fmt: skip
+    return LlamaForCausalLM(LlamaConfig(**settings))
 
 
 def make_network(kind: str = "llama", **changed: Any) -> Any:

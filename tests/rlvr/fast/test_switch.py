@@ -113,22 +113,6 @@ def test_recorded_passes_train_adapters_alone(tmp_path):
     assert isinstance(trainer.sampler, FusedSampler)
 
 
-def test_a_fast_run_resumes_exactly(tmp_path):
-    def run(name, resume=None):
-        objective = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=0.2)
-        trainer = tiny.make_trainer(
-            tmp_path / name, parts={"fast": True, "objective": objective}, max_steps=4,
-            save_strategy="steps", save_steps=1, steps_per_generation=2,
-            gradient_accumulation_steps=1,
-        )  # fmt: skip
-        trainer.train(resume_from_checkpoint=resume)
-        return tiny.weights(trainer)
-
-    whole = run("whole")
-    half = tmp_path / "whole" / "checkpoint-3"  # in the middle of a rollout buffer
-    assert tiny.same(run("again", str(half)), whole)
-
-
 def test_further_rounds_reuse_the_decoders_and_a_new_temperature_is_used(tmp_path):
     """Rounds of 1 or 2 groups of 4 after one of 3 groups: half of 12 rows holds the first."""
     objective = ObjectiveConfig(name="grpo", dynamic_sampling="resample", dynamic_tolerance=0.3)
